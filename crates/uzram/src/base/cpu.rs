@@ -1,0 +1,241 @@
+//! Which CPU this thread runs on, and arrays with one entry a CPU.
+//!
+//! glibc (2.35 and later) registers a restartable-sequence area for each thread, in which the
+//! kernel keeps the CPU number: reading it is one load. Where there is none (musl, an older
+//! glibc, `GLIBC_TUNABLES=glibc.pthread.rseq=0`), `sched_getcpu` answers, more slowly.
+//!
+//! A thread may move to another CPU at any time, so the number is a hint: whatever a CPU's entry
+//! holds must be safe to use from any thread.
+
+use std::ops::Deref;
+
+/// The CPU this thread runs on, below [`possible`].
+#[inline]
+pub fn current() -> usize {
+    imp::current()
+}
+
+/// How many CPUs this machine can ever have: entries of a [`PerCpu`].
+pub fn possible() -> usize {
+    imp::possible()
+}
+
+/// Keeps its content on cache lines of its own: 128 bytes, as the prefetchers of x86-64 fetch
+/// lines in pairs.
+#[repr(align(128))]
+#[derive(Debug, Default)]
+pub struct Padded<T>(pub T);
+
+impl<T> Deref for Padded<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// One `T` for each possible CPU, on separate cache lines.
+#[derive(Debug)]
+pub struct PerCpu<T> {
+    entries: Box<[Padded<T>]>,
+}
+
+impl<T> PerCpu<T> {
+    /// Makes each CPU's entry.
+    pub fn new(entry: impl FnMut(usize) -> T) -> Self {
+        PerCpu { entries: (0..possible()).map(entry).map(Padded).collect() }
+    }
+
+    /// Makes each CPU's entry, or fails as the first one that cannot be made.
+    ///
+    /// # Errors
+    /// What `entry` answers.
+    pub fn try_new<E>(entry: impl FnMut(usize) -> Result<T, E>) -> Result<Self, E> {
+        let entries = (0..possible()).map(entry).map(|made| made.map(Padded));
+        Ok(PerCpu { entries: entries.collect::<Result<_, E>>()? })
+    }
+
+    /// The entry of the CPU this thread runs on (at this moment: it may move).
+    #[inline]
+    pub fn local(&self) -> &T {
+        &self.entries[current()]
+    }
+
+    /// The entry of one CPU.
+    #[inline]
+    pub fn of(&self, cpu: usize) -> &T {
+        &self.entries[cpu]
+    }
+
+    /// All entries, CPU 0 first.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().map(|entry| &entry.0)
+    }
+
+    /// How many entries there are.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The memory the entries take.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.entries)
+    }
+}
+
+#[cfg(not(feature = "loom"))]
+mod imp {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicIsize, Ordering};
+
+    /// Where the kernel keeps the CPU number, from the thread pointer: the offset of glibc's rseq
+    /// area plus that of `cpu_id` in it.
+    static CPU_ID_OFFSET: AtomicIsize = AtomicIsize::new(UNKNOWN);
+    const UNKNOWN: isize = isize::MIN;
+    const NONE: isize = isize::MAX;
+
+    #[inline]
+    pub(super) fn current() -> usize {
+        let offset = CPU_ID_OFFSET.load(Ordering::Relaxed);
+        if offset != UNKNOWN && offset != NONE {
+            // SAFETY: `find_offset` stored an offset at which glibc registered the area.
+            let cpu = unsafe { cpu_id_at(offset) } as usize;
+            // A thread without a registration reads -1 or -2, which fail this test.
+            if cpu < possible() {
+                return cpu;
+            }
+        }
+        current_slow(offset)
+    }
+
+    #[cold]
+    fn current_slow(offset: isize) -> usize {
+        if offset == UNKNOWN {
+            CPU_ID_OFFSET.store(find_offset().unwrap_or(NONE), Ordering::Relaxed);
+        }
+        rustix::thread::sched_getcpu() % possible()
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    fn find_offset() -> Option<isize> {
+        /// `offsetof(struct rseq, cpu_id)` in the kernel's ABI.
+        const CPU_ID: isize = 4;
+        // SAFETY: both names are NUL-terminated, and glibc declares the variables with these types.
+        unsafe {
+            let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr()).cast::<u32>();
+            let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>();
+            if size.is_null() || offset.is_null() || *size == 0 { None } else { Some(*offset + CPU_ID) }
+        }
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
+    fn find_offset() -> Option<isize> {
+        None
+    }
+
+    /// # Safety
+    /// `offset` comes from `find_offset`.
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    #[inline]
+    unsafe fn cpu_id_at(offset: isize) -> u32 {
+        let cpu: u32;
+        // SAFETY: the caller passes the offset of this thread's rseq area from the fs base; the
+        // kernel changes the word only while this thread does not run.
+        unsafe {
+            std::arch::asm!("mov {0:e}, dword ptr fs:[{1}]", out(reg) cpu, in(reg) offset,
+                options(nostack, readonly, preserves_flags));
+        }
+        cpu
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
+    unsafe fn cpu_id_at(_offset: isize) -> u32 {
+        u32::MAX
+    }
+
+    #[inline]
+    pub(super) fn possible() -> usize {
+        static POSSIBLE: OnceLock<usize> = OnceLock::new();
+        *POSSIBLE.get_or_init(|| {
+            let list = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+            last_cpu(&list).map_or_else(fallback_possible, |last| last + 1)
+        })
+    }
+
+    /// The highest number in a CPU list such as `0-3` or `0,2-7`, if it is one that can be true.
+    fn last_cpu(list: &str) -> Option<usize> {
+        /// The kernel's own limit, NR_CPUS.
+        const MAX_CPUS: usize = 8192;
+        let last = list.trim().rsplit([',', '-']).next()?.parse().ok()?;
+        (last < MAX_CPUS).then_some(last)
+    }
+
+    fn fallback_possible() -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::last_cpu;
+
+        #[test]
+        fn cpu_lists_give_their_last_cpu() {
+            assert_eq!(last_cpu("0\n"), Some(0));
+            assert_eq!(last_cpu("0-63\n"), Some(63));
+            assert_eq!(last_cpu("0,2-7\n"), Some(7));
+            assert_eq!(last_cpu(""), None);
+            assert_eq!(last_cpu("0-999999999"), None);
+        }
+    }
+}
+
+#[cfg(feature = "loom")]
+mod imp {
+    /// Two CPUs are enough for every interleaving of two and three threads; a thread has one of
+    /// its own as long as there are no more.
+    const CPUS: usize = 2;
+
+    pub(super) fn possible() -> usize {
+        CPUS
+    }
+
+    loom::lazy_static! {
+        static ref NEXT: loom::sync::atomic::AtomicUsize = loom::sync::atomic::AtomicUsize::new(0);
+    }
+    loom::thread_local! {
+        static CPU: usize = NEXT.fetch_add(1, loom::sync::atomic::Ordering::Relaxed) % CPUS;
+    }
+
+    pub(super) fn current() -> usize {
+        CPU.with(|cpu| *cpu)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_current_cpu_is_the_one_this_thread_is_bound_to() {
+        let before = rustix::thread::sched_getaffinity(None).expect("affinity");
+        for cpu in (0..possible()).filter(|cpu| before.is_set(*cpu)) {
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(cpu);
+            rustix::thread::sched_setaffinity(None, &one).expect("bind");
+            assert_eq!(current(), cpu);
+            assert_eq!(current(), cpu);
+        }
+        rustix::thread::sched_setaffinity(None, &before).expect("unbind");
+    }
+
+    #[test]
+    fn entries_do_not_share_cache_lines() {
+        let array = PerCpu::new(|cpu| cpu as u8);
+        assert_eq!(array.len(), possible());
+        assert_eq!(array.bytes(), possible() * 128);
+        assert!(array.iter().enumerate().all(|(cpu, entry)| cpu == *entry as usize));
+        assert!(array.iter().any(|entry| std::ptr::eq(entry, array.local())));
+    }
+}

@@ -1,0 +1,117 @@
+//! The one error type of the engine: what kind of failure, which errno a kernel device would
+//! answer, what happened in words, and the setting to change.
+//!
+//! Errors on the I/O paths are built from static strings, so that failing allocates nothing.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// What went wrong, as far as a caller can act on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// A value that cannot be accepted (EINVAL).
+    Invalid,
+    /// An offset or length beyond the end of the device (EINVAL).
+    OutOfRange,
+    /// A limit of ours is reached (ENOSPC).
+    NoSpace,
+    /// The system gave no memory (ENOMEM).
+    NoMemory,
+    /// In use, or in the wrong state for this request (EBUSY).
+    Busy,
+    /// No such device or attribute (ENOENT).
+    NotFound,
+    /// Not available in this build or on this machine (EOPNOTSUPP).
+    Unsupported,
+    /// Stored bytes that do not decode to what was written (EIO).
+    Corrupt,
+    /// A system call failed (EIO).
+    Io,
+    /// Not allowed (EACCES).
+    Permission,
+}
+
+impl ErrorKind {
+    /// The Linux errno a kernel device would answer.
+    pub const fn errno(self) -> i32 {
+        match self {
+            ErrorKind::Invalid | ErrorKind::OutOfRange => 22,
+            ErrorKind::NoSpace => 28,
+            ErrorKind::NoMemory => 12,
+            ErrorKind::Busy => 16,
+            ErrorKind::NotFound => 2,
+            ErrorKind::Unsupported => 95,
+            ErrorKind::Corrupt | ErrorKind::Io => 5,
+            ErrorKind::Permission => 13,
+        }
+    }
+}
+
+/// A failure: its kind, what happened, and, where one helps, the setting to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error {
+    kind: ErrorKind,
+    context: Cow<'static, str>,
+    setting: Option<&'static str>,
+}
+
+/// The engine's result type.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of `kind`; `context` is a clause that says what happened.
+    pub fn new(kind: ErrorKind, context: impl Into<Cow<'static, str>>) -> Self {
+        Error { kind, context: context.into(), setting: None }
+    }
+
+    /// Short for [`ErrorKind::Invalid`].
+    pub fn invalid(context: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Invalid, context)
+    }
+
+    /// Names the setting that would make the request succeed.
+    #[must_use]
+    pub const fn with_setting(mut self, setting: &'static str) -> Self {
+        self.setting = Some(setting);
+        self
+    }
+
+    /// What went wrong.
+    pub const fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// The Linux errno a kernel device would answer.
+    pub const fn errno(&self) -> i32 {
+        self.kind.errno()
+    }
+
+    /// The setting to change, where there is one.
+    pub const fn setting(&self) -> Option<&'static str> {
+        self.setting
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.context)?;
+        match self.setting {
+            Some(setting) => write!(f, " (setting: {setting})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_what_happened_and_the_setting() {
+        let error = Error::new(ErrorKind::NoSpace, "the device is full").with_setting("mem_limit");
+        assert_eq!(error.to_string(), "the device is full (setting: mem_limit)");
+        assert_eq!((error.errno(), error.setting()), (28, Some("mem_limit")));
+    }
+}

@@ -1,0 +1,126 @@
+//! The only door to mmap, mprotect, madvise and mincore.
+
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
+
+use crate::base::error::{Error, ErrorKind, Result};
+
+/// A range of address space of this process, private and anonymous: it takes memory only where it
+/// is touched. It is unmapped when dropped.
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: a mapping is an address range that belongs to no thread; who may touch which part of it
+// is up to those who hand out its parts (`Arena`, `Table`).
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+/// Whether a new mapping can be touched at once.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Access {
+    /// Not before [`Mapping::enable`]: reserving it counts nowhere, not even where the system
+    /// commits memory strictly.
+    None,
+    /// Readable and writable.
+    ReadWrite,
+}
+
+impl Mapping {
+    /// Reserves `len_bytes` bytes (more than 0).
+    ///
+    /// # Errors
+    /// `NoMemory` when the system refuses.
+    pub(super) fn new(len_bytes: usize, access: Access) -> Result<Self> {
+        let protection = match access {
+            Access::None => ProtFlags::empty(),
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing
+        // that exists.
+        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len_bytes, protection, flags) };
+        let base = base.map_err(|error| {
+            let what = format!("the system refused {len_bytes} bytes of address space: {error}");
+            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
+        })?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
+        let mapping = Mapping { base, len_bytes };
+        // Huge pages would make pages resident that nobody touched, and the counts untrue. A
+        // kernel without them refuses the advice, which is as good.
+        // SAFETY: the range is this mapping, and the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxNoHugepage) };
+        Ok(mapping)
+    }
+
+    /// The first byte.
+    #[inline]
+    pub(super) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    pub(super) fn len_bytes(&self) -> usize {
+        self.len_bytes
+    }
+
+    fn part(&self, offset: usize, len: usize) -> *mut std::ffi::c_void {
+        assert!(offset <= self.len_bytes && len <= self.len_bytes - offset, "inside the mapping");
+        // SAFETY: `offset` is inside the mapping, as just checked.
+        unsafe { self.base().add(offset).cast() }
+    }
+
+    /// Makes a page-aligned part readable and writable.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system refuses.
+    pub(super) fn enable(&self, offset: usize, len: usize) -> Result<()> {
+        let start = self.part(offset, len);
+        // SAFETY: the range lies inside this mapping, and more access invalidates nothing.
+        let enabled = unsafe { rustix::mm::mprotect(start, len, MprotectFlags::READ | MprotectFlags::WRITE) };
+        enabled
+            .map_err(|error| Error::new(ErrorKind::NoMemory, format!("the system gave no memory: {error}")))
+    }
+
+    /// Gives the memory of a page-aligned part back to the system; it reads as zeros afterwards.
+    ///
+    /// # Safety
+    /// Nobody uses the part's contents, now or later.
+    pub(super) unsafe fn release(&self, offset: usize, len: usize) {
+        let start = self.part(offset, len);
+        // SAFETY: the range lies inside this mapping, and the caller vouches for its contents.
+        let released = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontNeed) };
+        // Only locked or special memory can refuse, and this is neither. The memory would still be
+        // there, and counted as gone: in debug builds that is a defect to find.
+        debug_assert!(released.is_ok(), "madvise: {released:?}");
+    }
+
+    /// Counts the bytes in memory now, by asking the system about every page.
+    pub(super) fn resident_bytes(&self) -> usize {
+        const STEP_BYTES: usize = 64 << 20;
+        let host_page = rustix::param::page_size();
+        let mut answers = vec![0u8; STEP_BYTES / host_page];
+        let mut resident_pages = 0;
+        for offset in (0..self.len_bytes).step_by(STEP_BYTES) {
+            let len = STEP_BYTES.min(self.len_bytes - offset);
+            let answers = &mut answers[..len.div_ceil(host_page)];
+            // SAFETY: the range lies inside this mapping, and `answers` has a byte for each of its
+            // pages.
+            let asked = unsafe { libc::mincore(self.part(offset, len), len, answers.as_mut_ptr()) };
+            if asked == 0 {
+                resident_pages += answers.iter().filter(|answer| **answer & 1 != 0).count();
+            }
+        }
+        resident_pages * host_page
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own, and whoever used it borrowed this value.
+        let unmapped = unsafe { rustix::mm::munmap(self.base().cast(), self.len_bytes) };
+        debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
+    }
+}

@@ -1,0 +1,418 @@
+//! The arena: where all memory of a device's contents and metadata comes from, and the only place
+//! that knows the host's mmap, madvise and page size.
+//!
+//! An arena reserves address space once, and makes it usable in chunks of 2 MiB. Pages are named
+//! by their number from the arena's start (u32), so that everything built on them can be mapped
+//! elsewhere one day. They are handed out in two steps:
+//!
+//! 1. [`Arena::alloc_run`] takes a run of 1..=16 pages of address space. That costs no memory.
+//! 2. [`Arena::commit`] charges pages of the run to an [`Account`] before they are touched the
+//!    first time. A zspage so grows page by page: what it has not reached yet is not there.
+//!
+//! Each page has a *resident* bit: set when it is first committed, cleared when its memory goes
+//! back to the system. [`Arena::charged_pages`] counts these bits, so it is what the arena really
+//! takes, pages of freed runs included that are kept for reuse; [`Arena::set_limit_pages`] bounds
+//! it. (Exact where the host's pages have 4096 bytes; on hosts with larger ones it counts what was
+//! asked for, and the system rounds up.) Freed memory goes back once it exceeds a sixteenth of
+//! what is in use, or at once when the limit is met.
+//!
+//! Lock order: run cache, then arena. `commit` takes no lock and makes no system call: it may be
+//! called with any lock held. The others are not to be called under a size class's lock.
+
+mod map;
+mod objects;
+mod run_cache;
+mod runs;
+mod table;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+pub use objects::Objects;
+pub use run_cache::MAX_BATCH_PAGES;
+pub use runs::MAX_RUN_PAGES;
+pub use table::{Entry, Table};
+
+use super::cpu::PerCpu;
+use super::error::{Error, ErrorKind, Result};
+use super::sync::{AtomicU64, Counter, Mutex, MutexGuard, Ordering, classes};
+use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
+use map::{Access, Mapping};
+use run_cache::{RunCache, batch_runs};
+use runs::{GROUP_PAGES, Runs, group_of, mask};
+
+/// The arena grows by this many pages: 2 MiB, the huge page of x86-64.
+const CHUNK_PAGES: u32 = if cfg!(feature = "loom") { 64 } else { 512 };
+/// Memory of freed runs that is kept for reuse however little is in use: half a chunk.
+const KEPT_FREE_PAGES: u64 = 256;
+/// Beyond that, one page is kept for so many in use: about what a compressed pool loses to partly
+/// filled zspages anyway.
+const USED_PER_KEPT_PAGE: u64 = 16;
+
+/// Whom a page is charged to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Account {
+    /// Pages of zspages.
+    Pool,
+    /// Pages of slab caches: handles, descriptors.
+    Slab,
+}
+
+/// A run of pages, address space only until its pages are committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// The number of its first page.
+    pub page: u32,
+    /// How many pages it has, 1..=16.
+    pub pages: u8,
+}
+
+/// No page could be charged: the limit is met. [`Arena::release_free`] may help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+impl From<Full> for Error {
+    fn from(_: Full) -> Self {
+        Error::new(ErrorKind::NoSpace, "the device's memory limit is reached").with_setting("mem_limit")
+    }
+}
+
+/// See the [module's documentation](self).
+pub struct Arena {
+    mapping: Mapping,
+    /// Set bits are pages in memory; a word a group. A bit of a taken page belongs to the owner
+    /// of its run, one of a free page to the holder of the arena's lock.
+    resident: Table<AtomicU64>,
+    inner: Mutex<Inner>,
+    caches: PerCpu<Mutex<RunCache>>,
+    batch_pages: Counter,
+    /// The number of set bits in `resident`.
+    charged_pages: Counter,
+    /// 0: none.
+    limit_pages: Counter,
+    pool: Usage,
+    slab: Usage,
+    #[cfg(test)]
+    faults: std::sync::Mutex<Option<faults::Faults>>,
+}
+
+struct Inner {
+    runs: Runs,
+    /// Pages of free runs (not those in CPU caches) that are in memory.
+    free_resident_pages: u64,
+}
+
+#[derive(Default)]
+struct Usage {
+    pages: Counter,
+    pages_max: Counter,
+}
+
+impl Arena {
+    /// Reserves address space for `reserve_bytes`, rounded up to chunks, at most 16 TiB.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system refuses the reservation.
+    pub fn new(reserve_bytes: u64) -> Result<Self> {
+        let chunk_pages = u64::from(CHUNK_PAGES);
+        let max_pages = (1 << u32::BITS) - chunk_pages;
+        let pages = bytes_to_pages(reserve_bytes).next_multiple_of(chunk_pages).clamp(chunk_pages, max_pages);
+        Ok(Arena {
+            mapping: Mapping::new((pages << PAGE_SHIFT) as usize, Access::None)?,
+            resident: Table::new((pages / u64::from(GROUP_PAGES)) as usize)?,
+            inner: Mutex::new(&classes::ARENA, Inner { runs: Runs::default(), free_resident_pages: 0 }),
+            caches: PerCpu::new(|_| Mutex::new(&classes::RUN_CACHE, RunCache::new())),
+            batch_pages: Counter::new(0),
+            charged_pages: Counter::new(0),
+            limit_pages: Counter::new(0),
+            pool: Usage::default(),
+            slab: Usage::default(),
+            #[cfg(test)]
+            faults: std::sync::Mutex::default(),
+        })
+    }
+
+    /// How many pages the reservation holds.
+    pub fn reserved_pages(&self) -> usize {
+        self.mapping.len_bytes() >> PAGE_SHIFT
+    }
+
+    /// The first byte of a page of the reservation.
+    #[inline]
+    pub fn address(&self, page: u32) -> *mut u8 {
+        debug_assert!((page as usize) < self.reserved_pages());
+        self.mapping.base().wrapping_add((page as usize) << PAGE_SHIFT)
+    }
+
+    /// Takes a run of `pages` pages (1..=16). It charges nothing.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives no more, `NoSpace` when the reservation is used up.
+    pub fn alloc_run(&self, pages: usize) -> Result<Run> {
+        #[cfg(test)]
+        self.inject(faults::Faults::run)?;
+        let run = |page| Run { page, pages: pages as u8 };
+        let batch_pages = self.batch_pages.get() as usize;
+        if batch_pages == 0 {
+            return self.take(&mut self.inner.lock(), pages).map(run);
+        }
+        let mut cache = self.caches.local().lock();
+        if let Some(page) = cache.stack(pages).pop() {
+            return Ok(run(page));
+        }
+        let mut inner = self.inner.lock();
+        let first = self.take(&mut inner, pages)?;
+        for _ in 1..batch_runs(batch_pages, pages) {
+            // What is free anyway comes along; growing is for those who need it now.
+            match self.take_free(&mut inner, pages) {
+                Some(page) => cache.stack(pages).push(page),
+                None => break,
+            }
+        }
+        Ok(run(first))
+    }
+
+    /// Gives a run back. `committed` of its pages were charged to `account`; nobody uses their
+    /// contents any more.
+    pub fn free_run(&self, run: Run, account: Account, committed: u64) {
+        self.usage(account).pages.sub(committed);
+        let pages = usize::from(run.pages);
+        let batch_pages = self.batch_pages.get() as usize;
+        let mut inner = if batch_pages == 0 {
+            let mut inner = self.inner.lock();
+            self.put(&mut inner, run.page, pages);
+            inner
+        } else {
+            let mut cache = self.caches.local().lock();
+            let stack = cache.stack(pages);
+            stack.push(run.page);
+            let batch = batch_runs(batch_pages, pages);
+            if stack.len() <= 2 * batch {
+                return;
+            }
+            let mut inner = self.inner.lock();
+            // The oldest go: the newest are warm.
+            stack.drain(..batch).for_each(|page| self.put(&mut inner, page, pages));
+            inner
+        };
+        let keep = KEPT_FREE_PAGES.max(self.charged_pages() / USED_PER_KEPT_PAGE);
+        if inner.free_resident_pages > keep {
+            inner = self.release_down_to(inner, keep / 2);
+        }
+        drop(inner);
+    }
+
+    /// Charges pages to `account` that its owner will touch: `pages` pages from `page` on, of one
+    /// run, none of them committed yet.
+    ///
+    /// # Errors
+    /// `Full` when the limit does not allow it; nothing is charged then.
+    pub fn commit(&self, account: Account, page: u32, pages: u32) -> Result<(), Full> {
+        #[cfg(test)]
+        self.inject(faults::Faults::page).map_err(|_| Full)?;
+        let (bits, word) = (mask(page, pages), &self.resident[group_of(page)]);
+        let new = u64::from((bits & !word.load(Ordering::Relaxed)).count_ones());
+        if new > 0 {
+            if !self.charged_pages.add_within(new, self.limit_pages.get()) {
+                return Err(Full);
+            }
+            word.fetch_or(bits, Ordering::Relaxed);
+        }
+        let usage = self.usage(account);
+        usage.pages_max.raise(usage.pages.add(u64::from(pages)));
+        Ok(())
+    }
+
+    /// Gives the memory of all free runs back to the system, those in CPU caches included.
+    pub fn release_free(&self) {
+        for cache in self.caches.iter() {
+            let mut cache = cache.lock();
+            let mut inner = self.inner.lock();
+            for pages in 1..=MAX_RUN_PAGES {
+                cache.stack(pages).drain(..).for_each(|page| self.put(&mut inner, page, pages));
+            }
+        }
+        drop(self.release_down_to(self.inner.lock(), 0));
+    }
+
+    /// Pages in memory: those in use and those of free runs kept for reuse. The limit bounds it.
+    pub fn charged_pages(&self) -> u64 {
+        self.charged_pages.get()
+    }
+
+    /// Pages that `account` has committed.
+    pub fn used_pages(&self, account: Account) -> u64 {
+        self.usage(account).pages.get()
+    }
+
+    /// The most pages `account` ever had committed, since [`Arena::reset_used_max`].
+    pub fn used_pages_max(&self, account: Account) -> u64 {
+        self.usage(account).pages_max.get()
+    }
+
+    /// Starts the maximum anew from what is in use now.
+    pub fn reset_used_max(&self, account: Account) {
+        let usage = self.usage(account);
+        usage.pages_max.set(usage.pages.get());
+    }
+
+    /// The limit of [`Arena::charged_pages`]; 0 is none.
+    pub fn limit_pages(&self) -> u64 {
+        self.limit_pages.get()
+    }
+
+    /// Sets the limit. What is charged already stays; a limit below it only stops growth.
+    pub fn set_limit_pages(&self, pages: u64) {
+        self.limit_pages.set(pages);
+    }
+
+    /// How many pages the CPUs' run caches move at a time; 0 is off.
+    pub fn run_cache_batch_pages(&self) -> usize {
+        self.batch_pages.get() as usize
+    }
+
+    /// Sets the batch, at most [`MAX_BATCH_PAGES`]; 0 empties the caches and leaves them empty.
+    ///
+    /// # Errors
+    /// `Invalid` beyond the maximum.
+    pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
+        if pages > MAX_BATCH_PAGES {
+            let most = format!("a run cache moves at most {MAX_BATCH_PAGES} pages at a time");
+            return Err(Error::invalid(most).with_setting("run_cache_batch"));
+        }
+        self.batch_pages.set(pages as u64);
+        if pages == 0 {
+            self.release_free();
+        }
+        Ok(())
+    }
+
+    /// The memory that the arena's own tables take now; it grows with the arena.
+    #[cfg(not(feature = "loom"))]
+    pub fn table_resident_bytes(&self) -> usize {
+        self.resident.resident_bytes()
+    }
+
+    /// The bytes in memory by the system's own count, for checking [`Arena::charged_pages`].
+    pub fn resident_bytes(&self) -> usize {
+        self.mapping.resident_bytes()
+    }
+
+    fn usage(&self, account: Account) -> &Usage {
+        match account {
+            Account::Pool => &self.pool,
+            Account::Slab => &self.slab,
+        }
+    }
+
+    /// Takes a run, growing by a chunk if none is free.
+    fn take(&self, inner: &mut Inner, pages: usize) -> Result<u32> {
+        loop {
+            if let Some(page) = self.take_free(inner, pages) {
+                return Ok(page);
+            }
+            let at = inner.runs.groups() * GROUP_PAGES as usize;
+            if at >= self.reserved_pages() {
+                let what = "the device's address space is used up: its pool is too scattered";
+                return Err(Error::new(ErrorKind::NoSpace, what).with_setting("disksize"));
+            }
+            self.mapping.enable(at * PAGE_SIZE, CHUNK_PAGES as usize * PAGE_SIZE)?;
+            inner.runs.add_groups((CHUNK_PAGES / GROUP_PAGES) as usize)?;
+        }
+    }
+
+    fn take_free(&self, inner: &mut Inner, pages: usize) -> Option<u32> {
+        let page = inner.runs.take(pages)?;
+        inner.free_resident_pages -= self.resident_in(page, pages);
+        Some(page)
+    }
+
+    fn put(&self, inner: &mut Inner, page: u32, pages: usize) {
+        inner.runs.mark(page, mask(page, pages as u32), false);
+        inner.free_resident_pages += self.resident_in(page, pages);
+    }
+
+    fn resident_in(&self, page: u32, pages: usize) -> u64 {
+        let bits = self.resident[group_of(page)].load(Ordering::Relaxed);
+        u64::from((bits & mask(page, pages as u32)).count_ones())
+    }
+
+    /// Gives memory of free pages back, the highest first, until at most `keep` of them are left
+    /// in memory. The lock is let go during the system calls: the pages are taken meanwhile.
+    fn release_down_to<'a>(&'a self, mut inner: MutexGuard<'a, Inner>, keep: u64) -> MutexGuard<'a, Inner> {
+        let mut group = inner.runs.groups();
+        while group > 0 && inner.free_resident_pages > keep {
+            group -= 1;
+            let word = &self.resident[group];
+            let bits = word.load(Ordering::Relaxed) & !inner.runs.taken(group);
+            if bits == 0 {
+                continue;
+            }
+            let first = group as u32 * GROUP_PAGES;
+            inner.runs.mark(first, bits, true);
+            inner.free_resident_pages -= u64::from(bits.count_ones());
+            drop(inner);
+            self.release(first, bits);
+            word.fetch_and(!bits, Ordering::Relaxed);
+            self.charged_pages.sub(u64::from(bits.count_ones()));
+            inner = self.inner.lock();
+            inner.runs.mark(first, bits, false);
+        }
+        inner
+    }
+
+    /// Gives the pages of `bits`, counted from page `first`, back to the system.
+    fn release(&self, first: u32, mut bits: u64) {
+        while bits != 0 {
+            let start = bits.trailing_zeros();
+            let pages = (bits >> start).trailing_ones();
+            let offset = (first + start) as usize * PAGE_SIZE;
+            // SAFETY: the pages are marked as taken by the caller, who took them while they were
+            // free: no run contains them.
+            unsafe { self.mapping.release(offset, pages as usize * PAGE_SIZE) };
+            bits &= !mask(start, pages);
+        }
+    }
+
+    /// From now on every call that can fail fails about once in `one_in`, by the sequence of
+    /// `seed`; 0 stops it.
+    #[cfg(test)]
+    pub fn inject_faults(&self, seed: u64, one_in: usize) {
+        *self.faults.lock().expect("no panic under it") =
+            (one_in > 0).then(|| faults::Faults::new(seed, one_in));
+    }
+
+    #[cfg(test)]
+    fn inject(&self, fault: fn(&mut faults::Faults) -> Option<Error>) -> Result<()> {
+        let mut faults = self.faults.lock().expect("no panic under it");
+        faults.as_mut().and_then(fault).map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod faults {
+    use super::{Error, ErrorKind};
+    use crate::base::random::Random;
+
+    /// Seeded failures.
+    pub(super) struct Faults {
+        random: Random,
+        one_in: usize,
+    }
+
+    impl Faults {
+        pub(super) fn new(seed: u64, one_in: usize) -> Self {
+            Faults { random: Random::new(seed), one_in }
+        }
+
+        pub(super) fn run(&mut self) -> Option<Error> {
+            let fails = self.random.below(self.one_in) == 0;
+            fails.then(|| Error::new(ErrorKind::NoMemory, "injected: no run"))
+        }
+
+        pub(super) fn page(&mut self) -> Option<Error> {
+            let fails = self.random.below(self.one_in) == 0;
+            fails.then(|| Error::new(ErrorKind::NoSpace, "injected: no page"))
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Arrays too large to fill before they are used: the slot table, the page table of the arena.
+//!
+//! A table reserves address space for all its entries and takes memory for those that were
+//! touched. loom's atomics are larger than the ones they model and cannot start out as zeros, so
+//! under loom a table is a vector.
+
+use std::ops::Index;
+
+use crate::base::error::Result;
+
+/// What a table may hold.
+///
+/// # Safety
+/// All bytes zero is a valid value, equal to `Default::default()`, and dropping one does nothing.
+pub unsafe trait Entry: Default + Send + Sync {}
+
+// SAFETY: an atomic integer of zero is its default, and has no destructor that does anything.
+unsafe impl Entry for crate::base::sync::AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Entry for crate::base::sync::AtomicU64 {}
+
+/// A fixed number of entries, each its type's default until it is changed.
+pub struct Table<T> {
+    #[cfg(not(feature = "loom"))]
+    mapping: super::map::Mapping,
+    #[cfg(feature = "loom")]
+    entries: Box<[T]>,
+    len: usize,
+    _entries: std::marker::PhantomData<T>,
+}
+
+impl<T: Entry> Table<T> {
+    /// Reserves room for `len` entries (at least 1).
+    ///
+    /// # Errors
+    /// `NoMemory` when the system refuses.
+    pub fn new(len: usize) -> Result<Self> {
+        let len = len.max(1);
+        Ok(Table {
+            #[cfg(not(feature = "loom"))]
+            mapping: super::map::Mapping::new(len * size_of::<T>(), super::map::Access::ReadWrite)?,
+            #[cfg(feature = "loom")]
+            entries: (0..len).map(|_| T::default()).collect(),
+            len,
+            _entries: std::marker::PhantomData,
+        })
+    }
+
+    /// How many entries there are.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The memory that all entries together can take.
+    pub fn max_bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// The memory the table takes now.
+    #[cfg(not(feature = "loom"))]
+    pub fn resident_bytes(&self) -> usize {
+        self.mapping.resident_bytes()
+    }
+}
+
+impl<T: Entry> Index<usize> for Table<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, index: usize) -> &T {
+        assert!(index < self.len, "entry {index} of {}", self.len);
+        #[cfg(feature = "loom")]
+        return &self.entries[index];
+        // SAFETY: the mapping has room for `len` entries and starts on a page boundary, its bytes
+        // are zeros or what a `T` became, and zeros are a `T` (`Entry`). A `T` is only ever shared.
+        #[cfg(not(feature = "loom"))]
+        return unsafe { &*self.mapping.base().cast::<T>().add(index) };
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+    use crate::base::sync::{AtomicU64, Ordering};
+
+    #[test]
+    fn entries_take_memory_only_where_touched() {
+        let table = Table::<AtomicU64>::new(1 << 30).expect("address space");
+        assert_eq!((table.max_bytes(), table.resident_bytes()), (8 << 30, 0));
+        table[123_456_789].store(5, Ordering::Relaxed);
+        assert_eq!(table[123_456_789].load(Ordering::Relaxed), 5);
+        assert_eq!(table[123_456_790].load(Ordering::Relaxed), 0);
+        assert_eq!(table.resident_bytes(), rustix::param::page_size());
+    }
+
+    #[test]
+    #[should_panic(expected = "entry 3 of 3")]
+    fn an_index_beyond_the_end_panics() {
+        let _ = &Table::<AtomicU64>::new(3).expect("memory")[3];
+    }
+}

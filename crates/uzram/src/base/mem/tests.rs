@@ -1,0 +1,137 @@
+use super::*;
+use crate::base::random::Random;
+
+fn touch(arena: &Arena, page: u32, pages: u32) {
+    for page in page..page + pages {
+        // SAFETY: the caller committed the page and is its only user.
+        unsafe { arena.address(page).write(page as u8 | 1) };
+    }
+}
+
+/// Runs come, grow and go by seeded events; the counts always agree with a list of what is live,
+/// and the charge with the system's own count of the pages in memory.
+#[test]
+fn counts_agree_with_a_model_and_with_the_system() {
+    for seed in 0..6 {
+        let mut random = Random::new(seed);
+        let arena = Arena::new(64 << 20).expect("address space");
+        arena.set_run_cache_batch_pages([0, 8, 32][seed as usize % 3]).expect("batch");
+        let mut live: Vec<(Run, u32)> = Vec::new();
+        for step in 0..4000 {
+            match random.below(12) {
+                0..=4 => live.push((arena.alloc_run(1 + random.below(16)).expect("memory"), 0)),
+                5..=7 if !live.is_empty() => {
+                    let index = random.below(live.len());
+                    let (run, committed) = &mut live[index];
+                    let room = u32::from(run.pages) - *committed;
+                    if room > 0 {
+                        let more = 1 + random.below(room as usize) as u32;
+                        arena.commit(Account::Pool, run.page + *committed, more).expect("no limit");
+                        touch(&arena, run.page + *committed, more);
+                        *committed += more;
+                    }
+                }
+                8..=10 if !live.is_empty() => {
+                    let (run, committed) = live.swap_remove(random.below(live.len()));
+                    arena.free_run(run, Account::Pool, u64::from(committed));
+                }
+                11 if step % 50 == 0 => arena.release_free(),
+                _ => {}
+            }
+        }
+        let used: u64 = live.iter().map(|(_, committed)| u64::from(*committed)).sum();
+        assert_eq!(arena.used_pages(Account::Pool), used, "seed {seed}");
+        assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64, "seed {seed}");
+        for (run, committed) in live.drain(..) {
+            arena.free_run(run, Account::Pool, u64::from(committed));
+        }
+        arena.release_free();
+        assert_eq!((arena.charged_pages(), arena.resident_bytes()), (0, 0), "seed {seed}");
+        assert_eq!(arena.used_pages(Account::Pool), 0);
+    }
+}
+
+#[test]
+fn the_limit_bounds_what_is_in_memory() {
+    let arena = Arena::new(64 << 20).expect("address space");
+    arena.set_limit_pages(10);
+    let run = arena.alloc_run(16).expect("address space");
+    arena.commit(Account::Pool, run.page, 10).expect("within the limit");
+    assert_eq!(arena.commit(Account::Slab, run.page + 10, 1), Err(Full));
+    assert_eq!(Error::from(Full).setting(), Some("mem_limit"));
+    assert_eq!((arena.charged_pages(), arena.used_pages_max(Account::Pool)), (10, 10));
+    arena.free_run(run, Account::Pool, 10);
+    assert_eq!(arena.charged_pages(), 10, "kept for reuse");
+    let again = arena.alloc_run(16).expect("address space");
+    assert_eq!(again.page, run.page);
+    arena.commit(Account::Pool, again.page, 10).expect("what is in memory already costs nothing");
+    assert_eq!(arena.charged_pages(), 10);
+    arena.free_run(again, Account::Pool, 10);
+    arena.release_free();
+    assert_eq!(arena.charged_pages(), 0);
+}
+
+#[test]
+fn freed_memory_goes_back_by_itself() {
+    let arena = Arena::new(256 << 20).expect("address space");
+    for batch in [0, 32] {
+        arena.set_run_cache_batch_pages(batch).expect("batch");
+        let runs: Vec<Run> = (0..1000).map(|_| arena.alloc_run(16).expect("memory")).collect();
+        for run in &runs {
+            arena.commit(Account::Pool, run.page, 16).expect("no limit");
+            touch(&arena, run.page, 16);
+        }
+        assert!(arena.charged_pages() >= 16_000);
+        for run in runs {
+            arena.free_run(run, Account::Pool, 16);
+        }
+        assert!(arena.charged_pages() <= KEPT_FREE_PAGES + 16 * 64, "{}", arena.charged_pages());
+        assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64);
+    }
+}
+
+#[test]
+fn the_reservation_ends_with_an_error() {
+    let arena = Arena::new(1).expect("address space");
+    let runs: Vec<_> = (0..32).map(|_| arena.alloc_run(16).expect("a chunk holds 32 of them")).collect();
+    assert_eq!(arena.alloc_run(1).unwrap_err().kind(), ErrorKind::NoSpace);
+    arena.free_run(runs[7], Account::Pool, 0);
+    assert_eq!(arena.alloc_run(16).expect("freed"), runs[7]);
+    assert_eq!(arena.set_run_cache_batch_pages(MAX_BATCH_PAGES + 1).unwrap_err().kind(), ErrorKind::Invalid);
+}
+
+/// Threads take, fill, check and free runs at once: no page belongs to two.
+#[test]
+fn threads_never_share_a_page() {
+    let arena = Arena::new(256 << 20).expect("address space");
+    arena.set_run_cache_batch_pages(16).expect("batch");
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let arena = &arena;
+            scope.spawn(move || {
+                let mut random = Random::new(thread);
+                let mut live = Vec::new();
+                for step in 0..20_000u64 {
+                    if live.len() < 50 && random.below(2) == 0 {
+                        let run = arena.alloc_run(1 + random.below(16)).expect("memory");
+                        arena.commit(Account::Pool, run.page, u32::from(run.pages)).expect("no limit");
+                        let tag = thread << 32 | step;
+                        for page in 0..u32::from(run.pages) {
+                            // SAFETY: the run is this thread's, its pages are committed.
+                            unsafe { arena.address(run.page + page).cast::<u64>().write(tag) };
+                        }
+                        live.push((run, tag));
+                    } else if !live.is_empty() {
+                        let (run, tag) = live.swap_remove(random.below(live.len()));
+                        for page in 0..u32::from(run.pages) {
+                            // SAFETY: as above.
+                            let found = unsafe { arena.address(run.page + page).cast::<u64>().read() };
+                            assert_eq!(found, tag, "thread {thread}");
+                        }
+                        arena.free_run(run, Account::Pool, u64::from(run.pages));
+                    }
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,239 @@
+//! Lock classes: the lock order of the engine, its check in debug builds, and lock statistics.
+
+/// What a lock protects, as a name and a place in the lock order.
+#[derive(Debug)]
+pub struct LockClass {
+    /// The name in statistics and in messages about lock order.
+    pub name: &'static str,
+    rank: u32,
+    #[cfg(feature = "lock-stats")]
+    stats: stats::Counters,
+}
+
+impl LockClass {
+    const fn new(rank: u32, name: &'static str) -> Self {
+        LockClass {
+            name,
+            rank,
+            #[cfg(feature = "lock-stats")]
+            stats: stats::Counters::new(),
+        }
+    }
+}
+
+/// The lock classes, in lock order: a thread that holds one may only wait for a later one.
+pub mod classes {
+    use super::LockClass;
+
+    /// A device's life cycle.
+    pub static DEVICE: LockClass = LockClass::new(0, "device");
+    /// One page's slot.
+    pub static SLOT: LockClass = LockClass::new(1, "slot");
+    /// A compression stream.
+    pub static STREAM: LockClass = LockClass::new(2, "stream");
+    /// A size class of zsmalloc.
+    pub static SIZE_CLASS: LockClass = LockClass::new(3, "size_class");
+    /// A CPU's cache of free runs.
+    pub static RUN_CACHE: LockClass = LockClass::new(4, "run_cache");
+    /// The arena's chunks.
+    pub static ARENA: LockClass = LockClass::new(5, "arena");
+    /// A slab cache's free list.
+    pub static SLAB: LockClass = LockClass::new(6, "slab");
+    /// Threads that wait for a bit lock.
+    pub static WAIT_TABLE: LockClass = LockClass::new(7, "wait_table");
+
+    /// All of them.
+    pub static ALL: [&LockClass; 8] =
+        [&DEVICE, &SLOT, &STREAM, &SIZE_CLASS, &RUN_CACHE, &ARENA, &SLAB, &WAIT_TABLE];
+}
+
+/// Held while a lock of its class is held: checks the lock order (debug builds) and measures
+/// (feature `lock-stats`); otherwise empty.
+pub(super) struct Hold {
+    #[cfg(any(debug_assertions, feature = "lock-stats"))]
+    class: &'static LockClass,
+    #[cfg(feature = "lock-stats")]
+    since: std::time::Instant,
+}
+
+impl Hold {
+    /// Takes the lock: by `try_take` if that succeeds at once, else by `wait`, which must come
+    /// after everything the thread holds already.
+    pub(super) fn take<G>(
+        class: &'static LockClass,
+        try_take: impl FnOnce() -> Option<G>,
+        wait: impl FnOnce() -> G,
+    ) -> (G, Hold) {
+        order::check(class);
+        #[cfg(feature = "lock-stats")]
+        {
+            let guard = match try_take() {
+                Some(guard) => guard,
+                None => {
+                    let start = std::time::Instant::now();
+                    let guard = wait();
+                    class.stats.contended(start.elapsed());
+                    guard
+                }
+            };
+            (guard, Hold::new(class))
+        }
+        #[cfg(not(feature = "lock-stats"))]
+        {
+            let _ = try_take;
+            (wait(), Hold::new(class))
+        }
+    }
+
+    /// For a lock that has just been taken without waiting: any order will do.
+    pub(super) fn new(class: &'static LockClass) -> Self {
+        order::push(class);
+        #[cfg(feature = "lock-stats")]
+        class.stats.acquired();
+        #[cfg(not(any(debug_assertions, feature = "lock-stats")))]
+        let _ = class;
+        Hold {
+            #[cfg(any(debug_assertions, feature = "lock-stats"))]
+            class,
+            #[cfg(feature = "lock-stats")]
+            since: std::time::Instant::now(),
+        }
+    }
+}
+
+#[cfg(any(debug_assertions, feature = "lock-stats"))]
+impl Drop for Hold {
+    fn drop(&mut self) {
+        order::pop(self.class);
+        #[cfg(feature = "lock-stats")]
+        self.class.stats.held(self.since.elapsed());
+    }
+}
+
+// loom runs its threads as coroutines of one thread, so a thread-local list would mix them up.
+#[cfg(all(debug_assertions, not(feature = "loom")))]
+mod order {
+    use super::LockClass;
+    use std::cell::Cell;
+
+    thread_local! {
+        // How many locks of each rank this thread holds.
+        static HELD: Cell<[u8; 8]> = const { Cell::new([0; 8]) };
+    }
+
+    fn change(class: &LockClass, by: i8) {
+        HELD.with(|cell| {
+            let mut held = cell.get();
+            held[class.rank as usize] = held[class.rank as usize].wrapping_add_signed(by);
+            cell.set(held);
+        });
+    }
+
+    pub(super) fn push(class: &LockClass) {
+        change(class, 1);
+    }
+
+    pub(super) fn pop(class: &LockClass) {
+        change(class, -1);
+    }
+
+    pub(super) fn check(class: &LockClass) {
+        HELD.with(|cell| {
+            if let Some(rank) = cell.get()[class.rank as usize..].iter().position(|held| *held > 0) {
+                let holder = super::classes::ALL[class.rank as usize + rank].name;
+                panic!("lock order: waiting for '{}' while holding '{holder}'", class.name);
+            }
+        });
+    }
+}
+
+#[cfg(not(all(debug_assertions, not(feature = "loom"))))]
+mod order {
+    use super::LockClass;
+    pub(super) fn check(_: &LockClass) {}
+    pub(super) fn push(_: &LockClass) {}
+    #[cfg(any(debug_assertions, feature = "lock-stats"))]
+    pub(super) fn pop(_: &LockClass) {}
+}
+
+#[cfg(feature = "lock-stats")]
+pub use stats::{LockStat, lock_stats};
+
+#[cfg(feature = "lock-stats")]
+mod stats {
+    use crate::base::sync::Counter;
+    use std::time::Duration;
+
+    #[derive(Debug)]
+    pub(super) struct Counters {
+        acquisitions: Counter,
+        contended: Counter,
+        wait_ns: Counter,
+        hold_ns: Counter,
+    }
+
+    impl Counters {
+        pub(super) const fn new() -> Self {
+            Counters {
+                acquisitions: Counter::new(0),
+                contended: Counter::new(0),
+                wait_ns: Counter::new(0),
+                hold_ns: Counter::new(0),
+            }
+        }
+
+        pub(super) fn acquired(&self) {
+            self.acquisitions.add(1);
+        }
+
+        pub(super) fn contended(&self, waited: Duration) {
+            self.contended.add(1);
+            self.wait_ns.add(waited.as_nanos() as u64);
+        }
+
+        pub(super) fn held(&self, held: Duration) {
+            self.hold_ns.add(held.as_nanos() as u64);
+        }
+    }
+
+    /// What one class of locks has been through since the program started.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct LockStat {
+        /// The class's name.
+        pub class: &'static str,
+        /// Times a lock of the class was taken.
+        pub acquisitions: u64,
+        /// Times it was not free at once.
+        pub contended: u64,
+        /// Time spent waiting for it.
+        pub wait_ns: u64,
+        /// Time it was held.
+        pub hold_ns: u64,
+    }
+
+    /// The statistics of every class, in lock order.
+    pub fn lock_stats() -> Vec<LockStat> {
+        super::classes::ALL
+            .iter()
+            .map(|class| LockStat {
+                class: class.name,
+                acquisitions: class.stats.acquisitions.get(),
+                contended: class.stats.contended.get(),
+                wait_ns: class.stats.wait_ns.get(),
+                hold_ns: class.stats.hold_ns.get(),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::classes;
+
+    #[test]
+    fn the_list_is_in_lock_order() {
+        for (rank, class) in classes::ALL.iter().enumerate() {
+            assert_eq!(class.rank as usize, rank, "{}", class.name);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The only door to atomics, locks and threads: the standard library, or loom's models of it when
+//! the feature `loom` is on, so that loom checks the code that ships.
+//!
+//! Every lock of the engine belongs to a [`LockClass`] declared here, in lock order. Debug builds
+//! check that order at each acquisition; the feature `lock-stats` counts acquisitions, contended
+//! acquisitions, and time waited and held per class. Without it a class costs nothing.
+
+mod bit_lock;
+mod class;
+mod guarded;
+mod mutex;
+
+pub use bit_lock::{BitGuard, BitLock, WaitTable};
+pub use class::{LockClass, classes};
+#[cfg(feature = "lock-stats")]
+pub use class::{LockStat, lock_stats};
+pub use guarded::{Access, Guarded};
+pub use mutex::{Mutex, MutexGuard};
+
+pub use std::sync::Arc;
+#[cfg(not(feature = "loom"))]
+pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(not(feature = "loom"))]
+use std::{hint::spin_loop, sync::Condvar};
+
+#[cfg(feature = "loom")]
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(feature = "loom")]
+use loom::{hint::spin_loop, sync::Condvar};
+
+/// A number that only informs: statistics and settings, on which no other memory depends.
+/// It is not modelled by loom, which would otherwise explore every order of counting.
+#[derive(Debug, Default)]
+pub struct Counter(std::sync::atomic::AtomicU64);
+
+impl Counter {
+    /// A counter that starts at `value`.
+    pub const fn new(value: u64) -> Self {
+        Counter(std::sync::atomic::AtomicU64::new(value))
+    }
+
+    /// Adds `n` and returns the sum.
+    #[inline]
+    pub fn add(&self, n: u64) -> u64 {
+        self.0.fetch_add(n, Ordering::Relaxed).wrapping_add(n)
+    }
+
+    /// Adds `n` unless that exceeds `limit` (0: none), and says whether it did.
+    pub fn add_within(&self, n: u64, limit: u64) -> bool {
+        let add = |now: u64| (limit == 0 || now + n <= limit).then_some(now + n);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    /// Subtracts `n`. A counter split over CPUs may wrap below zero; the sum comes out right.
+    #[inline]
+    pub fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// The value now.
+    #[inline]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the value.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Raises the value to at least `value`.
+    #[inline]
+    pub fn raise(&self, value: u64) {
+        if self.get() < value {
+            self.0.fetch_max(value, Ordering::Relaxed);
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! A mutual-exclusion lock with a lock class.
+
+use std::ops::{Deref, DerefMut};
+
+use super::class::{Hold, LockClass};
+
+#[cfg(feature = "loom")]
+use loom::sync as imp;
+#[cfg(not(feature = "loom"))]
+use std::sync as imp;
+
+/// A lock around a `T`. A panic of its holder does not poison it: the engine's critical sections
+/// leave their data valid at each step that can panic, which is none but broken invariants.
+pub struct Mutex<T> {
+    class: &'static LockClass,
+    inner: imp::Mutex<T>,
+}
+
+/// Holds a [`Mutex`] until it is dropped.
+pub struct MutexGuard<'a, T> {
+    // Before `hold`: the lock is let go first, then its hold time is booked.
+    guard: imp::MutexGuard<'a, T>,
+    _hold: Hold,
+}
+
+impl<T> Mutex<T> {
+    /// A free lock of `class` around `value`.
+    pub fn new(class: &'static LockClass, value: T) -> Self {
+        Mutex { class, inner: imp::Mutex::new(value) }
+    }
+
+    /// Waits for the lock.
+    #[inline]
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        let wait = || self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (guard, hold) = Hold::take(self.class, || self.try_inner(), wait);
+        MutexGuard { guard, _hold: hold }
+    }
+
+    /// Takes the lock if it is free.
+    #[inline]
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        self.try_inner().map(|guard| MutexGuard { guard, _hold: Hold::new(self.class) })
+    }
+
+    fn try_inner(&self) -> Option<imp::MutexGuard<'_, T>> {
+        match self.inner.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl<'a, T> MutexGuard<'a, T> {
+    /// Waits on `condvar`; the lock is free meanwhile.
+    pub(super) fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
+        let MutexGuard { guard, _hold } = self;
+        let guard = condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
+        MutexGuard { guard, _hold }
+    }
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::super::classes;
+    use super::*;
+
+    #[test]
+    fn try_lock_fails_only_while_held() {
+        let lock = Mutex::new(&classes::ARENA, 1);
+        let guard = lock.lock();
+        assert!(lock.try_lock().is_none());
+        drop(guard);
+        *lock.try_lock().expect("free") += 1;
+        assert_eq!(*lock.lock(), 2);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "lock order: waiting for 'stream' while holding 'arena'")]
+    fn waiting_against_the_lock_order_panics_in_debug_builds() {
+        let (late, early) = (Mutex::new(&classes::ARENA, ()), Mutex::new(&classes::STREAM, ()));
+        let _held = late.lock();
+        let _ = early.lock();
+    }
+
+    #[test]
+    #[cfg(feature = "lock-stats")]
+    fn contention_is_counted() {
+        use super::super::lock_stats;
+        let stat = || lock_stats().into_iter().find(|stat| stat.class == "device").expect("class");
+        let before = stat();
+        let lock = Mutex::new(&classes::DEVICE, ());
+        std::thread::scope(|scope| {
+            let held = lock.lock();
+            scope.spawn(|| drop(lock.lock()));
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            drop(held);
+        });
+        let after = stat();
+        assert!(after.acquisitions >= before.acquisitions + 2, "{after:?}");
+        assert!(after.contended > before.contended, "{after:?}");
+        assert!(after.wait_ns > before.wait_ns && after.hold_ns > before.hold_ns, "{after:?}");
+    }
+}

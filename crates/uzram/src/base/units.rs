@@ -1,0 +1,113 @@
+//! Bytes, pages and their texts: the only place that converts between them.
+
+use super::error::{Error, Result};
+
+/// A page, everywhere in uzram, whatever the host's page size.
+pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
+/// log2 of [`PAGE_SIZE`].
+pub const PAGE_SHIFT: u32 = 12;
+
+/// One page of contents.
+pub type Page = [u8; PAGE_SIZE];
+
+/// The number of the page that holds byte `offset`.
+#[inline]
+pub const fn page_of(offset: u64) -> u64 {
+    offset >> PAGE_SHIFT
+}
+
+/// Where byte `offset` lies within its page.
+#[inline]
+pub const fn offset_in_page(offset: u64) -> usize {
+    (offset & (PAGE_SIZE as u64 - 1)) as usize
+}
+
+/// Bytes in `pages` pages.
+#[inline]
+pub const fn pages_to_bytes(pages: u64) -> u64 {
+    pages << PAGE_SHIFT
+}
+
+/// Pages needed to hold `bytes` bytes.
+#[inline]
+pub const fn bytes_to_pages(bytes: u64) -> u64 {
+    bytes.div_ceil(PAGE_SIZE as u64)
+}
+
+/// Reads a size: decimal digits and an optional K, M, G or T (powers of 1024; an `iB` or `B` may
+/// follow).
+///
+/// # Errors
+/// `Invalid` when the text is anything else or the size does not fit 64 bits.
+pub fn parse_size(text: &str) -> Result<u64> {
+    let bad = |why: &str| {
+        Error::invalid(format!("'{text}' is not a size: {why}; write digits and K, M, G or T, as in 512M"))
+    };
+    let trimmed = text.trim();
+    let digits = trimmed.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = trimmed.split_at(digits);
+    if number.is_empty() {
+        return Err(bad("no digits"));
+    }
+    let number: u64 = number.parse().map_err(|_| bad("too large"))?;
+    let shift = match suffix.to_ascii_uppercase().as_str() {
+        "" | "B" => 0,
+        "K" | "KB" | "KIB" => 10,
+        "M" | "MB" | "MIB" => 20,
+        "G" | "GB" | "GIB" => 30,
+        "T" | "TB" | "TIB" => 40,
+        _ => return Err(bad("unknown unit")),
+    };
+    number.checked_mul(1 << shift).ok_or_else(|| bad("too large"))
+}
+
+/// A size for people: the largest unit that keeps the number at or above one.
+pub fn format_size(bytes: u64) -> String {
+    const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
+    for (shift, unit) in UNITS {
+        if bytes >> shift > 0 {
+            let whole = bytes >> shift;
+            return if whole << shift == bytes {
+                format!("{whole} {unit}")
+            } else {
+                format!("{:.1} {unit}", bytes as f64 / (1u64 << shift) as f64)
+            };
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_take_binary_units() {
+        assert_eq!(parse_size("4096").unwrap(), 4096);
+        assert_eq!(parse_size(" 1g\n").unwrap(), 1 << 30);
+        assert_eq!(parse_size("3KiB").unwrap(), 3072);
+        assert_eq!(parse_size("16T").unwrap(), 16 << 40);
+    }
+
+    #[test]
+    fn a_bad_size_says_why() {
+        for (text, why) in [
+            ("", "no digits"),
+            ("G", "no digits"),
+            ("-1", "no digits"),
+            ("1X", "unknown unit"),
+            ("99999999999T", "too large"),
+            ("99999999999999999999", "too large"),
+        ] {
+            let error = parse_size(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn sizes_print_in_the_largest_unit() {
+        assert_eq!(format_size(0), "0 B");
+        assert_eq!(format_size(1 << 30), "1 GiB");
+        assert_eq!(format_size((1 << 30) + (1 << 29)), "1.5 GiB");
+    }
+}

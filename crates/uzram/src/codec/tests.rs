@@ -1,0 +1,523 @@
+//! One body of tests for every algorithm, and liblz4 against an independent implementation.
+//!
+//! Each buffer that C code reads or writes ends at a page that cannot be accessed and begins after
+//! canary bytes: reading or writing beyond its end kills the test, writing before its start fails it.
+
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::base::error::ErrorKind;
+use crate::base::units::PAGE_SIZE;
+
+const ALGORITHMS: [Algorithm; 5] = [
+    Algorithm::Lz4,
+    Algorithm::Zstd { level: 1 },
+    Algorithm::Zstd { level: 3 },
+    Algorithm::Zstd { level: -5 },
+    Algorithm::Zstd { level: 19 },
+];
+
+/// Larger than any compressed page.
+const ROOM_BYTES: usize = 2 * PAGE_SIZE;
+
+/// xorshift64*: the tests' only source of randomness.
+struct Random(u64);
+
+impl Random {
+    const SEED: u64 = 0x7a72_616d;
+
+    fn new() -> Self {
+        Random(Self::SEED)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() >> 16) as usize % limit
+    }
+
+    fn bytes(&mut self, len_bytes: usize) -> Vec<u8> {
+        (0..len_bytes).map(|_| (self.next() >> 56) as u8).collect()
+    }
+}
+
+/// Memory whose last byte lies before an inaccessible page.
+struct Fenced {
+    start: *mut u8,
+}
+
+impl Fenced {
+    /// A multiple of every Linux page size.
+    const BYTES: usize = 64 << 10;
+    const CANARY: u8 = 0xa5;
+
+    fn new() -> Self {
+        // SAFETY: a new anonymous mapping, and its second half made inaccessible.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let start = libc::mmap(
+                std::ptr::null_mut(),
+                2 * Self::BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            );
+            assert_ne!(start, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(start.byte_add(Self::BYTES), Self::BYTES, libc::PROT_NONE), 0);
+            start.cast::<u8>()
+        };
+        let mut fenced = Fenced { start };
+        fenced.whole().fill(Self::CANARY);
+        fenced
+    }
+
+    fn whole(&mut self) -> &mut [u8] {
+        // SAFETY: the accessible half of our mapping, borrowed as `self` is.
+        unsafe { std::slice::from_raw_parts_mut(self.start, Self::BYTES) }
+    }
+
+    /// The last `len_bytes` bytes, up to the fence.
+    fn last(&mut self, len_bytes: usize) -> &mut [u8] {
+        self.whole().split_at_mut(Self::BYTES - len_bytes).1
+    }
+
+    fn page(&mut self) -> &mut Page {
+        self.last(PAGE_SIZE).try_into().unwrap()
+    }
+
+    fn assert_untouched_before_last(&mut self, len_bytes: usize) {
+        let before = &self.whole()[Self::BYTES - len_bytes - 256..Self::BYTES - len_bytes];
+        assert!(before.iter().all(|&byte| byte == Self::CANARY), "written before the buffer");
+    }
+
+    /// Makes the bytes before the last `len_bytes` canaries again.
+    fn plant_canaries(&mut self, len_bytes: usize) {
+        self.whole()[Self::BYTES - len_bytes - 256..Self::BYTES - len_bytes].fill(Self::CANARY);
+    }
+}
+
+impl Drop for Fenced {
+    fn drop(&mut self) {
+        // SAFETY: our mapping, which nothing borrows any more.
+        unsafe { libc::munmap(self.start.cast(), 2 * Self::BYTES) };
+    }
+}
+
+/// An encoder and a decoder behind fences; every call checks the canaries.
+struct Coder {
+    name: String,
+    encoder: Encoder,
+    decoder: Decoder,
+    input: Fenced,
+    output: Fenced,
+}
+
+impl Coder {
+    fn new(algorithm: &Algorithm) -> Self {
+        Coder {
+            name: algorithm.to_string(),
+            encoder: Encoder::new(algorithm).unwrap(),
+            decoder: Decoder::new(algorithm).unwrap(),
+            input: Fenced::new(),
+            output: Fenced::new(),
+        }
+    }
+
+    fn all() -> impl Iterator<Item = Coder> {
+        ALGORITHMS.iter().map(Coder::new)
+    }
+
+    /// The compressed page, when it fits into `room_bytes`.
+    fn encode(&mut self, page: &Page, room_bytes: usize) -> Option<Vec<u8>> {
+        *self.input.page() = *page;
+        self.output.plant_canaries(room_bytes);
+        let out = self.output.last(room_bytes);
+        let len_bytes = self.encoder.encode(self.input.page(), out)?;
+        let bytes = out[..len_bytes].to_vec();
+        self.output.assert_untouched_before_last(room_bytes);
+        assert_eq!(self.input.page(), page, "{} changed its input", self.name);
+        Some(bytes)
+    }
+
+    fn decode(&mut self, bytes: &[u8]) -> Result<Page> {
+        self.input.last(bytes.len()).copy_from_slice(bytes);
+        self.output.plant_canaries(PAGE_SIZE);
+        let result = self.decoder.decode(self.input.last(bytes.len()), self.output.page());
+        self.output.assert_untouched_before_last(PAGE_SIZE);
+        result.map(|()| *self.output.page())
+    }
+
+    /// Damaged bytes decode to some page or are an error of kind `Corrupt`.
+    fn decode_damaged(&mut self, bytes: &[u8]) -> Option<Page> {
+        match self.decode(bytes) {
+            Ok(page) => Some(page),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{}: {error}", self.name);
+                None
+            }
+        }
+    }
+
+    fn assert_round_trip(&mut self, what: &str, page: &Page) -> usize {
+        let bytes = self.encode(page, ROOM_BYTES).unwrap_or_else(|| panic!("{} {what}: no room", self.name));
+        let decoded = self.decode(&bytes).unwrap_or_else(|error| panic!("{} {what}: {error}", self.name));
+        assert!(decoded == *page, "{} {what}: decodes to another page (seed {})", self.name, Random::SEED);
+        bytes.len()
+    }
+}
+
+fn text_page(random: &mut Random) -> Page {
+    const WORDS: [&str; 12] = [
+        "page",
+        "slot",
+        "the",
+        "of",
+        "a",
+        "handle",
+        "zspage",
+        "stream",
+        "is",
+        "compressed",
+        "class",
+        "object",
+    ];
+    let mut text = Vec::new();
+    while text.len() < PAGE_SIZE {
+        text.extend_from_slice(WORDS[random.below(WORDS.len())].as_bytes());
+        text.push(if random.below(9) == 0 { b'\n' } else { b' ' });
+    }
+    text[..PAGE_SIZE].try_into().unwrap()
+}
+
+/// Words as a heap has them: pointers into one region, small integers, zeros, floats.
+fn heap_page(random: &mut Random) -> Page {
+    let words = (0..PAGE_SIZE / 8).flat_map(|_| {
+        let word = match random.below(4) {
+            0 => 0x7f3a_1c00_0000 + (random.below(1 << 20) as u64) * 16,
+            1 => random.below(100) as u64,
+            2 => 0,
+            _ => (random.below(1000) as f64 / 7.0).to_bits(),
+        };
+        word.to_le_bytes()
+    });
+    words.collect::<Vec<u8>>().try_into().unwrap()
+}
+
+/// One page of each shape that matters.
+fn shapes() -> Vec<(String, Page)> {
+    let random = &mut Random::new();
+    let mut half: Page = random.bytes(PAGE_SIZE).try_into().unwrap();
+    half[PAGE_SIZE / 2..].fill(0);
+    let mut mixed = half;
+    mixed[..PAGE_SIZE / 2].copy_from_slice(&text_page(random)[..PAGE_SIZE / 2]);
+    mixed[PAGE_SIZE - 300..].copy_from_slice(&random.bytes(300));
+    let mut last = [0; PAGE_SIZE];
+    last[PAGE_SIZE - 1] = 1;
+    vec![
+        ("zeros".into(), [0; PAGE_SIZE]),
+        ("one repeated word".into(), std::array::from_fn(|i| b"zramzsma"[i % 8])),
+        ("zeros and a last byte".into(), last),
+        ("random".into(), random.bytes(PAGE_SIZE).try_into().unwrap()),
+        ("half random".into(), half),
+        ("text, zeros, random".into(), mixed),
+        ("text".into(), text_page(random)),
+        ("heap".into(), heap_page(random)),
+    ]
+}
+
+fn periodic() -> impl Iterator<Item = (String, Page)> {
+    let mut random = Random::new();
+    (1..=64).chain([65, 127, 255, 257, 1000, 2047, 2048, 2049, 4095]).map(move |period| {
+        let pattern = random.bytes(period);
+        (format!("period {period}"), std::array::from_fn(|i| pattern[i % period]))
+    })
+}
+
+/// Some hundred pages of this program and of its sources.
+fn real() -> Vec<(String, Page)> {
+    let program = std::fs::read("/proc/self/exe").unwrap();
+    let sources: Vec<u8> = [
+        include_bytes!("mod.rs").as_slice(),
+        include_bytes!("lz4.rs"),
+        include_bytes!("zstd.rs"),
+        include_bytes!("tests.rs"),
+    ]
+    .concat();
+    let pages = |what: &'static str, contents: Vec<u8>, most: usize| {
+        let step = (contents.len() / PAGE_SIZE).div_ceil(most).max(1);
+        let chosen = contents.chunks_exact(PAGE_SIZE).enumerate().step_by(step);
+        chosen.map(|(i, page)| (format!("{what} page {i}"), page.try_into().unwrap())).collect::<Vec<_>>()
+    };
+    let mut all = pages("program", program, 300);
+    all.extend(pages("source", sources, 100));
+    assert!(all.len() > 100, "too few real pages: {}", all.len());
+    all
+}
+
+#[test]
+fn pages_come_back_as_they_were() {
+    let pages: Vec<_> = shapes().into_iter().chain(periodic()).chain(real()).collect();
+    for mut coder in Coder::all() {
+        for (what, page) in &pages {
+            coder.assert_round_trip(what, page);
+        }
+    }
+}
+
+#[test]
+fn seeded_text_and_heap_pages_come_back() {
+    for mut coder in Coder::all() {
+        let random = &mut Random::new();
+        for round in 0..100 {
+            let text = coder.assert_round_trip(&format!("text {round}"), &text_page(random));
+            let heap = coder.assert_round_trip(&format!("heap {round}"), &heap_page(random));
+            assert!(text.max(heap) < PAGE_SIZE * 3 / 4, "{}: text {text}, heap {heap} bytes", coder.name);
+        }
+    }
+}
+
+#[test]
+fn output_room_of_every_size_is_kept_to() {
+    for (algorithm, mut coder) in ALGORITHMS.iter().zip(Coder::all()) {
+        // What [`Encoder::encode`] promises: lz4 fits exactly, zstd with this much to spare.
+        let spare_bytes = if *algorithm == Algorithm::Lz4 { 0 } else { 16 };
+        for (what, page) in shapes() {
+            let len_bytes = coder.encode(&page, ROOM_BYTES).unwrap().len();
+            let around = len_bytes.saturating_sub(20)..len_bytes + 20;
+            for room_bytes in (0..40).chain(around).chain([PAGE_SIZE - 1, PAGE_SIZE, PAGE_SIZE + 1]) {
+                let encoded = coder.encode(&page, room_bytes);
+                let why = format!("{} {what}: {len_bytes} bytes into {room_bytes}", coder.name);
+                assert!(encoded.is_some() || room_bytes < len_bytes + spare_bytes, "{why}: does not fit");
+                if let Some(bytes) = encoded {
+                    assert!(room_bytes >= len_bytes, "{why}: fits");
+                    assert!(coder.decode(&bytes).unwrap() == page, "{why}: decodes to another page");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn coding_does_not_depend_on_the_pages_before() {
+    for mut coder in Coder::all() {
+        let pages = shapes();
+        for (a, b) in pages.iter().flat_map(|a| pages.iter().map(move |b| (a, b))) {
+            for (what, page) in [a, b, a] {
+                coder.assert_round_trip(what, page);
+            }
+            // A page that does not fit and bytes that do not decode leave no trace either.
+            assert!(coder.encode(&b.1, 3).is_none());
+            assert!(coder.decode(&[0xff; 9]).is_err());
+            coder.assert_round_trip(&a.0, &a.1);
+        }
+    }
+}
+
+#[test]
+fn every_truncation_is_an_error_or_a_page() {
+    for mut coder in Coder::all() {
+        for (what, page) in shapes() {
+            let bytes = coder.encode(&page, ROOM_BYTES).unwrap();
+            for len_bytes in 0..bytes.len() {
+                if let Some(decoded) = coder.decode_damaged(&bytes[..len_bytes]) {
+                    assert!(decoded == page, "{} {what} cut to {len_bytes}: another page", coder.name);
+                }
+            }
+            assert!(coder.decode(&bytes).unwrap() == page, "{} {what}: broken afterwards", coder.name);
+        }
+    }
+}
+
+#[test]
+fn trailing_bytes_are_an_error_or_a_page() {
+    for mut coder in Coder::all() {
+        for (_, page) in shapes() {
+            let mut bytes = coder.encode(&page, ROOM_BYTES).unwrap();
+            for extra in [0, 1, 0x10, 0xff] {
+                bytes.push(extra);
+                coder.decode_damaged(&bytes);
+            }
+            let twice = [bytes.as_slice(), &bytes].concat();
+            assert_eq!(coder.decode_damaged(&twice), None, "{}: two pages in one", coder.name);
+        }
+    }
+}
+
+#[test]
+fn flipped_bits_are_an_error_or_a_page() {
+    const FLIPS_A_PAGE: usize = 8_000;
+    for mut coder in Coder::all() {
+        let random = &mut Random::new();
+        for (what, page) in shapes() {
+            let mut bytes = coder.encode(&page, ROOM_BYTES).unwrap();
+            let bits = bytes.len() * 8;
+            for flip in 0..bits.min(FLIPS_A_PAGE) {
+                let bit = if bits <= FLIPS_A_PAGE { flip } else { random.below(bits) };
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                coder.decode_damaged(&bytes);
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+            assert!(coder.decode(&bytes).unwrap() == page, "{} {what}: broken afterwards", coder.name);
+        }
+    }
+}
+
+#[test]
+fn garbage_is_an_error_or_a_page() {
+    for mut coder in Coder::all() {
+        assert_eq!(coder.decode_damaged(&[]), None, "{}: nothing decodes to a page", coder.name);
+        let random = &mut Random::new();
+        let start = coder.encode(&text_page(random), ROOM_BYTES).unwrap();
+        let state_bytes = coder.decoder.state_bytes();
+        for _ in 0..3_000 {
+            let len_bytes = random.below(ROOM_BYTES);
+            let mut bytes = random.bytes(len_bytes);
+            // A true start gets the decoder past its first checks.
+            let kept = random.below(start.len()).min(len_bytes);
+            if random.below(2) == 0 {
+                bytes[..kept].copy_from_slice(&start[..kept]);
+            }
+            coder.decode_damaged(&bytes);
+        }
+        assert_eq!(coder.decoder.state_bytes(), state_bytes, "{}: the decoder grew", coder.name);
+    }
+}
+
+#[test]
+fn states_never_grow() {
+    for mut coder in Coder::all() {
+        let sizes = |coder: &Coder| (coder.encoder.state_bytes(), coder.decoder.state_bytes());
+        let before = sizes(&coder);
+        for (what, page) in shapes().iter().chain(&real()) {
+            coder.assert_round_trip(what, page);
+        }
+        assert_eq!(sizes(&coder), before, "{}", coder.name);
+    }
+}
+
+#[test]
+fn lz4_agrees_with_another_implementation() {
+    let mut coder = Coder::new(&Algorithm::Lz4);
+    let mut page = [0; PAGE_SIZE];
+    for (what, original) in shapes().iter().chain(&periodic().collect::<Vec<_>>()).chain(&real()) {
+        let ours = coder.encode(original, ROOM_BYTES).unwrap();
+        assert_eq!(lz4_flex::block::decompress_into(&ours, &mut page).unwrap(), PAGE_SIZE, "{what}");
+        assert!(page == *original, "{what}: another page");
+        let theirs = lz4_flex::block::compress(original);
+        assert!(coder.decode(&theirs).unwrap() == *original, "{what}: another page");
+    }
+}
+
+#[test]
+fn lz4_agrees_with_another_implementation_on_damaged_bytes() {
+    let mut coder = Coder::new(&Algorithm::Lz4);
+    let (random, mut both) = (&mut Random::new(), 0);
+    for (what, original) in shapes() {
+        let bytes = coder.encode(&original, ROOM_BYTES).unwrap();
+        for _ in 0..2_000 {
+            let mut damaged = bytes.clone();
+            damaged[random.below(bytes.len())] ^= 1 << random.below(8);
+            let mut theirs = [0; PAGE_SIZE];
+            if let Some(ours) = coder.decode_damaged(&damaged)
+                && lz4_flex::block::decompress_into(&damaged, &mut theirs)
+                    .is_ok_and(|len_bytes| len_bytes == PAGE_SIZE)
+            {
+                both += 1;
+                assert!(ours == theirs, "{what}: two pages (seed {})", Random::SEED);
+            }
+        }
+    }
+    assert!(both > 1_000, "only {both} damaged pages decoded by both");
+}
+
+#[test]
+fn lz4_decodes_without_state() {
+    let decode = Algorithm::Lz4.stateless_decode().unwrap();
+    let (page, mut decoded) = (text_page(&mut Random::new()), [0; PAGE_SIZE]);
+    let mut bytes = [0; PAGE_SIZE];
+    let len_bytes = Encoder::new(&Algorithm::Lz4).unwrap().encode(&page, &mut bytes).unwrap();
+    decode(&bytes[..len_bytes], &mut decoded).unwrap();
+    assert!(decoded == page);
+    assert_eq!(decode(&[], &mut decoded).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert!(Algorithm::Zstd { level: 1 }.stateless_decode().is_none());
+}
+
+#[test]
+fn a_zstd_decoder_reads_every_level_and_a_two_byte_header() {
+    let mut decoder = Decoder::new(&Algorithm::Zstd { level: 19 }).unwrap();
+    let page = text_page(&mut Random::new());
+    for level in (-7..=22).filter(|&level| level != 0) {
+        let (mut bytes, mut decoded) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+        let mut encoder = Encoder::new(&Algorithm::Zstd { level }).unwrap();
+        let len_bytes = encoder.encode(&page, &mut bytes).unwrap();
+        // RFC 8878, 3.1.1.1: no checksum, content size or dictionary; a window of 1 << (10 + 2) bytes.
+        assert_eq!(bytes[..2], [0, 2 << 3], "level {level}");
+        decoder.decode(&bytes[..len_bytes], &mut decoded).unwrap();
+        assert!(decoded == page, "level {level}");
+    }
+}
+
+#[test]
+fn a_frame_of_more_or_less_than_a_page_says_which() {
+    let decoder = &mut Decoder::new(&Algorithm::Zstd { level: 1 }).unwrap();
+    let state_bytes = decoder.state_bytes();
+    // RFC 8878, 3.1.1.2: one last block, a byte repeated; a window of a page and one of 2 GiB.
+    let mut decode = |window: u8, repeats: u32| {
+        let [low, middle, high, _] = (repeats << 3 | 1 << 1 | 1).to_le_bytes();
+        let result = decoder.decode(&[0, window, low, middle, high, 7], &mut [0; PAGE_SIZE]);
+        assert_eq!(decoder.state_bytes(), state_bytes);
+        result
+    };
+    for window in [2 << 3, 21 << 3] {
+        decode(window, 4096).unwrap();
+        assert!(decode(window, 4095).unwrap_err().to_string().contains("less than a page"));
+    }
+    assert!(decode(21 << 3, 4097).unwrap_err().to_string().contains("more than a page"));
+}
+
+#[test]
+fn algorithms_read_as_they_print() {
+    for (text, algorithm) in [
+        ("lz4", Algorithm::Lz4),
+        ("zstd", Algorithm::Zstd { level: zstd::DEFAULT_LEVEL }),
+        ("zstd:3", Algorithm::Zstd { level: 3 }),
+        ("zstd:-5", Algorithm::Zstd { level: -5 }),
+        ("zstd:22", Algorithm::Zstd { level: 22 }),
+    ] {
+        assert_eq!(text.parse::<Algorithm>().unwrap(), algorithm);
+        assert_eq!(algorithm.to_string(), text);
+        assert!(Algorithm::all().contains(&algorithm.name()));
+    }
+    assert_eq!(" zstd:1\n".parse::<Algorithm>().unwrap().to_string(), "zstd");
+    for name in Algorithm::NAMES {
+        assert_eq!(name.parse::<Algorithm>().unwrap().name(), *name);
+    }
+}
+
+#[test]
+fn a_bad_algorithm_says_what_to_write() {
+    for (text, hint) in [
+        ("", "there are: lz4, zstd"),
+        ("LZ4", "there are: lz4, zstd"),
+        ("lzo:3", "no compression algorithm 'lzo'"),
+        ("lz4:1", "lz4 takes no level"),
+        ("zstd:", "write 1 to 22"),
+        ("zstd:fast", "write 1 to 22"),
+        ("zstd:23", "write 1 to 22"),
+        ("zstd:-131073", "-131072 to -1"),
+        ("zstd:99999999999", "write 1 to 22"),
+        ("zstd:0", "write zstd:3"),
+    ] {
+        let error = text.parse::<Algorithm>().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid);
+        assert!(error.to_string().contains(hint), "{text}: {error}");
+    }
+    // A level given in code is checked as well.
+    assert!(Encoder::new(&Algorithm::Zstd { level: 23 }).is_err());
+}

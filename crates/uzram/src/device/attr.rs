@@ -1,0 +1,303 @@
+//! The attributes of a device: one table, which the command line and the control API show.
+//!
+//! Names, formats and life cycle are the kernel's where the kernel has the attribute; what only
+//! uzram has is marked so. Some that the kernel can only write can be read here as well.
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::MAX_BATCH_PAGES;
+use crate::base::sync::Arc;
+use crate::base::units::{bytes_to_pages, parse_size};
+use crate::codec::Algorithm;
+use crate::store::Store;
+use crate::zsmalloc::CHAIN_SIZES;
+
+use super::{Device, State, Stats};
+
+/// One row of the table.
+#[derive(Clone, Copy)]
+pub struct Attribute {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is, and when it may be written.
+    pub help: &'static str,
+    get: Option<fn(&Device) -> String>,
+    set: Option<fn(&Device, &str) -> Result<()>>,
+}
+
+/// The table, in the order in which it is shown.
+pub(super) static TABLE: &[Attribute] = &[
+    Attribute {
+        name: "disksize",
+        help: "size of the disk in bytes; K, M, G, T are understood; setting it initialises the device",
+        get: Some(|device| device.size_bytes().to_string()),
+        set: Some(set_disksize),
+    },
+    Attribute {
+        name: "initstate",
+        help: "1 once the device is initialised",
+        get: Some(|device| u8::from(device.size_bytes() > 0).to_string()),
+        set: None,
+    },
+    Attribute {
+        name: "reset",
+        help: "any number but 0 frees everything and forgets all parameters; refused while in use",
+        get: None,
+        set: Some(set_reset),
+    },
+    Attribute {
+        name: "comp_algorithm",
+        help: "compression algorithm, the one in use in brackets; before initialisation",
+        get: Some(comp_algorithm),
+        set: Some(set_comp_algorithm),
+    },
+    Attribute {
+        name: "mem_limit",
+        help: "the most memory that mem_charged may reach, in bytes; 0 for no limit; at any time",
+        get: Some(|device| device.stats().mem_limit_bytes.to_string()),
+        set: Some(set_mem_limit),
+    },
+    Attribute {
+        name: "mem_used_max",
+        help: "the most memory the pool ever had; writing 0 starts anew",
+        get: Some(|device| device.stats().mem_used_max_bytes.to_string()),
+        set: Some(set_mem_used_max),
+    },
+    Attribute {
+        name: "mm_stat",
+        help: "orig_data_size compr_data_size mem_used_total mem_limit mem_used_max same_pages \
+               pages_compacted huge_pages huge_pages_since",
+        get: Some(|device| mm_stat(&device.stats())),
+        set: None,
+    },
+    Attribute {
+        name: "io_stat",
+        help: "failed_reads failed_writes invalid_io notify_free",
+        get: Some(|device| io_stat(&device.stats())),
+        set: None,
+    },
+    Attribute {
+        name: "debug_stat",
+        help: "version, then writestall and miss_free, which are always 0: nothing here stalls or misses",
+        get: Some(|_| format!("version: 1\n{} {:8}", 0, 0)),
+        set: None,
+    },
+    Attribute {
+        name: "mem_charged",
+        help: "memory of pool, metadata slabs and kept free pages, which mem_limit bounds (uzram only)",
+        get: Some(|device| device.stats().mem_charged_bytes.to_string()),
+        set: None,
+    },
+    Attribute {
+        name: "mem_fixed",
+        help: "the most memory that slot table and streams can take (uzram only)",
+        get: Some(|device| device.stats().mem_fixed_bytes.to_string()),
+        set: None,
+    },
+    Attribute {
+        name: "page_ages",
+        help: "pages that hold something and were not used for 1 minute, 10 minutes, 1 hour, 1 day (uzram only)",
+        get: Some(page_ages),
+        set: None,
+    },
+    Attribute {
+        name: "classes",
+        help: "size classes of the pool: zspages by fullness, objects, pages",
+        get: Some(classes),
+        set: None,
+    },
+    Attribute {
+        name: "chain_size",
+        help: "the most pages of a zspage, 4 to 16; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.chain_size.to_string()),
+        set: Some(set_chain_size),
+    },
+    Attribute {
+        name: "checksum",
+        help: "1 to keep a checksum of each page and verify it at each read; before initialisation (uzram only)",
+        get: Some(|device| u8::from(device.state.lock().params.checksum).to_string()),
+        set: Some(set_checksum),
+    },
+    Attribute {
+        name: "run_cache_batch",
+        help: "pages that the CPUs' caches of free runs move at a time, up to 512; 0 for none; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.run_cache_batch_pages.to_string()),
+        set: Some(set_run_cache_batch),
+    },
+];
+
+/// The row of a name.
+pub(super) fn find(name: &str) -> Result<&'static Attribute> {
+    TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
+        let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
+        let what = format!("no attribute '{name}'; there are: {}", names.join(", "));
+        Error::new(ErrorKind::NotFound, what)
+    })
+}
+
+impl Attribute {
+    /// Whether it can be read.
+    pub fn readable(&self) -> bool {
+        self.get.is_some()
+    }
+
+    /// Whether it can be written.
+    pub fn writable(&self) -> bool {
+        self.set.is_some()
+    }
+
+    pub(super) fn get(&self, device: &Device) -> Result<String> {
+        let denied =
+            || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be written", self.name));
+        self.get.map(|get| get(device)).ok_or_else(denied)
+    }
+
+    pub(super) fn set(&self, device: &Device, value: &str) -> Result<()> {
+        let denied =
+            || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be read", self.name));
+        self.set.ok_or_else(denied)?(device, value)
+    }
+}
+
+fn set_disksize(device: &Device, value: &str) -> Result<()> {
+    match parse_size(value)? {
+        0 => Err(Error::invalid("a disk of 0 bytes is none").with_setting("disksize")),
+        bytes => device.initialise(bytes),
+    }
+}
+
+fn set_reset(device: &Device, value: &str) -> Result<()> {
+    match value.parse::<u16>() {
+        Ok(number) if number != 0 => device.reset(),
+        _ => Err(Error::invalid(format!("'{value}' does not reset: write 1"))),
+    }
+}
+
+fn comp_algorithm(device: &Device) -> String {
+    let current = device.state.lock().params.algorithm;
+    let show =
+        |name: &&str| if *name == current.name() { format!("[{current}]") } else { (*name).to_owned() };
+    Algorithm::NAMES.iter().map(show).collect::<Vec<_>>().join(" ")
+}
+
+fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
+    let algorithm = value.parse()?;
+    let mut state = device.state.lock();
+    state.uninitialised("comp_algorithm")?;
+    state.params.algorithm = algorithm;
+    Ok(())
+}
+
+fn set_mem_limit(device: &Device, value: &str) -> Result<()> {
+    let pages = bytes_to_pages(parse_size(value)?);
+    let mut state = device.state.lock();
+    state.params.limit_pages = pages;
+    if let Some(store) = &state.store {
+        store.arena().set_limit_pages(pages);
+    }
+    Ok(())
+}
+
+fn set_mem_used_max(device: &Device, value: &str) -> Result<()> {
+    if value != "0" {
+        return Err(Error::invalid(format!("'{value}' cannot be mem_used_max: write 0 to start anew")));
+    }
+    if let Some(store) = &device.state.lock().store {
+        store.reset_pool_max();
+    }
+    Ok(())
+}
+
+fn mm_stat(stats: &Stats) -> String {
+    format!(
+        "{:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8}",
+        stats.orig_data_bytes,
+        stats.compr_data_bytes,
+        stats.mem_used_bytes,
+        stats.mem_limit_bytes,
+        stats.mem_used_max_bytes,
+        stats.same_pages,
+        stats.pages_compacted,
+        stats.huge_pages,
+        stats.huge_pages_since
+    )
+}
+
+fn io_stat(stats: &Stats) -> String {
+    format!("{:8} {:8} {} {:8}", stats.failed_reads, stats.failed_writes, 0, stats.notify_free)
+}
+
+fn page_ages(device: &Device) -> String {
+    const AGES_S: [u32; 4] = [60, 600, 3600, 86_400];
+    let store = device.state.lock().store.clone();
+    let pages = |store: &Arc<Store>| AGES_S.map(|age_s| store.pages_older_than(age_s).to_string()).join(" ");
+    store.as_ref().map_or_else(|| "0 0 0 0".to_owned(), pages)
+}
+
+/// In the columns of the kernel's `/sys/kernel/debug/zsmalloc/POOL/classes`.
+fn classes(device: &Device) -> String {
+    let mut text = String::from(" class  size");
+    let percent = ["10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "99%", "100%"];
+    let counts = ["obj_allocated", "obj_used", "pages_used", "pages_per_zspage", "freeable"];
+    percent.iter().for_each(|column| text += &format!(" {column:>7}"));
+    counts.iter().for_each(|column| text += &format!(" {column:>16}"));
+    let store = device.state.lock().store.clone();
+    let stats = store.map(|store| store.class_stats()).unwrap_or_default();
+    let mut total = [0u64; 15];
+    for (index, stat) in stats.iter().enumerate() {
+        let zspages = stat.zspages[1..].iter().map(|count| u64::from(*count));
+        let shape = stat.class;
+        let counts = [stat.obj_allocated, stat.obj_used, stat.pages_used];
+        let row: Vec<u64> = zspages.chain(counts).chain([stat.freeable_pages()]).collect();
+        row.iter().zip(&mut total).for_each(|(count, sum)| *sum += count);
+        text += &format!("\n{index:6} {:5}", shape.size_bytes);
+        row[..11].iter().for_each(|count| text += &format!(" {count:7}"));
+        let [allocated, used, pages, freeable] = [row[11], row[12], row[13], row[14]];
+        text += &format!(" {allocated:16} {used:16} {pages:16} {:16} {freeable:16}", shape.pages_per_zspage);
+    }
+    text += "\n Total      ";
+    total[..11].iter().for_each(|count| text += &format!(" {count:7}"));
+    text += &format!(" {:16} {:16} {:16} {:16} {:16}", total[11], total[12], total[13], "", total[14]);
+    text
+}
+
+fn before_initialisation<T>(
+    device: &Device,
+    name: &str,
+    value: Option<T>,
+    wanted: impl FnOnce() -> String,
+    set: impl FnOnce(&mut State, T),
+) -> Result<()> {
+    let value = value.ok_or_else(|| Error::invalid(wanted()))?;
+    let mut state = device.state.lock();
+    state.uninitialised(name)?;
+    set(&mut state, value);
+    Ok(())
+}
+
+fn set_chain_size(device: &Device, value: &str) -> Result<()> {
+    let pages = value.parse().ok().filter(|pages| CHAIN_SIZES.contains(pages));
+    let wanted =
+        || format!("'{value}' is no chain_size: write {} to {}", CHAIN_SIZES.start(), CHAIN_SIZES.end());
+    before_initialisation(device, "chain_size", pages, wanted, |state, pages| state.params.chain_size = pages)
+}
+
+fn set_checksum(device: &Device, value: &str) -> Result<()> {
+    let on = match value {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    };
+    let wanted = || format!("'{value}' is no checksum: write 0 or 1");
+    before_initialisation(device, "checksum", on, wanted, |state, on| state.params.checksum = on)
+}
+
+fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {
+    let wanted = || Error::invalid(format!("'{value}' is no run_cache_batch: write 0 to {MAX_BATCH_PAGES}"));
+    let pages = value.parse().ok().filter(|pages| *pages <= MAX_BATCH_PAGES).ok_or_else(wanted)?;
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.arena().set_run_cache_batch_pages(pages)?;
+    }
+    state.params.run_cache_batch_pages = pages;
+    Ok(())
+}

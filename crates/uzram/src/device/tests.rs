@@ -1,0 +1,185 @@
+use super::*;
+use crate::base::random::Random;
+use crate::base::units::PAGE_SIZE;
+
+fn device(settings: &[(&str, &str)]) -> Arc<Device> {
+    let device = Device::new("zram7").expect("a good name");
+    for (name, value) in settings {
+        device.set(name, value).expect(name);
+    }
+    device
+}
+
+/// Reads, writes, discards and zeroes of any alignment against a byte array.
+#[test]
+fn agrees_with_a_naive_model() {
+    const BYTES: usize = 40 * PAGE_SIZE;
+    for seed in 0..6 {
+        let mut random = Random::new(seed);
+        let settings = [("comp_algorithm", "lz4"), ("comp_algorithm", "zstd")][seed as usize % 2];
+        let device = device(&[settings, ("disksize", &BYTES.to_string())]);
+        let (disk, mut model) = (device.open().expect("initialised"), vec![0u8; BYTES]);
+        for step in 0..2000 {
+            let offset = random.below(BYTES);
+            let (len, whole) = (random.below(3 * PAGE_SIZE).min(BYTES - offset), random.below(3) == 0);
+            let (offset, len) = if whole {
+                (
+                    offset & !(PAGE_SIZE - 1),
+                    len.next_multiple_of(PAGE_SIZE).min(BYTES - (offset & !(PAGE_SIZE - 1))),
+                )
+            } else {
+                (offset, len)
+            };
+            let range = offset..offset + len;
+            match random.below(6) {
+                0 | 1 => {
+                    let mut data = vec![0; len];
+                    let random_len = random.below(len + 1);
+                    random.fill(&mut data[..random_len]);
+                    disk.write(offset as u64, &data).expect("memory");
+                    model[range].copy_from_slice(&data);
+                }
+                2 => {
+                    disk.write_zeroes(offset as u64, len as u64).expect("memory");
+                    model[range].fill(0);
+                }
+                3 => {
+                    disk.discard(offset as u64, len as u64).expect("in range");
+                    let first = range.start.next_multiple_of(PAGE_SIZE);
+                    let last = range.end & !(PAGE_SIZE - 1);
+                    if first < last {
+                        model[first..last].fill(0);
+                    }
+                }
+                _ => {
+                    let mut read = vec![1; len];
+                    disk.read(offset as u64, &mut read).expect("sound");
+                    assert!(read == model[range], "seed {seed} step {step}: {offset}+{len}");
+                }
+            }
+        }
+        let mut read = vec![1; BYTES];
+        disk.read(0, &mut read).expect("sound");
+        assert!(read == model, "seed {seed}");
+    }
+}
+
+#[test]
+fn requests_beyond_the_end_change_nothing_and_count() {
+    let device = device(&[("disksize", "8K")]);
+    let disk = device.open().expect("initialised");
+    for (offset, len) in [(8192, 1), (8191, 2), (0, 8193), (u64::MAX, 2), (u64::MAX - 5, 5)] {
+        let mut buf = vec![0; len];
+        assert_eq!(disk.read(offset, &mut buf).unwrap_err().kind(), ErrorKind::OutOfRange);
+        assert_eq!(disk.write(offset, &buf).unwrap_err().errno(), 22);
+        assert!(disk.discard(offset, len as u64).is_err() && disk.write_zeroes(offset, len as u64).is_err());
+    }
+    assert!(disk.read(8192, &mut []).is_ok() && disk.write(8192, &[]).is_ok());
+    assert_eq!(device.get("io_stat").expect("readable"), format!("{:8} {:8} {} {:8}", 5, 15, 0, 0));
+}
+
+#[test]
+fn the_life_cycle_is_the_kernels() {
+    let device = Device::new("zram0").expect("a good name");
+    assert_eq!(device.get("initstate"), Ok("0".into()));
+    assert_eq!(device.open().err().expect("uninitialised").setting(), Some("disksize"));
+    device.set("mem_limit", "1M").expect("at any time");
+    assert_eq!(device.set("disksize", "0").unwrap_err().kind(), ErrorKind::Invalid);
+    device.set("disksize", "4097").expect("a size");
+    assert_eq!((device.size_bytes(), device.get("initstate")), (8192, Ok("1".into())));
+    for (name, value) in
+        [("disksize", "1M"), ("comp_algorithm", "zstd"), ("chain_size", "8"), ("checksum", "1")]
+    {
+        assert_eq!(device.set(name, value).unwrap_err().kind(), ErrorKind::Busy, "{name}");
+    }
+    let disk = device.open().expect("initialised");
+    disk.write(0, &[9; 4096]).expect("memory");
+    assert_eq!(device.set("reset", "1").unwrap_err().kind(), ErrorKind::Busy);
+    drop(disk);
+    for bad in ["0", "", "x", "70000"] {
+        assert_eq!(device.set("reset", bad).unwrap_err().kind(), ErrorKind::Invalid, "{bad}");
+    }
+    device.set("reset", "1\n").expect("nobody uses it");
+    assert_eq!((device.size_bytes(), device.get("mem_limit")), (0, Ok("0".into())));
+    device.set("comp_algorithm", "zstd:3").expect("uninitialised again");
+    assert_eq!(device.get("comp_algorithm"), Ok("lz4 [zstd:3]".into()));
+    device.set("disksize", "8192").expect("a size");
+    let mut read = [1; 4096];
+    device.open().expect("initialised").read(0, &mut read).expect("sound");
+    assert_eq!(read, [0; 4096], "nothing survives a reset");
+}
+
+#[test]
+fn statistics_are_the_kernels_columns() {
+    let device = device(&[("disksize", "1M"), ("mem_limit", "512K")]);
+    let disk = device.open().expect("initialised");
+    let mut random = [0; 4096];
+    Random::new(1).fill(&mut random);
+    let text: Vec<u8> = b"compressible ".iter().copied().cycle().take(4096).collect();
+    disk.write(0, &random).expect("memory");
+    disk.write(4096, &[5; 4096]).expect("memory");
+    disk.write(8192, &text).expect("memory");
+    disk.write(12288, &text[..100]).expect("memory");
+    disk.write(0, &text).expect("memory");
+    disk.discard(8192, 4096).expect("in range");
+    let mm: Vec<u64> = device
+        .get("mm_stat")
+        .expect("readable")
+        .split_whitespace()
+        .map(|n| n.parse().expect("a number"))
+        .collect();
+    let [orig, compr, used, limit, used_max, same, compacted, huge, huge_since] = mm[..] else {
+        panic!("{mm:?}")
+    };
+    assert_eq!((orig, limit, same, compacted, huge, huge_since), (3 * 4096, 512 << 10, 1, 0, 0, 1));
+    assert!(compr > 0 && compr < 400 && used <= 2 * 4096 && used_max >= 2 * 4096, "{mm:?}");
+    assert_eq!(device.get("io_stat").expect("readable"), format!("{:8} {:8} {} {:8}", 0, 0, 0, 1));
+    assert_eq!(device.get("debug_stat").expect("readable"), "version: 1\n0        0");
+    assert_eq!(device.get("page_ages"), Ok("0 0 0 0".into()));
+    device.set("mem_used_max", "0").expect("starts anew");
+    assert_eq!(device.get("mem_used_max"), Ok(used.to_string()));
+    assert!(device.set("mem_used_max", "1").is_err());
+    let stats = device.stats();
+    assert!(stats.mem_charged_bytes >= used && stats.mem_tables_bytes <= stats.mem_fixed_bytes + (1 << 20));
+    let classes = device.get("classes").expect("readable");
+    let total: Vec<&str> = classes.lines().last().expect("a total").split_whitespace().collect();
+    assert_eq!((total[0], total[13]), ("Total", "2"), "{classes}");
+}
+
+#[test]
+fn every_attribute_keeps_its_word() {
+    for row in Device::attributes() {
+        let device = device(&[]);
+        assert!(row.readable() || row.writable(), "{}", row.name);
+        match device.get(row.name) {
+            Ok(_) => assert!(row.readable(), "{}", row.name),
+            Err(error) => assert_eq!((row.readable(), error.kind()), (false, ErrorKind::Permission)),
+        }
+        let error = device.set(row.name, "nonsense").expect_err(row.name);
+        let expected = if row.writable() { ErrorKind::Invalid } else { ErrorKind::Permission };
+        assert_eq!(error.kind(), expected, "{}", row.name);
+    }
+    let error = device(&[]).get("nonesuch").unwrap_err();
+    assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("mm_stat"), "{error}");
+}
+
+#[test]
+fn settings_reach_the_store() {
+    let device = device(&[("disksize", "1M"), ("run_cache_batch", "7"), ("mem_limit", "64K")]);
+    assert_eq!(device.get("run_cache_batch"), Ok("7".into()));
+    let (disk, mut random) = (device.open().expect("initialised"), vec![0; 1 << 20]);
+    Random::new(1).fill(&mut random);
+    let error = disk.write(0, &random).expect_err("over the limit");
+    assert_eq!((error.errno(), error.setting()), (28, Some("mem_limit")));
+    device.set("mem_limit", "0").expect("at any time");
+    disk.write(0, &random).expect("no limit");
+    device.set("run_cache_batch", "0").expect("at any time");
+    assert!(device.set("run_cache_batch", "513").is_err());
+}
+
+#[test]
+fn names_are_checked() {
+    for name in ["", ".", "../x", "a b", "a/b", &"x".repeat(65)] {
+        assert!(Device::new(name).is_err(), "{name}");
+    }
+}

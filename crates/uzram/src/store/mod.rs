@@ -1,0 +1,404 @@
+//! The store: page number to contents. A slot table, compression streams and a zsmalloc pool.
+//!
+//! A page is compressed and stored first, then its slot is switched to the new object under the
+//! slot's lock, then the old object is freed: whatever fails before the switch leaves the old
+//! contents readable. A reader holds the slot's lock only to pin the object it reads.
+//!
+//! Lock order: slot, stream, then the pool's. A whole page is compressed before its slot is
+//! locked; a part of a page is read, changed and written back under the slot's lock.
+
+mod slot;
+mod stats;
+
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+use std::borrow::Borrow;
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Account, Arena};
+use crate::base::sync::Arc;
+use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
+use crate::codec::{Algorithm, Decode, Decoder, Encoder};
+use crate::stream::{PerCpu, Streams};
+use crate::zsmalloc::{ClassStat, Pool};
+use slot::{Contents, SlotGuard, Slots};
+use stats::Counters;
+
+/// The most pages a store can have: a page number is a u32.
+pub const MAX_PAGES: u64 = 1 << u32::BITS;
+/// Address space reserved for each byte of the disk: a pool scattered by overwrites may need more
+/// than the disk's size. It costs nothing until it is used.
+const RESERVE_FACTOR: u64 = 4;
+/// Address space beyond that, for the smallest of disks.
+const RESERVE_BASE_BYTES: u64 = if cfg!(feature = "loom") { 1 << 19 } else { 64 << 20 };
+/// Objects beyond one a page: pages being overwritten, and old objects that are still being read.
+const SPARE_OBJECTS: u64 = if cfg!(feature = "loom") { 8 } else { 65536 };
+
+/// How to make a [`Store`].
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Its size, 1..=[`MAX_PAGES`].
+    pub pages: u64,
+    /// How pages are compressed.
+    pub algorithm: Algorithm,
+    /// The most pages of a zspage.
+    pub chain_size: usize,
+    /// Whether each page carries a checksum that every read verifies.
+    pub checksum: bool,
+    /// The most memory, as [`Stats::charged_pages`] counts it; 0 for no limit.
+    pub limit_pages: u64,
+    /// Pages that the CPUs' caches of free runs move at a time; 0 for none.
+    pub run_cache_batch_pages: usize,
+}
+
+/// See the [module's documentation](self).
+pub struct Store {
+    slots: Slots,
+    streams: PerCpu<Stream>,
+    pool: Pool,
+    arena: Arc<Arena>,
+    counters: Counters,
+    /// Where the algorithm decodes without state, reading takes no stream.
+    stateless_decode: Option<Decode>,
+    checksum: bool,
+}
+
+/// A codec's states and a buffer for one compressed page.
+struct Stream {
+    encoder: Encoder,
+    decoder: Decoder,
+    compressed: Box<[u8]>,
+}
+
+/// Room for a compressed page beyond the longest worth storing: the encoder gives up on a page
+/// soon after it exceeds that, but zstd needs some bytes more than it fills.
+const SLACK_BYTES: usize = 16;
+
+/// The counts of a store. Pages of 4096 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Pages that hold something, same-filled ones included.
+    pub pages_stored: u64,
+    /// Bytes of all objects, huge ones included.
+    pub compr_data_bytes: u64,
+    /// Pages of zspages.
+    pub pool_pages: u64,
+    /// The most there ever were.
+    pub pool_pages_max: u64,
+    /// Pages of metadata slabs: handles and descriptors.
+    pub slab_pages: u64,
+    /// Pages in memory for all of these, and for free runs kept: what the limit bounds.
+    pub charged_pages: u64,
+    /// The limit; 0 for none.
+    pub limit_pages: u64,
+    /// Pages that are one word, repeated.
+    pub same_pages: u64,
+    /// Pages stored as they are.
+    pub huge_pages: u64,
+    /// Pages ever stored as they are.
+    pub huge_pages_since: u64,
+    /// Pages read.
+    pub pages_read: u64,
+    /// Pages written.
+    pub pages_written: u64,
+    /// Reads that failed.
+    pub failed_reads: u64,
+    /// Writes that failed.
+    pub failed_writes: u64,
+    /// Pages discarded.
+    pub notify_free: u64,
+    /// Objects found damaged when they were freed.
+    pub corrupted: u64,
+}
+
+impl Store {
+    /// An empty store.
+    ///
+    /// # Errors
+    /// `Invalid` for a size or a setting out of range, `NoMemory` when the system refuses.
+    pub fn new(config: &Config) -> Result<Self> {
+        if config.pages == 0 || config.pages > MAX_PAGES {
+            return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
+        }
+        let reserve_bytes = pages_to_bytes(config.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
+        let arena = Arc::new(Arena::new(reserve_bytes)?);
+        arena.set_limit_pages(config.limit_pages);
+        arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
+        let pool = Pool::new(Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
+        let room_bytes = pool.huge_threshold() + SLACK_BYTES;
+        let stream = || {
+            Ok::<_, Error>(Stream {
+                encoder: Encoder::new(&config.algorithm)?,
+                decoder: Decoder::new(&config.algorithm)?,
+                compressed: vec![0; room_bytes].into_boxed_slice(),
+            })
+        };
+        Ok(Store {
+            slots: Slots::new(config.pages)?,
+            streams: PerCpu::new(stream)?,
+            pool,
+            arena,
+            counters: Counters::new(),
+            stateless_decode: config.algorithm.stateless_decode(),
+            checksum: config.checksum,
+        })
+    }
+
+    /// How many pages it has.
+    pub fn pages(&self) -> u64 {
+        self.slots.pages()
+    }
+
+    /// Reads a page.
+    ///
+    /// # Errors
+    /// `Corrupt` when what is stored does not decode to what was written; `out` is then undefined.
+    ///
+    /// # Panics
+    /// As all of these, when the page is beyond the end.
+    pub fn read(&self, page: u64, out: &mut Page) -> Result<()> {
+        let slot = self.slots.lock(page);
+        let done = self.load(slot, page, out);
+        self.count_read(page, done)
+    }
+
+    /// Reads the part of a page from byte `at` on.
+    ///
+    /// # Errors
+    /// As [`Store::read`].
+    pub fn read_part(&self, page: u64, at: usize, out: &mut [u8]) -> Result<()> {
+        let mut whole = [0; PAGE_SIZE];
+        self.read(page, &mut whole)?;
+        out.copy_from_slice(&whole[at..at + out.len()]);
+        Ok(())
+    }
+
+    /// Writes a page.
+    ///
+    /// # Errors
+    /// `NoSpace` when the limit is met, `NoMemory` when the system gives no more; the page keeps
+    /// its old contents.
+    pub fn write(&self, page: u64, contents: &Page) -> Result<()> {
+        let done = self.make(page, contents).map(|new| self.switch(self.slots.lock(page), new));
+        self.count_write(page, done)
+    }
+
+    /// Writes the part of a page from byte `at` on; the rest of it stays.
+    ///
+    /// # Errors
+    /// As [`Store::write`] and [`Store::read`].
+    pub fn write_part(&self, page: u64, at: usize, bytes: &[u8]) -> Result<()> {
+        self.change_part(page, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
+    }
+
+    /// Makes `len` bytes of a page from byte `at` on read as zeros.
+    ///
+    /// # Errors
+    /// As [`Store::write_part`].
+    pub fn zero_part(&self, page: u64, at: usize, len: usize) -> Result<()> {
+        if self.slots.lock(page).contents() == Contents::Empty {
+            return Ok(());
+        }
+        self.change_part(page, |whole| whole[at..at + len].fill(0))
+    }
+
+    /// Forgets a page: it reads as zeros.
+    pub fn discard(&self, page: u64) {
+        let slot = self.slots.lock(page);
+        self.switch(slot, Contents::Empty);
+        self.counters.local().notify_free.add(1);
+    }
+
+    /// Counts a request that failed before it came to any page.
+    pub(crate) fn count_failure(&self, is_write: bool) {
+        let share = self.counters.local();
+        if is_write { &share.failed_writes } else { &share.failed_reads }.add(1);
+    }
+
+    /// The counts now.
+    pub fn stats(&self) -> Stats {
+        let (counters, arena) = (&self.counters, &self.arena);
+        Stats {
+            pages_stored: counters.sum(|share| &share.pages_stored),
+            compr_data_bytes: counters.sum(|share| &share.compr_data_bytes),
+            pool_pages: self.pool.pages_used(),
+            pool_pages_max: arena.used_pages_max(Account::Pool),
+            slab_pages: arena.used_pages(Account::Slab),
+            charged_pages: arena.charged_pages(),
+            limit_pages: arena.limit_pages(),
+            same_pages: counters.sum(|share| &share.same_pages),
+            huge_pages: counters.sum(|share| &share.huge_pages),
+            huge_pages_since: counters.sum(|share| &share.huge_pages_since),
+            pages_read: counters.sum(|share| &share.pages_read),
+            pages_written: counters.sum(|share| &share.pages_written),
+            failed_reads: counters.sum(|share| &share.failed_reads),
+            failed_writes: counters.sum(|share| &share.failed_writes),
+            notify_free: counters.sum(|share| &share.notify_free),
+            corrupted: self.pool.corrupted(),
+        }
+    }
+
+    /// How many pages that hold something were not used in the last `age_s` seconds.
+    pub fn pages_older_than(&self, age_s: u32) -> u64 {
+        let now_s = now_s();
+        let old = |page: &u64| {
+            now_s.saturating_sub(self.slots.accessed_s(*page)) >= age_s
+                && self.slots.lock(*page).contents() != Contents::Empty
+        };
+        (0..self.pages()).filter(old).count() as u64
+    }
+
+    /// The state of each size class.
+    pub fn class_stats(&self) -> Vec<ClassStat> {
+        self.pool.class_stats()
+    }
+
+    /// The memory that the slot table and the streams take at most: the cost of the disk's size.
+    pub fn fixed_bytes(&self) -> usize {
+        let stream_bytes = |stream: &Stream| {
+            stream.encoder.state_bytes() + stream.decoder.state_bytes() + stream.compressed.len()
+        };
+        self.slots.max_bytes() + self.streams.sum(stream_bytes) + self.counters.bytes()
+    }
+
+    /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with
+    /// the pool.
+    #[cfg(not(feature = "loom"))]
+    pub fn table_resident_bytes(&self) -> usize {
+        let unused = self.slots.max_bytes() - self.slots.resident_bytes();
+        self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
+    }
+
+    /// Starts [`Stats::pool_pages_max`] anew.
+    pub fn reset_pool_max(&self) {
+        self.arena.reset_used_max(Account::Pool);
+    }
+
+    /// The limit and the run caches can be changed at any time.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Reads what a locked slot holds. The lock is let go as soon as the object is pinned, by
+    /// dropping `slot`; pass a reference to keep it.
+    #[inline]
+    fn load<'a>(&self, slot: impl Borrow<SlotGuard<'a>>, page: u64, out: &mut Page) -> Result<()> {
+        match slot.borrow().contents() {
+            Contents::Empty => out.fill(0),
+            Contents::Same(word) => fill(out, word),
+            Contents::Stored { handle, len, huge, checksum } => {
+                let pinned = self.pool.pin(handle, page as u32, usize::from(len))?;
+                drop(slot);
+                self.decode(&pinned, huge, out)?;
+                drop(pinned);
+                if self.checksum && crc32fast::hash(out) != checksum {
+                    let what = "the stored page is damaged: its checksum is wrong";
+                    return Err(Error::new(ErrorKind::Corrupt, what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn decode(&self, bytes: &[u8], huge: bool, out: &mut Page) -> Result<()> {
+        match (huge, self.stateless_decode) {
+            (true, _) => {
+                out.copy_from_slice(bytes);
+                Ok(())
+            }
+            (false, Some(decode)) => decode(bytes, out),
+            (false, None) => self.streams.with(|stream| stream.decoder.decode(bytes, out)),
+        }
+    }
+
+    /// Stores a page's contents where nobody finds them yet.
+    #[inline]
+    fn make(&self, page: u64, contents: &Page) -> Result<Contents> {
+        if let Some(word) = same_word(contents) {
+            return Ok(Contents::Same(word));
+        }
+        let checksum = if self.checksum { crc32fast::hash(contents) } else { 0 };
+        self.streams.with(|stream| {
+            let len = stream.encoder.encode(contents, &mut stream.compressed);
+            let (bytes, huge) = match len.filter(|len| *len < self.pool.huge_threshold()) {
+                Some(len) => (&stream.compressed[..len], false),
+                None => (&contents[..], true),
+            };
+            let handle = self.pool.store(bytes, page as u32)?;
+            Ok(Contents::Stored { handle, len: bytes.len() as u16, huge, checksum })
+        })
+    }
+
+    /// Switches a locked slot to `new`, lets it go, and frees what it held.
+    #[inline]
+    fn switch(&self, mut slot: SlotGuard<'_>, new: Contents) {
+        let old = slot.replace(new);
+        drop(slot);
+        self.counters.local().switched(&old, &new);
+        if let Contents::Stored { handle, .. } = old {
+            self.pool.free(handle);
+        }
+    }
+
+    fn change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {
+        let done = self.try_change_part(page, change);
+        self.count_write(page, done)
+    }
+
+    fn try_change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {
+        let slot = self.slots.lock(page);
+        let mut whole = [0; PAGE_SIZE];
+        self.load(&slot, page, &mut whole)?;
+        change(&mut whole);
+        let new = self.make(page, &whole)?;
+        self.switch(slot, new);
+        Ok(())
+    }
+
+    #[inline]
+    fn count_read(&self, page: u64, done: Result<()>) -> Result<()> {
+        let share = self.counters.local();
+        match done {
+            Ok(()) => share.pages_read.add(1),
+            Err(_) => share.failed_reads.add(1),
+        };
+        self.slots.touch(page, now_s());
+        done
+    }
+
+    #[inline]
+    fn count_write(&self, page: u64, done: Result<()>) -> Result<()> {
+        let share = self.counters.local();
+        match done {
+            Ok(()) => share.pages_written.add(1),
+            Err(_) => share.failed_writes.add(1),
+        };
+        self.slots.touch(page, now_s());
+        done
+    }
+}
+
+/// Seconds of a clock that is read without a system call, good to some milliseconds.
+#[inline]
+fn now_s() -> u32 {
+    rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse).tv_sec as u32
+}
+
+/// The word that fills the page, if one does.
+#[inline]
+fn same_word(page: &Page) -> Option<u64> {
+    let (words, _) = page.as_chunks::<8>();
+    let (first, last) = (words[0], words[words.len() - 1]);
+    // Pages that start and end alike are rare: look at the rest only of those.
+    (first == last && words.iter().all(|word| *word == first)).then(|| u64::from_ne_bytes(first))
+}
+
+#[inline]
+fn fill(page: &mut Page, word: u64) {
+    let (words, _) = page.as_chunks_mut::<8>();
+    words.fill(word.to_ne_bytes());
+}
