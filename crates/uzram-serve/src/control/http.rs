@@ -1,0 +1,224 @@
+//! As much of HTTP/1.1 as the control API needs: one request in, one response out, then close.
+//!
+//! Every length is bounded before it is used. A request that is not acceptable becomes the response
+//! that says why, so that callers have one thing to do with it: send it.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use serde_json::json;
+
+/// The most bytes of request line and headers.
+pub const MAX_HEAD_BYTES: usize = 16 << 10;
+/// The most bytes of a request's body.
+pub const MAX_BODY_BYTES: usize = 64 << 10;
+/// The most header lines.
+pub const MAX_HEADERS: usize = 64;
+
+/// What the control API looks at in a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The method, as sent.
+    pub method: String,
+    /// The path, still percent-encoded, without a query.
+    pub path: String,
+    /// The body; empty if none was announced.
+    pub body: Vec<u8>,
+}
+
+/// An answer, to be sent whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// The HTTP status.
+    pub status: u16,
+    /// JSON text, or empty.
+    pub body: String,
+    /// For 405: the methods this path takes.
+    pub allow: Option<&'static str>,
+    /// Whether the daemon ends once this is sent.
+    pub shutdown: bool,
+}
+
+impl Response {
+    /// A response without a body.
+    pub const fn empty(status: u16) -> Self {
+        Response { status, body: String::new(), allow: None, shutdown: false }
+    }
+
+    /// A response with a JSON body.
+    pub fn json(status: u16, body: &serde_json::Value) -> Self {
+        // A newline, for people with curl in a terminal.
+        Response { body: format!("{body}\n"), ..Response::empty(status) }
+    }
+
+    /// A failure in the one shape all failures have.
+    pub fn error(status: u16, text: &str, errno: i32, setting: Option<&str>) -> Self {
+        Response::json(status, &json!({ "error": text, "errno": errno, "setting": setting }))
+    }
+
+    /// Sends it.
+    ///
+    /// # Errors
+    /// Those of `output`.
+    pub fn write_to(&self, output: &mut impl Write) -> io::Result<()> {
+        let mut text = format!("HTTP/1.1 {} {}\r\n", self.status, reason(self.status));
+        if let Some(methods) = self.allow {
+            text.push_str(&format!("Allow: {methods}\r\n"));
+        }
+        if self.status != 204 {
+            text.push_str(&format!(
+                "Content-Type: application/json\r\nContent-Length: {}\r\n",
+                self.body.len()
+            ));
+        }
+        text.push_str("Connection: close\r\n\r\n");
+        text.push_str(&self.body);
+        output.write_all(text.as_bytes())?;
+        output.flush()
+    }
+}
+
+/// What the head of a request says about the rest of it.
+struct Head {
+    method: String,
+    path: String,
+    head_bytes: usize,
+    body_bytes: usize,
+    expects_continue: bool,
+}
+
+/// Reads one request.
+///
+/// # Errors
+/// The response to send instead of an answer.
+pub fn read_request(stream: &mut (impl Read + Write)) -> Result<Request, Response> {
+    let mut bytes = Vec::with_capacity(1024);
+    let head = loop {
+        if read_more(stream, &mut bytes, MAX_HEAD_BYTES)? == 0 {
+            return Err(refusal(431, "the request's headers are longer than 16 KiB"));
+        }
+        if let Some(head) = parse_head(&bytes)? {
+            break head;
+        }
+    };
+    let mut body = bytes.split_off(head.head_bytes);
+    if head.expects_continue && body.len() < head.body_bytes {
+        stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").map_err(|error| broken(&error))?;
+    }
+    while body.len() < head.body_bytes {
+        read_more(stream, &mut body, head.body_bytes)?;
+    }
+    body.truncate(head.body_bytes);
+    Ok(Request { method: head.method, path: head.path, body })
+}
+
+/// Appends what one read gives, up to `limit` bytes in all; 0 only if `bytes` is that long already.
+fn read_more(stream: &mut impl Read, bytes: &mut Vec<u8>, limit: usize) -> Result<usize, Response> {
+    let mut piece = [0; 4096];
+    let room = piece.len().min(limit.saturating_sub(bytes.len()));
+    if room == 0 {
+        return Ok(0);
+    }
+    loop {
+        match stream.read(&mut piece[..room]) {
+            Ok(0) => return Err(refusal(400, "the request ended early")),
+            Ok(count) => {
+                bytes.extend_from_slice(&piece[..count]);
+                return Ok(count);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(broken(&error)),
+        }
+    }
+}
+
+/// The head at the start of `bytes`; none while it is incomplete.
+fn parse_head(bytes: &[u8]) -> Result<Option<Head>, Response> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    let head_bytes = match request.parse(bytes) {
+        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => {
+            return Err(refusal(431, "the request has more than 64 headers"));
+        }
+        Err(error) => return Err(refusal(400, &format!("not an HTTP/1.1 request: {error}"))),
+    };
+    let (Some(method), Some(target)) = (request.method, request.path) else {
+        return Err(refusal(400, "not an HTTP/1.1 request"));
+    };
+    let mut head = Head {
+        method: method.to_owned(),
+        path: target.split('?').next().unwrap_or_default().to_owned(),
+        head_bytes,
+        body_bytes: 0,
+        expects_continue: false,
+    };
+    let mut announced = None;
+    for header in request.headers.iter() {
+        if header.name.eq_ignore_ascii_case("transfer-encoding") {
+            return Err(refusal(501, "Transfer-Encoding is not supported; send Content-Length"));
+        } else if header.name.eq_ignore_ascii_case("expect") {
+            head.expects_continue = header.value.eq_ignore_ascii_case(b"100-continue");
+        } else if header.name.eq_ignore_ascii_case("content-length") {
+            // Two lengths that disagree are how requests are smuggled; two that agree are useless.
+            if announced.replace(parse_length(header.value)?).is_some() {
+                return Err(refusal(400, "more than one Content-Length"));
+            }
+        }
+    }
+    head.body_bytes = announced.unwrap_or(0);
+    Ok(Some(head))
+}
+
+fn parse_length(value: &[u8]) -> Result<usize, Response> {
+    if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
+        return Err(refusal(400, "Content-Length is not a number"));
+    }
+    // Only digits: what does not parse is too large.
+    match str::from_utf8(value).unwrap_or_default().parse() {
+        Ok(length) if length <= MAX_BODY_BYTES => Ok(length),
+        _ => Err(refusal(413, "the request's body is longer than 64 KiB")),
+    }
+}
+
+/// The response to a request that failed before it meant anything.
+pub fn refusal(status: u16, text: &str) -> Response {
+    let errno = match status {
+        404 => 2,        // ENOENT
+        405 | 501 => 95, // EOPNOTSUPP
+        408 => 110,      // ETIMEDOUT
+        413 => 27,       // EFBIG
+        431 => 7,        // E2BIG
+        503 => 11,       // EAGAIN
+        _ => 22,         // EINVAL
+    };
+    Response::error(status, text, errno, None)
+}
+
+fn broken(error: &io::Error) -> Response {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => refusal(408, "the request took too long to arrive"),
+        // Nobody is left to read it, but the caller need not know.
+        _ => refusal(400, "the request ended early"),
+    }
+}
+
+const fn reason(status: u16) -> &'static str {
+    match status {
+        200 => "OK",
+        202 => "Accepted",
+        204 => "No Content",
+        400 => "Bad Request",
+        403 => "Forbidden",
+        404 => "Not Found",
+        405 => "Method Not Allowed",
+        408 => "Request Timeout",
+        409 => "Conflict",
+        413 => "Content Too Large",
+        431 => "Request Header Fields Too Large",
+        501 => "Not Implemented",
+        503 => "Service Unavailable",
+        507 => "Insufficient Storage",
+        _ => "Internal Server Error",
+    }
+}

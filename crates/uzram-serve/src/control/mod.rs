@@ -1,0 +1,56 @@
+//! The control API: HTTP/1.1 with JSON on a Unix socket, under `/v1/`.
+//!
+//! A view of the device's attribute table and nothing more: what an attribute means, when it may be
+//! written and which errno it answers is decided by [`uzram::device`].
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "stats"}…]}` |
+//! | `GET /v1/devices/NAME` | `{"name", "uri", "attributes": {NAME: TEXT or null…}, "stats"}` |
+//! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
+//! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
+//! | `POST /v1/devices/NAME/reset` | 204 |
+//! | `POST /v1/shutdown` | 202, and the daemon ends |
+//!
+//! A failure is a 4xx or 5xx status with `{"error": TEXT, "errno": N, "setting": TEXT or null}`.
+//!
+//! One request a connection. Each layer is a plain function of the one below: [`http`] turns bytes
+//! into a [`http::Request`], [`Api::handle`] turns that into a [`http::Response`] and touches no
+//! socket, [`exchange`] does both over any reader and writer, and [`Server`] runs `exchange` on a
+//! thread for each connection, with bounds on time, size and number.
+
+pub mod api;
+pub mod http;
+pub mod percent;
+mod server;
+pub mod stats;
+
+use std::io::{self, Read, Write};
+
+pub use api::{Api, Export};
+pub use server::{Limits, Server};
+pub use stats::StatsJson;
+
+/// How an [`exchange`] ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The request asked the daemon to end.
+    pub shutdown: bool,
+    /// The request was refused before all of it was read.
+    pub unread_input: bool,
+    /// Whether the answer went out; if not, the client vanished or was too slow to take it.
+    pub sent: io::Result<()>,
+}
+
+/// Reads one request from `input`, answers it on `output`. `input` is written to only for
+/// `100 Continue`.
+pub fn exchange(api: &Api, input: &mut (impl Read + Write), output: &mut impl Write) -> Outcome {
+    let (response, unread_input) = match http::read_request(input) {
+        Ok(request) => (api.handle(&request), false),
+        Err(refusal) => (refusal, true),
+    };
+    Outcome { shutdown: response.shutdown, unread_input, sent: response.write_to(output) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,50 @@
+//! [`Stats`] as JSON. The engine knows no serialisation, so its fields are listed once more here;
+//! the exhaustive pattern makes a new field a compile error rather than an omission.
+
+use serde::{Deserialize, Serialize};
+use uzram::device::Stats;
+
+macro_rules! mirror {
+    ($($field:ident),* $(,)?) => {
+        /// The fields of [`Stats`], with the same names, units and meanings.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct StatsJson {
+            $(#[doc = concat!("See [`Stats::", stringify!($field), "`].")] pub $field: u64,)*
+        }
+
+        impl From<Stats> for StatsJson {
+            fn from(stats: Stats) -> Self {
+                let Stats { $($field),* } = stats;
+                StatsJson { $($field),* }
+            }
+        }
+    };
+}
+
+mirror! {
+    disksize_bytes,
+    orig_data_bytes,
+    compr_data_bytes,
+    mem_used_bytes,
+    mem_used_max_bytes,
+    mem_limit_bytes,
+    mem_charged_bytes,
+    mem_fixed_bytes,
+    mem_tables_bytes,
+    same_pages,
+    pages_compacted,
+    huge_pages,
+    huge_pages_since,
+    pages_read,
+    pages_written,
+    failed_reads,
+    failed_writes,
+    notify_free,
+}
+
+impl StatsJson {
+    /// All memory that the device takes now: what `mem_limit` bounds, and the tables.
+    pub const fn memory_bytes(&self) -> u64 {
+        self.mem_charged_bytes.saturating_add(self.mem_tables_bytes)
+    }
+}

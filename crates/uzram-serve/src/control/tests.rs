@@ -1,0 +1,364 @@
+//! The control API without a daemon: requests and garbage through [`exchange`], and the bounds of
+//! [`Server`] over real sockets.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{self, Cursor, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use uzram::device::Device;
+
+use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
+use super::{Api, Export, Limits, Server, exchange};
+
+fn api() -> Api {
+    let device = Device::new("zram0").unwrap();
+    device.set("disksize", "1M").unwrap();
+    Api::new(vec![Export { device, uri: "nbd+unix:///zram0?socket=/run/nbd.sock".to_owned() }])
+}
+
+/// A client's bytes, given out a few at a time, and what was sent to it meanwhile.
+struct Client {
+    sends: Cursor<Vec<u8>>,
+    at_most_bytes: usize,
+    received: Vec<u8>,
+}
+
+impl Read for Client {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let len = buf.len().min(self.at_most_bytes);
+        self.sends.read(&mut buf[..len])
+    }
+}
+
+impl Write for Client {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.received.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    json: Value,
+    shutdown: bool,
+}
+
+fn ask_slowly(api: &Api, request: &[u8], at_most_bytes: usize) -> Answer {
+    let mut client = Client { sends: Cursor::new(request.to_vec()), at_most_bytes, received: Vec::new() };
+    let mut output = Vec::new();
+    let outcome = exchange(api, &mut client, &mut output);
+    outcome.sent.unwrap();
+    let text = String::from_utf8(output).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.strip_prefix("HTTP/1.1 ").unwrap()[..3].parse().unwrap();
+    let json = if body.is_empty() { Value::Null } else { serde_json::from_str(body).unwrap() };
+    if status >= 400 {
+        assert!(json["error"].is_string() && json["errno"].is_i64(), "{text}");
+        assert!(json.as_object().unwrap().contains_key("setting"), "{text}");
+    }
+    Answer { status, head: head.to_owned(), json, shutdown: outcome.shutdown }
+}
+
+fn ask(api: &Api, request: &[u8]) -> Answer {
+    ask_slowly(api, request, usize::MAX)
+}
+
+fn request(method: &str, path: &str, body: &str) -> Vec<u8> {
+    format!("{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        .into_bytes()
+}
+
+#[test]
+fn devices_are_listed_and_described() {
+    let api = api();
+    let list = ask(&api, &request("GET", "/v1/devices", ""));
+    assert_eq!(list.status, 200);
+    assert_eq!(list.json["devices"][0]["name"], "zram0");
+    assert_eq!(list.json["devices"][0]["stats"]["disksize_bytes"], 1 << 20);
+
+    let device = ask(&api, &request("GET", "/v1/devices/zram0?verbose", ""));
+    assert_eq!(device.status, 200);
+    assert_eq!(device.json["attributes"]["disksize"], "1048576");
+    assert_eq!(device.json["uri"], "nbd+unix:///zram0?socket=/run/nbd.sock");
+    for attribute in Device::attributes() {
+        let shown = device.json["attributes"].get(attribute.name).is_some();
+        assert_eq!(shown, attribute.readable, "{}", attribute.name);
+    }
+}
+
+#[test]
+fn attributes_are_read_and_written() {
+    let api = api();
+    let path = "/v1/devices/zram0/attributes/mem_limit";
+    let set = ask(&api, &request("PUT", path, r#"{"value": "64M"}"#));
+    assert_eq!((set.status, set.json), (204, Value::Null));
+    // A trickling client, and escapes in the path, make no difference.
+    let get = request("GET", "/v1/devices/zram%30/attributes/mem%5flimit", "");
+    for at_most_bytes in [1, 7, 4096] {
+        let answer = ask_slowly(&api, &get, at_most_bytes);
+        assert_eq!((answer.status, &answer.json["name"]), (200, &"mem_limit".into()));
+        assert_eq!(answer.json["value"], "67108864");
+    }
+    let reset = ask(&api, &request("POST", "/v1/devices/zram0/reset", ""));
+    assert_eq!(reset.status, 204);
+    let size = ask(&api, &request("GET", "/v1/devices/zram0/attributes/disksize", ""));
+    assert_eq!(size.json["value"], "0");
+}
+
+#[test]
+fn failures_carry_the_engine_s_errno() {
+    let api = api();
+    let attribute = |name: &str| format!("/v1/devices/zram0/attributes/{name}");
+    let value = r#"{"value": "1"}"#;
+    for (method, path, body, status, errno) in [
+        ("GET", attribute("nonesuch"), "", 404, 2),
+        ("GET", attribute("reset"), "", 403, 13),
+        ("PUT", attribute("initstate"), value, 403, 13),
+        ("PUT", attribute("disksize"), value, 409, 16),
+        ("PUT", attribute("mem_limit"), r#"{"value": "much"}"#, 400, 22),
+        ("PUT", attribute("mem_limit"), r#"{"value": 5}"#, 400, 22),
+        ("PUT", attribute("mem_limit"), "", 400, 22),
+        ("GET", "/v1/devices/zram1".to_owned(), "", 404, 2),
+        ("GET", "/v1/devices/".to_owned(), "", 404, 2),
+        ("GET", "/".to_owned(), "", 404, 2),
+        ("GET", "/v1/devices/%ff".to_owned(), "", 400, 22),
+        ("GET", "*".to_owned(), "", 400, 22),
+    ] {
+        let answer = ask(&api, &request(method, &path, body));
+        assert_eq!((answer.status, &answer.json["errno"]), (status, &errno.into()), "{method} {path}");
+    }
+}
+
+#[test]
+fn another_method_is_told_which_are_taken() {
+    let api = api();
+    for (path, methods) in [
+        ("/v1/devices", "GET"),
+        ("/v1/devices/zram0", "GET"),
+        ("/v1/devices/zram0/attributes/disksize", "GET, PUT"),
+        ("/v1/devices/zram0/reset", "POST"),
+        ("/v1/shutdown", "POST"),
+    ] {
+        let answer = ask(&api, &request("DELETE", path, ""));
+        assert_eq!(answer.status, 405, "{path}");
+        assert!(answer.head.contains(&format!("\r\nAllow: {methods}\r\n")), "{}", answer.head);
+    }
+}
+
+#[test]
+fn shutdown_is_passed_on() {
+    let api = api();
+    let answer = ask(&api, &request("POST", "/v1/shutdown", ""));
+    assert!(answer.shutdown && answer.status == 202);
+    assert!(!ask(&api, &request("GET", "/v1/shutdown", "")).shutdown);
+}
+
+#[test]
+fn what_is_too_long_or_unclear_is_refused() {
+    let api = api();
+    let path = "/v1/devices/zram0/attributes/mem_limit";
+    let with_headers = |headers: &str| format!("PUT {path} HTTP/1.1\r\n{headers}\r\n{{}}").into_bytes();
+    for (headers, status) in [
+        (format!("Content-Length: {}\r\n", MAX_BODY_BYTES + 1), 413),
+        ("Content-Length: 99999999999999999999999999\r\n".to_owned(), 413),
+        ("Content-Length: -1\r\n".to_owned(), 400),
+        ("Content-Length: +1\r\n".to_owned(), 400),
+        ("Content-Length: \r\n".to_owned(), 400),
+        ("Content-Length: 2\r\nContent-Length: 2\r\n".to_owned(), 400),
+        ("Content-Length: 3\r\n".to_owned(), 400),
+        ("Transfer-Encoding: chunked\r\n".to_owned(), 501),
+        ("X: y\r\n".repeat(65), 431),
+        (format!("X: {}\r\n", "y".repeat(MAX_HEAD_BYTES)), 431),
+    ] {
+        let answer = ask_slowly(&api, &with_headers(&headers), 4096);
+        let headers = &headers[..headers.len().min(60)];
+        assert_eq!(answer.status, status, "{headers}: {}", answer.json);
+    }
+    // The longest body allowed is read, and then judged.
+    let body = " ".repeat(MAX_BODY_BYTES - 14) + r#"{"value": "0"}"#;
+    assert_eq!(ask(&api, &request("PUT", path, &body)).status, 204);
+}
+
+#[test]
+fn a_client_that_waits_for_permission_gets_it() {
+    let api = api();
+    let mut client = Client {
+        sends: Cursor::new(
+            b"PUT /v1/devices/zram0/attributes/mem_limit HTTP/1.1\r\nExpect: 100-continue\r\n\
+              Content-Length: 14\r\n\r\n{\"value\": \"0\"}"
+                .to_vec(),
+        ),
+        at_most_bytes: 1,
+        received: Vec::new(),
+    };
+    let mut output = Vec::new();
+    exchange(&api, &mut client, &mut output).sent.unwrap();
+    assert_eq!(client.received, b"HTTP/1.1 100 Continue\r\n\r\n");
+    assert!(output.starts_with(b"HTTP/1.1 204 "));
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, seeded, good enough to make garbage.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+#[test]
+fn garbage_gets_an_answer_and_changes_nothing() {
+    let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    println!("seed {seed}");
+    let mut random = Random(seed);
+    let api = api();
+    let valid = [
+        request("GET", "/v1/devices", ""),
+        request("GET", "/v1/devices/zram0/attributes/initstate", ""),
+        request("PUT", "/v1/devices/zram0/attributes/disksize", r#"{"value": "1"}"#),
+    ];
+    for _ in 0..4000 {
+        let mut bytes = match random.below(3) {
+            0 => (0..random.below(300)).map(|_| random.next() as u8).collect(),
+            _ => valid[random.below(valid.len())].clone(),
+        };
+        for _ in 0..random.below(4) {
+            let at = random.below(bytes.len() + 1);
+            match random.below(4) {
+                0 => bytes.truncate(at),
+                1 => bytes.insert(at, random.next() as u8),
+                2 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
+                _ => {
+                    let copy: Vec<u8> = bytes[..at].to_vec();
+                    bytes.extend(copy);
+                }
+            }
+        }
+        let answer = ask_slowly(&api, &bytes, 1 + random.below(200));
+        assert!(!answer.shutdown, "seed {seed}");
+    }
+    // disksize is set already, so none of the mutations could have changed it.
+    let size = ask(&api, &request("GET", "/v1/devices/zram0/attributes/disksize", ""));
+    assert_eq!(size.json["value"], "1048576", "seed {seed}");
+}
+
+/// A server of `api()` in a directory of its own, and the sender's end of its shutdown calls.
+struct Daemon {
+    path: std::path::PathBuf,
+    shutdowns: mpsc::Receiver<()>,
+    server: Option<Server>,
+    _directory: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start(limits: Limits) -> Daemon {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (sender, shutdowns) = mpsc::channel();
+        let server = Server::start(listener, api(), limits, move || sender.send(()).unwrap());
+        Daemon { path, shutdowns, server: Some(server.unwrap()), _directory: directory }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream
+    }
+
+    fn ask(&self, request: &[u8]) -> String {
+        let mut stream = self.connect();
+        // A server that refuses early may close before all is written.
+        let _ = stream.write_all(request);
+        answer(&mut stream)
+    }
+}
+
+/// All that `stream` has to say; a reset after the answer is as good as an end.
+fn answer(stream: &mut UnixStream) -> String {
+    let mut bytes = Vec::new();
+    let mut piece = [0; 1024];
+    while let Ok(count @ 1..) = stream.read(&mut piece) {
+        bytes.extend_from_slice(&piece[..count]);
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+fn limits(connections: usize) -> Limits {
+    let timeout = Duration::from_millis(300);
+    Limits { connections, request_timeout: timeout, response_timeout: timeout }
+}
+
+#[test]
+fn slow_and_vanished_clients_cost_the_others_nothing() {
+    let daemon = Daemon::start(limits(8));
+    let mut silent = daemon.connect();
+    let mut trickling = daemon.connect();
+    drop(daemon.connect());
+    let mut cut = daemon.connect();
+    cut.write_all(b"GET /v1/dev").unwrap();
+    drop(cut);
+
+    let start = Instant::now();
+    for _ in 0..20 {
+        assert!(daemon.ask(&request("GET", "/v1/devices", "")).starts_with("HTTP/1.1 200 "));
+        let _ = trickling.write_all(b"G");
+    }
+    assert!(start.elapsed() < Duration::from_secs(5));
+    // Trickling does not buy time.
+    while start.elapsed() < Duration::from_secs(5) && trickling.write_all(b"G").is_ok() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(start.elapsed() < Duration::from_secs(5), "the trickling client was never cut off");
+    assert!(answer(&mut silent).starts_with("HTTP/1.1 408 "));
+}
+
+#[test]
+fn one_connection_too_many_is_told_so() {
+    let daemon = Daemon::start(Limits { request_timeout: Duration::from_secs(20), ..limits(2) });
+    let idle = [daemon.connect(), daemon.connect()];
+    assert!(answer(&mut daemon.connect()).starts_with("HTTP/1.1 503 "));
+    drop(idle);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !daemon.ask(&request("GET", "/v1/devices", "")).starts_with("HTTP/1.1 200 ") {
+        assert!(Instant::now() < deadline, "the seats were not given back");
+    }
+}
+
+#[test]
+fn a_refused_upload_still_sees_why() {
+    let daemon = Daemon::start(limits(8));
+    let body = "x".repeat(4 * MAX_BODY_BYTES);
+    let text = daemon.ask(&request("PUT", "/v1/devices/zram0/attributes/mem_limit", &body));
+    assert!(text.starts_with("HTTP/1.1 413 "), "{text}");
+}
+
+#[test]
+fn shutdown_is_reported_and_the_server_stops_at_once() {
+    let mut daemon = Daemon::start(Limits::default());
+    assert!(daemon.ask(&request("POST", "/v1/shutdown", "")).starts_with("HTTP/1.1 202 "));
+    daemon.shutdowns.recv_timeout(Duration::from_secs(5)).unwrap();
+    let idle = daemon.connect();
+    let start = Instant::now();
+    drop(daemon.server.take());
+    assert!(start.elapsed() < Duration::from_secs(2));
+    assert!(UnixStream::connect(&daemon.path).is_err());
+    drop(idle);
+}

@@ -1,0 +1,4 @@
+//! The front ends of uzram: what turns a [`uzram::device::Device`] into something other programs use.
+
+pub mod control;
+pub mod nbd;

@@ -1,0 +1,120 @@
+//! The two buffers of a connection.
+//!
+//! One `read` takes as many requests as have arrived, one `write` answers all of them: at a queue
+//! depth of sixteen that is, at best, two system calls for sixteen requests. Payloads go to the device
+//! straight from the receive buffer, and come from it straight into the send buffer. Both have a
+//! fixed size from the start of the session.
+
+use std::io::{self, Read, Write};
+
+use super::proto;
+
+/// Bytes of each buffer: sixty requests of a page, a little more than a Unix socket's default
+/// buffer holds, and small enough to stay in a core's second-level cache.
+pub const BUFFER_BYTES: usize = 256 << 10;
+
+// A page that arrives in pieces, behind a request's header, always fits; so do a whole error reply
+// and a chunk of at least one page.
+const _: () = assert!(BUFFER_BYTES >= 4 * (uzram::base::units::PAGE_SIZE + proto::DATA_CHUNK_HEADER_BYTES));
+
+/// Bytes of a fixed size, or the system's refusal.
+fn allocate(len_bytes: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes.resize(len_bytes, 0);
+    Ok(bytes)
+}
+
+/// Received bytes that are not used up: `bytes[start..end]`.
+pub(super) struct ReceiveBuffer {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl ReceiveBuffer {
+    /// An empty buffer of [`BUFFER_BYTES`].
+    pub fn new() -> io::Result<Self> {
+        Ok(ReceiveBuffer { bytes: allocate(BUFFER_BYTES)?, start: 0, end: 0 })
+    }
+
+    /// What has arrived and is not consumed.
+    pub fn available(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    /// Uses up `len_bytes` of [`available`](Self::available), which has at least that many.
+    pub fn consume(&mut self, len_bytes: usize) {
+        self.start += len_bytes;
+        debug_assert!(self.start <= self.end);
+    }
+
+    /// Waits for more bytes; returns how many came, 0 at the end of the stream.
+    ///
+    /// Whatever is left over moves to the front first. That is never more than an incomplete page
+    /// or header, because everything complete is consumed before more is read.
+    pub fn fill(&mut self, stream: &mut impl Read) -> io::Result<usize> {
+        self.bytes.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+        loop {
+            match stream.read(&mut self.bytes[self.end..]) {
+                Ok(len_bytes) => {
+                    self.end += len_bytes;
+                    return Ok(len_bytes);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// Replies that are not sent: `bytes[..len]`.
+pub(super) struct SendBuffer {
+    bytes: Vec<u8>,
+    len: usize,
+}
+
+impl SendBuffer {
+    /// An empty buffer of [`BUFFER_BYTES`].
+    pub fn new() -> io::Result<Self> {
+        Ok(SendBuffer { bytes: allocate(BUFFER_BYTES)?, len: 0 })
+    }
+
+    /// Makes room for `len_bytes`, which are at most [`BUFFER_BYTES`], by sending what is there if
+    /// need be, and returns the room. It counts as filled; [`retract`](Self::retract) takes it back.
+    pub fn room(&mut self, stream: &mut impl Write, len_bytes: usize) -> io::Result<&mut [u8]> {
+        if len_bytes > self.bytes.len() - self.len {
+            self.flush(stream)?;
+        }
+        let start = self.len;
+        self.len += len_bytes;
+        Ok(&mut self.bytes[start..self.len])
+    }
+
+    /// Takes back the last `len_bytes`.
+    pub fn retract(&mut self, len_bytes: usize) {
+        self.len -= len_bytes;
+    }
+
+    /// Adds `bytes`, which are at most [`BUFFER_BYTES`].
+    pub fn put(&mut self, stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+        self.room(stream, bytes.len())?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Sends everything.
+    pub fn flush(&mut self, stream: &mut impl Write) -> io::Result<()> {
+        if self.len > 0 {
+            stream.write_all(&self.bytes[..self.len])?;
+            self.len = 0;
+        }
+        Ok(())
+    }
+}
+
+/// Memory for one long reply that must not be fragmented.
+pub(super) fn long_reply(len_bytes: usize) -> io::Result<Vec<u8>> {
+    allocate(len_bytes)
+}

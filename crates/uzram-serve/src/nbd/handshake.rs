@@ -1,0 +1,194 @@
+//! The handshake: greeting, option haggling, and the choice of an export.
+//!
+//! It reads exactly the bytes it needs, so that nothing of the transmission phase is swallowed. A
+//! client gets [`MAX_OPTIONS`] options of at most [`MAX_OPTION_BYTES`] each; the time it may take is
+//! the socket's deadline.
+
+use std::io::{self, Read, Write};
+
+use uzram::base::units::format_size;
+use uzram::device::{Device, OpenDevice};
+
+use super::proto::{
+    self, InfoRequest, OptionHeader, handshake_flags, info, option, reply, transmission_flags,
+};
+use super::{Exports, violation};
+
+/// Options in one handshake; real clients send a handful.
+const MAX_OPTIONS: usize = 256;
+/// Data bytes of one option; the longest name the protocol allows has 4096.
+const MAX_OPTION_BYTES: u32 = 64 << 10;
+
+/// What the handshake settled.
+pub(super) struct Session {
+    /// The export, held open until the session ends.
+    pub device: OpenDevice,
+    /// Replies to reads, and errors, are structured.
+    pub structured_replies: bool,
+}
+
+/// What the client asked of the server before choosing an export.
+struct Haggling<'a> {
+    exports: &'a Exports,
+    no_zeroes: bool,
+    structured_replies: bool,
+}
+
+/// Haggles until the client has chosen an export; `None` when it left instead.
+///
+/// # Errors
+/// The stream's; `InvalidData` when the client broke the protocol.
+pub(super) fn run<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Result<Option<Session>> {
+    let mut greeting = [0; 18];
+    greeting[..8].copy_from_slice(&proto::NBDMAGIC.to_be_bytes());
+    greeting[8..16].copy_from_slice(&proto::IHAVEOPT.to_be_bytes());
+    let flags = handshake_flags::FIXED_NEWSTYLE | handshake_flags::NO_ZEROES;
+    greeting[16..].copy_from_slice(&flags.to_be_bytes());
+    stream.write_all(&greeting)?;
+
+    let mut client_flags = [0; 4];
+    stream.read_exact(&mut client_flags)?;
+    let client_flags = u32::from_be_bytes(client_flags);
+    if client_flags & !u32::from(flags) != 0 {
+        return Err(violation("a client flag that was not offered"));
+    }
+    let no_zeroes = client_flags & u32::from(handshake_flags::NO_ZEROES) != 0;
+    let mut haggling = Haggling { exports, no_zeroes, structured_replies: false };
+
+    let mut data = Vec::new();
+    for _ in 0..MAX_OPTIONS {
+        let option = receive_option(stream, &mut data)?;
+        match option {
+            option::EXPORT_NAME => return haggling.export_name(stream, &data).map(Some),
+            option::ABORT => {
+                acknowledge(stream, option)?;
+                return Ok(None);
+            }
+            option::LIST => haggling.list(stream, &data)?,
+            option::INFO => drop(haggling.info(stream, option, &data)?),
+            option::GO => {
+                if let Some(device) = haggling.info(stream, option, &data)? {
+                    let structured_replies = haggling.structured_replies;
+                    return Ok(Some(Session { device, structured_replies }));
+                }
+            }
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                haggling.structured_replies = true;
+                acknowledge(stream, option)?;
+            }
+            option::STRUCTURED_REPLY => send_reply(stream, option, reply::ERR_INVALID, &[NO_DATA])?,
+            _ => send_reply(stream, option, reply::ERR_UNSUP, &[b"this server does not have that option"])?,
+        }
+    }
+    Err(violation("too many options"))
+}
+
+const NO_DATA: &[u8] = b"this option has no data";
+
+/// Reads one option into `data` and returns its number.
+fn receive_option(stream: &mut impl Read, data: &mut Vec<u8>) -> io::Result<u32> {
+    let mut header = [0; proto::OPTION_HEADER_BYTES];
+    stream.read_exact(&mut header)?;
+    let header = OptionHeader::parse(&header).ok_or_else(|| violation("an option without its magic"))?;
+    if header.len_bytes > MAX_OPTION_BYTES {
+        return Err(violation("an option of more than 64 KiB"));
+    }
+    data.clear();
+    data.resize(header.len_bytes as usize, 0);
+    stream.read_exact(data)?;
+    Ok(header.option)
+}
+
+/// Sends one option reply whose data is `parts`, joined, in a single write.
+fn send_reply(stream: &mut impl Write, option: u32, reply: u32, parts: &[&[u8]]) -> io::Result<()> {
+    let len_bytes: usize = parts.iter().map(|part| part.len()).sum();
+    let len_u32 = u32::try_from(len_bytes).map_err(|_| violation("a reply of more than 4 GiB"))?;
+    let mut message = Vec::with_capacity(20 + len_bytes);
+    message.extend_from_slice(&proto::option_reply(option, reply, len_u32));
+    for part in parts {
+        message.extend_from_slice(part);
+    }
+    stream.write_all(&message)
+}
+
+fn acknowledge(stream: &mut impl Write, option: u32) -> io::Result<()> {
+    send_reply(stream, option, reply::ACK, &[])
+}
+
+impl Haggling<'_> {
+    /// What every export can do. `SEND_DF` belongs to structured replies.
+    fn transmission_flags(&self) -> u16 {
+        use transmission_flags::*;
+        let df = if self.structured_replies { SEND_DF } else { 0 };
+        HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN | df
+    }
+
+    /// The old way to choose an export: it has no errors, so a bad name ends the connection.
+    fn export_name(&self, stream: &mut impl Write, name: &[u8]) -> io::Result<Session> {
+        let device = self.exports.find(name).ok_or_else(|| violation("no export of that name"))?;
+        let device = device.open().map_err(io::Error::other)?;
+        let mut answer = [0; 10 + 124];
+        answer[..8].copy_from_slice(&device.size_bytes().to_be_bytes());
+        answer[8..10].copy_from_slice(&self.transmission_flags().to_be_bytes());
+        let len_bytes = if self.no_zeroes { 10 } else { answer.len() };
+        stream.write_all(&answer[..len_bytes])?;
+        Ok(Session { device, structured_replies: self.structured_replies })
+    }
+
+    fn list(&self, stream: &mut impl Write, data: &[u8]) -> io::Result<()> {
+        if !data.is_empty() {
+            return send_reply(stream, option::LIST, reply::ERR_INVALID, &[NO_DATA]);
+        }
+        for name in self.exports.names() {
+            let name_len = u32::try_from(name.len()).map_err(|_| violation("a name of more than 4 GiB"))?;
+            send_reply(stream, option::LIST, reply::SERVER, &[&name_len.to_be_bytes(), name.as_bytes()])?;
+        }
+        acknowledge(stream, option::LIST)
+    }
+
+    /// Answers `INFO` and `GO`, with the opened device when the answer was a success.
+    fn info(&self, stream: &mut impl Write, option: u32, data: &[u8]) -> io::Result<Option<OpenDevice>> {
+        let refuse = |stream, reply, why: &str| send_reply(stream, option, reply, &[why.as_bytes()]);
+        let Some(request) = InfoRequest::parse(data) else {
+            refuse(stream, reply::ERR_INVALID, "the lengths in this option do not add up")?;
+            return Ok(None);
+        };
+        let Some(device) = self.exports.find(request.name) else {
+            refuse(stream, reply::ERR_UNKNOWN, "no export of that name")?;
+            return Ok(None);
+        };
+        let open = match device.open() {
+            Ok(open) => open,
+            Err(error) => {
+                refuse(stream, reply::ERR_UNKNOWN, &error.to_string())?;
+                return Ok(None);
+            }
+        };
+        let size_bytes = open.size_bytes();
+        let size_and_flags =
+            [&size_bytes.to_be_bytes()[..], &self.transmission_flags().to_be_bytes()].concat();
+        send_info(stream, option, info::EXPORT, &size_and_flags)?;
+        if request.wants(info::NAME) {
+            send_info(stream, option, info::NAME, device.name().as_bytes())?;
+        }
+        if request.wants(info::DESCRIPTION) {
+            send_info(stream, option, info::DESCRIPTION, description(device, size_bytes).as_bytes())?;
+        }
+        if request.wants(info::BLOCK_SIZE) {
+            let sizes = [proto::MIN_BLOCK_BYTES, proto::PREFERRED_BLOCK_BYTES, proto::MAX_PAYLOAD_BYTES];
+            send_info(stream, option, info::BLOCK_SIZE, &sizes.map(u32::to_be_bytes).concat())?;
+        }
+        acknowledge(stream, option)?;
+        Ok(Some(open))
+    }
+}
+
+fn send_info(stream: &mut impl Write, option: u32, kind: u16, data: &[u8]) -> io::Result<()> {
+    send_reply(stream, option, reply::INFO, &[&kind.to_be_bytes(), data])
+}
+
+/// One line about an export, for people.
+fn description(device: &Device, size_bytes: u64) -> String {
+    let size = format_size(size_bytes);
+    format!("{}: {size} of compressed memory; contents do not outlive the server", device.name())
+}

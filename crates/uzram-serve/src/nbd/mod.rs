@@ -1,0 +1,59 @@
+//! An NBD server over [`uzram::device::Device`].
+//!
+//! NBD (Network Block Device) is how a disk is served from user space to qemu, libnbd, fio and the
+//! Linux kernel's own client. This is the baseline of the protocol in its fixed newstyle form:
+//! options `EXPORT_NAME`, `ABORT`, `LIST`, `INFO`, `GO`, `STRUCTURED_REPLY`; commands `READ`,
+//! `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `DISC`.
+//! The specification: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
+//!
+//! **Contents are memory.** `FLUSH` and `FUA` keep their meaning between connections (a write that
+//! was answered is seen by every reader), but nothing persists: when the server ends, the contents
+//! are gone.
+//!
+//! How it is built, from pure to system:
+//! - [`proto`]: bytes to requests and back, and what makes a request invalid; no I/O;
+//! - `handshake`, `transmission`: one session over any `Read + Write` ([`serve_stream`]);
+//! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
+//! - `socket`: the listening socket file, and connected sockets with a deadline;
+//! - `server`: accepting, limits, stopping.
+//!
+//! One thread serves one connection and answers its requests in order. What a client sends can cost
+//! its own connection and nothing else: every length is bounded before it is used, memory for a
+//! connection is fixed ([`BUFFER_BYTES`] twice, and one reply of at most
+//! [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered), and a connection's end,
+//! even by a panic, ends only itself.
+
+mod buffer;
+mod exports;
+mod handshake;
+pub mod proto;
+mod server;
+mod socket;
+mod transmission;
+
+use std::io::{self, Read, Write};
+use std::sync::atomic::AtomicBool;
+
+pub use buffer::BUFFER_BYTES;
+pub use exports::Exports;
+pub use server::{Config, Server, ServerThread, StopHandle};
+
+/// Serves one whole session, handshake to disconnect, over `stream`.
+///
+/// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz
+/// targets drive it over memory.
+///
+/// # Errors
+/// Whatever `stream` answers; `InvalidData` when the peer broke the protocol in a way that leaves
+/// nothing to answer; `UnexpectedEof` when it vanished within a message.
+pub fn serve_stream<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Result<()> {
+    match handshake::run(stream, exports)? {
+        Some(session) => transmission::run(stream, session, &AtomicBool::new(false)),
+        None => Ok(()),
+    }
+}
+
+/// The peer broke the protocol; the connection ends.
+fn violation(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}

@@ -1,0 +1,332 @@
+//! What the NBD tests share: a server in a directory of its own, a client that shows every byte of
+//! the protocol, and seeded random numbers.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uzram::device::Device;
+use uzram_serve::nbd::proto::{self, option, reply};
+use uzram_serve::nbd::{Config, Exports, Server, ServerThread};
+
+/// NBD's numbers for commands, as they are on the wire.
+pub mod cmd {
+    pub const READ: u16 = 0;
+    pub const WRITE: u16 = 1;
+    pub const DISC: u16 = 2;
+    pub const FLUSH: u16 = 3;
+    pub const TRIM: u16 = 4;
+    pub const WRITE_ZEROES: u16 = 6;
+}
+
+/// A device of `size`, as text.
+pub fn device(size: &str) -> Arc<Device> {
+    let device = Device::new("zram0").unwrap();
+    device.set("disksize", size).unwrap();
+    device
+}
+
+/// A running server with one device.
+pub struct TestServer {
+    pub device: Arc<Device>,
+    pub thread: ServerThread,
+    pub path: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+impl TestServer {
+    pub fn new(size: &str) -> Self {
+        Self::with(device(size), |_| {})
+    }
+
+    pub fn with(device: Arc<Device>, configure: impl FnOnce(&mut Config)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("nbd.sock");
+        let mut config = Config::new(&path);
+        configure(&mut config);
+        let server = Server::bind(config, Exports::new([Arc::clone(&device)])).unwrap();
+        TestServer { device, thread: server.spawn().unwrap(), path, directory }
+    }
+
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.path.display())
+    }
+
+    /// A directory that goes away with the server.
+    pub fn directory(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
+    pub fn client(&self) -> Client {
+        Client::connect(&self.path)
+    }
+
+    /// A client that has chosen the default export.
+    pub fn ready(&self, structured: bool) -> Client {
+        let mut client = self.client();
+        client.go(structured);
+        client
+    }
+}
+
+/// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
+pub fn info_request(name: &[u8], kinds: &[u16]) -> Vec<u8> {
+    let mut data = (name.len() as u32).to_be_bytes().to_vec();
+    data.extend_from_slice(name);
+    data.extend_from_slice(&(kinds.len() as u16).to_be_bytes());
+    kinds.iter().for_each(|kind| data.extend_from_slice(&kind.to_be_bytes()));
+    data
+}
+
+/// An option, as a client sends it.
+pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = proto::IHAVEOPT.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&option.to_be_bytes());
+    bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+    bytes.extend_from_slice(data);
+    bytes
+}
+
+/// A request's header, as a client sends it.
+pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
+    let mut bytes = proto::NBD_REQUEST_MAGIC.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&flags.to_be_bytes());
+    bytes.extend_from_slice(&command.to_be_bytes());
+    bytes.extend_from_slice(&cookie.to_be_bytes());
+    bytes.extend_from_slice(&offset.to_be_bytes());
+    bytes.extend_from_slice(&len.to_be_bytes());
+    bytes
+}
+
+/// One whole reply.
+#[derive(Debug, Default)]
+pub struct Reply {
+    pub cookie: u64,
+    pub error: u32,
+    pub message: String,
+    /// Offset and data of each chunk; a simple reply has one, at offset 0.
+    pub chunks: Vec<(u64, Vec<u8>)>,
+}
+
+impl Reply {
+    /// The data of all chunks, which are in order.
+    pub fn data(&self) -> Vec<u8> {
+        self.chunks.iter().flat_map(|(_, data)| data.iter().copied()).collect()
+    }
+}
+
+pub struct Client {
+    pub stream: UnixStream,
+    pub structured: bool,
+    next_cookie: u64,
+}
+
+impl Client {
+    /// Connects and answers the greeting with both flags.
+    pub fn connect(path: &std::path::Path) -> Self {
+        let mut client = Self::silent(path);
+        let greeting: [u8; 18] = client.take();
+        assert_eq!(greeting[..8], *b"NBDMAGIC");
+        assert_eq!(greeting[8..16], *b"IHAVEOPT");
+        assert_eq!(greeting[16..], [0, 3]);
+        client.send(&3u32.to_be_bytes());
+        client
+    }
+
+    /// Connects and says nothing.
+    pub fn silent(path: &std::path::Path) -> Self {
+        Self::over(UnixStream::connect(path).unwrap())
+    }
+
+    /// A client on a connection that exists.
+    pub fn over(stream: UnixStream) -> Self {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        Client { stream, structured: false, next_cookie: 1 }
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    pub fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    pub fn take_vec(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.stream.read_exact(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_be_bytes(self.take())
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_be_bytes(self.take())
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_be_bytes(self.take())
+    }
+
+    /// Whether the server has closed the connection, with nothing more to say.
+    pub fn at_end(&mut self) -> bool {
+        match self.stream.read(&mut [0]) {
+            Ok(len) => len == 0,
+            Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+
+    /// Whether the server closes a new connection instead of greeting it.
+    pub fn refused(mut self) -> bool {
+        self.stream.read(&mut [0; 18]).map_or(true, |len| len == 0)
+    }
+
+    /// Sends an option and takes its replies: all `(type, data)` up to an acknowledgement or error.
+    pub fn option(&mut self, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        self.send(&option_bytes(option, data));
+        let mut replies = Vec::new();
+        loop {
+            assert_eq!(self.u64(), proto::NBD_REP_MAGIC);
+            assert_eq!(self.u32(), option);
+            let kind = self.u32();
+            let len = self.u32() as usize;
+            replies.push((kind, self.take_vec(len)));
+            if kind == reply::ACK || kind >> 31 == 1 {
+                return replies;
+            }
+        }
+    }
+
+    /// Chooses the default export; returns its size and transmission flags.
+    pub fn go(&mut self, structured: bool) -> (u64, u16) {
+        if structured {
+            assert_eq!(self.option(option::STRUCTURED_REPLY, &[]), [(reply::ACK, vec![])]);
+        }
+        self.structured = structured;
+        let replies = self.option(option::GO, &info_request(b"", &[]));
+        let [(reply::INFO, info), (reply::ACK, _)] = &replies[..] else { panic!("{replies:?}") };
+        assert_eq!(info[..2], [0, 0]);
+        (
+            u64::from_be_bytes(info[2..10].try_into().unwrap()),
+            u16::from_be_bytes(info[10..].try_into().unwrap()),
+        )
+    }
+
+    /// Sends a request and returns its cookie.
+    pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u32, payload: &[u8]) -> u64 {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        self.send(&request_bytes(flags, command, cookie, offset, len));
+        self.send(payload);
+        cookie
+    }
+
+    /// Takes one reply. `read_len` is what a simple reply carries on success.
+    pub fn reply(&mut self, read_len: usize) -> Reply {
+        let mut whole = Reply::default();
+        loop {
+            match self.u32() {
+                proto::NBD_SIMPLE_REPLY_MAGIC => {
+                    whole.error = self.u32();
+                    whole.cookie = self.u64();
+                    if whole.error == 0 && read_len > 0 {
+                        assert!(!self.structured, "a read is answered in the structured form");
+                        whole.chunks.push((0, self.take_vec(read_len)));
+                    }
+                    return whole;
+                }
+                proto::NBD_STRUCTURED_REPLY_MAGIC => {
+                    assert!(self.structured, "structured replies were not negotiated");
+                    let (flags, kind) = (self.u16(), self.u16());
+                    whole.cookie = self.u64();
+                    let len = self.u32() as usize;
+                    match kind {
+                        proto::chunk::NONE => assert_eq!((len, flags), (0, 1)),
+                        proto::chunk::OFFSET_DATA => {
+                            assert!(len > 8, "a data chunk holds data");
+                            let offset = self.u64();
+                            let data = self.take_vec(len - 8);
+                            whole.chunks.push((offset, data));
+                        }
+                        proto::chunk::ERROR => {
+                            whole.error = self.u32();
+                            let message_len = usize::from(self.u16());
+                            assert_eq!(len, 6 + message_len);
+                            whole.message = String::from_utf8(self.take_vec(message_len)).unwrap();
+                        }
+                        _ => panic!("chunk type {kind}"),
+                    }
+                    if flags & proto::chunk::FLAG_DONE != 0 {
+                        return whole;
+                    }
+                }
+                magic => panic!("reply magic {magic:#x}"),
+            }
+        }
+    }
+
+    /// A request without data in its reply.
+    pub fn call(&mut self, flags: u16, command: u16, offset: u64, len: u32, payload: &[u8]) -> Reply {
+        let cookie = self.request(flags, command, offset, len, payload);
+        let reply = self.reply(0);
+        assert_eq!(reply.cookie, cookie);
+        reply
+    }
+
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Reply {
+        self.call(0, cmd::WRITE, offset, data.len() as u32, data)
+    }
+
+    pub fn read(&mut self, flags: u16, offset: u64, len: u32) -> Reply {
+        let cookie = self.request(flags, cmd::READ, offset, len, &[]);
+        let reply = self.reply(len as usize);
+        assert_eq!(reply.cookie, cookie);
+        reply
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+        }
+        bytes
+    }
+}
+
+/// A fresh seed, or the one in `UZRAM_TEST_SEED`; printed, so that a failure can be repeated.
+pub fn seed() -> u64 {
+    let seed = match std::env::var("UZRAM_TEST_SEED") {
+        Ok(text) => text.parse().unwrap(),
+        Err(_) => {
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64
+        }
+    };
+    println!("UZRAM_TEST_SEED={seed}");
+    seed
+}
