@@ -1,0 +1,61 @@
+//! The target this is all about: a uzram device, one page an operation.
+
+use std::sync::Arc;
+
+use uzram::Result;
+use uzram::base::units::{Page, pages_to_bytes};
+use uzram::codec::Algorithm;
+use uzram::device::{Device, OpenDevice, Stats};
+
+use super::{Target, Worker, fill_in_order};
+use crate::corpus::{AlignedPage, Corpus};
+
+pub(super) struct UzramDevice {
+    open: OpenDevice,
+    device: Arc<Device>,
+    page_count: usize,
+}
+
+impl UzramDevice {
+    pub(super) fn new(algorithm: &Algorithm, size_bytes: u64) -> Result<UzramDevice> {
+        let device = Device::new("bench")?;
+        device.set("comp_algorithm", &algorithm.to_string())?;
+        device.set("disksize", &size_bytes.to_string())?;
+        let page_count = uzram::base::units::page_of(size_bytes) as usize;
+        Ok(UzramDevice { open: device.open()?, device, page_count })
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.device.stats()
+    }
+}
+
+impl Target for UzramDevice {
+    fn name(&self) -> &'static str {
+        "uzram"
+    }
+
+    fn fill(&self, corpus: &Corpus) -> Result<()> {
+        fill_in_order(self, corpus, self.page_count)
+    }
+
+    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(DeviceWorker { open: &self.open, buffer: Box::new(AlignedPage([0; _])) }))
+    }
+}
+
+struct DeviceWorker<'a> {
+    open: &'a OpenDevice,
+    buffer: Box<AlignedPage>,
+}
+
+impl Worker for DeviceWorker<'_> {
+    fn read(&mut self, page: usize) -> Result<&Page> {
+        self.open.read(pages_to_bytes(page as u64), &mut self.buffer.0)?;
+        Ok(&self.buffer.0)
+    }
+
+    fn write(&mut self, page: usize, contents: &Page) -> Result<()> {
+        self.open.write(pages_to_bytes(page as u64), contents)
+    }
+}

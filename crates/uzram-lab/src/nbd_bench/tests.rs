@@ -1,0 +1,69 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashSet;
+
+use super::*;
+use crate::corpus::{Kind, build};
+use crate::stats::median;
+
+/// Says why a test cannot run here.
+fn skipped() -> bool {
+    missing_program().inspect(|name| println!("skipped: the program {name} is missing")).is_some()
+}
+
+#[test]
+fn fio_writes_pages_of_the_corpus() {
+    if skipped() {
+        return;
+    }
+    let corpus = build(Kind::Mixed, 512).unwrap();
+    let size_bytes = pages_to_bytes(512);
+    let server = Server::nbdkit("malloc", size_bytes).unwrap();
+    let fio = Fio { rw: "randwrite", jobs: 2, duration: Duration::from_millis(400), seed: 3 };
+    assert!(fio.run(server.uri(), &corpus).unwrap() > 0.0);
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("disk.bin");
+    server::run_to_end(Command::new("nbdcopy").arg(server.uri()).arg(&copy), Duration::from_secs(30))
+        .unwrap();
+    let known: HashSet<_> = corpus.pages().collect();
+    let disk = corpus::load(&copy).unwrap();
+    let found: HashSet<_> = disk.pages().filter(|page| known.contains(page)).collect();
+    // 512 draws of 512 find 63 %; some pages are torn, or of fio's first noise.
+    assert!(found.len() > 100, "{} distinct pages of the corpus on the disk", found.len());
+}
+
+#[test]
+fn two_servers_are_compared() {
+    if skipped() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("corpus.bin");
+    build(Kind::Text, 64).unwrap().save(&path).unwrap();
+    // nbdkit stands in for uzram, with the command line and the socket of its server.
+    let program = dir.path().join("server");
+    let script = "#!/bin/sh\nexec nbdkit -f --unix \"$3/nbd.sock\" memory \"$7\"\n";
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let options = Options {
+        program,
+        corpus: path,
+        jobs: vec![1],
+        duration: Duration::from_millis(100),
+        repeat: 1,
+        stop: Arc::default(),
+    };
+    let report = run(&options).unwrap();
+    assert_eq!(report.rows.len(), COMPARISONS.len());
+    for row in &report.rows {
+        assert!(
+            row.ratio > 0.0 && row.ratio == median(&[row.uzram_mb_per_s / row.nbdkit_mb_per_s]),
+            "{row:?}"
+        );
+    }
+    assert!(report.to_string().contains("randwrite"));
+    assert!(report.to_json().contains("\"nbdkit_mb_per_s\""));
+    let stopped = Options { stop: Arc::new(AtomicBool::new(true)), ..options.clone() };
+    assert_eq!(run(&stopped).err().unwrap().to_string(), "interrupted");
+    assert!(run(&Options { repeat: 0, ..options }).is_err());
+}

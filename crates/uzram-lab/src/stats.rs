@@ -1,0 +1,134 @@
+//! The little statistics that measurements need: medians, and a histogram of durations.
+
+use std::time::Duration;
+
+/// The median, the mean of the middle two for an even count; NaN for no values.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
+    }
+}
+
+/// The median of `a[i] / b[i]`. Measurements of one round share the machine's mood, so that their
+/// ratio is steadier than the ratio of two medians.
+pub fn median_ratio(a: &[f64], b: &[f64]) -> f64 {
+    let ratios: Vec<_> = a.iter().zip(b).map(|(a, b)| a / b).collect();
+    median(&ratios)
+}
+
+/// Sub-buckets of each power of two: a bucket is at most 1/32 of its value wide.
+const SUB_BITS: u32 = 5;
+const SUB_COUNT: usize = 1 << SUB_BITS;
+/// Longest time told apart is 2^40 ns, 18 minutes.
+const MAX_BITS: u32 = 40;
+const BUCKETS: usize = (MAX_BITS - SUB_BITS + 1) as usize * SUB_COUNT;
+
+/// How often each duration occurred, in buckets of about 3 %: linear below 32 ns, then 32 linear
+/// buckets to each power of two.
+pub struct Histogram {
+    counts: Vec<u64>,
+    total: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Histogram { counts: vec![0; BUCKETS], total: 0 }
+    }
+}
+
+impl Histogram {
+    /// Counts one duration.
+    #[inline]
+    pub fn record(&mut self, duration: Duration) {
+        let nanos = duration.as_nanos().min((1 << MAX_BITS) - 1) as u64;
+        self.counts[bucket_of(nanos)] += 1;
+        self.total += 1;
+    }
+
+    /// Adds another thread's counts.
+    pub fn merge(&mut self, other: &Histogram) {
+        self.counts.iter_mut().zip(&other.counts).for_each(|(mine, theirs)| *mine += theirs);
+        self.total += other.total;
+    }
+
+    /// The duration in microseconds that `fraction` of those counted do not exceed (the middle of
+    /// its bucket); NaN when none was counted.
+    pub fn quantile_us(&self, fraction: f64) -> f64 {
+        let rank = (fraction * self.total as f64).ceil().max(1.0) as u64;
+        let mut seen = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            seen += count;
+            if seen >= rank {
+                return middle_of(bucket) / 1000.0;
+            }
+        }
+        f64::NAN
+    }
+}
+
+#[inline]
+fn bucket_of(nanos: u64) -> usize {
+    if nanos < SUB_COUNT as u64 {
+        return nanos as usize;
+    }
+    let shift = nanos.ilog2() - SUB_BITS;
+    // The top bit of `nanos >> shift` is always set: it adds the one bucket row this leaves out.
+    shift as usize * SUB_COUNT + (nanos >> shift) as usize
+}
+
+fn middle_of(bucket: usize) -> f64 {
+    if bucket < SUB_COUNT {
+        return bucket as f64;
+    }
+    let shift = bucket / SUB_COUNT - 1;
+    let low = ((bucket % SUB_COUNT + SUB_COUNT) as u64) << shift;
+    low as f64 + (1u64 << shift) as f64 / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_of_few_values() {
+        assert!(median(&[]).is_nan());
+        assert_eq!(median(&[3.0]), 3.0);
+        assert_eq!(median(&[9.0, 1.0, 5.0]), 5.0);
+        assert_eq!(median(&[1.0, 2.0, 4.0, 100.0]), 3.0);
+        assert_eq!(median_ratio(&[2.0, 30.0, 4.0], &[1.0, 10.0, 4.0]), 2.0);
+    }
+
+    #[test]
+    fn buckets_are_in_order_and_narrow() {
+        let mut last = 0;
+        for nanos in (0..200_000u64).chain((18..MAX_BITS).map(|bits| (1 << bits) + 12345)) {
+            let bucket = bucket_of(nanos);
+            assert!(bucket >= last && bucket < BUCKETS, "{nanos}");
+            assert!((middle_of(bucket) - nanos as f64).abs() <= 1.0 + nanos as f64 / 32.0, "{nanos}");
+            last = bucket;
+        }
+        assert_eq!(bucket_of((1 << MAX_BITS) - 1), BUCKETS - 1);
+    }
+
+    #[test]
+    fn quantiles_are_within_a_bucket() {
+        let mut histogram = Histogram::default();
+        assert!(histogram.quantile_us(0.5).is_nan());
+        let mut half = Histogram::default();
+        for micros in 1..=1000 {
+            let into = if micros % 2 == 0 { &mut histogram } else { &mut half };
+            into.record(Duration::from_micros(micros));
+        }
+        histogram.merge(&half);
+        for (fraction, wanted) in [(0.5, 500.0), (0.99, 990.0), (0.999, 999.0)] {
+            let got = histogram.quantile_us(fraction);
+            assert!((got / wanted - 1.0).abs() < 0.04, "{fraction}: {got}");
+        }
+        histogram.record(Duration::MAX);
+        assert!(histogram.quantile_us(1.0) > 1e8);
+    }
+}

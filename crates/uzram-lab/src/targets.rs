@@ -1,0 +1,302 @@
+//! The figures this program is judged by, measured in one go and printed beside what was wanted.
+//!
+//! All are ratios of two things measured in the same run, on the mixed corpus, with lz4 where
+//! nothing else is said. A target that cannot be measured on a machine says why.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use serde::Serialize;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::bench::{self, Against, Pattern, Source};
+use crate::corpus::{self, Kind};
+use crate::nbd_bench;
+use crate::stats::median;
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `uzram` program, for the targets over NBD; without it they are not measured.
+    pub program: Option<PathBuf>,
+    /// How long one measurement lasts.
+    pub duration: Duration,
+    /// How many rounds.
+    pub repeat: usize,
+    /// Pages of the mixed corpus, and of the device it fills.
+    pub corpus_pages: usize,
+    /// The size of the device whose memory is measured beside one of the corpus's size.
+    pub large_size_bytes: u64,
+    /// Set it and the run ends with an error after removing what it added and started.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            program: None,
+            duration: Duration::from_secs(1),
+            repeat: 5,
+            corpus_pages: bench::DEFAULT_CORPUS_PAGES,
+            large_size_bytes: 1 << 30,
+            stop: Arc::default(),
+        }
+    }
+}
+
+/// Which side of the wanted figure is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// The figure or more.
+    AtLeast,
+    /// The figure or less.
+    AtMost,
+}
+
+/// One target and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Target {
+    /// What is measured.
+    pub name: String,
+    /// Which side of `wanted` is good.
+    pub bound: Bound,
+    /// The figure to reach, a ratio.
+    pub wanted: f64,
+    /// The ratio measured; none when it could not be.
+    pub measured: Option<f64>,
+}
+
+impl Target {
+    fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
+        Target { name: name.into(), bound: Bound::AtLeast, wanted, measured }
+    }
+
+    /// Whether it is reached; none when it was not measured.
+    pub fn is_met(&self) -> Option<bool> {
+        self.measured.map(|measured| match self.bound {
+            Bound::AtLeast => measured >= self.wanted,
+            Bound::AtMost => measured <= self.wanted,
+        })
+    }
+}
+
+/// Every target.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// In the order they are printed.
+    pub targets: Vec<Target>,
+    /// How it was measured, and why some figures are missing.
+    pub notes: Vec<String>,
+    /// The throughputs behind the ratios.
+    pub bench: bench::Report,
+    /// The throughputs over NBD, when they were measured.
+    pub nbd: Option<nbd_bench::Report>,
+}
+
+/// Measures every target.
+///
+/// # Errors
+/// As [`bench::run`]. A comparison that is not possible here is no error but a note.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut notes = Vec::new();
+    let dir = tempfile::tempdir()
+        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
+    let path = dir.path().join("mixed.bin");
+    corpus::build(Kind::Mixed, options.corpus_pages)?.save(&path)?;
+
+    let base = bench::Options {
+        corpus: Source::File(path.clone()),
+        duration: options.duration,
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+        ..bench::Options::default()
+    };
+    let speed = bench::run(bench::Options {
+        patterns: vec![Pattern::RandRead, Pattern::RandWrite],
+        jobs: vec![1, 2],
+        against: vec![Against::Codec, Against::Kernel],
+        ..base.clone()
+    })?;
+    let memory = bench::Options { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
+    let small = bench::run(memory.clone())?;
+    let large = bench::run(bench::Options { size_bytes: Some(options.large_size_bytes), ..memory })?;
+
+    let mut targets = speed_targets(&speed);
+    targets.push(memory_target(&small, 1.065, &mut notes));
+    targets.push(memory_target(&large, 1.02, &mut notes));
+    let nbd = nbd_report(options, path, &mut notes)?;
+    targets.extend(nbd_targets(nbd.as_ref()));
+    Ok(Report { targets, notes, bench: speed, nbd })
+}
+
+/// Those that the in-process benchmark answers.
+fn speed_targets(report: &bench::Report) -> Vec<Target> {
+    let ratio = |rw, jobs, target| report.row(rw, jobs, target).and_then(|row| row.ratio);
+    let mut targets = Vec::new();
+    for (rw, what, wanted) in [(Pattern::RandWrite, "encode", 0.90), (Pattern::RandRead, "decode", 0.85)] {
+        let name = format!("{rw}, 1 job / the bare {what} loop");
+        targets.push(Target::at_least(name, wanted, ratio(rw, 1, "codec")));
+    }
+    for rw in [Pattern::RandWrite, Pattern::RandRead] {
+        let name = format!("{rw}, gain from 1 to 2 jobs / the bare codec's");
+        targets.push(Target::at_least(name, 0.95, scaling(report, rw)));
+    }
+    for (rw, wanted) in [(Pattern::RandRead, 1.4), (Pattern::RandWrite, 1.1)] {
+        for jobs in [1, 2] {
+            let name = format!("{rw}, {} / kernel zram", jobs_text(jobs));
+            targets.push(Target::at_least(name, wanted, ratio(rw, jobs, "kernel")));
+        }
+    }
+    targets
+}
+
+/// What uzram gains from a second job, divided by what the bare codec gains; in each round, then
+/// the median.
+fn scaling(report: &bench::Report, rw: Pattern) -> Option<f64> {
+    let rounds = |jobs, target| report.row(rw, jobs, target).map(|row| &row.rounds_mb_per_s);
+    let (uzram_1, uzram_2) = (rounds(1, "uzram")?, rounds(2, "uzram")?);
+    let (codec_1, codec_2) = (rounds(1, "codec")?, rounds(2, "codec")?);
+    let gains: Vec<_> = (0..uzram_1.len())
+        .map(|round| (uzram_2[round] / uzram_1[round]) / (codec_2[round] / codec_1[round]))
+        .collect();
+    Some(median(&gains))
+}
+
+fn memory_target(report: &bench::Report, wanted: f64, notes: &mut Vec<String>) -> Target {
+    let size = uzram::base::units::format_size(report.size_bytes);
+    if let Some(ratio) = report.memory.kernel.as_ref().and_then(|kernel| kernel.used_per_compressed) {
+        notes.push(format!("kernel zram's own pool memory / compressed at {size}: {ratio:.3}"));
+    }
+    Target {
+        name: format!("pool memory / compressed after filling {size} in order"),
+        bound: Bound::AtMost,
+        wanted,
+        measured: report.memory.used_per_compressed,
+    }
+}
+
+/// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
+/// an error.
+fn nbd_report(
+    options: &Options,
+    corpus: PathBuf,
+    notes: &mut Vec<String>,
+) -> Result<Option<nbd_bench::Report>> {
+    let Some(program) = options.program.clone() else {
+        notes.push("NBD not measured: no uzram program was given".into());
+        return Ok(None);
+    };
+    if let Some(name) = nbd_bench::missing_program() {
+        notes.push(format!("NBD not measured: the program {name} is missing"));
+        return Ok(None);
+    }
+    nbd_bench::run(&nbd_bench::Options {
+        program,
+        corpus,
+        jobs: vec![1, 2],
+        duration: options.duration.max(nbd_bench::MIN_DURATION),
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+    })
+    .map(Some)
+}
+
+fn nbd_targets(report: Option<&nbd_bench::Report>) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for comparison in &nbd_bench::COMPARISONS {
+        for jobs in [1, 2] {
+            let (rw, algorithm, allocator) = (comparison.rw, comparison.algorithm, comparison.allocator);
+            let row = report.and_then(|report| report.row(rw, jobs, algorithm));
+            targets.push(Target::at_least(
+                format!("NBD {rw}, {}, {algorithm} / nbdkit memory {allocator}", jobs_text(jobs)),
+                comparison.wanted_ratio,
+                row.map(|row| row.ratio),
+            ));
+        }
+    }
+    targets
+}
+
+fn jobs_text(jobs: usize) -> &'static str {
+    if jobs == 1 { "1 job" } else { "2 jobs" }
+}
+
+impl Report {
+    /// One line of JSON.
+    pub fn to_json(&self) -> String {
+        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
+        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<58} {:>8} {:>9}", "target", "wanted", "measured")?;
+        for target in &self.targets {
+            let sign = match target.bound {
+                Bound::AtLeast => '≥',
+                Bound::AtMost => '≤',
+            };
+            let wanted = format!("{sign} {}", target.wanted);
+            let measured =
+                target.measured.map_or_else(|| "-".to_owned(), |measured| format!("{measured:.3}"));
+            let verdict = match target.is_met() {
+                Some(true) => "met",
+                Some(false) => "MISSED",
+                None => "not measured",
+            };
+            writeln!(f, "{:<58} {wanted:>8} {measured:>9}  {verdict}", target.name)?;
+        }
+        writeln!(f)?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
+        write!(f, "\n{}", self.bench)?;
+        match &self.nbd {
+            Some(nbd) => write!(f, "\n{nbd}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_bound_has_a_good_side() {
+        let mut target = Target::at_least("speed", 1.5, Some(1.5));
+        assert_eq!(target.is_met(), Some(true));
+        target.bound = Bound::AtMost;
+        target.measured = Some(1.6);
+        assert_eq!(target.is_met(), Some(false));
+        target.measured = None;
+        assert_eq!(target.is_met(), None);
+    }
+
+    #[test]
+    fn every_target_is_listed_measured_or_not() {
+        let options = Options {
+            duration: Duration::from_millis(2),
+            repeat: 1,
+            corpus_pages: 48,
+            large_size_bytes: 1 << 20,
+            ..Options::default()
+        };
+        let report = run(&options).unwrap();
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 2 + 6);
+        let measured =
+            |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
+        assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
+        assert!(measured("randread, gain from 1 to 2 jobs / the bare codec's").unwrap() > 0.0);
+        assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);
+        let text = report.to_string();
+        assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+        assert_eq!(json["targets"][0]["bound"], "at_least");
+    }
+}
