@@ -1,0 +1,308 @@
+//! The commands that talk to a running daemon, over HTTP on its control socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde_json::{Value, json};
+use uzram_serve::control::percent::encode_segment;
+
+use crate::failure::{Context, Failure, Result, print};
+use crate::runtime_dir::{self, CONTROL_SOCKET, RuntimeArgs, socket_path};
+use crate::show::{self, DeviceJson};
+
+/// How long the daemon may take for one step of an answer. Some attributes start real work.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a daemon may take to end. It may have gigabytes to give back.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest answer accepted.
+const MAX_ANSWER_BYTES: u64 = 4 << 20;
+
+/// List the devices of a running daemon.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram list --json")]
+pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Show a device's statistics, or one attribute as the kernel's file would print it.
+#[derive(clap::Args)]
+#[command(after_help = "Examples: uzram stat zram0
+          uzram stat zram0 mm_stat
+          uzram stat zram0 --json")]
+pub struct StatArgs {
+    /// The device, as in zram0
+    name: String,
+    /// An attribute, as in mm_stat
+    attribute: Option<String>,
+    /// Print JSON: all attributes and statistics, or the one attribute
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Set attributes of a device, in the order given, up to the first that fails.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram set zram0 mem_limit=256M")]
+pub struct SetArgs {
+    /// The device, as in zram0
+    name: String,
+    /// What to set
+    #[arg(value_name = "ATTRIBUTE=VALUE", required = true, value_parser = parse_setting)]
+    settings: Vec<(String, String)>,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Free everything a device holds. It needs a new disksize before it can be used again.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram reset zram0 && uzram set zram0 disksize=2G")]
+pub struct ResetArgs {
+    /// The device, as in zram0
+    name: String,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Stop the running daemon, and wait until it has ended. The contents of its devices are lost.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram down")]
+pub struct DownArgs {
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((attribute, value)) if !attribute.is_empty() => Ok((attribute.to_owned(), value.to_owned())),
+        _ => Err("write ATTRIBUTE=VALUE, as in mem_limit=256M".to_owned()),
+    }
+}
+
+/// `uzram list`
+pub fn list(args: &ListArgs) -> Result<()> {
+    let answer = Daemon::at(&args.runtime)?.ask("GET", "/v1/devices", None)?;
+    if args.json {
+        return print_json(&answer);
+    }
+    let devices: Vec<DeviceJson> = understand(answer["devices"].clone())?;
+    print(&show::device_table(&devices))
+}
+
+/// `uzram stat`
+pub fn stat(args: &StatArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    let Some(attribute) = &args.attribute else {
+        let answer = daemon.ask("GET", &device_path(&args.name), None)?;
+        if args.json {
+            return print_json(&answer);
+        }
+        let device: DeviceJson = understand(answer)?;
+        return print(&show::stats_table(&device.name, &device.stats));
+    };
+    let answer = daemon.ask("GET", &attribute_path(&args.name, attribute), None)?;
+    if args.json {
+        return print_json(&answer);
+    }
+    let value: String = understand(answer["value"].clone())?;
+    print(&format!("{value}\n"))
+}
+
+/// `uzram set`
+pub fn set(args: &SetArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    for (done, (attribute, value)) in args.settings.iter().enumerate() {
+        let path = attribute_path(&args.name, attribute);
+        daemon.ask("PUT", &path, Some(&json!({ "value": value }))).map_err(|failure| {
+            let applied: Vec<&str> = args.settings[..done].iter().map(|(name, _)| name.as_str()).collect();
+            let applied = match applied.as_slice() {
+                [] => String::new(),
+                names => format!(" (already set: {})", names.join(", ")),
+            };
+            failure
+                .map_line(|line| format!("cannot set {attribute} to '{}': {line}{applied}", shorten(value)))
+        })?;
+    }
+    Ok(())
+}
+
+/// `uzram reset`
+pub fn reset(args: &ResetArgs) -> Result<()> {
+    let path = format!("{}/reset", device_path(&args.name));
+    Daemon::at(&args.runtime)?
+        .ask("POST", &path, None)
+        .map_err(|failure| failure.map_line(|line| format!("cannot reset {}: {line}", args.name)))?;
+    Ok(())
+}
+
+/// `uzram down`
+pub fn down(args: &DownArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    daemon.ask("POST", "/v1/shutdown", None)?;
+    if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
+        Ok(())
+    } else {
+        Err(Failure::Line(format!(
+            "the daemon in '{}' is still ending after {} s",
+            daemon.dir.display(),
+            END_TIMEOUT.as_secs()
+        )))
+    }
+}
+
+/// The beginning of a value, as much as a message should quote.
+fn shorten(value: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    match value.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
+    }
+}
+
+fn device_path(name: &str) -> String {
+    format!("/v1/devices/{}", encode_segment(name))
+}
+
+fn attribute_path(name: &str, attribute: &str) -> String {
+    format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
+}
+
+fn print_json(value: &Value) -> Result<()> {
+    print(&format!("{value:#}\n"))
+}
+
+fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
+    serde_json::from_value(value).context(|| "the daemon's answer makes no sense".to_owned())
+}
+
+/// The daemon of a runtime directory, running or not.
+struct Daemon {
+    dir: PathBuf,
+    socket: PathBuf,
+}
+
+impl Daemon {
+    fn at(runtime: &RuntimeArgs) -> Result<Daemon> {
+        let dir = runtime.path()?;
+        Ok(Daemon { socket: socket_path(&dir, CONTROL_SOCKET)?, dir })
+    }
+
+    /// One request, one answer: JSON, or null if it has no body.
+    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let mut stream = self.connect()?;
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        // A daemon that refuses early may close before it has read everything: its answer tells.
+        let _ = stream.write_all(request.as_bytes());
+        let mut bytes = Vec::new();
+        match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Err(self.silent());
+            }
+            // An answer that was cut short does not parse.
+            _ => {}
+        }
+        let (status, body) = parse_answer(&bytes)?;
+        if status < 300 {
+            return Ok(body);
+        }
+        match body["error"].as_str() {
+            Some(error) => Err(Failure::line(error)),
+            None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
+        }
+    }
+
+    /// Connects with time-outs set; the standard library's connect would wait for ever for a daemon
+    /// that is stopped.
+    fn connect(&self) -> Result<UnixStream> {
+        let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
+            let socket = rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
+            sockopt::set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
+            sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+            rustix::net::connect(&socket, &address)?;
+            Ok(UnixStream::from(socket))
+        });
+        connected.map_err(|error| match error {
+            Errno::NOENT | Errno::CONNREFUSED => Failure::Line(format!(
+                "no daemon is running in '{}' (start one with `uzram up`)",
+                self.dir.display()
+            )),
+            Errno::AGAIN => self.silent(),
+            error => Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())),
+        })
+    }
+
+    fn silent(&self) -> Failure {
+        Failure::Line(format!(
+            "the daemon in '{}' has not answered for {} s",
+            self.dir.display(),
+            ANSWER_TIMEOUT.as_secs()
+        ))
+    }
+}
+
+/// The status and JSON body of a whole HTTP answer.
+fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
+    let ended_early = || Failure::line("the daemon ended before it had answered");
+    let mut headers = [httparse::EMPTY_HEADER; 32];
+    let mut response = httparse::Response::new(&mut headers);
+    let head_bytes = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
+        Ok(httparse::Status::Partial) => return Err(ended_early()),
+        Err(error) => return Err(Failure::Line(format!("the daemon does not speak HTTP: {error}"))),
+    };
+    let announced = response
+        .headers
+        .iter()
+        .find(|header| header.name.eq_ignore_ascii_case("content-length"))
+        .and_then(|header| str::from_utf8(header.value).ok()?.parse::<usize>().ok())
+        .unwrap_or(0);
+    let body = bytes[head_bytes..].get(..announced).ok_or_else(ended_early)?;
+    let value = if body.is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_slice(body).context(|| "the daemon's answer is not JSON".to_owned())?
+    };
+    Ok((response.code.unwrap_or(0), value))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn an_answer_cut_anywhere_is_an_error() {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}";
+        assert_eq!(parse_answer(answer).unwrap(), (200, json!({ "a": 1 })));
+        for len in 0..answer.len() {
+            assert!(parse_answer(&answer[..len]).is_err(), "{len}");
+        }
+        assert_eq!(parse_answer(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap(), (204, Value::Null));
+        assert!(parse_answer(b"SSH-2.0-OpenSSH\r\n").is_err());
+    }
+
+    #[test]
+    fn a_setting_is_split_at_the_first_sign() {
+        assert_eq!(parse_setting("a=b=c").unwrap(), ("a".to_owned(), "b=c".to_owned()));
+        assert_eq!(parse_setting("a=").unwrap(), ("a".to_owned(), String::new()));
+        assert!(parse_setting("a").is_err() && parse_setting("=a").is_err());
+    }
+}

@@ -1,0 +1,56 @@
+//! How a command fails: with one line for people.
+
+use std::fmt::Display;
+use std::io::{self, Write};
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub enum Failure {
+    /// One line for people, without the program's name.
+    Line(String),
+    /// Whoever read our output has gone (`uzram list | head -1`): nobody is left to tell.
+    ReaderLeft,
+}
+
+/// What a command comes to.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// A failure that reads `line`.
+    pub fn line(line: impl Into<String>) -> Self {
+        Failure::Line(line.into())
+    }
+
+    /// Rewrites the line, if it is one.
+    pub fn map_line(self, rewrite: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Failure::Line(line) => Failure::Line(rewrite(line)),
+            Failure::ReaderLeft => Failure::ReaderLeft,
+        }
+    }
+}
+
+/// Says what was being done when something failed.
+pub trait Context<T> {
+    /// Turns an error into the line "`what`: error".
+    fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+}
+
+impl<T, E: Display> Context<T> for std::result::Result<T, E> {
+    fn context(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.map_err(|error| Failure::Line(format!("{}: {error}", what())))
+    }
+}
+
+/// Prints a command's result.
+///
+/// # Errors
+/// Standard output is closed or full.
+pub fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::ReaderLeft),
+        Err(error) => Err(Failure::Line(format!("cannot write the output: {error}"))),
+    }
+}

@@ -1,0 +1,123 @@
+//! The `uzram` program: reads the command line and runs one command.
+//!
+//! `up` is the daemon ([`up`]); `list`, `stat`, `set`, `reset` and `down` talk to it over its control
+//! socket ([`client`]); `bench` and `check` need no daemon. A failure of any of them is one line on
+//! standard error and a non-zero exit: 2 for a command line that makes no sense, else 1.
+
+mod bench;
+mod check;
+mod client;
+mod exec;
+mod failure;
+mod live;
+mod runtime_dir;
+mod show;
+mod up;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use client::{DownArgs, ListArgs, ResetArgs, SetArgs, StatArgs};
+use failure::Failure;
+
+#[derive(Parser)]
+#[command(
+    name = "uzram",
+    version,
+    about = "zram in user space: compressed memory without a kernel module",
+    after_help = "Example: uzram up --size 1G     then, in another terminal: uzram stat zram0"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Up(up::Args),
+    List(ListArgs),
+    Stat(StatArgs),
+    Set(SetArgs),
+    Reset(ResetArgs),
+    Down(DownArgs),
+    Bench(bench::Args),
+    Check(check::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let outcome = match cli.command {
+        Command::Up(args) => up::run(&args),
+        Command::List(args) => client::list(&args).map(|()| 0),
+        Command::Stat(args) => client::stat(&args).map(|()| 0),
+        Command::Set(args) => client::set(&args).map(|()| 0),
+        Command::Reset(args) => client::reset(&args).map(|()| 0),
+        Command::Down(args) => client::down(&args).map(|()| 0),
+        Command::Bench(args) => bench::run(&args).map(|()| 0),
+        Command::Check(args) => check::run(&args).map(|()| 0),
+    };
+    match outcome {
+        Ok(status) => ExitCode::from(status),
+        Err(Failure::ReaderLeft) => ExitCode::SUCCESS,
+        Err(Failure::Line(line)) => {
+            live::error_line(&line);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints help where it was asked for, or one line about a command line that makes no sense.
+fn usage(error: &clap::Error) -> ExitCode {
+    use clap::error::ErrorKind as Kind;
+    match error.kind() {
+        Kind::DisplayHelp | Kind::DisplayVersion => {
+            // A reader who left has seen enough.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(2)
+        }
+        _ => {
+            live::error_line(&usage_line(&error.to_string()));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The first paragraph of clap's message in one line; what follows it is usage and advice.
+fn usage_line(message: &str) -> String {
+    let words: Vec<&str> = message
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.is_empty())
+        .flat_map(str::split_whitespace)
+        .collect();
+    let line = words.join(" ");
+    format!("{} (--help explains)", line.strip_prefix("error: ").unwrap_or(&line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_usage_error_is_one_line() {
+        let message = "error: the following required arguments were not provided:\n  <NAME>\n\nUsage: x\n";
+        assert_eq!(
+            usage_line(message),
+            "the following required arguments were not provided: <NAME> (--help explains)"
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! Statistics as tables for people.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Deserialize;
+use uzram::base::units::format_size;
+use uzram_serve::control::StatsJson;
+
+/// A device as the control API lists it.
+#[derive(Deserialize)]
+pub struct DeviceJson {
+    /// As in `zram0`.
+    pub name: String,
+    /// Where clients find its contents.
+    pub uri: String,
+    /// Its statistics.
+    pub stats: StatsJson,
+}
+
+/// `stored / memory` with two decimals, `-` for nothing over nothing.
+pub fn ratio(stored_bytes: u64, memory_bytes: u64) -> String {
+    if stored_bytes == 0 || memory_bytes == 0 {
+        "-".to_owned()
+    } else {
+        format!("{:.2}", stored_bytes as f64 / memory_bytes as f64)
+    }
+}
+
+/// A rate; 0 for no time at all.
+pub fn per_second(count: u64, elapsed: Duration) -> f64 {
+    if elapsed.is_zero() { 0.0 } else { count as f64 / elapsed.as_secs_f64() }
+}
+
+/// The statistics of one device.
+pub fn stats_table(name: &str, stats: &StatsJson) -> String {
+    let limit = match stats.mem_limit_bytes {
+        0 => "no limit".to_owned(),
+        bytes => format!("limit {}", format_size(bytes)),
+    };
+    let rows = [
+        ("size", format_size(stats.disksize_bytes), String::new()),
+        ("stored", format_size(stats.orig_data_bytes), "pages that hold data, as written".to_owned()),
+        ("compressed", format_size(stats.compr_data_bytes), String::new()),
+        (
+            "pool memory",
+            format_size(stats.mem_used_bytes),
+            format!("at most {} so far", format_size(stats.mem_used_max_bytes)),
+        ),
+        ("charged", format_size(stats.mem_charged_bytes), format!("pool, metadata, cached runs; {limit}")),
+        ("fixed cost", format_size(stats.mem_fixed_bytes), "slot table, streams; at most".to_owned()),
+        (
+            "ratio",
+            ratio(stats.orig_data_bytes, stats.memory_bytes()),
+            "stored / (charged + fixed cost)".to_owned(),
+        ),
+        (
+            "compression",
+            ratio(stats.orig_data_bytes, stats.compr_data_bytes),
+            "stored / compressed".to_owned(),
+        ),
+        ("same-filled", pages(stats.same_pages), String::new()),
+        ("huge", pages(stats.huge_pages), format!("{} so far", stats.huge_pages_since)),
+        ("read", pages(stats.pages_read), failed(stats.failed_reads)),
+        ("written", pages(stats.pages_written), failed(stats.failed_writes)),
+        ("discarded", pages(stats.notify_free), String::new()),
+        ("compacted", pages(stats.pages_compacted), String::new()),
+    ];
+    let mut text = format!("{name}\n");
+    for (what, value, note) in rows {
+        let row = format!("  {what:<12} {value:>14}  {note}");
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{}", row.trim_end());
+    }
+    text
+}
+
+/// One line for each device.
+pub fn device_table(devices: &[DeviceJson]) -> String {
+    let mut text =
+        format!("{:<12} {:>10} {:>10} {:>10} {:>6}  URI\n", "NAME", "SIZE", "STORED", "USED", "RATIO");
+    for DeviceJson { name, uri, stats } in devices {
+        let _ = writeln!(
+            text,
+            "{name:<12} {:>10} {:>10} {:>10} {:>6}  {uri}",
+            format_size(stats.disksize_bytes),
+            format_size(stats.orig_data_bytes),
+            format_size(stats.memory_bytes()),
+            ratio(stats.orig_data_bytes, stats.memory_bytes()),
+        );
+    }
+    text
+}
+
+fn pages(count: u64) -> String {
+    if count == 1 { "1 page".to_owned() } else { format!("{count} pages") }
+}
+
+fn failed(count: u64) -> String {
+    format!("{count} failed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ratio_counts_all_memory() {
+        let stats = StatsJson {
+            orig_data_bytes: 6 << 20,
+            compr_data_bytes: 2 << 20,
+            mem_charged_bytes: 3 << 20,
+            mem_fixed_bytes: 1 << 20,
+            ..StatsJson::default()
+        };
+        let text = stats_table("zram0", &stats);
+        let line = |what: &str| text.lines().find(|line| line.trim().starts_with(what)).map(str::to_owned);
+        assert!(line("ratio").is_some_and(|line| line.contains(" 1.50 ")), "{text}");
+        assert!(line("compression").is_some_and(|line| line.contains(" 3.00 ")), "{text}");
+        assert!(line("charged").is_some_and(|line| line.contains("no limit")), "{text}");
+    }
+
+    #[test]
+    fn an_empty_device_has_no_ratio() {
+        assert_eq!(ratio(0, 4096), "-");
+        assert_eq!(ratio(4096, 0), "-");
+    }
+}

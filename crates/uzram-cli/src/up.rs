@@ -1,0 +1,244 @@
+//! `uzram up`: one device, served from this process until it is told to end.
+//!
+//! The main thread owns everything and waits for [`Event`]s; servers and signals only send them. What
+//! it owns is given back in reverse order: first the servers stop, then the sockets go, last the lock.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread;
+
+use rustix::process::Signal;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithRawSiginfo;
+use uzram::base::units::{format_size, parse_size};
+use uzram::device::Device;
+use uzram_serve::control::{self, Api, StatsJson, percent};
+use uzram_serve::nbd;
+
+use crate::exec;
+use crate::failure::{Context, Result, print};
+use crate::live::{self, LiveLine, LogLevel};
+use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
+
+/// Create a compressed RAM disk and serve it, in the foreground.
+///
+/// NBD clients use the disk at the URI printed at the start; `uzram stat`, `set`, `reset` and `down`
+/// control it. It is memory: when this command ends, its contents are gone.
+#[derive(clap::Args)]
+#[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
+          uzram up --size 64M --exec 'nbdinfo \"$uri\"'")]
+pub struct Args {
+    /// The device's name
+    #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
+    name: String,
+    /// The size of the disk, uncompressed: a number and K, M, G or T
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    size: u64,
+    /// The compression algorithm: lz4 or zstd[:LEVEL] [default: the device's]
+    #[arg(long, value_name = "NAME")]
+    algorithm: Option<String>,
+    /// The most memory its contents may take; writes beyond it fail [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    mem_limit: Option<u64>,
+    /// The most pages in a zspage, 4 to 16 [default: the device's]
+    #[arg(long, value_name = "N")]
+    chain: Option<u32>,
+    /// Run a shell command with $uri, $socket and $name set, then end with its status
+    #[arg(long, value_name = "CMD")]
+    exec: Option<String>,
+    /// How much to log on standard error
+    #[arg(long, value_name = "LEVEL", value_enum, default_value = "info")]
+    log: LogLevel,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Something the main thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// SIGINT or SIGTERM.
+    Signal {
+        /// Which.
+        signal: Signal,
+        /// Sent by the kernel, which means from the terminal, to its whole foreground group.
+        from_terminal: bool,
+    },
+    /// A control client asks the daemon to end.
+    Shutdown,
+    /// The command of `--exec` has ended.
+    CommandEnded,
+}
+
+/// Where the device can be reached.
+pub struct Address {
+    /// The device's name.
+    pub name: String,
+    /// The NBD socket.
+    pub socket: PathBuf,
+    /// The control socket.
+    pub control_socket: PathBuf,
+    /// The NBD URI.
+    pub uri: String,
+}
+
+/// Runs the daemon; returns the status to exit with.
+///
+/// # Errors
+/// It cannot start.
+pub fn run(args: &Args) -> Result<u8> {
+    live::start_log(args.log)?;
+    let (sender, events) = mpsc::channel();
+    watch_signals(sender.clone()).context(|| "cannot handle signals".to_owned())?;
+    let dir_path = args.runtime.path()?;
+    let address = Address::new(&args.name, dir_path.clone())?;
+    let mut dir = RuntimeDir::claim(dir_path)?;
+    let device = make_device(args)?;
+
+    let exports = nbd::Exports::new([Arc::clone(&device)]);
+    let server = nbd::Server::bind(nbd::Config::new(&address.socket), exports);
+    let _nbd = server.and_then(nbd::Server::spawn).context(|| "cannot serve NBD".to_owned())?;
+    let export = control::Export { device: Arc::clone(&device), uri: address.uri.clone() };
+    let on_shutdown = sender.clone();
+    let _control = control::Server::start(
+        dir.bind(CONTROL_SOCKET)?,
+        Api::new(vec![export]),
+        control::Limits::default(),
+        move || {
+            // A failure to send means that the daemon is ending already.
+            let _ = on_shutdown.send(Event::Shutdown);
+        },
+    )
+    .context(|| "cannot serve the control API".to_owned())?;
+
+    let facts = announcement(args, &address, &device);
+    match &args.exec {
+        Some(command) => {
+            // Standard output belongs to the command.
+            live::note(&facts);
+            exec::run(command, &address, &device, &sender, &events)
+        }
+        None => {
+            // Serving is the point; whether anyone reads where is not.
+            let _ = print(&facts);
+            wait(&device, &events);
+            Ok(0)
+        }
+    }
+}
+
+impl Address {
+    fn new(name: &str, dir: PathBuf) -> Result<Address> {
+        let socket = socket_path(&dir, NBD_SOCKET)?;
+        let uri = format!(
+            "nbd+unix:///{}?socket={}",
+            percent::encode_segment(name),
+            percent::encode(socket.as_os_str().as_bytes())
+        );
+        Ok(Address { name: name.to_owned(), control_socket: socket_path(&dir, CONTROL_SOCKET)?, socket, uri })
+    }
+}
+
+/// A name that needs no quoting in a URI, a path or a shell.
+fn parse_name(text: &str) -> std::result::Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if text.len() <= 64 && begins_well && text.bytes().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("a name is a letter or digit and up to 63 more, '_', '-' or '.'".to_owned())
+    }
+}
+
+fn make_device(args: &Args) -> Result<Arc<Device>> {
+    let device = Device::new(&args.name).context(|| format!("--name {}", args.name))?;
+    // disksize comes last: it makes the disk, from the others.
+    let settings = [
+        ("--algorithm", "comp_algorithm", args.algorithm.clone()),
+        ("--chain", "chain_size", args.chain.map(|pages| pages.to_string())),
+        ("--mem-limit", "mem_limit", args.mem_limit.map(|bytes| bytes.to_string())),
+        ("--size", "disksize", Some(args.size.to_string())),
+    ];
+    for (option, attribute, value) in settings {
+        if let Some(value) = value {
+            device.set(attribute, &value).context(|| format!("{option} {value}"))?;
+        }
+    }
+    Ok(device)
+}
+
+fn announcement(args: &Args, address: &Address, device: &Device) -> String {
+    let stats = device.stats();
+    let algorithm = args.algorithm.clone().or_else(|| {
+        // The kernel's form is a list with the chosen one in brackets.
+        let list = device.get("comp_algorithm").ok()?;
+        Some(list.split_once('[')?.1.split_once(']')?.0.to_owned())
+    });
+    let rows = [
+        ("export", Some(address.uri.clone())),
+        ("control", Some(address.control_socket.display().to_string())),
+        ("size", Some(format_size(stats.disksize_bytes))),
+        ("algorithm", algorithm),
+        ("fixed cost", Some(format!("{} at most: slot table, streams", format_size(stats.mem_fixed_bytes)))),
+    ];
+    rows.into_iter().filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
+}
+
+/// Waits until someone wants the daemon to end.
+fn wait(device: &Device, events: &Receiver<Event>) {
+    let stats = || StatsJson::from(device.stats());
+    let mut live = LiveLine::new(stats());
+    let event = loop {
+        match &mut live {
+            Some(live) => live.draw(stats()),
+            None => break events.recv().ok(),
+        }
+        match events.recv_timeout(LiveLine::PERIOD) {
+            Ok(event) => break Some(event),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => break None,
+        }
+    };
+    drop(live);
+    match event {
+        Some(Event::Signal { signal, .. }) => tracing::info!(?signal, "ending"),
+        _ => tracing::info!("ending, as a control client asks"),
+    }
+}
+
+/// Turns SIGINT and SIGTERM into events, from now on and for the rest of the process's life.
+fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
+    let mut signals = SignalsInfo::<WithRawSiginfo>::new([SIGINT, SIGTERM])?;
+    thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for info in signals.forever() {
+            let signal = if info.si_signo == SIGINT { Signal::INT } else { Signal::TERM };
+            // Positive codes are the kernel's own, sigaction(2); processes send 0 or less.
+            if events.send(Event::Signal { signal, from_terminal: info.si_code > 0 }).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_uri_survives_odd_paths() {
+        let address = Address::new("zram0", PathBuf::from("/run/a b&c")).unwrap();
+        assert_eq!(address.uri, "nbd+unix:///zram0?socket=/run/a%20b%26c/nbd.sock");
+    }
+
+    #[test]
+    fn names_are_plain() {
+        assert!(parse_name("zram-1.a_B").is_ok());
+        for name in ["", "..", "-a", "a b", "a/b", "ü", &"x".repeat(65)] {
+            assert!(parse_name(name).is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The command line: help, usage errors, what each command says without a daemon, and output.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::process::Stdio;
+
+use common::{Place, bare_command, collect, finish};
+use serde_json::Value;
+
+const COMMANDS: [&str; 8] = ["up", "list", "stat", "set", "reset", "down", "bench", "check"];
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    let overview = finish(bare_command(&["--help"])).ok();
+    for command in COMMANDS {
+        assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
+        let help = finish(bare_command(&[command, "--help"])).ok();
+        assert!(help.contains("Example") && help.contains(&format!("uzram {command}")), "{help}");
+    }
+    assert!(finish(bare_command(&["--version"])).ok().starts_with("uzram "));
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
+    for (args, mentions) in [
+        (&["fly"][..], "fly"),
+        (&["up", "--size", "1X"], "unknown unit"),
+        (&["up", "--size", ""], "no digits"),
+        (&["up", "--size", "99999999T"], "too large"),
+        (&["up", "--mem-limit", "lots"], "--mem-limit"),
+        (&["up", "--chain", "many"], "--chain"),
+        (&["up", "--name", "a/b"], "--name"),
+        (&["up", "--log", "loud"], "--log"),
+        (&["up", "--fast"], "--fast"),
+        (&["list", "zram0"], "zram0"),
+        (&["stat"], "<NAME>"),
+        (&["set", "zram0"], "ATTRIBUTE=VALUE"),
+        (&["set", "zram0", "mem_limit"], "ATTRIBUTE=VALUE"),
+        (&["set", "zram0", "=1"], "ATTRIBUTE=VALUE"),
+        (&["reset"], "<NAME>"),
+        (&["down", "zram0"], "zram0"),
+        (&["bench", "--rw", "sideways"], "sideways"),
+        (&["bench", "--jobs", "0"], "--jobs"),
+        (&["check", "--xml"], "--xml"),
+    ] {
+        let ended = finish(bare_command(args));
+        let line = ended.complaint(2);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+    let ended = finish(bare_command(&[]));
+    assert_eq!(ended.status.code(), Some(2));
+    assert!(ended.stderr.contains("Usage: uzram"), "{}", ended.stderr);
+}
+
+#[test]
+fn without_a_daemon_every_client_says_how_to_start_one() {
+    let place = Place::new();
+    let clients: [&[&str]; 5] =
+        [&["list"], &["stat", "zram0"], &["set", "zram0", "mem_limit=1M"], &["reset", "zram0"], &["down"]];
+    // First without the directory, then with one whose daemon has crashed.
+    for _ in 0..2 {
+        for args in clients {
+            let ended = place.run(args);
+            let line = ended.complaint(1);
+            assert!(line.contains("no daemon is running in") && line.contains("`uzram up`"), "{line}");
+        }
+        let _ = std::fs::create_dir(place.dir());
+        let _ = std::os::unix::net::UnixListener::bind(place.socket("control.sock"));
+    }
+}
+
+#[test]
+fn check_says_for_each_thing_how_it_knows() {
+    let json: Value = serde_json::from_str(&finish(bare_command(&["check", "--json"])).ok()).unwrap();
+    let checks = json["checks"].as_array().unwrap();
+    let text = finish(bare_command(&["check"])).ok();
+    for name in ["FUSE", "loop", "userfaultfd", "io_uring", "locked memory", "capabilities", "kernel zram"] {
+        let check = checks.iter().find(|check| check["name"] == name).unwrap();
+        assert!(["yes", "partly", "no"].contains(&check["works"].as_str().unwrap()), "{check}");
+        for field in ["checked_by", "follows"] {
+            let said = check[field].as_str().unwrap();
+            assert!(!said.is_empty() && text.contains(said), "{check}\n{text}");
+        }
+    }
+    assert_eq!(text.lines().count(), checks.len());
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    for args in [&["check"][..], &["check", "--json"], &["--help"], &["up", "--help"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = bare_command(args).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let ended = collect(child);
+        assert!(ended.status.success() && ended.stderr.is_empty(), "{args:?}: {}", ended.stderr);
+    }
+    // A full disk is one.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let child = bare_command(&["check"]).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    assert!(collect(child).complaint(1).contains("cannot write the output"));
+}

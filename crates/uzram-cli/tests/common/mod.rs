@@ -1,0 +1,205 @@
+//! Running the `uzram` program in a runtime directory of the test's own, never for long.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Longer than anything here takes, even on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A directory to be removed, and the runtime directory to be made in it.
+pub struct Place {
+    root: TempDir,
+}
+
+/// What a finished program left.
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        Place { root: tempfile::tempdir().unwrap() }
+    }
+
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    pub fn dir(&self) -> PathBuf {
+        self.root.path().join("run")
+    }
+
+    pub fn socket(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
+    }
+
+    /// `uzram args`, with this place's runtime directory.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = bare_command(args);
+        command.env("UZRAM_RUNTIME_DIR", self.dir());
+        command
+    }
+
+    pub fn run(&self, args: &[&str]) -> Ended {
+        finish(self.command(args))
+    }
+
+    /// Starts a daemon and waits until it serves.
+    pub fn up(&self, args: &[&str]) -> Daemon {
+        let mut command = self.command(&["up", "--size", "16M"]);
+        let mut child = command
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut facts = String::new();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        while !facts.contains("fixed cost") {
+            if stdout.read_line(&mut facts).unwrap() == 0 {
+                let mut stderr = String::new();
+                child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+                child.wait().unwrap();
+                panic!("the daemon did not start: {stderr}");
+            }
+        }
+        Daemon { child, facts }
+    }
+}
+
+/// `uzram args` with no runtime directory in its environment.
+pub fn bare_command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram"));
+    command.args(args).env_remove("UZRAM_RUNTIME_DIR").env_remove("XDG_RUNTIME_DIR");
+    command
+}
+
+/// Runs a program to its end.
+pub fn finish(mut command: Command) -> Ended {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    collect(child)
+}
+
+/// Waits for a program that prints less than a pipe holds.
+pub fn collect(mut child: Child) -> Ended {
+    let status = wait(&mut child);
+    let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut ended.stdout).unwrap();
+    }
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_string(&mut ended.stderr).unwrap();
+    }
+    ended
+}
+
+fn wait(child: &mut Child) -> ExitStatus {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("still running after {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Ended {
+    /// Its output, from a success.
+    pub fn ok(self) -> String {
+        assert!(self.status.success(), "{}: {}", self.status, self.stderr);
+        self.stdout
+    }
+
+    /// Its one line of complaint.
+    pub fn complaint(&self, code: i32) -> &str {
+        assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
+        let lines: Vec<&str> = self.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
+        assert_eq!(lines.len(), 1, "{}", self.stderr);
+        assert!(self.stdout.is_empty(), "{}", self.stdout);
+        lines[0].strip_prefix("uzram: ").expect("begins with the program's name")
+    }
+}
+
+/// A running daemon; killed when dropped.
+pub struct Daemon {
+    child: Child,
+    pub facts: String,
+}
+
+impl Daemon {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self) -> (ExitStatus, String) {
+        let status = wait(&mut self.child);
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        (status, stderr)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Connects, with time-outs.
+pub fn connect(socket: &Path) -> UnixStream {
+    let stream = UnixStream::connect(socket).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Sends `bytes` and returns the whole answer.
+pub fn ask(socket: &Path, bytes: &[u8]) -> String {
+    let mut stream = connect(socket);
+    // A server that refuses early may close before all is written.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    while let Ok(count @ 1..) = stream.read(&mut piece) {
+        answer.extend_from_slice(&piece[..count]);
+    }
+    String::from_utf8(answer).unwrap()
+}
+
+/// Whether the shell finds a program.
+pub fn has_program(name: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
+}
+
+/// Waits until `done`.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,327 @@
+//! The daemon's life: what it shows and takes, how it ends, and who may run where.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{Place, bare_command, connect, finish, has_program, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+fn mode(path: &std::path::Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn a_device_is_shown_set_and_reset() {
+    let place = Place::new();
+    let mut daemon = place.up(&["--name", "zram7", "--mem-limit", "8M"]);
+    let uri = format!("nbd+unix:///zram7?socket={}", place.socket("nbd.sock").display());
+    for fact in [uri.as_str(), "control.sock", "16 MiB", "fixed cost"] {
+        assert!(daemon.facts.contains(fact), "{}", daemon.facts);
+    }
+    assert_eq!(mode(&place.dir()), 0o700);
+    assert_eq!(mode(&place.socket("nbd.sock")) & 0o777, 0o600);
+    assert_eq!(mode(&place.socket("control.sock")) & 0o777, 0o600);
+
+    let list = place.run(&["list"]).ok();
+    assert!(list.contains("zram7") && list.contains(&uri) && list.contains("16 MiB"), "{list}");
+    let json: Value = serde_json::from_str(&place.run(&["list", "--json"]).ok()).unwrap();
+    assert_eq!(json["devices"][0]["uri"], uri);
+
+    let table = place.run(&["stat", "zram7"]).ok();
+    for row in ["stored", "compressed", "pool memory", "charged", "fixed cost", "ratio", "written"] {
+        assert!(table.contains(&format!("\n  {row} ")), "{table}");
+    }
+    assert!(table.contains("limit 8 MiB") || table.contains("no limit"), "{table}");
+    let json: Value = serde_json::from_str(&place.run(&["stat", "zram7", "--json"]).ok()).unwrap();
+    assert_eq!(json["stats"]["disksize_bytes"], 16 << 20);
+    assert_eq!(json["attributes"]["disksize"], "16777216");
+    assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "16777216\n");
+    let json = place.run(&["stat", "zram7", "mem_limit", "--json"]).ok();
+    assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["value"], (8 << 20).to_string());
+
+    assert_eq!(place.run(&["set", "zram7", "mem_limit=4M", "mem_limit=6M"]).ok(), "");
+    assert_eq!(place.run(&["stat", "zram7", "mem_limit"]).ok(), "6291456\n");
+    assert_eq!(place.run(&["reset", "zram7"]).ok(), "");
+    assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "0\n");
+    assert_eq!(place.run(&["set", "zram7", "disksize=32M"]).ok(), "");
+    assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "33554432\n");
+
+    // The daemon is gone when `down` returns: its successor can start at once.
+    for _ in 0..3 {
+        assert_eq!(place.run(&["down"]).ok(), "");
+        daemon = place.up(&[]);
+        assert!(!place.run(&["list"]).ok().is_empty());
+    }
+    assert_eq!(place.run(&["down"]).ok(), "");
+    let (status, _) = daemon.ended();
+    assert!(status.success());
+}
+
+#[test]
+fn what_a_device_does_not_take_is_one_line() {
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    for (args, mentions) in [
+        (&["stat", "zram9"][..], "no device 'zram9'"),
+        (&["stat", "zram9/../zram0"], "no device"),
+        (&["stat", "zram0", "nonesuch"], "'nonesuch'"),
+        (&["stat", "zram0", "bad\r\nname"], "bad  name"),
+        (&["stat", "zram0", "reset"], "reset"),
+        (&["set", "zram9", "mem_limit=1M"], "no device 'zram9'"),
+        (&["set", "zram0", "nonesuch=1"], "cannot set nonesuch to '1'"),
+        (&["set", "zram0", "initstate=1"], "initstate"),
+        (&["set", "zram0", "disksize=1M"], "cannot set disksize to '1M'"),
+        (&["reset", "zram9"], "no device 'zram9'"),
+    ] {
+        let ended = place.run(args);
+        let line = ended.complaint(1);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+    // The first failure stops, and says what was done before it.
+    let ended = place.run(&["set", "zram0", "mem_limit=2M", "nonesuch=1", "mem_limit=3M"]);
+    assert!(ended.complaint(1).contains("already set: mem_limit"), "{}", ended.stderr);
+    assert_eq!(place.run(&["stat", "zram0", "mem_limit"]).ok(), "2097152\n");
+
+    // A value too long for the daemon is refused by it, with a reason.
+    let ended = place.run(&["set", "zram0", &format!("mem_limit={}", "9".repeat(80_000))]);
+    assert!(ended.stderr.contains("longer than 64 KiB"));
+    assert_eq!(place.run(&["stat", "zram0", "mem_limit"]).ok(), "2097152\n");
+}
+
+#[test]
+fn what_the_device_refuses_names_the_option() {
+    let place = Place::new();
+    let ended = place.run(&["up", "--size", "16M", "--algorithm", "nonesuch"]);
+    assert!(ended.complaint(1).starts_with("--algorithm nonesuch: "), "{}", ended.stderr);
+    assert!(!place.socket("nbd.sock").exists());
+}
+
+#[test]
+fn signals_end_it_cleanly_with_and_without_clients() {
+    for signal in [Signal::TERM, Signal::INT] {
+        for with_clients in [false, true] {
+            let place = Place::new();
+            let daemon = place.up(&[]);
+            let clients = with_clients
+                .then(|| [connect(&place.socket("nbd.sock")), connect(&place.socket("control.sock"))]);
+            let start = Instant::now();
+            daemon.signal(signal);
+            let (status, stderr) = daemon.ended();
+            assert!(status.success(), "{signal:?} {with_clients} {stderr}");
+            assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+            assert!(!place.socket("nbd.sock").exists() && !place.socket("control.sock").exists());
+            drop(clients);
+        }
+    }
+}
+
+#[test]
+fn one_directory_has_one_daemon() {
+    let place = Place::new();
+    let daemon = place.up(&[]);
+    let ended = place.run(&["up", "--size", "1M"]);
+    let line = ended.complaint(1);
+    assert!(line.contains("already serves") && line.contains(&format!("process {}", daemon.id())), "{line}");
+    // The first is none the worse.
+    place.run(&["list"]).ok();
+
+    daemon.signal(Signal::KILL);
+    let (status, _) = daemon.ended();
+    assert!(!status.success());
+    assert!(place.socket("nbd.sock").exists(), "a crash leaves its sockets");
+    let daemon = place.up(&[]);
+    place.run(&["list"]).ok();
+    place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+}
+
+#[test]
+fn a_command_runs_with_the_addresses_and_its_status_is_ours() {
+    let place = Place::new();
+    let exec = |command: &str| place.run(&["up", "--size", "1M", "--log", "warn", "--exec", command]);
+    let ended = exec(r#"echo "$uri|$socket|$name"; test -S "$socket""#);
+    let socket = place.socket("nbd.sock");
+    let socket = socket.display();
+    // Standard output is the command's alone; ours is on standard error.
+    assert_eq!(ended.stdout, format!("nbd+unix:///zram0?socket={socket}|{socket}|zram0\n"));
+    assert!(ended.status.success());
+    assert!(ended.stderr.contains("fixed cost") && ended.stderr.contains("\n  stored "), "{}", ended.stderr);
+
+    assert_eq!(exec("exit 7").status.code(), Some(7));
+    assert_eq!(exec("kill -TERM $$").status.code(), Some(143));
+    assert_eq!(exec("no-such-program-at-all").status.code(), Some(127));
+    assert!(!place.socket("nbd.sock").exists());
+    // The command may control its own daemon, and even end it.
+    let uzram = env!("CARGO_BIN_EXE_uzram");
+    assert!(exec(&format!("'{uzram}' stat zram0 disksize | grep -qx 1048576")).status.success());
+    assert_eq!(exec(&format!("'{uzram}' down; sleep 60")).status.code(), Some(143));
+}
+
+#[test]
+fn signals_reach_the_command_and_all_it_started() {
+    for (trap, signals, code) in [
+        ("", &[Signal::TERM][..], 143),
+        ("", &[Signal::INT], 130),
+        ("trap 'exit 5' TERM;", &[Signal::TERM], 5),
+        // It won't listen: the second request ends it.
+        ("trap '' TERM;", &[Signal::TERM, Signal::TERM], 137),
+    ] {
+        let place = Place::new();
+        let pids = place.root().join("pids");
+        let script =
+            format!("{trap} sleep 61 >/dev/null 2>&1 & echo $! $$ > '{}'; wait; wait", pids.display());
+        let child = place
+            .command(&["up", "--size", "1M", "--exec", &script])
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until("the command starts", || fs::read_to_string(&pids).is_ok_and(|text| text.ends_with('\n')));
+        for &signal in signals {
+            std::thread::sleep(Duration::from_millis(50));
+            kill_process(Pid::from_child(&child), signal).unwrap();
+        }
+        let ended = common::collect(child);
+        assert_eq!(ended.status.code(), Some(code), "{trap} {signals:?} {}", ended.stderr);
+        assert!(!place.socket("control.sock").exists());
+        // SIGTERM ends `sleep 61` with its shell. SIGINT does not, in the background of a shell, and a
+        // shell's trap may come first: then it is ours to end. Gone may mean a zombie that nobody in
+        // this container reaps.
+        let sleeper: i32 = fs::read_to_string(&pids).unwrap().split(' ').next().unwrap().parse().unwrap();
+        let sleeps = || {
+            let status = fs::read_to_string(format!("/proc/{sleeper}/status")).unwrap_or_default();
+            status.starts_with("Name:\tsleep") && !status.contains("State:\tZ")
+        };
+        if trap.is_empty() && code == 143 {
+            wait_until("the command's own child ends", || !sleeps());
+        } else if sleeps() {
+            let _ = kill_process(Pid::from_raw(sleeper).unwrap(), Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn the_runtime_directory_is_private_or_refused() {
+    let place = Place::new();
+    let up = |dir: PathBuf| {
+        let mut command = bare_command(&["up", "--size", "1M", "--log", "error", "--exec", "true"]);
+        command.arg("--runtime-dir").arg(dir);
+        finish(command)
+    };
+    let nested = place.root().join("a/b/c");
+    assert!(up(nested.clone()).status.success());
+    assert_eq!(mode(&nested), 0o700);
+
+    let open = place.root().join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, Permissions::from_mode(0o755)).unwrap();
+    let ended = up(open.clone());
+    let line = ended.complaint(1);
+    assert!(line.contains("mode 0755") && line.contains("chmod 700"), "{line}");
+    fs::set_permissions(&open, Permissions::from_mode(0o700)).unwrap();
+    assert!(up(open.clone()).status.success());
+
+    fs::write(open.join("nbd.sock"), "").unwrap();
+    assert!(up(open.clone()).complaint(1).contains("not a socket"));
+    assert!(open.join("nbd.sock").exists());
+    assert!(up(open.join("nbd.sock")).complaint(1).contains("is not a directory"));
+    assert!(up(place.root().join("x".repeat(120))).complaint(1).contains("too long for a socket"));
+    assert!(up(PathBuf::from("/proc/uzram")).complaint(1).contains("cannot create"));
+
+    let foreign = place.root().join("foreign");
+    fs::create_dir(&foreign).unwrap();
+    match std::os::unix::fs::chown(&foreign, Some(65534), None) {
+        Ok(()) => assert!(up(foreign).complaint(1).contains("belongs to user 65534")),
+        Err(error) => println!("skipped: giving a directory away: {error}"),
+    }
+}
+
+#[test]
+fn the_environment_names_the_runtime_directory() {
+    let place = Place::new();
+    let script = "dirname \"$socket\"";
+    let args = ["up", "--size", "1M", "--log", "error", "--exec", script];
+    let mut command = bare_command(&args);
+    command.env("XDG_RUNTIME_DIR", place.root());
+    assert_eq!(finish(command).ok().trim(), place.root().join("uzram").to_str().unwrap());
+    let mut command = bare_command(&args);
+    command.env("XDG_RUNTIME_DIR", place.root()).env("UZRAM_RUNTIME_DIR", place.dir());
+    assert_eq!(finish(command).ok().trim(), place.dir().to_str().unwrap());
+    // A relative one counts from where the program starts.
+    let mut command = bare_command(&args);
+    command.args(["--runtime-dir", "near"]).current_dir(place.root());
+    assert!(finish(command).ok().trim().ends_with("/near"));
+}
+
+#[test]
+fn no_runtime_directory_at_all_is_one_line() {
+    let mut command = bare_command(&["list"]);
+    if rustix::process::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    match command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+        Ok(child) => {
+            let ended = common::collect(child);
+            assert!(ended.complaint(1).contains("no runtime directory: give --runtime-dir"));
+        }
+        Err(error) => println!("skipped: running as another user: {error}"),
+    }
+}
+
+/// Runs `uzram args` on a terminal, presses ^C once it has shown `ready`, and returns what it showed.
+fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String) {
+    let mut script = std::process::Command::new("timeout");
+    let line = format!("stty cols 60; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
+    let mut child = script
+        .args(["20", "script", "-q", "-e", "-c", &line, "/dev/null"])
+        .env("UZRAM_RUNTIME_DIR", place.dir())
+        .env("SHELL", "/bin/sh")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut shown = Vec::new();
+    let mut piece = [0; 1024];
+    let mut pressed = false;
+    while let Ok(count @ 1..) = stdout.read(&mut piece) {
+        shown.extend_from_slice(&piece[..count]);
+        if !pressed && String::from_utf8_lossy(&shown).contains(ready) {
+            child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+            pressed = true;
+        }
+    }
+    (child.wait().unwrap().code(), String::from_utf8_lossy(&shown).into_owned())
+}
+
+#[test]
+fn a_terminal_gets_a_live_line_and_its_control_c() {
+    if !has_program("script") {
+        println!("skipped: no script(1) to make a terminal");
+        return;
+    }
+    let place = Place::new();
+    let (code, shown) = in_a_terminal(&place, "up --size 1M", "ratio");
+    assert_eq!(code, Some(0), "{shown}");
+    let live = shown.split("\r\u{1b}[K").find(|line| line.starts_with("stored ")).unwrap();
+    assert!(live.contains("used") && live.len() < 60, "{live}");
+    assert!(!place.socket("nbd.sock").exists());
+
+    // The terminal gives ^C to the command itself; a trap shows that it comes once.
+    let command = "up --size 1M --exec 'trap \"echo got it\" INT; echo ready; \
+                   for i in 1 2 3 4 5; do sleep 0.1; done; exit 9'";
+    let (code, shown) = in_a_terminal(&place, command, "ready");
+    assert_eq!(code, Some(9), "{shown}");
+    assert_eq!(shown.matches("got it").count(), 1, "{shown}");
+    assert!(shown.contains("stored"), "{shown}");
+}
