@@ -35,8 +35,8 @@ pub struct Args {
     )]
     rw: Vec<Pattern>,
     /// Numbers of threads
-    #[arg(long, value_delimiter = ',', value_name = "N,…", default_values_t = [1, 2])]
-    jobs: Vec<usize>,
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_values_t = [1, 2], value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: Vec<u16>,
     /// Seconds that each pattern runs for in each round
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
@@ -80,7 +80,7 @@ fn run_bench(args: &Args, duration: Duration, stop: Arc<AtomicBool>) -> Result<S
         corpus: args.corpus.clone().map_or(defaults.corpus, Source::File),
         size_bytes: args.size,
         patterns: args.rw.clone(),
-        jobs: args.jobs.clone(),
+        jobs: args.jobs.iter().copied().map(usize::from).collect(),
         duration,
         repeat: args.repeat,
         algorithm: args.algorithm,

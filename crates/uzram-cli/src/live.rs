@@ -147,7 +147,7 @@ mod tests {
         let now = StatsJson {
             orig_data_bytes: 3 << 20,
             mem_charged_bytes: 1 << 20,
-            mem_fixed_bytes: 1 << 20,
+            mem_tables_bytes: 1 << 20,
             pages_read: 300,
             // A reset device counts from zero again.
             pages_written: 10,

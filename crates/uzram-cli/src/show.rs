@@ -47,12 +47,20 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
             format_size(stats.mem_used_bytes),
             format!("at most {} so far", format_size(stats.mem_used_max_bytes)),
         ),
-        ("charged", format_size(stats.mem_charged_bytes), format!("pool, metadata, cached runs; {limit}")),
-        ("fixed cost", format_size(stats.mem_fixed_bytes), "slot table, streams; at most".to_owned()),
+        (
+            "charged",
+            format_size(stats.mem_charged_bytes),
+            format!("pool, metadata, free pages kept; {limit}"),
+        ),
+        (
+            "tables",
+            format_size(stats.mem_tables_bytes),
+            format!("slot table, streams: {} at most; page table", format_size(stats.mem_fixed_bytes)),
+        ),
         (
             "ratio",
             ratio(stats.orig_data_bytes, stats.memory_bytes()),
-            "stored / (charged + fixed cost)".to_owned(),
+            "stored / (charged + tables)".to_owned(),
         ),
         (
             "compression",
@@ -110,7 +118,7 @@ mod tests {
             orig_data_bytes: 6 << 20,
             compr_data_bytes: 2 << 20,
             mem_charged_bytes: 3 << 20,
-            mem_fixed_bytes: 1 << 20,
+            mem_tables_bytes: 1 << 20,
             ..StatsJson::default()
         };
         let text = stats_table("zram0", &stats);

@@ -268,7 +268,8 @@ impl Store {
     /// the pool.
     #[cfg(not(feature = "loom"))]
     pub fn table_resident_bytes(&self) -> usize {
-        let unused = self.slots.max_bytes() - self.slots.resident_bytes();
+        // Whole pages are resident, of which the last may be used in part.
+        let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes());
         self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
     }
 
