@@ -38,7 +38,7 @@ fn a_device_is_shown_set_and_reset() {
     assert_eq!(json["devices"][0]["uri"], uri);
 
     let table = place.run(&["stat", "zram7"]).ok();
-    for row in ["stored", "compressed", "pool memory", "charged", "fixed cost", "ratio", "written"] {
+    for row in ["stored", "compressed", "pool memory", "charged", "tables", "ratio", "written"] {
         assert!(table.contains(&format!("\n  {row} ")), "{table}");
     }
     assert!(table.contains("limit 8 MiB") || table.contains("no limit"), "{table}");

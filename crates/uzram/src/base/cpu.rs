@@ -20,6 +20,19 @@ pub fn possible() -> usize {
     imp::possible()
 }
 
+/// Asks for the cache line at `address`, which need not be valid: a hint, and no access.
+#[inline]
+pub fn prefetch<T>(address: *const T) {
+    // SAFETY: the instruction never faults, whatever the address.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Keeps its content on cache lines of its own: 128 bytes, as the prefetchers of x86-64 fetch
 /// lines in pairs.
 #[repr(align(128))]

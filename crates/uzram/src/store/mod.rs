@@ -323,8 +323,13 @@ impl Store {
             return Ok(Contents::Same(word));
         }
         let checksum = if self.checksum { crc32fast::hash(contents) } else { 0 };
+        self.slots.prefetch(page);
         self.streams.with(|stream| {
             let len = stream.encoder.encode(contents, &mut stream.compressed);
+            // What is about to be replaced is cold: its misses can pass while the new is stored.
+            if let Some(old) = self.slots.peek(page) {
+                self.pool.prefetch(old);
+            }
             let (bytes, huge) = match len.filter(|len| *len < self.pool.huge_threshold()) {
                 Some(len) => (&stream.compressed[..len], false),
                 None => (&contents[..], true),

@@ -7,11 +7,12 @@
 //! ```
 //!
 //! A slot of zeros is a page that was never written. `lock` protects `what` and its own lower
-//! bits; `accessed_s` only informs.
+//! bits; `what` is atomic only for [`Slots::peek`]. `accessed_s` only informs.
 
+use crate::base::cpu::prefetch;
 use crate::base::error::Result;
 use crate::base::mem::{Entry, Table};
-use crate::base::sync::{AtomicU32, BitGuard, BitLock, Guarded, Ordering, WaitTable};
+use crate::base::sync::{AtomicU32, BitGuard, BitLock, Ordering, WaitTable};
 use crate::zsmalloc::Handle;
 
 const SAME: u32 = 1 << 29;
@@ -26,7 +27,7 @@ const WAIT_BUCKETS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
 struct Slot {
     lock: BitLock,
     accessed_s: AtomicU32,
-    what: Guarded<[u32; 2]>,
+    what: [AtomicU32; 2],
 }
 
 #[cfg(not(feature = "loom"))]
@@ -90,6 +91,21 @@ impl Slots {
         SlotGuard { lock: slot.lock.lock(&self.waiters, page as usize), slot }
     }
 
+    /// Brings the slot of `page` nearer, for a [`Slots::lock`] soon.
+    #[inline]
+    pub(super) fn prefetch(&self, page: u64) {
+        prefetch(&raw const self.table[page as usize]);
+    }
+
+    /// The object that `page` probably holds, for bringing it nearer.
+    #[inline]
+    pub(super) fn peek(&self, page: u64) -> Option<Handle> {
+        let slot = &self.table[page as usize];
+        let flags = slot.lock.peek();
+        let stored = flags != 0 && flags & SAME == 0;
+        stored.then(|| Handle::from_bits(slot.what[0].load(Ordering::Relaxed)))
+    }
+
     /// Notes that `page` was used at `now_s`.
     #[inline]
     pub(super) fn touch(&self, page: u64, now_s: u32) {
@@ -112,8 +128,7 @@ impl SlotGuard<'_> {
         if flags == 0 {
             return Contents::Empty;
         }
-        // SAFETY: the slot's lock is held.
-        let what = unsafe { self.slot.what.with_mut(|what| *what) };
+        let what = self.slot.what.each_ref().map(|half| half.load(Ordering::Relaxed));
         if flags & SAME != 0 {
             return Contents::Same(u64::from(what[1]) << 32 | u64::from(what[0]));
         }
@@ -137,8 +152,7 @@ impl SlotGuard<'_> {
                 (u32::from(len) | if huge { HUGE } else { 0 }, [handle.to_bits(), checksum])
             }
         };
-        // SAFETY: the slot's lock is held.
-        unsafe { self.slot.what.with_mut(|slot| *slot = what) };
+        self.slot.what.iter().zip(what).for_each(|(slot, half)| slot.store(half, Ordering::Relaxed));
         self.lock.set(flags);
         old
     }

@@ -49,36 +49,36 @@ impl Share {
     /// Books that a page now holds `new` instead of `old`.
     #[inline]
     pub(super) fn switched(&self, old: &Contents, new: &Contents) {
-        match *new {
-            Contents::Empty => {}
-            Contents::Same(_) => {
-                self.same_pages.add(1);
-            }
-            Contents::Stored { len, huge, .. } => {
-                self.compr_data_bytes.add(u64::from(len));
-                if huge {
-                    self.huge_pages.add(1);
-                    self.huge_pages_since.add(1);
-                }
-            }
-        }
-        match *old {
-            Contents::Empty => {}
-            Contents::Same(_) => self.same_pages.sub(1),
-            Contents::Stored { len, huge, .. } => {
-                self.compr_data_bytes.sub(u64::from(len));
-                if huge {
-                    self.huge_pages.sub(1);
-                }
-            }
-        }
-        match (old, new) {
-            (Contents::Empty, Contents::Empty) => {}
-            (Contents::Empty, _) => {
-                self.pages_stored.add(1);
-            }
-            (_, Contents::Empty) => self.pages_stored.sub(1),
-            _ => {}
+        change(&self.pages_stored, stored(old), stored(new));
+        change(&self.same_pages, same(old), same(new));
+        change(&self.compr_data_bytes, len(old), len(new));
+        change(&self.huge_pages, huge(old), huge(new));
+        if huge(new) > 0 {
+            self.huge_pages_since.add(1);
         }
     }
+}
+
+/// Counts `new` instead of `old`.
+#[inline]
+fn change(counter: &Counter, old: u64, new: u64) {
+    if old != new {
+        counter.add(new.wrapping_sub(old));
+    }
+}
+
+fn stored(contents: &Contents) -> u64 {
+    u64::from(*contents != Contents::Empty)
+}
+
+fn same(contents: &Contents) -> u64 {
+    u64::from(matches!(contents, Contents::Same(_)))
+}
+
+fn len(contents: &Contents) -> u64 {
+    if let Contents::Stored { len, .. } = contents { u64::from(*len) } else { 0 }
+}
+
+fn huge(contents: &Contents) -> u64 {
+    u64::from(matches!(contents, Contents::Stored { huge: true, .. }))
 }

@@ -91,6 +91,12 @@ impl HandleCell {
         self.word.store(object.encode(), Ordering::Release);
     }
 
+    /// Where the object is, if it is live; nothing may rest on it.
+    #[inline]
+    pub(super) fn peek(&self) -> Object {
+        Object::decode(self.word.load(Ordering::Relaxed))
+    }
+
     /// Keeps the object from being released until [`HandleCell::unpin`].
     #[inline]
     pub(super) fn pin(&self) -> Object {

@@ -33,7 +33,7 @@ pub use zspage::FULLNESS_GROUPS;
 
 use std::ops::Deref;
 
-use crate::base::cpu::Padded;
+use crate::base::cpu::{Padded, prefetch};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, Arena, Full, Table};
 use crate::base::sync::{Arc, AtomicU64, Counter, Mutex, Ordering, classes};
@@ -207,6 +207,18 @@ impl Pool {
     pub fn free(&self, handle: Handle) {
         if let Some(object) = self.handles.get(handle.0).free() {
             self.release(handle, object);
+        }
+    }
+
+    /// Brings nearer what [`Pool::free`] will touch. A hint: the handle may be freed already.
+    #[inline]
+    pub fn prefetch(&self, handle: Handle) {
+        let object = self.handles.get(handle.0).peek();
+        // The cell of a freed handle holds anything.
+        let (page, class) = (object.page as usize, usize::from(object.class));
+        if page < self.page_table.len() && class < self.lists.len() {
+            prefetch(&raw const self.page_table[object.page as usize]);
+            prefetch(self.place(object).0);
         }
     }
 

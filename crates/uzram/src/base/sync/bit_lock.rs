@@ -107,6 +107,14 @@ impl BitLock {
     }
 }
 
+impl BitLock {
+    /// The holder's bits as they are or were; nothing may rest on them.
+    #[inline]
+    pub fn peek(&self) -> u32 {
+        self.0.load(Ordering::Relaxed) & Self::VALUE_MASK
+    }
+}
+
 impl BitGuard<'_> {
     /// The holder's bits.
     #[inline]
