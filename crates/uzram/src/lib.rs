@@ -7,9 +7,9 @@
 #![cfg_attr(feature = "loom", allow(dead_code))]
 
 pub mod base;
-pub mod slab;
+pub(crate) mod slab;
 pub mod codec;
-pub mod stream;
+pub(crate) mod stream;
 pub mod zsmalloc;
 pub mod store;
 #[cfg(not(feature = "loom"))]

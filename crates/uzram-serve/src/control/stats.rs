@@ -40,6 +40,7 @@ mirror! {
     failed_reads,
     failed_writes,
     notify_free,
+    corrupted_objects,
 }
 
 impl StatsJson {

@@ -20,7 +20,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::base::error::{Error, Result};
-use crate::base::units::Page;
+use crate::base::units::{PAGE_SIZE, Page};
 
 /// A compression algorithm with its parameters; reads and prints as `lz4`, `zstd` or `zstd:3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +37,6 @@ pub enum Algorithm {
 impl Algorithm {
     /// The names of the algorithms offered, without parameters, the default first.
     pub const NAMES: &'static [&'static str] = &["lz4", "zstd"];
-
-    /// The names of the algorithms offered, without parameters, the default first.
-    pub const fn all() -> &'static [&'static str] {
-        Self::NAMES
-    }
 
     /// Its name, without parameters.
     pub const fn name(&self) -> &'static str {
@@ -99,6 +94,10 @@ impl fmt::Display for Algorithm {
 
 /// A decoder without state: the bytes of one compressed page, and the page to fill.
 pub type Decode = fn(&[u8], &mut Page) -> Result<()>;
+
+/// With this much room for a compressed page, encoders need not check for the end of it at each
+/// step: at least `LZ4_compressBound(4096)`, 4128, and `ZSTD_compressBound(4096)`, 4174.
+pub const ROOM_BYTES: usize = PAGE_SIZE + PAGE_SIZE / 8;
 
 /// Compresses pages.
 pub struct Encoder(EncoderState);

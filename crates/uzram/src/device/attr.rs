@@ -4,11 +4,9 @@
 //! uzram has is marked so. Some that the kernel can only write can be read here as well.
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::MAX_BATCH_PAGES;
-use crate::base::sync::Arc;
-use crate::base::units::{bytes_to_pages, parse_size};
+use crate::base::units::{bytes_to_pages, page_of, parse_size};
 use crate::codec::Algorithm;
-use crate::store::Store;
+use crate::store::MAX_BATCH_PAGES;
 use crate::zsmalloc::CHAIN_SIZES;
 
 use super::{Device, State, Stats};
@@ -53,26 +51,26 @@ pub(super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "mem_limit",
         help: "the most memory that mem_charged may reach, in bytes; 0 for no limit; at any time",
-        get: Some(|device| device.stats().mem_limit_bytes.to_string()),
+        get: Some(|device| device.counts().mem_limit_bytes.to_string()),
         set: Some(set_mem_limit),
     },
     Attribute {
         name: "mem_used_max",
         help: "the most memory the pool ever had; writing 0 starts anew",
-        get: Some(|device| device.stats().mem_used_max_bytes.to_string()),
+        get: Some(|device| device.counts().mem_used_max_bytes.to_string()),
         set: Some(set_mem_used_max),
     },
     Attribute {
         name: "mm_stat",
         help: "orig_data_size compr_data_size mem_used_total mem_limit mem_used_max same_pages \
                pages_compacted huge_pages huge_pages_since",
-        get: Some(|device| mm_stat(&device.stats())),
+        get: Some(|device| mm_stat(&device.counts())),
         set: None,
     },
     Attribute {
         name: "io_stat",
         help: "failed_reads failed_writes invalid_io notify_free",
-        get: Some(|device| io_stat(&device.stats())),
+        get: Some(|device| io_stat(&device.counts())),
         set: None,
     },
     Attribute {
@@ -84,19 +82,13 @@ pub(super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "mem_charged",
         help: "memory of pool, metadata slabs and kept free pages, which mem_limit bounds (uzram only)",
-        get: Some(|device| device.stats().mem_charged_bytes.to_string()),
+        get: Some(|device| device.counts().mem_charged_bytes.to_string()),
         set: None,
     },
     Attribute {
         name: "mem_fixed",
         help: "the most memory that slot table and streams can take (uzram only)",
-        get: Some(|device| device.stats().mem_fixed_bytes.to_string()),
-        set: None,
-    },
-    Attribute {
-        name: "page_ages",
-        help: "pages that hold something and were not used for 1 minute, 10 minutes, 1 hour, 1 day (uzram only)",
-        get: Some(page_ages),
+        get: Some(|device| device.counts().mem_fixed_bytes.to_string()),
         set: None,
     },
     Attribute {
@@ -188,11 +180,12 @@ fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
 }
 
 fn set_mem_limit(device: &Device, value: &str) -> Result<()> {
-    let pages = bytes_to_pages(parse_size(value)?);
+    // The largest that can be told in bytes again is as good as none.
+    let pages = bytes_to_pages(parse_size(value)?).min(page_of(u64::MAX));
     let mut state = device.state.lock();
     state.params.limit_pages = pages;
     if let Some(store) = &state.store {
-        store.arena().set_limit_pages(pages);
+        store.set_limit_pages(pages);
     }
     Ok(())
 }
@@ -224,13 +217,6 @@ fn mm_stat(stats: &Stats) -> String {
 
 fn io_stat(stats: &Stats) -> String {
     format!("{:8} {:8} {} {:8}", stats.failed_reads, stats.failed_writes, 0, stats.notify_free)
-}
-
-fn page_ages(device: &Device) -> String {
-    const AGES_S: [u32; 4] = [60, 600, 3600, 86_400];
-    let store = device.state.lock().store.clone();
-    let pages = |store: &Arc<Store>| AGES_S.map(|age_s| store.pages_older_than(age_s).to_string()).join(" ");
-    store.as_ref().map_or_else(|| "0 0 0 0".to_owned(), pages)
 }
 
 /// In the columns of the kernel's `/sys/kernel/debug/zsmalloc/POOL/classes`.
@@ -296,7 +282,7 @@ fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {
     let pages = value.parse().ok().filter(|pages| *pages <= MAX_BATCH_PAGES).ok_or_else(wanted)?;
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
-        store.arena().set_run_cache_batch_pages(pages)?;
+        store.set_run_cache_batch_pages(pages)?;
     }
     state.params.run_cache_batch_pages = pages;
     Ok(())

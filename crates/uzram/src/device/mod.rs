@@ -105,6 +105,8 @@ pub struct Stats {
     pub failed_writes: u64,
     /// Pages discarded.
     pub notify_free: u64,
+    /// Objects found damaged when they were freed; their memory is not used again.
+    pub corrupted_objects: u64,
 }
 
 impl Device {
@@ -160,6 +162,12 @@ impl Device {
 
     /// The statistics now; all zero while uninitialised but for the limit.
     pub fn stats(&self) -> Stats {
+        let tables = self.state.lock().store.clone().map_or(0, |store| store.table_resident_bytes());
+        Stats { mem_tables_bytes: tables as u64, ..self.counts() }
+    }
+
+    /// The statistics but for `mem_tables_bytes`, which takes the system a while to count.
+    fn counts(&self) -> Stats {
         let (store, disksize_bytes, limit_pages) = {
             let state = self.state.lock();
             (state.store.clone(), state.disksize_bytes, state.params.limit_pages)
@@ -177,7 +185,7 @@ impl Device {
             mem_limit_bytes: pages_to_bytes(stats.limit_pages),
             mem_charged_bytes: pages_to_bytes(stats.charged_pages),
             mem_fixed_bytes: store.fixed_bytes() as u64,
-            mem_tables_bytes: store.table_resident_bytes() as u64,
+            mem_tables_bytes: 0,
             same_pages: stats.same_pages,
             pages_compacted: 0,
             huge_pages: stats.huge_pages,
@@ -187,6 +195,7 @@ impl Device {
             failed_reads: stats.failed_reads,
             failed_writes: stats.failed_writes,
             notify_free: stats.notify_free,
+            corrupted_objects: stats.corrupted,
         }
     }
 
@@ -227,7 +236,11 @@ impl Device {
         let mut state = self.state.lock();
         match self.users.get() {
             0 => {
-                *state = State { params: Params::default(), store: None, disksize_bytes: 0 };
+                let empty = State { params: Params::default(), store: None, disksize_bytes: 0 };
+                let old = std::mem::replace(&mut *state, empty);
+                // Unmapping takes a while, for which nobody need wait.
+                drop(state);
+                drop(old);
                 Ok(())
             }
             users => {

@@ -135,7 +135,6 @@ fn statistics_are_the_kernels_columns() {
     assert!(compr > 0 && compr < 400 && used <= 2 * 4096 && used_max >= 2 * 4096, "{mm:?}");
     assert_eq!(device.get("io_stat").expect("readable"), format!("{:8} {:8} {} {:8}", 0, 0, 0, 1));
     assert_eq!(device.get("debug_stat").expect("readable"), "version: 1\n0        0");
-    assert_eq!(device.get("page_ages"), Ok("0 0 0 0".into()));
     device.set("mem_used_max", "0").expect("starts anew");
     assert_eq!(device.get("mem_used_max"), Ok(used.to_string()));
     assert!(device.set("mem_used_max", "1").is_err());

@@ -2,11 +2,12 @@
 //!
 //! An object is named by a number (u32), so that it costs its holders four bytes and could be
 //! mapped at another address. Slabs are runs of 16 arena pages, charged page by page as the cache
-//! reaches them. A freed object holds the number of the next free one.
+//! reaches them, and stay charged. A freed object holds the number of the next free one.
 //!
 //! One free list under one lock serves the whole cache. Locks: the free list's is a leaf; the
 //! arena's slow path is called without it.
 
+use crate::base::cpu::Padded;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, Arena, Entry, MAX_RUN_PAGES, Objects};
 use crate::base::sync::{Arc, Mutex, classes};
@@ -24,9 +25,10 @@ pub unsafe trait Object: Entry {
 
 /// A cache of objects of one type. Objects keep their contents from one use to the next.
 pub struct Cache<T> {
-    name: &'static str,
+    /// What to say when it is.
+    full: &'static str,
     objects: Objects<T>,
-    free: Mutex<FreeList>,
+    free: Padded<Mutex<FreeList>>,
 }
 
 /// Protected by the cache's lock.
@@ -45,14 +47,14 @@ const NONE: u32 = u32::MAX;
 
 impl<T: Object> Cache<T> {
     /// A cache of at most `max_objects` objects (rounded up to whole slabs), with the memory of
-    /// `arena`.
+    /// `arena`; `full` is the error's text beyond that.
     ///
     /// # Errors
     /// `NoMemory` when there is no address space for the list of slabs.
-    pub fn new(name: &'static str, arena: Arc<Arena>, max_objects: u64) -> Result<Self> {
+    pub fn new(full: &'static str, arena: Arc<Arena>, max_objects: u64) -> Result<Self> {
         let objects = Objects::new(arena, max_objects)?;
         let free = FreeList { head: NONE, fresh: 0, slabs: 0, in_use: 0 };
-        Ok(Cache { name, objects, free: Mutex::new(&classes::SLAB, free) })
+        Ok(Cache { full, objects, free: Padded(Mutex::new(&classes::SLAB, free)) })
     }
 
     /// Takes an object.
@@ -94,7 +96,14 @@ impl<T: Object> Cache<T> {
         self.objects.get(object)
     }
 
+    /// The object of any number at all, if there ever was one: for hints.
+    #[inline]
+    pub fn try_get(&self, object: u32) -> Option<&T> {
+        self.objects.try_get(object)
+    }
+
     /// Objects in use.
+    #[cfg(test)]
     pub fn in_use(&self) -> u64 {
         u64::from(self.free.lock().in_use)
     }
@@ -111,8 +120,7 @@ impl<T: Object> Cache<T> {
         if free.slabs == self.objects.max_runs() {
             drop(free);
             self.objects.arena().free_run(run, Account::Slab, 0);
-            let what = format!("the object cache '{}' is full", self.name);
-            return Err(Error::new(ErrorKind::NoSpace, what).with_setting("disksize"));
+            return Err(Error::new(ErrorKind::NoSpace, self.full).with_setting("disksize"));
         }
         self.objects.set_run(free.slabs, run);
         free.slabs += 1;
@@ -141,7 +149,8 @@ mod tests {
     }
 
     fn cache(max_objects: u64) -> Cache<Cell> {
-        Cache::new("cells", Arc::new(Arena::new(64 << 20).expect("arena")), max_objects).expect("cache")
+        Cache::new("no more cells", Arc::new(Arena::new(64 << 20).expect("arena")), max_objects)
+            .expect("cache")
     }
 
     #[test]
@@ -187,10 +196,7 @@ mod tests {
         for _ in 512..8192 {
             cache.alloc().expect("the rest of a slab");
         }
-        assert_eq!(
-            cache.alloc().unwrap_err().to_string(),
-            "the object cache 'cells' is full (setting: disksize)"
-        );
+        assert_eq!(cache.alloc().unwrap_err().to_string(), "no more cells (setting: disksize)");
         cache.free(77);
         assert_eq!(cache.alloc(), Ok(77));
         let cache = self::cache(100_000);

@@ -18,10 +18,11 @@ mod tests;
 use std::borrow::Borrow;
 
 use crate::base::error::{Error, ErrorKind, Result};
+pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::mem::{Account, Arena};
 use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
-use crate::codec::{Algorithm, Decode, Decoder, Encoder};
+use crate::codec::{self, Algorithm, Decode, Decoder, Encoder};
 use crate::stream::{PerCpu, Streams};
 use crate::zsmalloc::{ClassStat, Pool};
 use slot::{Contents, SlotGuard, Slots};
@@ -29,8 +30,9 @@ use stats::Counters;
 
 /// The most pages a store can have: a page number is a u32.
 pub const MAX_PAGES: u64 = 1 << u32::BITS;
-/// Address space reserved for each byte of the disk: a pool scattered by overwrites may need more
-/// than the disk's size. It costs nothing until it is used.
+/// Address space reserved for each byte of the disk, up to the arena's 16 TiB: a pool scattered by
+/// overwrites may need more than the disk's size. It costs nothing until it is used, and a write
+/// that would need more fails.
 const RESERVE_FACTOR: u64 = 4;
 /// Address space beyond that, for the smallest of disks.
 const RESERVE_BASE_BYTES: u64 = if cfg!(feature = "loom") { 1 << 19 } else { 64 << 20 };
@@ -58,6 +60,7 @@ pub struct Config {
 pub struct Store {
     slots: Slots,
     streams: PerCpu<Stream>,
+    stream_bytes: usize,
     pool: Pool,
     arena: Arc<Arena>,
     counters: Counters,
@@ -73,9 +76,11 @@ struct Stream {
     compressed: Box<[u8]>,
 }
 
-/// Room for a compressed page beyond the longest worth storing: the encoder gives up on a page
-/// soon after it exceeds that, but zstd needs some bytes more than it fills.
-const SLACK_BYTES: usize = 16;
+impl Stream {
+    fn bytes(&self) -> usize {
+        self.encoder.state_bytes() + self.decoder.state_bytes() + self.compressed.len()
+    }
+}
 
 /// The counts of a store. Pages of 4096 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,17 +133,18 @@ impl Store {
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let pool = Pool::new(Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
-        let room_bytes = pool.huge_threshold() + SLACK_BYTES;
         let stream = || {
             Ok::<_, Error>(Stream {
                 encoder: Encoder::new(&config.algorithm)?,
                 decoder: Decoder::new(&config.algorithm)?,
-                compressed: vec![0; room_bytes].into_boxed_slice(),
+                compressed: vec![0; codec::ROOM_BYTES].into_boxed_slice(),
             })
         };
+        let streams = PerCpu::new(stream)?;
         Ok(Store {
             slots: Slots::new(config.pages)?,
-            streams: PerCpu::new(stream)?,
+            stream_bytes: streams.sum(Stream::bytes),
+            streams,
             pool,
             arena,
             counters: Counters::new(),
@@ -160,9 +166,18 @@ impl Store {
     /// # Panics
     /// As all of these, when the page is beyond the end.
     pub fn read(&self, page: u64, out: &mut Page) -> Result<()> {
-        let slot = self.slots.lock(page);
-        let done = self.load(slot, page, out);
-        self.count_read(page, done)
+        let done = if self.slots.is_empty(page) {
+            out.fill(0);
+            Ok(())
+        } else {
+            self.load(self.slots.lock(page), page, out)
+        };
+        let share = self.counters.local();
+        match done {
+            Ok(()) => share.pages_read.add(1),
+            Err(_) => share.failed_reads.add(1),
+        };
+        done
     }
 
     /// Reads the part of a page from byte `at` on.
@@ -183,7 +198,7 @@ impl Store {
     /// its old contents.
     pub fn write(&self, page: u64, contents: &Page) -> Result<()> {
         let done = self.make(page, contents).map(|new| self.switch(self.slots.lock(page), new));
-        self.count_write(page, done)
+        self.count_write(done)
     }
 
     /// Writes the part of a page from byte `at` on; the rest of it stays.
@@ -199,7 +214,7 @@ impl Store {
     /// # Errors
     /// As [`Store::write_part`].
     pub fn zero_part(&self, page: u64, at: usize, len: usize) -> Result<()> {
-        if self.slots.lock(page).contents() == Contents::Empty {
+        if self.slots.is_empty(page) {
             return Ok(());
         }
         self.change_part(page, |whole| whole[at..at + len].fill(0))
@@ -207,8 +222,9 @@ impl Store {
 
     /// Forgets a page: it reads as zeros.
     pub fn discard(&self, page: u64) {
-        let slot = self.slots.lock(page);
-        self.switch(slot, Contents::Empty);
+        if !self.slots.is_empty(page) {
+            self.switch(self.slots.lock(page), Contents::Empty);
+        }
         self.counters.local().notify_free.add(1);
     }
 
@@ -241,27 +257,14 @@ impl Store {
         }
     }
 
-    /// How many pages that hold something were not used in the last `age_s` seconds.
-    pub fn pages_older_than(&self, age_s: u32) -> u64 {
-        let now_s = now_s();
-        let old = |page: &u64| {
-            now_s.saturating_sub(self.slots.accessed_s(*page)) >= age_s
-                && self.slots.lock(*page).contents() != Contents::Empty
-        };
-        (0..self.pages()).filter(old).count() as u64
-    }
-
     /// The state of each size class.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         self.pool.class_stats()
     }
 
-    /// The memory that the slot table and the streams take at most: the cost of the disk's size.
+    /// The memory that slot table, streams and counters take at most, whatever is stored.
     pub fn fixed_bytes(&self) -> usize {
-        let stream_bytes = |stream: &Stream| {
-            stream.encoder.state_bytes() + stream.decoder.state_bytes() + stream.compressed.len()
-        };
-        self.slots.max_bytes() + self.streams.sum(stream_bytes) + self.counters.bytes()
+        self.slots.max_bytes() + self.stream_bytes + self.counters.bytes()
     }
 
     /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with
@@ -278,9 +281,18 @@ impl Store {
         self.arena.reset_used_max(Account::Pool);
     }
 
-    /// The limit and the run caches can be changed at any time.
-    pub fn arena(&self) -> &Arena {
-        &self.arena
+    /// Sets [`Config::limit_pages`] anew. Free memory beyond it goes back at once; what is in use
+    /// stays, and a limit below it only stops growth.
+    pub fn set_limit_pages(&self, pages: u64) {
+        self.arena.set_limit_pages(pages);
+    }
+
+    /// Sets [`Config::run_cache_batch_pages`] anew.
+    ///
+    /// # Errors
+    /// `Invalid` beyond [`MAX_BATCH_PAGES`].
+    pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
+        self.arena.set_run_cache_batch_pages(pages)
     }
 
     /// Reads what a locked slot holds. The lock is let go as soon as the object is pinned, by
@@ -290,10 +302,10 @@ impl Store {
         match slot.borrow().contents() {
             Contents::Empty => out.fill(0),
             Contents::Same(word) => fill(out, word),
-            Contents::Stored { handle, len, huge, checksum } => {
+            Contents::Stored { handle, len, checksum } => {
                 let pinned = self.pool.pin(handle, page as u32, usize::from(len))?;
                 drop(slot);
-                self.decode(&pinned, huge, out)?;
+                self.decode(&pinned, out)?;
                 drop(pinned);
                 if self.checksum && crc32fast::hash(out) != checksum {
                     let what = "the stored page is damaged: its checksum is wrong";
@@ -305,14 +317,14 @@ impl Store {
     }
 
     #[inline]
-    fn decode(&self, bytes: &[u8], huge: bool, out: &mut Page) -> Result<()> {
-        match (huge, self.stateless_decode) {
-            (true, _) => {
-                out.copy_from_slice(bytes);
-                Ok(())
-            }
-            (false, Some(decode)) => decode(bytes, out),
-            (false, None) => self.streams.with(|stream| stream.decoder.decode(bytes, out)),
+    fn decode(&self, bytes: &[u8], out: &mut Page) -> Result<()> {
+        if bytes.len() == PAGE_SIZE {
+            out.copy_from_slice(bytes);
+            return Ok(());
+        }
+        match self.stateless_decode {
+            Some(decode) => decode(bytes, out),
+            None => self.streams.with(|stream| stream.decoder.decode(bytes, out)),
         }
     }
 
@@ -327,15 +339,13 @@ impl Store {
         self.streams.with(|stream| {
             let len = stream.encoder.encode(contents, &mut stream.compressed);
             // What is about to be replaced is cold: its misses can pass while the new is stored.
-            if let Some(old) = self.slots.peek(page) {
-                self.pool.prefetch(old);
-            }
-            let (bytes, huge) = match len.filter(|len| *len < self.pool.huge_threshold()) {
-                Some(len) => (&stream.compressed[..len], false),
-                None => (&contents[..], true),
+            self.pool.prefetch(self.slots.peek_handle(page));
+            let bytes = match len.filter(|len| *len < self.pool.huge_threshold()) {
+                Some(len) => &stream.compressed[..len],
+                None => &contents[..],
             };
             let handle = self.pool.store(bytes, page as u32)?;
-            Ok(Contents::Stored { handle, len: bytes.len() as u16, huge, checksum })
+            Ok(Contents::Stored { handle, len: bytes.len() as u16, checksum })
         })
     }
 
@@ -343,8 +353,9 @@ impl Store {
     #[inline]
     fn switch(&self, mut slot: SlotGuard<'_>, new: Contents) {
         let old = slot.replace(new);
-        drop(slot);
+        // Counted before others can change the page again, so that they do not count it first.
         self.counters.local().switched(&old, &new);
+        drop(slot);
         if let Contents::Stored { handle, .. } = old {
             self.pool.free(handle);
         }
@@ -352,7 +363,7 @@ impl Store {
 
     fn change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {
         let done = self.try_change_part(page, change);
-        self.count_write(page, done)
+        self.count_write(done)
     }
 
     fn try_change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {
@@ -366,32 +377,14 @@ impl Store {
     }
 
     #[inline]
-    fn count_read(&self, page: u64, done: Result<()>) -> Result<()> {
-        let share = self.counters.local();
-        match done {
-            Ok(()) => share.pages_read.add(1),
-            Err(_) => share.failed_reads.add(1),
-        };
-        self.slots.touch(page, now_s());
-        done
-    }
-
-    #[inline]
-    fn count_write(&self, page: u64, done: Result<()>) -> Result<()> {
+    fn count_write(&self, done: Result<()>) -> Result<()> {
         let share = self.counters.local();
         match done {
             Ok(()) => share.pages_written.add(1),
             Err(_) => share.failed_writes.add(1),
         };
-        self.slots.touch(page, now_s());
         done
     }
-}
-
-/// Seconds of a clock that is read without a system call, good to some milliseconds.
-#[inline]
-fn now_s() -> u32 {
-    rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse).tv_sec as u32
 }
 
 /// The word that fills the page, if one does.

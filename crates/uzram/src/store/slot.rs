@@ -1,24 +1,25 @@
 //! The slot table: what each page holds, in 16 bytes.
 //!
 //! ```text
-//!  0   lock    [ locked | waiters | same | huge | … | length 0..=4096 ]     (see BitLock)
-//!  4   accessed_s   seconds of the coarse monotonic clock at the last read or write
-//!  8   what         a handle and a checksum, or the word that fills the page
+//!  0   lock    [ locked | waiters | same | … | length 0..=4096 ]     (see BitLock)
+//!  4   -       room for the time of the last access
+//!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page
 //! ```
 //!
-//! A slot of zeros is a page that was never written. `lock` protects `what` and its own lower
-//! bits; `what` is atomic only for [`Slots::peek`]. `accessed_s` only informs.
+//! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock, and makes
+//! no memory of the table resident. A length of 4096 is a page stored as it is. The lock protects
+//! `what`, which is atomic only for [`Slots::peek_handle`].
 
 use crate::base::cpu::prefetch;
 use crate::base::error::Result;
 use crate::base::mem::{Entry, Table};
-use crate::base::sync::{AtomicU32, BitGuard, BitLock, Ordering, WaitTable};
+use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, WaitTable};
+use crate::base::units::PAGE_SIZE;
 use crate::zsmalloc::Handle;
 
 const SAME: u32 = 1 << 29;
-const HUGE: u32 = 1 << 28;
 const LEN_MASK: u32 = (1 << 13) - 1;
-const _: () = assert!((SAME | HUGE | LEN_MASK) & !BitLock::VALUE_MASK == 0);
+const _: () = assert!((SAME | LEN_MASK) & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
 /// Places to sleep for those who wait for a slot: so many that two busy slots rarely share one.
 const WAIT_BUCKETS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
@@ -26,8 +27,9 @@ const WAIT_BUCKETS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
 #[derive(Default)]
 struct Slot {
     lock: BitLock,
-    accessed_s: AtomicU32,
-    what: [AtomicU32; 2],
+    what: AtomicU64,
+    /// Of `what`, for loom.
+    access: Access,
 }
 
 #[cfg(not(feature = "loom"))]
@@ -46,9 +48,8 @@ pub(super) enum Contents {
     /// An object in the pool.
     Stored {
         handle: Handle,
-        /// Its length; 4096 and `huge` for a page as it is.
+        /// Its length, 1..=4096; 4096 for a huge page, which is stored as it is.
         len: u16,
-        huge: bool,
         /// Of the page, where the device keeps checksums; else 0.
         checksum: u32,
     },
@@ -91,33 +92,22 @@ impl Slots {
         SlotGuard { lock: slot.lock.lock(&self.waiters, page as usize), slot }
     }
 
+    /// Whether `page` holds nothing and nobody is changing that.
+    #[inline]
+    pub(super) fn is_empty(&self, page: u64) -> bool {
+        self.table[page as usize].lock.is_free_and_zero()
+    }
+
     /// Brings the slot of `page` nearer, for a [`Slots::lock`] soon.
     #[inline]
     pub(super) fn prefetch(&self, page: u64) {
         prefetch(&raw const self.table[page as usize]);
     }
 
-    /// The object that `page` probably holds, for bringing it nearer.
+    /// The handle that `page` holds, or any other number: for hints.
     #[inline]
-    pub(super) fn peek(&self, page: u64) -> Option<Handle> {
-        let slot = &self.table[page as usize];
-        let flags = slot.lock.peek();
-        let stored = flags != 0 && flags & SAME == 0;
-        stored.then(|| Handle::from_bits(slot.what[0].load(Ordering::Relaxed)))
-    }
-
-    /// Notes that `page` was used at `now_s`.
-    #[inline]
-    pub(super) fn touch(&self, page: u64, now_s: u32) {
-        let accessed_s = &self.table[page as usize].accessed_s;
-        if accessed_s.load(Ordering::Relaxed) != now_s {
-            accessed_s.store(now_s, Ordering::Relaxed);
-        }
-    }
-
-    /// When `page` was last used.
-    pub(super) fn accessed_s(&self, page: u64) -> u32 {
-        self.table[page as usize].accessed_s.load(Ordering::Relaxed)
+    pub(super) fn peek_handle(&self, page: u64) -> u32 {
+        self.table[page as usize].what.load(Ordering::Relaxed) as u32
     }
 }
 
@@ -128,15 +118,15 @@ impl SlotGuard<'_> {
         if flags == 0 {
             return Contents::Empty;
         }
-        let what = self.slot.what.each_ref().map(|half| half.load(Ordering::Relaxed));
+        self.slot.access.read();
+        let what = self.slot.what.load(Ordering::Relaxed);
         if flags & SAME != 0 {
-            return Contents::Same(u64::from(what[1]) << 32 | u64::from(what[0]));
+            return Contents::Same(what);
         }
         Contents::Stored {
-            handle: Handle::from_bits(what[0]),
+            handle: Handle::from_bits(what as u32),
             len: (flags & LEN_MASK) as u16,
-            huge: flags & HUGE != 0,
-            checksum: what[1],
+            checksum: (what >> u32::BITS) as u32,
         }
     }
 
@@ -146,13 +136,14 @@ impl SlotGuard<'_> {
     pub(super) fn replace(&mut self, new: Contents) -> Contents {
         let old = self.contents();
         let (flags, what) = match new {
-            Contents::Empty => (0, [0; 2]),
-            Contents::Same(word) => (SAME, [word as u32, (word >> 32) as u32]),
-            Contents::Stored { handle, len, huge, checksum } => {
-                (u32::from(len) | if huge { HUGE } else { 0 }, [handle.to_bits(), checksum])
+            Contents::Empty => (0, 0),
+            Contents::Same(word) => (SAME, word),
+            Contents::Stored { handle, len, checksum } => {
+                (u32::from(len), u64::from(checksum) << u32::BITS | u64::from(handle.to_bits()))
             }
         };
-        self.slot.what.iter().zip(what).for_each(|(slot, half)| slot.store(half, Ordering::Relaxed));
+        self.slot.access.write();
+        self.slot.what.store(what, Ordering::Relaxed);
         self.lock.set(flags);
         old
     }
@@ -165,19 +156,13 @@ mod tests {
     #[test]
     fn slots_keep_what_they_hold() {
         let slots = Slots::new(3).expect("memory");
-        let stored =
-            |huge, len| Contents::Stored { handle: Handle::from_bits(7), len, huge, checksum: u32::MAX };
-        let all = [
-            Contents::Same(0),
-            Contents::Same(u64::MAX),
-            stored(false, 1),
-            stored(true, 4096),
-            Contents::Empty,
-        ];
+        let stored = |len| Contents::Stored { handle: Handle::from_bits(7), len, checksum: u32::MAX };
+        let all = [Contents::Same(0), Contents::Same(u64::MAX), stored(1), stored(4096), Contents::Empty];
         let mut before = Contents::Empty;
         for contents in all {
             assert_eq!(slots.lock(1).replace(contents), before);
             assert_eq!(slots.lock(1).contents(), contents);
+            assert_eq!(slots.is_empty(1), contents == Contents::Empty);
             before = contents;
         }
         for page in [0, 2] {

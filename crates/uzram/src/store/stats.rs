@@ -2,6 +2,7 @@
 
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;
+use crate::base::units::PAGE_SIZE;
 
 use super::slot::Contents;
 
@@ -36,8 +37,11 @@ impl Counters {
         self.0.local()
     }
 
+    /// The sum of all shares. They are read one after another: a page that moves from one to
+    /// another meanwhile may be missing, so that the sum comes out below zero.
     pub(super) fn sum(&self, field: impl Fn(&Share) -> &Counter) -> u64 {
-        self.0.iter().fold(0, |sum, share| sum.wrapping_add(field(share).get()))
+        let sum = self.0.iter().fold(0u64, |sum, share| sum.wrapping_add(field(share).get()));
+        u64::try_from(sum.cast_signed()).unwrap_or(0)
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -80,5 +84,5 @@ fn len(contents: &Contents) -> u64 {
 }
 
 fn huge(contents: &Contents) -> u64 {
-    u64::from(matches!(contents, Contents::Stored { huge: true, .. }))
+    u64::from(len(contents) == PAGE_SIZE as u64)
 }

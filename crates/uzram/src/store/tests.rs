@@ -74,9 +74,10 @@ fn agrees_with_a_naive_model() {
         let mut random = Random::new(seed);
         let store = Store::new(&configs(PAGES)[seed as usize % 4]).expect("store");
         let mut model: Vec<Option<Page>> = vec![None; PAGES as usize];
+        let (mut written, mut refused) = (0, 0);
         for step in 0..3000 {
             if step % 500 == 250 {
-                store.arena.inject_faults(seed, 20);
+                store.arena.inject_faults(seed, 3);
             } else if step % 500 == 0 {
                 store.arena.inject_faults(0, 0);
                 check_stats(&store, &model);
@@ -116,8 +117,12 @@ fn agrees_with_a_naive_model() {
                 }
             };
             match done {
-                Ok(()) => model[number] = Some(expected),
+                Ok(()) => {
+                    model[number] = Some(expected);
+                    written += 1;
+                }
                 Err(ref error) => {
+                    refused += 1;
                     assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
                 }
             }
@@ -126,6 +131,7 @@ fn agrees_with_a_naive_model() {
             store.read(number as u64, &mut read).expect("sound");
             assert!(read == model[number].unwrap_or([0; PAGE_SIZE]), "seed {seed} step {step}: {done:?}");
         }
+        assert!(written > 500 && refused > 10, "seed {seed}: {written} written, {refused} refused");
     }
 }
 
@@ -238,7 +244,7 @@ fn a_full_store_takes_discards_and_then_writes() {
     assert!(store.stats().charged_pages <= 100);
     (0..10).for_each(|page| store.discard(page));
     store.write(500, &contents).expect("there is room again");
-    store.arena().set_limit_pages(0);
+    store.set_limit_pages(0);
     store.write(501, &contents).expect("no limit any more");
 }
 
@@ -249,13 +255,113 @@ fn sizes_out_of_range_are_refused() {
     }
 }
 
+/// Writers of stored and of same-filled pages, and discards, all of one page, with memory going
+/// back all the while: nothing panics, statistics never wrap, and the counts are exact at the end.
 #[test]
-fn pages_age() {
-    let store = Store::new(&config(100)).expect("store");
-    store.write(5, &[1; PAGE_SIZE]).expect("memory");
-    assert_eq!((store.pages_older_than(0), store.pages_older_than(3600)), (1, 0));
-    // As if it had last been used when the machine started.
-    store.slots.touch(5, 0);
-    let (age_s, uptime_s) = (now_s() - 1, now_s());
-    assert_eq!((store.pages_older_than(age_s), store.pages_older_than(uptime_s + 60)), (1, 0));
+fn one_busy_page_keeps_its_counts() {
+    let store = Store::new(&Config { limit_pages: 400, ..config(1 << 20) }).expect("store");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let mut stored = [0; PAGE_SIZE];
+    Random::new(3).fill(&mut stored[..2000]);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..4)
+            .map(|thread| {
+                let (store, stored) = (&store, &stored);
+                scope.spawn(move || {
+                    for round in 0..8000u64 {
+                        match (round + thread) % 3 {
+                            0 => store.write(7, stored).expect("memory"),
+                            1 => store.write(7, &[0xde; PAGE_SIZE]).expect("memory"),
+                            _ => store.discard(7),
+                        }
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let stats = store.stats();
+                assert!(stats.pages_stored <= 8 && stats.same_pages <= 8, "{stats:?}");
+                store.arena.release_free();
+            }
+        });
+        let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(ended.iter().all(Result::is_ok));
+    });
+    store.discard(7);
+    let stats = store.stats();
+    let counts = (stats.pages_stored, stats.same_pages, stats.compr_data_bytes, stats.pool_pages);
+    assert_eq!(counts, (0, 0, 0, 0));
+}
+
+/// Eight writers at the limit: what is charged never exceeds it, and a write that fails leaves the
+/// old page.
+#[test]
+fn the_limit_holds_under_many_writers() {
+    const LIMIT_PAGES: u64 = 300;
+    let store = Store::new(&Config { limit_pages: LIMIT_PAGES, ..config(4096) }).expect("store");
+    let (mut done, mut refused) = (0, 0);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..8u64)
+            .map(|thread| {
+                let store = &store;
+                scope.spawn(move || {
+                    let mut random = Random::new(thread);
+                    let (mut page, mut read) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+                    let (mut held, mut counts) = (Vec::new(), (0, 0));
+                    for round in 0..3000u64 {
+                        let number = thread * 512 + random.below(512) as u64;
+                        let len = 8 + random.below(PAGE_SIZE - 8);
+                        random.fill(&mut page[..len]);
+                        page[..8].copy_from_slice(&(number << 32 | round).to_le_bytes());
+                        store.read(number, &mut read).expect("sound");
+                        let old = read;
+                        match store.write(number, &page) {
+                            Ok(()) => {
+                                held.push(number);
+                                counts.0 += 1;
+                            }
+                            Err(error) => {
+                                assert_eq!(error.setting(), Some("mem_limit"));
+                                store.read(number, &mut read).expect("sound");
+                                assert!(read == old, "a failed write changed the page");
+                                held.drain(..held.len().div_ceil(2)).for_each(|page| store.discard(page));
+                                counts.1 += 1;
+                            }
+                        }
+                        assert!(store.stats().charged_pages <= LIMIT_PAGES);
+                    }
+                    counts
+                })
+            })
+            .collect();
+        for writer in writers {
+            let counts = writer.join().expect("no panic");
+            (done, refused) = (done + counts.0, refused + counts.1);
+        }
+    });
+    assert!(done > 3000 && refused > 30, "{done} written, {refused} refused");
+}
+
+#[test]
+fn looking_at_an_empty_disk_takes_no_memory() {
+    let store = Store::new(&config(1 << 24)).expect("store");
+    let mut page = [1; PAGE_SIZE];
+    let before = resident_dirty_kib();
+    for number in (0..1 << 24).step_by(199) {
+        store.read(number, &mut page).expect("empty");
+        store.discard(number);
+        store.zero_part(number, 5, 100).expect("empty");
+    }
+    assert_eq!(page, [0; PAGE_SIZE]);
+    let grown = resident_dirty_kib().saturating_sub(before);
+    assert!(grown < 8 << 10, "{grown} KiB for a table of 256 MiB of which nothing is used");
+}
+
+/// Anonymous memory of this process (other tests run beside this one, hence the generous bound).
+fn resident_dirty_kib() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("a kernel of 4.5 or later");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }

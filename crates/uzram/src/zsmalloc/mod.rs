@@ -13,7 +13,8 @@
 //! ```
 //!
 //! A huge object is a page of its own without room for a header; its owner stands in the page
-//! table. Every read checks handle and owner, so that damage cannot hand out another page's bytes.
+//! table. Every read checks handle and owner (of a huge object, the owner), so that damage cannot
+//! hand out another page's bytes.
 //!
 //! Lock design: each class has a lock for its zspages. There is no lock for the pool: the handle
 //! cell names the class, so a free goes straight to it ("mm/zsmalloc: reduce lock contention in
@@ -32,6 +33,7 @@ pub use class::{CHAIN_SIZES, SizeClass};
 pub use zspage::FULLNESS_GROUPS;
 
 use std::ops::Deref;
+use std::ptr::NonNull;
 
 use crate::base::cpu::{Padded, prefetch};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -45,6 +47,8 @@ use zspage::{Descriptors, Lists, NONE_INDEX, Zspage, fullness_group};
 
 /// What stands in the header of a free object instead of a handle.
 const FREE_TAG: u32 = u32::MAX;
+/// A cache line.
+const LINE_BYTES: usize = 64;
 /// Zspages of a group that are looked at for a freed object when nothing may grow.
 const HOLE_SEARCH: usize = 32;
 
@@ -55,7 +59,7 @@ pub fn huge_threshold(chain_size: usize) -> usize {
 
 /// Names an object of a [`Pool`]. A copy is no second object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handle(u32);
+pub(crate) struct Handle(u32);
 
 impl Handle {
     /// As a number, to be kept in four bytes.
@@ -70,7 +74,7 @@ impl Handle {
 }
 
 /// See the [module's documentation](self).
-pub struct Pool {
+pub(crate) struct Pool {
     arena: Arc<Arena>,
     classes: ClassTable,
     /// The zspages of each class; its lock protects the lists and the descriptors in them.
@@ -123,7 +127,7 @@ impl Pool {
         let lists = || Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
         Ok(Pool {
             lists: classes.iter().map(|_| lists()).collect(),
-            handles: Cache::new("handle", Arc::clone(&arena), max_objects)?,
+            handles: Cache::new("the device has as many objects as it can", Arc::clone(&arena), max_objects)?,
             zspages: Descriptors::new(Arc::clone(&arena), max_objects)?,
             page_table: Table::new(arena.reserved_pages())?,
             corrupted: Counter::new(0),
@@ -184,8 +188,12 @@ impl Pool {
     pub fn pin(&self, handle: Handle, owner: u32, len: usize) -> Result<Pinned<'_>> {
         let cell = self.handles.get(handle.0);
         let object = cell.pin();
-        let mut pinned = Pinned { pool: self, handle, bytes: &[] };
         let (start, header_bytes) = self.place(object);
+        let bytes = NonNull::new(start.wrapping_add(header_bytes)).unwrap_or(NonNull::dangling());
+        // Unpins on every way out.
+        let pinned = Pinned { pool: self, handle, bytes, len };
+        // The processor's own prefetcher starts after some misses, which is late for so short a run.
+        (0..len).step_by(LINE_BYTES).for_each(|at| prefetch(start.wrapping_add(at)));
         let room = usize::from(self.classes.get(object.class).size_bytes) - header_bytes;
         let named = if header_bytes == 0 {
             [handle.0, (self.page_table[object.page as usize].load(Ordering::Relaxed) >> 32) as u32]
@@ -196,9 +204,6 @@ impl Pool {
         if named != [handle.0, owner] || len > room {
             return Err(Error::new(ErrorKind::Corrupt, "the stored page is damaged: it belongs to another"));
         }
-        // SAFETY: the object has room for `len` bytes after its header; nobody writes to it while
-        // it is pinned, and the guard that holds the slice holds the pin.
-        pinned.bytes = unsafe { std::slice::from_raw_parts(start.add(header_bytes), len) };
         Ok(pinned)
     }
 
@@ -210,14 +215,15 @@ impl Pool {
         }
     }
 
-    /// Brings nearer what [`Pool::free`] will touch. A hint: the handle may be freed already.
+    /// Brings nearer what [`Pool::free`] will touch: a hint, for a number that need not be a
+    /// handle at all.
     #[inline]
-    pub fn prefetch(&self, handle: Handle) {
-        let object = self.handles.get(handle.0).peek();
-        // The cell of a freed handle holds anything.
+    pub fn prefetch(&self, handle_bits: u32) {
+        let Some(cell) = self.handles.try_get(handle_bits) else { return };
+        let object = cell.peek();
         let (page, class) = (object.page as usize, usize::from(object.class));
         if page < self.page_table.len() && class < self.lists.len() {
-            prefetch(&raw const self.page_table[object.page as usize]);
+            prefetch(&raw const self.page_table[page]);
             prefetch(self.place(object).0);
         }
     }
@@ -267,11 +273,21 @@ impl Pool {
     #[inline]
     fn with_memory<R>(&self, f: impl Fn() -> Result<R>) -> Result<R> {
         match f() {
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
+            Err(error) if self.may_help(&error) => {
                 self.arena.release_free();
                 f()
             }
             done => done,
+        }
+    }
+
+    /// Whether giving free memory back may mend `error`: not if a limit is met by what is in use.
+    #[cold]
+    fn may_help(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::NoMemory => true,
+            ErrorKind::NoSpace => error.setting() != Some("mem_limit") || self.arena.keeps_free(),
+            _ => false,
         }
     }
 
@@ -421,10 +437,11 @@ impl Pool {
 }
 
 /// The bytes of an object, protected until this is dropped.
-pub struct Pinned<'a> {
+pub(crate) struct Pinned<'a> {
     pool: &'a Pool,
     handle: Handle,
-    bytes: &'a [u8],
+    bytes: NonNull<u8>,
+    len: usize,
 }
 
 impl Deref for Pinned<'_> {
@@ -432,7 +449,9 @@ impl Deref for Pinned<'_> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        self.bytes
+        // SAFETY: `pin` found that the object has room for `len` bytes from `bytes` on, which
+        // `store` wrote; the pin keeps it allocated, and nobody writes to an allocated object.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
     }
 }
 

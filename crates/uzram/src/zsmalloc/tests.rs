@@ -48,10 +48,10 @@ fn agrees_with_a_naive_model() {
         let mut random = Random::new(seed);
         let pool = pool(4 + seed as usize % 13);
         let mut live: HashMap<u32, Vec<u8>> = HashMap::new();
-        let mut keys = Vec::new();
+        let (mut keys, mut refused) = (Vec::new(), 0);
         for step in 0..6000u32 {
             if step % 1000 == 500 {
-                pool.arena.inject_faults(seed, 10);
+                pool.arena.inject_faults(seed, 3);
             } else if step % 1000 == 999 {
                 pool.arena.inject_faults(0, 0);
                 check_stats(&pool, &live);
@@ -59,7 +59,10 @@ fn agrees_with_a_naive_model() {
             // Grow for a while, then shrink.
             if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
                 let bytes = contents(&mut random, u64::from(step));
-                let Ok(handle) = pool.store(&bytes, step) else { continue };
+                let Ok(handle) = pool.store(&bytes, step) else {
+                    refused += 1;
+                    continue;
+                };
                 assert!(live.insert(handle.to_bits(), bytes).is_none(), "seed {seed}: a handle in use");
                 keys.push((handle, step));
             } else if !keys.is_empty() {
@@ -81,6 +84,7 @@ fn agrees_with_a_naive_model() {
             "seed {seed}"
         );
         assert_eq!(pool.corrupted(), 0);
+        assert!((10..2000).contains(&refused), "seed {seed}: {refused} refused");
     }
 }
 

@@ -85,7 +85,7 @@ pub(super) struct Descriptors(Cache<Descriptor>);
 
 impl Descriptors {
     pub(super) fn new(arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
-        Cache::new("zspage", arena, max_zspages).map(Descriptors)
+        Cache::new("the device has as many zspages as it can", arena, max_zspages).map(Descriptors)
     }
 
     /// Takes a descriptor for `zspage`, which nobody else knows yet.

@@ -19,6 +19,11 @@ unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Mapping {}
 
+/// The host's page size: what the system gives and takes is a multiple of it.
+pub(super) fn host_page_bytes() -> usize {
+    rustix::param::page_size()
+}
+
 /// Whether a new mapping can be touched at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
@@ -80,27 +85,26 @@ impl Mapping {
         let start = self.part(offset, len);
         // SAFETY: the range lies inside this mapping, and more access invalidates nothing.
         let enabled = unsafe { rustix::mm::mprotect(start, len, MprotectFlags::READ | MprotectFlags::WRITE) };
-        enabled
-            .map_err(|error| Error::new(ErrorKind::NoMemory, format!("the system gave no memory: {error}")))
+        enabled.map_err(|_| Error::new(ErrorKind::NoMemory, "the system gave no memory"))
     }
 
-    /// Gives the memory of a page-aligned part back to the system; it reads as zeros afterwards.
+    /// Gives the memory of a part back to the system, which reads as zeros afterwards, and says
+    /// whether the system took it (it does not take locked memory). The part consists of whole
+    /// pages of the host.
     ///
     /// # Safety
     /// Nobody uses the part's contents, now or later.
-    pub(super) unsafe fn release(&self, offset: usize, len: usize) {
+    pub(super) unsafe fn release(&self, offset: usize, len: usize) -> bool {
+        debug_assert!(offset.is_multiple_of(host_page_bytes()) && len.is_multiple_of(host_page_bytes()));
         let start = self.part(offset, len);
         // SAFETY: the range lies inside this mapping, and the caller vouches for its contents.
-        let released = unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontNeed) };
-        // Only locked or special memory can refuse, and this is neither. The memory would still be
-        // there, and counted as gone: in debug builds that is a defect to find.
-        debug_assert!(released.is_ok(), "madvise: {released:?}");
+        unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontNeed) }.is_ok()
     }
 
     /// Counts the bytes in memory now, by asking the system about every page.
     pub(super) fn resident_bytes(&self) -> usize {
         const STEP_BYTES: usize = 64 << 20;
-        let host_page = rustix::param::page_size();
+        let host_page = host_page_bytes();
         let mut answers = vec![0u8; STEP_BYTES / host_page];
         let mut resident_pages = 0;
         for offset in (0..self.len_bytes).step_by(STEP_BYTES) {

@@ -12,12 +12,12 @@
 //! Each page has a *resident* bit: set when it is first committed, cleared when its memory goes
 //! back to the system. [`Arena::charged_pages`] counts these bits, so it is what the arena really
 //! takes, pages of freed runs included that are kept for reuse; [`Arena::set_limit_pages`] bounds
-//! it. (Exact where the host's pages have 4096 bytes; on hosts with larger ones it counts what was
-//! asked for, and the system rounds up.) Freed memory goes back once it exceeds a sixteenth of
-//! what is in use, or at once when the limit is met.
+//! it. (On hosts whose pages are larger than 4096 bytes the system may take up to a host page for
+//! each of ours.) Kept are up to two batches of each length in each CPU's run cache, and as much
+//! again as a sixteenth of what is in use; all of it goes back when the limit is met.
 //!
-//! Lock order: run cache, then arena. `commit` takes no lock and makes no system call: it may be
-//! called with any lock held. The others are not to be called under a size class's lock.
+//! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
+//! be called with any lock held. The others are not to be called under a size class's lock.
 
 mod map;
 mod objects;
@@ -33,7 +33,7 @@ pub use run_cache::MAX_BATCH_PAGES;
 pub use runs::MAX_RUN_PAGES;
 pub use table::{Entry, Table};
 
-use super::cpu::PerCpu;
+use super::cpu::{Padded, PerCpu};
 use super::error::{Error, ErrorKind, Result};
 use super::sync::{AtomicU64, Counter, Mutex, MutexGuard, Ordering, classes};
 use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
@@ -48,6 +48,10 @@ const KEPT_FREE_PAGES: u64 = 256;
 /// Beyond that, one page is kept for so many in use: about what a compressed pool loses to partly
 /// filled zspages anyway.
 const USED_PER_KEPT_PAGE: u64 = 16;
+/// Groups that one free may give back before its caller goes on: 4 MiB.
+const GROUPS_PER_FREE: usize = 16;
+
+const _: () = assert!(usize::BITS == 64, "an arena reserves more than 4 GiB");
 
 /// Whom a page is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,23 +87,33 @@ pub struct Arena {
     /// Set bits are pages in memory; a word a group. A bit of a taken page belongs to the owner
     /// of its run, one of a free page to the holder of the arena's lock.
     resident: Table<AtomicU64>,
-    inner: Mutex<Inner>,
-    caches: PerCpu<Mutex<RunCache>>,
     batch_pages: Counter,
-    /// The number of set bits in `resident`.
-    charged_pages: Counter,
     /// 0: none.
     limit_pages: Counter,
-    pool: Usage,
-    slab: Usage,
+    caches: PerCpu<Mutex<RunCache>>,
+    inner: Padded<Mutex<Inner>>,
+    /// Held while memory goes back: who needs some waits for it here, instead of failing.
+    reclaim: Mutex<()>,
+    usage: Padded<Usages>,
     #[cfg(test)]
     faults: std::sync::Mutex<Option<faults::Faults>>,
 }
 
+/// Protected by the arena's lock.
 struct Inner {
     runs: Runs,
     /// Pages of free runs (not those in CPU caches) that are in memory.
     free_resident_pages: u64,
+    /// The group below which giving memory back goes on.
+    release_below: usize,
+}
+
+#[derive(Default)]
+struct Usages {
+    /// The number of set bits in `resident`.
+    charged_pages: Counter,
+    pool: Usage,
+    slab: Usage,
 }
 
 #[derive(Default)]
@@ -116,17 +130,17 @@ impl Arena {
     pub fn new(reserve_bytes: u64) -> Result<Self> {
         let chunk_pages = u64::from(CHUNK_PAGES);
         let max_pages = (1 << u32::BITS) - chunk_pages;
+        let inner = Inner { runs: Runs::default(), free_resident_pages: 0, release_below: 0 };
         let pages = bytes_to_pages(reserve_bytes).next_multiple_of(chunk_pages).clamp(chunk_pages, max_pages);
         Ok(Arena {
             mapping: Mapping::new((pages << PAGE_SHIFT) as usize, Access::None)?,
             resident: Table::new((pages / u64::from(GROUP_PAGES)) as usize)?,
-            inner: Mutex::new(&classes::ARENA, Inner { runs: Runs::default(), free_resident_pages: 0 }),
-            caches: PerCpu::new(|_| Mutex::new(&classes::RUN_CACHE, RunCache::new())),
             batch_pages: Counter::new(0),
-            charged_pages: Counter::new(0),
             limit_pages: Counter::new(0),
-            pool: Usage::default(),
-            slab: Usage::default(),
+            caches: PerCpu::new(|_| Mutex::new(&classes::RUN_CACHE, RunCache::new())),
+            inner: Padded(Mutex::new(&classes::ARENA, inner)),
+            reclaim: Mutex::new(&classes::RECLAIM, ()),
+            usage: Padded::default(),
             #[cfg(test)]
             faults: std::sync::Mutex::default(),
         })
@@ -149,6 +163,7 @@ impl Arena {
     /// # Errors
     /// `NoMemory` when the system gives no more, `NoSpace` when the reservation is used up.
     pub fn alloc_run(&self, pages: usize) -> Result<Run> {
+        assert!((1..=MAX_RUN_PAGES).contains(&pages), "runs have 1 to 16 pages");
         #[cfg(test)]
         self.inject(faults::Faults::run)?;
         let run = |page| Run { page, pages: pages as u8 };
@@ -178,7 +193,7 @@ impl Arena {
         self.usage(account).pages.sub(committed);
         let pages = usize::from(run.pages);
         let batch_pages = self.batch_pages.get() as usize;
-        let mut inner = if batch_pages == 0 {
+        let inner = if batch_pages == 0 {
             let mut inner = self.inner.lock();
             self.put(&mut inner, run.page, pages);
             inner
@@ -195,11 +210,14 @@ impl Arena {
             stack.drain(..batch).for_each(|page| self.put(&mut inner, page, pages));
             inner
         };
-        let keep = KEPT_FREE_PAGES.max(self.charged_pages() / USED_PER_KEPT_PAGE);
-        if inner.free_resident_pages > keep {
-            inner = self.release_down_to(inner, keep / 2);
-        }
+        let used_pages = self.used_pages(Account::Pool) + self.used_pages(Account::Slab);
+        let keep = KEPT_FREE_PAGES.max(used_pages / USED_PER_KEPT_PAGE);
+        let too_many = inner.free_resident_pages > keep;
         drop(inner);
+        // If another thread is at it already, that will do.
+        if too_many && let Some(reclaim) = self.reclaim.try_lock() {
+            self.release_down_to(&reclaim, keep / 2, GROUPS_PER_FREE);
+        }
     }
 
     /// Charges pages to `account` that its owner will touch: `pages` pages from `page` on, of one
@@ -213,7 +231,7 @@ impl Arena {
         let (bits, word) = (mask(page, pages), &self.resident[group_of(page)]);
         let new = u64::from((bits & !word.load(Ordering::Relaxed)).count_ones());
         if new > 0 {
-            if !self.charged_pages.add_within(new, self.limit_pages.get()) {
+            if !self.usage.charged_pages.add_within(new, self.limit_pages.get()) {
                 return Err(Full);
             }
             word.fetch_or(bits, Ordering::Relaxed);
@@ -223,8 +241,15 @@ impl Arena {
         Ok(())
     }
 
-    /// Gives the memory of all free runs back to the system, those in CPU caches included.
+    /// Whether freed memory is kept that [`Arena::release_free`] could give back.
+    pub fn keeps_free(&self) -> bool {
+        self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
+    }
+
+    /// Gives the memory of all free runs back to the system, those in CPU caches included, and
+    /// waits for others that are doing so.
     pub fn release_free(&self) {
+        let reclaim = self.reclaim.lock();
         for cache in self.caches.iter() {
             let mut cache = cache.lock();
             let mut inner = self.inner.lock();
@@ -232,12 +257,13 @@ impl Arena {
                 cache.stack(pages).drain(..).for_each(|page| self.put(&mut inner, page, pages));
             }
         }
-        drop(self.release_down_to(self.inner.lock(), 0));
+        self.inner.lock().release_below = 0;
+        self.release_down_to(&reclaim, 0, usize::MAX);
     }
 
     /// Pages in memory: those in use and those of free runs kept for reuse. The limit bounds it.
     pub fn charged_pages(&self) -> u64 {
-        self.charged_pages.get()
+        self.usage.charged_pages.get()
     }
 
     /// Pages that `account` has committed.
@@ -261,17 +287,16 @@ impl Arena {
         self.limit_pages.get()
     }
 
-    /// Sets the limit. What is charged already stays; a limit below it only stops growth.
+    /// Sets the limit. Free memory beyond it goes back at once; what is in use stays, and a limit
+    /// below it only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.limit_pages.set(pages);
+        if pages > 0 && self.charged_pages() > pages {
+            self.release_free();
+        }
     }
 
-    /// How many pages the CPUs' run caches move at a time; 0 is off.
-    pub fn run_cache_batch_pages(&self) -> usize {
-        self.batch_pages.get() as usize
-    }
-
-    /// Sets the batch, at most [`MAX_BATCH_PAGES`]; 0 empties the caches and leaves them empty.
+    /// Sets how many pages the CPUs' run caches move at a time, at most [`MAX_BATCH_PAGES`]; 0 empties the caches and leaves them empty.
     ///
     /// # Errors
     /// `Invalid` beyond the maximum.
@@ -294,14 +319,15 @@ impl Arena {
     }
 
     /// The bytes in memory by the system's own count, for checking [`Arena::charged_pages`].
+    #[cfg(test)]
     pub fn resident_bytes(&self) -> usize {
         self.mapping.resident_bytes()
     }
 
     fn usage(&self, account: Account) -> &Usage {
         match account {
-            Account::Pool => &self.pool,
-            Account::Slab => &self.slab,
+            Account::Pool => &self.usage.pool,
+            Account::Slab => &self.usage.slab,
         }
     }
 
@@ -337,14 +363,22 @@ impl Arena {
         u64::from((bits & mask(page, pages as u32)).count_ones())
     }
 
-    /// Gives memory of free pages back, the highest first, until at most `keep` of them are left
-    /// in memory. The lock is let go during the system calls: the pages are taken meanwhile.
-    fn release_down_to<'a>(&'a self, mut inner: MutexGuard<'a, Inner>, keep: u64) -> MutexGuard<'a, Inner> {
-        let mut group = inner.runs.groups();
-        while group > 0 && inner.free_resident_pages > keep {
-            group -= 1;
-            let word = &self.resident[group];
-            let bits = word.load(Ordering::Relaxed) & !inner.runs.taken(group);
+    /// Gives memory of free pages back, from the highest group down to the lowest and round, until
+    /// at most `keep` pages are left or `most_groups` have been dealt with. The arena's lock is let
+    /// go during the system calls; the pages are taken meanwhile.
+    fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) {
+        let unit_pages = (map::host_page_bytes() / PAGE_SIZE).max(1) as u32;
+        let mut inner = self.inner.lock();
+        let (mut released_groups, groups) = (0, inner.runs.groups());
+        for _ in 0..groups {
+            if inner.free_resident_pages <= keep || released_groups == most_groups {
+                return;
+            }
+            let below = if inner.release_below == 0 { groups } else { inner.release_below };
+            let group = below - 1;
+            inner.release_below = group;
+            let free = self.resident[group].load(Ordering::Relaxed) & !inner.runs.taken(group);
+            let bits = whole_units(free, unit_pages);
             if bits == 0 {
                 continue;
             }
@@ -352,26 +386,32 @@ impl Arena {
             inner.runs.mark(first, bits, true);
             inner.free_resident_pages -= u64::from(bits.count_ones());
             drop(inner);
-            self.release(first, bits);
-            word.fetch_and(!bits, Ordering::Relaxed);
-            self.charged_pages.sub(u64::from(bits.count_ones()));
+            let released = self.release(first, bits);
+            self.resident[group].fetch_and(!released, Ordering::Relaxed);
+            self.usage.charged_pages.sub(u64::from(released.count_ones()));
+            released_groups += 1;
             inner = self.inner.lock();
             inner.runs.mark(first, bits, false);
+            inner.free_resident_pages += u64::from((bits & !released).count_ones());
         }
-        inner
     }
 
-    /// Gives the pages of `bits`, counted from page `first`, back to the system.
-    fn release(&self, first: u32, mut bits: u64) {
-        while bits != 0 {
-            let start = bits.trailing_zeros();
-            let pages = (bits >> start).trailing_ones();
+    /// Gives the pages of `bits`, counted from page `first`, back to the system, and answers those
+    /// that it took.
+    fn release(&self, first: u32, bits: u64) -> u64 {
+        let (mut left, mut released) = (bits, 0);
+        while left != 0 {
+            let start = left.trailing_zeros();
+            let pages = (left >> start).trailing_ones();
             let offset = (first + start) as usize * PAGE_SIZE;
             // SAFETY: the pages are marked as taken by the caller, who took them while they were
             // free: no run contains them.
-            unsafe { self.mapping.release(offset, pages as usize * PAGE_SIZE) };
-            bits &= !mask(start, pages);
+            if unsafe { self.mapping.release(offset, pages as usize * PAGE_SIZE) } {
+                released |= mask(start, pages);
+            }
+            left &= !mask(start, pages);
         }
+        released
     }
 
     /// From now on every call that can fail fails about once in `one_in`, by the sequence of
@@ -387,6 +427,13 @@ impl Arena {
         let mut faults = self.faults.lock().expect("no panic under it");
         faults.as_mut().and_then(fault).map_or(Ok(()), Err)
     }
+}
+
+/// Of the pages in `bits` those that together fill aligned units of `unit_pages` (a power of two of
+/// at most 64): the system takes memory back by its own pages only.
+fn whole_units(bits: u64, unit_pages: u32) -> u64 {
+    let unit = u64::MAX >> (u64::BITS - unit_pages.min(u64::BITS));
+    (0..u64::BITS).step_by(unit_pages as usize).map(|at| unit << at).filter(|unit| bits & unit == *unit).sum()
 }
 
 #[cfg(test)]

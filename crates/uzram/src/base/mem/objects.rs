@@ -6,14 +6,16 @@ use super::table::Table;
 use super::{Account, Arena, Entry, Full, MAX_RUN_PAGES, Run};
 use crate::base::error::Result;
 use crate::base::sync::Arc;
+#[cfg(not(feature = "loom"))]
+use crate::base::sync::{AtomicU32, Ordering};
 use crate::base::units::PAGE_SIZE;
 
 /// Room for objects of type `T`, in up to a fixed number of runs of 16 pages.
 pub struct Objects<T> {
     arena: Arc<Arena>,
-    /// The first page of each run.
+    /// The first page of each run, and 1; 0 where there is none yet.
     #[cfg(not(feature = "loom"))]
-    pages: Table<crate::base::sync::AtomicU32>,
+    pages: Table<AtomicU32>,
     #[cfg(feature = "loom")]
     objects: Table<T>,
     max_runs: u32,
@@ -65,7 +67,7 @@ impl<T: Entry> Objects<T> {
     pub fn set_run(&self, number: u32, run: Run) {
         assert_eq!(usize::from(run.pages), MAX_RUN_PAGES);
         #[cfg(not(feature = "loom"))]
-        self.pages[number as usize].store(run.page, crate::base::sync::Ordering::Relaxed);
+        self.pages[number as usize].store(run.page + 1, Ordering::Release);
         #[cfg(feature = "loom")]
         let _ = number;
     }
@@ -101,6 +103,17 @@ impl<T: Entry> Objects<T> {
         }
     }
 
+    /// The object of any number at all, if its run has been set: for hints.
+    #[inline]
+    pub fn try_get(&self, object: u32) -> Option<&T> {
+        let run = object / Self::PER_RUN;
+        #[cfg(not(feature = "loom"))]
+        let is_set = run < self.max_runs && self.pages[run as usize].load(Ordering::Acquire) != 0;
+        #[cfg(feature = "loom")]
+        let is_set = run < self.max_runs;
+        is_set.then(|| self.get(object))
+    }
+
     /// What the list of runs takes at most.
     pub fn table_bytes(&self) -> usize {
         self.max_runs as usize * size_of::<u32>()
@@ -109,6 +122,6 @@ impl<T: Entry> Objects<T> {
     #[cfg(not(feature = "loom"))]
     #[inline]
     fn first_page(&self, object: u32) -> u32 {
-        self.pages[(object / Self::PER_RUN) as usize].load(crate::base::sync::Ordering::Relaxed)
+        self.pages[(object / Self::PER_RUN) as usize].load(Ordering::Relaxed) - 1
     }
 }

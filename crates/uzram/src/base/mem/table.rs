@@ -7,6 +7,8 @@
 use std::ops::Index;
 
 use crate::base::error::Result;
+#[cfg(not(feature = "loom"))]
+use crate::base::error::{Error, ErrorKind};
 
 /// What a table may hold.
 ///
@@ -36,9 +38,13 @@ impl<T: Entry> Table<T> {
     /// `NoMemory` when the system refuses.
     pub fn new(len: usize) -> Result<Self> {
         let len = len.max(1);
+        #[cfg(not(feature = "loom"))]
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
+            Error::new(ErrorKind::NoMemory, "a table larger than the address space").with_setting("disksize")
+        })?;
         Ok(Table {
             #[cfg(not(feature = "loom"))]
-            mapping: super::map::Mapping::new(len * size_of::<T>(), super::map::Access::ReadWrite)?,
+            mapping: super::map::Mapping::new(bytes, super::map::Access::ReadWrite)?,
             #[cfg(feature = "loom")]
             entries: (0..len).map(|_| T::default()).collect(),
             len,
@@ -57,7 +63,8 @@ impl<T: Entry> Table<T> {
         self.len * size_of::<T>()
     }
 
-    /// The memory the table takes now.
+    /// The memory the table takes now, at most: where entries were only read, the system shows a
+    /// page of zeros that many tables share.
     #[cfg(not(feature = "loom"))]
     pub fn resident_bytes(&self) -> usize {
         self.mapping.resident_bytes()

@@ -91,6 +91,58 @@ fn freed_memory_goes_back_by_itself() {
 }
 
 #[test]
+fn only_whole_pages_of_the_host_go_back() {
+    assert_eq!(whole_units(0b1011_0111, 1), 0b1011_0111);
+    assert_eq!(whole_units(0b1011_0111, 2), 0b0011_0011);
+    assert_eq!(whole_units(0xffff_fff0_ffff_7fff, 16), 0xffff_0000_ffff_0000);
+    assert_eq!((whole_units(u64::MAX, 64), whole_units(u64::MAX >> 1, 64)), (u64::MAX, 0));
+}
+
+/// Threads take and free while others give memory back; in the end every count is exact, and the
+/// limit never refuses what would fit.
+#[test]
+fn memory_goes_back_beside_takers() {
+    const LIMIT_PAGES: u64 = 4 * 16 * 20;
+    for batch in [0, 32] {
+        let arena = Arena::new(256 << 20).expect("address space");
+        arena.set_run_cache_batch_pages(batch).expect("batch");
+        arena.set_limit_pages(LIMIT_PAGES);
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let arena = &arena;
+                scope.spawn(move || {
+                    let mut random = Random::new(seed);
+                    let mut live: Vec<Run> = Vec::new();
+                    for _ in 0..4000 {
+                        if live.len() < 20 && random.below(5) < 3 {
+                            let run = arena.alloc_run(1 + random.below(16)).expect("memory");
+                            let pages = u32::from(run.pages);
+                            let commit = || arena.commit(Account::Pool, run.page, pages);
+                            commit()
+                                .or_else(|_| {
+                                    arena.release_free();
+                                    commit()
+                                })
+                                .expect("all four together stay within the limit");
+                            touch(arena, run.page, pages);
+                            live.push(run);
+                        } else if !live.is_empty() {
+                            let run = live.swap_remove(random.below(live.len()));
+                            arena.free_run(run, Account::Pool, u64::from(run.pages));
+                        }
+                        assert!(arena.charged_pages() <= LIMIT_PAGES);
+                    }
+                    live.into_iter().for_each(|run| arena.free_run(run, Account::Pool, u64::from(run.pages)));
+                });
+            }
+        });
+        assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64);
+        arena.release_free();
+        assert_eq!((arena.charged_pages(), arena.used_pages(Account::Pool)), (0, 0));
+    }
+}
+
+#[test]
 fn the_reservation_ends_with_an_error() {
     let arena = Arena::new(1).expect("address space");
     let runs: Vec<_> = (0..32).map(|_| arena.alloc_run(16).expect("a chunk holds 32 of them")).collect();

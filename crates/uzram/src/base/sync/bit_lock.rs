@@ -16,7 +16,7 @@ use super::{AtomicU32, Condvar, Mutex, Ordering, spin_loop};
 const LOCKED: u32 = 1 << 31;
 const WAITERS: u32 = 1 << 30;
 
-/// Tries before a waiter sleeps: about a microsecond, several times what a holder needs that does
+/// Tries before a waiter sleeps: some microseconds, several times what a holder needs that does
 /// not compress under the lock.
 const SPINS: u32 = if cfg!(feature = "loom") { 1 } else { 100 };
 
@@ -108,10 +108,11 @@ impl BitLock {
 }
 
 impl BitLock {
-    /// The holder's bits as they are or were; nothing may rest on them.
+    /// Whether the lock is free and the holder's bits are 0: if so, what the last holder did is
+    /// seen, and this was true when it was asked.
     #[inline]
-    pub fn peek(&self) -> u32 {
-        self.0.load(Ordering::Relaxed) & Self::VALUE_MASK
+    pub fn is_free_and_zero(&self) -> bool {
+        self.0.load(Ordering::Acquire) == 0
     }
 }
 

@@ -33,18 +33,20 @@ pub mod classes {
     pub static STREAM: LockClass = LockClass::new(2, "stream");
     /// A size class of zsmalloc.
     pub static SIZE_CLASS: LockClass = LockClass::new(3, "size_class");
+    /// Giving free memory of an arena back to the system.
+    pub static RECLAIM: LockClass = LockClass::new(4, "reclaim");
     /// A CPU's cache of free runs.
-    pub static RUN_CACHE: LockClass = LockClass::new(4, "run_cache");
+    pub static RUN_CACHE: LockClass = LockClass::new(5, "run_cache");
     /// The arena's chunks.
-    pub static ARENA: LockClass = LockClass::new(5, "arena");
+    pub static ARENA: LockClass = LockClass::new(6, "arena");
     /// A slab cache's free list.
-    pub static SLAB: LockClass = LockClass::new(6, "slab");
+    pub static SLAB: LockClass = LockClass::new(7, "slab");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(7, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(8, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 8] =
-        [&DEVICE, &SLOT, &STREAM, &SIZE_CLASS, &RUN_CACHE, &ARENA, &SLAB, &WAIT_TABLE];
+    pub static ALL: [&LockClass; 9] =
+        [&DEVICE, &SLOT, &STREAM, &SIZE_CLASS, &RECLAIM, &RUN_CACHE, &ARENA, &SLAB, &WAIT_TABLE];
 }
 
 /// Held while a lock of its class is held: checks the lock order (debug builds) and measures
@@ -118,7 +120,8 @@ mod order {
 
     thread_local! {
         // How many locks of each rank this thread holds.
-        static HELD: Cell<[u8; 8]> = const { Cell::new([0; 8]) };
+        static HELD: Cell<[u8; super::classes::ALL.len()]> =
+            const { Cell::new([0; super::classes::ALL.len()]) };
     }
 
     fn change(class: &LockClass, by: i8) {
