@@ -33,6 +33,19 @@ pub fn prefetch<T>(address: *const T) {
     let _ = address;
 }
 
+/// [`prefetch`], to write there.
+#[inline]
+pub fn prefetch_write<T>(address: *const T) {
+    // SAFETY: the instruction never faults, whatever the address, and does nothing where the
+    // processor does not have it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Keeps its content on cache lines of its own: 128 bytes, as the prefetchers of x86-64 fetch
 /// lines in pairs.
 #[repr(align(128))]

@@ -35,7 +35,7 @@ pub use zspage::FULLNESS_GROUPS;
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use crate::base::cpu::{Padded, prefetch};
+use crate::base::cpu::{Padded, prefetch, prefetch_write};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, Arena, Full, Table};
 use crate::base::sync::{Arc, AtomicU64, Counter, Mutex, Ordering, classes};
@@ -160,6 +160,10 @@ impl Pool {
             }
         };
         let (start, header_bytes) = self.place(object);
+        // A new object is cold, and its lines come sooner all at once than one after another.
+        (0..header_bytes + bytes.len())
+            .step_by(LINE_BYTES)
+            .for_each(|at| prefetch_write(start.wrapping_add(at)));
         if header_bytes == 0 {
             let entry = &self.page_table[object.page as usize];
             let id = entry.load(Ordering::Relaxed) as u32;
