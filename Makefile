@@ -1,0 +1,36 @@
+# What there is to do here; `make help` lists it. Needs Rust 1.95, a C compiler, bash and coreutils.
+
+UZRAM = cargo run --quiet --release -p uzram-cli --
+PROGRAMS = nbdcopy fio nbdkit
+
+.DEFAULT_GOAL := help
+.PHONY: help run demo test lint bench fuzz loom
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Serve a compressed RAM disk of 1 GiB, in the foreground
+	@cargo build --release
+	@$(UZRAM) up --size 1G
+
+demo: ## Copy an image of a real file tree in and out, compare, print ratio and throughput
+	@cargo build --release
+	@tools/demo
+
+test: ## Every test, with a summary
+	@tools/test
+
+lint: ## Format, clippy, documentation
+	@tools/lint
+
+bench: ## Measure every target of the project (minutes)
+	@cargo build --release
+	@tools/install-programs $(PROGRAMS)
+	@tools/bounded 3600 $(UZRAM) bench --targets
+
+fuzz: ## Fuzz what takes bytes from outside
+	@fuzz/run
+
+loom: ## The loom models with long bounds (minutes)
+	@LOOM_MAX_PREEMPTIONS=3 tools/bounded 1800 \
+		cargo test --release -p uzram --features loom --lib loom_ -- --include-ignored
