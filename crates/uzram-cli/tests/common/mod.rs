@@ -2,6 +2,9 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod clients;
+
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -54,9 +57,31 @@ impl Place {
         finish(self.command(args))
     }
 
-    /// Starts a daemon and waits until it serves.
+    /// The address of the device of a daemon here.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///zram0?socket={}", self.socket("nbd.sock").display())
+    }
+
+    /// An attribute of that device, a number.
+    pub fn number(&self, attribute: &str) -> u64 {
+        self.run(&["stat", "zram0", attribute]).ok().trim().parse().unwrap()
+    }
+
+    /// A statistic of that device.
+    pub fn statistic(&self, name: &str) -> u64 {
+        let json: serde_json::Value =
+            serde_json::from_str(&self.run(&["stat", "zram0", "--json"]).ok()).unwrap();
+        json["stats"][name].as_u64().unwrap()
+    }
+
+    /// Starts a daemon with a disk of 16 MiB and waits until it serves.
     pub fn up(&self, args: &[&str]) -> Daemon {
-        let mut command = self.command(&["up", "--size", "16M"]);
+        self.up_sized("16M", args)
+    }
+
+    /// Starts a daemon and waits until it serves.
+    pub fn up_sized(&self, size: &str, args: &[&str]) -> Daemon {
+        let mut command = self.command(&["up", "--size", size]);
         let mut child = command
             .args(args)
             .stdin(Stdio::null())
@@ -189,10 +214,16 @@ pub fn ask(socket: &Path, bytes: &[u8]) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// Whether the shell finds a program.
+/// Whether the shell finds a program, or would as root: file system tools may be in /sbin only.
 pub fn has_program(name: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
+    std::env::split_paths(&program_path()).any(|dir| dir.join(name).is_file())
+}
+
+/// Where programs are looked for.
+pub fn program_path() -> OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin");
+    path
 }
 
 /// Waits until `done`.

@@ -1,0 +1,119 @@
+//! What people do with the disk: libnbd's tools, qemu's and fio on a device of the real program.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+
+use common::Place;
+use common::clients::{arg, fio, missing, qemu_io, random_file, run, same, succeed, text};
+
+#[test]
+fn a_file_system_comes_back_whole() {
+    if missing(&["mkfs.ext4", "e2fsck", "nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up_sized("64M", &[]);
+    let (image, copy) = (place.root().join("image"), place.root().join("copy"));
+    // The sources of all crates: a real tree.
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    succeed(&place, "mkfs.ext4", &["-q", "-d", arg(tree), arg(&image), "64M"]);
+    assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "67108864");
+
+    succeed(&place, "nbdcopy", &["--flush", arg(&image), &place.uri()]);
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
+    assert!(same(&image, &copy));
+    succeed(&place, "e2fsck", &["-f", "-n", arg(&copy)]);
+    let (stored, charged) = (place.statistic("orig_data_bytes"), place.statistic("mem_charged_bytes"));
+    assert!(stored > 0 && charged < stored, "{charged} bytes for {stored}");
+}
+
+#[test]
+fn qemu_reads_its_patterns_at_odd_offsets() {
+    if missing(&["qemu-io"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up_sized("64M", &["--algorithm", "zstd"]);
+    qemu_io(
+        &place,
+        &[
+            "write -P 0xa1 0 1M",
+            "write -P 0xb2 4095 2",
+            "write -P 0xc3 12345 67890",
+            "read -P 0xa1 0 4095",
+            "read -P 0xb2 4095 2",
+            "read -P 0xa1 4097 8248",
+            "read -P 0xc3 12345 67890",
+            "read -P 0xa1 80235 1",
+            "write -z 5000 5001",
+            "read -P 0 5000 5001",
+            "read -P 0xa1 4097 903",
+            "discard 16k 16k",
+            "read -P 0xc3 12345 4039",
+            "write -f -P 0xd4 67108863 1",
+            "read -P 0xd4 67108863 1",
+            "read -P 0 2M 60M",
+            "flush",
+        ],
+    );
+}
+
+#[test]
+fn qemu_converts_and_compares() {
+    if missing(&["qemu-img"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up_sized("24M", &[]);
+    let uri = place.uri();
+    let source = random_file(&place, "source", 24 << 20);
+    succeed(&place, "qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", arg(&source), &uri]);
+    succeed(&place, "qemu-img", &["compare", "-f", "raw", "-F", "raw", arg(&source), &uri]);
+    succeed(&place, "qemu-img", &["convert", "-f", "raw", "-O", "qcow2", &uri, "copy.qcow2"]);
+    succeed(&place, "qemu-img", &["compare", "-f", "raw", "-F", "qcow2", &uri, "copy.qcow2"]);
+}
+
+#[test]
+fn fio_verifies_what_it_wrote() {
+    if missing(&["fio"]) {
+        return;
+    }
+    for algorithm in ["lz4", "zstd"] {
+        let place = Place::new();
+        let _daemon = place.up_sized("64M", &["--algorithm", algorithm]);
+        let uri = format!("--uri={}", place.uri());
+        let verify = ["--verify=crc32c", "--do_verify=1", "--iodepth=16", "--buffer_compress_percentage=60"];
+        for sizes in ["--bs=4k", "--bsrange=512-64k"] {
+            let mut args = fio(&uri, &["--rw=randwrite", "--size=48M", sizes]);
+            args.extend(verify);
+            succeed(&place, "fio", &args);
+        }
+        assert_eq!(place.statistic("failed_reads") + place.statistic("failed_writes"), 0);
+    }
+}
+
+#[test]
+fn clients_of_one_export_do_not_disturb_each_other() {
+    if missing(&["fio", "nbdcopy"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up_sized("64M", &[]);
+    let uri = format!("--uri={}", place.uri());
+    std::thread::scope(|scope| {
+        for offset in ["--offset=0", "--offset=32M"] {
+            let (place, uri) = (&place, &uri);
+            scope.spawn(move || {
+                let mut args = fio(uri, &["--rw=randwrite", "--bsrange=512-16k", "--size=32M", offset]);
+                args.extend(["--verify=crc32c", "--do_verify=1", "--iodepth=8"]);
+                succeed(place, "fio", &args);
+            });
+        }
+        // And one that reads all of it meanwhile.
+        let output = run(&place, "nbdcopy", &[&place.uri(), "copy"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    });
+}

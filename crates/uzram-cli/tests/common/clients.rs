@@ -1,0 +1,102 @@
+//! The NBD clients and file system tools that people use, run in a test's own directory.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use super::{Place, has_program, program_path};
+
+/// Says which of these programs is missing, if one is: the test then cannot run.
+pub fn missing(programs: &[&str]) -> bool {
+    let missing = programs.iter().find(|program| !has_program(program));
+    if let Some(program) = missing {
+        println!("skipped: {program} is not installed");
+    }
+    missing.is_some()
+}
+
+/// A command that ends within 30 seconds, in the place's directory.
+pub fn client(place: &Place, program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "5", "30", program]).args(args);
+    command.current_dir(place.root()).env("PATH", program_path()).stdin(Stdio::null());
+    command
+}
+
+/// Runs a client to its end.
+pub fn run(place: &Place, program: &str, args: &[&str]) -> Output {
+    client(place, program, args).output().unwrap()
+}
+
+/// What a client printed that must succeed.
+pub fn succeed(place: &Place, program: &str, args: &[&str]) -> String {
+    let output = run(place, program, args);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{program} {args:?}: {}\n{stdout}{stderr}", output.status);
+    stdout
+}
+
+/// What a client complained about that must fail by itself.
+pub fn complain(place: &Place, program: &str, args: &[&str]) -> String {
+    let output = run(place, program, args);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    let by_itself = output.status.code().is_some_and(|code| code != 0 && code < 124);
+    assert!(by_itself, "{program} {args:?}: {}\n{stdout}{stderr}", output.status);
+    stdout + &stderr
+}
+
+/// Whatever bytes say.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs qemu-io commands, of which none may fail.
+pub fn qemu_io(place: &Place, commands: &[&str]) {
+    let uri = place.uri();
+    let mut args = vec!["-f", "raw"];
+    commands.iter().for_each(|command| args.extend(["-c", command]));
+    args.push(&uri);
+    let said = succeed(place, "qemu-io", &args);
+    assert!(!said.contains("failed"), "{said}");
+}
+
+/// A fio job of one process on the place's device, in which it writes nothing to disk.
+pub fn fio<'a>(uri_option: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
+    let mut args = vec!["--name=test", "--ioengine=nbd", uri_option, "--thread", "--verify_state_save=0"];
+    args.extend(rest);
+    args
+}
+
+/// Starts a client whose output matters only if it fails, and goes to a file.
+pub fn start(place: &Place, output: &str, program: &str, args: &[&str]) -> Child {
+    let file = File::create(place.root().join(output)).unwrap();
+    let mut command = Command::new(program);
+    command.args(args).current_dir(place.root()).env("PATH", program_path());
+    command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap()
+}
+
+/// A file of seeded random bytes, which do not compress.
+pub fn random_file(place: &Place, name: &str, len_bytes: usize) -> PathBuf {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ len_bytes as u64;
+    let words = std::iter::repeat_with(|| {
+        // xorshift64 (Marsaglia 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_ne_bytes()
+    });
+    let bytes: Vec<u8> = words.take(len_bytes / 8).flatten().collect();
+    let path = place.root().join(name);
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// Whether two files are the same, byte for byte.
+pub fn same(one: &Path, other: &Path) -> bool {
+    std::fs::read(one).unwrap() == std::fs::read(other).unwrap()
+}
+
+/// A path as an argument.
+pub fn arg(path: &Path) -> &str {
+    path.to_str().unwrap()
+}

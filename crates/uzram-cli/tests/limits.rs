@@ -1,0 +1,159 @@
+//! What a disk may take and what it gives back, as its users see it.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
+
+use common::clients::{arg, complain, missing, qemu_io, random_file, same, succeed};
+use common::{Daemon, Place, program_path, wait_until};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_full_disk_says_so_and_stays_usable() {
+    if missing(&["nbdcopy", "qemu-io"]) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up_sized("32M", &["--mem-limit", "8M"]);
+    let (source, copy) = (random_file(&place, "source", 32 << 20), place.root().join("copy"));
+    qemu_io(&place, &["write -P 0x5a 0 1M"]);
+    let error = complain(&place, "nbdcopy", &[arg(&source), &place.uri()]);
+    assert!(error.contains("No space left on device"), "{error}");
+
+    assert!(place.statistic("failed_writes") > 0);
+    let table = place.run(&["stat", "zram0"]).ok();
+    let written = table.lines().find(|line| line.trim_start().starts_with("written")).unwrap();
+    assert!(written.ends_with("failed") && !written.ends_with(" 0 failed"), "{table}");
+    assert!(place.number("mem_charged") <= 8 * MIB);
+    // What needs no memory works, what is freed can be used again, and the limit holds.
+    qemu_io(
+        &place,
+        &["discard 0 32M", "read -P 0 0 32M", "write -P 0x77 1000 5000", "read -P 0x77 1000 5000"],
+    );
+    complain(&place, "nbdcopy", &[arg(&source), &place.uri()]);
+    assert!(place.number("mem_charged") <= 8 * MIB);
+
+    // The limit can be raised and removed while clients are connected.
+    let client = Connected::new(&place);
+    place.run(&["set", "zram0", "mem_limit=16M"]).ok();
+    complain(&place, "nbdcopy", &[arg(&source), &place.uri()]);
+    let charged = place.number("mem_charged");
+    assert!(charged > 12 * MIB && charged <= 16 * MIB, "{charged}");
+    place.run(&["set", "zram0", "mem_limit=0"]).ok();
+    succeed(&place, "nbdcopy", &[arg(&source), &place.uri()]);
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
+    assert!(same(&source, &copy));
+    drop(client);
+
+    // One below what is charged takes nothing away, but allows no more.
+    place.run(&["set", "zram0", "mem_limit=1M"]).ok();
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
+    assert!(same(&source, &copy));
+    place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+}
+
+#[test]
+fn a_device_in_use_is_not_reset() {
+    if missing(&["qemu-io"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    let mut client = Connected::new(&place);
+    client.command("write -P 0x5a 0 1M", "wrote");
+    let ended = place.run(&["reset", "zram0"]);
+    let line = ended.complaint(1);
+    assert!(line.contains("in use") && line.contains("disconnect"), "{line}");
+    client.command("read -P 0x5a 0 1M", "read");
+    drop(client);
+
+    // The server learns of it when it reads from the socket.
+    wait_until("the device can be reset", || place.run(&["reset", "zram0"]).status.success());
+    assert_eq!(place.number("disksize"), 0);
+    assert_eq!(place.statistic("mem_charged_bytes"), 0);
+    place.run(&["set", "zram0", "comp_algorithm=zstd", "disksize=8M"]).ok();
+    qemu_io(&place, &["read -P 0 0 8M", "write -P 0x11 0 8M", "read -P 0x11 0 8M"]);
+}
+
+#[test]
+fn discarding_gives_memory_back() {
+    if missing(&["nbdcopy", "qemu-io"]) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up_sized("64M", &[]);
+    let source = random_file(&place, "source", 64 << 20);
+    let resident_before = resident_bytes(&daemon);
+    succeed(&place, "nbdcopy", &[arg(&source), &place.uri()]);
+    let (charged, resident) = (place.number("mem_charged"), resident_bytes(&daemon));
+    assert!(charged >= 64 * MIB && resident >= resident_before + 60 * MIB, "{charged} {resident}");
+
+    qemu_io(&place, &["discard 0 32M"]);
+    let half = place.number("mem_charged");
+    assert!(half < charged - 28 * MIB, "{half} of {charged}");
+    qemu_io(&place, &["write -z 32M 32M"]);
+    // Free runs kept for each CPU stay charged.
+    let (charged, resident) = (place.number("mem_charged"), resident_bytes(&daemon));
+    assert!(charged < 4 * MIB, "{charged}");
+    assert!(resident < resident_before + 16 * MIB, "{resident} after, {resident_before} before");
+    assert_eq!(place.statistic("orig_data_bytes"), 0);
+}
+
+/// Memory that a daemon really has.
+fn resident_bytes(daemon: &Daemon) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+/// A client that stays connected until dropped.
+struct Connected {
+    child: std::process::Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Connected {
+    fn new(place: &Place) -> Connected {
+        let mut child = Command::new("timeout")
+            .args(["-k", "5", "30", "qemu-io", "-f", "raw", &place.uri()])
+            .env("PATH", program_path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut connected = Connected { child, output };
+        connected.command("read 0 512", "read");
+        connected
+    }
+
+    /// Runs a command of qemu-io and waits until it says so.
+    fn command(&mut self, command: &str, answer: &str) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        writeln!(stdin, "{command}").unwrap();
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "qemu-io ended at '{command}'");
+            assert!(!line.contains("failed"), "{command}: {line}");
+            if line.contains(answer) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        // The end of its input ends it.
+        drop(self.child.stdin.take());
+        let _ = self.output.read_to_end(&mut Vec::new());
+        let _ = self.child.wait();
+    }
+}
