@@ -5,7 +5,7 @@
 //! the steady state: each page is read, overwritten with contents that compress as before, or
 //! changed in part. Allocations are counted over the same stretch.
 
-#![cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64"))]
+#![cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(feature = "loom")))]
 #![allow(clippy::unwrap_used)]
 
 mod allocations;
