@@ -1,0 +1,137 @@
+//! Any text as names and values of attributes, sizes, algorithms and devices. The input is lines of
+//! `NAME=VALUE`.
+//!
+//! Promises: a value is taken or refused with words, and one that was taken can be read back; sizes
+//! are understood as an arithmetic that cannot overflow understands them.
+
+use uzram::base::units::{format_size, pages_to_bytes, parse_size};
+use uzram::codec::Algorithm;
+use uzram::device::Device;
+use uzram::{Error, ErrorKind};
+
+/// Lines of one input.
+const MAX_LINES: usize = 24;
+/// A larger device has all its rules, but what walks over its pages takes long: it is not read.
+const MAX_READ_BYTES: u64 = 16 << 20;
+
+pub(crate) fn run(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let device = Device::new("zram0").expect("a good name");
+    for line in text.split('\n').take(MAX_LINES) {
+        let (name, value) = line.split_once('=').unwrap_or((line, ""));
+        check_size(value);
+        check_algorithm(value);
+        check_name(value);
+        let initialised = device.size_bytes() > 0;
+        match device.set(name, value) {
+            Ok(()) => check_taken(&device, name, value.trim()),
+            Err(error) => check_refused(&error, initialised),
+        }
+        if device.size_bytes() <= MAX_READ_BYTES {
+            match device.get(name) {
+                Ok(_) => assert!(Device::attributes().iter().any(|row| row.name == name && row.readable())),
+                Err(error) => check_refused(&error, initialised),
+            }
+        }
+    }
+    device.set("reset", "1").expect("nobody uses it");
+    assert_eq!(device.stats(), Default::default());
+}
+
+/// An attribute that took a value has it.
+fn check_taken(device: &Device, name: &str, value: &str) {
+    let read = |name| device.get(name).expect("readable");
+    match name {
+        "disksize" => {
+            let bytes = parse_size(value).expect("it was taken").next_multiple_of(4096);
+            assert_eq!((read(name), read("initstate")), (bytes.to_string(), "1".to_owned()));
+        }
+        "mem_limit" => {
+            let bytes = u128::from(parse_size(value).expect("it was taken")).next_multiple_of(4096);
+            assert_eq!(read(name), bytes.to_string());
+        }
+        "comp_algorithm" => {
+            assert!(read(name).contains(&format!("[{}]", algorithm(value).expect("it was taken"))))
+        }
+        "chain_size" | "run_cache_batch" | "checksum" => {
+            assert_eq!(read(name).parse(), value.parse::<u16>(), "{name}");
+        }
+        "reset" => assert_eq!((device.size_bytes(), read("initstate")), (0, "0".to_owned())),
+        _ => assert_eq!((name, value), ("mem_used_max", "0")),
+    }
+}
+
+fn check_refused(error: &Error, initialised: bool) {
+    assert!(!error.to_string().is_empty());
+    match error.kind() {
+        ErrorKind::Invalid | ErrorKind::NotFound | ErrorKind::Permission | ErrorKind::NoMemory => {}
+        ErrorKind::Busy => assert!(initialised, "{error}"),
+        other => panic!("{other:?}: {error}"),
+    }
+}
+
+/// [`parse_size`] against an arithmetic that is wide enough.
+fn check_size(text: &str) {
+    let trimmed = text.trim();
+    let digits = trimmed.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match trimmed[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => Some(0),
+        "k" | "kb" | "kib" => Some(10),
+        "m" | "mb" | "mib" => Some(20),
+        "g" | "gb" | "gib" => Some(30),
+        "t" | "tb" | "tib" => Some(40),
+        _ => None,
+    };
+    let number = digits.bytes().try_fold(0u128, |number, digit| {
+        digit.is_ascii_digit().then(|| (number * 10 + u128::from(digit - b'0')).min(1 << 64))
+    });
+    let expected = match (number, shift) {
+        (Some(number), Some(shift)) if !digits.is_empty() => u64::try_from(number << shift).ok(),
+        _ => None,
+    };
+    assert_eq!(parse_size(text).ok(), expected, "{text:?}");
+    if let Some(bytes) = expected {
+        let shown = format_size(bytes);
+        // What is shown without a fraction is exact.
+        if !shown.contains('.') {
+            assert_eq!(parse_size(&shown.replace(' ', "")), Ok(bytes), "{shown}");
+        }
+        assert!(bytes >> 52 != 0 || pages_to_bytes(bytes) >> 12 == bytes);
+    }
+}
+
+fn algorithm(text: &str) -> Option<Algorithm> {
+    text.parse().ok()
+}
+
+fn check_algorithm(text: &str) {
+    if let Some(parsed) = algorithm(text) {
+        assert_eq!(algorithm(&parsed.to_string()), Some(parsed), "{text:?}");
+    }
+}
+
+/// A name that is taken can be part of a path.
+fn check_name(text: &str) {
+    match Device::new(text) {
+        Ok(device) => {
+            assert_eq!(device.name(), text);
+            assert!(
+                (1..=64).contains(&text.len()) && !text.contains(['/', '\0', ' ']) && !text.starts_with('.')
+            );
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Invalid),
+    }
+}
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    [
+        "comp_algorithm=zstd:3\nchain_size=4\nchecksum=1\nmem_limit=1M\nrun_cache_batch=0\ndisksize=64KiB\n\
+         disksize=1M\nmm_stat\nio_stat\nclasses\ndebug_stat\npage_ages\nmem_charged\nmem_fixed\nreset=1",
+        "disksize=16T\nmem_limit=512\nreset=65535\ndisksize= 5g \nchecksum=0",
+        "comp_algorithm=zstd:-131072\ncomp_algorithm=lz4:1\ncomp_algorithm=zstd:22\ncomp_algorithm=zstd:0\ninitstate=1",
+        "disksize=18446744073709551615\ndisksize=16777216T\nmem_limit=4194304T\nmem_used_max=0\nmem_used_max=1",
+        "run_cache_batch=512\nrun_cache_batch=513\nchain_size=+16\nchain_size=17\nreset=0\nnonesuch=1\n=\nzram_0-a.b",
+    ]
+    .map(|text| text.as_bytes().to_vec())
+    .into()
+}

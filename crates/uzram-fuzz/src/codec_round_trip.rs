@@ -1,0 +1,98 @@
+//! A page made from the input, compressed and decompressed.
+//!
+//! Promises: what an encoder wrote decodes to the page, whatever the encoder and the decoder saw
+//! before; it writes only into the room it has; a page fits where zstd's and lz4's worst case fits.
+
+use uzram::base::units::{PAGE_SIZE, Page};
+use uzram::codec::{Algorithm, Decoder, Encoder};
+
+use crate::input::Input;
+
+/// Room that any page's compressed form fits: above the worst case of both, which zstd's compress
+/// bound is (4174 bytes for a page).
+const ENOUGH_BYTES: usize = PAGE_SIZE + 128;
+const CANARY: u8 = 0xc5;
+
+pub(crate) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let level = input.byte();
+    let algorithm = match level {
+        0..=127 => Algorithm::Lz4,
+        // A higher level takes milliseconds to make its tables.
+        128..=247 => Algorithm::Zstd { level: 1 + i32::from(level % 4) },
+        _ => Algorithm::Zstd { level: 247 - i32::from(level) },
+    };
+    let algorithm = if algorithm == (Algorithm::Zstd { level: 0 }) { Algorithm::Lz4 } else { algorithm };
+    let room_bytes = usize::from(input.u16()) % (ENOUGH_BYTES + 1);
+    let mut encoder = Encoder::new(&algorithm).expect("memory");
+    let mut decoder = Decoder::new(&algorithm).expect("memory");
+    let (first, second) = (page(&mut input), page(&mut input));
+
+    let roomy = encode(&mut encoder, &first, ENOUGH_BYTES).expect("it fits");
+    check(&mut decoder, &roomy, &first);
+    for page in [&second, &first] {
+        if let Some(tight) = encode(&mut encoder, page, room_bytes) {
+            check(&mut decoder, &tight, page);
+        }
+    }
+    let again = encode(&mut encoder, &first, ENOUGH_BYTES).expect("it fits");
+    assert!(again == roomy, "{algorithm} codes a page differently after another");
+}
+
+/// The compressed page, if it fits `room_bytes`.
+fn encode(encoder: &mut Encoder, page: &Page, room_bytes: usize) -> Option<Vec<u8>> {
+    let mut out = vec![CANARY; room_bytes + 64];
+    let (room, beyond) = out.split_at_mut(room_bytes);
+    let len = encoder.encode(page, room);
+    assert!(beyond.iter().all(|byte| *byte == CANARY), "it writes beyond its room");
+    // A buffer of exactly that length, which AddressSanitizer watches.
+    let mut exact = vec![0; room_bytes];
+    assert_eq!(encoder.encode(page, &mut exact), len, "the same page has two lengths");
+    let len = len?;
+    assert!((1..=room_bytes).contains(&len), "{len} of {room_bytes}");
+    exact.truncate(len);
+    assert!(exact == out[..len], "the same page has two forms");
+    Some(exact)
+}
+
+fn check(decoder: &mut Decoder, compressed: &[u8], page: &Page) {
+    let mut decoded = Box::new([0xff; PAGE_SIZE]);
+    decoder.decode(compressed, &mut decoded).expect("what was encoded decodes");
+    assert!(*decoded == *page, "another page comes back");
+}
+
+/// A page of stretches, each made in its own way.
+fn page(input: &mut Input<'_>) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    let mut at = 0;
+    while at < PAGE_SIZE && !input.is_empty() {
+        let kind = input.byte();
+        let len = (1 + usize::from(input.u16()) % 1024).min(PAGE_SIZE - at);
+        if kind & 1 == 0 || at == 0 {
+            page[at..at + len].copy_from_slice(&input.contents(len));
+        } else {
+            // A match: what lies some bytes back, again.
+            let distance = 1 + usize::from(input.u16()) % at;
+            (at..at + len).for_each(|to| page[to] = page[to - distance]);
+        }
+        at += len;
+    }
+    page
+}
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let noise = [0, 0xff, 3, 2, 1];
+    let text = *b"\0\xff\x03\x01\x0bcompressible";
+    let repeated = [1, 0xff, 3, 0x40, 0];
+    let page = [&text[..], &noise, &repeated, &text].concat();
+    let incompressible = [0, 1, 2, 3].map(|seed| [0, 0xff, 3, 2, seed]).concat();
+    let with =
+        |level: u8, room: u16, pages: &[&[u8]]| [&[level], &room.to_le_bytes()[..], &pages.concat()].concat();
+    vec![
+        with(0, 4096, &[&page, &incompressible]),
+        with(128, 4096, &[&page, &incompressible]),
+        with(250, 3000, &[&incompressible, &page]),
+        with(0, 2000, &[&incompressible, &page]),
+        with(130, 40, &[&[], &page]),
+    ]
+}

@@ -1,0 +1,106 @@
+//! Any bytes as connections to the control socket. The input is cut at bytes 0xff, which no request
+//! that makes sense has: each part is what one client sends.
+//!
+//! Promises: every connection is answered with one whole response whose length is right; a failure
+//! has the one shape all failures have; no request makes the server fail within itself.
+
+use serde_json::Value;
+use uzram::device::Device;
+use uzram_serve::control::{Api, Export, exchange};
+
+use crate::wire::Wire;
+
+/// Connections of one input.
+const MAX_CONNECTIONS: usize = 8;
+/// A device may become as large as the system allows, and then what walks over its pages takes long;
+/// that is no news. The input ends there.
+const MAX_DISK_BYTES: u64 = 16 << 20;
+
+pub(crate) fn run(bytes: &[u8]) {
+    let devices = ["zram0", "zram1"].map(|name| Device::new(name).expect("a good name"));
+    devices[0].set("disksize", "64K").expect("memory");
+    let export = |device| Export { uri: "nbd+unix:///zram0?socket=/run/uzram/nbd.sock".to_owned(), device };
+    let api = Api::new(devices.clone().map(export).into());
+    for said in bytes.split(|byte| *byte == 0xff).take(MAX_CONNECTIONS) {
+        // The first byte of a connection says into what pieces it is torn.
+        let Some((tear, said)) = said.split_first() else { continue };
+        let (mut input, mut output) = (Wire::new(said, tear & 0x1f), Wire::new(&[], 0));
+        let outcome = exchange(&api, &mut input, &mut output);
+        assert!(outcome.sent.is_ok());
+        assert!(input.heard.is_empty() || input.heard == b"HTTP/1.1 100 Continue\r\n\r\n");
+        let status = check(&output.heard);
+        assert!(status == 202 || !outcome.shutdown, "{status} and the daemon ends");
+        if devices.iter().any(|device| device.size_bytes() > MAX_DISK_BYTES) {
+            return;
+        }
+    }
+}
+
+/// Takes a response apart; returns its status.
+fn check(response: &[u8]) -> u16 {
+    let text = str::from_utf8(response).expect("a response is text");
+    let (head, body) = text.split_once("\r\n\r\n").expect("a response has a head");
+    let mut lines = head.split("\r\n");
+    let status_line = lines.next().unwrap_or_default();
+    let status = status_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+    let status: u16 = status.expect("a response begins with its status");
+    assert!(status_line.len() > "HTTP/1.1 200 ".len(), "{status_line}: a status has its reason");
+    // 500 would be damage, 503 the system's refusal, which a size that is too large may meet.
+    let expected = [200, 202, 204, 400, 403, 404, 405, 409, 413, 431, 501, 503];
+    assert!(expected.contains(&status), "{text}");
+    let length = lines.find_map(|line| line.strip_prefix("Content-Length: "));
+    assert_eq!(length, (status != 204).then(|| body.len().to_string()).as_deref(), "{text}");
+    if !body.is_empty() {
+        let json: Value = serde_json::from_str(body).expect("a body is JSON");
+        let is_failure = json["error"].is_string() && json["errno"].is_i64();
+        assert_eq!(is_failure, status >= 400, "{text}");
+    }
+    status
+}
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let request = |tear: u8, line: &str, body: &str| {
+        let tear = char::from(tear);
+        let length = body.len();
+        format!("{tear}{line} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{body}")
+            .into_bytes()
+    };
+    let get = |path: &str| request(0, &format!("GET {path}"), "");
+    let set =
+        |path: &str, value: &str| request(0, &format!("PUT {path}"), &format!("{{\"value\":\"{value}\"}}"));
+    let connections = |each: &[Vec<u8>]| each.join(&0xff);
+    let expecting = b"\x07PUT /v1/devices/zram1/attributes/checksum HTTP/1.1\r\nexpect: 100-Continue\r\ncontent-length: 13\r\n\r\n{\"value\":\"1\"}";
+    vec![
+        connections(&[
+            get("/v1/devices"),
+            get("/v1/devices/zram0?x=1"),
+            get("/v1/devices/zram1/attributes/classes"),
+        ]),
+        connections(&[
+            set("/v1/devices/zram1/attributes/comp_algorithm", "zstd:3"),
+            set("/v1/devices/zram1/attributes/disksize", "1M"),
+            get("/v1/devices/zram1/attributes/mm_stat"),
+            request(3, "POST /v1/devices/zram1/reset", ""),
+        ]),
+        connections(&[
+            set("/v1/devices/zram0/attributes/mem%5Flimit", "64\\u004b"),
+            request(1, "POST /v1/shutdown", ""),
+        ]),
+        connections(&[
+            request(0, "DELETE /v1/devices/%zz", ""),
+            get("/v2"),
+            get("*"),
+            request(31, "PUT /v1/devices/zram0/attributes/reset", "[]"),
+        ]),
+        connections(&[
+            expecting.to_vec(),
+            b"\0GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec(),
+            b"\0POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n".to_vec(),
+        ]),
+        connections(&[
+            get("/v1/devices/nonesuch"),
+            get("/v1/devices/zram0/attributes/nonesuch"),
+            get("/v1/devices/zram0/attributes/page_ages"),
+        ]),
+    ]
+}

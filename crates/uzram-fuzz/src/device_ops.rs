@@ -1,0 +1,228 @@
+//! A sequence of operations on a device: reads, writes, discards, zeroes, attributes, resets.
+//!
+//! Promises: all agrees with a naive model, errors and statistics included; a write that fails leaves
+//! the pages before the failing one new and the others old; over `mem_limit` nothing grows; what is
+//! forgotten gives its memory back.
+
+use std::sync::Arc;
+
+use uzram::ErrorKind;
+use uzram::base::units::PAGE_SIZE;
+use uzram::device::{Device, OpenDevice};
+
+use crate::input::Input;
+use crate::model::Model;
+
+/// The largest disk, and the operations of one input: a bound on its time.
+const MAX_DISK_PAGES: usize = 96;
+const MAX_OPS: usize = 200;
+
+pub(crate) fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let device = Device::new("zram0").expect("a good name");
+    let mut machine = Machine::start(&device, &mut input);
+    for _ in 0..MAX_OPS {
+        if input.is_empty() {
+            break;
+        }
+        machine.step(&mut input);
+    }
+    machine.finish();
+}
+
+/// An initialised device, open, and its model.
+struct Machine<'a> {
+    device: &'a Arc<Device>,
+    disk: OpenDevice,
+    model: Model,
+    limited: bool,
+}
+
+impl<'a> Machine<'a> {
+    /// Initialises the device.
+    fn start(device: &'a Arc<Device>, input: &mut Input<'_>) -> Machine<'a> {
+        let size_bytes = PAGE_SIZE * (1 + usize::from(input.byte()) % MAX_DISK_PAGES);
+        for (name, value) in [
+            ("comp_algorithm", input.one_of(&["lz4", "zstd", "lz4", "zstd:-3"]).to_owned()),
+            ("checksum", input.one_of(&["0", "1"]).to_owned()),
+            ("chain_size", (4 + input.byte() % 13).to_string()),
+            ("run_cache_batch", input.one_of(&["0", "1", "32", "512"]).to_owned()),
+            ("disksize", size_bytes.to_string()),
+        ] {
+            device.set(name, &value).expect(name);
+        }
+        let disk = device.open().expect("it has a size");
+        Machine { device, disk, model: Model::new(size_bytes), limited: false }
+    }
+
+    fn step(&mut self, input: &mut Input<'_>) {
+        let charged_bytes = self.device.stats().mem_charged_bytes;
+        match input.byte() % 16 {
+            0..=3 => self.read(input),
+            4..=9 => self.write(input),
+            10 => self.discard(input),
+            11 | 12 => self.write_zeroes(input),
+            13 => self.limit(input),
+            14 => self.set_at_any_time(input),
+            _ => self.set_too_late(input),
+        }
+        let stats = self.device.stats();
+        let bound_bytes = charged_bytes.max(stats.mem_limit_bytes);
+        assert!(stats.mem_limit_bytes == 0 || stats.mem_charged_bytes <= bound_bytes, "grown over the limit");
+        assert!(stats.mem_used_bytes <= stats.mem_charged_bytes, "{stats:?}");
+        assert!(stats.compr_data_bytes <= stats.mem_used_bytes, "{stats:?}");
+    }
+
+    /// A range of bytes: on the disk, or across its end.
+    fn range(&self, input: &mut Input<'_>) -> (u64, u64) {
+        let pages = self.model.size_bytes() / PAGE_SIZE as u64;
+        let page = u64::from(input.byte()) % pages;
+        let offset = match input.byte() {
+            0..=127 => page << 12,
+            128..=247 => (page << 12) + u64::from(input.u16() % 4096),
+            _ => input.u64(),
+        };
+        let len = match input.byte() {
+            count @ 0..=127 => u64::from(count % 6) << 12,
+            _ => u64::from(input.u16() % 20_000),
+        };
+        // Most ranges that would leave the disk end with it.
+        let left_bytes = self.model.size_bytes().saturating_sub(offset);
+        (offset, if input.byte() == 0xff { len } else { len.min(left_bytes) })
+    }
+
+    fn read(&mut self, input: &mut Input<'_>) {
+        let (offset, len) = self.range(input);
+        let mut data = vec![0xa5; len as usize];
+        let result = self.disk.read(offset, &mut data);
+        if self.model.range(offset, len).is_some() {
+            result.expect("what is stored can be read");
+            self.model.check_read(offset, &data, "a read");
+        } else {
+            assert_eq!(result.err().map(|error| error.kind()), Some(ErrorKind::OutOfRange));
+        }
+    }
+
+    fn write(&mut self, input: &mut Input<'_>) {
+        let (offset, len) = self.range(input);
+        let data = input.contents(len as usize);
+        let result = self.disk.write(offset, &data);
+        if self.settled(result, offset, &data) {
+            self.model.write(offset, &data);
+        }
+    }
+
+    fn write_zeroes(&mut self, input: &mut Input<'_>) {
+        let (offset, len) = self.range(input);
+        let result = self.disk.write_zeroes(offset, len);
+        if self.settled(result, offset, &vec![0; len as usize]) {
+            self.model.write_zeroes(self.model.range(offset, len).expect("it succeeded"));
+        }
+    }
+
+    /// Whether a change to `data` succeeded; if not, whether it failed as it may.
+    fn settled(&mut self, result: uzram::Result<()>, offset: u64, data: &[u8]) -> bool {
+        let in_range = self.model.range(offset, data.len() as u64).is_some();
+        match result {
+            Ok(()) => assert!(in_range, "a change beyond the end"),
+            Err(error) if !in_range => assert_eq!(error.kind(), ErrorKind::OutOfRange),
+            Err(error) => {
+                assert!(self.limited && error.kind() == ErrorKind::NoSpace, "{error}");
+                assert_eq!(error.setting(), Some("mem_limit"));
+                self.model.settle(&self.disk, offset, data);
+                return false;
+            }
+        }
+        in_range
+    }
+
+    fn discard(&mut self, input: &mut Input<'_>) {
+        let (offset, len) = self.range(input);
+        let result = self.disk.discard(offset, len);
+        match self.model.range(offset, len) {
+            Some(range) => {
+                result.expect("it is on the disk");
+                self.model.discard(range);
+            }
+            None => assert!(result.is_err(), "a discard beyond the end"),
+        }
+    }
+
+    fn limit(&mut self, input: &mut Input<'_>) {
+        let limit_bytes = input.one_of(&[0, 4096, 16 << 10, 64 << 10, 256 << 10]);
+        self.device.set("mem_limit", &limit_bytes.to_string()).expect("at any time");
+        self.limited = limit_bytes != 0;
+        assert_eq!(self.device.get("mem_limit"), Ok(limit_bytes.to_string()));
+    }
+
+    /// What may be set and read while the device is in use.
+    fn set_at_any_time(&mut self, input: &mut Input<'_>) {
+        let batch = input.one_of(&["0", "1", "7", "32", "512"]);
+        self.device.set("run_cache_batch", batch).expect("at any time");
+        self.device.set("mem_used_max", "0").expect("at any time");
+        for row in Device::attributes().iter().filter(|row| row.readable()) {
+            self.device.get(row.name).expect(row.name);
+        }
+        self.model.check_stats(&self.device.stats());
+    }
+
+    /// What may not be set once the device is initialised, or reset while it is in use.
+    fn set_too_late(&mut self, input: &mut Input<'_>) {
+        let (name, value) = input.one_of(&[
+            ("disksize", "1M"),
+            ("comp_algorithm", "zstd"),
+            ("chain_size", "8"),
+            ("checksum", "1"),
+            ("reset", "1"),
+        ]);
+        let error = self.device.set(name, value).expect_err(name);
+        assert_eq!(error.kind(), ErrorKind::Busy, "{name}");
+    }
+
+    /// Compares everything, empties the disk, resets the device.
+    fn finish(self) {
+        self.model.check_stats(&self.device.stats());
+        self.model.check_all(&self.disk);
+        self.disk.discard(0, self.model.size_bytes()).expect("it is on the disk");
+        let stats = self.device.stats();
+        let kept = (stats.orig_data_bytes, stats.compr_data_bytes, stats.same_pages, stats.huge_pages);
+        assert_eq!(kept, (0, 0, 0, 0), "an empty disk holds something");
+        assert_eq!(stats.mem_used_bytes, 0, "an empty disk uses memory: {stats:?}");
+        drop(self.disk);
+        self.device.set("reset", "1").expect("nobody uses it");
+        assert_eq!(self.device.stats(), Default::default());
+    }
+}
+
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    // An operation; its page, at the page's edge; its pages, within the disk; what else it has.
+    let op = |op: u8, page: u8, pages: u8, rest: &[u8]| [&[op, page, 0, pages, 0], rest].concat();
+    let write = |page, pages, contents: &[u8]| op(4, page, pages, contents);
+    let (same, text, noise) = (&[0, 0x77][..], b"\x01\x0bcompressible", &[2, 9][..]);
+    let unaligned =
+        [&[4, 2, 128, 100, 7, 200, 0x28, 0x23, 0], noise, &[0, 2, 128, 0, 7, 200, 0, 0x30, 0]].concat();
+    let some = [
+        write(0, 5, text),
+        write(3, 4, noise),
+        write(9, 2, same),
+        unaligned,
+        op(10, 3, 2, &[]),
+        op(11, 0, 2, &[]),
+        op(0, 0, 5, &[]),
+        vec![14, 2],
+        vec![15, 1],
+    ]
+    .concat();
+    let fill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[2, index])).collect();
+    let refill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[3, 0, index * 3, index])).collect();
+    let limited = [&[13, 3], &fill[..], &[13, 1], &refill[..], &some[..], &[13, 0], &fill[..]].concat();
+    let with = |settings: [u8; 5], ops: &[u8]| [&settings, ops].concat();
+    vec![
+        with([20, 0, 0, 12, 2], &some),
+        with([20, 1, 1, 0, 0], &some),
+        with([95, 0, 0, 4, 3], &limited),
+        with([95, 3, 1, 12, 1], &limited),
+        with([0, 0, 0, 12, 2], &some),
+        with([64, 0, 0, 12, 2], &[&fill[..], &refill[..], &fill[..]].concat()),
+    ]
+}

@@ -1,0 +1,89 @@
+//! An input as a sequence of choices. It never runs dry: past its end every choice is 0.
+
+use uzram::base::random::Random;
+
+/// What is left of an input.
+pub(crate) struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Input(bytes)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn byte(&mut self) -> u8 {
+        self.array::<1>()[0]
+    }
+
+    pub fn u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.array())
+    }
+
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
+    pub fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+
+    /// One of these.
+    pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[usize::from(self.byte()) % choices.len()]
+    }
+
+    /// The next `len` bytes, or as many as are left.
+    pub fn bytes(&mut self, len: usize) -> &'a [u8] {
+        let (head, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        head
+    }
+
+    /// All that is left.
+    pub fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut array = [0; N];
+        let head = self.bytes(N);
+        array[..head.len()].copy_from_slice(head);
+        array
+    }
+
+    /// `len` bytes of contents, of a kind that compressed memory treats in its own way: one word
+    /// repeated, a short period, noise, or noise and then zeros; or the input's own bytes.
+    pub fn contents(&mut self, len: usize) -> Vec<u8> {
+        let mut contents = vec![0; len];
+        match self.byte() % 5 {
+            0 => {
+                let word = u64::from(self.byte()).wrapping_mul(0x0101_0101_0101_0101).to_le_bytes();
+                repeat(&mut contents, &word);
+            }
+            1 => {
+                let period_bytes = 1 + usize::from(self.byte() % 64);
+                let period = self.bytes(period_bytes);
+                repeat(&mut contents, period);
+            }
+            2 => Random::new(u64::from(self.byte())).fill(&mut contents),
+            3 => {
+                let noise_bytes = usize::from(self.u16()).min(len);
+                Random::new(u64::from(self.byte())).fill(&mut contents[..noise_bytes]);
+            }
+            _ => {
+                let own_bytes = usize::from(self.byte()).min(len);
+                let own = self.bytes(own_bytes);
+                contents[..own.len()].copy_from_slice(own);
+            }
+        }
+        contents
+    }
+}
+
+/// Fills `out` with repetitions of `period`; leaves it when that is empty.
+fn repeat(out: &mut [u8], period: &[u8]) {
+    out.iter_mut().zip(period.iter().cycle()).for_each(|(out, byte)| *out = *byte);
+}

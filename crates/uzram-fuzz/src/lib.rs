@@ -1,0 +1,53 @@
+//! The fuzz targets: for each parser of bytes from outside, and for the device itself, a function
+//! that takes any bytes and panics when a promise is broken.
+//!
+//! The same functions run in two ways: in this crate's tests, over the seeds and random mutations
+//! of them, with the stable toolchain and in seconds; and under libFuzzer with coverage and
+//! AddressSanitizer, for as long as one likes (`fuzz/run`).
+//!
+//! What holds for every target:
+//! - the input decides everything, and nothing lasts from one input to the next, so that an input
+//!   that fails once fails always;
+//! - an input is used up as choices, not parsed and rejected: any bytes mean something, and a small
+//!   change of them is a small change of what happens;
+//! - where a naive model can say what must happen, it is asked.
+
+mod attributes;
+mod codec_decode;
+mod codec_round_trip;
+mod control_http;
+mod device_ops;
+mod input;
+mod model;
+mod nbd_handshake;
+mod nbd_transmission;
+mod wire;
+
+/// One fuzz target.
+pub struct Target {
+    /// Its name, as the libFuzzer binary and the corpus directory have it.
+    pub name: &'static str,
+    /// Runs one input.
+    ///
+    /// # Panics
+    /// When a promise is broken; that is what it is for.
+    pub run: fn(&[u8]),
+    /// Inputs to begin with, small, each of which gets somewhere.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub static TARGETS: &[Target] = &[
+    Target { name: "nbd_handshake", run: nbd_handshake::run, seeds: nbd_handshake::seeds },
+    Target { name: "nbd_transmission", run: nbd_transmission::run, seeds: nbd_transmission::seeds },
+    Target { name: "control_http", run: control_http::run, seeds: control_http::seeds },
+    Target { name: "codec_decode", run: codec_decode::run, seeds: codec_decode::seeds },
+    Target { name: "codec_round_trip", run: codec_round_trip::run, seeds: codec_round_trip::seeds },
+    Target { name: "device_ops", run: device_ops::run, seeds: device_ops::seeds },
+    Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
+];
+
+/// The target of that name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}

@@ -1,0 +1,167 @@
+//! What a disk should hold: an array of bytes, and for each page what is known of it.
+
+use std::ops::Range;
+
+use uzram::base::units::{PAGE_SIZE, bytes_to_pages, page_of};
+use uzram::device::{OpenDevice, Stats};
+
+/// A naive disk.
+pub(crate) struct Model {
+    bytes: Vec<u8>,
+    pages: Vec<Page>,
+}
+
+/// What is known of a page.
+#[derive(Clone, Copy, PartialEq)]
+struct Page {
+    /// What `Model::bytes` says it holds is what it holds.
+    contents_known: bool,
+    held: Held,
+}
+
+/// Whether a page counts as holding something. One that was never written, or discarded since,
+/// does not, though it reads as zeros.
+#[derive(Clone, Copy, PartialEq)]
+enum Held {
+    No,
+    Yes,
+    Maybe,
+}
+
+impl Model {
+    /// A disk of `size_bytes`, whole pages, never written.
+    pub fn new(size_bytes: usize) -> Self {
+        let empty = Page { contents_known: true, held: Held::No };
+        let pages = bytes_to_pages(size_bytes as u64) as usize;
+        Model { bytes: vec![0; size_bytes], pages: vec![empty; pages] }
+    }
+
+    pub fn size_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// The range as indices, if it lies on the disk.
+    pub fn range(&self, offset: u64, len: u64) -> Option<Range<usize>> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.size_bytes())?;
+        Some(offset as usize..end as usize)
+    }
+
+    /// A write that succeeded.
+    pub fn write(&mut self, offset: u64, data: &[u8]) {
+        let start = offset as usize;
+        self.bytes[start..start + data.len()].copy_from_slice(data);
+        for (page, covered) in pieces(start..start + data.len()) {
+            self.pages[page].held = Held::Yes;
+            self.pages[page].contents_known |= covered.len() == PAGE_SIZE;
+        }
+    }
+
+    /// Zeroes that were written: whole pages are freed, and parts of pages that hold nothing stay so.
+    pub fn write_zeroes(&mut self, range: Range<usize>) {
+        for (page, covered) in pieces(range) {
+            if covered.len() == PAGE_SIZE {
+                self.pages[page] = Page { contents_known: true, held: Held::No };
+            }
+            self.bytes[covered].fill(0);
+        }
+    }
+
+    /// A discard: whole pages only.
+    pub fn discard(&mut self, range: Range<usize>) {
+        for (page, covered) in pieces(range) {
+            if covered.len() == PAGE_SIZE {
+                self.pages[page] = Page { contents_known: true, held: Held::No };
+                self.bytes[covered].fill(0);
+            }
+        }
+    }
+
+    /// A change of the range that may have been made in part: nobody knows.
+    pub fn lose(&mut self, range: Range<usize>) {
+        for (page, _) in pieces(range) {
+            self.pages[page] = Page { contents_known: false, held: Held::Maybe };
+        }
+    }
+
+    /// A write that failed on `disk`: looks what became of it. Pages up to some page have the new
+    /// contents, that one and all behind it the old.
+    pub fn settle(&mut self, disk: &OpenDevice, offset: u64, data: &[u8]) {
+        let start = offset as usize;
+        let mut all_new = true;
+        for (page, covered) in pieces(start..start + data.len()) {
+            let mut now = vec![0; covered.len()];
+            disk.read(covered.start as u64, &mut now).expect("what is stored can be read");
+            let new = &data[covered.start - start..covered.end - start];
+            let old = &self.bytes[covered.clone()];
+            if now != *old {
+                assert!(now == *new, "page {page} has neither its old nor its new contents");
+                assert!(all_new, "page {page} was written though one before it failed");
+                self.pages[page].held = Held::Yes;
+            } else if now == *new {
+                // Written or not: it reads the same.
+                self.pages[page].held =
+                    if self.pages[page].held == Held::Yes { Held::Yes } else { Held::Maybe };
+            } else {
+                all_new = false;
+            }
+            self.bytes[covered].copy_from_slice(&now);
+        }
+    }
+
+    /// What was read from `offset` on is what should be there, as far as that is known.
+    pub fn check_read(&self, offset: u64, data: &[u8], when: &str) {
+        let start = offset as usize;
+        for (page, covered) in pieces(start..start + data.len()) {
+            let read = &data[covered.start - start..covered.end - start];
+            let good = !self.pages[page].contents_known || *read == self.bytes[covered.clone()];
+            assert!(good, "{when}: bytes {covered:?} of page {page} are not what was written");
+        }
+    }
+
+    /// Reads all of `disk` and compares.
+    pub fn check_all(&self, disk: &OpenDevice) {
+        let mut data = vec![0xa5; self.bytes.len()];
+        disk.read(0, &mut data).expect("what is stored can be read");
+        self.check_read(0, &data, "at the end");
+    }
+
+    /// The statistics count the pages that hold something, and those of one word.
+    pub fn check_stats(&self, stats: &Stats) {
+        let count = |wanted: &dyn Fn(usize) -> bool| {
+            (0..self.pages.len()).filter(|page| wanted(*page)).count() as u64
+        };
+        let sure = count(&|page| self.pages[page].held == Held::Yes);
+        let maybe = count(&|page| self.pages[page].held == Held::Maybe);
+        let stored = stats.orig_data_bytes / PAGE_SIZE as u64;
+        assert!(
+            (sure..=sure + maybe).contains(&stored),
+            "{stored} pages are stored, and should be {sure} and {maybe} perhaps"
+        );
+        let known = Page { contents_known: true, held: Held::Yes };
+        let sure = count(&|page| self.pages[page] == known && self.is_one_word(page));
+        let maybe = count(&|page| self.pages[page] != known && self.pages[page].held != Held::No);
+        let same = stats.same_pages;
+        assert!(
+            (sure..=sure + maybe).contains(&same),
+            "{same} pages are one word, repeated, and should be {sure} and {maybe} perhaps"
+        );
+    }
+
+    fn is_one_word(&self, page: usize) -> bool {
+        let (words, _) = self.bytes[page * PAGE_SIZE..][..PAGE_SIZE].as_chunks::<8>();
+        words.iter().all(|word| *word == words[0])
+    }
+}
+
+/// The pages of a byte range, each with what of the range lies in it.
+fn pieces(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut at = range.start;
+    std::iter::from_fn(move || {
+        (at < range.end).then(|| {
+            let page = page_of(at as u64) as usize;
+            let covered = at..range.end.min((page + 1) * PAGE_SIZE);
+            at = covered.end;
+            (page, covered)
+        })
+    })
+}
