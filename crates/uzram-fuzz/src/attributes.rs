@@ -14,7 +14,11 @@ const MAX_LINES: usize = 24;
 /// A larger device has all its rules, but what walks over its pages takes long: it is not read.
 const MAX_READ_BYTES: u64 = 16 << 20;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let device = Device::new("zram0").expect("a good name");
     for line in text.split('\n').take(MAX_LINES) {
@@ -123,7 +127,8 @@ fn check_name(text: &str) {
     }
 }
 
-pub(crate) fn seeds() -> Vec<Vec<u8>> {
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
     [
         "comp_algorithm=zstd:3\nchain_size=4\nchecksum=1\nmem_limit=1M\nrun_cache_batch=0\ndisksize=64KiB\n\
          disksize=1M\nmm_stat\nio_stat\nclasses\ndebug_stat\npage_ages\nmem_charged\nmem_fixed\nreset=1",

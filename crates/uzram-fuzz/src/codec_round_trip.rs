@@ -13,7 +13,11 @@ use crate::input::Input;
 const ENOUGH_BYTES: usize = PAGE_SIZE + 128;
 const CANARY: u8 = 0xc5;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let level = input.byte();
     let algorithm = match level {
@@ -80,7 +84,8 @@ fn page(input: &mut Input<'_>) -> Page {
     page
 }
 
-pub(crate) fn seeds() -> Vec<Vec<u8>> {
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
     let noise = [0, 0xff, 3, 2, 1];
     let text = *b"\0\xff\x03\x01\x0bcompressible";
     let repeated = [1, 0xff, 3, 0x40, 0];

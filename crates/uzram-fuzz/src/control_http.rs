@@ -16,7 +16,11 @@ const MAX_CONNECTIONS: usize = 8;
 /// that is no news. The input ends there.
 const MAX_DISK_BYTES: u64 = 16 << 20;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
     let devices = ["zram0", "zram1"].map(|name| Device::new(name).expect("a good name"));
     devices[0].set("disksize", "64K").expect("memory");
     let export = |device| Export { uri: "nbd+unix:///zram0?socket=/run/uzram/nbd.sock".to_owned(), device };
@@ -58,7 +62,8 @@ fn check(response: &[u8]) -> u16 {
     status
 }
 
-pub(crate) fn seeds() -> Vec<Vec<u8>> {
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
     let request = |tear: u8, line: &str, body: &str| {
         let tear = char::from(tear);
         let length = body.len();

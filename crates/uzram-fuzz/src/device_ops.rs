@@ -15,9 +15,13 @@ use crate::model::Model;
 
 /// The largest disk, and the operations of one input: a bound on its time.
 const MAX_DISK_PAGES: usize = 96;
-const MAX_OPS: usize = 200;
+const MAX_OPS: usize = 100;
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let device = Device::new("zram0").expect("a good name");
     let mut machine = Machine::start(&device, &mut input);
@@ -36,6 +40,8 @@ struct Machine<'a> {
     disk: OpenDevice,
     model: Model,
     limited: bool,
+    /// What was charged when the limit was set or last looked at.
+    charged_bytes: u64,
 }
 
 impl<'a> Machine<'a> {
@@ -52,11 +58,10 @@ impl<'a> Machine<'a> {
             device.set(name, &value).expect(name);
         }
         let disk = device.open().expect("it has a size");
-        Machine { device, disk, model: Model::new(size_bytes), limited: false }
+        Machine { device, disk, model: Model::new(size_bytes), limited: false, charged_bytes: 0 }
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
-        let charged_bytes = self.device.stats().mem_charged_bytes;
         match input.byte() % 16 {
             0..=3 => self.read(input),
             4..=9 => self.write(input),
@@ -66,11 +71,16 @@ impl<'a> Machine<'a> {
             14 => self.set_at_any_time(input),
             _ => self.set_too_late(input),
         }
+    }
+
+    /// What is charged, found to be within `mem_limit`, or at least not above what it was.
+    fn check_charged(&mut self) {
         let stats = self.device.stats();
-        let bound_bytes = charged_bytes.max(stats.mem_limit_bytes);
+        let bound_bytes = self.charged_bytes.max(stats.mem_limit_bytes);
         assert!(stats.mem_limit_bytes == 0 || stats.mem_charged_bytes <= bound_bytes, "grown over the limit");
         assert!(stats.mem_used_bytes <= stats.mem_charged_bytes, "{stats:?}");
         assert!(stats.compr_data_bytes <= stats.mem_used_bytes, "{stats:?}");
+        self.charged_bytes = stats.mem_charged_bytes;
     }
 
     /// A range of bytes: on the disk, or across its end.
@@ -109,6 +119,9 @@ impl<'a> Machine<'a> {
         let result = self.disk.write(offset, &data);
         if self.settled(result, offset, &data) {
             self.model.write(offset, &data);
+        }
+        if self.limited {
+            self.check_charged();
         }
     }
 
@@ -149,6 +162,7 @@ impl<'a> Machine<'a> {
     }
 
     fn limit(&mut self, input: &mut Input<'_>) {
+        self.charged_bytes = self.device.stats().mem_charged_bytes;
         let limit_bytes = input.one_of(&[0, 4096, 16 << 10, 64 << 10, 256 << 10]);
         self.device.set("mem_limit", &limit_bytes.to_string()).expect("at any time");
         self.limited = limit_bytes != 0;
@@ -160,9 +174,9 @@ impl<'a> Machine<'a> {
         let batch = input.one_of(&["0", "1", "7", "32", "512"]);
         self.device.set("run_cache_batch", batch).expect("at any time");
         self.device.set("mem_used_max", "0").expect("at any time");
-        for row in Device::attributes().iter().filter(|row| row.readable()) {
-            self.device.get(row.name).expect(row.name);
-        }
+        let readable: Vec<_> = Device::attributes().iter().filter(|row| row.readable()).collect();
+        let row = input.one_of(&readable);
+        self.device.get(row.name).expect(row.name);
         self.model.check_stats(&self.device.stats());
     }
 
@@ -180,7 +194,8 @@ impl<'a> Machine<'a> {
     }
 
     /// Compares everything, empties the disk, resets the device.
-    fn finish(self) {
+    fn finish(mut self) {
+        self.check_charged();
         self.model.check_stats(&self.device.stats());
         self.model.check_all(&self.disk);
         self.disk.discard(0, self.model.size_bytes()).expect("it is on the disk");
@@ -194,7 +209,8 @@ impl<'a> Machine<'a> {
     }
 }
 
-pub(crate) fn seeds() -> Vec<Vec<u8>> {
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
     // An operation; its page, at the page's edge; its pages, within the disk; what else it has.
     let op = |op: u8, page: u8, pages: u8, rest: &[u8]| [&[op, page, 0, pages, 0], rest].concat();
     let write = |page, pages, contents: &[u8]| op(4, page, pages, contents);

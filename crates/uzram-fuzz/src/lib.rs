@@ -12,15 +12,15 @@
 //!   change of them is a small change of what happens;
 //! - where a naive model can say what must happen, it is asked.
 
-mod attributes;
-mod codec_decode;
-mod codec_round_trip;
-mod control_http;
-mod device_ops;
+pub mod attributes;
+pub mod codec_decode;
+pub mod codec_round_trip;
+pub mod control_http;
+pub mod device_ops;
 mod input;
 mod model;
-mod nbd_handshake;
-mod nbd_transmission;
+pub mod nbd_handshake;
+pub mod nbd_transmission;
 mod wire;
 
 /// One fuzz target.

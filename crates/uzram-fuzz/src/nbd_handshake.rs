@@ -16,7 +16,11 @@ use uzram_serve::nbd::{Exports, serve_stream};
 use crate::input::Input;
 use crate::wire::{self, Header, Heard, Wire};
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let first = input.byte();
     let sized = Device::new("zram0").expect("a good name");
@@ -52,7 +56,8 @@ fn check(heard: &[u8]) {
     }
 }
 
-pub(crate) fn seeds() -> Vec<Vec<u8>> {
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
     let ask_all = wire::info_request(b"zram1", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
     let read = Header { flags: 0, command: 0, cookie: 1, offset: 0, len_bytes: 512 }.bytes();
     let structured = wire::option(option::STRUCTURED_REPLY, &[]);

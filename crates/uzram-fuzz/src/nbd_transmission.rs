@@ -61,7 +61,11 @@ struct Script {
     budget_bytes: usize,
 }
 
-pub(crate) fn run(bytes: &[u8]) {
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let settings = input.byte();
     let limit = input.one_of(&["0", "64K", "256K", "768K"]);
@@ -357,7 +361,8 @@ fn is_valid(header: &Header, structured: bool) -> bool {
     header.flags & !known == 0
 }
 
-pub(crate) fn seeds() -> Vec<Vec<u8>> {
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
     // A request's kind and flags; its page, at the page's edge; its pages; what else it has.
     let request = |kind: u8, page: u8, pages: u8, rest: &[u8]| [&[kind, 0, page, 0, pages], rest].concat();
     let read = |page, pages| request(0, page, pages, &[]);

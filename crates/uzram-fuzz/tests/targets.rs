@@ -78,7 +78,7 @@ fn nbd_handshake() {
 
 #[test]
 fn nbd_transmission() {
-    run_mutations("nbd_transmission", 3000);
+    run_mutations("nbd_transmission", 2000);
 }
 
 #[test]
@@ -98,12 +98,12 @@ fn codec_round_trip() {
 
 #[test]
 fn device_ops() {
-    run_mutations("device_ops", 3000);
+    run_mutations("device_ops", 1500);
 }
 
 #[test]
 fn attributes() {
-    run_mutations("attributes", 6000);
+    run_mutations("attributes", 1500);
 }
 
 /// Empty inputs and endless ones of one byte, for all.
