@@ -117,7 +117,7 @@ impl<'a> Machine<'a> {
         let (offset, len) = self.range(input);
         let data = input.contents(len as usize);
         let result = self.disk.write(offset, &data);
-        if self.settled(result, offset, &data) {
+        if self.settled(result, offset, &data, false) {
             self.model.write(offset, &data);
         }
         if self.limited {
@@ -128,13 +128,13 @@ impl<'a> Machine<'a> {
     fn write_zeroes(&mut self, input: &mut Input<'_>) {
         let (offset, len) = self.range(input);
         let result = self.disk.write_zeroes(offset, len);
-        if self.settled(result, offset, &vec![0; len as usize]) {
+        if self.settled(result, offset, &vec![0; len as usize], true) {
             self.model.write_zeroes(self.model.range(offset, len).expect("it succeeded"));
         }
     }
 
     /// Whether a change to `data` succeeded; if not, whether it failed as it may.
-    fn settled(&mut self, result: uzram::Result<()>, offset: u64, data: &[u8]) -> bool {
+    fn settled(&mut self, result: uzram::Result<()>, offset: u64, data: &[u8], zeroes: bool) -> bool {
         let in_range = self.model.range(offset, data.len() as u64).is_some();
         match result {
             Ok(()) => assert!(in_range, "a change beyond the end"),
@@ -142,7 +142,7 @@ impl<'a> Machine<'a> {
             Err(error) => {
                 assert!(self.limited && error.kind() == ErrorKind::NoSpace, "{error}");
                 assert_eq!(error.setting(), Some("mem_limit"));
-                self.model.settle(&self.disk, offset, data);
+                self.model.settle(&self.disk, offset, data, zeroes);
                 return false;
             }
         }

@@ -83,9 +83,9 @@ impl Model {
         }
     }
 
-    /// A write that failed on `disk`: looks what became of it. Pages up to some page have the new
-    /// contents, that one and all behind it the old.
-    pub fn settle(&mut self, disk: &OpenDevice, offset: u64, data: &[u8]) {
+    /// A write of `data`, or of zeroes, that failed on `disk`: looks what became of it. Pages up to
+    /// some page have the new contents, that one and all behind it the old.
+    pub fn settle(&mut self, disk: &OpenDevice, offset: u64, data: &[u8], zeroes: bool) {
         let start = offset as usize;
         let mut all_new = true;
         for (page, covered) in pieces(start..start + data.len()) {
@@ -93,16 +93,21 @@ impl Model {
             disk.read(covered.start as u64, &mut now).expect("what is stored can be read");
             let new = &data[covered.start - start..covered.end - start];
             let old = &self.bytes[covered.clone()];
+            // Zeroes free whole pages.
+            let held_if_done = match self.pages[page].held {
+                _ if !zeroes => Held::Yes,
+                _ if covered.len() == PAGE_SIZE => Held::No,
+                before => before,
+            };
             if now != *old {
                 assert!(now == *new, "page {page} has neither its old nor its new contents");
                 assert!(all_new, "page {page} was written though one before it failed");
-                self.pages[page].held = Held::Yes;
-            } else if now == *new {
-                // Written or not: it reads the same.
-                self.pages[page].held =
-                    if self.pages[page].held == Held::Yes { Held::Yes } else { Held::Maybe };
-            } else {
+                self.pages[page].held = held_if_done;
+            } else if now != *new {
                 all_new = false;
+            } else if all_new && self.pages[page].held != held_if_done {
+                // Done or not: it reads the same.
+                self.pages[page].held = Held::Maybe;
             }
             self.bytes[covered].copy_from_slice(&now);
         }
