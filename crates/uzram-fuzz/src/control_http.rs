@@ -102,10 +102,6 @@ pub fn seeds() -> Vec<Vec<u8>> {
             b"\0GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec(),
             b"\0POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n".to_vec(),
         ]),
-        connections(&[
-            get("/v1/devices/nonesuch"),
-            get("/v1/devices/zram0/attributes/nonesuch"),
-            get("/v1/devices/zram0/attributes/page_ages"),
-        ]),
+        connections(&[get("/v1/devices/nonesuch"), get("/v1/devices/zram0/attributes/nonesuch")]),
     ]
 }

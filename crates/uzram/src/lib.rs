@@ -1,7 +1,7 @@
 //! zram in user space: compressed memory without a kernel module.
 //!
 //! [`device::Device`] is a compressed RAM disk; [`store::Store`] holds its pages. Below them lie,
-//! each built only on those before it: [`base`], [`slab`], [`codec`], [`stream`], [`zsmalloc`].
+//! each built only on those before it: `base`, `slab`, `codec`, `stream`, `zsmalloc`.
 
 // loom's models use less than the product does.
 #![cfg_attr(feature = "loom", allow(dead_code))]
