@@ -1,7 +1,7 @@
-/* Coverage of the C libraries (liblz4, libzstd), which gcc compiles.
+/* Coverage of the C libraries (liblz4, libzstd).
  *
- * gcc can only call __sanitizer_cov_trace_pc at each edge, which libFuzzer gave up; libFuzzer wants
- * counters. Here is the one from the other: a counter for each place of call, in the section where
+ * A C compiler can always call __sanitizer_cov_trace_pc at each edge, which libFuzzer gave up; it
+ * wants counters. Here is the one from the other: a counter for each place of call, in the section where
  * libFuzzer looks for counters of the user's own. Two places that share a counter cost some coverage
  * and nothing else. The linker sends the calls here (--wrap, see build.rs). */
 
@@ -9,9 +9,16 @@
 
 #define COUNTERS_LOG2 15
 
+/* It must not call itself. */
+#ifdef __clang__
+#define UNINSTRUMENTED __attribute__((no_sanitize("coverage", "address")))
+#else
+#define UNINSTRUMENTED __attribute__((no_sanitize_coverage, no_sanitize("address")))
+#endif
+
 __attribute__((section("__libfuzzer_extra_counters"))) static uint8_t counters[1 << COUNTERS_LOG2];
 
-__attribute__((no_sanitize_coverage, no_sanitize("address"))) void __wrap___sanitizer_cov_trace_pc(void)
+UNINSTRUMENTED void __wrap___sanitizer_cov_trace_pc(void)
 {
     /* Counted from a place in the program, so that the system's choice of addresses does not matter. */
     uint32_t place = (uint32_t)((uintptr_t)__builtin_return_address(0) - (uintptr_t)counters);

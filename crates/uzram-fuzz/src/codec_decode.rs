@@ -106,5 +106,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
             seeds.push([&[settings], &encode(&algorithm(settings), page)[..]].concat());
         }
     }
+    // lz4 ends a page of zeros with a match's length, and then a token and five literals: one byte
+    // less than a page, and one more.
+    let zeros = encode(&Algorithm::Lz4, &[0; PAGE_SIZE]);
+    for change in [-1i8, 1] {
+        let mut bytes = [&[0], &zeros[..]].concat();
+        let length_at = bytes.len() - 7;
+        bytes[length_at] = bytes[length_at].wrapping_add_signed(change);
+        seeds.push(bytes);
+    }
     seeds
 }
