@@ -11,8 +11,7 @@ use uzram::{Error, ErrorKind};
 
 /// Lines of one input.
 const MAX_LINES: usize = 24;
-/// A larger device keeps the same rules, but what walks over its tables takes long: its attributes
-/// are not read.
+/// A larger device keeps the same rules, but its statistics take long: its attributes are not read.
 const MAX_READ_BYTES: u64 = 16 << 20;
 
 /// Runs one input.
