@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -147,7 +148,10 @@ impl Drop for Process {
 }
 
 fn temporary_dir() -> Result<TempDir> {
-    tempfile::tempdir()
+    // A runtime directory must be its owner's alone.
+    tempfile::Builder::new()
+        .permissions(std::fs::Permissions::from_mode(0o700))
+        .tempdir()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))
 }
 

@@ -5,6 +5,8 @@
 pub struct LockClass {
     /// The name in statistics and in messages about lock order.
     pub name: &'static str,
+    // Only debug builds check the order.
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: u32,
     #[cfg(feature = "lock-stats")]
     stats: stats::Counters,
