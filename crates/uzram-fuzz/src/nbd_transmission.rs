@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use uzram::device::Device;
-use uzram_serve::nbd::proto::{self, MAX_PAYLOAD_BYTES, NbdError, chunk, command_flags, option};
+use uzram_serve::nbd::proto::{self, MAX_PAYLOAD_BYTES, NbdError, chunk, command, command_flags, option};
 use uzram_serve::nbd::{Exports, serve_stream};
 
 use crate::input::Input;
@@ -25,16 +25,6 @@ const MAX_MOVED_BYTES: usize = 4 << 20;
 const MAX_PIECES: usize = 16 << 10;
 /// A write that is longer ends the connection.
 const MAX_DRAIN_BYTES: u32 = 2 * MAX_PAYLOAD_BYTES;
-
-/// NBD's commands.
-mod command {
-    pub const READ: u16 = 0;
-    pub const WRITE: u16 = 1;
-    pub const DISC: u16 = 2;
-    pub const FLUSH: u16 = 3;
-    pub const TRIM: u16 = 4;
-    pub const WRITE_ZEROES: u16 = 6;
-}
 
 /// How the client's part ends.
 enum End {

@@ -88,6 +88,22 @@ pub mod info {
     pub const BLOCK_SIZE: u16 = 3;
 }
 
+/// Commands, as they are numbered on the wire.
+pub mod command {
+    /// `NBD_CMD_READ`
+    pub const READ: u16 = 0;
+    /// `NBD_CMD_WRITE`
+    pub const WRITE: u16 = 1;
+    /// `NBD_CMD_DISC`
+    pub const DISC: u16 = 2;
+    /// `NBD_CMD_FLUSH`
+    pub const FLUSH: u16 = 3;
+    /// `NBD_CMD_TRIM`
+    pub const TRIM: u16 = 4;
+    /// `NBD_CMD_WRITE_ZEROES`
+    pub const WRITE_ZEROES: u16 = 6;
+}
+
 /// Flags of a request.
 pub mod command_flags {
     /// `NBD_CMD_FLAG_FUA`: allowed on every command.
@@ -293,12 +309,12 @@ impl Request {
         }
         let flags = bytes.u16()?;
         let command = match bytes.u16()? {
-            0 => Command::Read,
-            1 => Command::Write,
-            2 => Command::Disc,
-            3 => Command::Flush,
-            4 => Command::Trim,
-            6 => Command::WriteZeroes,
+            command::READ => Command::Read,
+            command::WRITE => Command::Write,
+            command::DISC => Command::Disc,
+            command::FLUSH => Command::Flush,
+            command::TRIM => Command::Trim,
+            command::WRITE_ZEROES => Command::WriteZeroes,
             _ => Command::Unknown,
         };
         Some(Request { flags, command, cookie: bytes.u64()?, offset: bytes.u64()?, len_bytes: bytes.u32()? })

@@ -9,18 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uzram::device::Device;
+pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, option, reply};
 use uzram_serve::nbd::{Config, Exports, Server, ServerThread};
-
-/// NBD's numbers for commands, as they are on the wire.
-pub mod cmd {
-    pub const READ: u16 = 0;
-    pub const WRITE: u16 = 1;
-    pub const DISC: u16 = 2;
-    pub const FLUSH: u16 = 3;
-    pub const TRIM: u16 = 4;
-    pub const WRITE_ZEROES: u16 = 6;
-}
 
 /// A device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {

@@ -20,7 +20,7 @@ use std::borrow::Borrow;
 use crate::base::error::{Error, ErrorKind, Result};
 pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::mem::{Account, Arena};
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use crate::codec::{self, Algorithm, Decode, Decoder, Encoder};
 use crate::stream::{PerCpu, Streams};
@@ -173,11 +173,7 @@ impl Store {
             self.load(self.slots.lock(page), page, out)
         };
         let share = self.counters.local();
-        match done {
-            Ok(()) => share.pages_read.add(1),
-            Err(_) => share.failed_reads.add(1),
-        };
-        done
+        count(done, &share.pages_read, &share.failed_reads)
     }
 
     /// Reads the part of a page from byte `at` on.
@@ -379,12 +375,15 @@ impl Store {
     #[inline]
     fn count_write(&self, done: Result<()>) -> Result<()> {
         let share = self.counters.local();
-        match done {
-            Ok(()) => share.pages_written.add(1),
-            Err(_) => share.failed_writes.add(1),
-        };
-        done
+        count(done, &share.pages_written, &share.failed_writes)
     }
+}
+
+/// Counts a request as done or as failed.
+#[inline]
+fn count(request: Result<()>, done: &Counter, failed: &Counter) -> Result<()> {
+    if request.is_ok() { done } else { failed }.add(1);
+    request
 }
 
 /// The word that fills the page, if one does.

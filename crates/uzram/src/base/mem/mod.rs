@@ -296,7 +296,8 @@ impl Arena {
         }
     }
 
-    /// Sets how many pages the CPUs' run caches move at a time, at most [`MAX_BATCH_PAGES`]; 0 empties the caches and leaves them empty.
+    /// Sets how many pages the CPUs' run caches move at a time, at most [`MAX_BATCH_PAGES`]; 0
+    /// empties the caches and leaves them empty.
     ///
     /// # Errors
     /// `Invalid` beyond the maximum.
