@@ -1,5 +1,6 @@
 //! The commands that talk to a running daemon, over HTTP on its control socket.
 
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 use uzram_serve::control::percent::encode_segment;
 
+use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Context, Failure, Result, print};
 use crate::runtime_dir::{self, CONTROL_SOCKET, RuntimeArgs, socket_path};
 use crate::show::{self, DeviceJson};
@@ -21,6 +23,29 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest answer accepted.
 const MAX_ANSWER_BYTES: u64 = 4 << 20;
+
+/// Add a device to a running daemon, which serves it beside those it has.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram add zram1 --size 4G --algorithm zstd")]
+pub struct AddArgs {
+    /// The device's name, as in zram1
+    #[arg(value_parser = parse_name)]
+    name: String,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Remove a device from a running daemon, and everything it holds. Refused while a client has it open.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram remove zram1")]
+pub struct RemoveArgs {
+    /// The device, as in zram1
+    name: String,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
 
 /// List the devices of a running daemon.
 #[derive(clap::Args)]
@@ -86,6 +111,26 @@ fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
         Some((attribute, value)) if !attribute.is_empty() => Ok((attribute.to_owned(), value.to_owned())),
         _ => Err("write ATTRIBUTE=VALUE, as in mem_limit=256M".to_owned()),
     }
+}
+
+/// `uzram add`; prints where the new device is.
+pub fn add(args: &AddArgs) -> Result<()> {
+    let attributes: BTreeMap<_, _> =
+        args.device.settings().map(|setting| (setting.attribute, setting.value)).collect();
+    let body = json!({ "name": args.name, "attributes": attributes });
+    let answer = Daemon::at(&args.runtime)?
+        .ask("POST", "/v1/devices", Some(&body))
+        .map_err(|failure| failure.map_line(|line| format!("cannot add {}: {line}", args.name)))?;
+    let uris: Vec<String> = understand(answer["uris"].clone())?;
+    print(&uris.iter().map(|uri| format!("{uri}\n")).collect::<String>())
+}
+
+/// `uzram remove`
+pub fn remove(args: &RemoveArgs) -> Result<()> {
+    Daemon::at(&args.runtime)?
+        .ask("DELETE", &device_path(&args.name), None)
+        .map_err(|failure| failure.map_line(|line| format!("cannot remove {}: {line}", args.name)))?;
+    Ok(())
 }
 
 /// `uzram list`

@@ -7,6 +7,7 @@
 mod bench;
 mod check;
 mod client;
+mod device_args;
 mod exec;
 mod failure;
 mod live;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use client::{DownArgs, ListArgs, ResetArgs, SetArgs, StatArgs};
+use client::{AddArgs, DownArgs, ListArgs, RemoveArgs, ResetArgs, SetArgs, StatArgs};
 use failure::Failure;
 
 #[derive(Parser)]
@@ -36,6 +37,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Up(up::Args),
+    Add(AddArgs),
+    Remove(RemoveArgs),
     List(ListArgs),
     Stat(StatArgs),
     Set(SetArgs),
@@ -52,6 +55,8 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Up(args) => up::run(&args),
+        Command::Add(args) => client::add(&args).map(|()| 0),
+        Command::Remove(args) => client::remove(&args).map(|()| 0),
         Command::List(args) => client::list(&args).map(|()| 0),
         Command::Stat(args) => client::stat(&args).map(|()| 0),
         Command::Set(args) => client::set(&args).map(|()| 0),

@@ -1,10 +1,11 @@
-//! `uzram up`: one device, served from this process until it is told to end.
+//! `uzram up`: a daemon that serves devices from this process until it is told to end: one from the
+//! start, others as control clients add and remove them.
 //!
 //! The main thread owns everything and waits for [`Event`]s; servers and signals only send them. What
 //! it owns is given back in reverse order: first the servers stop, then the sockets go, last the lock.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -13,11 +14,12 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
-use uzram::base::units::{format_size, parse_size};
+use uzram::base::units::format_size;
 use uzram::device::Device;
 use uzram_serve::control::{self, Api, StatsJson, percent};
-use uzram_serve::nbd;
+use uzram_serve::{Exports, nbd};
 
+use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
 use crate::failure::{Context, Result, print};
 use crate::live::{self, LiveLine, LogLevel};
@@ -34,18 +36,8 @@ pub struct Args {
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
     name: String,
-    /// The size of the disk, uncompressed: a number and K, M, G or T
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
-    size: u64,
-    /// The compression algorithm: lz4 or zstd[:LEVEL] [default: the device's]
-    #[arg(long, value_name = "NAME")]
-    algorithm: Option<String>,
-    /// The most memory its contents may take; writes beyond it fail [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    mem_limit: Option<u64>,
-    /// The most pages in a zspage, 4 to 16 [default: the device's]
-    #[arg(long, value_name = "N")]
-    chain: Option<u32>,
+    #[command(flatten)]
+    device: DeviceArgs,
     /// Run a shell command with $uri, $socket and $name set, then end with its status
     #[arg(long, value_name = "CMD")]
     exec: Option<String>,
@@ -97,14 +89,14 @@ pub fn run(args: &Args) -> Result<u8> {
     let mut dir = RuntimeDir::claim(dir_path)?;
     let device = make_device(args)?;
 
-    let exports = nbd::Exports::new([Arc::clone(&device)]);
-    let server = nbd::Server::bind(nbd::Config::new(&address.socket), exports);
+    let exports = Exports::new([Arc::clone(&device)]);
+    let server = nbd::Server::bind(nbd::Config::new(&address.socket), exports.clone());
     let _nbd = server.and_then(nbd::Server::spawn).context(|| "cannot serve NBD".to_owned())?;
-    let export = control::Export { device: Arc::clone(&device), uri: address.uri.clone() };
+    let socket = address.socket.clone();
     let on_shutdown = sender.clone();
     let _control = control::Server::start(
         dir.bind(CONTROL_SOCKET)?,
-        Api::new(vec![export]),
+        Api::new(exports.clone(), Box::new(move |name| vec![uri(name, &socket)])),
         control::Limits::default(),
         move || {
             // A failure to send means that the daemon is ending already.
@@ -123,7 +115,7 @@ pub fn run(args: &Args) -> Result<u8> {
         None => {
             // Serving is the point; whether anyone reads where is not.
             let _ = print(&facts);
-            wait(&device, &events);
+            wait(&exports, &events);
             Ok(0)
         }
     }
@@ -132,46 +124,29 @@ pub fn run(args: &Args) -> Result<u8> {
 impl Address {
     fn new(name: &str, dir: PathBuf) -> Result<Address> {
         let socket = socket_path(&dir, NBD_SOCKET)?;
-        let uri = format!(
-            "nbd+unix:///{}?socket={}",
-            percent::encode_segment(name),
-            percent::encode(socket.as_os_str().as_bytes())
-        );
+        let uri = uri(name, &socket);
         Ok(Address { name: name.to_owned(), control_socket: socket_path(&dir, CONTROL_SOCKET)?, socket, uri })
     }
 }
 
-/// A name that needs no quoting in a URI, a path or a shell.
-fn parse_name(text: &str) -> std::result::Result<String, String> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
-    if text.len() <= 64 && begins_well && text.bytes().all(plain) {
-        Ok(text.to_owned())
-    } else {
-        Err("a name is a letter or digit and up to 63 more, '_', '-' or '.'".to_owned())
-    }
+/// Where NBD clients find a device.
+fn uri(name: &str, socket: &Path) -> String {
+    let socket = percent::encode(socket.as_os_str().as_bytes());
+    format!("nbd+unix:///{}?socket={socket}", percent::encode_segment(name))
 }
 
 fn make_device(args: &Args) -> Result<Arc<Device>> {
     let device = Device::new(&args.name).context(|| format!("--name {}", args.name))?;
-    // disksize comes last: it makes the disk, from the others.
-    let settings = [
-        ("--algorithm", "comp_algorithm", args.algorithm.clone()),
-        ("--chain", "chain_size", args.chain.map(|pages| pages.to_string())),
-        ("--mem-limit", "mem_limit", args.mem_limit.map(|bytes| bytes.to_string())),
-        ("--size", "disksize", Some(args.size.to_string())),
-    ];
-    for (option, attribute, value) in settings {
-        if let Some(value) = value {
-            device.set(attribute, &value).context(|| format!("{option} {value}"))?;
-        }
+    for setting in args.device.settings() {
+        let Setting { option, attribute, value } = setting;
+        device.set(attribute, &value).context(|| format!("{option} {value}"))?;
     }
     Ok(device)
 }
 
 fn announcement(args: &Args, address: &Address, device: &Device) -> String {
     let stats = device.stats();
-    let algorithm = args.algorithm.clone().or_else(|| {
+    let algorithm = args.device.algorithm.clone().or_else(|| {
         // The kernel's form is a list with the chosen one in brackets.
         let list = device.get("comp_algorithm").ok()?;
         Some(list.split_once('[')?.1.split_once(']')?.0.to_owned())
@@ -187,8 +162,8 @@ fn announcement(args: &Args, address: &Address, device: &Device) -> String {
 }
 
 /// Waits until someone wants the daemon to end.
-fn wait(device: &Device, events: &Receiver<Event>) {
-    let stats = || StatsJson::from(device.stats());
+fn wait(exports: &Exports, events: &Receiver<Event>) {
+    let stats = || exports.devices().iter().map(|device| StatsJson::from(device.stats())).sum();
     let mut live = LiveLine::new(stats());
     let event = loop {
         match &mut live {
@@ -232,13 +207,5 @@ mod tests {
     fn the_uri_survives_odd_paths() {
         let address = Address::new("zram0", PathBuf::from("/run/a b&c")).unwrap();
         assert_eq!(address.uri, "nbd+unix:///zram0?socket=/run/a%20b%26c/nbd.sock");
-    }
-
-    #[test]
-    fn names_are_plain() {
-        assert!(parse_name("zram-1.a_B").is_ok());
-        for name in ["", "..", "-a", "a b", "a/b", "ü", &"x".repeat(65)] {
-            assert!(parse_name(name).is_err(), "{name}");
-        }
     }
 }

@@ -4,10 +4,12 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
+use std::process::Stdio;
 
-use common::Place;
-use common::clients::{arg, fio, missing, qemu_io, random_file, run, same, succeed, text};
+use common::clients::{arg, client, complain, fio, missing, qemu_io, random_file, run, same, succeed, text};
+use common::{Place, wait_until};
 
 #[test]
 fn a_file_system_comes_back_whole() {
@@ -28,6 +30,49 @@ fn a_file_system_comes_back_whole() {
     succeed(&place, "e2fsck", &["-f", "-n", arg(&copy)]);
     let (stored, charged) = (place.statistic("orig_data_bytes"), place.statistic("mem_charged_bytes"));
     assert!(stored > 0 && charged < stored, "{charged} bytes for {stored}");
+}
+
+#[test]
+fn devices_are_added_used_and_removed() {
+    if missing(&["nbdcopy", "nbdinfo", "qemu-io"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    let added =
+        place.run(&["add", "logs", "--size", "8M", "--algorithm", "zstd:3", "--mem-limit", "4M"]).ok();
+    let uri = added.trim();
+    assert!(uri.starts_with("nbd+unix:///logs?socket="), "{added}");
+    assert_eq!(succeed(&place, "nbdinfo", &["--size", uri]).trim(), "8388608");
+    assert_eq!(place.run(&["stat", "logs", "mem_limit"]).ok(), "4194304\n");
+    assert!(place.run(&["stat", "logs", "comp_algorithm"]).ok().contains("[zstd:3]"));
+    assert!(succeed(&place, "nbdinfo", &["--list", &place.uri()]).contains("\"logs\""));
+
+    // Each has its own contents, whoever looks.
+    let (first, second) = (random_file(&place, "first", 2 << 20), random_file(&place, "second", 3 << 20));
+    succeed(&place, "nbdcopy", &[arg(&first), &place.uri()]);
+    succeed(&place, "nbdcopy", &[arg(&second), uri]);
+    for (uri, file) in [(place.uri().as_str(), &first), (uri, &second)] {
+        let copy = place.root().join("copy");
+        succeed(&place, "nbdcopy", &[uri, arg(&copy)]);
+        assert!(std::fs::read(&copy).unwrap().starts_with(&std::fs::read(file).unwrap()));
+    }
+
+    let taken = place.run(&["add", "logs"]);
+    assert!(taken.complaint(1).contains("there is a device 'logs' already"), "{}", taken.stderr);
+    let mut user = client(&place, "qemu-io", &["-f", "raw", uri]);
+    let mut user = user.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    user.stdin.as_mut().unwrap().write_all(b"read 0 4k\n").unwrap();
+    let mut said = BufReader::new(user.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap().contains("read 4096/4096")));
+    let refused = place.run(&["remove", "logs"]);
+    assert!(refused.complaint(1).contains("in use by 1"), "{}", refused.stderr);
+    drop(user.stdin.take());
+    user.wait().unwrap();
+    wait_until("it can be removed", || place.run(&["remove", "logs"]).status.success());
+    assert!(!place.run(&["list"]).ok().contains("logs"));
+    complain(&place, "nbdinfo", &[uri]);
+    assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "16777216");
 }
 
 #[test]

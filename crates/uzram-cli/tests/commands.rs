@@ -9,7 +9,8 @@ use std::process::Stdio;
 use common::{Place, bare_command, collect, finish};
 use serde_json::Value;
 
-const COMMANDS: [&str; 8] = ["up", "list", "stat", "set", "reset", "down", "bench", "check"];
+const COMMANDS: [&str; 10] =
+    ["up", "add", "remove", "list", "stat", "set", "reset", "down", "bench", "check"];
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -34,6 +35,10 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["up", "--name", "a/b"], "--name"),
         (&["up", "--log", "loud"], "--log"),
         (&["up", "--fast"], "--fast"),
+        (&["add"], "<NAME>"),
+        (&["add", "a/b"], "<NAME>"),
+        (&["add", "a", "--size", "1X"], "unknown unit"),
+        (&["remove"], "<NAME>"),
         (&["list", "zram0"], "zram0"),
         (&["stat"], "<NAME>"),
         (&["set", "zram0"], "ATTRIBUTE=VALUE"),
@@ -57,8 +62,15 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
 #[test]
 fn without_a_daemon_every_client_says_how_to_start_one() {
     let place = Place::new();
-    let clients: [&[&str]; 5] =
-        [&["list"], &["stat", "zram0"], &["set", "zram0", "mem_limit=1M"], &["reset", "zram0"], &["down"]];
+    let clients: [&[&str]; 7] = [
+        &["add", "zram1"],
+        &["remove", "zram1"],
+        &["list"],
+        &["stat", "zram0"],
+        &["set", "zram0", "mem_limit=1M"],
+        &["reset", "zram0"],
+        &["down"],
+    ];
     // First without the directory, then with one whose daemon has crashed.
     for _ in 0..2 {
         for args in clients {

@@ -6,7 +6,10 @@
 
 use serde_json::Value;
 use uzram::device::Device;
-use uzram_serve::control::{Api, Export, exchange};
+use uzram_serve::{
+    Exports,
+    control::{Api, exchange},
+};
 
 use crate::wire::Wire;
 
@@ -23,8 +26,8 @@ const MAX_DISK_BYTES: u64 = 16 << 20;
 pub fn run(bytes: &[u8]) {
     let devices = ["zram0", "zram1"].map(|name| Device::new(name).expect("a good name"));
     devices[0].set("disksize", "64K").expect("memory");
-    let export = |device| Export { uri: "nbd+unix:///zram0?socket=/run/uzram/nbd.sock".to_owned(), device };
-    let api = Api::new(devices.clone().map(export).into());
+    let exports = Exports::new(devices);
+    let api = Api::new(exports.clone(), Box::new(|name| vec![format!("nbd:///{name}")]));
     for said in bytes.split(|byte| *byte == 0xff).take(MAX_CONNECTIONS) {
         // The first byte of a connection says into what pieces it is torn.
         let Some((tear, said)) = said.split_first() else { continue };
@@ -34,7 +37,7 @@ pub fn run(bytes: &[u8]) {
         assert!(input.heard.is_empty() || input.heard == b"HTTP/1.1 100 Continue\r\n\r\n");
         let status = check(&output.heard);
         assert!(status == 202 || !outcome.shutdown, "{status} and the daemon ends");
-        if devices.iter().any(|device| device.size_bytes() > MAX_DISK_BYTES) {
+        if exports.devices().iter().any(|device| device.size_bytes() > MAX_DISK_BYTES) {
             return;
         }
     }
@@ -50,7 +53,7 @@ fn check(response: &[u8]) -> u16 {
     let status: u16 = status.expect("a response begins with its status");
     assert!(status_line.len() > "HTTP/1.1 200 ".len(), "{status_line}: a status has its reason");
     // 500 would be damage, 503 the system's refusal, which a size that is too large may meet.
-    let expected = [200, 202, 204, 400, 403, 404, 405, 409, 413, 431, 501, 503];
+    let expected = [200, 201, 202, 204, 400, 403, 404, 405, 409, 413, 431, 501, 503];
     assert!(expected.contains(&status), "{text}");
     let length = lines.find_map(|line| line.strip_prefix("Content-Length: "));
     assert_eq!(length, (status != 204).then(|| body.len().to_string()).as_deref(), "{text}");
@@ -101,6 +104,17 @@ pub fn seeds() -> Vec<Vec<u8>> {
             expecting.to_vec(),
             b"\0GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec(),
             b"\0POST / HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n".to_vec(),
+        ]),
+        connections(&[
+            request(
+                0,
+                "POST /v1/devices",
+                r#"{"name":"a","attributes":{"disksize":"64K","mem_limit":"1M"}}"#,
+            ),
+            get("/v1/devices/a"),
+            request(0, "POST /v1/devices", r#"{"name":"a"}"#),
+            request(2, "DELETE /v1/devices/zram0", ""),
+            request(0, "DELETE /v1/devices/a", ""),
         ]),
         connections(&[get("/v1/devices/nonesuch"), get("/v1/devices/zram0/attributes/nonesuch")]),
     ]

@@ -10,8 +10,9 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use uzram::device::Device;
+use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{self, info, option};
-use uzram_serve::nbd::{Exports, serve_stream};
+use uzram_serve::nbd::serve_stream;
 
 use crate::input::Input;
 use crate::wire::{self, Header, Heard, Wire};

@@ -6,7 +6,8 @@
 use std::io::Read;
 
 use uzram::device::Device;
-use uzram_serve::nbd::{Config, Exports, Server};
+use uzram_serve::Exports;
+use uzram_serve::nbd::{Config, Server};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);

@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use common::{Random, cmd, device, info_request, option_bytes, request_bytes, seed};
 use uzram::device::Device;
+use uzram_serve::Exports;
 use uzram_serve::nbd::proto::option;
-use uzram_serve::nbd::{BUFFER_BYTES, Exports, serve_stream};
+use uzram_serve::nbd::{BUFFER_BYTES, serve_stream};
 
 /// Counts what is allocated, and remembers the most that was at once.
 struct Counting;

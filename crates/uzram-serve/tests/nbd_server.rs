@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use common::{Client, Random, TestServer, cmd, device, seed};
 use uzram::ErrorKind;
+use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply};
-use uzram_serve::nbd::{Config, Exports, Server};
+use uzram_serve::nbd::{Config, Server};
 
 /// Waits until `done`, for what the server does on its own time.
 fn eventually(done: impl Fn() -> bool) {

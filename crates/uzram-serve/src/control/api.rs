@@ -1,5 +1,6 @@
 //! What each request means: a pure function from [`Request`] to [`Response`] over the devices.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Deserialize;
@@ -10,18 +11,16 @@ use uzram::{Error, ErrorKind};
 use super::http::{Request, Response, refusal};
 use super::percent;
 use super::stats::StatsJson;
+use crate::Exports;
 
-/// A device and where it is served.
-pub struct Export {
-    /// The device.
-    pub device: Arc<Device>,
-    /// Where clients find its contents, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`.
-    pub uri: String,
-}
+/// Where NBD clients find the device of a name, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
+/// at least one URI.
+pub type Uris = Box<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
 /// The devices of a daemon, as seen by control clients.
 pub struct Api {
-    exports: Vec<Export>,
+    exports: Exports,
+    uris: Uris,
 }
 
 #[derive(Deserialize)]
@@ -29,10 +28,19 @@ struct NewValue {
     value: String,
 }
 
+/// A device to be made. Its attributes are set in alphabetical order, `disksize` last: it makes the
+/// disk, from the others.
+#[derive(Deserialize)]
+struct NewDevice {
+    name: String,
+    #[serde(default)]
+    attributes: BTreeMap<String, String>,
+}
+
 impl Api {
     /// An API over these devices.
-    pub const fn new(exports: Vec<Export>) -> Self {
-        Api { exports }
+    pub const fn new(exports: Exports, uris: Uris) -> Self {
+        Api { exports, uris }
     }
 
     /// Answers one request.
@@ -48,20 +56,20 @@ impl Api {
         let method = request.method.as_str();
         match (segments.as_slice(), method) {
             (["v1", "devices"], "GET") => Ok(self.list()),
-            (["v1", "devices"], _) => Err(not_allowed("GET")),
-            (["v1", "devices", name], "GET") => Ok(describe(self.export(name)?)),
-            (["v1", "devices", _], _) => Err(not_allowed("GET")),
+            (["v1", "devices"], "POST") => self.add(&request.body),
+            (["v1", "devices"], _) => Err(not_allowed("GET, POST")),
+            (["v1", "devices", name], "GET") => Ok(self.describe(200, &*self.named(name)?)),
+            (["v1", "devices", name], "DELETE") => self.remove(name),
+            (["v1", "devices", _], _) => Err(not_allowed("GET, DELETE")),
             (["v1", "devices", name, "attributes", attribute], "GET") => {
-                read_attribute(&self.export(name)?.device, attribute)
+                read_attribute(&*self.named(name)?, attribute)
             }
             (["v1", "devices", name, "attributes", attribute], "PUT") => {
-                let value = new_value(&request.body)?;
-                write_attribute(&self.export(name)?.device, attribute, &value)
+                let NewValue { value } = body(&request.body, r#"{"value": TEXT}"#)?;
+                write_attribute(&*self.named(name)?, attribute, &value)
             }
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
-            (["v1", "devices", name, "reset"], "POST") => {
-                write_attribute(&self.export(name)?.device, "reset", "1")
-            }
+            (["v1", "devices", name, "reset"], "POST") => write_attribute(&*self.named(name)?, "reset", "1"),
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
             (["v1", "shutdown"], "POST") => Ok(Response { shutdown: true, ..Response::empty(202) }),
             (["v1", "shutdown"], _) => Err(not_allowed("POST")),
@@ -69,27 +77,61 @@ impl Api {
         }
     }
 
-    fn export(&self, name: &str) -> Result<&Export, Response> {
-        self.exports.iter().find(|export| export.device.name() == name).ok_or_else(|| {
-            let names: Vec<&str> = self.exports.iter().map(|export| export.device.name()).collect();
-            refusal(404, &format!("no device '{name}'; this daemon has {}", names.join(", ")))
-        })
+    fn named(&self, name: &str) -> Result<Arc<Device>, Response> {
+        self.exports.named(name).map_err(|error| failure(&error))
     }
 
     fn list(&self) -> Response {
-        let devices: Vec<Value> = self
-            .exports
-            .iter()
-            .map(|export| {
-                json!({
-                    "name": export.device.name(),
-                    "uri": export.uri,
-                    "stats": StatsJson::from(export.device.stats()),
-                })
-            })
-            .collect();
+        let devices = self.exports.devices();
+        let devices: Vec<Value> = devices.iter().map(|device| self.summary(device)).collect();
         Response::json(200, &json!({ "devices": devices }))
     }
+
+    fn summary(&self, device: &Device) -> Value {
+        let uris = (self.uris)(device.name());
+        let stats = StatsJson::from(device.stats());
+        json!({ "name": device.name(), "uri": uris.first(), "uris": uris, "stats": stats })
+    }
+
+    fn describe(&self, status: u16, device: &Device) -> Response {
+        let attributes: Map<String, Value> = Device::attributes()
+            .iter()
+            .filter(|attribute| attribute.readable())
+            // One that can't be read now (before disksize is set, say) is null; the rest still show.
+            .map(|attribute| (attribute.name.to_owned(), device.get(attribute.name).ok().into()))
+            .collect();
+        let mut description = self.summary(device);
+        description["attributes"] = attributes.into();
+        Response::json(status, &description)
+    }
+
+    fn add(&self, request: &[u8]) -> Result<Response, Response> {
+        let new: NewDevice = body(request, r#"{"name": TEXT, "attributes": {NAME: TEXT…}}"#)?;
+        let device = make(&new, &self.exports).map_err(|error| failure(&error))?;
+        tracing::info!(device = new.name, "device added");
+        Ok(self.describe(201, &device))
+    }
+
+    fn remove(&self, name: &str) -> Result<Response, Response> {
+        self.exports.remove(name).map_err(|error| failure(&error))?;
+        tracing::info!(device = name, "device removed");
+        Ok(Response::empty(204))
+    }
+}
+
+/// Makes a device and offers it. It is offered first and initialised then, so that no memory is taken
+/// for a name that another has; who finds it in between finds it uninitialised.
+fn make(new: &NewDevice, exports: &Exports) -> uzram::Result<Arc<Device>> {
+    let device = Device::new(&new.name)?;
+    exports.add(Arc::clone(&device))?;
+    let (size, others): (Vec<_>, Vec<_>) = new.attributes.iter().partition(|(name, _)| *name == "disksize");
+    let set = others.into_iter().chain(size).try_for_each(|(name, value)| device.set(name, value));
+    if let Err(error) = set {
+        // It fails when somebody has removed it already, which is what is wanted.
+        let _ = exports.remove(&new.name);
+        return Err(error);
+    }
+    Ok(device)
 }
 
 /// The decoded segments of a path that begins with `/`.
@@ -100,27 +142,8 @@ fn segments(path: &str) -> Result<Vec<String>, Response> {
         .collect()
 }
 
-fn new_value(body: &[u8]) -> Result<String, Response> {
-    serde_json::from_slice::<NewValue>(body)
-        .map(|new| new.value)
-        .map_err(|error| refusal(400, &format!("the body is not {{\"value\": \"TEXT\"}}: {error}")))
-}
-
-fn describe(export: &Export) -> Response {
-    let device = &export.device;
-    let attributes: Map<String, Value> = Device::attributes()
-        .iter()
-        .filter(|attribute| attribute.readable())
-        // One that can't be read now (before disksize is set, say) is null; the rest still show.
-        .map(|attribute| (attribute.name.to_owned(), device.get(attribute.name).ok().into()))
-        .collect();
-    let body = json!({
-        "name": device.name(),
-        "uri": export.uri,
-        "attributes": attributes,
-        "stats": StatsJson::from(device.stats()),
-    });
-    Response::json(200, &body)
+fn body<'a, T: Deserialize<'a>>(body: &'a [u8], wanted: &str) -> Result<T, Response> {
+    serde_json::from_slice(body).map_err(|error| refusal(400, &format!("the body is not {wanted}: {error}")))
 }
 
 fn read_attribute(device: &Device, attribute: &str) -> Result<Response, Response> {

@@ -206,6 +206,7 @@ fn broken(error: &io::Error) -> Response {
 const fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",
+        201 => "Created",
         202 => "Accepted",
         204 => "No Content",
         400 => "Bad Request",

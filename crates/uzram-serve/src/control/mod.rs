@@ -1,12 +1,14 @@
 //! The control API: HTTP/1.1 with JSON on a Unix socket, under `/v1/`.
 //!
-//! A view of the device's attribute table and nothing more: what an attribute means, when it may be
-//! written and which errno it answers is decided by [`uzram::device`].
+//! A view of a list of devices and their attribute table, and nothing more: what an attribute means,
+//! when it may be written and which errno it answers is decided by [`uzram::device`].
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "stats"}…]}` |
-//! | `GET /v1/devices/NAME` | `{"name", "uri", "attributes": {NAME: TEXT or null…}, "stats"}` |
+//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "stats"}…]}` |
+//! | `POST /v1/devices` with `{"name": TEXT, "attributes": {NAME: TEXT…}}` | 201 and the new device, as below |
+//! | `GET /v1/devices/NAME` | `{"name", "uri", "uris", "attributes": {NAME: TEXT or null…}, "stats"}` |
+//! | `DELETE /v1/devices/NAME` | 204; 409 while it is in use |
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
 //! | `POST /v1/devices/NAME/reset` | 204 |
@@ -27,7 +29,7 @@ pub mod stats;
 
 use std::io::{self, Read, Write};
 
-pub use api::{Api, Export};
+pub use api::{Api, Uris};
 pub use server::{Limits, Server};
 pub use stats::StatsJson;
 

@@ -18,6 +18,15 @@ macro_rules! mirror {
                 StatsJson { $($field),* }
             }
         }
+
+        impl std::iter::Sum for StatsJson {
+            /// The statistics of several devices as if they were one.
+            fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+                all.fold(StatsJson::default(), |sum, one| StatsJson {
+                    $($field: sum.$field.saturating_add(one.$field)),*
+                })
+            }
+        }
     };
 }
 

@@ -12,12 +12,15 @@ use serde_json::Value;
 use uzram::device::Device;
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{Api, Export, Limits, Server, exchange};
+use super::{Api, Limits, Server, exchange};
+use crate::Exports;
 
 fn api() -> Api {
     let device = Device::new("zram0").unwrap();
     device.set("disksize", "1M").unwrap();
-    Api::new(vec![Export { device, uri: "nbd+unix:///zram0?socket=/run/nbd.sock".to_owned() }])
+    let uris =
+        |name: &str| vec![format!("nbd+unix:///{name}?socket=/run/nbd.sock"), format!("nbd://[::1]/{name}")];
+    Api::new(Exports::new([device]), Box::new(uris))
 }
 
 /// A client's bytes, given out a few at a time, and what was sent to it meanwhile.
@@ -114,6 +117,44 @@ fn attributes_are_read_and_written() {
 }
 
 #[test]
+fn devices_are_added_and_removed() {
+    let api = api();
+    // The order in the text does not matter: disksize comes last.
+    let new =
+        r#"{"attributes": {"disksize": "64K", "mem_limit": "1M", "comp_algorithm": "zstd"}, "name": "a.b"}"#;
+    let added = ask(&api, &request("POST", "/v1/devices", new));
+    assert_eq!((added.status, &added.json["name"]), (201, &"a.b".into()));
+    assert_eq!(added.json["uris"][1], "nbd://[::1]/a.b");
+    assert_eq!(added.json["attributes"]["disksize"], "65536");
+    assert_eq!(added.json["attributes"]["mem_limit"], "1048576");
+    for (body, status) in [
+        (new, 409),
+        (r#"{"name": "c", "attributes": {"disksize": "0"}}"#, 400),
+        (r#"{"name": "c", "attributes": {"nonesuch": "1", "disksize": "64K"}}"#, 404),
+        (r#"{"name": "a/b"}"#, 400),
+        (r#"{"attributes": {}}"#, 400),
+        (r#"{"name": "c", "attributes": {"disksize": 1}}"#, 400),
+        ("", 400),
+    ] {
+        assert_eq!(ask(&api, &request("POST", "/v1/devices", body)).status, status, "{body}");
+    }
+    let names = |api: &Api| {
+        let list = ask(api, &request("GET", "/v1/devices", "")).json;
+        list["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|device| device["name"].to_string())
+            .collect::<String>()
+    };
+    assert_eq!(names(&api), r#""zram0""a.b""#, "what failed has left nothing");
+    assert_eq!(ask(&api, &request("DELETE", "/v1/devices/a.b", "")).status, 204);
+    assert_eq!(ask(&api, &request("DELETE", "/v1/devices/a.b", "")).status, 404);
+    assert_eq!(ask(&api, &request("DELETE", "/v1/devices/zram0", "")).status, 204);
+    assert_eq!(names(&api), "", "the last may go, too");
+}
+
+#[test]
 fn failures_carry_the_engine_s_errno() {
     let api = api();
     let attribute = |name: &str| format!("/v1/devices/zram0/attributes/{name}");
@@ -141,13 +182,13 @@ fn failures_carry_the_engine_s_errno() {
 fn another_method_is_told_which_are_taken() {
     let api = api();
     for (path, methods) in [
-        ("/v1/devices", "GET"),
-        ("/v1/devices/zram0", "GET"),
+        ("/v1/devices", "GET, POST"),
+        ("/v1/devices/zram0", "GET, DELETE"),
         ("/v1/devices/zram0/attributes/disksize", "GET, PUT"),
         ("/v1/devices/zram0/reset", "POST"),
         ("/v1/shutdown", "POST"),
     ] {
-        let answer = ask(&api, &request("DELETE", path, ""));
+        let answer = ask(&api, &request("PATCH", path, ""));
         assert_eq!(answer.status, 405, "{path}");
         assert!(answer.head.contains(&format!("\r\nAllow: {methods}\r\n")), "{}", answer.head);
     }

@@ -12,7 +12,8 @@ use uzram::device::{Device, OpenDevice};
 use super::proto::{
     self, InfoRequest, OptionHeader, handshake_flags, info, option, reply, transmission_flags,
 };
-use super::{Exports, violation};
+use super::violation;
+use crate::Exports;
 
 /// Options in one handshake; real clients send a handful.
 const MAX_OPTIONS: usize = 256;
@@ -139,7 +140,8 @@ impl Haggling<'_> {
         if !data.is_empty() {
             return send_reply(stream, option::LIST, reply::ERR_INVALID, &[NO_DATA]);
         }
-        for name in self.exports.names() {
+        for device in self.exports.devices() {
+            let name = device.name();
             let name_len = u32::try_from(name.len()).map_err(|_| violation("a name of more than 4 GiB"))?;
             send_reply(stream, option::LIST, reply::SERVER, &[&name_len.to_be_bytes(), name.as_bytes()])?;
         }
@@ -172,7 +174,7 @@ impl Haggling<'_> {
             send_info(stream, option, info::NAME, device.name().as_bytes())?;
         }
         if request.wants(info::DESCRIPTION) {
-            send_info(stream, option, info::DESCRIPTION, description(device, size_bytes).as_bytes())?;
+            send_info(stream, option, info::DESCRIPTION, description(&device, size_bytes).as_bytes())?;
         }
         if request.wants(info::BLOCK_SIZE) {
             let sizes = [proto::MIN_BLOCK_BYTES, proto::PREFERRED_BLOCK_BYTES, proto::MAX_PAYLOAD_BYTES];

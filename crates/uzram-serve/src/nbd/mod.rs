@@ -24,7 +24,6 @@
 //! even by a panic, ends only itself.
 
 mod buffer;
-mod exports;
 mod handshake;
 pub mod proto;
 mod server;
@@ -34,8 +33,8 @@ mod transmission;
 use std::io::{self, Read, Write};
 use std::sync::atomic::AtomicBool;
 
+use crate::Exports;
 pub use buffer::BUFFER_BYTES;
-pub use exports::Exports;
 pub use server::{Config, Server, ServerThread, StopHandle};
 
 /// Serves one whole session, handshake to disconnect, over `stream`.

@@ -21,7 +21,8 @@ use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
 use super::socket::{Closer, Listener, Socket, timespec};
-use super::{Exports, handshake, transmission};
+use super::{handshake, transmission};
+use crate::Exports;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uzram::device::Device;
+use uzram_serve::Exports;
 pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, option, reply};
-use uzram_serve::nbd::{Config, Exports, Server, ServerThread};
+use uzram_serve::nbd::{Config, Server, ServerThread};
 
 /// A device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {

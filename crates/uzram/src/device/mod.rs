@@ -2,7 +2,7 @@
 //!
 //! A device starts uninitialised. Setting `disksize` makes its store, with the parameters set
 //! until then; `reset` frees everything and forgets the parameters. In between it is open to any
-//! number of users ([`Device::open`]), and while it has one it cannot be reset.
+//! number of users ([`Device::open`]), and while it has one it can be neither reset nor removed.
 //!
 //! Lock order: the device's lock comes before all others. I/O does not take it.
 
@@ -38,10 +38,13 @@ pub struct Device {
 }
 
 /// Protected by the device's lock.
+#[derive(Default)]
 struct State {
     params: Params,
     store: Option<Arc<Store>>,
     disksize_bytes: u64,
+    /// It is never initialised again.
+    removed: bool,
 }
 
 /// What can be set before the device is initialised.
@@ -121,10 +124,9 @@ impl Device {
             let what = format!("'{name}' cannot name a device: use 1 to 64 letters, digits, '-', '_', '.'");
             return Err(Error::invalid(what));
         }
-        let state = State { params: Params::default(), store: None, disksize_bytes: 0 };
         Ok(Arc::new(Device {
             name: name.to_owned(),
-            state: Mutex::new(&classes::DEVICE, state),
+            state: Mutex::new(&classes::DEVICE, State::default()),
             users: Counter::new(0),
         }))
     }
@@ -217,6 +219,9 @@ impl Device {
     fn initialise(&self, bytes: u64) -> Result<()> {
         let mut state = self.state.lock();
         state.uninitialised("disksize")?;
+        if state.removed {
+            return Err(Error::new(ErrorKind::NotFound, format!("'{}' was removed", self.name)));
+        }
         let pages = bytes_to_pages(bytes);
         let params = state.params;
         state.store = Some(Arc::new(Store::new(&store::Config {
@@ -233,11 +238,24 @@ impl Device {
 
     /// Frees everything and forgets all parameters.
     fn reset(&self) -> Result<()> {
+        let removed = self.state.lock().removed;
+        self.empty(State { removed, ..State::default() })
+    }
+
+    /// Frees everything, for good: the device can't be initialised or opened again.
+    ///
+    /// # Errors
+    /// `Busy` while it is open.
+    pub fn remove(&self) -> Result<()> {
+        self.empty(State { removed: true, ..State::default() })
+    }
+
+    /// Replaces the state of a device that nobody has open.
+    fn empty(&self, new: State) -> Result<()> {
         let mut state = self.state.lock();
         match self.users.get() {
             0 => {
-                let empty = State { params: Params::default(), store: None, disksize_bytes: 0 };
-                let old = std::mem::replace(&mut *state, empty);
+                let old = std::mem::replace(&mut *state, new);
                 // Unmapping takes a while, for which nobody need wait.
                 drop(state);
                 drop(old);

@@ -1,0 +1,70 @@
+//! What a device is made of, as options of the commands that make one.
+
+use uzram::base::units::parse_size;
+
+/// Options of a new device.
+#[derive(clap::Args)]
+pub struct DeviceArgs {
+    /// The size of the disk, uncompressed: a number and K, M, G or T
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    size: u64,
+    /// The compression algorithm: lz4 or zstd[:LEVEL] [default: the device's]
+    #[arg(long, value_name = "NAME")]
+    pub algorithm: Option<String>,
+    /// The most memory its contents may take; writes beyond it fail [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    mem_limit: Option<u64>,
+    /// The most pages in a zspage, 4 to 16 [default: the device's]
+    #[arg(long, value_name = "N")]
+    chain: Option<u32>,
+}
+
+/// An option that was given, as the attribute it sets.
+pub struct Setting {
+    /// The option, as the user wrote it.
+    pub option: &'static str,
+    /// The device's attribute.
+    pub attribute: &'static str,
+    /// The attribute's new value.
+    pub value: String,
+}
+
+impl DeviceArgs {
+    /// The attributes to set, in this order: `disksize` comes last, because it makes the disk from
+    /// the others.
+    pub fn settings(&self) -> impl Iterator<Item = Setting> {
+        let settings = [
+            ("--algorithm", "comp_algorithm", self.algorithm.clone()),
+            ("--chain", "chain_size", self.chain.map(|pages| pages.to_string())),
+            ("--mem-limit", "mem_limit", self.mem_limit.map(|bytes| bytes.to_string())),
+            ("--size", "disksize", Some(self.size.to_string())),
+        ];
+        settings
+            .into_iter()
+            .filter_map(|(option, attribute, value)| Some(Setting { option, attribute, value: value? }))
+    }
+}
+
+/// A name that needs no quoting in a URI, a path or a shell.
+pub fn parse_name(text: &str) -> Result<String, String> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if text.len() <= 64 && begins_well && text.bytes().all(plain) {
+        Ok(text.to_owned())
+    } else {
+        Err("a name is a letter or digit and up to 63 more, '_', '-' or '.'".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain() {
+        assert!(parse_name("zram-1.a_B").is_ok());
+        for name in ["", "..", "-a", "a b", "a/b", "ü", &"x".repeat(65)] {
+            assert!(parse_name(name).is_err(), "{name}");
+        }
+    }
+}
