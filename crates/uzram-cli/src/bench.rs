@@ -8,6 +8,7 @@ use std::time::Duration;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use uzram::base::units::parse_size;
 use uzram::codec::Algorithm;
+use uzram::stream::Design;
 use uzram_lab::bench::{self, Against, Pattern, Source};
 use uzram_lab::targets;
 
@@ -46,6 +47,9 @@ pub struct Args {
     /// Compression: lz4 or zstd[:LEVEL]
     #[arg(long, value_name = "NAME", default_value = "lz4")]
     algorithm: Algorithm,
+    /// Who may compress at once: percpu, or the number of streams on a locked list
+    #[arg(long, value_name = "percpu|N", default_value = "percpu")]
+    streams: Design,
     /// What else to run: codec, the compressor alone; kernel, a zram device of this kernel (as root)
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
@@ -84,6 +88,7 @@ fn run_bench(args: &Args, duration: Duration, stop: Arc<AtomicBool>) -> Result<S
         duration,
         repeat: args.repeat,
         algorithm: args.algorithm,
+        streams: args.streams,
         against: args.against.clone(),
         stop,
         ..bench::Options::default()

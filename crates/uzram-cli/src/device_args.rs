@@ -1,6 +1,7 @@
 //! What a device is made of, as options of the commands that make one.
 
 use uzram::base::units::parse_size;
+use uzram::stream::Design;
 
 /// Options of a new device.
 #[derive(clap::Args)]
@@ -17,6 +18,9 @@ pub struct DeviceArgs {
     /// The most pages in a zspage, 4 to 16 [default: the device's]
     #[arg(long, value_name = "N")]
     chain: Option<u32>,
+    /// Who may compress at once: percpu, or the number of streams on a locked list [default: the device's]
+    #[arg(long, value_name = "percpu|N")]
+    streams: Option<Design>,
 }
 
 /// An option that was given, as the attribute it sets.
@@ -36,6 +40,7 @@ impl DeviceArgs {
         let settings = [
             ("--algorithm", "comp_algorithm", self.algorithm.clone()),
             ("--chain", "chain_size", self.chain.map(|pages| pages.to_string())),
+            ("--streams", "streams", self.streams.map(|design| design.to_string())),
             ("--mem-limit", "mem_limit", self.mem_limit.map(|bytes| bytes.to_string())),
             ("--size", "disksize", Some(self.size.to_string())),
         ];

@@ -9,7 +9,7 @@
 pub mod base;
 pub(crate) mod slab;
 pub mod codec;
-pub(crate) mod stream;
+pub mod stream;
 pub mod zsmalloc;
 pub mod store;
 #[cfg(not(feature = "loom"))]

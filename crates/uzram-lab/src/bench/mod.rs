@@ -33,6 +33,7 @@ use std::time::Duration;
 
 use uzram::base::units::{Page, bytes_to_pages, pages_to_bytes};
 use uzram::codec::Algorithm;
+use uzram::stream::Design;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus, Kind};
@@ -88,6 +89,8 @@ pub struct Options {
     pub repeat: usize,
     /// The algorithm, in uzram and whatever it is compared with.
     pub algorithm: Algorithm,
+    /// How threads share uzram's compression streams.
+    pub streams: Design,
     /// What to compare with.
     pub against: Vec<Against>,
     /// Seeds which pages are taken.
@@ -114,6 +117,7 @@ impl Default for Options {
             duration: Duration::from_secs(1),
             repeat: 5,
             algorithm: Algorithm::Lz4,
+            streams: Design::PerCpu,
             against: Vec::new(),
             seed: 1,
             stop: Arc::default(),
@@ -200,7 +204,7 @@ pub fn run(options: Options) -> Result<Report> {
     let size_bytes = pages_to_bytes(page_count as u64);
     let mut notes = Vec::new();
 
-    let device = uzram_device::UzramDevice::new(&options.algorithm, size_bytes)?;
+    let device = uzram_device::UzramDevice::new(&options.algorithm, options.streams, size_bytes)?;
     let codec = match options.against.contains(&Against::Codec) {
         true => Some(codec_loop::CodecLoop::new(
             options.algorithm,

@@ -6,6 +6,7 @@ use uzram::Result;
 use uzram::base::units::{Page, pages_to_bytes};
 use uzram::codec::Algorithm;
 use uzram::device::{Device, OpenDevice, Stats};
+use uzram::stream::Design;
 
 use super::{Target, Worker, fill_in_order};
 use crate::corpus::{AlignedPage, Corpus};
@@ -17,9 +18,10 @@ pub(super) struct UzramDevice {
 }
 
 impl UzramDevice {
-    pub(super) fn new(algorithm: &Algorithm, size_bytes: u64) -> Result<UzramDevice> {
+    pub(super) fn new(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
         let device = Device::new("bench")?;
         device.set("comp_algorithm", &algorithm.to_string())?;
+        device.set("streams", &streams.to_string())?;
         device.set("disksize", &size_bytes.to_string())?;
         let page_count = uzram::base::units::page_of(size_bytes) as usize;
         Ok(UzramDevice { open: device.open()?, device, page_count })

@@ -50,6 +50,8 @@ mirror! {
     failed_writes,
     notify_free,
     corrupted_objects,
+    stream_sleeps,
+    writestall,
 }
 
 impl StatsJson {

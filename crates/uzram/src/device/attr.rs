@@ -75,8 +75,8 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "debug_stat",
-        help: "version, then writestall and miss_free, which are always 0: nothing here stalls or misses",
-        get: Some(|_| format!("version: 1\n{} {:8}", 0, 0)),
+        help: "version, then writestall, the writes that compressed twice (see stream_alloc), and miss_free, always 0",
+        get: Some(|device| format!("version: 1\n{:8} {:8}", device.counts().writestall, 0)),
         set: None,
     },
     Attribute {
@@ -108,6 +108,12 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "1 to keep a checksum of each page and verify it at each read; before initialisation (uzram only)",
         get: Some(|device| u8::from(device.state.lock().params.checksum).to_string()),
         set: Some(set_checksum),
+    },
+    Attribute {
+        name: "streams",
+        help: "who may compress at once: percpu, or the number of streams on a locked list of idle ones, 1 to 1024; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.streams.to_string()),
+        set: Some(set_streams),
     },
     Attribute {
         name: "run_cache_batch",
@@ -275,6 +281,14 @@ fn set_checksum(device: &Device, value: &str) -> Result<()> {
     };
     let wanted = || format!("'{value}' is no checksum: write 0 or 1");
     before_initialisation(device, "checksum", on, wanted, |state, on| state.params.checksum = on)
+}
+
+fn set_streams(device: &Device, value: &str) -> Result<()> {
+    let design = value.parse()?;
+    let mut state = device.state.lock();
+    state.uninitialised("streams")?;
+    state.params.streams = design;
+    Ok(())
 }
 
 fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {

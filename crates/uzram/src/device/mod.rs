@@ -20,6 +20,7 @@ use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::codec::Algorithm;
 use crate::store::{self, Store};
+use crate::stream::Design;
 
 /// The default of `chain_size`. Zspages are charged page by page, so that long ones waste nothing
 /// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
@@ -55,6 +56,7 @@ struct Params {
     checksum: bool,
     limit_pages: u64,
     run_cache_batch_pages: usize,
+    streams: Design,
 }
 
 impl Default for Params {
@@ -65,6 +67,7 @@ impl Default for Params {
             checksum: false,
             limit_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
+            streams: Design::PerCpu,
         }
     }
 }
@@ -86,7 +89,7 @@ pub struct Stats {
     pub mem_limit_bytes: u64,
     /// Memory of the pool and of its metadata slabs, and free memory kept for reuse.
     pub mem_charged_bytes: u64,
-    /// What the disk's size and the number of CPUs cost at most: slot table and streams.
+    /// What the disk's size and the number of streams cost at most: slot table and streams.
     pub mem_fixed_bytes: u64,
     /// What these, and the tables that grow with the pool, cost now.
     pub mem_tables_bytes: u64,
@@ -110,6 +113,10 @@ pub struct Stats {
     pub notify_free: u64,
     /// Objects found damaged when they were freed; their memory is not used again.
     pub corrupted_objects: u64,
+    /// Times a thread found all compression streams lent and waited for one.
+    pub stream_sleeps: u64,
+    /// Writes whose allocation took the slow way without a stream (debug_stat `writestall`).
+    pub writestall: u64,
 }
 
 impl Device {
@@ -198,6 +205,8 @@ impl Device {
             failed_writes: stats.failed_writes,
             notify_free: stats.notify_free,
             corrupted_objects: stats.corrupted,
+            stream_sleeps: stats.stream_sleeps,
+            writestall: stats.writestall,
         }
     }
 
@@ -231,6 +240,7 @@ impl Device {
             checksum: params.checksum,
             limit_pages: params.limit_pages,
             run_cache_batch_pages: params.run_cache_batch_pages,
+            streams: params.streams,
         })?));
         state.disksize_bytes = pages_to_bytes(pages);
         Ok(())

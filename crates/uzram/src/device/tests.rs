@@ -87,9 +87,13 @@ fn the_life_cycle_is_the_kernels() {
     assert_eq!(device.set("disksize", "0").unwrap_err().kind(), ErrorKind::Invalid);
     device.set("disksize", "4097").expect("a size");
     assert_eq!((device.size_bytes(), device.get("initstate")), (8192, Ok("1".into())));
-    for (name, value) in
-        [("disksize", "1M"), ("comp_algorithm", "zstd"), ("chain_size", "8"), ("checksum", "1")]
-    {
+    for (name, value) in [
+        ("disksize", "1M"),
+        ("comp_algorithm", "zstd"),
+        ("chain_size", "8"),
+        ("checksum", "1"),
+        ("streams", "2"),
+    ] {
         assert_eq!(device.set(name, value).unwrap_err().kind(), ErrorKind::Busy, "{name}");
     }
     let disk = device.open().expect("initialised");
@@ -134,7 +138,7 @@ fn statistics_are_the_kernels_columns() {
     assert_eq!((orig, limit, same, compacted, huge, huge_since), (3 * 4096, 512 << 10, 1, 0, 0, 1));
     assert!(compr > 0 && compr < 400 && used <= 2 * 4096 && used_max >= 2 * 4096, "{mm:?}");
     assert_eq!(device.get("io_stat").expect("readable"), format!("{:8} {:8} {} {:8}", 0, 0, 0, 1));
-    assert_eq!(device.get("debug_stat").expect("readable"), "version: 1\n0        0");
+    assert_eq!(device.get("debug_stat").expect("readable"), "version: 1\n       0        0");
     device.set("mem_used_max", "0").expect("starts anew");
     assert_eq!(device.get("mem_used_max"), Ok(used.to_string()));
     assert!(device.set("mem_used_max", "1").is_err());

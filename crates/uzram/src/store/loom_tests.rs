@@ -12,6 +12,7 @@ fn store(pages: u64) -> Arc<Store> {
         checksum: false,
         limit_pages: 0,
         run_cache_batch_pages: 0,
+        streams: Design::PerCpu,
     };
     Arc::new(Store::new(&config).expect("store"))
 }

@@ -23,7 +23,7 @@ use crate::base::mem::{Account, Arena};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use crate::codec::{self, Algorithm, Decode, Decoder, Encoder};
-use crate::stream::{PerCpu, Streams};
+use crate::stream::{AnyStreams, Design, Streams};
 use crate::zsmalloc::{ClassStat, Pool};
 use slot::{Contents, SlotGuard, Slots};
 use stats::Counters;
@@ -54,12 +54,14 @@ pub struct Config {
     pub limit_pages: u64,
     /// Pages that the CPUs' caches of free runs move at a time; 0 for none.
     pub run_cache_batch_pages: usize,
+    /// How threads share compression streams.
+    pub streams: Design,
 }
 
 /// See the [module's documentation](self).
 pub struct Store {
     slots: Slots,
-    streams: PerCpu<Stream>,
+    streams: AnyStreams<Stream>,
     stream_bytes: usize,
     pool: Pool,
     arena: Arc<Arena>,
@@ -77,6 +79,14 @@ struct Stream {
 }
 
 impl Stream {
+    fn new(algorithm: &Algorithm) -> Result<Self> {
+        Ok(Stream {
+            encoder: Encoder::new(algorithm)?,
+            decoder: Decoder::new(algorithm)?,
+            compressed: vec![0; codec::ROOM_BYTES].into_boxed_slice(),
+        })
+    }
+
     fn bytes(&self) -> usize {
         self.encoder.state_bytes() + self.decoder.state_bytes() + self.compressed.len()
     }
@@ -117,6 +127,10 @@ pub struct Stats {
     pub notify_free: u64,
     /// Objects found damaged when they were freed.
     pub corrupted: u64,
+    /// Times a thread found all streams lent and waited.
+    pub stream_sleeps: u64,
+    /// Pages compressed twice, as their allocation took the slow way without a stream.
+    pub writestall: u64,
 }
 
 impl Store {
@@ -133,18 +147,17 @@ impl Store {
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let pool = Pool::new(Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
+        let mut stream_bytes = 0;
         let stream = || {
-            Ok::<_, Error>(Stream {
-                encoder: Encoder::new(&config.algorithm)?,
-                decoder: Decoder::new(&config.algorithm)?,
-                compressed: vec![0; codec::ROOM_BYTES].into_boxed_slice(),
-            })
+            let stream = Stream::new(&config.algorithm)?;
+            stream_bytes += stream.bytes();
+            Ok::<_, Error>(stream)
         };
-        let streams = PerCpu::new(stream)?;
+        let streams = AnyStreams::new(config.streams, stream)?;
         Ok(Store {
             slots: Slots::new(config.pages)?,
-            stream_bytes: streams.sum(Stream::bytes),
             streams,
+            stream_bytes,
             pool,
             arena,
             counters: Counters::new(),
@@ -250,6 +263,8 @@ impl Store {
             failed_writes: counters.sum(|share| &share.failed_writes),
             notify_free: counters.sum(|share| &share.notify_free),
             corrupted: self.pool.corrupted(),
+            stream_sleeps: self.streams.sleeps(),
+            writestall: counters.sum(|share| &share.writestall),
         }
     }
 

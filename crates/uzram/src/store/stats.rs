@@ -20,6 +20,7 @@ pub(super) struct Share {
     pub(super) failed_reads: Counter,
     pub(super) failed_writes: Counter,
     pub(super) notify_free: Counter,
+    pub(super) writestall: Counter,
 }
 
 /// The counters of a store.

@@ -9,6 +9,7 @@ fn config(pages: u64) -> Config {
         checksum: false,
         limit_pages: 0,
         run_cache_batch_pages: 32,
+        streams: Design::PerCpu,
     }
 }
 

@@ -31,24 +31,36 @@ pub mod classes {
     pub static DEVICE: LockClass = LockClass::new(0, "device");
     /// One page's slot.
     pub static SLOT: LockClass = LockClass::new(1, "slot");
+    /// The list of idle streams.
+    pub static STREAM_LIST: LockClass = LockClass::new(2, "stream_list");
     /// A compression stream.
-    pub static STREAM: LockClass = LockClass::new(2, "stream");
+    pub static STREAM: LockClass = LockClass::new(3, "stream");
     /// A size class of zsmalloc.
-    pub static SIZE_CLASS: LockClass = LockClass::new(3, "size_class");
+    pub static SIZE_CLASS: LockClass = LockClass::new(4, "size_class");
     /// Giving free memory of an arena back to the system.
-    pub static RECLAIM: LockClass = LockClass::new(4, "reclaim");
+    pub static RECLAIM: LockClass = LockClass::new(5, "reclaim");
     /// A CPU's cache of free runs.
-    pub static RUN_CACHE: LockClass = LockClass::new(5, "run_cache");
+    pub static RUN_CACHE: LockClass = LockClass::new(6, "run_cache");
     /// The arena's chunks.
-    pub static ARENA: LockClass = LockClass::new(6, "arena");
+    pub static ARENA: LockClass = LockClass::new(7, "arena");
     /// A slab cache's free list.
-    pub static SLAB: LockClass = LockClass::new(7, "slab");
+    pub static SLAB: LockClass = LockClass::new(8, "slab");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(8, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(9, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 9] =
-        [&DEVICE, &SLOT, &STREAM, &SIZE_CLASS, &RECLAIM, &RUN_CACHE, &ARENA, &SLAB, &WAIT_TABLE];
+    pub static ALL: [&LockClass; 10] = [
+        &DEVICE,
+        &SLOT,
+        &STREAM_LIST,
+        &STREAM,
+        &SIZE_CLASS,
+        &RECLAIM,
+        &RUN_CACHE,
+        &ARENA,
+        &SLAB,
+        &WAIT_TABLE,
+    ];
 }
 
 /// Held while a lock of its class is held: checks the lock order (debug builds) and measures

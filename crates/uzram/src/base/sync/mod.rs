@@ -17,16 +17,20 @@ pub use class::{LockStat, lock_stats};
 pub use guarded::{Access, Guarded};
 pub use mutex::{Mutex, MutexGuard};
 
+#[cfg(not(feature = "loom"))]
+use std::hint::spin_loop;
 pub use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
-pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use std::sync::Condvar;
 #[cfg(not(feature = "loom"))]
-use std::{hint::spin_loop, sync::Condvar};
+pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 #[cfg(feature = "loom")]
-pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::hint::spin_loop;
 #[cfg(feature = "loom")]
-use loom::{hint::spin_loop, sync::Condvar};
+pub use loom::sync::Condvar;
+#[cfg(feature = "loom")]
+pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// A number that only informs: statistics and settings, on which no other memory depends.
 /// It is not modelled by loom, which would otherwise explore every order of counting.

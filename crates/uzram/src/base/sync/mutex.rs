@@ -53,8 +53,8 @@ impl<T> Mutex<T> {
 }
 
 impl<'a, T> MutexGuard<'a, T> {
-    /// Waits on `condvar`; the lock is free meanwhile.
-    pub(super) fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
+    /// Waits on `condvar`, the lock being free meanwhile. It may come back without a notification.
+    pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
         let MutexGuard { guard, _hold } = self;
         let guard = condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
         MutexGuard { guard, _hold }

@@ -1,0 +1,98 @@
+//! A locked list of idle streams, as the kernel had it until "zram: user per-cpu compression
+//! streams" (S. Senozhatsky, 2016).
+//!
+//! A thread takes the stream that was returned last, which is the warmest. One that finds none
+//! sleeps. Each stream that is returned while threads sleep wakes one of them, the one that sleeps
+//! longest. As in the kernel, the stream is not kept for it: a thread that comes by earlier takes
+//! it, and the woken one sleeps again. Handing it over would be fair, and would make each thread
+//! sleep for each page as soon as there are more threads than streams, since a thread is back for
+//! its next page before the one it woke has run.
+//!
+//! Locks: the list's is held for a push or a pop, and let go before the stream's own is taken, which
+//! is free then and held while the stream is lent.
+//! No wake-up is lost: as long as threads sleep that nobody has woken, at least as many woken ones
+//! are on their way as there are idle streams. For a thread goes to sleep only when no stream is
+//! idle; each return adds one to both; and whoever takes a stream takes one from the idle ones.
+
+use super::{Count, Streams};
+use crate::base::cpu::Padded;
+use crate::base::sync::{Condvar, Mutex, classes};
+
+/// See the [module's documentation](self).
+pub struct IdleList<S> {
+    streams: Box<[Padded<Mutex<S>>]>,
+    list: Padded<Mutex<List>>,
+    returned: Condvar,
+}
+
+/// Protected by the list's lock.
+struct List {
+    /// The numbers of the streams that are not lent, the one returned last at the end. It has room
+    /// for all of them.
+    idle: Vec<u16>,
+    /// Threads that sleep, woken ones included.
+    waiting: usize,
+    sleeps: u64,
+}
+
+/// A stream that is off the list; it goes back even if its holder panics.
+struct Taken<'a, S> {
+    streams: &'a IdleList<S>,
+    number: u16,
+}
+
+impl<S> IdleList<S> {
+    /// Makes a list of `count` streams.
+    ///
+    /// # Errors
+    /// What `stream` answers for the first that cannot be made.
+    pub fn new<E>(count: Count, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
+        let make = |_| stream().map(|stream| Padded(Mutex::new(&classes::STREAM, stream)));
+        let list = List { idle: (0..count.get()).collect(), waiting: 0, sleeps: 0 };
+        Ok(IdleList {
+            streams: (0..count.get()).map(make).collect::<Result<_, E>>()?,
+            list: Padded(Mutex::new(&classes::STREAM_LIST, list)),
+            returned: Condvar::new(),
+        })
+    }
+
+    fn take(&self) -> Taken<'_, S> {
+        let mut list = self.list.lock();
+        let number = loop {
+            if let Some(number) = list.idle.pop() {
+                break number;
+            }
+            list.sleeps += 1;
+            list.waiting += 1;
+            list = list.wait(&self.returned);
+            list.waiting -= 1;
+        };
+        Taken { streams: self, number }
+    }
+}
+
+impl<S> Drop for Taken<'_, S> {
+    fn drop(&mut self) {
+        let mut list = self.streams.list.lock();
+        list.idle.push(self.number);
+        let wake = list.waiting > 0;
+        drop(list);
+        if wake {
+            self.streams.returned.notify_one();
+        }
+    }
+}
+
+impl<S> Streams<S> for IdleList<S> {
+    #[inline]
+    fn with<R>(&self, f: impl FnOnce(&mut S) -> R) -> R {
+        let taken = self.take();
+        // Let go before `taken` is returned.
+        let mut stream = self.streams[usize::from(taken.number)].lock();
+        f(&mut stream)
+    }
+
+    fn sleeps(&self) -> u64 {
+        self.list.lock().sleeps
+    }
+}

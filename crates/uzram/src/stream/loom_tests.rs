@@ -1,0 +1,74 @@
+//! Every design under loom, whose sizes are parameters. loom finds a lost wake-up as a deadlock.
+
+use super::*;
+use crate::base::sync::{Arc, AtomicU32, Guarded, Ordering};
+
+type Tested = AnyStreams<(Guarded<u32>, u32)>;
+
+/// `threads` threads each use a stream `uses` times: they get one each time, to themselves, and no
+/// more are lent at once than there are.
+fn lending(design: Design, threads: u32, uses: u32) {
+    let mut builder = loom::model::Builder::new();
+    // As in the store's models; set LOOM_MAX_PREEMPTIONS for more.
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(move || {
+        let mut count = 0;
+        let stream = || {
+            count += 1;
+            Ok::<_, ()>((Guarded::new(0), 0))
+        };
+        let streams: Arc<Tested> = Arc::new(AnyStreams::new(design, stream).expect("infallible"));
+        let (lent, done) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+        let work = move |streams: &Tested, lent: &AtomicU32, done: &AtomicU32| {
+            for _ in 0..uses {
+                streams.with(|stream| {
+                    // SAFETY: the stream is lent to this thread alone; loom would see another's access.
+                    unsafe { stream.0.with_mut(|used| *used += 1) };
+                    assert!(lent.fetch_add(1, Ordering::Relaxed) < count, "more lent than there are");
+                    lent.fetch_sub(1, Ordering::Relaxed);
+                });
+                done.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let others: Vec<_> = (1..threads)
+            .map(|_| {
+                let (streams, lent, done) = (Arc::clone(&streams), Arc::clone(&lent), Arc::clone(&done));
+                loom::thread::spawn(move || work(&streams, &lent, &done))
+            })
+            .collect();
+        work(&streams, &lent, &done);
+        for other in others {
+            other.join().expect("no panic");
+        }
+        assert_eq!(done.load(Ordering::Relaxed), threads * uses);
+    });
+}
+
+fn list(count: usize) -> Design {
+    Design::IdleList(Count::try_from(count).expect("in range"))
+}
+
+#[test]
+fn loom_streams_per_cpu_one_each() {
+    lending(Design::PerCpu, 2, 1);
+}
+
+#[test]
+fn loom_streams_per_cpu_fewer_than_threads() {
+    lending(Design::PerCpu, 3, 1);
+}
+
+#[test]
+fn loom_streams_idle_list_of_one() {
+    lending(list(1), 2, 2);
+}
+
+#[test]
+fn loom_streams_idle_list_of_one_wakes_each() {
+    lending(list(1), 3, 1);
+}
+
+#[test]
+fn loom_streams_idle_list_of_two() {
+    lending(list(2), 3, 1);
+}

@@ -1,0 +1,128 @@
+//! Every design under the same tests.
+
+use super::*;
+use crate::base::cpu;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, mpsc};
+
+/// The designs, each with the number of streams it has.
+fn designs() -> Vec<(Design, usize)> {
+    let list = |count| (Design::IdleList(Count::try_from(count).expect("in range")), count);
+    vec![(Design::PerCpu, cpu::possible()), list(1), list(2), list(5)]
+}
+
+/// Streams that know their number.
+fn numbered(design: Design) -> AnyStreams<(usize, bool)> {
+    let mut made = 0;
+    let stream = || {
+        made += 1;
+        Ok::<_, ()>((made - 1, false))
+    };
+    AnyStreams::new(design, stream).expect("infallible")
+}
+
+/// Many more threads than streams: no stream has two holders, never more are lent than there are,
+/// everyone gets one each time, and waiting is counted only where it can happen.
+#[test]
+fn a_lent_stream_is_nobody_elses() {
+    const ROUNDS: usize = 3000;
+    for (design, count) in designs() {
+        let (streams, lent, done) = (numbered(design), AtomicUsize::new(0), AtomicUsize::new(0));
+        let threads = 4 * count.max(cpu::possible());
+        std::thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| {
+                    for round in 0..ROUNDS {
+                        streams.with(|(number, in_use)| {
+                            assert!(!std::mem::replace(in_use, true), "{design}: stream {number} has two");
+                            assert!(lent.fetch_add(1, Ordering::Relaxed) < count, "{design}: too many lent");
+                            if round % 50 == 0 {
+                                std::thread::yield_now();
+                            }
+                            lent.fetch_sub(1, Ordering::Relaxed);
+                            *in_use = false;
+                        });
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(done.into_inner(), threads * ROUNDS, "{design}");
+    }
+}
+
+/// As many threads as streams hold one each at the same time, wherever they run, and none of them
+/// waits.
+#[test]
+fn every_stream_can_be_lent_at_once() {
+    for (design, count) in designs() {
+        let streams = numbered(design);
+        let all_hold = Barrier::new(count);
+        std::thread::scope(|scope| {
+            for _ in 0..count {
+                scope.spawn(|| streams.with(|_| all_hold.wait()));
+            }
+        });
+        assert_eq!(streams.sleeps(), 0, "{design}: nobody sleeps while a stream is free");
+    }
+}
+
+/// One thread more than streams waits, is counted, and gets the first stream that is returned.
+#[test]
+fn who_finds_none_sleeps_until_one_is_returned() {
+    for (design, count) in designs() {
+        let streams = numbered(design);
+        let all_hold = Barrier::new(count + 1);
+        std::thread::scope(|scope| {
+            let (mut let_go, mut holders) = (Vec::new(), Vec::new());
+            for _ in 0..count {
+                let (sender, told) = mpsc::channel::<()>();
+                let (streams, all_hold) = (&streams, &all_hold);
+                let_go.push(sender);
+                holders.push(scope.spawn(move || {
+                    streams.with(|_| {
+                        all_hold.wait();
+                        // Ends when the sender is dropped.
+                        let _ = told.recv();
+                    });
+                }));
+            }
+            all_hold.wait();
+            let (sender, lent_at_last) = mpsc::channel();
+            let streams = &streams;
+            scope.spawn(move || streams.with(|_| sender.send(()).expect("the test waits")));
+            while streams.sleeps() == 0 {
+                std::thread::yield_now();
+            }
+            assert_eq!(lent_at_last.try_recv(), Err(mpsc::TryRecvError::Empty), "{design}");
+            drop(let_go);
+            lent_at_last.recv().expect("the stream that was returned");
+        });
+        assert_eq!(streams.sleeps(), 1, "{design}");
+    }
+}
+
+/// A holder that panics gives its stream back: the next one does not wait for ever.
+#[test]
+fn a_panic_returns_the_stream() {
+    for (design, count) in designs() {
+        let streams = numbered(design);
+        for _ in 0..2 * count {
+            let panics = std::panic::AssertUnwindSafe(|| streams.with(|_| panic!("on purpose")));
+            std::panic::catch_unwind(panics).expect_err("it panics");
+        }
+        assert_eq!((0..2 * count).map(|_| streams.with(|_| 1)).sum::<usize>(), 2 * count, "{design}");
+    }
+}
+
+#[test]
+fn a_stream_that_cannot_be_made_is_an_error() {
+    for (design, count) in designs() {
+        let mut left = count - 1;
+        let made = AnyStreams::new(design, || {
+            left = left.checked_sub(1).ok_or("no memory")?;
+            Ok::<_, &str>(())
+        });
+        assert_eq!(made.err(), Some("no memory"), "{design}");
+    }
+}
