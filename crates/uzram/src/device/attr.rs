@@ -3,13 +3,15 @@
 //! Names, formats and life cycle are the kernel's where the kernel has the attribute; what only
 //! uzram has is marked so. Some that the kernel can only write can be read here as well.
 
+use std::str::FromStr;
+
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
 use crate::codec::Algorithm;
 use crate::store::MAX_BATCH_PAGES;
 use crate::zsmalloc::CHAIN_SIZES;
 
-use super::{Device, State, Stats};
+use super::{Device, Params, State, Stats};
 
 /// One row of the table.
 #[derive(Clone, Copy)]
@@ -75,7 +77,7 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "debug_stat",
-        help: "version, then writestall, the writes that compressed twice (see stream_alloc), and miss_free, always 0",
+        help: "version, then writestall, the writes that stream_alloc=released made wait, and miss_free, always 0",
         get: Some(|device| format!("version: 1\n{:8} {:8}", device.counts().writestall, 0)),
         set: None,
     },
@@ -114,6 +116,12 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "who may compress at once: percpu, or the number of streams on a locked list of idle ones, 1 to 1024; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.streams.to_string()),
         set: Some(set_streams),
+    },
+    Attribute {
+        name: "stream_alloc",
+        help: "held, or released to give the stream to others while the pool grows or is cut back, and compress the page again; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.stream_alloc.to_string()),
+        set: Some(set_stream_alloc),
     },
     Attribute {
         name: "run_cache_batch",
@@ -178,11 +186,7 @@ fn comp_algorithm(device: &Device) -> String {
 }
 
 fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
-    let algorithm = value.parse()?;
-    let mut state = device.state.lock();
-    state.uninitialised("comp_algorithm")?;
-    state.params.algorithm = algorithm;
-    Ok(())
+    set_parsed(device, "comp_algorithm", value, |params, algorithm| params.algorithm = algorithm)
 }
 
 fn set_mem_limit(device: &Device, value: &str) -> Result<()> {
@@ -283,12 +287,26 @@ fn set_checksum(device: &Device, value: &str) -> Result<()> {
     before_initialisation(device, "checksum", on, wanted, |state, on| state.params.checksum = on)
 }
 
-fn set_streams(device: &Device, value: &str) -> Result<()> {
-    let design = value.parse()?;
+/// An attribute whose values are read and told apart by their type.
+fn set_parsed<T: FromStr<Err = Error>>(
+    device: &Device,
+    name: &str,
+    value: &str,
+    set: impl FnOnce(&mut Params, T),
+) -> Result<()> {
+    let value = value.parse()?;
     let mut state = device.state.lock();
-    state.uninitialised("streams")?;
-    state.params.streams = design;
+    state.uninitialised(name)?;
+    set(&mut state.params, value);
     Ok(())
+}
+
+fn set_streams(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "streams", value, |params, design| params.streams = design)
+}
+
+fn set_stream_alloc(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "stream_alloc", value, |params, alloc| params.stream_alloc = alloc)
 }
 
 fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {

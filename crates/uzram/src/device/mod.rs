@@ -19,7 +19,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::codec::Algorithm;
-use crate::store::{self, Store};
+use crate::store::{self, Store, StreamAlloc};
 use crate::stream::Design;
 
 /// The default of `chain_size`. Zspages are charged page by page, so that long ones waste nothing
@@ -57,6 +57,7 @@ struct Params {
     limit_pages: u64,
     run_cache_batch_pages: usize,
     streams: Design,
+    stream_alloc: StreamAlloc,
 }
 
 impl Default for Params {
@@ -68,6 +69,7 @@ impl Default for Params {
             limit_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
             streams: Design::PerCpu,
+            stream_alloc: StreamAlloc::Held,
         }
     }
 }
@@ -115,7 +117,8 @@ pub struct Stats {
     pub corrupted_objects: u64,
     /// Times a thread found all compression streams lent and waited for one.
     pub stream_sleeps: u64,
-    /// Writes whose allocation took the slow way without a stream (debug_stat `writestall`).
+    /// Writes that let their stream go to wait for memory and compressed again (debug_stat
+    /// `writestall`).
     pub writestall: u64,
 }
 
@@ -241,6 +244,7 @@ impl Device {
             limit_pages: params.limit_pages,
             run_cache_batch_pages: params.run_cache_batch_pages,
             streams: params.streams,
+            stream_alloc: params.stream_alloc,
         })?));
         state.disksize_bytes = pages_to_bytes(pages);
         Ok(())

@@ -9,7 +9,7 @@
 
 use crate::base::cpu::Padded;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{Account, Arena, Entry, MAX_RUN_PAGES, Objects};
+use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Objects};
 use crate::base::sync::{Arc, Mutex, classes};
 
 /// What a cache may hold.
@@ -61,8 +61,8 @@ impl<T: Object> Cache<T> {
     ///
     /// # Errors
     /// `NoSpace` when the limit of the arena or of the cache is met, `NoMemory` when the system
-    /// gives no more.
-    pub fn alloc(&self) -> Result<u32> {
+    /// gives no more or `gfp` does not allow asking it.
+    pub fn alloc(&self, gfp: Gfp) -> Result<u32> {
         loop {
             let mut free = self.free.lock();
             if free.head != NONE {
@@ -78,7 +78,7 @@ impl<T: Object> Cache<T> {
                 return Ok(free.fresh - 1);
             }
             drop(free);
-            self.grow()?;
+            self.grow(gfp)?;
         }
     }
 
@@ -114,8 +114,8 @@ impl<T: Object> Cache<T> {
     }
 
     #[cold]
-    fn grow(&self) -> Result<()> {
-        let run = self.objects.arena().alloc_run(MAX_RUN_PAGES)?;
+    fn grow(&self, gfp: Gfp) -> Result<()> {
+        let run = self.objects.arena().alloc_run(MAX_RUN_PAGES, gfp)?;
         let mut free = self.free.lock();
         if free.slabs == self.objects.max_runs() {
             drop(free);
@@ -160,7 +160,7 @@ mod tests {
             let mut live = std::collections::HashMap::new();
             for step in 0..60_000u64 {
                 if random.below(5) < 3 {
-                    let object = cache.alloc().expect("memory");
+                    let object = cache.alloc(Gfp::MayWait).expect("memory");
                     cache.get(object).0.store(step, Ordering::Relaxed);
                     assert_eq!(live.insert(object, step), None, "seed {seed}: handed out twice");
                 } else if let Some((&object, &value)) = live.iter().next() {
@@ -177,10 +177,10 @@ mod tests {
     fn memory_is_charged_by_the_page() {
         let cache = cache(100_000);
         for _ in 0..512 {
-            cache.alloc().expect("memory");
+            cache.alloc(Gfp::MayWait).expect("memory");
         }
         assert_eq!(cache.objects.arena().used_pages(Account::Slab), 1);
-        cache.alloc().expect("memory");
+        cache.alloc(Gfp::MayWait).expect("memory");
         assert_eq!(cache.objects.arena().used_pages(Account::Slab), 2);
     }
 
@@ -189,19 +189,19 @@ mod tests {
         let cache = cache(1);
         cache.objects.arena().set_limit_pages(1);
         for _ in 0..512 {
-            cache.alloc().expect("one page");
+            cache.alloc(Gfp::MayWait).expect("one page");
         }
-        assert_eq!(cache.alloc().unwrap_err().setting(), Some("mem_limit"));
+        assert_eq!(cache.alloc(Gfp::MayWait).unwrap_err().setting(), Some("mem_limit"));
         cache.objects.arena().set_limit_pages(0);
         for _ in 512..8192 {
-            cache.alloc().expect("the rest of a slab");
+            cache.alloc(Gfp::MayWait).expect("the rest of a slab");
         }
-        assert_eq!(cache.alloc().unwrap_err().to_string(), "no more cells (setting: disksize)");
+        assert_eq!(cache.alloc(Gfp::MayWait).unwrap_err().to_string(), "no more cells (setting: disksize)");
         cache.free(77);
-        assert_eq!(cache.alloc(), Ok(77));
+        assert_eq!(cache.alloc(Gfp::MayWait), Ok(77));
         let cache = self::cache(100_000);
         cache.objects.arena().inject_faults(1, 2);
-        let made = (0..2000).filter(|_| cache.alloc().is_ok()).count();
+        let made = (0..2000).filter(|_| cache.alloc(Gfp::MayWait).is_ok()).count();
         assert!((1..2000).contains(&made), "{made}");
         assert_eq!(cache.in_use(), made as u64);
     }

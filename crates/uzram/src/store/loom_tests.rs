@@ -13,6 +13,7 @@ fn store(pages: u64) -> Arc<Store> {
         limit_pages: 0,
         run_cache_batch_pages: 0,
         streams: Design::PerCpu,
+        stream_alloc: StreamAlloc::Held,
     };
     Arc::new(Store::new(&config).expect("store"))
 }

@@ -9,6 +9,7 @@
 
 mod slot;
 mod stats;
+mod stream;
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
@@ -19,14 +20,16 @@ use std::borrow::Borrow;
 
 use crate::base::error::{Error, ErrorKind, Result};
 pub use crate::base::mem::MAX_BATCH_PAGES;
-use crate::base::mem::{Account, Arena};
+use crate::base::mem::{Account, Arena, Gfp};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
-use crate::codec::{self, Algorithm, Decode, Decoder, Encoder};
+use crate::codec::{Algorithm, Decode};
 use crate::stream::{AnyStreams, Design, Streams};
-use crate::zsmalloc::{ClassStat, Pool};
+use crate::zsmalloc::{ClassStat, Handle, Pool};
 use slot::{Contents, SlotGuard, Slots};
 use stats::Counters;
+use stream::Stream;
+pub use stream::StreamAlloc;
 
 /// The most pages a store can have: a page number is a u32.
 pub const MAX_PAGES: u64 = 1 << u32::BITS;
@@ -56,6 +59,8 @@ pub struct Config {
     pub run_cache_batch_pages: usize,
     /// How threads share compression streams.
     pub streams: Design,
+    /// What becomes of a writer's stream while it waits for memory.
+    pub stream_alloc: StreamAlloc,
 }
 
 /// See the [module's documentation](self).
@@ -63,33 +68,13 @@ pub struct Store {
     slots: Slots,
     streams: AnyStreams<Stream>,
     stream_bytes: usize,
+    stream_alloc: StreamAlloc,
     pool: Pool,
     arena: Arc<Arena>,
     counters: Counters,
     /// Where the algorithm decodes without state, reading takes no stream.
     stateless_decode: Option<Decode>,
     checksum: bool,
-}
-
-/// A codec's states and a buffer for one compressed page.
-struct Stream {
-    encoder: Encoder,
-    decoder: Decoder,
-    compressed: Box<[u8]>,
-}
-
-impl Stream {
-    fn new(algorithm: &Algorithm) -> Result<Self> {
-        Ok(Stream {
-            encoder: Encoder::new(algorithm)?,
-            decoder: Decoder::new(algorithm)?,
-            compressed: vec![0; codec::ROOM_BYTES].into_boxed_slice(),
-        })
-    }
-
-    fn bytes(&self) -> usize {
-        self.encoder.state_bytes() + self.decoder.state_bytes() + self.compressed.len()
-    }
 }
 
 /// The counts of a store. Pages of 4096 bytes.
@@ -129,7 +114,7 @@ pub struct Stats {
     pub corrupted: u64,
     /// Times a thread found all streams lent and waited.
     pub stream_sleeps: u64,
-    /// Pages compressed twice, as their allocation took the slow way without a stream.
+    /// Writes that let their stream go to wait for memory: see [`StreamAlloc::Released`].
     pub writestall: u64,
 }
 
@@ -158,6 +143,7 @@ impl Store {
             slots: Slots::new(config.pages)?,
             streams,
             stream_bytes,
+            stream_alloc: config.stream_alloc,
             pool,
             arena,
             counters: Counters::new(),
@@ -347,16 +333,50 @@ impl Store {
         }
         let checksum = if self.checksum { crc32fast::hash(contents) } else { 0 };
         self.slots.prefetch(page);
+        let (handle, len) = match self.stream_alloc {
+            StreamAlloc::Held => self.streams.with(|stream| {
+                let bytes = self.compress(stream, page, contents);
+                self.pool.store(bytes, page as u32, Gfp::MayWait).map(|handle| (handle, bytes.len()))
+            }),
+            StreamAlloc::Released => self.store_released(page, contents),
+        }?;
+        Ok(Contents::Stored { handle, len: len as u16, checksum })
+    }
+
+    /// What is to be stored of a page: itself, if it does not compress well enough.
+    #[inline]
+    fn compress<'a>(&self, stream: &'a mut Stream, page: u64, contents: &'a Page) -> &'a [u8] {
+        let len = stream.encoder.encode(contents, &mut stream.compressed);
+        // What is about to be replaced is cold: its misses can pass while the new is stored.
+        self.pool.prefetch(self.slots.peek_handle(page));
+        match len.filter(|len| *len < self.pool.huge_threshold()) {
+            Some(len) => &stream.compressed[..len],
+            None => contents,
+        }
+    }
+
+    /// Stores a page without waiting for memory while a stream is held: where that takes waiting,
+    /// the page is compressed once more after it.
+    fn store_released(&self, page: u64, contents: &Page) -> Result<(Handle, usize)> {
+        let owner = page as u32;
+        let stored = self.streams.with(|stream| {
+            let bytes = self.compress(stream, page, contents);
+            let handle = self.pool.store(bytes, owner, Gfp::NoWait);
+            handle.map(|handle| (handle, bytes.len())).map_err(|_| bytes.len())
+        });
+        let len = match stored {
+            Ok(stored) => return Ok(stored),
+            Err(len) => len,
+        };
+        self.counters.local().writestall.add(1);
+        let reserved = self.pool.reserve(len, Gfp::MayWait)?;
+        if len == PAGE_SIZE {
+            return reserved.write(contents, owner).map(|handle| (handle, len));
+        }
         self.streams.with(|stream| {
-            let len = stream.encoder.encode(contents, &mut stream.compressed);
-            // What is about to be replaced is cold: its misses can pass while the new is stored.
-            self.pool.prefetch(self.slots.peek_handle(page));
-            let bytes = match len.filter(|len| *len < self.pool.huge_threshold()) {
-                Some(len) => &stream.compressed[..len],
-                None => &contents[..],
-            };
-            let handle = self.pool.store(bytes, page as u32)?;
-            Ok(Contents::Stored { handle, len: bytes.len() as u16, checksum })
+            // As long as before; were it not, the pool would find another object for it.
+            let bytes = self.compress(stream, page, contents);
+            reserved.write(bytes, owner).map(|handle| (handle, bytes.len()))
         })
     }
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::base::random::Random;
+use crate::codec::Encoder;
 
 fn config(pages: u64) -> Config {
     Config {
@@ -10,6 +11,7 @@ fn config(pages: u64) -> Config {
         limit_pages: 0,
         run_cache_batch_pages: 32,
         streams: Design::PerCpu,
+        stream_alloc: StreamAlloc::Held,
     }
 }
 

@@ -21,7 +21,7 @@ use crate::base::sync::{Condvar, Mutex, classes};
 /// See the [module's documentation](self).
 pub struct IdleList<S> {
     streams: Box<[Padded<Mutex<S>>]>,
-    list: Padded<Mutex<List>>,
+    list: Box<Padded<Mutex<List>>>,
     returned: Condvar,
 }
 
@@ -51,7 +51,7 @@ impl<S> IdleList<S> {
         let list = List { idle: (0..count.get()).collect(), waiting: 0, sleeps: 0 };
         Ok(IdleList {
             streams: (0..count.get()).map(make).collect::<Result<_, E>>()?,
-            list: Padded(Mutex::new(&classes::STREAM_LIST, list)),
+            list: Box::new(Padded(Mutex::new(&classes::STREAM_LIST, list))),
             returned: Condvar::new(),
         })
     }

@@ -24,20 +24,22 @@
 
 mod class;
 mod handle;
+mod reserved;
 mod zspage;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
 pub use class::{CHAIN_SIZES, SizeClass};
+pub(crate) use reserved::Reserved;
 pub use zspage::FULLNESS_GROUPS;
 
 use std::ops::Deref;
 use std::ptr::NonNull;
 
-use crate::base::cpu::{Padded, prefetch, prefetch_write};
+use crate::base::cpu::{Padded, prefetch};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{Account, Arena, Full, Table};
+use crate::base::mem::{Account, Arena, Full, Gfp, Table};
 use crate::base::sync::{Arc, AtomicU64, Counter, Mutex, Ordering, classes};
 use crate::base::units::PAGE_SIZE;
 use crate::slab::Cache;
@@ -145,39 +147,31 @@ impl Pool {
     /// Stores a copy of `bytes` (1..=4096) for `owner`.
     ///
     /// # Errors
+    /// As [`Pool::reserve`]. Nothing is stored then.
+    #[inline]
+    pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<Handle> {
+        self.reserve(bytes.len(), gfp)?.write(bytes, owner)
+    }
+
+    /// Takes an object with room for `len` bytes (1..=4096), to be written later.
+    ///
+    /// # Errors
     /// `Invalid` for another length, `NoSpace` when the arena's limit is met, `NoMemory` when the
-    /// system gives no more. Nothing is stored then.
-    pub fn store(&self, bytes: &[u8], owner: u32) -> Result<Handle> {
-        if bytes.is_empty() || bytes.len() > PAGE_SIZE {
+    /// system gives no more. If `gfp` forbids waiting, any of the latter two means no more than
+    /// that it takes waiting to know.
+    #[inline]
+    pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<Reserved<'_>> {
+        if len == 0 || len > PAGE_SIZE {
             return Err(Error::invalid("an object has 1 to 4096 bytes"));
         }
-        let handle = self.with_memory(|| self.handles.alloc())?;
-        let object = match self.with_memory(|| self.alloc(self.classes.index_for(bytes.len()))) {
-            Ok(object) => object,
+        let handle = self.with_memory(gfp, || self.handles.alloc(gfp))?;
+        match self.with_memory(gfp, || self.alloc(self.classes.index_for(len), gfp)) {
+            Ok(object) => Ok(Reserved::new(self, handle, object)),
             Err(error) => {
                 self.handles.free(handle);
-                return Err(error);
+                Err(error)
             }
-        };
-        let (start, header_bytes) = self.place(object);
-        // A new object is cold, and its lines come sooner all at once than one after another.
-        (0..header_bytes + bytes.len())
-            .step_by(LINE_BYTES)
-            .for_each(|at| prefetch_write(start.wrapping_add(at)));
-        if header_bytes == 0 {
-            let entry = &self.page_table[object.page as usize];
-            let id = entry.load(Ordering::Relaxed) as u32;
-            entry.store(u64::from(owner) << 32 | u64::from(id), Ordering::Relaxed);
-        } else {
-            // SAFETY: the object is allocated to this call, its pages are committed, objects are
-            // 16-aligned and at least 32 bytes, so there is room for the header.
-            unsafe { start.cast::<[u32; 2]>().write([handle, owner]) };
         }
-        // SAFETY: as above; the class was chosen for this length, so the object has room for
-        // header and contents, and `bytes` cannot overlap memory that nobody has a reference to.
-        unsafe { start.add(header_bytes).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        self.handles.get(handle).publish(object);
-        Ok(Handle(handle))
     }
 
     /// Protects the first `len` bytes of an object for reading. A free from now on takes effect
@@ -273,11 +267,11 @@ impl Pool {
         (self.arena.address(object.page).wrapping_add(offset), header_bytes)
     }
 
-    /// Runs `f`; if it meets the limit, once more after giving free memory back.
+    /// Runs `f`; if it meets the limit and `gfp` allows it, once more after giving free memory back.
     #[inline]
-    fn with_memory<R>(&self, f: impl Fn() -> Result<R>) -> Result<R> {
+    fn with_memory<R>(&self, gfp: Gfp, f: impl Fn() -> Result<R>) -> Result<R> {
         match f() {
-            Err(error) if self.may_help(&error) => {
+            Err(error) if gfp == Gfp::MayWait && self.may_help(&error) => {
                 self.arena.release_free();
                 f()
             }
@@ -295,11 +289,11 @@ impl Pool {
         }
     }
 
-    fn alloc(&self, class: u8) -> Result<Object> {
+    fn alloc(&self, class: u8, gfp: Gfp) -> Result<Object> {
         if let Some(object) = self.alloc_in_existing(&mut self.lists[usize::from(class)].lock(), class)? {
             return Ok(object);
         }
-        let (id, object) = self.alloc_zspage(class)?;
+        let (id, object) = self.alloc_zspage(class, gfp)?;
         let mut lists = self.lists[usize::from(class)].lock();
         let group = fullness_group(1, self.classes.get(class).objs_per_zspage);
         lists.insert(&self.zspages, id, group);
@@ -370,14 +364,10 @@ impl Pool {
 
     /// Makes a zspage with its first object taken, in no list yet. No class lock is held.
     #[cold]
-    fn alloc_zspage(&self, class: u8) -> Result<(u32, Object)> {
+    fn alloc_zspage(&self, class: u8, gfp: Gfp) -> Result<(u32, Object)> {
         let shape = self.classes.get(class);
-        let run = self.arena.alloc_run(usize::from(shape.pages_per_zspage))?;
+        let run = self.arena.alloc_run(usize::from(shape.pages_per_zspage), gfp)?;
         let committed = shape.pages_for(1);
-        if let Err(full) = self.arena.commit(Account::Pool, run.page, committed as u32) {
-            self.arena.free_run(run, Account::Pool, 0);
-            return Err(full.into());
-        }
         let zspage = Zspage {
             page: run.page,
             pages: run.pages,
@@ -388,20 +378,19 @@ impl Pool {
             inuse: 1,
             ..Zspage::default()
         };
-        match self.zspages.alloc(zspage) {
-            Ok(id) => {
-                self.page_table[run.page as usize].store(u64::from(id), Ordering::Relaxed);
-                Ok((id, Object { page: run.page, class, index: 0 }))
-            }
-            Err(error) => {
-                self.arena.free_run(run, Account::Pool, committed as u64);
-                Err(error)
-            }
+        let no_run = |_: &Error| self.arena.free_run(run, Account::Pool, 0);
+        let id = self.zspages.alloc(zspage, gfp).inspect_err(no_run)?;
+        // Last: giving committed pages back may take a system call.
+        if let Err(full) = self.arena.commit(Account::Pool, run.page, committed as u32) {
+            self.zspages.free(id);
+            self.arena.free_run(run, Account::Pool, 0);
+            return Err(full.into());
         }
+        self.page_table[run.page as usize].store(u64::from(id), Ordering::Relaxed);
+        Ok((id, Object { page: run.page, class, index: 0 }))
     }
 
-    /// Puts a freed object that nobody reads back into its zspage, and gives an empty zspage back
-    /// once the class's lock is let go.
+    /// Takes back a freed object that nobody reads.
     #[inline(never)]
     fn release(&self, handle: Handle, object: Object) {
         let (start, header_bytes) = self.place(object);
@@ -415,11 +404,19 @@ impl Pool {
             }
         }
         self.handles.free(handle.0);
+        self.put(object);
+    }
+
+    /// Puts an object that is in no use back into its zspage, and gives an empty zspage back once
+    /// the class's lock is let go.
+    fn put(&self, object: Object) {
+        let (start, _) = self.place(object);
         let id = self.page_table[object.page as usize].load(Ordering::Relaxed) as u32;
         let mut lists = self.lists[usize::from(object.class)].lock();
         let objs_per_zspage = self.classes.get(object.class).objs_per_zspage;
         let group = self.zspages.with(&mut lists, id, |zspage| {
-            // SAFETY: as above; the class's lock is held from here until it is on the list.
+            // SAFETY: the object is the caller's; the class's lock is held from here until it is on
+            // the list.
             unsafe { start.cast::<[u32; 2]>().write([FREE_TAG, u32::from(zspage.free)]) };
             zspage.free = object.index;
             zspage.inuse -= 1;

@@ -59,7 +59,7 @@ fn agrees_with_a_naive_model() {
             // Grow for a while, then shrink.
             if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
                 let bytes = contents(&mut random, u64::from(step));
-                let Ok(handle) = pool.store(&bytes, step) else {
+                let Ok(handle) = pool.store(&bytes, step, Gfp::MayWait) else {
                     refused += 1;
                     continue;
                 };
@@ -95,7 +95,7 @@ fn lengths_and_chain_sizes_out_of_range_are_refused() {
     assert_eq!(refused.setting(), Some("chain_size"));
     let pool = pool(8);
     for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {
-        assert_eq!(pool.store(bytes, 0).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(pool.store(bytes, 0, Gfp::MayWait).unwrap_err().kind(), ErrorKind::Invalid);
     }
 }
 
@@ -107,7 +107,7 @@ fn zspages_are_charged_as_far_as_they_are_reached() {
     assert!(class.pages_per_zspage > 8, "{class:?}");
     let handles: Vec<Handle> = (0..class.objs_per_zspage)
         .map(|number| {
-            let handle = pool.store(&vec![7; len], u32::from(number)).expect("memory");
+            let handle = pool.store(&vec![7; len], u32::from(number), Gfp::MayWait).expect("memory");
             assert_eq!(pool.pages_used(), class.pages_for(usize::from(number) + 1) as u64);
             handle
         })
@@ -122,8 +122,9 @@ fn new_objects_go_into_the_fullest_zspage() {
     let pool = pool(8);
     let (len, per_zspage) =
         (1000, usize::from(pool.classes.get(pool.classes.index_for(1000)).objs_per_zspage));
-    let handles: Vec<Handle> =
-        (0..3 * per_zspage).map(|owner| pool.store(&vec![1; len], owner as u32).expect("memory")).collect();
+    let handles: Vec<Handle> = (0..3 * per_zspage)
+        .map(|owner| pool.store(&vec![1; len], owner as u32, Gfp::MayWait).expect("memory"))
+        .collect();
     let page = |handle: &Handle| pool.handles.get(handle.to_bits()).pin().page;
     // Pins taken by `page` stay: these objects are only looked at.
     let pages: Vec<u32> = handles.iter().map(page).collect();
@@ -134,10 +135,10 @@ fn new_objects_go_into_the_fullest_zspage() {
     first[..per_zspage - 1].iter().for_each(|handle| pool.free(*handle));
     second[..3].iter().for_each(|handle| pool.free(*handle));
     for _ in 0..3 {
-        let handle = pool.store(&vec![2; len], 0).expect("memory");
+        let handle = pool.store(&vec![2; len], 0, Gfp::MayWait).expect("memory");
         assert_eq!(page(&handle), pages[per_zspage], "the second zspage is the fullest with room");
     }
-    assert_eq!(page(&pool.store(&vec![2; len], 0).expect("memory")), pages[0]);
+    assert_eq!(page(&pool.store(&vec![2; len], 0, Gfp::MayWait).expect("memory")), pages[0]);
 }
 
 #[test]
@@ -145,10 +146,10 @@ fn a_read_outlives_the_free() {
     let pool = pool(8);
     for len in [100, 2000, PAGE_SIZE] {
         let bytes = vec![len as u8; len];
-        let handle = pool.store(&bytes, 1).expect("memory");
+        let handle = pool.store(&bytes, 1, Gfp::MayWait).expect("memory");
         let (one, two) = (pool.pin(handle, 1, len).expect("sound"), pool.pin(handle, 1, len).expect("sound"));
         pool.free(handle);
-        let other = pool.store(&vec![0xff; len], 2).expect("memory");
+        let other = pool.store(&vec![0xff; len], 2, Gfp::MayWait).expect("memory");
         drop(one);
         assert_eq!(*two, *bytes);
         assert_eq!(pool.handles.in_use(), 2);
@@ -162,12 +163,12 @@ fn a_read_outlives_the_free() {
 fn another_owners_bytes_are_never_answered() {
     let pool = pool(8);
     for len in [100, PAGE_SIZE] {
-        let handle = pool.store(&vec![1; len], 5).expect("memory");
+        let handle = pool.store(&vec![1; len], 5, Gfp::MayWait).expect("memory");
         assert_eq!(pool.pin(handle, 6, len).err().map(|error| error.kind()), Some(ErrorKind::Corrupt));
         assert!(pool.pin(handle, 5, len).is_ok());
         pool.free(handle);
     }
-    let handle = pool.store(&[1; 100], 5).expect("memory");
+    let handle = pool.store(&[1; 100], 5, Gfp::MayWait).expect("memory");
     assert!(pool.pin(handle, 5, 200).is_err(), "longer than its class");
     // Damage the header: it cannot be read, and its memory is not reused.
     let object = pool.handles.get(handle.to_bits()).pin();
@@ -185,7 +186,7 @@ fn at_the_limit_freed_room_is_used_and_growth_is_refused() {
     let mut handles = Vec::new();
     pool.arena.set_limit_pages(64);
     let refused = loop {
-        match pool.store(&[3; 1000], 0) {
+        match pool.store(&[3; 1000], 0, Gfp::MayWait) {
             Ok(handle) => handles.push(handle),
             Err(error) => break error,
         }
@@ -194,10 +195,10 @@ fn at_the_limit_freed_room_is_used_and_growth_is_refused() {
     assert!(handles.len() > 200 && pool.arena.charged_pages() <= 64, "{}", handles.len());
     for round in 0..100 {
         pool.free(handles.swap_remove(round * 7 % handles.len()));
-        handles.push(pool.store(&[4; 1000], 0).expect("as much as was freed"));
+        handles.push(pool.store(&[4; 1000], 0, Gfp::MayWait).expect("as much as was freed"));
     }
     handles.into_iter().for_each(|handle| pool.free(handle));
-    pool.store(&[5; 3000], 0).expect("memory freed by one class serves another");
+    pool.store(&[5; 3000], 0, Gfp::MayWait).expect("memory freed by one class serves another");
 }
 
 /// Threads store, read and free, some of each other's objects.
@@ -214,7 +215,7 @@ fn threads_keep_each_others_objects_apart() {
                 for step in 0..6000 {
                     let place = random.below(shared.len());
                     let bytes = contents(&mut random, thread << 32 | step);
-                    let handle = pool.store(&bytes, place as u32).expect("memory");
+                    let handle = pool.store(&bytes, place as u32, Gfp::MayWait).expect("memory");
                     let mut slot = shared[place].lock().expect("no panic");
                     let old = slot.replace((handle, bytes));
                     let pinned =

@@ -5,7 +5,7 @@
 //! not committed yet. Objects that were freed form a list through their own first bytes.
 
 use crate::base::error::Result;
-use crate::base::mem::{Arena, Entry, Run};
+use crate::base::mem::{Arena, Entry, Gfp, Run};
 use crate::base::sync::{Arc, Guarded};
 use crate::slab::{Cache, Object as SlabObject};
 
@@ -89,8 +89,8 @@ impl Descriptors {
     }
 
     /// Takes a descriptor for `zspage`, which nobody else knows yet.
-    pub(super) fn alloc(&self, zspage: Zspage) -> Result<u32> {
-        let id = self.0.alloc()?;
+    pub(super) fn alloc(&self, zspage: Zspage, gfp: Gfp) -> Result<u32> {
+        let id = self.0.alloc(gfp)?;
         // SAFETY: the descriptor was free until now, and its number is known here only.
         unsafe { self.0.get(id).0.with_mut(|descriptor| *descriptor = zspage) };
         Ok(id)

@@ -62,6 +62,15 @@ pub enum Account {
     Slab,
 }
 
+/// How far an allocation may go to get memory, by the kernel's flags of that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gfp {
+    /// It takes what is there: no system call, and no waiting for memory that is going back.
+    NoWait,
+    /// It also grows what there is, and gives free memory back where a limit asks for it.
+    MayWait,
+}
+
 /// A run of pages, address space only until its pages are committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
@@ -161,22 +170,23 @@ impl Arena {
     /// Takes a run of `pages` pages (1..=16). It charges nothing.
     ///
     /// # Errors
-    /// `NoMemory` when the system gives no more, `NoSpace` when the reservation is used up.
-    pub fn alloc_run(&self, pages: usize) -> Result<Run> {
+    /// `NoMemory` when the system gives no more, or when no run is free and `gfp` does not allow
+    /// asking it; `NoSpace` when the reservation is used up.
+    pub fn alloc_run(&self, pages: usize, gfp: Gfp) -> Result<Run> {
         assert!((1..=MAX_RUN_PAGES).contains(&pages), "runs have 1 to 16 pages");
         #[cfg(test)]
         self.inject(faults::Faults::run)?;
         let run = |page| Run { page, pages: pages as u8 };
         let batch_pages = self.batch_pages.get() as usize;
         if batch_pages == 0 {
-            return self.take(&mut self.inner.lock(), pages).map(run);
+            return self.take(&mut self.inner.lock(), pages, gfp).map(run);
         }
         let mut cache = self.caches.local().lock();
         if let Some(page) = cache.stack(pages).pop() {
             return Ok(run(page));
         }
         let mut inner = self.inner.lock();
-        let first = self.take(&mut inner, pages)?;
+        let first = self.take(&mut inner, pages, gfp)?;
         for _ in 1..batch_runs(batch_pages, pages) {
             // What is free anyway comes along; growing is for those who need it now.
             match self.take_free(&mut inner, pages) {
@@ -188,7 +198,7 @@ impl Arena {
     }
 
     /// Gives a run back. `committed` of its pages were charged to `account`; nobody uses their
-    /// contents any more.
+    /// contents any more. With none committed it makes no system call.
     pub fn free_run(&self, run: Run, account: Account, committed: u64) {
         self.usage(account).pages.sub(committed);
         let pages = usize::from(run.pages);
@@ -210,6 +220,10 @@ impl Arena {
             stack.drain(..batch).for_each(|page| self.put(&mut inner, page, pages));
             inner
         };
+        if committed == 0 {
+            // There is no more free memory than before the run was taken.
+            return;
+        }
         let used_pages = self.used_pages(Account::Pool) + self.used_pages(Account::Slab);
         let keep = KEPT_FREE_PAGES.max(used_pages / USED_PER_KEPT_PAGE);
         let too_many = inner.free_resident_pages > keep;
@@ -332,11 +346,14 @@ impl Arena {
         }
     }
 
-    /// Takes a run, growing by a chunk if none is free.
-    fn take(&self, inner: &mut Inner, pages: usize) -> Result<u32> {
+    /// Takes a run, growing by a chunk if none is free and `gfp` allows it.
+    fn take(&self, inner: &mut Inner, pages: usize, gfp: Gfp) -> Result<u32> {
         loop {
             if let Some(page) = self.take_free(inner, pages) {
                 return Ok(page);
+            }
+            if gfp == Gfp::NoWait {
+                return Err(Error::new(ErrorKind::NoMemory, "no run of pages is free"));
             }
             let at = inner.runs.groups() * GROUP_PAGES as usize;
             if at >= self.reserved_pages() {

@@ -19,7 +19,7 @@ fn counts_agree_with_a_model_and_with_the_system() {
         let mut live: Vec<(Run, u32)> = Vec::new();
         for step in 0..4000 {
             match random.below(12) {
-                0..=4 => live.push((arena.alloc_run(1 + random.below(16)).expect("memory"), 0)),
+                0..=4 => live.push((arena.alloc_run(1 + random.below(16), Gfp::MayWait).expect("memory"), 0)),
                 5..=7 if !live.is_empty() => {
                     let index = random.below(live.len());
                     let (run, committed) = &mut live[index];
@@ -55,14 +55,14 @@ fn counts_agree_with_a_model_and_with_the_system() {
 fn the_limit_bounds_what_is_in_memory() {
     let arena = Arena::new(64 << 20).expect("address space");
     arena.set_limit_pages(10);
-    let run = arena.alloc_run(16).expect("address space");
+    let run = arena.alloc_run(16, Gfp::MayWait).expect("address space");
     arena.commit(Account::Pool, run.page, 10).expect("within the limit");
     assert_eq!(arena.commit(Account::Slab, run.page + 10, 1), Err(Full));
     assert_eq!(Error::from(Full).setting(), Some("mem_limit"));
     assert_eq!((arena.charged_pages(), arena.used_pages_max(Account::Pool)), (10, 10));
     arena.free_run(run, Account::Pool, 10);
     assert_eq!(arena.charged_pages(), 10, "kept for reuse");
-    let again = arena.alloc_run(16).expect("address space");
+    let again = arena.alloc_run(16, Gfp::MayWait).expect("address space");
     assert_eq!(again.page, run.page);
     arena.commit(Account::Pool, again.page, 10).expect("what is in memory already costs nothing");
     assert_eq!(arena.charged_pages(), 10);
@@ -76,7 +76,7 @@ fn freed_memory_goes_back_by_itself() {
     let arena = Arena::new(256 << 20).expect("address space");
     for batch in [0, 32] {
         arena.set_run_cache_batch_pages(batch).expect("batch");
-        let runs: Vec<Run> = (0..1000).map(|_| arena.alloc_run(16).expect("memory")).collect();
+        let runs: Vec<Run> = (0..1000).map(|_| arena.alloc_run(16, Gfp::MayWait).expect("memory")).collect();
         for run in &runs {
             arena.commit(Account::Pool, run.page, 16).expect("no limit");
             touch(&arena, run.page, 16);
@@ -115,7 +115,7 @@ fn memory_goes_back_beside_takers() {
                     let mut live: Vec<Run> = Vec::new();
                     for _ in 0..4000 {
                         if live.len() < 20 && random.below(5) < 3 {
-                            let run = arena.alloc_run(1 + random.below(16)).expect("memory");
+                            let run = arena.alloc_run(1 + random.below(16), Gfp::MayWait).expect("memory");
                             let pages = u32::from(run.pages);
                             let commit = || arena.commit(Account::Pool, run.page, pages);
                             commit()
@@ -145,10 +145,11 @@ fn memory_goes_back_beside_takers() {
 #[test]
 fn the_reservation_ends_with_an_error() {
     let arena = Arena::new(1).expect("address space");
-    let runs: Vec<_> = (0..32).map(|_| arena.alloc_run(16).expect("a chunk holds 32 of them")).collect();
-    assert_eq!(arena.alloc_run(1).unwrap_err().kind(), ErrorKind::NoSpace);
+    let runs: Vec<_> =
+        (0..32).map(|_| arena.alloc_run(16, Gfp::MayWait).expect("a chunk holds 32 of them")).collect();
+    assert_eq!(arena.alloc_run(1, Gfp::MayWait).unwrap_err().kind(), ErrorKind::NoSpace);
     arena.free_run(runs[7], Account::Pool, 0);
-    assert_eq!(arena.alloc_run(16).expect("freed"), runs[7]);
+    assert_eq!(arena.alloc_run(16, Gfp::MayWait).expect("freed"), runs[7]);
     assert_eq!(arena.set_run_cache_batch_pages(MAX_BATCH_PAGES + 1).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
@@ -165,7 +166,7 @@ fn threads_never_share_a_page() {
                 let mut live = Vec::new();
                 for step in 0..20_000u64 {
                     if live.len() < 50 && random.below(2) == 0 {
-                        let run = arena.alloc_run(1 + random.below(16)).expect("memory");
+                        let run = arena.alloc_run(1 + random.below(16), Gfp::MayWait).expect("memory");
                         arena.commit(Account::Pool, run.page, u32::from(run.pages)).expect("no limit");
                         let tag = thread << 32 | step;
                         for page in 0..u32::from(run.pages) {

@@ -1,0 +1,67 @@
+//! Objects that are taken and not written yet: between the two, their owner may wait for other
+//! things than memory.
+
+use super::handle::Object;
+use super::{Handle, LINE_BYTES, Pool};
+use crate::base::cpu::prefetch_write;
+use crate::base::error::Result;
+use crate::base::mem::Gfp;
+use crate::base::sync::Ordering;
+use crate::base::units::PAGE_SIZE;
+
+/// An object with room for as many bytes as it was reserved for. Dropped, it goes back.
+pub(crate) struct Reserved<'a> {
+    pool: &'a Pool,
+    handle: u32,
+    object: Object,
+}
+
+impl<'a> Reserved<'a> {
+    pub(super) fn new(pool: &'a Pool, handle: u32, object: Object) -> Self {
+        Reserved { pool, handle, object }
+    }
+
+    /// Stores a copy of `bytes` for `owner`. If the object is of another class than they need, they
+    /// get one of theirs, and this one goes back.
+    ///
+    /// # Errors
+    /// None for as many bytes as were reserved; else as [`Pool::store`], which may wait then.
+    #[inline]
+    pub fn write(self, bytes: &[u8], owner: u32) -> Result<Handle> {
+        let pool = self.pool;
+        let len_fits = (1..=PAGE_SIZE).contains(&bytes.len());
+        if !len_fits || pool.classes.index_for(bytes.len()) != self.object.class {
+            drop(self);
+            return pool.store(bytes, owner, Gfp::MayWait);
+        }
+        let (start, header_bytes) = pool.place(self.object);
+        // A new object is cold, and its lines come sooner all at once than one after another.
+        (0..header_bytes + bytes.len())
+            .step_by(LINE_BYTES)
+            .for_each(|at| prefetch_write(start.wrapping_add(at)));
+        if header_bytes == 0 {
+            let entry = &pool.page_table[self.object.page as usize];
+            let id = entry.load(Ordering::Relaxed) as u32;
+            entry.store(u64::from(owner) << 32 | u64::from(id), Ordering::Relaxed);
+        } else {
+            // SAFETY: the object is this reservation's alone, its pages are committed, objects are
+            // 16-aligned and at least 32 bytes, so there is room for the header.
+            unsafe { start.cast::<[u32; 2]>().write([self.handle, owner]) };
+        }
+        // SAFETY: as above; the class is the one for this length, so the object has room for
+        // header and contents, and `bytes` cannot overlap memory that nobody has a reference to.
+        unsafe { start.add(header_bytes).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        pool.handles.get(self.handle).publish(self.object);
+        let handle = Handle(self.handle);
+        // The object is the handle's from now on.
+        std::mem::forget(self);
+        Ok(handle)
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.pool.handles.free(self.handle);
+        self.pool.put(self.object);
+    }
+}
