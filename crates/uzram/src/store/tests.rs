@@ -15,6 +15,22 @@ fn config(pages: u64) -> Config {
     }
 }
 
+/// A list of so many streams.
+fn list(count: usize) -> Design {
+    Design::IdleList(count.try_into().expect("in range"))
+}
+
+/// Every way to share streams and to treat one while memory is waited for.
+fn with_streams(base: &Config) -> Vec<Config> {
+    let mut configs = Vec::new();
+    for streams in [Design::PerCpu, list(1), list(3)] {
+        for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
+            configs.push(Config { streams, stream_alloc, ..base.clone() });
+        }
+    }
+    configs
+}
+
 fn configs(pages: u64) -> [Config; 4] {
     let base = config(pages);
     [
@@ -73,9 +89,10 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
 #[test]
 fn agrees_with_a_naive_model() {
     const PAGES: u64 = 60;
-    for seed in 0..12 {
+    let configs: Vec<Config> = configs(PAGES).iter().flat_map(with_streams).collect();
+    for (seed, config) in (0..).zip(&configs) {
         let mut random = Random::new(seed);
-        let store = Store::new(&configs(PAGES)[seed as usize % 4]).expect("store");
+        let store = Store::new(config).expect("store");
         let mut model: Vec<Option<Page>> = vec![None; PAGES as usize];
         let (mut written, mut refused) = (0, 0);
         for step in 0..3000 {
@@ -135,6 +152,8 @@ fn agrees_with_a_naive_model() {
             assert!(read == model[number].unwrap_or([0; PAGE_SIZE]), "seed {seed} step {step}: {done:?}");
         }
         assert!(written > 500 && refused > 10, "seed {seed}: {written} written, {refused} refused");
+        let released = config.stream_alloc == StreamAlloc::Released;
+        assert_eq!(store.stats().writestall > 100, released, "seed {seed}: {:?}", store.stats());
     }
 }
 
@@ -142,9 +161,8 @@ fn agrees_with_a_naive_model() {
 #[test]
 fn reads_under_writes_are_whole_pages_of_theirs() {
     const PAGES: u64 = 64;
-    for config in
-        [config(PAGES), Config { algorithm: Algorithm::Zstd { level: 1 }, checksum: true, ..config(PAGES) }]
-    {
+    let zstd = Config { algorithm: Algorithm::Zstd { level: 1 }, checksum: true, ..config(PAGES) };
+    for config in with_streams(&config(PAGES)).into_iter().chain(with_streams(&zstd)) {
         let store = Store::new(&config).expect("store");
         // Page `number`, version `version`: its first word says so, the rest follows from it.
         let make = |number: u64, version: u64| {
@@ -161,7 +179,7 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
                 scope.spawn(move || {
                     let mut random = Random::new(thread);
                     let mut read = [0; PAGE_SIZE];
-                    for _ in 0..4000 {
+                    for _ in 0..1500 {
                         let number = random.below(PAGES as usize) as u64;
                         match random.below(10) {
                             0 => store.discard(number),
@@ -302,8 +320,12 @@ fn one_busy_page_keeps_its_counts() {
 /// old page.
 #[test]
 fn the_limit_holds_under_many_writers() {
-    const LIMIT_PAGES: u64 = 300;
-    let store = Store::new(&Config { limit_pages: LIMIT_PAGES, ..config(4096) }).expect("store");
+    let base = Config { limit_pages: 300, ..config(4096) };
+    with_streams(&base).iter().for_each(writers_at_the_limit);
+}
+
+fn writers_at_the_limit(config: &Config) {
+    let store = Store::new(config).expect("store");
     let (mut done, mut refused) = (0, 0);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..8u64)
@@ -313,7 +335,7 @@ fn the_limit_holds_under_many_writers() {
                     let mut random = Random::new(thread);
                     let (mut page, mut read) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
                     let (mut held, mut counts) = (Vec::new(), (0, 0));
-                    for round in 0..3000u64 {
+                    for round in 0..1500u64 {
                         let number = thread * 512 + random.below(512) as u64;
                         let len = 8 + random.below(PAGE_SIZE - 8);
                         random.fill(&mut page[..len]);
@@ -333,7 +355,7 @@ fn the_limit_holds_under_many_writers() {
                                 counts.1 += 1;
                             }
                         }
-                        assert!(store.stats().charged_pages <= LIMIT_PAGES);
+                        assert!(store.stats().charged_pages <= config.limit_pages);
                     }
                     counts
                 })
@@ -344,7 +366,74 @@ fn the_limit_holds_under_many_writers() {
             (done, refused) = (done + counts.0, refused + counts.1);
         }
     });
-    assert!(done > 3000 && refused > 30, "{done} written, {refused} refused");
+    assert!(done > 1500 && refused > 30, "{done} written, {refused} refused");
+}
+
+/// A stall is a write that found no memory without waiting: the first of a store, those that fail,
+/// no others, and none at all where the stream is held.
+#[test]
+fn writes_that_wait_for_memory_without_a_stream_are_counted() {
+    for config in with_streams(&config(1000)) {
+        let (store, mut random) = (Store::new(&config).expect("store"), Random::new(1));
+        let (mut huge, mut half, mut quarter) = ([0; PAGE_SIZE], [0; PAGE_SIZE], [0; PAGE_SIZE]);
+        random.fill(&mut huge);
+        random.fill(&mut half[..PAGE_SIZE / 2]);
+        random.fill(&mut quarter[..PAGE_SIZE / 4]);
+        let mut expected_stalls = 0;
+        let mut stalls = |store: &Store, more: u64| {
+            expected_stalls += if config.stream_alloc == StreamAlloc::Released { more } else { 0 };
+            assert_eq!(store.stats().writestall, expected_stalls, "{config:?}");
+        };
+        store.write(0, &half).expect("memory");
+        stalls(&store, 1);
+        // They fit into the chunk of 512 pages that the first has made usable.
+        (1..200).for_each(|page| store.write(page, &half).expect("memory"));
+        (200..300).for_each(|page| store.write(page, &huge).expect("memory"));
+        stalls(&store, 0);
+        let mut read = [0; PAGE_SIZE];
+        // Both need a new zspage. The old contents are `half`, and stay.
+        for (page, contents) in [(10, &huge), (11, &quarter)] {
+            store.arena.inject_faults(0, 1);
+            let error = store.write(page, contents).expect_err("no run at all");
+            store.arena.inject_faults(0, 0);
+            assert_eq!(error.kind(), ErrorKind::NoMemory);
+            stalls(&store, 1);
+            store.read(page, &mut read).expect("sound");
+            assert!(read == half, "a failed write changed page {page}");
+            store.write(page, contents).expect("memory");
+            stalls(&store, 0);
+            store.read(page, &mut read).expect("sound");
+            assert!(read == *contents, "page {page}");
+        }
+        assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 300);
+    }
+}
+
+/// At a limit that free memory fills up, a write waits for some of it to go back, without its
+/// stream, and then succeeds.
+#[test]
+fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
+    for config in with_streams(&config(1000)) {
+        let store = Store::new(&config).expect("store");
+        let (mut small, mut large) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+        Random::new(1).fill(&mut small[..1000]);
+        Random::new(2).fill(&mut large[..3000]);
+        (0..100).for_each(|page| store.write(page, &small).expect("memory"));
+        (0..100).for_each(|page| store.discard(page));
+        let (stats, before) = (store.stats(), store.stats().charged_pages);
+        assert!(stats.pool_pages == 0 && before > 20, "{stats:?}");
+        store.set_limit_pages(before);
+        // The free pages are kept in runs of a length that these have no use for.
+        (0..20).for_each(|page| store.write(page, &large).expect("as much as was freed"));
+        let stalls = store.stats().writestall - stats.writestall;
+        assert_eq!(stalls > 0, config.stream_alloc == StreamAlloc::Released, "{config:?}: {stalls}");
+        assert!(store.stats().charged_pages <= before);
+        let mut read = [0; PAGE_SIZE];
+        for page in 0..20 {
+            store.read(page, &mut read).expect("sound");
+            assert!(read == large, "page {page}");
+        }
+    }
 }
 
 #[test]
