@@ -31,7 +31,7 @@ fn check_stats(pool: &Pool, live: &HashMap<u32, Vec<u8>>) {
     let mut pages = 0;
     for stat in &stats {
         assert_eq!(stat.obj_used, used.remove(&stat.class).unwrap_or(0), "{:?}", stat.class);
-        let zspages: u64 = stat.zspages.iter().map(|count| u64::from(*count)).sum();
+        let zspages = zspages(stat);
         assert_eq!(stat.zspages[0], 0, "empty zspages are given back");
         assert!(stat.pages_used <= zspages * u64::from(stat.class.pages_per_zspage));
         assert!(stat.pages_used * PAGE_SIZE as u64 >= stat.obj_used * u64::from(stat.class.size_bytes));
@@ -41,7 +41,21 @@ fn check_stats(pool: &Pool, live: &HashMap<u32, Vec<u8>>) {
     assert!(pool.arena.charged_pages() >= pages);
 }
 
-/// Seeded stores, reads and frees, with failures injected now and then, against a map.
+/// Stores in one of the ways there are, and now and then reserves an object in vain.
+fn store(pool: &Pool, bytes: &[u8], owner: u32, random: &mut Random) -> Option<Handle> {
+    let other_len = 1 + random.below(PAGE_SIZE);
+    match random.below(4) {
+        0 => pool.store(bytes, owner, Gfp::MayWait).ok(),
+        1 => pool.store(bytes, owner, Gfp::NoWait).or_else(|_| pool.store(bytes, owner, Gfp::MayWait)).ok(),
+        2 => {
+            drop(pool.reserve(other_len, Gfp::NoWait));
+            pool.reserve(bytes.len(), Gfp::MayWait).and_then(|reserved| reserved.write(bytes, owner)).ok()
+        }
+        _ => pool.reserve(other_len, Gfp::MayWait).and_then(|reserved| reserved.write(bytes, owner)).ok(),
+    }
+}
+
+/// Seeded stores, reservations, reads and frees, with failures injected now and then, against a map.
 #[test]
 fn agrees_with_a_naive_model() {
     for seed in 0..8 {
@@ -59,7 +73,7 @@ fn agrees_with_a_naive_model() {
             // Grow for a while, then shrink.
             if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
                 let bytes = contents(&mut random, u64::from(step));
-                let Ok(handle) = pool.store(&bytes, step, Gfp::MayWait) else {
+                let Some(handle) = store(&pool, &bytes, step, &mut random) else {
                     refused += 1;
                     continue;
                 };
@@ -97,6 +111,56 @@ fn lengths_and_chain_sizes_out_of_range_are_refused() {
     for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {
         assert_eq!(pool.store(bytes, 0, Gfp::MayWait).unwrap_err().kind(), ErrorKind::Invalid);
     }
+}
+
+/// Without waiting the pool neither grows nor gives memory back, and takes all that is there.
+#[test]
+fn without_waiting_only_what_is_there_is_taken() {
+    let pool = pool(8);
+    let refused = pool.store(&[1; 3000], 0, Gfp::NoWait).expect_err("there is no memory yet");
+    assert_eq!(refused.kind(), ErrorKind::NoMemory);
+    assert_eq!((pool.arena.charged_pages(), pool.handles.in_use()), (0, 0));
+    let first = pool.store(&[1; 3000], 0, Gfp::MayWait).expect("memory");
+    let mut handles = vec![first];
+    while let Ok(handle) = pool.store(&[1; 3000], 0, Gfp::NoWait) {
+        handles.push(handle);
+    }
+    // Of a chunk of 512 pages, two slabs of 16 are metadata; runs of other lengths leave gaps.
+    assert!(pool.pages_used() > 460, "{} pages", pool.pages_used());
+    assert_eq!(pool.zspages.in_use(), pool.class_stats().iter().map(zspages).sum(), "none is left over");
+    assert_eq!(pool.handles.in_use(), handles.len() as u64);
+
+    // At the limit, with free memory in runs of another length.
+    let kept = handles.len() - 40;
+    handles.drain(kept..).for_each(|handle| pool.free(handle));
+    pool.arena.set_limit_pages(pool.arena.charged_pages());
+    let charged = pool.arena.charged_pages();
+    pool.store(&[2; PAGE_SIZE], 0, Gfp::NoWait).expect_err("free pages must go back first");
+    assert_eq!(pool.arena.charged_pages(), charged, "they have not");
+    pool.store(&[2; PAGE_SIZE], 0, Gfp::MayWait).expect("now they have");
+    assert!(pool.arena.charged_pages() < charged);
+}
+
+fn zspages(stat: &ClassStat) -> u64 {
+    stat.zspages.iter().map(|count| u64::from(*count)).sum()
+}
+
+/// Bytes of another length than was reserved are stored all the same, and the object that they do
+/// not need goes back.
+#[test]
+fn bytes_need_not_be_as_long_as_what_was_reserved() {
+    let pool = pool(8);
+    for (reserved_len, len) in [(100, 3000), (3000, 100), (PAGE_SIZE, 1), (1, PAGE_SIZE), (500, 501)] {
+        let bytes = vec![len as u8; len];
+        let reserved = pool.reserve(reserved_len, Gfp::MayWait).expect("memory");
+        let handle = reserved.write(&bytes, 7).expect("memory");
+        assert_eq!(*pool.pin(handle, 7, len).expect("sound"), *bytes);
+        assert_eq!((pool.handles.in_use(), pool.zspages.in_use()), (1, 1), "{reserved_len} {len}");
+        pool.free(handle);
+    }
+    let reserved = pool.reserve(100, Gfp::MayWait).expect("memory");
+    assert_eq!(reserved.write(&[0; PAGE_SIZE + 1], 7).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!((pool.handles.in_use(), pool.zspages.in_use(), pool.pages_used()), (0, 0, 0));
 }
 
 #[test]
