@@ -4,7 +4,11 @@ use super::*;
 use loom::thread;
 
 fn store(pages: u64) -> Arc<Store> {
-    let config = Config {
+    Arc::new(Store::new(&config(pages)).expect("store"))
+}
+
+fn config(pages: u64) -> Config {
+    Config {
         pages,
         algorithm: Algorithm::Lz4,
         // The fewest classes: loom makes all their locks anew for each interleaving.
@@ -14,8 +18,7 @@ fn store(pages: u64) -> Arc<Store> {
         run_cache_batch_pages: 0,
         streams: Design::PerCpu,
         stream_alloc: StreamAlloc::Held,
-    };
-    Arc::new(Store::new(&config).expect("store"))
+    }
 }
 
 /// A page that compresses, of `seed` all over but for its first word.
@@ -92,5 +95,25 @@ fn loom_store_reads_against_discarding() {
         reader.join().expect("no panic");
         assert_eq!((read(&store, 0), store.stats().pages_stored), (0, 0));
         assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 0);
+    });
+}
+
+/// Two writers share one stream, and both need it twice: the first one to come makes the pool grow,
+/// and lets it go for that.
+#[test]
+fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
+    model(|| {
+        let streams = Design::IdleList(1.try_into().expect("in range"));
+        let config = Config { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
+        let store = Arc::new(Store::new(&config).expect("store"));
+        let writer = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || store.write(0, &contents(1)).expect("memory"))
+        };
+        store.write(1, &contents(2)).expect("memory");
+        writer.join().expect("no panic");
+        assert_eq!((read(&store, 0), read(&store, 1)), (1, 2));
+        assert!((1..=2).contains(&store.stats().writestall));
+        assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 2);
     });
 }
