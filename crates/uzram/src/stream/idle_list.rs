@@ -2,11 +2,11 @@
 //! streams" (S. Senozhatsky, 2016).
 //!
 //! A thread takes the stream that was returned last, which is the warmest. One that finds none
-//! sleeps. Each stream that is returned while threads sleep wakes one of them, the one that sleeps
-//! longest. As in the kernel, the stream is not kept for it: a thread that comes by earlier takes
-//! it, and the woken one sleeps again. Handing it over would be fair, and would make each thread
-//! sleep for each page as soon as there are more threads than streams, since a thread is back for
-//! its next page before the one it woke has run.
+//! sleeps. Each stream that is returned while threads sleep wakes one of them. As in the kernel,
+//! the stream is not kept for it: a thread that comes by earlier takes it, and the woken one sleeps
+//! again. Handing it over would be fair, and would make each thread sleep for each page as soon as
+//! there are more threads than streams, since a thread is back for its next page before the one it
+//! woke has run.
 //!
 //! Locks: the list's is held for a push or a pop, and let go before the stream's own is taken, which
 //! is free then and held while the stream is lent.
@@ -75,6 +75,7 @@ impl<S> Drop for Taken<'_, S> {
     fn drop(&mut self) {
         let mut list = self.streams.list.lock();
         list.idle.push(self.number);
+        debug_assert!(list.idle.len() <= self.streams.streams.len(), "each stream is on the list once");
         let wake = list.waiting > 0;
         drop(list);
         if wake {

@@ -10,7 +10,7 @@ type Tested = AnyStreams<(Guarded<u32>, u32)>;
 fn lending(design: Design, threads: u32, uses: u32) {
     let mut builder = loom::model::Builder::new();
     // As in the store's models; set LOOM_MAX_PREEMPTIONS for more.
-    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.preemption_bound = builder.preemption_bound.or(Some(2));
     builder.check(move || {
         let mut count = 0;
         let stream = || {
@@ -71,4 +71,9 @@ fn loom_streams_idle_list_of_one_wakes_each() {
 #[test]
 fn loom_streams_idle_list_of_two() {
     lending(list(2), 3, 1);
+}
+
+#[test]
+fn loom_streams_idle_list_of_two_wakes_each() {
+    lending(list(2), 4, 1);
 }

@@ -4,6 +4,7 @@ use super::*;
 use crate::base::cpu;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, mpsc};
+use std::time::{Duration, Instant};
 
 /// The designs, each with the number of streams it has.
 fn designs() -> Vec<(Design, usize)> {
@@ -91,7 +92,8 @@ fn who_finds_none_sleeps_until_one_is_returned() {
             let (sender, lent_at_last) = mpsc::channel();
             let streams = &streams;
             scope.spawn(move || streams.with(|_| sender.send(()).expect("the test waits")));
-            while streams.sleeps() == 0 {
+            let until = Instant::now() + Duration::from_secs(20);
+            while streams.sleeps() == 0 && Instant::now() < until {
                 std::thread::yield_now();
             }
             assert_eq!(lent_at_last.try_recv(), Err(mpsc::TryRecvError::Empty), "{design}");
