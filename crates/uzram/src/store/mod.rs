@@ -43,7 +43,7 @@ const RESERVE_BASE_BYTES: u64 = if cfg!(feature = "loom") { 1 << 19 } else { 64 
 const SPARE_OBJECTS: u64 = if cfg!(feature = "loom") { 8 } else { 65536 };
 
 /// How to make a [`Store`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Its size, 1..=[`MAX_PAGES`].
     pub pages: u64,
