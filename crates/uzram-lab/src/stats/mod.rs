@@ -1,6 +1,11 @@
-//! The little statistics that measurements need: medians, and a histogram of durations.
+//! The little statistics that measurements need: medians, a histogram of durations, and how sure
+//! one can be of a ratio ([`PairedRatio`]).
+
+mod paired;
 
 use std::time::Duration;
+
+pub use paired::{MAX_PAIRS, PairedRatio};
 
 /// The median, the mean of the middle two for an even count; NaN for no values.
 pub fn median(values: &[f64]) -> f64 {

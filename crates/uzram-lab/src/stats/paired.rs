@@ -1,0 +1,234 @@
+//! How two things that were measured in pairs compare: the median of the pairs' ratios, an
+//! interval for it, and a rank test.
+//!
+//! Both are exact for the few pairs that a measurement has; neither supposes a distribution.
+//!
+//! * The interval runs from the k-th smallest ratio to the k-th largest. The true median lies
+//!   outside only if fewer than k of the pairs fell on one side of it, and how many do is
+//!   binomial with one half: W. R. Thompson, "On confidence ranges for the median and other
+//!   expectation distributions for populations of unknown distribution form", Annals of
+//!   Mathematical Statistics 7 (1936); also W. J. Conover, "Practical Nonparametric Statistics",
+//!   3rd edition, section 3.2.
+//! * The test is the signed-rank test of F. Wilcoxon, "Individual comparisons by ranking methods",
+//!   Biometrics Bulletin 1 (1945), two-sided, on the ratios' logarithms, so that exchanging the
+//!   two things changes nothing. Pairs without a difference are left out and equal differences
+//!   share their ranks, as he does; the distribution is counted over all signs, ties included.
+
+use super::median;
+
+/// The most pairs, which bounds what the exact distributions cost.
+pub const MAX_PAIRS: usize = 100;
+
+/// How sure an interval should be.
+const WANTED_COVERAGE: f64 = 0.95;
+
+/// Two things compared in pairs of measurements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PairedRatio {
+    /// The median of the pairs' ratios.
+    pub ratio: f64,
+    /// Where the interval for it begins.
+    pub low: f64,
+    /// Where it ends.
+    pub high: f64,
+    /// How probably such an interval holds the true median: 0.95 or a little more; less only with
+    /// fewer than six pairs, of which it spans all.
+    pub coverage: f64,
+    /// How probably the signed ranks would be as uneven as these, or more, if the two were alike.
+    pub p: f64,
+}
+
+impl PairedRatio {
+    /// Compares `a[i]` with `b[i]`; a ratio is `a / b`. `None` when there are no pairs, more than
+    /// [`MAX_PAIRS`], or a measurement that is not above zero.
+    pub fn new(a: &[f64], b: &[f64]) -> Option<PairedRatio> {
+        let measured = |value: &f64| *value > 0.0 && value.is_finite();
+        if a.len() != b.len() || !(1..=MAX_PAIRS).contains(&a.len()) || !a.iter().chain(b).all(measured) {
+            return None;
+        }
+        let mut ratios: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
+        ratios.sort_unstable_by(f64::total_cmp);
+        let (k, coverage) = interval_of_median(ratios.len());
+        let logarithms: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
+        Some(PairedRatio {
+            ratio: median(&ratios),
+            low: ratios[k - 1],
+            high: ratios[ratios.len() - k],
+            coverage,
+            p: signed_rank_p(&logarithms),
+        })
+    }
+}
+
+/// The largest k for which the interval from the k-th smallest to the k-th largest of `n` values
+/// covers the median as surely as wanted, else 1; and how surely it does.
+fn interval_of_median(n: usize) -> (usize, f64) {
+    // The probability that exactly `below` of n values lie below the median, and that at most so
+    // many do.
+    let mut exactly = 0.5f64.powi(n as i32);
+    let mut at_most = exactly;
+    let (mut k, mut coverage) = (1, 1.0 - 2.0 * at_most);
+    for below in 1..n.div_ceil(2) {
+        exactly *= (n - below + 1) as f64 / below as f64;
+        at_most += exactly;
+        if 1.0 - 2.0 * at_most < WANTED_COVERAGE {
+            break;
+        }
+        (k, coverage) = (below + 1, 1.0 - 2.0 * at_most);
+    }
+    (k, coverage.max(0.0))
+}
+
+/// The two-sided p of the signed-rank test on differences; 1 when there is none.
+fn signed_rank_p(differences: &[f64]) -> f64 {
+    let mut differences: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();
+    differences.sort_unstable_by(|a, b| a.abs().total_cmp(&b.abs()));
+    let ranks = doubled_ranks(&differences);
+    let positive: usize =
+        ranks.iter().zip(&differences).filter(|(_, difference)| **difference > 0.0).map(|(rank, _)| rank).sum();
+    // chances[s]: how probably the positive ranks add up to s, each being positive as often as not.
+    let total: usize = ranks.iter().sum();
+    let mut chances = vec![0.0; total + 1];
+    chances[0] = 1.0;
+    let mut reached = 0;
+    for rank in ranks {
+        reached += rank;
+        for sum in (0..=reached).rev() {
+            let with = if sum >= rank { chances[sum - rank] } else { 0.0 };
+            chances[sum] = 0.5 * (chances[sum] + with);
+        }
+    }
+    let at_most: f64 = chances[..=positive].iter().sum();
+    let at_least: f64 = chances[positive..].iter().sum();
+    (2.0 * at_most.min(at_least)).min(1.0)
+}
+
+/// Twice the rank of each value's size, of values sorted by it: equal sizes share the mean of their
+/// ranks, of which twice is whole.
+fn doubled_ranks(sorted: &[f64]) -> Vec<usize> {
+    let mut ranks = Vec::with_capacity(sorted.len());
+    for tied in sorted.chunk_by(|a, b| a.abs() == b.abs()) {
+        let (first, last) = (ranks.len() + 1, ranks.len() + tied.len());
+        ranks.resize(last, first + last);
+    }
+    ranks
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// Differences with these signed ranks.
+    fn with_negative_ranks(n: usize, negative: &[usize]) -> Vec<f64> {
+        let signed = |rank| if negative.contains(&rank) { -(rank as f64) } else { rank as f64 };
+        (1..=n).map(signed).collect()
+    }
+
+    /// Ranks of 1..=n that add up to `sum`.
+    fn ranks_adding_up_to(n: usize, mut sum: usize) -> Vec<usize> {
+        (1..=n).rev().filter(|rank| (*rank <= sum).then(|| sum -= rank).is_some()).collect()
+    }
+
+    /// The example of Hollander & Wolfe, "Nonparametric Statistical Methods", section 3.1, which R's
+    /// manual repeats: depression before and after a therapy, V = 40, one-sided p = 0.01953.
+    #[test]
+    fn the_signed_rank_test_gives_the_published_p() {
+        let before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30];
+        let after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29];
+        let differences: Vec<f64> = before.iter().zip(&after).map(|(a, b)| a - b).collect();
+        assert_eq!(signed_rank_p(&differences), 2.0 * 10.0 / 512.0);
+    }
+
+    /// The largest sums that the printed tables call significant at 0.05, two-sided (Wilcoxon 1945
+    /// and its later extensions).
+    #[test]
+    fn the_signed_rank_test_agrees_with_the_printed_tables() {
+        for (n, critical) in [(6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (11, 10), (12, 13), (15, 25), (20, 52)] {
+            let p = |sum| signed_rank_p(&with_negative_ranks(n, &ranks_adding_up_to(n, sum)));
+            assert!(p(critical) <= 0.05, "{n}: {}", p(critical));
+            assert!(p(critical + 1) > 0.05, "{n}: {}", p(critical + 1));
+        }
+    }
+
+    /// Every way to give signs to the differences, counted one by one.
+    fn p_by_enumeration(differences: &[f64]) -> f64 {
+        let kept: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();
+        let rank = |value: f64| {
+            let smaller = kept.iter().filter(|other| other.abs() < value.abs()).count();
+            let equal = kept.iter().filter(|other| other.abs() == value.abs()).count();
+            smaller as f64 + (equal as f64 + 1.0) / 2.0
+        };
+        let sum = |is_positive: &dyn Fn(usize) -> bool| -> f64 {
+            (0..kept.len()).filter(|i| is_positive(*i)).map(|i| rank(kept[i])).sum()
+        };
+        let seen = sum(&|i| kept[i] > 0.0);
+        let all: Vec<f64> = (0..1usize << kept.len()).map(|signs| sum(&|i| signs >> i & 1 == 1)).collect();
+        let share = |count: usize| count as f64 / all.len() as f64;
+        let at_most = share(all.iter().filter(|sum| **sum <= seen).count());
+        let at_least = share(all.iter().filter(|sum| **sum >= seen).count());
+        (2.0 * at_most.min(at_least)).min(1.0)
+    }
+
+    #[test]
+    fn the_signed_rank_test_is_exact_with_ties_and_zeros() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        for round in 0..300 {
+            let n = rng.usize(0..=9);
+            let differences: Vec<f64> = (0..n).map(|_| f64::from(rng.i8(-4..=6))).collect();
+            let (p, naive) = (signed_rank_p(&differences), p_by_enumeration(&differences));
+            assert!((p - naive).abs() < 1e-12, "seed 7, round {round}: {differences:?}: {p}, not {naive}");
+        }
+    }
+
+    /// k and coverage of printed tables of the sign test's 95 % interval: one more than its critical
+    /// values.
+    #[test]
+    fn the_interval_is_the_published_one() {
+        for (n, k) in [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (17, 5), (20, 6), (25, 8), (30, 10), (50, 18)] {
+            assert_eq!(interval_of_median(n).0, k, "{n}");
+        }
+        let close = |n, wanted: f64| (interval_of_median(n).1 - wanted).abs() < 5e-5;
+        assert!(close(5, 0.9375) && close(6, 0.9688) && close(9, 0.9609) && close(20, 0.9586));
+    }
+
+    /// Each value lies below or above the median like a coin: all ways, counted one by one.
+    #[test]
+    fn the_interval_covers_as_often_as_it_says() {
+        for n in 1..=14usize {
+            let (k, coverage) = interval_of_median(n);
+            let covered = |k| {
+                let holds = |sides: &u32| (k..=n - k).contains(&(sides.count_ones() as usize));
+                (0..1u32 << n).filter(holds).count() as f64 / f64::from(1u32 << n)
+            };
+            assert!((covered(k) - coverage).abs() < 1e-12, "{n}: {}, not {coverage}", covered(k));
+            assert!(coverage >= WANTED_COVERAGE || k == 1, "{n}");
+            assert!(2 * (k + 1) > n || covered(k + 1) < WANTED_COVERAGE, "{n}: a shorter one would do");
+        }
+    }
+
+    #[test]
+    fn a_comparison_is_the_same_from_either_side() {
+        let before = [2.0, 2.2, 1.9, 2.1, 2.4, 2.0, 2.3, 1.8, 2.05];
+        let after = [1.0, 1.0, 1.0, 1.1, 1.2, 2.5, 1.1, 1.0, 1.0];
+        let one = PairedRatio::new(&before, &after).unwrap();
+        let other = PairedRatio::new(&after, &before).unwrap();
+        assert_eq!((one.ratio, one.low, one.high), (2.0, 1.8, 2.3 / 1.1));
+        assert!((one.ratio * other.ratio - 1.0).abs() < 1e-12 && (one.low * other.high - 1.0).abs() < 1e-12);
+        assert!((one.p - other.p).abs() < 1e-12 && one.p < 0.05, "{one:?}");
+        let same = PairedRatio::new(&before, &before).unwrap();
+        assert_eq!((same.ratio, same.low, same.high, same.p), (1.0, 1.0, 1.0, 1.0));
+    }
+
+    #[test]
+    fn what_is_no_measurement_is_not_compared() {
+        let many = vec![1.0; MAX_PAIRS];
+        assert!(PairedRatio::new(&many, &many).is_some());
+        let too_many = vec![1.0; MAX_PAIRS + 1];
+        for (a, b) in [(&[][..], &[][..]), (&[1.0], &[]), (&[0.0], &[1.0]), (&[1.0], &[f64::NAN])] {
+            assert_eq!(PairedRatio::new(a, b), None);
+        }
+        assert_eq!(PairedRatio::new(&too_many, &too_many), None);
+    }
+}
