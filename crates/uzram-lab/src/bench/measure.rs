@@ -10,6 +10,7 @@ use uzram::base::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use super::pattern::{Op, Ops, Pattern};
+use super::usage::Usage;
 use super::{Target, Worker};
 use crate::corpus::Corpus;
 use crate::stats::Histogram;
@@ -18,25 +19,41 @@ use crate::stats::Histogram;
 pub(super) const SAMPLE_EVERY: u64 = 7;
 
 /// What to run.
-pub(super) struct Plan<'a> {
-    pub(super) pattern: Pattern,
-    pub(super) jobs: usize,
-    pub(super) duration: Duration,
-    pub(super) seed: u64,
-    pub(super) corpus: &'a Corpus,
-    pub(super) page_count: usize,
-    pub(super) stop: &'a AtomicBool,
+pub(crate) struct Plan<'a> {
+    pub(crate) pattern: Pattern,
+    pub(crate) jobs: usize,
+    pub(crate) until: Until,
+    pub(crate) seed: u64,
+    pub(crate) corpus: &'a Corpus,
+    pub(crate) page_count: usize,
+    pub(crate) stop: &'a AtomicBool,
+}
+
+/// When a job has done enough.
+#[derive(Clone, Copy)]
+pub(crate) enum Until {
+    /// It ran for so long.
+    Elapsed(Duration),
+    /// It did so many pages, or a few more: it looks after every [`SAMPLE_EVERY`].
+    Pages(u64),
 }
 
 /// What it gave.
-pub(super) struct Measurement {
-    /// 10^6 bytes a second, all jobs together.
-    pub(super) mb_per_s: f64,
-    pub(super) latencies: Histogram,
+#[derive(Default)]
+pub(crate) struct Measurement {
+    /// 10^6 bytes a second: the jobs' own rates, added up.
+    pub(crate) mb_per_s: f64,
+    pub(crate) latencies: Histogram,
+    /// From the start of the first job to the end of the last.
+    pub(crate) elapsed: Duration,
+    pub(crate) pages_read: u64,
+    pub(crate) pages_written: u64,
+    /// Of the jobs' threads.
+    pub(crate) usage: Usage,
 }
 
 /// Runs the plan's jobs on a target, all at the same time.
-pub(super) fn measure(target: &dyn Target, plan: &Plan<'_>) -> Result<Measurement> {
+pub(crate) fn measure(target: &dyn Target, plan: &Plan<'_>) -> Result<Measurement> {
     // Held for writing until every thread is there, so that they start together; and if one cannot
     // be started, those that are there run to their end and nothing waits for ever.
     let gate = RwLock::new(());
@@ -64,34 +81,58 @@ pub(super) fn measure(target: &dyn Target, plan: &Plan<'_>) -> Result<Measuremen
             })
             .collect()
     })?;
-    let mut total = Measurement { mb_per_s: 0.0, latencies: Histogram::default() };
-    for job in results {
-        let job = job?;
-        total.mb_per_s += (job.ops * PAGE_SIZE as u64) as f64 / job.elapsed.as_secs_f64() / 1e6;
+    let jobs: Vec<Job> = results.into_iter().collect::<Result<_>>()?;
+    let mut total = Measurement::default();
+    for job in &jobs {
+        let pages = job.pages_read + job.pages_written;
+        total.mb_per_s += mb_per_s(pages, job.end - job.start);
         total.latencies.merge(&job.latencies);
+        total.pages_read += job.pages_read;
+        total.pages_written += job.pages_written;
+        total.usage += job.usage;
+    }
+    if let (Some(start), Some(end)) =
+        (jobs.iter().map(|job| job.start).min(), jobs.iter().map(|job| job.end).max())
+    {
+        total.elapsed = end - start;
     }
     Ok(total)
 }
 
+/// A rate in 10^6 bytes a second.
+pub(crate) fn mb_per_s(pages: u64, elapsed: Duration) -> f64 {
+    (pages * PAGE_SIZE as u64) as f64 / elapsed.as_secs_f64() / 1e6
+}
+
 struct Job {
-    ops: u64,
-    elapsed: Duration,
+    pages_read: u64,
+    pages_written: u64,
+    start: Instant,
+    end: Instant,
+    usage: Usage,
     latencies: Histogram,
 }
 
+/// Runs one job. Its name is what callgrind looks for, so it stays a function of its own.
+#[inline(never)]
 fn run_job(worker: &mut dyn Worker, plan: &Plan<'_>, job: usize) -> Result<Job> {
     let corpus = plan.corpus;
     let mut source = Ops::new(plan.pattern, plan.seed, job, plan.jobs, plan.page_count, corpus.page_count());
+    let mut pages_written = 0;
     let mut one = || match source.next() {
         Op::Read { page } => worker.read(page).map(|page| {
             black_box(page);
         }),
-        Op::Write { page, corpus_page } => worker.write(page, corpus.page(corpus_page)),
+        Op::Write { page, corpus_page } => {
+            pages_written += 1;
+            worker.write(page, corpus.page(corpus_page))
+        }
     };
     let mut latencies = Histogram::default();
-    let mut ops = 0;
+    let mut pages = 0;
+    let usage = Usage::of_this_thread()?;
     let start = Instant::now();
-    loop {
+    let end = loop {
         for _ in 1..SAMPLE_EVERY {
             one()?;
         }
@@ -99,9 +140,15 @@ fn run_job(worker: &mut dyn Worker, plan: &Plan<'_>, job: usize) -> Result<Job> 
         one()?;
         let after = Instant::now();
         latencies.record(after - before);
-        ops += SAMPLE_EVERY;
-        if after - start >= plan.duration || plan.stop.load(Ordering::Relaxed) {
-            return Ok(Job { ops, elapsed: after - start, latencies });
+        pages += SAMPLE_EVERY;
+        let enough = match plan.until {
+            Until::Elapsed(duration) => after - start >= duration,
+            Until::Pages(wanted) => pages >= wanted,
+        };
+        if enough || plan.stop.load(Ordering::Relaxed) {
+            break after;
         }
-    }
+    };
+    let usage = Usage::of_this_thread()? - usage;
+    Ok(Job { pages_read: pages - pages_written, pages_written, start, end, usage, latencies })
 }

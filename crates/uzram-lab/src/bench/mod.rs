@@ -16,14 +16,15 @@
 //! * With the codec, same-filled pages are left out of the corpus, for every target: the engine
 //!   stores them without its codec, so there would be nothing to compare.
 //!
-//! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks, one file each is
-//! a target, and [`Report`] prints.
+//! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks, `usage` asks what
+//! they cost, one file each is a target, and [`Report`] prints.
 
 mod codec_loop;
 mod kernel;
 mod measure;
 mod pattern;
 mod report;
+mod usage;
 mod uzram_device;
 
 use std::path::PathBuf;
@@ -37,9 +38,10 @@ use uzram::stream::Design;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus, Kind};
-use measure::{Measurement, Plan};
+pub(crate) use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub use pattern::Pattern;
 pub use report::{KernelMemory, Memory, Report, Row};
+pub(crate) use uzram_device::UzramDevice;
 
 /// Where the pages come from.
 #[derive(Clone, Debug)]
@@ -48,6 +50,19 @@ pub enum Source {
     File(PathBuf),
     /// Built from what the machine has, this many pages.
     Built(Kind, usize),
+}
+
+impl Source {
+    /// The pages.
+    ///
+    /// # Errors
+    /// As [`corpus::load`] and [`corpus::build`].
+    pub fn load(&self) -> Result<Corpus> {
+        match self {
+            Source::File(path) => corpus::load(path),
+            Source::Built(kind, pages) => corpus::build(*kind, *pages),
+        }
+    }
 }
 
 /// What uzram is compared with.
@@ -144,10 +159,7 @@ impl Options {
     }
 
     fn load_corpus(&self) -> Result<Corpus> {
-        let corpus = match &self.corpus {
-            Source::File(path) => corpus::load(path)?,
-            Source::Built(kind, pages) => corpus::build(*kind, *pages)?,
-        };
+        let corpus = self.corpus.load()?;
         match self.against.contains(&Against::Codec) {
             true => corpus.without_same_filled(),
             false => Ok(corpus),
@@ -166,7 +178,7 @@ impl Options {
 }
 
 /// One thing that is measured. Its threads each take a worker.
-trait Target: Sync {
+pub(crate) trait Target: Sync {
     /// As it stands in the report.
     fn name(&self) -> &'static str;
 
@@ -178,7 +190,7 @@ trait Target: Sync {
 }
 
 /// One thread's way to a target. Every target is called through this, at the same cost.
-trait Worker {
+pub(crate) trait Worker {
     /// Reads a page into a buffer of the worker.
     fn read(&mut self, page: usize) -> Result<&Page>;
 
@@ -204,7 +216,7 @@ pub fn run(options: Options) -> Result<Report> {
     let size_bytes = pages_to_bytes(page_count as u64);
     let mut notes = Vec::new();
 
-    let device = uzram_device::UzramDevice::new(&options.algorithm, options.streams, size_bytes)?;
+    let device = UzramDevice::new(&options.algorithm, options.streams, size_bytes)?;
     let codec = match options.against.contains(&Against::Codec) {
         true => Some(codec_loop::CodecLoop::new(
             options.algorithm,
@@ -244,7 +256,7 @@ pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
 }
 
 /// Reads some pages of a filled target: figures of one that returns wrong bytes mean nothing.
-fn verify(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Result<()> {
+pub(crate) fn verify(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Result<()> {
     const CHECKED_PAGES: usize = 4096;
     let mut worker = target.worker()?;
     for page in (0..page_count).step_by(page_count.div_ceil(CHECKED_PAGES)) {
@@ -279,7 +291,7 @@ fn measure_all(
                 let plan = Plan {
                     pattern,
                     jobs,
-                    duration: options.duration,
+                    until: Until::Elapsed(options.duration),
                     seed,
                     corpus,
                     page_count,
@@ -287,7 +299,7 @@ fn measure_all(
                 };
                 for turn in 0..targets.len() {
                     let which = (turn + round) % targets.len();
-                    cell[which].push(measure::measure(targets[which], &plan)?);
+                    cell[which].push(measure(targets[which], &plan)?);
                     go_on(&options.stop)?;
                 }
             }

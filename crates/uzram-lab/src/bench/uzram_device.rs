@@ -11,14 +11,14 @@ use uzram::stream::Design;
 use super::{Target, Worker, fill_in_order};
 use crate::corpus::{AlignedPage, Corpus};
 
-pub(super) struct UzramDevice {
+pub(crate) struct UzramDevice {
     open: OpenDevice,
     device: Arc<Device>,
     page_count: usize,
 }
 
 impl UzramDevice {
-    pub(super) fn new(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
+    pub(crate) fn new(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
         let device = Device::new("bench")?;
         device.set("comp_algorithm", &algorithm.to_string())?;
         device.set("streams", &streams.to_string())?;
@@ -27,7 +27,7 @@ impl UzramDevice {
         Ok(UzramDevice { open: device.open()?, device, page_count })
     }
 
-    pub(super) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> Stats {
         self.device.stats()
     }
 }
