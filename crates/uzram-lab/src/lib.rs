@@ -1,5 +1,5 @@
 //! Measures uzram: page corpora out of what the machine has, the in-process benchmark, the NBD
-//! benchmark, and the targets they are judged by.
+//! benchmark, the targets they are judged by, and experiments that repeat kernel patch series.
 //!
 //! Everything here stands on the engine's public API; nothing of the engine knows about it.
 //! Measurements of two things are always interleaved in one run, because the machines they run
@@ -7,6 +7,8 @@
 
 pub mod bench;
 pub mod corpus;
+pub mod experiment;
 pub mod nbd_bench;
 pub mod stats;
+pub mod streams;
 pub mod targets;

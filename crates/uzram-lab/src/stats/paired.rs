@@ -27,13 +27,11 @@ const WANTED_COVERAGE: f64 = 0.95;
 pub struct PairedRatio {
     /// The median of the pairs' ratios.
     pub ratio: f64,
-    /// Where the interval for it begins.
+    /// Where the interval for it begins. It holds the true median as probably as [`coverage`] says:
+    /// 0.95 or a little more; less only with fewer than six pairs, of which it spans all.
     pub low: f64,
     /// Where it ends.
     pub high: f64,
-    /// How probably such an interval holds the true median: 0.95 or a little more; less only with
-    /// fewer than six pairs, of which it spans all.
-    pub coverage: f64,
     /// How probably the signed ranks would be as uneven as these, or more, if the two were alike.
     pub p: f64,
 }
@@ -48,16 +46,20 @@ impl PairedRatio {
         }
         let mut ratios: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
         ratios.sort_unstable_by(f64::total_cmp);
-        let (k, coverage) = interval_of_median(ratios.len());
+        let (k, _) = interval_of_median(ratios.len());
         let logarithms: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
         Some(PairedRatio {
             ratio: median(&ratios),
             low: ratios[k - 1],
             high: ratios[ratios.len() - k],
-            coverage,
             p: signed_rank_p(&logarithms),
         })
     }
+}
+
+/// How probably the interval of so many pairs holds the true median.
+pub fn coverage(pairs: usize) -> f64 {
+    interval_of_median(pairs).1
 }
 
 /// The largest k for which the interval from the k-th smallest to the k-th largest of `n` values

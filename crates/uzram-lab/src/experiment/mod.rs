@@ -1,0 +1,262 @@
+//! Experiments: what a kernel patch series changed, measured here, a table for each series.
+//!
+//! A patch series is a *before* and an *after*. Both exist in the engine as designs that are chosen
+//! at run time, so one process can measure them against each other. A [`Table`] says which designs,
+//! under which cases and numbers of jobs, and what the series' author measured; its [`Experiment`]
+//! does one measurement. Everything else is here and the same for every table:
+//!
+//! * `run`: rounds. Before and after alternate, in every order equally often, on the same
+//!   operations, each doing the same fixed amount of work, which is calibrated once for each case
+//!   and number of jobs; a first round warms up and is not counted.
+//! * `report`: rows of medians, the ratio of the rounds' elapsed times with its interval and rank
+//!   test ([`crate::stats::PairedRatio`]), as a table and as JSON.
+//! * `callgrind`: the slow mode, which counts instructions instead of seconds.
+
+pub mod callgrind;
+mod report;
+mod run;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use uzram::{Error, Result};
+
+use crate::bench::{DEFAULT_CORPUS_PAGES, Source};
+use crate::corpus::Kind;
+use crate::stats::MAX_PAIRS;
+use crate::streams::Streams;
+pub use report::{Published, PublishedSide, Report, Row, Side, Values};
+pub use run::run;
+
+/// Every table, in the order they are listed.
+pub static TABLES: [&dyn Table; 1] = [&Streams];
+
+/// The table of a name.
+///
+/// # Errors
+/// `Invalid`, with the names there are.
+pub fn table(name: &str) -> Result<&'static dyn Table> {
+    TABLES.into_iter().find(|table| table.name() == name).ok_or_else(|| {
+        let names: Vec<_> = TABLES.iter().map(|table| table.name()).collect();
+        Error::invalid(format!("there is no table '{name}', only: {}", names.join(", ")))
+    })
+}
+
+/// A patch series.
+#[derive(Clone, Copy, Debug)]
+pub struct Series {
+    /// The title of the patch, or of the cover letter.
+    pub title: &'static str,
+    /// Who wrote it.
+    pub author: &'static str,
+    /// When it was merged.
+    pub date: &'static str,
+}
+
+impl std::fmt::Display for Series {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "\"{}\", {}, {}", self.title, self.author, self.date)
+    }
+}
+
+/// A quantity that a table's measurements have, and how it is printed.
+#[derive(Clone, Copy, Debug)]
+pub struct Column {
+    /// Its name in [`Values`].
+    pub value: &'static str,
+    /// Its name on paper.
+    pub heading: &'static str,
+    /// What one is printed as: 1000 for a share that is printed for a thousand.
+    pub scale: f64,
+    /// Decimals.
+    pub decimals: usize,
+}
+
+/// The designs of a table, by the names that its experiment knows them by.
+#[derive(Clone, Debug)]
+pub struct Designs {
+    /// Those that the series replaced; each is compared with `after`.
+    pub before: Vec<String>,
+    /// The one it introduced.
+    pub after: String,
+}
+
+impl Designs {
+    /// All of them; `after` is the last.
+    pub fn all(&self) -> Vec<String> {
+        self.before.iter().chain([&self.after]).cloned().collect()
+    }
+}
+
+/// What is measured for one patch series. To add one, implement this and [`Experiment`] in a module
+/// of the lab, and put it into [`TABLES`].
+pub trait Table: Sync {
+    /// Its name on the command line.
+    fn name(&self) -> &'static str;
+
+    /// What it compares, in a line.
+    fn about(&self) -> &'static str;
+
+    /// The series it repeats.
+    fn series(&self) -> Series;
+
+    /// The cases, in the order they are run.
+    fn cases(&self) -> Vec<&'static str>;
+
+    /// Numbers of threads, unless the user wants others.
+    fn jobs(&self) -> Vec<usize>;
+
+    /// The designs that are compared.
+    fn designs(&self) -> Designs;
+
+    /// What is printed of a measurement.
+    fn columns(&self) -> &'static [Column];
+
+    /// What the columns mean, and the names of the designs: lines below the table.
+    fn legend(&self) -> Vec<String>;
+
+    /// Under what name the rows stand that add up the seconds of all cases, when all were run.
+    fn total(&self) -> &'static str;
+
+    /// Prepares to measure `designs`.
+    ///
+    /// # Errors
+    /// What keeps it from measuring.
+    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>>;
+
+    /// What the series' author measured for a case (or the total), of the design `before` (its place
+    /// in [`Designs`]) and of the one after.
+    fn published(&self, case: &str, jobs: usize, before: usize) -> Option<Published>;
+
+    /// What callgrind is to count: a pattern for the name of a function that does the measured work
+    /// and nothing else.
+    fn counted_function(&self) -> &'static str;
+
+    /// What the rows say, in words: paragraphs.
+    fn verdict(&self, rows: &[Row]) -> Vec<String>;
+}
+
+/// A table's designs, ready to be measured.
+pub trait Experiment {
+    /// Prepares for a case; every design is then in the same state.
+    ///
+    /// # Errors
+    /// What keeps it from measuring.
+    fn begin(&mut self, case: &str) -> Result<()>;
+
+    /// Measures one design in the case that was begun last.
+    ///
+    /// # Errors
+    /// What went wrong: a figure of work that failed would mean nothing.
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample>;
+}
+
+/// One measurement to make.
+#[derive(Clone, Copy)]
+pub struct Plan<'a> {
+    /// Which of the designs, by its place in what [`Table::open`] was given.
+    pub design: usize,
+    /// Threads.
+    pub jobs: usize,
+    /// How much to do, all threads together, in whatever the experiment counts (pages, say).
+    pub work: u64,
+    /// The same seed means the same operations.
+    pub seed: u64,
+    /// When it is set, the measurement may end early; it does not count then.
+    pub stop: &'a AtomicBool,
+}
+
+/// What one measurement gave.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// How long the work took. What designs are compared by.
+    pub elapsed: Duration,
+    /// What else was measured; units are in the names.
+    pub values: Vec<(&'static str, f64)>,
+}
+
+/// How to run a table.
+#[derive(Clone)]
+pub struct Options {
+    /// The cases; none for all of them.
+    pub cases: Vec<String>,
+    /// Numbers of threads; none for the table's own.
+    pub jobs: Vec<usize>,
+    /// Rounds that count.
+    pub rounds: usize,
+    /// About how long one measurement lasts.
+    pub duration: Duration,
+    /// The pages, where a table needs some.
+    pub corpus: Source,
+    /// Count instructions as well, by running this program under callgrind ([`callgrind`]).
+    pub callgrind: Option<callgrind::Program>,
+    /// Set it, from a signal handler say, and the run ends with an error.
+    pub stop: Arc<AtomicBool>,
+    /// Told what is being measured.
+    pub progress: fn(&str),
+}
+
+/// Nine rounds: the interval is then from the second smallest ratio to the second largest and
+/// covers the median with 96 %, so that one odd round does not spoil it.
+const DEFAULT_ROUNDS: usize = 9;
+const MAX_JOBS: usize = 256;
+const MAX_DURATION: Duration = Duration::from_hours(1);
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            cases: Vec::new(),
+            jobs: Vec::new(),
+            rounds: DEFAULT_ROUNDS,
+            duration: Duration::from_millis(150),
+            corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
+            callgrind: None,
+            stop: Arc::default(),
+            progress: |_| {},
+        }
+    }
+}
+
+impl Options {
+    /// What these options come to for a table: its cases and numbers of jobs.
+    fn resolve<'a>(&self, table: &'a dyn Table) -> Result<(Vec<&'a str>, Vec<usize>)> {
+        let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
+        let known = table.cases();
+        if let Some(case) = self.cases.iter().find(|case| !known.contains(&case.as_str())) {
+            let name = table.name();
+            return bad(format!("'{case}' is no case of {name}, which has: {}", known.join(", ")), "--case");
+        }
+        let wanted = |case: &&str| self.cases.is_empty() || self.cases.iter().any(|wanted| wanted == case);
+        let cases: Vec<_> = known.into_iter().filter(wanted).collect();
+        let mut jobs = if self.jobs.is_empty() { table.jobs() } else { self.jobs.clone() };
+        jobs.sort_unstable();
+        jobs.dedup();
+        if let Some(jobs) = jobs.iter().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
+            return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
+        }
+        if self.callgrind.is_some() && !jobs.contains(&1) {
+            return bad("callgrind counts what one job does: 1 must be among the jobs".into(), "--jobs");
+        }
+        if !(1..=MAX_PAIRS).contains(&self.rounds) {
+            return bad(format!("{} rounds: it must be 1 to {MAX_PAIRS}", self.rounds), "--rounds");
+        }
+        if self.duration.is_zero() || self.duration > MAX_DURATION {
+            return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
+        }
+        Ok((cases, jobs))
+    }
+
+    /// About how long a table takes: every round, and the one that warms up.
+    ///
+    /// # Errors
+    /// An option that cannot be, for this table.
+    pub fn estimate(&self, table: &dyn Table) -> Result<Duration> {
+        let (cases, jobs) = self.resolve(table)?;
+        let measurements = cases.len() * jobs.len() * table.designs().all().len() * (self.rounds + 1);
+        Ok(self.duration * u32::try_from(measurements).unwrap_or(u32::MAX))
+    }
+}

@@ -1,0 +1,173 @@
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+/// A table whose measurements take as long as it says: 1 s a unit of work before, 0.5 s after.
+#[derive(Default)]
+struct Clockwork {
+    /// What was measured: case, design, jobs, work, seed.
+    log: Arc<Mutex<Vec<(String, usize, usize, u64, u64)>>>,
+}
+
+struct Measuring {
+    log: Arc<Mutex<Vec<(String, usize, usize, u64, u64)>>>,
+    case: String,
+}
+
+impl Table for Clockwork {
+    fn name(&self) -> &'static str {
+        "clockwork"
+    }
+
+    fn about(&self) -> &'static str {
+        "two speeds"
+    }
+
+    fn series(&self) -> Series {
+        Series { title: "clockwork: faster", author: "Nobody", date: "2000" }
+    }
+
+    fn cases(&self) -> Vec<&'static str> {
+        vec!["one", "two"]
+    }
+
+    fn jobs(&self) -> Vec<usize> {
+        vec![1, 3]
+    }
+
+    fn designs(&self) -> Designs {
+        Designs { before: vec!["old".to_owned()], after: "new".to_owned() }
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }]
+    }
+
+    fn legend(&self) -> Vec<String> {
+        vec!["elapsed: milliseconds".to_owned()]
+    }
+
+    fn total(&self) -> &'static str {
+        "both"
+    }
+
+    fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+        assert_eq!(designs, ["old", "new"]);
+        Ok(Box::new(Measuring { log: Arc::clone(&self.log), case: String::new() }))
+    }
+
+    fn published(&self, _: &str, _: usize, _: usize) -> Option<Published> {
+        None
+    }
+
+    fn counted_function(&self) -> &'static str {
+        ""
+    }
+
+    fn verdict(&self, rows: &[Row]) -> Vec<String> {
+        vec![format!("{} rows", rows.len())]
+    }
+}
+
+impl Experiment for Measuring {
+    fn begin(&mut self, case: &str) -> Result<()> {
+        self.case = case.to_owned();
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let Plan { design, jobs, work, seed, .. } = *plan;
+        self.log.lock().unwrap().push((self.case.clone(), design, jobs, work, seed));
+        let elapsed = Duration::from_micros(work * if design == 0 { 2 } else { 1 });
+        Ok(Sample { elapsed, values: vec![("user_s", 0.25)] })
+    }
+}
+
+fn options() -> Options {
+    Options { rounds: 4, duration: Duration::from_millis(10), ..Options::default() }
+}
+
+#[test]
+fn rounds_alternate_on_the_same_fixed_work() {
+    let table = Clockwork::default();
+    let report = run(&table, &options()).unwrap();
+    let log = table.log.lock().unwrap();
+    for case in ["one", "two"] {
+        for jobs in [1, 3] {
+            // After calibrating (seed 0, as the warm-up), rounds 0 to 4 of both designs.
+            let turns: Vec<_> =
+                log.iter().filter(|turn| turn.0 == case && turn.2 == jobs && turn.4 > 0).collect();
+            let designs: Vec<_> = turns.iter().map(|turn| turn.1).collect();
+            assert_eq!(designs, [1, 0, 1, 0, 0, 1, 0, 1]);
+            let work: BTreeSet<_> = turns.iter().map(|turn| turn.3).collect();
+            assert_eq!(work, BTreeSet::from([10_000]), "10 ms at 1 µs");
+            let seeds: Vec<_> = turns.iter().map(|turn| turn.4).collect();
+            assert_eq!(seeds, [1, 1, 2, 2, 3, 3, 4, 4]);
+        }
+    }
+    // Two cases and both together, with 1 and 3 jobs.
+    assert_eq!(report.rows.len(), 6);
+    for row in &report.rows {
+        assert!((row.ratio - 2.0).abs() < 1e-9, "{row:?}");
+        assert_eq!((row.ratio_low, row.ratio_high), (row.ratio, row.ratio));
+        assert_eq!(row.p, 0.125, "the least that 4 rounds can give");
+    }
+    let total = report.rows.last().unwrap();
+    assert_eq!((total.case.as_str(), total.after.median("user_s")), ("both", Some(0.5)));
+    assert!(report.to_string().contains("\nVerdict\n6 rows\n"), "{report}");
+}
+
+#[test]
+fn the_json_has_the_documented_form() {
+    let options = Options { cases: vec!["two".to_owned()], jobs: vec![3], ..options() };
+    let report = run(&Clockwork::default(), &options).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    let wanted = serde_json::json!({
+        "table": "clockwork",
+        "series": "\"clockwork: faster\", Nobody, 2000",
+        "rows": [{
+            "case": "two",
+            "jobs": 3,
+            "before": {"design": "old", "values": {"elapsed_s": [0.02, 0.02, 0.02, 0.02], "user_s": [0.25, 0.25, 0.25, 0.25]}},
+            "after": {"design": "new", "values": {"elapsed_s": [0.01, 0.01, 0.01, 0.01], "user_s": [0.25, 0.25, 0.25, 0.25]}},
+            "ratio": 2.0, "ratio_low": 2.0, "ratio_high": 2.0, "p": 0.125,
+            "published": null
+        }]
+    });
+    assert_eq!(json, wanted);
+}
+
+#[test]
+fn an_option_that_cannot_be_is_named() {
+    let cases = [
+        (Options { cases: vec!["three".to_owned()], ..options() }, "--case"),
+        (Options { jobs: vec![1, 0], ..options() }, "--jobs"),
+        (Options { jobs: vec![257], ..options() }, "--jobs"),
+        (Options { rounds: 0, ..options() }, "--rounds"),
+        (Options { rounds: 101, ..options() }, "--rounds"),
+        (Options { duration: Duration::ZERO, ..options() }, "--seconds"),
+        (Options { duration: Duration::from_secs(3601), ..options() }, "--seconds"),
+    ];
+    for (options, named) in cases {
+        let error = run(&Clockwork::default(), &options).err().unwrap().to_string();
+        assert!(error.contains(named), "{named}: {error}");
+    }
+    assert!(table("slabs").err().unwrap().to_string().contains("streams"));
+}
+
+#[test]
+fn the_stop_flag_ends_a_run() {
+    let options = options();
+    options.stop.store(true, Ordering::Relaxed);
+    assert_eq!(run(&Clockwork::default(), &options).err().unwrap().to_string(), "interrupted");
+}
+
+#[test]
+fn the_estimate_counts_every_measurement() {
+    // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
+    assert_eq!(options().estimate(&Clockwork::default()).unwrap(), Duration::from_millis(400));
+}
