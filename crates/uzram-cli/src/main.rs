@@ -1,8 +1,8 @@
 //! The `uzram` program: reads the command line and runs one command.
 //!
 //! `up` is the daemon ([`up`]); `list`, `stat`, `set`, `reset` and `down` talk to it over its control
-//! socket ([`client`]); `bench` and `check` need no daemon. A failure of any of them is one line on
-//! standard error and a non-zero exit: 2 for a command line that makes no sense, else 1.
+//! socket ([`client`]); `bench`, `check` and `lab` need no daemon. A failure of any of them is one
+//! line on standard error and a non-zero exit: 2 for a command line that makes no sense, else 1.
 
 mod bench;
 mod check;
@@ -10,6 +10,7 @@ mod client;
 mod device_args;
 mod exec;
 mod failure;
+mod lab;
 mod live;
 mod runtime_dir;
 mod show;
@@ -46,6 +47,7 @@ enum Command {
     Down(DownArgs),
     Bench(bench::Args),
     Check(check::Args),
+    Lab(lab::Args),
 }
 
 fn main() -> ExitCode {
@@ -64,6 +66,7 @@ fn main() -> ExitCode {
         Command::Down(args) => client::down(&args).map(|()| 0),
         Command::Bench(args) => bench::run(&args).map(|()| 0),
         Command::Check(args) => check::run(&args).map(|()| 0),
+        Command::Lab(args) => lab::run(&args).map(|()| 0),
     };
     match outcome {
         Ok(status) => ExitCode::from(status),

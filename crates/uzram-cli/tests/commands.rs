@@ -9,8 +9,8 @@ use std::process::Stdio;
 use common::{Place, bare_command, collect, finish};
 use serde_json::Value;
 
-const COMMANDS: [&str; 10] =
-    ["up", "add", "remove", "list", "stat", "set", "reset", "down", "bench", "check"];
+const COMMANDS: [&str; 11] =
+    ["up", "add", "remove", "list", "stat", "set", "reset", "down", "bench", "check", "lab"];
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -49,6 +49,8 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["bench", "--rw", "sideways"], "sideways"),
         (&["bench", "--jobs", "0"], "--jobs"),
         (&["check", "--xml"], "--xml"),
+        (&["lab", "run"], "<TABLE>"),
+        (&["lab", "run", "streams", "--rounds", "some"], "--rounds"),
     ] {
         let ended = finish(bare_command(args));
         let line = ended.complaint(2);

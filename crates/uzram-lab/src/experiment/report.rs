@@ -163,7 +163,7 @@ impl Report {
 /// How the figures came about.
 fn how(options: &Options) -> String {
     format!(
-        "{} rounds of {:.2} s a measurement, medians; gain: elapsed before / after, the rounds' median, its {:.0} % interval, p of the signed-rank test",
+        "{} rounds of {:.2} s a measurement, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",
         options.rounds,
         options.duration.as_secs_f64(),
         100.0 * coverage(options.rounds)

@@ -62,6 +62,18 @@ pub fn coverage(pairs: usize) -> f64 {
     interval_of_median(pairs).1
 }
 
+/// How probably `k` or more of `n` independent events happen, each with probability `p`; for `p` of
+/// a few percent and `n` of a few thousand at most.
+pub fn at_least(k: usize, n: usize, p: f64) -> f64 {
+    let mut exactly = (1.0 - p).powi(n as i32);
+    let mut fewer = 0.0;
+    for happened in 0..k.min(n + 1) {
+        fewer += exactly;
+        exactly *= (n - happened) as f64 / (happened + 1) as f64 * p / (1.0 - p);
+    }
+    (1.0 - fewer).clamp(0.0, 1.0)
+}
+
 /// The largest k for which the interval from the k-th smallest to the k-th largest of `n` values
 /// covers the median as surely as wanted, else 1; and how surely it does.
 fn interval_of_median(n: usize) -> (usize, f64) {
@@ -207,6 +219,18 @@ mod tests {
             assert!((covered(k) - coverage).abs() < 1e-12, "{n}: {}, not {coverage}", covered(k));
             assert!(coverage >= WANTED_COVERAGE || k == 1, "{n}");
             assert!(2 * (k + 1) > n || covered(k + 1) < WANTED_COVERAGE, "{n}: a shorter one would do");
+        }
+    }
+
+    #[test]
+    fn events_are_counted_like_all_their_ways() {
+        for (k, n, p) in [(0, 5, 0.1f64), (1, 5, 0.1), (3, 9, 0.04), (9, 9, 0.3), (2, 1, 0.5), (4, 12, 0.02)] {
+            let naive: f64 = (0..1u32 << n)
+                .map(u32::count_ones)
+                .filter(|happened| *happened as usize >= k)
+                .map(|happened| p.powi(happened as i32) * (1.0 - p).powi(n as i32 - happened as i32))
+                .sum();
+            assert!((at_least(k, n, p) - naive).abs() < 1e-12, "{k} of {n}, {p}: {}", at_least(k, n, p));
         }
     }
 

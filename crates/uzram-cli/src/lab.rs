@@ -1,0 +1,199 @@
+//! `uzram lab`: the command line of the experiments; they themselves belong to the lab's crate.
+
+use std::fs::{self, Permissions};
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use clap::Subcommand;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use uzram_lab::experiment::callgrind::{self, Program};
+use uzram_lab::experiment::{self, Options, TABLES, Table};
+
+use crate::failure::{Context, Failure, Result, print};
+
+/// Repeat kernel patch series: their before against their after, in this process.
+///
+/// Each table measures what one patch series changed, with both designs alternating, and shows what
+/// its author published beside it.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram lab run streams --jobs 1,4 --case write,randwrite --json streams.json")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the tables
+    List,
+    /// Run tables and print them
+    Run(RunArgs),
+    /// What runs under callgrind
+    #[command(hide = true)]
+    Work { table: String, case: String, design: String, corpus: PathBuf },
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram lab run streams --seconds 0.05 --rounds 5 --jobs 1,2,4")]
+struct RunArgs {
+    /// Names of tables, as `uzram lab list` shows them
+    #[arg(required = true, value_name = "TABLE")]
+    tables: Vec<String>,
+    /// Seconds that one measurement takes, about
+    #[arg(long, value_name = "S", default_value_t = Options::default().duration.as_secs_f64())]
+    seconds: f64,
+    /// Rounds; in each, every design is measured once
+    #[arg(long, value_name = "N", default_value_t = Options::default().rounds)]
+    rounds: usize,
+    /// Numbers of threads [default: the table's]
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    jobs: Vec<usize>,
+    /// Cases [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
+    case: Vec<String>,
+    /// Count instructions, branches and mispredictions as well, with valgrind: minutes more
+    #[arg(long)]
+    callgrind: bool,
+    /// Write the figures to a file as well: a line of JSON for each table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A table or an option that cannot be, a design that fails, a file that cannot be written, a signal.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::List => print(&list()?),
+        Command::Run(args) => run_tables(args),
+        Command::Work { table, case, design, corpus } => {
+            callgrind::work(table, case, design, corpus).context(|| "lab".to_owned())
+        }
+    }
+}
+
+fn list() -> Result<String> {
+    let mut text = String::new();
+    for table in TABLES {
+        let options = Options::default();
+        let estimate = options.estimate(table).context(|| "lab".to_owned())?;
+        let jobs: Vec<String> = table.jobs().iter().map(usize::to_string).collect();
+        let facts = [
+            ("series", table.series().to_string()),
+            ("designs", format!("{} against {}", table.designs().after, table.designs().before.join(" and "))),
+            ("cases", table.cases().join(" ")),
+            ("jobs", jobs.join(" ")),
+            (
+                "takes",
+                format!(
+                    "about {} min: {} rounds of {} s a measurement, and one to warm up",
+                    // Filling devices and starting threads comes to a tenth.
+                    (estimate.as_secs_f64() * 1.1 / 60.0).ceil(),
+                    options.rounds,
+                    options.duration.as_secs_f64()
+                ),
+            ),
+        ];
+        text += &format!("{:<10} {}\n", table.name(), table.about());
+        facts.iter().for_each(|(name, fact)| text += &format!("{:<10} {name:<8} {fact}\n", ""));
+    }
+    Ok(text)
+}
+
+fn run_tables(args: &RunArgs) -> Result<()> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .context(|| "cannot handle signals".to_owned())?;
+    }
+    let tables: Vec<&dyn Table> = args
+        .tables
+        .iter()
+        .map(|name| experiment::table(name).context(|| "lab".to_owned()))
+        .collect::<Result<_>>()?;
+    let options = Options {
+        cases: args.case.clone(),
+        jobs: args.jobs.clone(),
+        rounds: args.rounds,
+        duration: Duration::try_from_secs_f64(args.seconds).context(|| "--seconds".to_owned())?,
+        callgrind: if args.callgrind { Some(this_program()?) } else { None },
+        stop,
+        progress: if io::stderr().is_terminal() { show_progress } else { |_| {} },
+        ..Options::default()
+    };
+    // Before minutes of measuring, say what cannot be.
+    for table in &tables {
+        options.estimate(*table).context(|| "lab".to_owned())?;
+    }
+    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    let mut lines = String::new();
+    for (i, table) in tables.iter().enumerate() {
+        let outcome = experiment::run(*table, &options);
+        (options.progress)("");
+        let report = outcome.context(|| format!("lab: {}", table.name()))?;
+        print(&format!("{}{report}", if i > 0 { "\n" } else { "" }))?;
+        lines += &format!("{}\n", report.to_json());
+    }
+    json.map_or(Ok(()), |json| json.write(&lines))
+}
+
+fn this_program() -> Result<Program> {
+    let path = std::env::current_exe().context(|| "cannot find this program".to_owned())?;
+    Ok(Program { path, args: vec!["lab".to_owned(), "work".to_owned()] })
+}
+
+/// Shows one line in place of the last. Whoever closed standard error does not want to see it.
+fn show_progress(line: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
+}
+
+/// The file that `--json` names. A file of that name is replaced at once when everything has been
+/// measured: who reads it finds the old figures or all of the new ones.
+struct JsonFile<'a> {
+    path: &'a Path,
+    target: Target,
+}
+
+enum Target {
+    /// A new file beside the one that it will replace.
+    Replacing(tempfile::NamedTempFile, PathBuf),
+    /// A pipe or a device, which can only be written to.
+    Open(fs::File),
+}
+
+impl<'a> JsonFile<'a> {
+    fn create(path: &'a Path) -> Result<JsonFile<'a>> {
+        let create = || -> io::Result<Target> {
+            // What a symbolic link leads to is replaced, not the link.
+            let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            if fs::metadata(&real).is_ok_and(|metadata| !metadata.is_file()) {
+                return fs::OpenOptions::new().write(true).open(&real).map(Target::Open);
+            }
+            let dir = real.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let file =
+                tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(dir)?;
+            Ok(Target::Replacing(file, real))
+        };
+        create().map(|target| JsonFile { path, target }).map_err(|error| failed(path, &error))
+    }
+
+    fn write(self, text: &str) -> Result<()> {
+        let write = match self.target {
+            Target::Open(mut file) => file.write_all(text.as_bytes()),
+            Target::Replacing(mut file, real) => file
+                .write_all(text.as_bytes())
+                .and_then(|()| file.persist(real).map(drop).map_err(|error| error.error)),
+        };
+        write.map_err(|error| failed(self.path, &error))
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Failure {
+    Failure::line(format!("cannot write the figures to '{}': {error} (--json)", path.display()))
+}
