@@ -20,7 +20,9 @@ use crate::failure::{Context, Failure, Result, print};
 /// Each table measures what one patch series changed, with both designs alternating, and shows what
 /// its author published beside it.
 #[derive(clap::Args)]
-#[command(after_help = "Example: uzram lab run streams --jobs 1,4 --case write,randwrite --json streams.json")]
+#[command(
+    after_help = "Example: uzram lab run streams --jobs 1,4 --case write,randwrite --json streams.json"
+)]
 pub struct Args {
     #[command(subcommand)]
     command: Command,
@@ -85,7 +87,10 @@ fn list() -> Result<String> {
         let jobs: Vec<String> = table.jobs().iter().map(usize::to_string).collect();
         let facts = [
             ("series", table.series().to_string()),
-            ("designs", format!("{} against {}", table.designs().after, table.designs().before.join(" and "))),
+            (
+                "designs",
+                format!("{} against {}", table.designs().after, table.designs().before.join(" and ")),
+            ),
             ("cases", table.cases().join(" ")),
             ("jobs", jobs.join(" ")),
             (

@@ -36,7 +36,8 @@ impl Usage {
             return Err(Error::new(ErrorKind::Io, format!("cannot read the processor time used: {error}")));
         }
         // None of them is ever negative.
-        let micros = |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
+        let micros =
+            |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
         Ok(Usage {
             user: Duration::from_micros(micros(usage.ru_utime)),
             system: Duration::from_micros(micros(usage.ru_stime)),

@@ -18,9 +18,10 @@ use crate::bench::Source;
 use crate::corpus::{self, Kind};
 
 /// Pages of the corpus: enough to be the mixture that it is.
-const CORPUS_PAGES: usize = 1024;
-/// What is done and counted.
-const WORK_PAGES: u64 = 2048;
+const CORPUS_PAGES: usize = 512;
+/// What is done and counted: whole sevens, as the benchmark's jobs look at the clock every seventh
+/// page.
+const WORK_PAGES: u64 = 1022;
 
 /// How to start this program again: it is given the arguments, then the table, the case, the design
 /// and the corpus's file, and must call [`work`] with them.
@@ -59,7 +60,8 @@ impl Program {
         case: &str,
         designs: &[String],
     ) -> Result<Vec<Vec<(&'static str, f64)>>> {
-        let failed = |what: &str, error: std::io::Error| Error::new(ErrorKind::Io, format!("{what}: {error}"));
+        let failed =
+            |what: &str, error: std::io::Error| Error::new(ErrorKind::Io, format!("{what}: {error}"));
         let dir = tempfile::tempdir().map_err(|error| failed("cannot make a temporary folder", error))?;
         let corpus = dir.path().join("corpus.bin");
         corpus::build(Kind::Mixed, CORPUS_PAGES)?.save(&corpus)?;
@@ -128,7 +130,9 @@ mod tests {
         let wanted =
             [("instructions_per_page", 10.0), ("branches_per_page", 3.0), ("mispredictions_per_page", 1.0)];
         assert_eq!(counts, wanted);
-        for nothing in ["", "events: Ir\ntotals: 0\n", "events: Ir Bc Bcm Bi Bim\ntotals: 0 0 0 0 0", "totals: 1 2"] {
+        for nothing in
+            ["", "events: Ir\ntotals: 0\n", "events: Ir Bc Bcm Bi Bim\ntotals: 0 0 0 0 0", "totals: 1 2"]
+        {
             assert!(parse(nothing).unwrap_err().to_string().contains("--callgrind"), "{nothing}");
         }
     }

@@ -132,8 +132,9 @@ pub trait Table: Sync {
     /// in [`Designs`]) and of the one after.
     fn published(&self, case: &str, jobs: usize, before: usize) -> Option<Published>;
 
-    /// What callgrind is to count: a pattern for the name of a function that does the measured work
-    /// and nothing else.
+    /// What callgrind is to count: the path of a function that does the measured work and nothing
+    /// else. Counting is turned on when it is entered and off when it returns, so it must not call
+    /// itself.
     fn counted_function(&self) -> &'static str;
 
     /// What the rows say, in words: paragraphs.

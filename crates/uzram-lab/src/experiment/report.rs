@@ -137,12 +137,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(
-        table: &dyn Table,
-        options: &Options,
-        rows: Vec<Row>,
-        left_out: Vec<String>,
-    ) -> Report {
+    pub(super) fn new(table: &dyn Table, options: &Options, rows: Vec<Row>, left_out: Vec<String>) -> Report {
         let series: Series = table.series();
         let mut notes = vec![how(options)];
         notes.extend(table.legend());

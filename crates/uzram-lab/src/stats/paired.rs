@@ -98,8 +98,12 @@ fn signed_rank_p(differences: &[f64]) -> f64 {
     let mut differences: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();
     differences.sort_unstable_by(|a, b| a.abs().total_cmp(&b.abs()));
     let ranks = doubled_ranks(&differences);
-    let positive: usize =
-        ranks.iter().zip(&differences).filter(|(_, difference)| **difference > 0.0).map(|(rank, _)| rank).sum();
+    let positive: usize = ranks
+        .iter()
+        .zip(&differences)
+        .filter(|(_, difference)| **difference > 0.0)
+        .map(|(rank, _)| rank)
+        .sum();
     // chances[s]: how probably the positive ranks add up to s, each being positive as often as not.
     let total: usize = ranks.iter().sum();
     let mut chances = vec![0.0; total + 1];
@@ -159,7 +163,8 @@ mod tests {
     /// and its later extensions).
     #[test]
     fn the_signed_rank_test_agrees_with_the_printed_tables() {
-        for (n, critical) in [(6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (11, 10), (12, 13), (15, 25), (20, 52)] {
+        for (n, critical) in [(6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (11, 10), (12, 13), (15, 25), (20, 52)]
+        {
             let p = |sum| signed_rank_p(&with_negative_ranks(n, &ranks_adding_up_to(n, sum)));
             assert!(p(critical) <= 0.05, "{n}: {}", p(critical));
             assert!(p(critical + 1) > 0.05, "{n}: {}", p(critical + 1));
@@ -200,7 +205,9 @@ mod tests {
     /// values.
     #[test]
     fn the_interval_is_the_published_one() {
-        for (n, k) in [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (17, 5), (20, 6), (25, 8), (30, 10), (50, 18)] {
+        for (n, k) in
+            [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (17, 5), (20, 6), (25, 8), (30, 10), (50, 18)]
+        {
             assert_eq!(interval_of_median(n).0, k, "{n}");
         }
         let close = |n, wanted: f64| (interval_of_median(n).1 - wanted).abs() < 5e-5;
@@ -224,7 +231,8 @@ mod tests {
 
     #[test]
     fn events_are_counted_like_all_their_ways() {
-        for (k, n, p) in [(0, 5, 0.1f64), (1, 5, 0.1), (3, 9, 0.04), (9, 9, 0.3), (2, 1, 0.5), (4, 12, 0.02)] {
+        for (k, n, p) in [(0, 5, 0.1f64), (1, 5, 0.1), (3, 9, 0.04), (9, 9, 0.3), (2, 1, 0.5), (4, 12, 0.02)]
+        {
             let naive: f64 = (0..1u32 << n)
                 .map(u32::count_ones)
                 .filter(|happened| *happened as usize >= k)

@@ -20,8 +20,8 @@ use uzram::base::units::pages_to_bytes;
 use uzram::codec::Algorithm;
 use uzram::stream::Design;
 
-use crate::bench::{Pattern, Source, Target, UzramDevice, Until, mb_per_s, measure, verify};
 use crate::bench::{Measurement, Plan as BenchPlan};
+use crate::bench::{Pattern, Source, Target, Until, UzramDevice, mb_per_s, measure, verify};
 use crate::corpus::Corpus;
 use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table};
 
@@ -116,7 +116,7 @@ impl Table for Streams {
     }
 
     fn counted_function(&self) -> &'static str {
-        "*bench*measure*run_job*"
+        "uzram_lab::bench::measure::run_job"
     }
 
     fn verdict(&self, rows: &[Row]) -> Vec<String> {

@@ -59,7 +59,8 @@ fn speed_judged(rows: &[&Row]) -> String {
         rows.first().and_then(|row| row.after.values.get("elapsed_s")).map_or(0, |rounds| rounds.len());
     let coverage = coverage(rounds);
     if coverage < LEAST_COVERAGE {
-        return "Speed: not judged; it takes 5 rounds or more to tell a difference from the noise.".to_owned();
+        return "Speed: not judged; it takes 5 rounds or more to tell a difference from the noise."
+            .to_owned();
     }
     let slower: Vec<&Row> = rows.iter().copied().filter(|row| row.ratio_high < 1.0).collect();
     let faster = rows.iter().filter(|row| row.ratio_low > 1.0).count();
@@ -125,13 +126,13 @@ fn waiting(crowded: &[&Row]) -> String {
     // Each list is compared with the same measurements of percpu.
     let percpu: Vec<&Row> = lists.first().map_or_else(Vec::new, |(_, rows)| rows.clone());
     let sleeping = percpu.iter().filter(|row| sleeps(&row.after)).count();
-    let mut text = String::from("Waiting for a stream, in rows that write with more jobs than CPUs:");
+    let mut text = String::from("Waiting for a stream, in the rows that write with more jobs than CPUs:");
     let _ = if sleeping == 0 {
-        write!(text, " percpu never slept in {} rows.", percpu.len())
+        write!(text, " percpu never slept in any of {}.", percpu.len())
     } else {
         write!(
             text,
-            " MISSED: percpu was never to sleep, and did in {sleeping} of {} rows, {:.3} times for 1000 writes (a holder can be preempted here, as in the kernel it cannot, and when all streams' holders are, the next thread waits).",
+            " MISSED: percpu was never to sleep, and did in {sleeping} of {}, {:.3} times for 1000 writes (a holder can be preempted here, as in the kernel it cannot, and when all streams' holders are, the next thread waits).",
             percpu.len(),
             per_1000(percpu.iter().map(|row| &row.after), "sleeps_per_write")
         )
@@ -174,7 +175,8 @@ fn why(rows: &[&Row], crowded: &[&Row]) -> String {
         .collect();
     // 10^6 bytes a second are bytes a microsecond.
     let page_us = uzram::base::units::PAGE_SIZE as f64 / median(&alone);
-    let write = if page_us.is_finite() { format!("a write of {page_us:.0} µs") } else { "a write".to_owned() };
+    let write =
+        if page_us.is_finite() { format!("a write of {page_us:.0} µs") } else { "a write".to_owned() };
     let _ = write!(
         text,
         " Here the list's lock is held for a few instructions beside {write}, and a waiter on it sleeps instead of spinning, so its price drowns in the compression."
@@ -223,15 +225,21 @@ mod tests {
             Side { design: design.to_owned(), values }
         };
         let published = published::of_pattern(Pattern::RandWrite, jobs, 0);
-        Row::new("randwrite", jobs, side("2", ratio, list_sleeps), side("percpu", 1.0, percpu_sleeps), published)
-            .unwrap()
+        Row::new(
+            "randwrite",
+            jobs,
+            side("2", ratio, list_sleeps),
+            side("percpu", 1.0, percpu_sleeps),
+            published,
+        )
+        .unwrap()
     }
 
     #[test]
     fn what_was_promised_and_held_is_said() {
         let verdict = of(&[row(1, 1.0, 0.0, 0.0), row(4, 1.1, 0.02, 0.0)], 2).join("\n");
         assert!(verdict.contains("in all 2 rows (") && verdict.contains("1 lie above"), "{verdict}");
-        assert!(verdict.contains("percpu never slept in 1 rows"), "{verdict}");
+        assert!(verdict.contains("percpu never slept in any of 1."), "{verdict}");
         assert!(verdict.contains("list of 2 slept in 1 of 1"), "{verdict}");
         assert!(verdict.contains("1.10 here, 1.60 published"), "{verdict}");
         assert!(verdict.contains("a write of 10 µs"), "{verdict}");
@@ -243,7 +251,10 @@ mod tests {
         let verdict = of(&[row(1, 0.9, 0.0, 0.0), row(4, 1.0, 0.02, 0.01)], 2).join("\n");
         assert!(verdict.contains("Speed, MISSED: percpu is slower"), "{verdict}");
         assert!(verdict.contains("randwrite, jobs 1, list of 2, 0.900 [0.900, 0.900]"), "{verdict}");
-        assert!(verdict.contains("MISSED: percpu was never to sleep, and did in 1 of 1 rows, 10.000"), "{verdict}");
+        assert!(
+            verdict.contains("MISSED: percpu was never to sleep, and did in 1 of 1, 10.000"),
+            "{verdict}"
+        );
     }
 
     /// One interval of 60 below 1 is no wonder.

@@ -1,0 +1,144 @@
+//! The experiments on the command line: what they print, the file they write, and how they fail.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, bare_command, collect, finish};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+#[test]
+fn the_list_says_what_each_table_is() {
+    let text = finish(bare_command(&["lab", "list"])).ok();
+    for said in
+        ["streams", "user per-cpu compression streams", "Sergey Senozhatsky", "2016", "randrw", "min:"]
+    {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_one_line() {
+    for (args, mentions) in [
+        (&["slabs"][..], "no table 'slabs', only: streams"),
+        (&["streams", "--case", "trim"], "--case"),
+        (&["streams", "--jobs", "0"], "--jobs"),
+        (&["streams", "--rounds", "0"], "--rounds"),
+        (&["streams", "--seconds", "0"], "--seconds"),
+        (&["streams", "--seconds=-1"], "--seconds"),
+        (&["streams", "--seconds", "NaN"], "--seconds"),
+        (&["streams", "--jobs", "2", "--callgrind"], "--jobs"),
+        (&["streams", "--json", "/nonexistent/streams.json"], "/nonexistent/streams.json"),
+    ] {
+        let ended = finish(bare_command(&[&["lab", "run"], args].concat()));
+        let line = ended.complaint(1);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+/// The numbers at a place that must be an array of `rounds` measured values.
+fn measured(values: &Value, rounds: usize) -> Vec<f64> {
+    let numbers: Vec<f64> = values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    assert_eq!(numbers.len(), rounds);
+    assert!(numbers.iter().all(|number| *number >= 0.0));
+    numbers
+}
+
+#[test]
+fn a_short_run_prints_the_table_and_replaces_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("old.json"), dir.path().join("link.json"));
+    fs::write(&file, "old").unwrap();
+    symlink(&file, &link).unwrap();
+    let mut command = bare_command(&["lab", "run", "streams", "--seconds", "0.01", "--rounds", "2"]);
+    command.args(["--jobs", "1,3", "--case", "randwrite", "--json"]).arg(&link);
+    let text = finish(command).ok();
+    for said in ["randwrite", "published", "Verdict", "Sergey Senozhatsky"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 104), "{text}");
+
+    assert!(link.is_symlink() && fs::read_dir(dir.path()).unwrap().count() == 2);
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(keys(&json), ["rows", "series", "table"].map(str::to_owned).into());
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "two lists, with 1 and 3 jobs");
+    let row_keys = ["after", "before", "case", "jobs", "p", "published", "ratio", "ratio_high", "ratio_low"];
+    for row in rows {
+        assert_eq!(keys(row), row_keys.map(str::to_owned).into());
+        for side in ["before", "after"] {
+            let values = &row[side]["values"];
+            for quantity in ["elapsed_s", "user_s", "system_s", "write_mb_per_s", "sleeps_per_write"] {
+                measured(&values[quantity], 2);
+            }
+            assert!(measured(&values["elapsed_s"], 2).iter().all(|seconds| *seconds > 0.0));
+        }
+        assert!(row["published"]["ratio"].is_f64());
+    }
+}
+
+/// Three short runs under valgrind, which may take a while each.
+#[test]
+fn callgrind_counts_what_a_page_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("streams.json");
+    let mut command = bare_command(&["lab", "run", "streams", "--seconds", "0.01", "--rounds", "1"]);
+    command.args(["--jobs", "1", "--case", "randwrite", "--callgrind", "--json"]).arg(&file);
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + 6 * PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let text = collect(child).ok();
+    if text.contains("the program valgrind is missing") {
+        println!("skipped: callgrind's counts: the program valgrind is missing");
+        return;
+    }
+    assert!(text.contains("mispredictions"), "{text}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let count = |row: usize, side: &str, name: &str| measured(&json["rows"][row][side]["values"][name], 1)[0];
+    for name in ["instructions_per_page", "branches_per_page", "mispredictions_per_page"] {
+        let all = [count(0, "before", name), count(1, "before", name), count(0, "after", name)];
+        assert!(all.iter().all(|count| *count > 1.0), "{name}: {all:?}");
+    }
+    // A page is compressed in some ten thousand, of which the stream takes a few hundred.
+    let name = "instructions_per_page";
+    let (list, percpu) = (count(0, "before", name), count(0, "after", name));
+    assert!(percpu > 1000.0 && (list / percpu - 1.0).abs() < 0.1, "{list} {percpu}");
+}
+
+#[test]
+fn an_interrupted_run_leaves_the_file_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("old.json");
+    fs::write(&file, "old").unwrap();
+    let mut command = bare_command(&["lab", "run", "streams", "--seconds", "60", "--json"]);
+    let child = command
+        .arg(&file)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It is at work once the file that is to replace the old one is there.
+    while fs::read_dir(dir.path()).unwrap().count() == 1 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let ended = collect(child);
+    assert!(ended.complaint(1).ends_with("interrupted"), "{}", ended.stderr);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
