@@ -4,7 +4,7 @@ UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint bench fuzz loom
+.PHONY: help run demo test lint bench lab fuzz loom
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,11 @@ bench: ## Measure every target of the project (minutes)
 	@cargo build --release
 	@tools/install-programs $(PROGRAMS)
 	@tools/bounded 3600 $(UZRAM) bench --targets
+
+lab: ## Run every table of the lab in full, instruction counts included (minutes)
+	@cargo build --release
+	@tools/install-programs valgrind
+	@tools/bounded 3600 $(UZRAM) lab run streams --callgrind
 
 fuzz: ## Fuzz what takes bytes from outside
 	@fuzz/run
