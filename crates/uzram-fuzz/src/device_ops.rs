@@ -53,6 +53,8 @@ impl<'a> Machine<'a> {
             ("checksum", input.one_of(&["0", "1"]).to_owned()),
             ("chain_size", (4 + input.byte() % 13).to_string()),
             ("run_cache_batch", input.one_of(&["0", "1", "32", "512"]).to_owned()),
+            ("streams", input.one_of(&["percpu", "1", "percpu", "3"]).to_owned()),
+            ("stream_alloc", input.one_of(&["held", "released"]).to_owned()),
             ("disksize", size_bytes.to_string()),
         ] {
             device.set(name, &value).expect(name);
@@ -187,6 +189,8 @@ impl<'a> Machine<'a> {
             ("comp_algorithm", "zstd"),
             ("chain_size", "8"),
             ("checksum", "1"),
+            ("streams", "1"),
+            ("stream_alloc", "held"),
             ("reset", "1"),
         ]);
         let error = self.device.set(name, value).expect_err(name);
