@@ -23,7 +23,7 @@ fn mode(path: &std::path::Path) -> u32 {
 #[test]
 fn a_device_is_shown_set_and_reset() {
     let place = Place::new();
-    let mut daemon = place.up(&["--name", "zram7", "--mem-limit", "8M"]);
+    let mut daemon = place.up(&["--name", "zram7", "--mem-limit", "8M", "--streams", "2"]);
     let uri = format!("nbd+unix:///zram7?socket={}", place.socket("nbd.sock").display());
     for fact in [uri.as_str(), "control.sock", "16 MiB", "fixed cost"] {
         assert!(daemon.facts.contains(fact), "{}", daemon.facts);
@@ -45,6 +45,7 @@ fn a_device_is_shown_set_and_reset() {
     let json: Value = serde_json::from_str(&place.run(&["stat", "zram7", "--json"]).ok()).unwrap();
     assert_eq!(json["stats"]["disksize_bytes"], 16 << 20);
     assert_eq!(json["attributes"]["disksize"], "16777216");
+    assert_eq!((&json["attributes"]["streams"], &json["stats"]["stream_sleeps"]), (&"2".into(), &0.into()));
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "16777216\n");
     let json = place.run(&["stat", "zram7", "mem_limit", "--json"]).ok();
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["value"], (8 << 20).to_string());
@@ -53,7 +54,8 @@ fn a_device_is_shown_set_and_reset() {
     assert_eq!(place.run(&["stat", "zram7", "mem_limit"]).ok(), "6291456\n");
     assert_eq!(place.run(&["reset", "zram7"]).ok(), "");
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "0\n");
-    assert_eq!(place.run(&["set", "zram7", "disksize=32M"]).ok(), "");
+    assert_eq!(place.run(&["set", "zram7", "stream_alloc=released", "disksize=32M"]).ok(), "");
+    assert_eq!(place.run(&["stat", "zram7", "stream_alloc"]).ok(), "released\n");
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "33554432\n");
 
     // The daemon is gone when `down` returns: its successor can start at once.
