@@ -18,7 +18,8 @@ use super::{Count, Streams};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Condvar, Mutex, classes};
 
-/// See the [module's documentation](self).
+/// A number of streams, and a locked list of those that are idle. A thread that finds none sleeps
+/// until one is returned.
 pub struct IdleList<S> {
     streams: Box<[Padded<Mutex<S>>]>,
     list: Box<Padded<Mutex<List>>>,

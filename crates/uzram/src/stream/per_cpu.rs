@@ -10,7 +10,7 @@ use super::Streams;
 use crate::base::cpu::{self, PerCpu as Array};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
-/// See the [module's documentation](self).
+/// One stream for each CPU. A thread takes that of its own, or any other that is free.
 pub struct PerCpu<S> {
     streams: Array<Mutex<S>>,
     /// Counted where no stream is free only: the fast path does not touch it.
