@@ -162,7 +162,7 @@ fn why(rows: &[&Row], crowded: &[&Row]) -> String {
         };
         let _ = write!(
             text,
-            " With 4 jobs per-cpu streams saved the kernel {:.1} % of its instructions, but {:.0} % of the cycles that stalled and {:.0} % of the time: what the list cost was waiting, not work. Each write took its spinlock twice, the CPUs pulled the lock's cache line from one another, and a task preempted with the last stream in hand kept the others asleep.",
+            " With 4 jobs per-cpu streams saved the kernel {:.1} % of its instructions, but {:.0} % of the cycles that stalled and {:.0} % of the time: what the list cost was waiting, not work. By its author's account each write took a contended spinlock twice, and a task preempted with the last stream in hand kept the others asleep.",
             saved("instructions"),
             saved("stalled_cycles_frontend"),
             saved("elapsed_s")
@@ -179,7 +179,7 @@ fn why(rows: &[&Row], crowded: &[&Row]) -> String {
         if page_us.is_finite() { format!("a write of {page_us:.0} µs") } else { "a write".to_owned() };
     let _ = write!(
         text,
-        " Here the list's lock is held for a few instructions beside {write}, and a waiter on it sleeps instead of spinning, so its price drowns in the compression."
+        " Here the list's lock is held for a few instructions beside {write}, and who waits for it soon sleeps instead of spinning, so its price drowns in the compression."
     );
     if crowded.is_empty() {
         return text;
