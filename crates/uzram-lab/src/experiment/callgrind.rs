@@ -125,8 +125,11 @@ mod tests {
 
     #[test]
     fn counts_are_read_from_callgrinds_file() {
-        let text = "# callgrind format\nevents: Ir Bc Bcm Bi Bim\nfn=(1) x\n1 2 3\n\ntotals: 20480 4096 2048 2048 0\n";
-        let counts = parse(text).unwrap();
+        let [ten, two, one] = [10, 2, 1].map(|each| each * WORK_PAGES);
+        let text = format!(
+            "# callgrind format\nevents: Ir Bc Bcm Bi Bim\nfn=(1) x\n1 2 3\n\ntotals: {ten} {two} {one} {one} 0\n"
+        );
+        let counts = parse(&text).unwrap();
         let wanted =
             [("instructions_per_page", 10.0), ("branches_per_page", 3.0), ("mispredictions_per_page", 1.0)];
         assert_eq!(counts, wanted);

@@ -6,15 +6,17 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 
+/// What was measured: case, design, jobs, work, seed.
+type Log = Arc<Mutex<Vec<(String, usize, usize, u64, u64)>>>;
+
 /// A table whose measurements take as long as it says: 1 s a unit of work before, 0.5 s after.
 #[derive(Default)]
 struct Clockwork {
-    /// What was measured: case, design, jobs, work, seed.
-    log: Arc<Mutex<Vec<(String, usize, usize, u64, u64)>>>,
+    log: Log,
 }
 
 struct Measuring {
-    log: Arc<Mutex<Vec<(String, usize, usize, u64, u64)>>>,
+    log: Log,
     case: String,
 }
 

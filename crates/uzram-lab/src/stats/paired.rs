@@ -153,8 +153,9 @@ mod tests {
     /// manual repeats: depression before and after a therapy, V = 40, one-sided p = 0.01953.
     #[test]
     fn the_signed_rank_test_gives_the_published_p() {
-        let before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30];
-        let after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29];
+        // In thousandths.
+        let before = [1830.0, 500.0, 1620.0, 2480.0, 1680.0, 1880.0, 1550.0, 3060.0, 1300.0];
+        let after = [878.0, 647.0, 598.0, 2050.0, 1060.0, 1290.0, 1060.0, 3140.0, 1290.0];
         let differences: Vec<f64> = before.iter().zip(&after).map(|(a, b)| a - b).collect();
         assert_eq!(signed_rank_p(&differences), 2.0 * 10.0 / 512.0);
     }
