@@ -44,7 +44,7 @@ pub struct Args {
     /// Rounds; the table shows medians
     #[arg(long, value_name = "R", default_value_t = 5)]
     repeat: usize,
-    /// Compression: lz4 or zstd[:LEVEL]
+    /// Compression, as `uzram up` takes it
     #[arg(long, value_name = "NAME", default_value = "lz4")]
     algorithm: Algorithm,
     /// Who may compress at once: percpu, or the number of streams on a locked list
@@ -87,7 +87,7 @@ fn run_bench(args: &Args, duration: Duration, stop: Arc<AtomicBool>) -> Result<S
         jobs: args.jobs.iter().copied().map(usize::from).collect(),
         duration,
         repeat: args.repeat,
-        algorithm: args.algorithm,
+        algorithm: args.algorithm.clone(),
         streams: args.streams,
         against: args.against.clone(),
         stop,

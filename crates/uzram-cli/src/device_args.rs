@@ -9,7 +9,8 @@ pub struct DeviceArgs {
     /// The size of the disk, uncompressed: a number and K, M, G or T
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
     size: u64,
-    /// The compression algorithm: lz4 or zstd[:LEVEL] [default: the device's]
+    /// lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], and but for deflate
+    /// ,dict=PATH, with a dictionary that `uzram train` made [default: the device's]
     #[arg(long, value_name = "NAME")]
     pub algorithm: Option<String>,
     /// The most memory its contents may take; writes beyond it fail [default: no limit]

@@ -83,21 +83,20 @@ impl Added {
     }
 
     fn set_algorithm(&self, algorithm: &Algorithm) -> Result<()> {
-        let text = algorithm.to_string();
-        let (name, level) = match text.split_once(':') {
-            Some((name, level)) => (name, Some(level)),
-            None => (text.as_str(), None),
-        };
+        let name = algorithm.kind().name();
         let known = read(&self.attribute("comp_algorithm"))?;
         if !known.split_ascii_whitespace().any(|known| known.trim_matches(['[', ']']) == name) {
             let what = format!("this kernel's zram has no {name}, only: {known}");
             return Err(Error::new(ErrorKind::Unsupported, what).with_setting("--algorithm"));
         }
         self.write("comp_algorithm", name)?;
-        match level {
-            Some(level) => self.write("algorithm_params", &format!("algo={name} level={level}")),
-            None => Ok(()),
+        // Kernels before 6.12 have no parameters; but for lz4, ours are not their defaults.
+        if *algorithm == Algorithm::default() {
+            return Ok(());
         }
+        let dictionary = algorithm.dictionary().map(|dictionary| format!(" dict={}", dictionary.path()));
+        let params = format!("algo={name} level={}{}", algorithm.level(), dictionary.unwrap_or_default());
+        self.write("algorithm_params", &params)
     }
 }
 

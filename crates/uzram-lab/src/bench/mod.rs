@@ -131,7 +131,7 @@ impl Default for Options {
             jobs: vec![1, 2],
             duration: Duration::from_secs(1),
             repeat: 5,
-            algorithm: Algorithm::Lz4,
+            algorithm: Algorithm::default(),
             streams: Design::PerCpu,
             against: Vec::new(),
             seed: 1,
@@ -219,7 +219,7 @@ pub fn run(options: Options) -> Result<Report> {
     let device = UzramDevice::new(&options.algorithm, options.streams, size_bytes)?;
     let codec = match options.against.contains(&Against::Codec) {
         true => Some(codec_loop::CodecLoop::new(
-            options.algorithm,
+            options.algorithm.clone(),
             uzram::zsmalloc::huge_threshold(uzram::device::DEFAULT_CHAIN_SIZE),
             &corpus,
             page_count,

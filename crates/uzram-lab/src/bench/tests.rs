@@ -2,6 +2,7 @@
 
 use super::*;
 use uzram::base::units::PAGE_SIZE;
+use uzram::codec;
 
 /// A run of a few ms.
 fn tiny() -> Options {
@@ -68,7 +69,9 @@ fn the_kernels_device_is_removed_again() {
 
 #[test]
 fn an_algorithm_the_kernel_lacks_is_said_and_the_run_goes_on() {
-    let device = kernel::KernelDevice::add(&Algorithm::Zstd { level: 99 }, 1 << 20);
+    let dictionary = codec::Dictionary::new("/nonexistent/dictionary", vec![7; 64]).unwrap();
+    let algorithm = Algorithm::new(codec::Kind::Zstd, None, Some(dictionary)).unwrap();
+    let device = kernel::KernelDevice::add(&algorithm, 1 << 20);
     let error = device.err().unwrap();
     assert!(!error.to_string().is_empty());
 }
@@ -127,7 +130,7 @@ fn the_bare_loop_copies_what_does_not_compress() {
     let noise: Vec<u8> = (0..PAGE_SIZE).map(|_| rng.u8(..)).collect();
     let contents = [noise, vec![7; PAGE_SIZE]].concat();
     let corpus = Corpus::from_bytes(&contents).unwrap();
-    let codec = codec_loop::CodecLoop::new(Algorithm::Lz4, 3625, &corpus, 5).unwrap();
+    let codec = codec_loop::CodecLoop::new(Algorithm::default(), 3625, &corpus, 5).unwrap();
     verify(&codec, &corpus, 5).unwrap();
     let mut worker = codec.worker().unwrap();
     assert!(worker.write(0, corpus.page(1)).is_ok());

@@ -23,7 +23,7 @@ fn pages_differ_and_compress() {
         let corpus = build(kind, 300).unwrap();
         let distinct: std::collections::HashSet<_> = corpus.pages().collect();
         assert!(distinct.len() > 150, "{kind}: {} distinct pages of 300", distinct.len());
-        let mut encoder = Encoder::new(&uzram::codec::Algorithm::Lz4).unwrap();
+        let mut encoder = Encoder::new(&uzram::codec::Algorithm::default()).unwrap();
         let mut out = vec![0; 2 * PAGE_SIZE];
         let compressed: usize = corpus.pages().map(|page| encoder.encode(page, &mut out).unwrap()).sum();
         let ratio = (300 * PAGE_SIZE) as f64 / compressed as f64;

@@ -103,7 +103,7 @@ impl Table for Streams {
         let size_bytes = pages_to_bytes(corpus.page_count() as u64);
         let devices = designs
             .iter()
-            .map(|design| UzramDevice::new(&Algorithm::Lz4, design.parse()?, size_bytes))
+            .map(|design| UzramDevice::new(&Algorithm::default(), design.parse()?, size_bytes))
             .collect::<Result<_>>()?;
         Ok(Box::new(Devices { corpus, devices, pattern: Pattern::Read, filled: false }))
     }

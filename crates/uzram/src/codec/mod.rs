@@ -1,102 +1,40 @@
 //! One 4 KiB page to bytes and back, into the caller's buffers.
 //!
-//! An [`Encoder`] and a [`Decoder`] own everything their algorithm needs: each allocates and codes
-//! a page when it is made and never takes memory from the system again. Neither depends on the
-//! pages it saw before: any decoder of the algorithm reads what any encoder wrote, at any level.
+//! An [`Encoder`] and a [`Decoder`] own everything their algorithm needs but the dictionary, which
+//! all coders of an [`Algorithm`] share: each allocates and codes a page when it is made and never
+//! takes memory from the system again. Neither depends on the pages it saw before: any decoder of
+//! the algorithm reads what any encoder wrote, at any level, with the same dictionary.
 //!
 //! Invariants, kept by every algorithm: the encoder writes only into `out`; the decoder writes only
-//! into the page, reads only `bytes`, and succeeds only when they decode to exactly one page. The
-//! bytes carry no magic number, no length and no checksum: their length is the caller's to keep, and
-//! damage that still decodes to a whole page goes unnoticed here (the store can check a checksum).
+//! into the page, reads only `bytes` and the dictionary, and succeeds only when they decode to exactly
+//! one page. The bytes carry no magic number, no length, no checksum and no name of a dictionary: their
+//! length is the caller's to keep, and damage that still decodes to a whole page, or the wrong
+//! dictionary, may go unnoticed here (the store can check a checksum).
 //!
 //! The algorithms are an enum, not a trait object: a match costs nothing beside a page.
 
+mod algorithm;
+mod deflate;
+mod dictionary;
 mod lz4;
+mod lz4hc;
 #[cfg(test)]
 mod tests;
+mod train;
 mod zstd;
 
-use std::fmt;
-use std::str::FromStr;
+pub use algorithm::{Algorithm, Kind};
+pub use dictionary::{Dictionary, MAX_DICTIONARY_BYTES, MIN_DICTIONARY_BYTES};
+pub use train::{MIN_SAMPLE_FACTOR, train};
 
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
+use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page};
-
-/// A compression algorithm with its parameters; reads and prints as `lz4`, `zstd` or `zstd:3`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Algorithm {
-    /// LZ4 block format.
-    Lz4,
-    /// zstd at a level.
-    Zstd {
-        /// zstd's compression level: 1..=22, or negative for speed; plain `zstd` is level 1.
-        level: i32,
-    },
-}
-
-impl Algorithm {
-    /// The names of the algorithms offered, without parameters, the default first.
-    pub const NAMES: &'static [&'static str] = &["lz4", "zstd"];
-
-    /// Its name, without parameters.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            Algorithm::Lz4 => "lz4",
-            Algorithm::Zstd { .. } => "zstd",
-        }
-    }
-
-    /// A decoder that needs no state, where the algorithm has one: a reader then needs no stream.
-    /// It keeps the contract of [`Decoder::decode`].
-    pub const fn stateless_decode(&self) -> Option<Decode> {
-        match self {
-            Algorithm::Lz4 => Some(lz4::decode),
-            Algorithm::Zstd { .. } => None,
-        }
-    }
-}
-
-impl FromStr for Algorithm {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let (name, level) = match text.trim().split_once(':') {
-            Some((name, level)) => (name, Some(level)),
-            None => (text.trim(), None),
-        };
-        match (name, level) {
-            ("lz4", None) => Ok(Algorithm::Lz4),
-            ("lz4", Some(level)) => {
-                Err(Error::invalid(format!("lz4 takes no level, but '{level}' was given; write lz4")))
-            }
-            ("zstd", None) => Ok(Algorithm::Zstd { level: zstd::DEFAULT_LEVEL }),
-            ("zstd", Some(level)) => {
-                let level = level.parse().map_err(|_| zstd::not_a_level(level))?;
-                zstd::check_level(level)?;
-                Ok(Algorithm::Zstd { level })
-            }
-            _ => Err(Error::invalid(format!(
-                "no compression algorithm '{name}'; there are: {}",
-                Self::NAMES.join(", ")
-            ))),
-        }
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Algorithm::Zstd { level } if *level != zstd::DEFAULT_LEVEL => write!(f, "zstd:{level}"),
-            _ => f.write_str(self.name()),
-        }
-    }
-}
-
-/// A decoder without state: the bytes of one compressed page, and the page to fill.
-pub type Decode = fn(&[u8], &mut Page) -> Result<()>;
+use algorithm::Method;
 
 /// With this much room for a compressed page, encoders need not check for the end of it at each
-/// step: at least `LZ4_compressBound(4096)`, 4128, and `ZSTD_compressBound(4096)`, 4174.
+/// step: at least `LZ4_compressBound(4096)`, 4128, and `ZSTD_compressBound(4096)`, 4174; deflate adds
+/// a few bytes to what it cannot compress.
 pub const ROOM_BYTES: usize = PAGE_SIZE + PAGE_SIZE / 8;
 
 /// Compresses pages.
@@ -104,38 +42,64 @@ pub struct Encoder(EncoderState);
 
 enum EncoderState {
     Lz4(lz4::Encoder),
+    Lz4hc(lz4hc::Encoder),
     Zstd(zstd::Encoder),
+    Deflate(deflate::Encoder),
 }
 
 impl Encoder {
-    /// An encoder with all its memory.
+    /// An encoder with all its memory but what the algorithm shares.
     ///
     /// # Errors
-    /// `Invalid` for a level that zstd does not have, `NoMemory` when the system gives none.
+    /// `NoMemory` when the system gives none.
     pub fn new(algorithm: &Algorithm) -> Result<Encoder> {
-        Ok(Encoder(match *algorithm {
-            Algorithm::Lz4 => EncoderState::Lz4(lz4::Encoder::new()?),
-            Algorithm::Zstd { level } => EncoderState::Zstd(zstd::Encoder::new(level)?),
+        let level = algorithm.level();
+        Ok(Encoder(match &algorithm.method {
+            Method::Lz4(digest) => EncoderState::Lz4(lz4::Encoder::new(level, digest.clone())?),
+            Method::Lz4hc(digest) => EncoderState::Lz4hc(lz4hc::Encoder::new(level, digest.clone())?),
+            Method::Zstd(digest) => EncoderState::Zstd(zstd::Encoder::new(level, digest.clone())?),
+            Method::Deflate => EncoderState::Deflate(deflate::Encoder::new(level)?),
         }))
     }
 
     /// Compresses `page` into the start of `out`. Returns the compressed length in bytes, or `None`
-    /// when it does not fit: `out` may then be partly overwritten. zstd writes whole words and may say
-    /// so already when fewer than 16 bytes would be left over; lz4 uses the room to the last byte.
+    /// when it does not fit: `out` may then be partly overwritten. zstd and deflate write whole words
+    /// and may say so already when fewer than 16 bytes would be left over.
     #[inline]
     pub fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         match &mut self.0 {
             EncoderState::Lz4(encoder) => encoder.encode(page, out),
+            EncoderState::Lz4hc(encoder) => encoder.encode(page, out),
             EncoderState::Zstd(encoder) => encoder.encode(page, out),
+            EncoderState::Deflate(encoder) => encoder.encode(page, out),
         }
     }
 
-    /// Bytes of memory it holds beside itself; they never change.
+    /// Bytes of memory it holds beside itself and what the algorithm shares; they never change.
     pub fn state_bytes(&self) -> usize {
         match &self.0 {
             EncoderState::Lz4(encoder) => encoder.state_bytes(),
+            EncoderState::Lz4hc(encoder) => encoder.state_bytes(),
             EncoderState::Zstd(encoder) => encoder.state_bytes(),
+            EncoderState::Deflate(encoder) => encoder.state_bytes(),
         }
+    }
+}
+
+/// A decoder that any number of threads use at once.
+#[derive(Clone)]
+pub struct StatelessDecoder {
+    dictionary: Option<Arc<Dictionary>>,
+}
+
+impl StatelessDecoder {
+    /// Keeps the contract of [`Decoder::decode`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn decode(&self, bytes: &[u8], page: &mut Page) -> Result<()> {
+        lz4::decode(bytes, page, self.dictionary.as_deref())
     }
 }
 
@@ -143,19 +107,24 @@ impl Encoder {
 pub struct Decoder(DecoderState);
 
 enum DecoderState {
-    Lz4,
+    Stateless(StatelessDecoder),
     Zstd(zstd::Decoder),
+    Deflate(deflate::Decoder),
 }
 
 impl Decoder {
-    /// A decoder with all its memory. It reads every level of its algorithm.
+    /// A decoder with all its memory but what the algorithm shares. It reads every level of its
+    /// algorithm.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
     pub fn new(algorithm: &Algorithm) -> Result<Decoder> {
-        Ok(Decoder(match algorithm {
-            Algorithm::Lz4 => DecoderState::Lz4,
-            Algorithm::Zstd { .. } => DecoderState::Zstd(zstd::Decoder::new()?),
+        if let Some(stateless) = algorithm.stateless_decoder() {
+            return Ok(Decoder(DecoderState::Stateless(stateless)));
+        }
+        Ok(Decoder(match &algorithm.method {
+            Method::Zstd(digest) => DecoderState::Zstd(zstd::Decoder::new(digest.clone())?),
+            _ => DecoderState::Deflate(deflate::Decoder::new()?),
         }))
     }
 
@@ -167,16 +136,18 @@ impl Decoder {
     #[inline]
     pub fn decode(&mut self, bytes: &[u8], page: &mut Page) -> Result<()> {
         match &mut self.0 {
-            DecoderState::Lz4 => lz4::decode(bytes, page),
+            DecoderState::Stateless(decoder) => decoder.decode(bytes, page),
             DecoderState::Zstd(decoder) => decoder.decode(bytes, page),
+            DecoderState::Deflate(decoder) => decoder.decode(bytes, page),
         }
     }
 
     /// Bytes of memory it holds beside itself; they never change.
     pub fn state_bytes(&self) -> usize {
         match &self.0 {
-            DecoderState::Lz4 => 0,
+            DecoderState::Stateless(_) => 0,
             DecoderState::Zstd(decoder) => decoder.state_bytes(),
+            DecoderState::Deflate(decoder) => decoder.state_bytes(),
         }
     }
 }

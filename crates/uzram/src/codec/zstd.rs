@@ -1,14 +1,19 @@
-//! zstd frames without what a page does not need: no magic number, no content size, no checksum. The
-//! header is then two bytes, one of which says that matches reach back 4 KiB at most.
+//! zstd frames without what a page does not need: no magic number, no content size, no checksum, no
+//! number of a dictionary. The header is then two bytes, one of which says how far matches reach back.
 //!
 //! zstd sizes its tables for the page when it codes the first one; the parameters never change after,
 //! and so the context never grows. Decoding in one call needs no window buffer: whatever window a
 //! damaged header claims, matches are looked up in the page itself, and nothing is allocated.
 
-use zstd_safe::zstd_sys::ZSTD_ErrorCode;
-use zstd_safe::{CCtx, CParameter, DCtx, DParameter, ErrorCode, FrameFormat};
+use std::ops::RangeInclusive;
+use std::ptr;
 
+use zstd_safe::zstd_sys::ZSTD_ErrorCode;
+use zstd_safe::{CCtx, CDict, CParameter, DCtx, DDict, DParameter, ErrorCode, FrameFormat};
+
+use super::Dictionary;
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page};
 
 /// The level of plain `zstd`. A single page leaves higher levels little to find: on mixed pages level 3
@@ -17,47 +22,68 @@ use crate::base::units::{PAGE_SIZE, Page};
 /// wants speed most has lz4.
 pub(super) const DEFAULT_LEVEL: i32 = 1;
 
-/// Refuses a level that zstd would silently turn into another one.
-pub(super) fn check_level(level: i32) -> Result<()> {
-    if level == 0 {
-        return Err(Error::invalid("zstd level 0 only means zstd's own default; write zstd:3 for it"));
-    }
-    if !(zstd_safe::min_c_level()..=zstd_safe::max_c_level()).contains(&level) {
-        return Err(not_a_level(&level.to_string()));
-    }
-    Ok(())
+/// Its levels, and 0, which is zstd's own default by another name.
+pub(super) fn levels() -> RangeInclusive<i32> {
+    zstd_safe::min_c_level()..=zstd_safe::max_c_level()
 }
 
-/// The error for a `level` that is not one.
-pub(super) fn not_a_level(level: &str) -> Error {
-    Error::invalid(format!(
-        "'{level}' is not a zstd level; write 1 to {}, or {} to -1 for more speed, as in zstd:3",
-        zstd_safe::max_c_level(),
-        zstd_safe::min_c_level(),
-    ))
+/// A dictionary digested for one level, for any number of coders. zstd only reads it, and refers to
+/// the bytes where they are.
+pub(super) struct Digest {
+    // Dropped before the bytes that they refer to.
+    compress: CDict<'static>,
+    decompress: DDict<'static>,
+    pub(super) source: Arc<Dictionary>,
+}
+
+impl Digest {
+    pub(super) fn new(level: i32, source: Arc<Dictionary>) -> Result<Digest> {
+        let bytes = ptr::from_ref(source.bytes());
+        // SAFETY: `source` keeps the bytes alive, unchanged and where they are for as long as the two
+        // dictionaries exist: they stand beside it, and before it, in one struct.
+        let bytes: &'static [u8] = unsafe { &*bytes };
+        let unsound = || {
+            Error::invalid(format!("dict={}: zstd cannot use it: a damaged zstd dictionary?", source.path()))
+        };
+        let compress = CDict::try_create_by_reference(bytes, level).ok_or_else(unsound)?;
+        let decompress = DDict::try_create_by_reference(bytes).ok_or_else(unsound)?;
+        Ok(Digest { compress, decompress, source })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.compress.sizeof() + self.decompress.sizeof() + self.source.bytes().len()
+    }
 }
 
 /// A compression context, its parameters set.
 pub(super) struct Encoder {
     context: CCtx<'static>,
+    /// What the context refers to; dropped after it.
+    _digest: Option<Arc<Digest>>,
 }
 
 impl Encoder {
-    pub(super) fn new(level: i32) -> Result<Encoder> {
-        check_level(level)?;
+    /// `level` must be one of zstd's; a dictionary must be digested for it.
+    pub(super) fn new(level: i32, digest: Option<Arc<Digest>>) -> Result<Encoder> {
         let mut context = CCtx::try_create().ok_or_else(no_memory)?;
         for parameter in [
             CParameter::CompressionLevel(level),
             CParameter::Format(FrameFormat::Magicless),
             CParameter::ContentSizeFlag(false),
             CParameter::ChecksumFlag(false),
+            CParameter::DictIdFlag(false),
         ] {
             context.set_parameter(parameter).map_err(unsupported)?;
+        }
+        if let Some(digest) = &digest {
+            let dictionary = ptr::from_ref(&digest.compress);
+            // SAFETY: it lies behind an Arc that the encoder keeps until its context is dropped.
+            context.ref_cdict(unsafe { &*dictionary }).map_err(unsupported)?;
         }
         // The first page makes zstd allocate its tables.
         let mut out = [0; 2 * PAGE_SIZE];
         context.compress2(&mut out[..], &super::warm_up_page()).map_err(|_| no_memory())?;
-        Ok(Encoder { context })
+        Ok(Encoder { context, _digest: digest })
     }
 
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
@@ -80,15 +106,23 @@ impl Encoder {
 /// A decompression context, its parameters set.
 pub(super) struct Decoder {
     context: DCtx<'static>,
+    /// What the context refers to; dropped after it.
+    _digest: Option<Arc<Digest>>,
 }
 
 impl Decoder {
-    pub(super) fn new() -> Result<Decoder> {
+    pub(super) fn new(digest: Option<Arc<Digest>>) -> Result<Decoder> {
         let mut context = DCtx::try_create().ok_or_else(no_memory)?;
         context.set_parameter(DParameter::Format(FrameFormat::Magicless)).map_err(unsupported)?;
-        let mut decoder = Decoder { context };
+        if let Some(digest) = &digest {
+            let dictionary = ptr::from_ref(&digest.decompress);
+            // SAFETY: it lies behind an Arc that the decoder keeps until its context is dropped.
+            context.ref_ddict(unsafe { &*dictionary }).map_err(unsupported)?;
+        }
+        let mut decoder = Decoder { context, _digest: digest };
         let (mut page, mut bytes) = (super::warm_up_page(), [0; PAGE_SIZE]);
-        let len_bytes = Encoder::new(DEFAULT_LEVEL)?.encode(&page, &mut bytes).unwrap_or(0);
+        // A page coded without a dictionary decodes with any.
+        let len_bytes = Encoder::new(DEFAULT_LEVEL, None)?.encode(&page, &mut bytes).unwrap_or(0);
         decoder.decode(&bytes[..len_bytes], &mut page)?;
         Ok(decoder)
     }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
-use crate::codec::Algorithm;
+use crate::codec::{Algorithm, Dictionary, Kind};
 use crate::store::MAX_BATCH_PAGES;
 use crate::zsmalloc::CHAIN_SIZES;
 
@@ -46,9 +46,17 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "comp_algorithm",
-        help: "compression algorithm, the one in use in brackets; before initialisation",
+        help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], and but for deflate \
+               ,dict=PATH; the one in use in brackets; before initialisation",
         get: Some(comp_algorithm),
         set: Some(set_comp_algorithm),
+    },
+    Attribute {
+        name: "algorithm_params",
+        help: "level=N dict=PATH of the algorithm in use, which algo=NAME may name; what is left out \
+               becomes the default; before initialisation",
+        get: None,
+        set: Some(set_algorithm_params),
     },
     Attribute {
         name: "mem_limit",
@@ -179,14 +187,51 @@ fn set_reset(device: &Device, value: &str) -> Result<()> {
 }
 
 fn comp_algorithm(device: &Device) -> String {
-    let current = device.state.lock().params.algorithm;
-    let show =
-        |name: &&str| if *name == current.name() { format!("[{current}]") } else { (*name).to_owned() };
-    Algorithm::NAMES.iter().map(show).collect::<Vec<_>>().join(" ")
+    let current = device.state.lock().params.algorithm.clone();
+    let show = |kind: Kind| if kind == current.kind() { format!("[{current}]") } else { kind.name().into() };
+    Kind::ALL.map(show).join(" ")
 }
 
 fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
     set_parsed(device, "comp_algorithm", value, |params, algorithm| params.algorithm = algorithm)
+}
+
+/// The kernel's words, but that what it ignores is refused.
+fn set_algorithm_params(device: &Device, value: &str) -> Result<()> {
+    let (mut algorithm, mut level, mut path) = (None, None, None);
+    for word in value.split_whitespace() {
+        match word.split_once('=').filter(|(_, value)| !value.is_empty()) {
+            Some(("algo", name)) => algorithm = Some(name.parse::<Kind>()?),
+            Some(("level", number)) => level = Some(number),
+            Some(("dict", file)) => path = Some(file),
+            // The others are the algorithms of recompression.
+            Some(("priority", "0")) => {}
+            Some(("priority", _)) => {
+                return Err(Error::invalid(format!("'{word}': there is no recompression, only priority=0")));
+            }
+            Some(("deflate.winbits", _)) => {
+                return Err(Error::invalid(format!(
+                    "'{word}': deflate's window cannot be changed; leave it out"
+                )));
+            }
+            _ => return Err(Error::invalid(format!("'{word}' is not algo=NAME, level=N or dict=PATH"))),
+        }
+    }
+    let current = {
+        let state = device.state.lock();
+        state.uninitialised("algorithm_params")?;
+        state.params.algorithm.kind()
+    };
+    if let Some(other) = algorithm.filter(|kind| *kind != current) {
+        let what = format!("algo={}: the algorithm in use is {}", other.name(), current.name());
+        return Err(Error::invalid(what).with_setting("comp_algorithm"));
+    }
+    // Without the lock: it reads a file.
+    let algorithm = Algorithm::new(current, level, path.map(Dictionary::read).transpose()?)?;
+    let mut state = device.state.lock();
+    state.uninitialised("algorithm_params")?;
+    state.params.algorithm = algorithm;
+    Ok(())
 }
 
 fn set_mem_limit(device: &Device, value: &str) -> Result<()> {

@@ -49,7 +49,7 @@ struct State {
 }
 
 /// What can be set before the device is initialised.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Params {
     algorithm: Algorithm,
     chain_size: usize,
@@ -63,7 +63,7 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Params {
-            algorithm: Algorithm::Lz4,
+            algorithm: Algorithm::default(),
             chain_size: DEFAULT_CHAIN_SIZE,
             checksum: false,
             limit_pages: 0,
@@ -235,10 +235,10 @@ impl Device {
             return Err(Error::new(ErrorKind::NotFound, format!("'{}' was removed", self.name)));
         }
         let pages = bytes_to_pages(bytes);
-        let params = state.params;
+        let params = &state.params;
         state.store = Some(Arc::new(Store::new(&store::Config {
             pages,
-            algorithm: params.algorithm,
+            algorithm: params.algorithm.clone(),
             chain_size: params.chain_size,
             checksum: params.checksum,
             limit_pages: params.limit_pages,

@@ -16,7 +16,7 @@ fn agrees_with_a_naive_model() {
     const BYTES: usize = 40 * PAGE_SIZE;
     for seed in 0..6 {
         let mut random = Random::new(seed);
-        let settings = [("comp_algorithm", "lz4"), ("comp_algorithm", "zstd")][seed as usize % 2];
+        let settings = ("comp_algorithm", ["lz4", "zstd", "lz4hc:2", "deflate:1"][seed as usize % 4]);
         let device = device(&[settings, ("disksize", &BYTES.to_string())]);
         let (disk, mut model) = (device.open().expect("initialised"), vec![0u8; BYTES]);
         for step in 0..2000 {
@@ -90,6 +90,7 @@ fn the_life_cycle_is_the_kernels() {
     for (name, value) in [
         ("disksize", "1M"),
         ("comp_algorithm", "zstd"),
+        ("algorithm_params", "level=3"),
         ("chain_size", "8"),
         ("checksum", "1"),
         ("streams", "2"),
@@ -106,11 +107,71 @@ fn the_life_cycle_is_the_kernels() {
     device.set("reset", "1\n").expect("nobody uses it");
     assert_eq!((device.size_bytes(), device.get("mem_limit")), (0, Ok("0".into())));
     device.set("comp_algorithm", "zstd:3").expect("uninitialised again");
-    assert_eq!(device.get("comp_algorithm"), Ok("lz4 [zstd:3]".into()));
+    assert_eq!(device.get("comp_algorithm"), Ok("lz4 lz4hc [zstd:3] deflate".into()));
     device.set("disksize", "8192").expect("a size");
     let mut read = [1; 4096];
     device.open().expect("initialised").read(0, &mut read).expect("sound");
     assert_eq!(read, [0; 4096], "nothing survives a reset");
+}
+
+#[test]
+fn algorithm_params_are_the_kernels() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&file, b"what every page begins with").expect("room");
+    let path = file.path().display();
+    let device = device(&[("comp_algorithm", "zstd")]);
+    let shown = |device: &Device| {
+        let list = device.get("comp_algorithm").expect("readable");
+        list.split_whitespace().find(|name| name.starts_with('[')).expect("one is in use").to_owned()
+    };
+    for (params, algorithm) in [
+        ("level=8", "[zstd:8]".to_owned()),
+        (&format!("algo=zstd level=-3 dict={path}"), format!("[zstd:-3,dict={path}]")),
+        (&format!("priority=0 dict={path}"), format!("[zstd,dict={path}]")),
+        ("algo=zstd", "[zstd]".to_owned()),
+        ("level=4 algo=zstd", "[zstd:4]".to_owned()),
+    ] {
+        device.set("algorithm_params", params).expect(params);
+        assert_eq!(shown(&device), algorithm, "{params}");
+    }
+    for (params, hint) in [
+        ("algo=lz4 level=2", "the algorithm in use is zstd"),
+        ("algo=zstdd", "no compression algorithm"),
+        ("level=0", "'0' is no level"),
+        ("level=", "'level=' is not"),
+        ("level", "'level' is not"),
+        ("depth=3", "'depth=3' is not"),
+        ("priority=1 level=3", "only priority=0"),
+        ("deflate.winbits=15", "leave it out"),
+        ("dict=relative", "whole path"),
+        ("level=3 dict=/nonexistent/dictionary", "No such file"),
+    ] {
+        let error = device.set("algorithm_params", params).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{params}");
+        assert!(error.to_string().contains(hint), "{params}: {error}");
+        assert_eq!(shown(&device), "[zstd:4]", "{params}: a refusal changes nothing");
+    }
+    assert_eq!(device.get("algorithm_params").unwrap_err().kind(), ErrorKind::Permission);
+
+    let fixed = |params: &str| {
+        let device =
+            self::device(&[("comp_algorithm", "zstd"), ("algorithm_params", params), ("disksize", "1M")]);
+        (Arc::clone(&device), device.stats().mem_fixed_bytes)
+    };
+    let ((_, without), (with, with_bytes)) = (fixed("level=1"), fixed(&format!("dict={path}")));
+    assert!(with_bytes > without, "{with_bytes} with a dictionary, {without} without");
+    // The dictionary was read when it was set.
+    drop(file);
+    let disk = with.open().expect("initialised");
+    let page: Vec<u8> = b"what every page begins with, and then".iter().copied().cycle().take(4096).collect();
+    let mut read = vec![0; 4096];
+    disk.write(0, &page).expect("memory");
+    disk.read(0, &mut read).expect("sound");
+    assert!(read == page);
+    assert_eq!(with.set("algorithm_params", "level=3").unwrap_err().kind(), ErrorKind::Busy);
+    drop(disk);
+    with.set("reset", "1").expect("nobody uses it");
+    assert_eq!(shown(&with), "[lz4]", "a reset clears them");
 }
 
 #[test]

@@ -10,7 +10,7 @@ fn store(pages: u64) -> Arc<Store> {
 fn config(pages: u64) -> Config {
     Config {
         pages,
-        algorithm: Algorithm::Lz4,
+        algorithm: Algorithm::default(),
         // The fewest classes: loom makes all their locks anew for each interleaving.
         chain_size: 1,
         checksum: false,

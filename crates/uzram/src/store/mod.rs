@@ -23,7 +23,7 @@ pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::mem::{Account, Arena, Gfp};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
-use crate::codec::{Algorithm, Decode};
+use crate::codec::{Algorithm, StatelessDecoder};
 use crate::stream::{AnyStreams, Design, Streams};
 use crate::zsmalloc::{ClassStat, Handle, Pool};
 use slot::{Contents, SlotGuard, Slots};
@@ -73,7 +73,7 @@ pub struct Store {
     arena: Arc<Arena>,
     counters: Counters,
     /// Where the algorithm decodes without state, reading takes no stream.
-    stateless_decode: Option<Decode>,
+    stateless_decoder: Option<StatelessDecoder>,
     checksum: bool,
 }
 
@@ -132,7 +132,7 @@ impl Store {
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let pool = Pool::new(Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
-        let mut stream_bytes = 0;
+        let mut stream_bytes = config.algorithm.shared_bytes();
         let stream = || {
             let stream = Stream::new(&config.algorithm)?;
             stream_bytes += stream.bytes();
@@ -147,7 +147,7 @@ impl Store {
             pool,
             arena,
             counters: Counters::new(),
-            stateless_decode: config.algorithm.stateless_decode(),
+            stateless_decoder: config.algorithm.stateless_decoder(),
             checksum: config.checksum,
         })
     }
@@ -319,8 +319,8 @@ impl Store {
             out.copy_from_slice(bytes);
             return Ok(());
         }
-        match self.stateless_decode {
-            Some(decode) => decode(bytes, out),
+        match &self.stateless_decoder {
+            Some(decoder) => decoder.decode(bytes, out),
             None => self.streams.with(|stream| stream.decoder.decode(bytes, out)),
         }
     }

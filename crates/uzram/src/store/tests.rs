@@ -5,7 +5,7 @@ use crate::codec::Encoder;
 fn config(pages: u64) -> Config {
     Config {
         pages,
-        algorithm: Algorithm::Lz4,
+        algorithm: Algorithm::default(),
         chain_size: 16,
         checksum: false,
         limit_pages: 0,
@@ -68,14 +68,14 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
     let held = || model.iter().flatten();
     assert_eq!(stats.pages_stored, held().count() as u64);
     assert_eq!(stats.same_pages, held().filter(|page| same_word(page).is_some()).count() as u64);
-    let mut encoder = Encoder::new(&Algorithm::Lz4).expect("memory");
+    let mut encoder = Encoder::new(&Algorithm::default()).expect("memory");
     let threshold = store.pool.huge_threshold();
     let lens = held().filter(|page| same_word(page).is_none()).map(|page| {
         let len = encoder.encode(page, &mut [0; 2 * PAGE_SIZE]).expect("room");
         if len < threshold { len as u64 } else { PAGE_SIZE as u64 }
     });
     let lens: Vec<u64> = lens.collect();
-    if store.stateless_decode.is_some() {
+    if store.stateless_decoder.is_some() {
         assert_eq!(stats.compr_data_bytes, lens.iter().sum::<u64>());
         assert_eq!(stats.huge_pages, lens.iter().filter(|len| **len == PAGE_SIZE as u64).count() as u64);
     }

@@ -1,0 +1,231 @@
+//! Which algorithm, at which level, with which dictionary: read once, and from then on sound.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use super::{Dictionary, StatelessDecoder, deflate, lz4, lz4hc, zstd};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Arc;
+
+/// An algorithm without its parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// LZ4's block format, by the fast compressor.
+    Lz4,
+    /// LZ4's block format, by the compressor that searches more.
+    Lz4hc,
+    /// zstd frames.
+    Zstd,
+    /// Raw deflate.
+    Deflate,
+}
+
+impl Kind {
+    /// Those offered, the default first.
+    pub const ALL: [Kind; 4] = [Kind::Lz4, Kind::Lz4hc, Kind::Zstd, Kind::Deflate];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Lz4 => "lz4",
+            Kind::Lz4hc => "lz4hc",
+            Kind::Zstd => "zstd",
+            Kind::Deflate => "deflate",
+        }
+    }
+
+    const fn default_level(self) -> i32 {
+        match self {
+            Kind::Lz4 => lz4::DEFAULT_ACCELERATION,
+            Kind::Lz4hc => lz4hc::DEFAULT_LEVEL,
+            Kind::Zstd => zstd::DEFAULT_LEVEL,
+            Kind::Deflate => deflate::DEFAULT_LEVEL,
+        }
+    }
+
+    /// Its levels, without 0, which is none.
+    fn levels(self) -> RangeInclusive<i32> {
+        match self {
+            Kind::Lz4 => 1..=lz4::MAX_ACCELERATION,
+            Kind::Lz4hc => lz4hc::MIN_LEVEL..=lz4hc::MAX_LEVEL,
+            Kind::Zstd => zstd::levels(),
+            Kind::Deflate => deflate::MIN_LEVEL..=deflate::MAX_LEVEL,
+        }
+    }
+
+    /// Which levels there are, in words.
+    fn levels_text(self) -> String {
+        let (min, max) = self.levels().into_inner();
+        match self {
+            Kind::Lz4 => format!("an acceleration of lz4 is {min} to {max}, the higher the faster"),
+            Kind::Lz4hc => format!("lz4hc's levels are {min} to {max}"),
+            Kind::Zstd => format!("zstd's levels are 1 to {max}, and {min} to -1 for more speed"),
+            Kind::Deflate => format!("deflate's levels are {min} to {max}"),
+        }
+    }
+
+    /// Reads a level. One that the library would silently turn into another is none.
+    fn parse_level(self, text: &str) -> Result<i32> {
+        let level = text.parse().ok().filter(|level| *level != 0 && self.levels().contains(level));
+        level.ok_or_else(|| Error::invalid(format!("'{text}' is no level: {}", self.levels_text())))
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
+            let names = Kind::ALL.map(Kind::name).join(", ");
+            Error::invalid(format!("no compression algorithm '{name}'; there are: {names}"))
+        })
+    }
+}
+
+/// A compression algorithm with its parameters, ready for any number of coders, which share its
+/// dictionary.
+///
+/// Reads and prints as `lz4[:ACCELERATION]`, `lz4hc[:LEVEL]`, `zstd[:LEVEL]` or `deflate[:LEVEL]`, the
+/// first three with `,dict=PATH` after it, a default level left out. Reading reads the dictionary.
+#[derive(Clone)]
+pub struct Algorithm {
+    level: i32,
+    pub(super) method: Method,
+}
+
+/// A kind, and the dictionary digested for it and for the level.
+#[derive(Clone)]
+pub(super) enum Method {
+    Lz4(Option<Arc<lz4::Digest>>),
+    Lz4hc(Option<Arc<lz4hc::Digest>>),
+    Zstd(Option<Arc<zstd::Digest>>),
+    Deflate,
+}
+
+impl Algorithm {
+    /// `kind` at `level`, a number in text, or at its default level; with or without a dictionary.
+    ///
+    /// # Errors
+    /// `Invalid` for a level that `kind` does not have, for a dictionary that it cannot use;
+    /// `NoMemory` when the system gives none for the dictionary's tables.
+    pub fn new(kind: Kind, level: Option<&str>, dictionary: Option<Dictionary>) -> Result<Algorithm> {
+        let level = level.map_or(Ok(kind.default_level()), |level| kind.parse_level(level))?;
+        let source = dictionary.map(Arc::new);
+        let method = match kind {
+            Kind::Lz4 => Method::Lz4(source.map(lz4::Digest::new).transpose()?.map(Arc::new)),
+            Kind::Lz4hc => {
+                let digest = source.map(|source| lz4hc::Digest::new(level, source)).transpose()?;
+                Method::Lz4hc(digest.map(Arc::new))
+            }
+            Kind::Zstd => {
+                let digest = source.map(|source| zstd::Digest::new(level, source)).transpose()?;
+                Method::Zstd(digest.map(Arc::new))
+            }
+            Kind::Deflate if source.is_some() => {
+                return Err(Error::invalid("deflate takes no dictionary; lz4, lz4hc and zstd do"));
+            }
+            Kind::Deflate => Method::Deflate,
+        };
+        Ok(Algorithm { level, method })
+    }
+
+    /// The algorithm alone.
+    pub const fn kind(&self) -> Kind {
+        match self.method {
+            Method::Lz4(_) => Kind::Lz4,
+            Method::Lz4hc(_) => Kind::Lz4hc,
+            Method::Zstd(_) => Kind::Zstd,
+            Method::Deflate => Kind::Deflate,
+        }
+    }
+
+    /// Its level; lz4's acceleration.
+    pub const fn level(&self) -> i32 {
+        self.level
+    }
+
+    /// The dictionary.
+    pub fn dictionary(&self) -> Option<&Dictionary> {
+        self.source().map(|source| &**source)
+    }
+
+    fn source(&self) -> Option<&Arc<Dictionary>> {
+        match &self.method {
+            Method::Lz4(digest) => digest.as_ref().map(|digest| &digest.source),
+            Method::Lz4hc(digest) => digest.as_ref().map(|digest| &digest.source),
+            Method::Zstd(digest) => digest.as_ref().map(|digest| &digest.source),
+            Method::Deflate => None,
+        }
+    }
+
+    /// Bytes of memory that all its coders share: the dictionary and its tables.
+    pub fn shared_bytes(&self) -> usize {
+        match &self.method {
+            Method::Lz4(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
+            Method::Lz4hc(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
+            Method::Zstd(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
+            Method::Deflate => 0,
+        }
+    }
+
+    /// A decoder that needs no state, where the algorithm has one: a reader then needs no stream.
+    pub fn stateless_decoder(&self) -> Option<StatelessDecoder> {
+        match self.kind() {
+            Kind::Lz4 | Kind::Lz4hc => Some(StatelessDecoder { dictionary: self.source().cloned() }),
+            Kind::Zstd | Kind::Deflate => None,
+        }
+    }
+}
+
+impl Default for Algorithm {
+    /// lz4.
+    fn default() -> Self {
+        Algorithm { level: lz4::DEFAULT_ACCELERATION, method: Method::Lz4(None) }
+    }
+}
+
+/// Dictionaries are equal by their contents and their path.
+impl PartialEq for Algorithm {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind() == other.kind() && self.level == other.level && self.dictionary() == other.dictionary()
+    }
+}
+
+impl Eq for Algorithm {}
+
+impl FromStr for Algorithm {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (text, path) = match text.trim().split_once(',') {
+            None => (text.trim(), None),
+            Some((text, option)) => match option.strip_prefix("dict=") {
+                Some(path) => (text, Some(path)),
+                None => return Err(Error::invalid(format!("'{option}' is no option: write dict=PATH"))),
+            },
+        };
+        let (name, level) = match text.split_once(':') {
+            Some((name, level)) => (name, Some(level)),
+            None => (text, None),
+        };
+        Algorithm::new(name.parse()?, level, path.map(Dictionary::read).transpose()?)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.kind();
+        f.write_str(kind.name())?;
+        if self.level != kind.default_level() {
+            write!(f, ":{}", self.level)?;
+        }
+        self.dictionary().map_or(Ok(()), |dictionary| write!(f, ",dict={}", dictionary.path()))
+    }
+}
+
+impl fmt::Debug for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Algorithm({self})")
+    }
+}

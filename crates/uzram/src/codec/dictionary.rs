@@ -1,0 +1,110 @@
+//! A dictionary: bytes that every compressed page of a device may refer to.
+//!
+//! One 4 KiB page has little to repeat; a dictionary of what pages commonly contain gives the codec
+//! something to find. It is read once, when the algorithm is set, and shared by all coders of the
+//! device. Compressed pages do not name it (that would cost bytes in each): they belong to one
+//! device, whose dictionary cannot change while it holds any.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::fs::OFlags;
+
+use crate::base::error::{Error, Result};
+
+/// The longest dictionary, 1 MiB: nine times what zstd's trainer makes by default. Longer ones would
+/// cost cache misses on every page and be no gain, and a wrong path would be read into memory.
+pub const MAX_DICTIONARY_BYTES: usize = 1 << 20;
+/// The shortest: what zstd and lz4 silently ignore is shorter.
+pub const MIN_DICTIONARY_BYTES: usize = 8;
+/// The longest path, as Linux has it.
+const MAX_PATH_BYTES: usize = 4096;
+
+/// The bytes of a dictionary, and the path they were read from.
+///
+/// For zstd, bytes that begin with the magic number of its dictionaries (as those that its trainer
+/// makes do) must be a sound one. All others, and everything for lz4 and lz4hc, are contents as they
+/// are. lz4's offsets reach 64 KiB, so that it uses the last 64 KiB.
+#[derive(PartialEq, Eq)]
+pub struct Dictionary {
+    path: String,
+    bytes: Box<[u8]>,
+}
+
+impl Dictionary {
+    /// Reads the file at `path`.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the file, when it cannot be read or is no dictionary.
+    pub fn read(path: &str) -> Result<Dictionary> {
+        check_path(path)?;
+        let refused = |why: &str| Error::invalid(format!("dict={path}: {why}"));
+        let bytes = read_bounded(path).map_err(|error| refused(&error.to_string()))?;
+        let Some(bytes) = bytes else {
+            return Err(refused("a dictionary must be a regular file"));
+        };
+        Dictionary::new(path, bytes)
+    }
+
+    /// A dictionary that is in memory already; `path` is what it is shown as.
+    ///
+    /// # Errors
+    /// `Invalid` unless it has [`MIN_DICTIONARY_BYTES`] to [`MAX_DICTIONARY_BYTES`] and the path is one.
+    pub fn new(path: &str, bytes: Vec<u8>) -> Result<Dictionary> {
+        check_path(path)?;
+        match bytes.len() {
+            0 => Err(Error::invalid(format!("dict={path}: the file is empty"))),
+            MIN_DICTIONARY_BYTES..=MAX_DICTIONARY_BYTES => {
+                Ok(Dictionary { path: path.to_owned(), bytes: bytes.into_boxed_slice() })
+            }
+            1..MIN_DICTIONARY_BYTES => Err(Error::invalid(format!(
+                "dict={path}: a dictionary has {MIN_DICTIONARY_BYTES} bytes at least, this one {}",
+                bytes.len()
+            ))),
+            _ => Err(Error::invalid(format!(
+                "dict={path}: a dictionary has {} KiB at most; `uzram train --size` makes smaller ones",
+                MAX_DICTIONARY_BYTES >> 10
+            ))),
+        }
+    }
+
+    /// Where it was read from.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// What is in it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// A path from the root, because whoever reads it may work in another directory than whoever wrote
+/// it, and one that can stand in a list that is separated by spaces, with brackets.
+fn check_path(path: &str) -> Result<()> {
+    let refused = |why: &str| Err(Error::invalid(format!("dict={path}: {why}")));
+    if !path.starts_with('/') {
+        return refused("write the whole path, beginning with '/'");
+    }
+    if path.len() > MAX_PATH_BYTES {
+        return Err(Error::invalid(format!("dict=…: a path has {MAX_PATH_BYTES} bytes at most")));
+    }
+    if path.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '[' | ']')) {
+        return refused("the path of a dictionary can have no spaces and no brackets");
+    }
+    Ok(())
+}
+
+/// The bytes of a regular file, one more than are allowed at most; `None` for what is not one.
+fn read_bounded(path: &str) -> io::Result<Option<Vec<u8>>> {
+    // Opening a FIFO would wait for its writer.
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = File::options().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Ok(None);
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_DICTIONARY_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}

@@ -1,0 +1,129 @@
+//! liblz4's high compression: the same format as lz4's, and so the same decoder; more searching.
+//!
+//! The state takes 256 KiB. To clear it for each page was measured to take half as long again at
+//! level 2. liblz4's fast reset numbers positions on instead, so that what earlier pages left in the
+//! tables lies out of reach, and clears them after every gibibyte of positions and after a page that
+//! did not fit. The output does not depend on the pages before.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use super::{Dictionary, lz4};
+use crate::base::error::Result;
+use crate::base::sync::Arc;
+use crate::base::units::{PAGE_SIZE, Page};
+
+unsafe extern "C" {
+    fn LZ4_sizeofStateHC() -> c_int;
+    fn LZ4_initStreamHC(state: *mut c_void, state_bytes: usize) -> *mut c_void;
+    fn LZ4_resetStreamHC_fast(state: *mut c_void, level: c_int);
+    fn LZ4_compress_HC_extStateHC_fastReset(
+        state: *mut c_void,
+        source: *const c_char,
+        dest: *mut c_char,
+        source_bytes: c_int,
+        dest_bytes: c_int,
+        level: c_int,
+    ) -> c_int;
+    fn LZ4_loadDictHC(state: *mut c_void, dictionary: *const c_char, dictionary_bytes: c_int) -> c_int;
+    fn LZ4_attach_HC_dictionary(state: *mut c_void, dictionary_state: *const c_void);
+    fn LZ4_compress_HC_continue(
+        state: *mut c_void,
+        source: *const c_char,
+        dest: *mut c_char,
+        source_bytes: c_int,
+        dest_bytes: c_int,
+    ) -> c_int;
+}
+
+/// liblz4's default, and the kernel's.
+pub(super) const DEFAULT_LEVEL: i32 = 9;
+/// Level 1 is level 2.
+pub(super) const MIN_LEVEL: i32 = 2;
+/// liblz4's levels 10 to 12 take memory from the system for each page, and give it back. On pages of
+/// programs they were measured to store 0.1 % less than level 9.
+pub(super) const MAX_LEVEL: i32 = 9;
+
+/// An initialised state. liblz4 refuses one that is too small; it never is.
+fn state(level: i32) -> Result<Box<[u64]>> {
+    // SAFETY: takes nothing and returns a constant.
+    let mut state = lz4::state(unsafe { LZ4_sizeofStateHC() })?;
+    let state_bytes = size_of_val(&*state);
+    // SAFETY: both write within the LZ4_sizeofStateHC bytes that `state` has at least.
+    unsafe {
+        LZ4_initStreamHC(state.as_mut_ptr().cast(), state_bytes);
+        LZ4_resetStreamHC_fast(state.as_mut_ptr().cast(), level);
+    }
+    Ok(state)
+}
+
+/// A dictionary with its match tables, for any number of encoders of one level.
+pub(super) struct Digest {
+    tables: Box<[u64]>,
+    /// Holds the bytes that `tables` points to.
+    pub(super) source: Arc<Dictionary>,
+}
+
+impl Digest {
+    pub(super) fn new(level: i32, source: Arc<Dictionary>) -> Result<Digest> {
+        let mut tables = state(level)?;
+        let reachable = lz4::reachable(&source);
+        // SAFETY: `tables` is an initialised state, its level set. It keeps pointers to `reachable`,
+        // at most 64 KiB: they live as long as `source`, which is never changed.
+        unsafe {
+            LZ4_loadDictHC(tables.as_mut_ptr().cast(), reachable.as_ptr().cast(), reachable.len() as c_int)
+        };
+        Ok(Digest { tables, source })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.tables) + self.source.bytes().len()
+    }
+}
+
+/// liblz4's match tables, the level in them.
+pub(super) struct Encoder {
+    /// `LZ4_sizeofStateHC` bytes, rounded up; initialised.
+    state: Box<[u64]>,
+    level: c_int,
+    digest: Option<Arc<Digest>>,
+}
+
+impl Encoder {
+    pub(super) fn new(level: i32, digest: Option<Arc<Digest>>) -> Result<Encoder> {
+        let mut encoder = Encoder { state: state(level)?, level, digest };
+        encoder.encode(&super::warm_up_page(), &mut [0; PAGE_SIZE]);
+        Ok(encoder)
+    }
+
+    pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
+        let state = self.state.as_mut_ptr().cast::<c_void>();
+        let (source, dest, out_bytes) = (page.as_ptr().cast(), out.as_mut_ptr().cast(), lz4::room(out));
+        // SAFETY: `state` is LZ4_sizeofStateHC bytes at least, initialised (`new` made it so), and ours
+        // alone. The reset forgets the last page's address, which is never followed. liblz4 reads
+        // PAGE_SIZE bytes of `page` and writes at most `out_bytes` bytes, which `out` has. The
+        // dictionary's tables were made by LZ4_loadDictHC, are only read (pages of up to 4 KiB look
+        // them up in place), and `digest` keeps them alive.
+        let len_bytes = unsafe {
+            match &self.digest {
+                None => LZ4_compress_HC_extStateHC_fastReset(
+                    state,
+                    source,
+                    dest,
+                    PAGE_SIZE as c_int,
+                    out_bytes,
+                    self.level,
+                ),
+                Some(digest) => {
+                    LZ4_resetStreamHC_fast(state, self.level);
+                    LZ4_attach_HC_dictionary(state, digest.tables.as_ptr().cast());
+                    LZ4_compress_HC_continue(state, source, dest, PAGE_SIZE as c_int, out_bytes)
+                }
+            }
+        };
+        lz4::length(len_bytes)
+    }
+
+    pub(super) fn state_bytes(&self) -> usize {
+        size_of_val(&*self.state)
+    }
+}
