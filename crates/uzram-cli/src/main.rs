@@ -1,8 +1,8 @@
 //! The `uzram` program: reads the command line and runs one command.
 //!
 //! `up` is the daemon ([`up`]); `list`, `stat`, `set`, `reset` and `down` talk to it over its control
-//! socket ([`client`]); `bench`, `check` and `lab` need no daemon. A failure of any of them is one
-//! line on standard error and a non-zero exit: 2 for a command line that makes no sense, else 1.
+//! socket ([`client`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of any of them is
+//! one line on standard error and a non-zero exit: 2 for a command line that makes no sense, else 1.
 
 mod bench;
 mod check;
@@ -14,6 +14,7 @@ mod lab;
 mod live;
 mod runtime_dir;
 mod show;
+mod train;
 mod up;
 
 use std::process::ExitCode;
@@ -48,6 +49,7 @@ enum Command {
     Bench(bench::Args),
     Check(check::Args),
     Lab(lab::Args),
+    Train(train::Args),
 }
 
 fn main() -> ExitCode {
@@ -67,6 +69,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args).map(|()| 0),
         Command::Check(args) => check::run(&args).map(|()| 0),
         Command::Lab(args) => lab::run(&args).map(|()| 0),
+        Command::Train(args) => train::run(&args).map(|()| 0),
     };
     match outcome {
         Ok(status) => ExitCode::from(status),

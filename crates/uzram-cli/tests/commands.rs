@@ -9,8 +9,8 @@ use std::process::Stdio;
 use common::{Place, bare_command, collect, finish};
 use serde_json::Value;
 
-const COMMANDS: [&str; 11] =
-    ["up", "add", "remove", "list", "stat", "set", "reset", "down", "bench", "check", "lab"];
+const COMMANDS: [&str; 12] =
+    ["up", "add", "remove", "list", "stat", "set", "reset", "down", "bench", "check", "lab", "train"];
 
 #[test]
 fn every_command_has_help_with_an_example() {

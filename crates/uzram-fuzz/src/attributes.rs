@@ -74,6 +74,8 @@ fn check_taken(device: &Device, name: &str, value: &str) {
         }
         "streams" => assert_eq!(read(name).parse(), value.parse::<Design>()),
         "stream_alloc" => assert_eq!(read(name), value),
+        // What it makes of the algorithm shows there, and nowhere else.
+        "algorithm_params" => assert!(read("comp_algorithm").contains('[')),
         "reset" => assert_eq!((device.size_bytes(), read("initstate")), (0, "0".to_owned())),
         _ => assert_eq!((name, value), ("mem_used_max", "0")),
     }
@@ -148,6 +150,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
          disksize=1M\nmm_stat\nio_stat\nclasses\ndebug_stat\nmem_charged\nmem_fixed\nreset=1",
         "disksize=16T\nmem_limit=512\nreset=65535\ndisksize= 5g \nchecksum=0",
         "comp_algorithm=zstd:-131072\ncomp_algorithm=lz4:1\ncomp_algorithm=zstd:22\ncomp_algorithm=zstd:0\ninitstate=1",
+        "comp_algorithm=deflate:12\nalgorithm_params=algo=deflate level=1 priority=0\ncomp_algorithm=lz4hc:9\n\
+         algorithm_params=dict=/nonexistent level=2\ncomp_algorithm=lz4,dict=/nonexistent\ndisksize=1M\nalgorithm_params=level=2",
         "disksize=18446744073709551615\ndisksize=16777216T\nmem_limit=4194304T\nmem_limit=18446744073709551615\nmem_used_max=0\nmem_used_max=1",
         "streams=2\nstream_alloc=released\ndisksize=64K\nstreams=percpu\ndebug_stat\nreset=1\nstreams= +1 \n\
          streams=0\nstreams=1025\nstream_alloc=held\nstreams=percpu",

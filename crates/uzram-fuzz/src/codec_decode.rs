@@ -1,7 +1,7 @@
 //! Any bytes as a compressed page.
 //!
-//! The first byte chooses the algorithm and whether the input's bytes are taken as they are or as
-//! changes to a good compressed page.
+//! The first byte chooses the algorithm, one of them with a dictionary, and whether the input's bytes
+//! are taken as they are or as changes to a good compressed page.
 //!
 //! Promises: an error, or exactly one page; nothing outside the page is written; the same bytes
 //! decode the same way twice; after an error the decoder still decodes.
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 
 use uzram::ErrorKind;
 use uzram::base::units::{PAGE_SIZE, Page};
-use uzram::codec::{Algorithm, Decoder, Encoder};
+use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind};
 
 use crate::input::Input;
 
@@ -31,10 +31,9 @@ struct Guarded {
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let settings = input.byte();
-    let algorithm = algorithm(settings);
-    let mut decoder = Decoder::new(&algorithm).expect("memory");
-    let good = &GOOD[usize::from(settings & 1)];
-    let compressed: Box<[u8]> = if settings & 2 == 0 {
+    let Chosen { algorithm, good } = &CHOICES[usize::from(settings >> 1) % CHOICES.len()];
+    let mut decoder = Decoder::new(algorithm).expect("memory");
+    let compressed: Box<[u8]> = if settings & 1 == 0 {
         input.rest().into()
     } else {
         let mut changed = good.clone();
@@ -55,24 +54,37 @@ pub fn run(bytes: &[u8]) {
         Ok(()) => assert!(*page == guarded.page, "the same bytes decode to different pages"),
         Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
     }
-    if let Some(decode) = algorithm.stateless_decode() {
-        assert_eq!(decode(&compressed, &mut page), again, "two decoders of {algorithm} disagree");
+    if let Some(stateless) = algorithm.stateless_decoder() {
+        assert_eq!(stateless.decode(&compressed, &mut page), again, "two decoders of {algorithm} disagree");
     }
     decoder.decode(good, &mut page).expect("the decoder stays usable");
     assert!(*page == good_page());
 }
 
-/// [`good_page`] compressed, with each algorithm.
-static GOOD: LazyLock<[Vec<u8>; 2]> =
-    LazyLock::new(|| [0, 1].map(|settings| encode(&algorithm(settings), &good_page())));
+/// An algorithm, and [`good_page`] compressed with it.
+struct Chosen {
+    algorithm: Algorithm,
+    good: Vec<u8>,
+}
+
+/// Each decoder without and with a dictionary; lz4hc's is lz4's. lz4 checks offsets only where they
+/// can reach beyond the dictionary, which they cannot when it has 64 KiB.
+static CHOICES: LazyLock<Vec<Chosen>> = LazyLock::new(|| {
+    let with_dictionary = |(kind, len_bytes)| {
+        let bytes = (0..len_bytes).map(|at: u64| (at * at / 7 % 251) as u8).collect();
+        let dictionary = Dictionary::new("/dictionary", bytes).expect("a good length");
+        Algorithm::new(kind, None, Some(dictionary)).expect("memory")
+    };
+    let plain = [Kind::Lz4, Kind::Zstd, Kind::Deflate];
+    let plain = plain.map(|kind| Algorithm::new(kind, None, None).expect("memory"));
+    let dictionaries = [(Kind::Lz4, 100), (Kind::Lz4, 70_000), (Kind::Zstd, 20_000)];
+    let all = plain.into_iter().chain(dictionaries.map(with_dictionary));
+    all.map(|algorithm| Chosen { good: encode(&algorithm, &good_page()), algorithm }).collect()
+});
 
 /// A page with literals, and matches of many lengths.
 fn good_page() -> Page {
     std::array::from_fn(|at| (at * at / 7 % 251) as u8)
-}
-
-fn algorithm(settings: u8) -> Algorithm {
-    if settings & 1 == 0 { Algorithm::Lz4 } else { Algorithm::Zstd { level: 1 } }
 }
 
 fn encode(algorithm: &Algorithm, page: &Page) -> Vec<u8> {
@@ -100,15 +112,17 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let letters: Page = std::array::from_fn(|at| {
         b'a' + ((at as u32).wrapping_mul(2_654_435_761) >> 24).leading_zeros() as u8 % 8
     });
-    let mut seeds = vec![vec![2], vec![3, 3, 5, 0, 1], vec![2, 0, 9, 0, 0], vec![3, 1, 40, 0, 7]];
-    for settings in [0, 1] {
+    let mut seeds = Vec::new();
+    for (choice, Chosen { algorithm, .. }) in (0u8..).zip(&*CHOICES) {
+        let (whole, changed) = (choice << 1, choice << 1 | 1);
+        seeds.extend([vec![changed], vec![changed, 3, 5, 0, 1], vec![changed, 1, 40, 0, 7]]);
         for page in [&text, &letters, &[0; PAGE_SIZE]] {
-            seeds.push([&[settings], &encode(&algorithm(settings), page)[..]].concat());
+            seeds.push([&[whole], &encode(algorithm, page)[..]].concat());
         }
     }
     // lz4 ends a page of zeros with a match's length, and then a token and five literals: one byte
     // less than a page, and one more.
-    let zeros = encode(&Algorithm::Lz4, &[0; PAGE_SIZE]);
+    let zeros = encode(&Algorithm::default(), &[0; PAGE_SIZE]);
     for change in [-1i8, 1] {
         let mut bytes = [&[0], &zeros[..]].concat();
         let length_at = bytes.len() - 7;

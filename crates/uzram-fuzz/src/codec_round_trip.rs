@@ -1,14 +1,16 @@
 //! A page made from the input, compressed and decompressed.
 //!
-//! Promises: what an encoder wrote decodes to the page, whatever the encoder and the decoder saw
-//! before; it writes only into the room it has; a page fits where zstd's and lz4's worst case fits.
+//! Promises: any bytes are a dictionary or refused with words; what an encoder wrote decodes to the
+//! page, whatever the encoder and the decoder saw before; it writes only into the room it has; a page
+//! fits where the worst case fits.
 
 use uzram::base::units::{PAGE_SIZE, Page};
-use uzram::codec::{Algorithm, Decoder, Encoder};
+use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind, train};
+use uzram::{Error, ErrorKind};
 
 use crate::input::Input;
 
-/// Room that any page's compressed form fits: above the worst case of both, which zstd's compress
+/// Room that any page's compressed form fits: above the worst case of all, which zstd's compress
 /// bound is (4174 bytes for a page).
 const ENOUGH_BYTES: usize = PAGE_SIZE + 128;
 const CANARY: u8 = 0xc5;
@@ -19,14 +21,7 @@ const CANARY: u8 = 0xc5;
 /// When a promise is broken; that is what it is for.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
-    let level = input.byte();
-    let algorithm = match level {
-        0..=127 => Algorithm::Lz4,
-        // A higher level takes milliseconds to make its tables.
-        128..=247 => Algorithm::Zstd { level: 1 + i32::from(level % 4) },
-        _ => Algorithm::Zstd { level: 247 - i32::from(level) },
-    };
-    let algorithm = if algorithm == (Algorithm::Zstd { level: 0 }) { Algorithm::Lz4 } else { algorithm };
+    let Some(algorithm) = algorithm(&mut input) else { return };
     let room_bytes = usize::from(input.u16()) % (ENOUGH_BYTES + 1);
     let mut encoder = Encoder::new(&algorithm).expect("memory");
     let mut decoder = Decoder::new(&algorithm).expect("memory");
@@ -41,6 +36,41 @@ pub fn run(bytes: &[u8]) {
     }
     let again = encode(&mut encoder, &first, ENOUGH_BYTES).expect("it fits");
     assert!(again == roomy, "{algorithm} codes a page differently after another");
+}
+
+/// Any kind at a level that is quick to make, without or with a dictionary of the input's bytes;
+/// nothing when it refuses the dictionary.
+fn algorithm(input: &mut Input<'_>) -> Option<Algorithm> {
+    let (choice, level) = (input.byte(), i32::from(input.byte()));
+    let kind = Kind::ALL[usize::from(choice % 4)];
+    let level = match kind {
+        Kind::Lz4 => 1 + level,
+        Kind::Lz4hc => 2 + level % 8,
+        // A higher level takes milliseconds to make its tables.
+        Kind::Zstd if level < 250 => 1 + level % 4,
+        Kind::Zstd => 249 - level,
+        Kind::Deflate => 1 + level % 9,
+    };
+    let bytes = match choice >> 2 & 3 {
+        0 | 1 => None,
+        2 => {
+            let len_bytes = usize::from(input.u16()) % 2048;
+            Some(input.bytes(len_bytes).to_vec())
+        }
+        // Longer than lz4's offsets reach.
+        _ => Some(input.contents(usize::from(choice >> 4) * 5000)),
+    };
+    let dictionary = match bytes.map(|bytes| Dictionary::new("/dictionary", bytes)) {
+        Some(Err(error)) => return refused(&error),
+        Some(Ok(dictionary)) => Some(dictionary),
+        None => None,
+    };
+    Algorithm::new(kind, Some(&level.to_string()), dictionary).map_or_else(|error| refused(&error), Some)
+}
+
+fn refused<T>(error: &Error) -> Option<T> {
+    assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("dict"), "{error}");
+    None
 }
 
 /// The compressed page, if it fits `room_bytes`.
@@ -91,13 +121,22 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let repeated = [1, 0xff, 3, 0x40, 0];
     let page = [&text[..], &noise, &repeated, &text].concat();
     let incompressible = [0, 1, 2, 3].map(|seed| [0, 0xff, 3, 2, seed]).concat();
-    let with =
-        |level: u8, room: u16, pages: &[&[u8]]| [&[level], &room.to_le_bytes()[..], &pages.concat()].concat();
-    vec![
-        with(0, 4096, &[&page, &incompressible]),
-        with(128, 4096, &[&page, &incompressible]),
-        with(250, 3000, &[&incompressible, &page]),
-        with(0, 2000, &[&incompressible, &page]),
-        with(130, 40, &[&[], &page]),
-    ]
+    let with = |algorithm: &[u8], room: u16, pages: &[&[u8]]| {
+        [algorithm, &room.to_le_bytes()[..], &pages.concat()].concat()
+    };
+    let samples: Vec<Page> =
+        (0..16).map(|number| std::array::from_fn(|at| (at * (at + number) / 9 % 97) as u8)).collect();
+    let trained = train(&samples, 1536).unwrap_or_default();
+    let dictionary = [&[2 << 2 | 2, 1], &(trained.len() as u16).to_le_bytes()[..], &trained].concat();
+    let mut seeds = vec![
+        with(&[2, 250], 3000, &[&incompressible, &page]),
+        with(&[0, 0], 2000, &[&incompressible, &page]),
+        with(&[2, 2], 40, &[&[], &page]),
+        with(&dictionary, 4096, &[&page, &incompressible]),
+    ];
+    for kind in 0..4 {
+        seeds.push(with(&[kind, 0], 4096, &[&page, &incompressible]));
+        seeds.push(with(&[0xf0 | 3 << 2 | kind, 5], 4096, &[&noise, &page, &noise]));
+    }
+    seeds
 }

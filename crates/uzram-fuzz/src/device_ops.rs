@@ -49,7 +49,10 @@ impl<'a> Machine<'a> {
     fn start(device: &'a Arc<Device>, input: &mut Input<'_>) -> Machine<'a> {
         let size_bytes = PAGE_SIZE * (1 + usize::from(input.byte()) % MAX_DISK_PAGES);
         for (name, value) in [
-            ("comp_algorithm", input.one_of(&["lz4", "zstd", "lz4", "zstd:-3"]).to_owned()),
+            (
+                "comp_algorithm",
+                input.one_of(&["lz4", "zstd", "lz4hc:3", "zstd:-3", "deflate:1", "lz4:9"]).to_owned(),
+            ),
             ("checksum", input.one_of(&["0", "1"]).to_owned()),
             ("chain_size", (4 + input.byte() % 13).to_string()),
             ("run_cache_batch", input.one_of(&["0", "1", "32", "512"]).to_owned()),
