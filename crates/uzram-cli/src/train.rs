@@ -110,7 +110,7 @@ impl Samples {
     /// Every so many pages of the files, as if they were one.
     fn take(paths: &[PathBuf]) -> Result<Samples> {
         let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
-        let all = files.iter().map(|(_, pages)| pages).sum();
+        let all: u64 = files.iter().map(|(_, pages)| pages).sum();
         let step = u64::max(1, all.div_ceil(MAX_PAGES));
         let mut samples = Samples { all, ..Samples::default() };
         let (hasher, mut seen) = (std::hash::RandomState::new(), HashSet::new());
@@ -167,7 +167,7 @@ fn measure(
 ) -> uzram::Result<(usize, usize)> {
     let dictionary = Dictionary::new("/trained", dictionary)?;
     let with = Algorithm::new(Kind::Zstd, level, Some(dictionary))?;
-    let stored_bytes = |algorithm: &Algorithm| {
+    let stored_bytes = |algorithm: &Algorithm| -> uzram::Result<usize> {
         let (mut encoder, mut out) = (Encoder::new(algorithm)?, [0; ROOM_BYTES]);
         // What does not get smaller is stored as it is.
         let stored = |page| encoder.encode(page, &mut out).unwrap_or(PAGE_SIZE).min(PAGE_SIZE);

@@ -54,19 +54,20 @@ fn a_trained_dictionary_is_measured_and_serves_a_device() {
         line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
     };
     let ratios = numbers("ratio");
-    assert!(ratios[0] < 1.3 && ratios[1] > 2.0, "{said}");
+    assert!(ratios[0] < 1.5 && ratios[1] > 2.0, "{said}");
     let len_bytes = std::fs::metadata(&dict).unwrap().len();
     assert!(len_bytes <= 16 << 10 && numbers("dictionary") == [len_bytes as f64], "{said}");
 
-    // The same pages take less in a device with it, for each algorithm that takes one.
+    // A device takes it, for each algorithm that does, and says what it costs.
     for kind in ["lz4", "lz4hc:4", "zstd:3"] {
-        let stored = |algorithm: &str| {
+        let fixed_bytes = |algorithm: &str| {
             let daemon = place.up(&["--algorithm", algorithm]);
             let shown = place.run(&["stat", "zram0", "comp_algorithm"]).ok();
             assert!(shown.contains(&format!("[{algorithm}]")) && daemon.facts.contains(algorithm), "{shown}");
             place.number("mem_fixed")
         };
-        assert!(stored(&format!("{kind},dict={dict}")) > stored(kind), "the dictionary is counted");
+        let with = fixed_bytes(&format!("{kind},dict={dict}"));
+        assert!(with > fixed_bytes(kind) + len_bytes, "{kind}: the dictionary is counted");
     }
     let refused = train(&[&first, "-o", &dict]);
     assert!(refused.complaint(1).contains("pages.dict exists: remove it"));
