@@ -41,7 +41,7 @@ pub struct Args {
     size: u64,
     /// The level of zstd to measure with [default: zstd's own here]
     #[arg(long, value_name = "L", allow_negative_numbers = true)]
-    level: Option<String>,
+    level: Option<i32>,
 }
 
 /// Trains, measures, writes the dictionary and says what it did.
@@ -53,13 +53,13 @@ pub fn run(args: &Args) -> Result<()> {
     if args.output.symlink_metadata().is_ok() {
         return Err(exists());
     }
-    let plain = Algorithm::new(Kind::Zstd, args.level.as_deref(), None).context(|| "--level".to_owned())?;
+    let plain = Algorithm::new(Kind::Zstd, args.level, None).context(|| "--level".to_owned())?;
     let samples = Samples::take(&args.corpora)?;
     let size_bytes = usize::try_from(args.size).context(|| "--size".to_owned())?;
     let bytes = train(&samples.training, size_bytes).context(|| "cannot train".to_owned())?;
     let len_bytes = bytes.len();
-    let (without, with) = measure(&samples.held_out, &plain, bytes.clone(), args.level.as_deref())
-        .context(|| "cannot measure".to_owned())?;
+    let (without, with) =
+        measure(&samples.held_out, &plain, bytes.clone()).context(|| "cannot measure".to_owned())?;
 
     let mut file = match File::create_new(&args.output) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Err(exists()),
@@ -159,14 +159,9 @@ fn open(path: &Path) -> Result<(File, u64)> {
 }
 
 /// Bytes stored for `pages` by `plain`, without and with the dictionary.
-fn measure(
-    pages: &[Page],
-    plain: &Algorithm,
-    dictionary: Vec<u8>,
-    level: Option<&str>,
-) -> uzram::Result<(usize, usize)> {
+fn measure(pages: &[Page], plain: &Algorithm, dictionary: Vec<u8>) -> uzram::Result<(usize, usize)> {
     let dictionary = Dictionary::new("/trained", dictionary)?;
-    let with = Algorithm::new(Kind::Zstd, level, Some(dictionary))?;
+    let with = Algorithm::new(plain.kind(), Some(plain.level()), Some(dictionary))?;
     let stored_bytes = |algorithm: &Algorithm| -> uzram::Result<usize> {
         let (mut encoder, mut out) = (Encoder::new(algorithm)?, [0; ROOM_BYTES]);
         // What does not get smaller is stored as it is.

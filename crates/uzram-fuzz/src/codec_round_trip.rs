@@ -65,7 +65,7 @@ fn algorithm(input: &mut Input<'_>) -> Option<Algorithm> {
         Some(Ok(dictionary)) => Some(dictionary),
         None => None,
     };
-    Algorithm::new(kind, Some(&level.to_string()), dictionary).map_or_else(|error| refused(&error), Some)
+    Algorithm::new(kind, Some(level), dictionary).map_or_else(|error| refused(&error), Some)
 }
 
 fn refused<T>(error: &Error) -> Option<T> {

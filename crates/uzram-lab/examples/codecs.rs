@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use uzram::base::units::{PAGE_SIZE, Page};
-use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind, ROOM_BYTES, train};
+use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, ROOM_BYTES, train};
 use uzram_lab::corpus;
 use uzram_lab::stats::median_ratio;
 
@@ -106,9 +106,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         rows.push(Row::new(&name.parse()?, name.to_owned(), &pages)?);
     }
     for name in WITH_DICTIONARY {
-        let (kind, level) = name.split_once(':').map_or((name, None), |(kind, level)| (kind, Some(level)));
+        let plain: Algorithm = name.parse()?;
         let dictionary = Dictionary::new("/trained", trained.clone())?;
-        let algorithm = Algorithm::new(kind.parse::<Kind>()?, level, Some(dictionary))?;
+        let algorithm = Algorithm::new(plain.kind(), Some(plain.level()), Some(dictionary))?;
         rows.push(Row::new(&algorithm, format!("{name},dict"), &pages)?);
     }
     for _ in 0..ROUNDS {

@@ -65,10 +65,22 @@ impl Kind {
         }
     }
 
-    /// Reads a level. One that the library would silently turn into another is none.
-    fn parse_level(self, text: &str) -> Result<i32> {
-        let level = text.parse().ok().filter(|level| *level != 0 && self.levels().contains(level));
-        level.ok_or_else(|| Error::invalid(format!("'{text}' is no level: {}", self.levels_text())))
+    /// Reads a level.
+    ///
+    /// # Errors
+    /// `Invalid` for one that this algorithm does not have. One that the library would silently turn
+    /// into another is none.
+    pub fn parse_level(self, text: &str) -> Result<i32> {
+        let level = text.parse().ok().filter(|level| self.has_level(*level));
+        level.ok_or_else(|| self.not_a_level(text))
+    }
+
+    fn has_level(self, level: i32) -> bool {
+        level != 0 && self.levels().contains(&level)
+    }
+
+    fn not_a_level(self, text: &str) -> Error {
+        Error::invalid(format!("'{text}' is no level: {}", self.levels_text()))
     }
 }
 
@@ -104,13 +116,16 @@ pub(super) enum Method {
 }
 
 impl Algorithm {
-    /// `kind` at `level`, a number in text, or at its default level; with or without a dictionary.
+    /// `kind` at `level`, or at its default level; with or without a dictionary.
     ///
     /// # Errors
     /// `Invalid` for a level that `kind` does not have, for a dictionary that it cannot use;
     /// `NoMemory` when the system gives none for the dictionary's tables.
-    pub fn new(kind: Kind, level: Option<&str>, dictionary: Option<Dictionary>) -> Result<Algorithm> {
-        let level = level.map_or(Ok(kind.default_level()), |level| kind.parse_level(level))?;
+    pub fn new(kind: Kind, level: Option<i32>, dictionary: Option<Dictionary>) -> Result<Algorithm> {
+        let level = level.unwrap_or(kind.default_level());
+        if !kind.has_level(level) {
+            return Err(kind.not_a_level(&level.to_string()));
+        }
         let source = dictionary.map(Arc::new);
         let method = match kind {
             Kind::Lz4 => Method::Lz4(source.map(lz4::Digest::new).transpose()?.map(Arc::new)),
@@ -205,11 +220,14 @@ impl FromStr for Algorithm {
                 None => return Err(Error::invalid(format!("'{option}' is no option: write dict=PATH"))),
             },
         };
-        let (name, level) = match text.split_once(':') {
-            Some((name, level)) => (name, Some(level)),
-            None => (text, None),
+        let (kind, level) = match text.split_once(':') {
+            Some((name, level)) => {
+                let kind: Kind = name.parse()?;
+                (kind, Some(kind.parse_level(level)?))
+            }
+            None => (text.parse()?, None),
         };
-        Algorithm::new(name.parse()?, level, path.map(Dictionary::read).transpose()?)
+        Algorithm::new(kind, level, path.map(Dictionary::read).transpose()?)
     }
 }
 

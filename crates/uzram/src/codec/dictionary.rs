@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use crate::base::error::{Error, Result};
 
 /// The longest dictionary, 1 MiB: nine times what zstd's trainer makes by default. Longer ones would
-/// cost cache misses on every page and be no gain, and a wrong path would be read into memory.
+/// not stay in a CPU's cache from page to page, and a wrong path would be read into memory.
 pub const MAX_DICTIONARY_BYTES: usize = 1 << 20;
 /// The shortest: what zstd and lz4 silently ignore is shorter.
 pub const MIN_DICTIONARY_BYTES: usize = 8;

@@ -54,9 +54,9 @@ fn algorithm(text: &str) -> Algorithm {
 
 /// `name` with a dictionary of these bytes.
 fn with(name: &str, bytes: &[u8]) -> Algorithm {
-    let (kind, level) = name.split_once(':').map_or((name, None), |(kind, level)| (kind, Some(level)));
+    let plain = algorithm(name);
     let dictionary = Dictionary::new(&format!("/dictionary/{}", bytes.len()), bytes.to_vec()).unwrap();
-    Algorithm::new(kind.parse().unwrap(), level, Some(dictionary)).unwrap()
+    Algorithm::new(plain.kind(), Some(plain.level()), Some(dictionary)).unwrap()
 }
 
 /// Contents as they are, longer than lz4's offsets reach.

@@ -227,6 +227,7 @@ fn set_algorithm_params(device: &Device, value: &str) -> Result<()> {
         return Err(Error::invalid(what).with_setting("comp_algorithm"));
     }
     // Without the lock: it reads a file.
+    let level = level.map(|level| current.parse_level(level)).transpose()?;
     let algorithm = Algorithm::new(current, level, path.map(Dictionary::read).transpose()?)?;
     let mut state = device.state.lock();
     state.uninitialised("algorithm_params")?;
