@@ -60,6 +60,10 @@ fn a_bad_algorithm_says_what_to_write() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(hint), "{text}: {error}");
     }
+    // A level given in code is checked as well.
+    for (kind, level) in [(Kind::Lz4, 0), (Kind::Lz4hc, 10), (Kind::Zstd, 23), (Kind::Deflate, -1)] {
+        assert!(Algorithm::new(kind, Some(level), None).is_err());
+    }
 }
 
 #[test]
