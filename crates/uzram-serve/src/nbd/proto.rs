@@ -1,7 +1,9 @@
-//! The NBD wire format: constants under the specification's names, parsers and encoders.
+//! The NBD wire format: constants under the specification's names, and parsers of options.
+//! [`super::request`] parses requests, [`super::reply`] encodes replies.
 //!
 //! Pure functions of bytes: nothing here does I/O, allocates, or can panic on any input. All
-//! integers on the wire are big-endian.
+//! integers on the wire are big-endian. Extended headers are those of the specification's branch
+//! `extension-ext-header`, as qemu and libnbd have them.
 
 use uzram::ErrorKind;
 
@@ -17,6 +19,11 @@ pub const NBD_REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const NBD_SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Opens a chunk of a structured reply.
 pub const NBD_STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+
+/// Opens every request once extended headers are negotiated.
+pub const NBD_EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Opens every chunk of a reply once extended headers are negotiated.
+pub const NBD_EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Handshake flags of the server, and the client's answers to them, which have the same bits.
 pub mod handshake_flags {
@@ -38,10 +45,16 @@ pub mod transmission_flags {
     pub const SEND_TRIM: u16 = 1 << 5;
     /// `NBD_FLAG_SEND_WRITE_ZEROES`
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// `NBD_FLAG_SEND_DF`: only when structured replies are negotiated.
+    /// `NBD_FLAG_SEND_DF`: only when replies are chunks.
     pub const SEND_DF: u16 = 1 << 7;
     /// `NBD_FLAG_CAN_MULTI_CONN`
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// `NBD_FLAG_SEND_CACHE`
+    pub const SEND_CACHE: u16 = 1 << 10;
+    /// `NBD_FLAG_SEND_FAST_ZERO`
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+    /// `NBD_FLAG_BLOCK_STATUS_PAYLOAD`: only with extended headers and metadata contexts.
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Options a client may send during the handshake.
@@ -58,6 +71,12 @@ pub mod option {
     pub const GO: u32 = 7;
     /// `NBD_OPT_STRUCTURED_REPLY`
     pub const STRUCTURED_REPLY: u32 = 8;
+    /// `NBD_OPT_LIST_META_CONTEXT`
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// `NBD_OPT_SET_META_CONTEXT`
+    pub const SET_META_CONTEXT: u32 = 10;
+    /// `NBD_OPT_EXTENDED_HEADERS`
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Types of option replies.
@@ -68,12 +87,16 @@ pub mod reply {
     pub const SERVER: u32 = 2;
     /// `NBD_REP_INFO`
     pub const INFO: u32 = 3;
+    /// `NBD_REP_META_CONTEXT`
+    pub const META_CONTEXT: u32 = 4;
     /// `NBD_REP_ERR_UNSUP`: an option this server does not have.
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
     /// `NBD_REP_ERR_INVALID`: an option whose data makes no sense.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
     /// `NBD_REP_ERR_UNKNOWN`: the export is not available.
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
+    /// `NBD_REP_ERR_EXT_HEADER_REQD`: there is no way back from extended headers.
+    pub const ERR_EXT_HEADER_REQD: u32 = (1 << 31) + 10;
 }
 
 /// Kinds of information about an export.
@@ -100,8 +123,12 @@ pub mod command {
     pub const FLUSH: u16 = 3;
     /// `NBD_CMD_TRIM`
     pub const TRIM: u16 = 4;
+    /// `NBD_CMD_CACHE`
+    pub const CACHE: u16 = 5;
     /// `NBD_CMD_WRITE_ZEROES`
     pub const WRITE_ZEROES: u16 = 6;
+    /// `NBD_CMD_BLOCK_STATUS`
+    pub const BLOCK_STATUS: u16 = 7;
 }
 
 /// Flags of a request.
@@ -112,9 +139,16 @@ pub mod command_flags {
     pub const NO_HOLE: u16 = 1 << 1;
     /// `NBD_CMD_FLAG_DF`: do not fragment the reply to a `READ`.
     pub const DF: u16 = 1 << 2;
+    /// `NBD_CMD_FLAG_REQ_ONE`: one descriptor for each context, on `BLOCK_STATUS`.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// `NBD_CMD_FLAG_FAST_ZERO`: fail at once rather than be slow, on `WRITE_ZEROES`.
+    pub const FAST_ZERO: u16 = 1 << 4;
+    /// `NBD_CMD_FLAG_PAYLOAD_LEN`: the length is that of a payload which follows; only with extended
+    /// headers.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
-/// Chunks of structured replies.
+/// Chunks of structured and extended replies.
 pub mod chunk {
     /// `NBD_REPLY_FLAG_DONE`: the reply's last chunk.
     pub const FLAG_DONE: u16 = 1 << 0;
@@ -122,8 +156,41 @@ pub mod chunk {
     pub const NONE: u16 = 0;
     /// `NBD_REPLY_TYPE_OFFSET_DATA`
     pub const OFFSET_DATA: u16 = 1;
+    /// `NBD_REPLY_TYPE_OFFSET_HOLE`: bytes that read as zeros.
+    pub const OFFSET_HOLE: u16 = 2;
+    /// `NBD_REPLY_TYPE_BLOCK_STATUS`
+    pub const BLOCK_STATUS: u16 = 5;
+    /// `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// `NBD_REPLY_TYPE_ERROR`
     pub const ERROR: u16 = (1 << 15) + 1;
+}
+
+/// Status flags of the metadata context `base:allocation`. Data is 0.
+pub mod allocation {
+    /// `NBD_STATE_HOLE`: never written, or freed since.
+    pub const HOLE: u32 = 1 << 0;
+    /// `NBD_STATE_ZERO`: reads as zeros.
+    pub const ZERO: u32 = 1 << 1;
+}
+
+/// Statuses of the metadata context `uzram:state`: how a page is kept. They are values, not flags.
+///
+/// In every state, a write may fail with `NBD_ENOSPC` when the device has a `mem_limit` and has met
+/// it: what a page will take depends on what is written. `base:allocation` lets a context say so.
+pub mod state {
+    /// Never written, or freed since: reads as zeros and takes nothing.
+    pub const HOLE: u32 = 0;
+    /// Written, and all zeros: takes no pool memory.
+    pub const ZERO: u32 = 1;
+    /// One word all over, other than 0: takes no pool memory.
+    pub const SAME: u32 = 2;
+    /// Compressed.
+    pub const COMPRESSED: u32 = 3;
+    /// Stored as it is, because it does not compress.
+    pub const HUGE: u32 = 4;
+    /// On the backing device. No page is, so far: the number is reserved.
+    pub const BACKING: u32 = 5;
 }
 
 /// The longest `READ` or `WRITE`, in bytes: what the specification lets every client assume, and
@@ -136,14 +203,6 @@ pub const PREFERRED_BLOCK_BYTES: u32 = uzram::base::units::PAGE_SIZE as u32;
 
 /// Bytes of an option's header.
 pub const OPTION_HEADER_BYTES: usize = 16;
-/// Bytes of a request's header.
-pub const REQUEST_BYTES: usize = 28;
-/// Bytes of a simple reply's header.
-pub const SIMPLE_REPLY_BYTES: usize = 16;
-/// Bytes of a chunk's header.
-pub const CHUNK_HEADER_BYTES: usize = 20;
-/// Bytes before the data in an `OFFSET_DATA` chunk.
-pub const DATA_CHUNK_HEADER_BYTES: usize = CHUNK_HEADER_BYTES + 8;
 
 /// The errors a reply can carry. Their values are the protocol's, whatever the host's errno are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,30 +242,30 @@ impl From<ErrorKind> for NbdError {
 }
 
 /// A cursor over received bytes; every take is checked.
-struct Bytes<'a>(&'a [u8]);
+pub(super) struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (head, rest) = self.0.split_first_chunk::<N>()?;
         self.0 = rest;
         Some(*head)
     }
 
-    fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub fn slice(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
         Some(head)
     }
 
-    fn u16(&mut self) -> Option<u16> {
+    pub fn u16(&mut self) -> Option<u16> {
         self.array().map(u16::from_be_bytes)
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    pub fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_be_bytes)
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    pub fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_be_bytes)
     }
 }
@@ -243,8 +302,7 @@ impl<'a> InfoRequest<'a> {
     /// Reads the data; `None` when its lengths do not add up.
     pub fn parse(data: &'a [u8]) -> Option<Self> {
         let mut bytes = Bytes(data);
-        let name_len_bytes = bytes.u32()?;
-        let name = bytes.slice(usize::try_from(name_len_bytes).ok()?)?;
+        let name = string(&mut bytes)?;
         let count = bytes.u16()?;
         let kinds = bytes.slice(usize::from(count) * 2)?;
         bytes.0.is_empty().then_some(InfoRequest { name, kinds })
@@ -256,158 +314,39 @@ impl<'a> InfoRequest<'a> {
     }
 }
 
-/// What a request asks for.
+/// The data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Command {
-    /// `NBD_CMD_READ`
-    Read,
-    /// `NBD_CMD_WRITE`: the only command whose request carries a payload.
-    Write,
-    /// `NBD_CMD_DISC`: no reply; the connection ends.
-    Disc,
-    /// `NBD_CMD_FLUSH`
-    Flush,
-    /// `NBD_CMD_TRIM`
-    Trim,
-    /// `NBD_CMD_WRITE_ZEROES`
-    WriteZeroes,
-    /// Anything else.
-    Unknown,
+pub struct MetaContextRequest<'a> {
+    /// The export's name; empty for the default export.
+    pub name: &'a [u8],
+    queries: &'a [u8],
 }
 
-/// A request's header.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// See [`command_flags`].
-    pub flags: u16,
-    /// What to do.
-    pub command: Command,
-    /// The client's name for this request, given back in the reply.
-    pub cookie: u64,
-    /// Where, in bytes from the start of the export.
-    pub offset: u64,
-    /// How much; for `WRITE` also the bytes of payload that follow.
-    pub len_bytes: u32,
-}
-
-/// Why a request is answered with an error before it reaches the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The error of the reply.
-    pub error: NbdError,
-    /// What was wrong, for people.
-    pub message: &'static str,
-}
-
-impl Request {
-    /// Reads a header; `None` when it does not open with [`NBD_REQUEST_MAGIC`]: the stream is out
-    /// of step and nothing after it can be trusted.
-    pub fn parse(bytes: &[u8; REQUEST_BYTES]) -> Option<Self> {
-        let mut bytes = Bytes(bytes);
-        if bytes.u32()? != NBD_REQUEST_MAGIC {
-            return None;
+impl<'a> MetaContextRequest<'a> {
+    /// Reads the data; `None` when its lengths do not add up.
+    pub fn parse(data: &'a [u8]) -> Option<Self> {
+        let mut bytes = Bytes(data);
+        let name = string(&mut bytes)?;
+        let count = bytes.u32()?;
+        let request = MetaContextRequest { name, queries: bytes.0 };
+        // Each query has at least its length, so the data bounds how many there are.
+        for _ in 0..count {
+            string(&mut bytes)?;
         }
-        let flags = bytes.u16()?;
-        let command = match bytes.u16()? {
-            command::READ => Command::Read,
-            command::WRITE => Command::Write,
-            command::DISC => Command::Disc,
-            command::FLUSH => Command::Flush,
-            command::TRIM => Command::Trim,
-            command::WRITE_ZEROES => Command::WriteZeroes,
-            _ => Command::Unknown,
-        };
-        Some(Request { flags, command, cookie: bytes.u64()?, offset: bytes.u64()?, len_bytes: bytes.u32()? })
+        bytes.0.is_empty().then_some(request)
     }
 
-    /// Whether this is a `READ` whose reply must be one chunk.
-    pub const fn dont_fragment(&self) -> bool {
-        self.flags & command_flags::DF != 0
-    }
-
-    /// Checks the request against the protocol and an export of `size_bytes`.
-    ///
-    /// # Errors
-    /// What to answer instead of carrying it out. `NBD_ENOSPC` for data past the end and
-    /// `NBD_EINVAL` for everything else past the end is the specification's choice.
-    pub fn check(&self, size_bytes: u64, structured_replies: bool) -> Result<(), Refusal> {
-        let refuse = |error, message| Err(Refusal { error, message });
-        let known = command_flags::FUA
-            | match self.command {
-                Command::WriteZeroes => command_flags::NO_HOLE,
-                Command::Read if structured_replies => command_flags::DF,
-                _ => 0,
-            };
-        if self.flags & !known != 0 {
-            return refuse(NbdError::Inval, "a command flag that this command does not have");
-        }
-        let past_end = self.offset.checked_add(u64::from(self.len_bytes)).is_none_or(|end| end > size_bytes);
-        let too_long = self.len_bytes > MAX_PAYLOAD_BYTES;
-        match self.command {
-            Command::Read if too_long && self.dont_fragment() => {
-                refuse(NbdError::Overflow, "an unfragmented read has at most 32 MiB")
-            }
-            Command::Read if too_long => refuse(NbdError::Inval, "a read has at most 32 MiB"),
-            Command::Write if too_long => refuse(NbdError::Inval, "a write has at most 32 MiB"),
-            Command::Read | Command::Trim if past_end => {
-                refuse(NbdError::Inval, "beyond the end of the device")
-            }
-            Command::Write | Command::WriteZeroes if past_end => {
-                refuse(NbdError::NoSpc, "beyond the end of the device")
-            }
-            Command::Flush if self.offset != 0 || self.len_bytes != 0 => {
-                refuse(NbdError::Inval, "a flush has no offset and no length")
-            }
-            Command::Unknown => refuse(NbdError::Inval, "an unknown command"),
-            _ => Ok(()),
-        }
+    /// What the client asks for: names of contexts, or what a namespace understands.
+    pub fn queries(&self) -> impl Iterator<Item = &'a [u8]> {
+        let mut bytes = Bytes(self.queries);
+        std::iter::from_fn(move || string(&mut bytes))
     }
 }
 
-/// The header of an option reply with `len_bytes` of data.
-pub fn option_reply(option: u32, reply: u32, len_bytes: u32) -> [u8; 20] {
-    let mut out = [0; 20];
-    out[..8].copy_from_slice(&NBD_REP_MAGIC.to_be_bytes());
-    out[8..12].copy_from_slice(&option.to_be_bytes());
-    out[12..16].copy_from_slice(&reply.to_be_bytes());
-    out[16..].copy_from_slice(&len_bytes.to_be_bytes());
-    out
-}
-
-/// A simple reply's header; `error` 0 is success.
-pub fn simple_reply(error: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
-    let mut out = [0; SIMPLE_REPLY_BYTES];
-    out[..4].copy_from_slice(&NBD_SIMPLE_REPLY_MAGIC.to_be_bytes());
-    out[4..8].copy_from_slice(&error.to_be_bytes());
-    out[8..].copy_from_slice(&cookie.to_be_bytes());
-    out
-}
-
-/// A chunk's header, before `len_bytes` of payload.
-pub fn chunk_header(flags: u16, kind: u16, cookie: u64, len_bytes: u32) -> [u8; CHUNK_HEADER_BYTES] {
-    let mut out = [0; CHUNK_HEADER_BYTES];
-    out[..4].copy_from_slice(&NBD_STRUCTURED_REPLY_MAGIC.to_be_bytes());
-    out[4..6].copy_from_slice(&flags.to_be_bytes());
-    out[6..8].copy_from_slice(&kind.to_be_bytes());
-    out[8..16].copy_from_slice(&cookie.to_be_bytes());
-    out[16..].copy_from_slice(&len_bytes.to_be_bytes());
-    out
-}
-
-/// An `OFFSET_DATA` chunk up to its data: `data_len_bytes` from `offset`.
-///
-/// `data_len_bytes` is at most [`MAX_PAYLOAD_BYTES`], so the chunk's length fits.
-pub fn data_chunk_header(
-    flags: u16,
-    cookie: u64,
-    offset: u64,
-    data_len_bytes: u32,
-) -> [u8; DATA_CHUNK_HEADER_BYTES] {
-    let mut out = [0; DATA_CHUNK_HEADER_BYTES];
-    let header = chunk_header(flags, chunk::OFFSET_DATA, cookie, data_len_bytes.saturating_add(8));
-    out[..CHUNK_HEADER_BYTES].copy_from_slice(&header);
-    out[CHUNK_HEADER_BYTES..].copy_from_slice(&offset.to_be_bytes());
-    out
+/// A string behind its 32-bit length.
+fn string<'a>(bytes: &mut Bytes<'a>) -> Option<&'a [u8]> {
+    let len_bytes = bytes.u32()?;
+    bytes.slice(usize::try_from(len_bytes).ok()?)
 }
 
 #[cfg(test)]
@@ -415,29 +354,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-
-    fn request(command: Command, flags: u16, offset: u64, len_bytes: u32) -> Request {
-        Request { flags, command, cookie: 1, offset, len_bytes }
-    }
-
-    #[test]
-    fn a_request_is_read_field_by_field() {
-        let mut bytes = [0; REQUEST_BYTES];
-        for (index, byte) in bytes.iter_mut().enumerate() {
-            *byte = index as u8;
-        }
-        assert_eq!(Request::parse(&bytes), None);
-        bytes[..4].copy_from_slice(&NBD_REQUEST_MAGIC.to_be_bytes());
-        bytes[6..8].copy_from_slice(&[0, 6]);
-        let expected = Request {
-            flags: 0x0405,
-            command: Command::WriteZeroes,
-            cookie: 0x0809_0a0b_0c0d_0e0f,
-            offset: 0x1011_1213_1415_1617,
-            len_bytes: 0x1819_1a1b,
-        };
-        assert_eq!(Request::parse(&bytes), Some(expected));
-    }
 
     #[test]
     fn an_info_request_must_add_up() {
@@ -453,22 +369,17 @@ mod tests {
     }
 
     #[test]
-    fn requests_up_to_the_very_end_pass() {
-        for command in [Command::Read, Command::Write, Command::Trim, Command::WriteZeroes] {
-            assert_eq!(request(command, command_flags::FUA, 0, 4096).check(4096, false), Ok(()));
-            assert_eq!(request(command, 0, 4096, 0).check(4096, false), Ok(()));
-            assert!(request(command, 0, 1, 4096).check(4096, false).is_err());
-            assert!(request(command, 0, u64::MAX, 1).check(u64::MAX, false).is_err());
+    fn queries_must_add_up() {
+        let good = b"\0\0\0\x02hi\0\0\0\x02\0\0\0\x03a:b\0\0\0\0";
+        let parsed = MetaContextRequest::parse(good).unwrap();
+        assert_eq!((parsed.name, parsed.queries().collect::<Vec<_>>()), (&b"hi"[..], vec![&b"a:b"[..], b""]));
+        for len in 0..good.len() {
+            assert_eq!(MetaContextRequest::parse(&good[..len]), None, "cut at {len}");
         }
-        assert_eq!(request(Command::Trim, 0, 0, u32::MAX).check(u64::MAX, false), Ok(()));
-        assert_eq!(request(Command::Read, 0, 0, MAX_PAYLOAD_BYTES).check(u64::MAX, false), Ok(()));
-    }
-
-    #[test]
-    fn dont_fragment_belongs_to_structured_replies() {
-        let read = request(Command::Read, command_flags::DF, 0, 1);
-        assert_eq!(read.check(1, true), Ok(()));
-        assert_eq!(read.check(1, false).unwrap_err().error, NbdError::Inval);
+        assert_eq!(MetaContextRequest::parse(&[&good[..], &[0]].concat()), None);
+        assert_eq!(MetaContextRequest::parse(&[0xff; 64]), None);
+        let none = MetaContextRequest::parse(&[0; 8]).unwrap();
+        assert_eq!((none.name, none.queries().count()), (&b""[..], 0));
     }
 
     #[test]
@@ -487,14 +398,5 @@ mod tests {
         ] {
             assert_eq!(NbdError::from(kind) as u32, error, "{kind:?}");
         }
-    }
-
-    #[test]
-    fn a_data_chunk_counts_its_offset_as_payload() {
-        let header = data_chunk_header(chunk::FLAG_DONE, 7, 0x1122, 4096);
-        assert_eq!(header[..8], [0x66, 0x8e, 0x33, 0xef, 0, 1, 0, 1]);
-        assert_eq!(header[8..16], 7u64.to_be_bytes());
-        assert_eq!(header[16..20], 4104u32.to_be_bytes());
-        assert_eq!(header[20..], 0x1122u64.to_be_bytes());
     }
 }

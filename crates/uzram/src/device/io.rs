@@ -2,8 +2,8 @@
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
-use crate::base::units::{PAGE_SIZE, offset_in_page, page_of};
-use crate::store::Store;
+use crate::base::units::{PAGE_SIZE, bytes_to_pages, offset_in_page, page_of, pages_to_bytes};
+use crate::store::{PageState, Store};
 
 use super::Device;
 
@@ -12,6 +12,15 @@ pub struct OpenDevice {
     store: Arc<Store>,
     device: Arc<Device>,
     size_bytes: u64,
+}
+
+/// A range of bytes whose pages are all in the same state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Its length, at least 1.
+    pub len_bytes: u64,
+    /// The state of the pages it lies in.
+    pub state: PageState,
 }
 
 /// The part of one page that a byte range covers.
@@ -35,6 +44,16 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
             piece
         })
     })
+}
+
+/// Pages that a byte range lies in, at least in part.
+fn pages_touched(offset: u64, len: u64) -> u64 {
+    bytes_to_pages(offset_in_page(offset) as u64 + len)
+}
+
+/// How many of the `len` bytes from `offset` on lie in the first `pages` pages of the range.
+fn covered_bytes(offset: u64, len: u64, pages: u64) -> u64 {
+    pages_to_bytes(pages).saturating_sub(offset_in_page(offset) as u64).min(len)
 }
 
 impl OpenDevice {
@@ -62,13 +81,62 @@ impl OpenDevice {
         let mut rest = buf;
         for piece in pieces(offset, rest.len() as u64) {
             let (part, after) = rest.split_at_mut(piece.len);
-            match part.try_into() {
-                Ok(whole) => self.store.read(piece.page, whole)?,
-                Err(_) => self.store.read_part(piece.page, piece.at, part)?,
-            }
+            self.read_piece(&piece, part)?;
             rest = after;
         }
         Ok(())
+    }
+
+    /// As [`OpenDevice::read`], but stops before the first page of zeros after the first piece that
+    /// it can know for one without reading it; returns how many bytes of `buf` it filled.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::read`].
+    pub fn read_until_zeros(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.check(offset, buf.len() as u64, false)?;
+        let mut done = 0;
+        for piece in pieces(offset, buf.len() as u64) {
+            if done > 0 && self.store.zero_pages(piece.page, 1) > 0 {
+                break;
+            }
+            self.read_piece(&piece, &mut buf[done..done + piece.len])?;
+            done += piece.len;
+        }
+        Ok(done)
+    }
+
+    fn read_piece(&self, piece: &Piece, part: &mut [u8]) -> Result<()> {
+        match part.try_into() {
+            Ok(whole) => self.store.read(piece.page, whole),
+            Err(_) => self.store.read_part(piece.page, piece.at, part),
+        }
+    }
+
+    /// What the disk holds from byte `offset` on, and how far that stays the same. It looks at the
+    /// pages of the `len` bytes, one after another, until one differs: `len`, which is at least 1,
+    /// bounds the work and the answer. Nothing is read or locked, and each page is answered for with
+    /// a state that it was in during the call.
+    ///
+    /// # Errors
+    /// `OutOfRange` beyond the end, and for no bytes at all.
+    pub fn extent(&self, offset: u64, len: u64) -> Result<Extent> {
+        if len == 0 {
+            return Err(Error::new(ErrorKind::OutOfRange, "no bytes have no state"));
+        }
+        self.check(offset, len, false)?;
+        let (state, pages) = self.store.extent(page_of(offset), pages_touched(offset, len));
+        Ok(Extent { len_bytes: covered_bytes(offset, len, pages), state })
+    }
+
+    /// How many of the `len` bytes from `offset` on are zeros for sure: holes, and pages that were
+    /// written and are all zeros. As [`OpenDevice::extent`], but for both together.
+    ///
+    /// # Errors
+    /// `OutOfRange` beyond the end.
+    pub fn zero_bytes(&self, offset: u64, len: u64) -> Result<u64> {
+        self.check(offset, len, false)?;
+        let pages = self.store.zero_pages(page_of(offset), pages_touched(offset, len));
+        Ok(covered_bytes(offset, len, pages))
     }
 
     /// Stores `data` from byte `offset` on. Any alignment and length.
@@ -110,12 +178,26 @@ impl OpenDevice {
     /// # Errors
     /// As [`OpenDevice::write`].
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
+        self.zero(offset, len, false)
+    }
+
+    /// Makes the range read as zeros, and its pages hold them: none is a hole afterwards. A page of
+    /// zeros takes its slot and no pool memory, so this is as fast as [`OpenDevice::write_zeroes`];
+    /// it does not promise that later writes find room below `mem_limit`.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::write`].
+    pub fn write_zeroes_allocated(&self, offset: u64, len: u64) -> Result<()> {
+        self.zero(offset, len, true)
+    }
+
+    fn zero(&self, offset: u64, len: u64, allocate: bool) -> Result<()> {
         self.check(offset, len, true)?;
         for piece in pieces(offset, len) {
-            if piece.len == PAGE_SIZE {
-                self.store.discard(piece.page);
-            } else {
-                self.store.zero_part(piece.page, piece.at, piece.len)?;
+            match (piece.len == PAGE_SIZE, allocate) {
+                (true, false) => self.store.discard(piece.page),
+                (true, true) => self.store.zero(piece.page),
+                (false, _) => self.store.zero_part(piece.page, piece.at, piece.len, allocate)?,
             }
         }
         Ok(())

@@ -13,7 +13,8 @@ mod io;
 mod tests;
 
 pub use attr::Attribute;
-pub use io::OpenDevice;
+pub use crate::store::PageState;
+pub use io::{Extent, OpenDevice};
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};

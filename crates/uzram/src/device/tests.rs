@@ -1,6 +1,6 @@
 use super::*;
 use crate::base::random::Random;
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, page_of};
 
 fn device(settings: &[(&str, &str)]) -> Arc<Device> {
     let device = Device::new("zram7").expect("a good name");
@@ -62,6 +62,131 @@ fn agrees_with_a_naive_model() {
         disk.read(0, &mut read).expect("sound");
         assert!(read == model, "seed {seed}");
     }
+}
+
+/// Extents, zeros and reads that stop at zeros, against a state for each page.
+#[test]
+fn extents_agree_with_a_naive_model() {
+    const PAGES: usize = 24;
+    const BYTES: usize = PAGES * PAGE_SIZE;
+    let noise = |seed| {
+        let mut page = [0; PAGE_SIZE];
+        Random::new(seed).fill(&mut page);
+        page
+    };
+    for seed in 0..8 {
+        let mut random = Random::new(seed);
+        let device = device(&[("disksize", &BYTES.to_string())]);
+        let disk = device.open().expect("initialised");
+        let mut states = [PageState::Hole; PAGES];
+        for step in 0..3000 {
+            let first = random.below(PAGES);
+            let pages = first..PAGES.min(first + 1 + random.below(6));
+            let (offset, len) = ((first * PAGE_SIZE) as u64, (pages.len() * PAGE_SIZE) as u64);
+            let fill = |page: [u8; PAGE_SIZE]| {
+                disk.write(offset, &page.repeat(pages.len())).expect("memory");
+            };
+            match random.below(12) {
+                0 => {
+                    disk.discard(offset, len).expect("in range");
+                    states[pages].fill(PageState::Hole);
+                }
+                1 => {
+                    disk.write_zeroes(offset, len).expect("memory");
+                    states[pages].fill(PageState::Hole);
+                }
+                2 => {
+                    disk.write_zeroes_allocated(offset, len).expect("memory");
+                    states[pages].fill(PageState::Zero);
+                }
+                3 => {
+                    fill([0; PAGE_SIZE]);
+                    states[pages].fill(PageState::Zero);
+                }
+                4 => {
+                    fill([7; PAGE_SIZE]);
+                    states[pages].fill(PageState::Same);
+                }
+                5 => {
+                    fill(std::array::from_fn(|at| (at % 11) as u8));
+                    states[pages].fill(PageState::Compressed);
+                }
+                6 => {
+                    fill(noise(step));
+                    states[pages].fill(PageState::Huge);
+                }
+                7 => {
+                    // A part of a page: it is allocated by a write, and by zeros only if they say so.
+                    disk.write_zeroes(offset + 5, 100).expect("memory");
+                    if states[first] == PageState::Hole {
+                        disk.write_zeroes_allocated(offset + 5, 100).expect("memory");
+                        states[first] = PageState::Zero;
+                    } else if !states[first].is_zeros() {
+                        states[first] = disk.extent(offset, 1).expect("in range").state;
+                        assert!(!states[first].is_zeros(), "only 100 bytes became zeros");
+                    }
+                }
+                _ => {
+                    let at = random.below(BYTES);
+                    let len = 1 + random.below(BYTES - at);
+                    let run = |same: &dyn Fn(PageState) -> bool| {
+                        (at..at + len).take_while(|byte| same(states[byte / PAGE_SIZE])).count()
+                    };
+                    let state = states[at / PAGE_SIZE];
+                    let same = run(&|other| other == state) as u64;
+                    let extent = disk.extent(at as u64, len as u64);
+                    assert_eq!(extent, Ok(Extent { len_bytes: same, state }), "seed {seed} step {step}");
+                    let zeros = run(&PageState::is_zeros);
+                    assert_eq!(disk.zero_bytes(at as u64, len as u64), Ok(zeros as u64));
+                    let (mut all, mut some) = (vec![1; len], vec![2; len]);
+                    disk.read(at as u64, &mut all).expect("sound");
+                    assert!(all[..zeros].iter().all(|byte| *byte == 0));
+                    let done = disk.read_until_zeros(at as u64, &mut some).expect("sound");
+                    let first = (PAGE_SIZE - at % PAGE_SIZE).min(len);
+                    let more = (at + first..at + len).take_while(|at| !states[at / PAGE_SIZE].is_zeros());
+                    assert_eq!(done, first + more.count(), "seed {seed} step {step}");
+                    assert!(some[..done] == all[..done] && some[done..].iter().all(|byte| *byte == 2));
+                }
+            }
+        }
+    }
+}
+
+/// Whatever others write meanwhile, each page is reported in a state that it had.
+#[test]
+fn extents_under_writers_are_states_that_pages_had() {
+    const PAGES: u64 = 16;
+    let device = device(&[("disksize", &(PAGES << 12).to_string())]);
+    let disk = device.open().expect("initialised");
+    let text: [u8; PAGE_SIZE] = std::array::from_fn(|at| (at % 11) as u8);
+    std::thread::scope(|scope| {
+        // Even pages go between holes and zeros, odd ones between one word and compressed.
+        for parity in 0..2 {
+            let disk = &disk;
+            scope.spawn(move || {
+                for round in 0..4000u64 {
+                    let page = (round * 2 + parity) % PAGES;
+                    let (offset, len) = (page << 12, PAGE_SIZE as u64);
+                    match (parity, round / PAGES % 2) {
+                        (0, 0) => disk.write_zeroes_allocated(offset, len),
+                        (0, _) => disk.discard(offset, len),
+                        (_, 0) => disk.write(offset, &text),
+                        _ => disk.write(offset, &[3; PAGE_SIZE]),
+                    }
+                    .expect("memory");
+                }
+            });
+        }
+        let mut random = Random::new(5);
+        for _ in 0..20_000 {
+            let offset = random.below((PAGES as usize) << 12) as u64;
+            let extent = disk.extent(offset, (PAGES << 12) - offset).expect("in range");
+            let odd = page_of(offset) % 2 == 1;
+            let state = extent.state;
+            let possible = if odd { state == PageState::Hole || !state.is_zeros() } else { state.is_zeros() };
+            assert!(possible && state != PageState::Huge, "{extent:?} at {offset}");
+        }
+    });
 }
 
 #[test]

@@ -117,3 +117,24 @@ fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
         assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 2);
     });
 }
+
+/// The state of a page, asked for without its lock while it is written, is one that it had.
+#[test]
+fn loom_store_states_against_writing() {
+    model(|| {
+        let store = store(1);
+        let writer = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || {
+                store.write(0, &contents(1)).expect("memory");
+                store.zero(0);
+            })
+        };
+        let states = [(); 2].map(|()| store.extent(0, 1).0);
+        use PageState::*;
+        let order = |state| [Hole, Compressed, Zero].iter().position(|other| *other == state);
+        assert!(order(states[0]).is_some() && order(states[0]) <= order(states[1]), "{states:?}");
+        writer.join().expect("no panic");
+        assert_eq!(store.extent(0, 1), (Zero, 1));
+    });
+}

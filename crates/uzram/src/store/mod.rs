@@ -26,6 +26,7 @@ use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use crate::codec::{Algorithm, StatelessDecoder};
 use crate::stream::{AnyStreams, Design, Streams};
 use crate::zsmalloc::{ClassStat, Handle, Pool};
+pub use slot::PageState;
 use slot::{Contents, SlotGuard, Slots};
 use stats::Counters;
 use stream::Stream;
@@ -204,12 +205,38 @@ impl Store {
         self.change_part(page, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
-    /// Makes `len` bytes of a page from byte `at` on read as zeros.
+    /// The state that `page` and those after it are in, and of how many pages that holds, one page
+    /// after another: at least 1, at most `max_pages`, which bounds the work. Takes no lock, so it
+    /// answers for each page with a state that it was in while this was asked.
+    ///
+    /// # Panics
+    /// When `max_pages` is 0 or goes beyond the end.
+    pub fn extent(&self, page: u64, max_pages: u64) -> (PageState, u64) {
+        let state = self.slots.state(page);
+        let others = (page..page + max_pages).skip(1).take_while(|other| self.slots.state(*other) == state);
+        (state, 1 + others.count() as u64)
+    }
+
+    /// How many pages from `page` on read as zeros: at most `max_pages`; otherwise as
+    /// [`Store::extent`].
+    pub fn zero_pages(&self, page: u64, max_pages: u64) -> u64 {
+        let pages = page..page + max_pages;
+        pages.take_while(|page| self.slots.state(*page).is_zeros()).count() as u64
+    }
+
+    /// Makes a page read as zeros and hold them: it is not a hole afterwards.
+    pub fn zero(&self, page: u64) {
+        self.switch(self.slots.lock(page), Contents::Same(0));
+        self.counters.local().pages_written.add(1);
+    }
+
+    /// Makes `len` bytes of a page from byte `at` on read as zeros. A page that holds nothing stays
+    /// so, unless `allocate`.
     ///
     /// # Errors
     /// As [`Store::write_part`].
-    pub fn zero_part(&self, page: u64, at: usize, len: usize) -> Result<()> {
-        if self.slots.is_empty(page) {
+    pub fn zero_part(&self, page: u64, at: usize, len: usize, allocate: bool) -> Result<()> {
+        if !allocate && self.slots.is_empty(page) {
             return Ok(());
         }
         self.change_part(page, |whole| whole[at..at + len].fill(0))

@@ -1,14 +1,15 @@
 //! The slot table: what each page holds, in 16 bytes.
 //!
 //! ```text
-//!  0   lock    [ locked | waiters | same | … | length 0..=4096 ]     (see BitLock)
+//!  0   lock    [ locked | waiters | same | zero | … | length 0..=4096 ]     (see BitLock)
 //!  4   -       room for the time of the last access
 //!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page
 //! ```
 //!
 //! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock, and makes
-//! no memory of the table resident. A length of 4096 is a page stored as it is. The lock protects
-//! `what`, which is atomic only for [`Slots::peek_handle`].
+//! no memory of the table resident. `zero` is set beside `same` where the word is 0, so that the lock
+//! word alone says in which state a page is ([`Slots::state`]). A length of 4096 is a page stored as
+//! it is. The lock protects `what`, which is atomic only for [`Slots::peek_handle`].
 
 use crate::base::cpu::prefetch;
 use crate::base::error::Result;
@@ -18,8 +19,9 @@ use crate::base::units::PAGE_SIZE;
 use crate::zsmalloc::Handle;
 
 const SAME: u32 = 1 << 29;
+const ZERO: u32 = 1 << 28;
 const LEN_MASK: u32 = (1 << 13) - 1;
-const _: () = assert!((SAME | LEN_MASK) & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
+const _: () = assert!((SAME | ZERO | LEN_MASK) & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
 /// Places to sleep for those who wait for a slot: so many that two busy slots rarely share one.
 const WAIT_BUCKETS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
@@ -53,6 +55,28 @@ pub(super) enum Contents {
         /// Of the page, where the device keeps checksums; else 0.
         checksum: u32,
     },
+}
+
+/// In which state a page is: how its contents are kept, not what they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageState {
+    /// It holds nothing, being never written or discarded since: it reads as zeros.
+    Hole,
+    /// It was written and is all zeros; like every page of one word it takes no pool memory.
+    Zero,
+    /// One word all over, other than 0.
+    Same,
+    /// Compressed.
+    Compressed,
+    /// Stored as it is, because it does not compress.
+    Huge,
+}
+
+impl PageState {
+    /// Whether a page in this state reads as zeros.
+    pub const fn is_zeros(self) -> bool {
+        matches!(self, PageState::Hole | PageState::Zero)
+    }
 }
 
 /// The slots of a device.
@@ -98,6 +122,18 @@ impl Slots {
         self.table[page as usize].lock.is_free_and_zero()
     }
 
+    /// The state of `page`, without waiting for its lock: one that it was in while this was asked.
+    #[inline]
+    pub(super) fn state(&self, page: u64) -> PageState {
+        match self.table[page as usize].lock.peek() {
+            0 => PageState::Hole,
+            flags if flags & ZERO != 0 => PageState::Zero,
+            flags if flags & SAME != 0 => PageState::Same,
+            flags if flags & LEN_MASK == PAGE_SIZE as u32 => PageState::Huge,
+            _ => PageState::Compressed,
+        }
+    }
+
     /// Brings the slot of `page` nearer, for a [`Slots::lock`] soon.
     #[inline]
     pub(super) fn prefetch(&self, page: u64) {
@@ -137,6 +173,7 @@ impl SlotGuard<'_> {
         let old = self.contents();
         let (flags, what) = match new {
             Contents::Empty => (0, 0),
+            Contents::Same(0) => (SAME | ZERO, 0),
             Contents::Same(word) => (SAME, word),
             Contents::Stored { handle, len, checksum } => {
                 (u32::from(len), u64::from(checksum) << u32::BITS | u64::from(handle.to_bits()))
@@ -158,12 +195,16 @@ mod tests {
         let slots = Slots::new(3).expect("memory");
         let stored = |len| Contents::Stored { handle: Handle::from_bits(7), len, checksum: u32::MAX };
         let all = [Contents::Same(0), Contents::Same(u64::MAX), stored(1), stored(4096), Contents::Empty];
-        let mut before = Contents::Empty;
-        for contents in all {
-            assert_eq!(slots.lock(1).replace(contents), before);
+        use PageState::*;
+        let (mut before, mut state_before) = (Contents::Empty, Hole);
+        for (contents, state) in std::iter::zip(all, [Zero, Same, Compressed, Huge, Hole]) {
+            let mut slot = slots.lock(1);
+            assert_eq!(slot.replace(contents), before);
+            assert_eq!(slots.state(1), state_before, "the new state is not published yet");
+            drop(slot);
             assert_eq!(slots.lock(1).contents(), contents);
-            assert_eq!(slots.is_empty(1), contents == Contents::Empty);
-            before = contents;
+            assert_eq!((slots.is_empty(1), slots.state(1)), (contents == Contents::Empty, state));
+            (before, state_before) = (contents, state);
         }
         for page in [0, 2] {
             assert_eq!(slots.lock(page).contents(), Contents::Empty);

@@ -108,6 +108,13 @@ impl BitLock {
 }
 
 impl BitLock {
+    /// The holder's bits as they were last published, without waiting for a holder that may be
+    /// about to replace them.
+    #[inline]
+    pub fn peek(&self) -> u32 {
+        self.0.load(Ordering::Acquire) & Self::VALUE_MASK
+    }
+
     /// Whether the lock is free and the holder's bits are 0: if so, what the last holder did is
     /// seen, and this was true when it was asked.
     #[inline]
@@ -175,7 +182,10 @@ mod tests {
     fn a_dropped_guard_leaves_the_value() {
         let (word, table) = (BitLock::default(), WaitTable::new(4));
         word.lock(&table, 0).set(7);
-        let guard = word.lock(&table, 0);
+        let mut guard = word.lock(&table, 0);
+        guard.set(9);
+        assert_eq!(word.peek(), 7, "not yet published");
+        guard.set(7);
         assert!(word.try_lock(&table, 0).is_none());
         assert_eq!(guard.value(), 7);
         drop(guard);
