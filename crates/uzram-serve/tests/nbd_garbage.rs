@@ -15,7 +15,7 @@ use common::{Random, cmd, device, info_request, option_bytes, request_bytes, see
 use uzram::device::Device;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::option;
-use uzram_serve::nbd::{BUFFER_BYTES, serve_stream};
+use uzram_serve::nbd::{BUFFER_BYTES, Buffers};
 
 /// Counts what is allocated, and remembers the most that was at once.
 struct Counting;
@@ -79,6 +79,11 @@ impl Write for Script<'_> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A session with buffers of its own.
+fn serve_stream(client: &mut Script<'_>, exports: &Exports) -> io::Result<()> {
+    uzram_serve::nbd::serve_stream(client, exports, &mut Buffers::new(BUFFER_BYTES)?)
 }
 
 fn negotiated(structured: bool) -> Vec<u8> {

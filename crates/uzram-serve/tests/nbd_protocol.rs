@@ -25,7 +25,14 @@ fn info_and_go_tell_what_was_asked() {
         })
         .collect();
     use transmission_flags::*;
-    let flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN;
+    let flags = HAS_FLAGS
+        | SEND_FLUSH
+        | SEND_FUA
+        | SEND_TRIM
+        | SEND_WRITE_ZEROES
+        | CAN_MULTI_CONN
+        | SEND_CACHE
+        | SEND_FAST_ZERO;
     let export = [&(64u64 << 20).to_be_bytes()[..], &flags.to_be_bytes()].concat();
     let sizes = [1u32, 4096, 32 << 20].map(u32::to_be_bytes).concat();
     assert_eq!(told[0], (info::EXPORT, &export[..]));
@@ -58,7 +65,9 @@ fn an_option_that_cannot_be_done_is_answered_and_the_next_one_works() {
         (option::GO, [info_request(b"", &[]), vec![0]].concat(), reply::ERR_INVALID),
         (option::STRUCTURED_REPLY, vec![1], reply::ERR_INVALID),
         (5, vec![], reply::ERR_UNSUP),
-        (10, vec![0; 60_000], reply::ERR_UNSUP),
+        (option::EXTENDED_HEADERS, vec![1], reply::ERR_INVALID),
+        (option::SET_META_CONTEXT, vec![0; 60_000], reply::ERR_INVALID),
+        (4, vec![0; 60_000], reply::ERR_UNSUP),
         (0xdead_beef, vec![], reply::ERR_UNSUP),
     ] {
         let replies = client.option(number, &data);
@@ -156,11 +165,12 @@ fn requests_that_make_no_sense_get_the_specified_error() {
             (command_flags::DF, cmd::WRITE, 0, 100, EINVAL),
             (0, cmd::TRIM, 1, u32::MAX, EINVAL),
             (0, cmd::WRITE_ZEROES, 1, u32::MAX, ENOSPC),
-            (1 << 4, cmd::WRITE_ZEROES, 0, 1, EINVAL),
+            (1 << 5, cmd::WRITE_ZEROES, 0, 1, EINVAL),
             (command_flags::NO_HOLE, cmd::TRIM, 0, 1, EINVAL),
             (0, cmd::FLUSH, 0, 1, EINVAL),
-            (0, 5, 0, 1, EINVAL),
-            (0, 7, 0, 1, EINVAL),
+            (command_flags::DF, cmd::CACHE, 0, 1, EINVAL),
+            (0, cmd::CACHE, 1 << 20, 1, EINVAL),
+            (0, cmd::BLOCK_STATUS, 0, 1, EINVAL),
             (0, 999, 0, 1, EINVAL),
         ] {
             let payload = if command == cmd::WRITE { vec![7; len as usize] } else { vec![] };

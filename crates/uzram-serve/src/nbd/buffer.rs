@@ -7,15 +7,43 @@
 
 use std::io::{self, Read, Write};
 
-use super::proto;
+use uzram::base::units::PAGE_SIZE;
+
+use super::request::Headers;
 
 /// Bytes of each buffer: sixty requests of a page, a little more than a Unix socket's default
 /// buffer holds, and small enough to stay in a core's second-level cache.
 pub const BUFFER_BYTES: usize = 256 << 10;
 
-// A page that arrives in pieces, behind a request's header, always fits; so do a whole error reply
-// and a chunk of at least one page.
-const _: () = assert!(BUFFER_BYTES >= 4 * (uzram::base::units::PAGE_SIZE + proto::DATA_CHUNK_HEADER_BYTES));
+/// The least a buffer can have. A page that arrives in pieces, behind a request's header, always
+/// fits; so do a whole error reply and a chunk of at least one page.
+const MIN_BUFFER_BYTES: usize = 4 * (PAGE_SIZE + Headers::Extended.data_header_bytes());
+const _: () = assert!(BUFFER_BYTES >= MIN_BUFFER_BYTES && BUFFER_BYTES.is_multiple_of(PAGE_SIZE));
+
+/// Both buffers of a connection, which can serve one session after another.
+pub struct Buffers {
+    received: ReceiveBuffer,
+    unsent: SendBuffer,
+}
+
+impl Buffers {
+    /// Buffers of `len_bytes` each, in whole pages; [`BUFFER_BYTES`] is best, less tries more of the
+    /// ways in which messages can be cut.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the system refuses.
+    pub fn new(len_bytes: usize) -> io::Result<Self> {
+        let len_bytes = len_bytes.max(MIN_BUFFER_BYTES).next_multiple_of(PAGE_SIZE);
+        let received = ReceiveBuffer { bytes: allocate(len_bytes)?, start: 0, end: 0 };
+        Ok(Buffers { received, unsent: SendBuffer { bytes: allocate(len_bytes)?, len: 0 } })
+    }
+
+    /// Both of them, empty.
+    pub(super) fn emptied(&mut self) -> (&mut ReceiveBuffer, &mut SendBuffer) {
+        (self.received.start, self.received.end, self.unsent.len) = (0, 0, 0);
+        (&mut self.received, &mut self.unsent)
+    }
+}
 
 /// Bytes of a fixed size, or the system's refusal.
 fn allocate(len_bytes: usize) -> io::Result<Vec<u8>> {
@@ -33,11 +61,6 @@ pub(super) struct ReceiveBuffer {
 }
 
 impl ReceiveBuffer {
-    /// An empty buffer of [`BUFFER_BYTES`].
-    pub fn new() -> io::Result<Self> {
-        Ok(ReceiveBuffer { bytes: allocate(BUFFER_BYTES)?, start: 0, end: 0 })
-    }
-
     /// What has arrived and is not consumed.
     pub fn available(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
@@ -77,12 +100,12 @@ pub(super) struct SendBuffer {
 }
 
 impl SendBuffer {
-    /// An empty buffer of [`BUFFER_BYTES`].
-    pub fn new() -> io::Result<Self> {
-        Ok(SendBuffer { bytes: allocate(BUFFER_BYTES)?, len: 0 })
+    /// The most it can hold.
+    pub fn capacity_bytes(&self) -> usize {
+        self.bytes.len()
     }
 
-    /// Makes room for `len_bytes`, which are at most [`BUFFER_BYTES`], by sending what is there if
+    /// Makes room for `len_bytes`, which are at most its capacity, by sending what is there if
     /// need be, and returns the room. It counts as filled; [`retract`](Self::retract) takes it back.
     pub fn room(&mut self, stream: &mut impl Write, len_bytes: usize) -> io::Result<&mut [u8]> {
         if len_bytes > self.bytes.len() - self.len {
@@ -98,7 +121,7 @@ impl SendBuffer {
         self.len -= len_bytes;
     }
 
-    /// Adds `bytes`, which are at most [`BUFFER_BYTES`].
+    /// Adds `bytes`, which are at most its capacity.
     pub fn put(&mut self, stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
         self.room(stream, bytes.len())?.copy_from_slice(bytes);
         Ok(())

@@ -5,13 +5,18 @@
 //! the socket's deadline.
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 
 use uzram::base::units::format_size;
 use uzram::device::{Device, OpenDevice};
 
+use super::meta_context::{Context, Contexts};
 use super::proto::{
-    self, InfoRequest, OptionHeader, handshake_flags, info, option, reply, transmission_flags,
+    self, InfoRequest, MetaContextRequest, OptionHeader, handshake_flags, info, option, reply,
+    transmission_flags,
 };
+use super::reply::option_reply;
+use super::request::Headers;
 use super::violation;
 use crate::Exports;
 
@@ -24,15 +29,30 @@ const MAX_OPTION_BYTES: u32 = 64 << 10;
 pub(super) struct Session {
     /// The export, held open until the session ends.
     pub device: OpenDevice,
-    /// Replies to reads, and errors, are structured.
-    pub structured_replies: bool,
+    /// What requests and replies look like.
+    pub headers: Headers,
+    /// What block status tells: nothing, unless the client asked for it on this export.
+    pub contexts: Contexts,
 }
 
 /// What the client asked of the server before choosing an export.
 struct Haggling<'a> {
     exports: &'a Exports,
     no_zeroes: bool,
-    structured_replies: bool,
+    negotiated: Negotiated,
+}
+
+/// What was agreed so far, all of which the client has to ask for anew once it starts TLS.
+struct Negotiated {
+    headers: Headers,
+    /// The metadata contexts that were set last, and for which device.
+    contexts: Option<(Arc<Device>, Contexts)>,
+}
+
+impl Default for Negotiated {
+    fn default() -> Self {
+        Negotiated { headers: Headers::Simple, contexts: None }
+    }
 }
 
 /// Haggles until the client has chosen an export; `None` when it left instead.
@@ -54,7 +74,7 @@ pub(super) fn run<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Res
         return Err(violation("a client flag that was not offered"));
     }
     let no_zeroes = client_flags & u32::from(handshake_flags::NO_ZEROES) != 0;
-    let mut haggling = Haggling { exports, no_zeroes, structured_replies: false };
+    let mut haggling = Haggling { exports, no_zeroes, negotiated: Negotiated::default() };
 
     let mut data = Vec::new();
     for _ in 0..MAX_OPTIONS {
@@ -69,15 +89,17 @@ pub(super) fn run<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Res
             option::INFO => drop(haggling.info(stream, option, &data)?),
             option::GO => {
                 if let Some(device) = haggling.info(stream, option, &data)? {
-                    let structured_replies = haggling.structured_replies;
-                    return Ok(Some(Session { device, structured_replies }));
+                    return Ok(Some(haggling.session(device)));
                 }
             }
-            option::STRUCTURED_REPLY if data.is_empty() => {
-                haggling.structured_replies = true;
-                acknowledge(stream, option)?;
+            option::STRUCTURED_REPLY => haggling.raise_headers(stream, option, &data, Headers::Structured)?,
+            option::EXTENDED_HEADERS => haggling.raise_headers(stream, option, &data, Headers::Extended)?,
+            option::LIST_META_CONTEXT => drop(haggling.meta_contexts(stream, option, &data)?),
+            option::SET_META_CONTEXT => {
+                // Those set before are forgotten even if this fails.
+                haggling.negotiated.contexts = None;
+                haggling.negotiated.contexts = haggling.meta_contexts(stream, option, &data)?;
             }
-            option::STRUCTURED_REPLY => send_reply(stream, option, reply::ERR_INVALID, &[NO_DATA])?,
             _ => send_reply(stream, option, reply::ERR_UNSUP, &[b"this server does not have that option"])?,
         }
     }
@@ -105,7 +127,7 @@ fn send_reply(stream: &mut impl Write, option: u32, reply: u32, parts: &[&[u8]])
     let len_bytes: usize = parts.iter().map(|part| part.len()).sum();
     let len_u32 = u32::try_from(len_bytes).map_err(|_| violation("a reply of more than 4 GiB"))?;
     let mut message = Vec::with_capacity(20 + len_bytes);
-    message.extend_from_slice(&proto::option_reply(option, reply, len_u32));
+    message.extend_from_slice(&option_reply(option, reply, len_u32));
     for part in parts {
         message.extend_from_slice(part);
     }
@@ -116,24 +138,106 @@ fn acknowledge(stream: &mut impl Write, option: u32) -> io::Result<()> {
     send_reply(stream, option, reply::ACK, &[])
 }
 
+/// Answers an option with an error, in words.
+fn refuse(stream: &mut impl Write, option: u32, error: u32, why: &str) -> io::Result<()> {
+    send_reply(stream, option, error, &[why.as_bytes()])
+}
+
 impl Haggling<'_> {
-    /// What every export can do. `SEND_DF` belongs to structured replies.
-    fn transmission_flags(&self) -> u16 {
+    /// What `device` can do for this client.
+    fn transmission_flags(&self, device: &Device) -> u16 {
         use transmission_flags::*;
-        let df = if self.structured_replies { SEND_DF } else { 0 };
-        HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN | df
+        let headers = self.negotiated.headers;
+        let df = if headers.has_chunks() { SEND_DF } else { 0 };
+        let can_filter = headers == Headers::Extended && !self.contexts(device).is_empty();
+        let payload = if can_filter { BLOCK_STATUS_PAYLOAD } else { 0 };
+        let always = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN;
+        always | SEND_CACHE | SEND_FAST_ZERO | df | payload
     }
 
-    /// The old way to choose an export: it has no errors, so a bad name ends the connection.
+    /// The metadata contexts that are set for `device`: none, if they were set for another.
+    fn contexts(&self, device: &Device) -> Contexts {
+        match &self.negotiated.contexts {
+            Some((set_for, contexts)) if std::ptr::eq(&raw const **set_for, device) => *contexts,
+            _ => Contexts::default(),
+        }
+    }
+
+    fn session(&self, device: OpenDevice) -> Session {
+        let contexts = self.contexts(device.device());
+        Session { device, headers: self.negotiated.headers, contexts }
+    }
+
+    /// Agrees on headers. Extended ones are the last word.
+    fn raise_headers(
+        &mut self,
+        stream: &mut impl Write,
+        option: u32,
+        data: &[u8],
+        headers: Headers,
+    ) -> io::Result<()> {
+        if !data.is_empty() {
+            return send_reply(stream, option, reply::ERR_INVALID, &[NO_DATA]);
+        }
+        if (self.negotiated.headers, headers) == (Headers::Extended, Headers::Structured) {
+            let why = "extended headers are negotiated, and replace structured replies";
+            return refuse(stream, option, reply::ERR_EXT_HEADER_REQD, why);
+        }
+        self.negotiated.headers = headers;
+        acknowledge(stream, option)
+    }
+
+    /// Answers `LIST_META_CONTEXT` and `SET_META_CONTEXT`, with what was selected when the answer was
+    /// a success.
+    fn meta_contexts(
+        &self,
+        stream: &mut impl Write,
+        option: u32,
+        data: &[u8],
+    ) -> io::Result<Option<(Arc<Device>, Contexts)>> {
+        let lists = option == option::LIST_META_CONTEXT;
+        let invalid = |stream, why| refuse(stream, option, reply::ERR_INVALID, why).map(|()| None);
+        if !self.negotiated.headers.has_chunks() {
+            return invalid(stream, "metadata contexts need structured replies or extended headers");
+        }
+        let Some(request) = MetaContextRequest::parse(data) else {
+            return invalid(stream, "the lengths in this option do not add up");
+        };
+        let Some(device) = self.exports.find(request.name) else {
+            refuse(stream, option, reply::ERR_UNKNOWN, "no export of that name")?;
+            return Ok(None);
+        };
+        let mut selected = Contexts::default();
+        if !request.queries().all(|query| selected.select(query, lists)) {
+            return invalid(stream, "a query begins with a namespace and a colon");
+        }
+        if lists && request.queries().next().is_none() {
+            selected = Context::ALL.into_iter().collect();
+        }
+        for context in selected.iter() {
+            // The number means nothing in a list.
+            let id = if lists { 0 } else { context.id() };
+            let parts = [&id.to_be_bytes()[..], context.name().as_bytes()];
+            send_reply(stream, option, reply::META_CONTEXT, &parts)?;
+        }
+        acknowledge(stream, option)?;
+        Ok(Some((device, selected)))
+    }
+
+    /// The old way to choose an export: it has no errors, so a bad name ends the connection, and so
+    /// does having asked for extended headers, with which it is not allowed.
     fn export_name(&self, stream: &mut impl Write, name: &[u8]) -> io::Result<Session> {
+        if self.negotiated.headers == Headers::Extended {
+            return Err(violation("extended headers, and then an export chosen in the old way"));
+        }
         let device = self.exports.find(name).ok_or_else(|| violation("no export of that name"))?;
         let device = device.open().map_err(io::Error::other)?;
         let mut answer = [0; 10 + 124];
         answer[..8].copy_from_slice(&device.size_bytes().to_be_bytes());
-        answer[8..10].copy_from_slice(&self.transmission_flags().to_be_bytes());
+        answer[8..10].copy_from_slice(&self.transmission_flags(device.device()).to_be_bytes());
         let len_bytes = if self.no_zeroes { 10 } else { answer.len() };
         stream.write_all(&answer[..len_bytes])?;
-        Ok(Session { device, structured_replies: self.structured_replies })
+        Ok(self.session(device))
     }
 
     fn list(&self, stream: &mut impl Write, data: &[u8]) -> io::Result<()> {
@@ -150,25 +254,24 @@ impl Haggling<'_> {
 
     /// Answers `INFO` and `GO`, with the opened device when the answer was a success.
     fn info(&self, stream: &mut impl Write, option: u32, data: &[u8]) -> io::Result<Option<OpenDevice>> {
-        let refuse = |stream, reply, why: &str| send_reply(stream, option, reply, &[why.as_bytes()]);
         let Some(request) = InfoRequest::parse(data) else {
-            refuse(stream, reply::ERR_INVALID, "the lengths in this option do not add up")?;
+            refuse(stream, option, reply::ERR_INVALID, "the lengths in this option do not add up")?;
             return Ok(None);
         };
         let Some(device) = self.exports.find(request.name) else {
-            refuse(stream, reply::ERR_UNKNOWN, "no export of that name")?;
+            refuse(stream, option, reply::ERR_UNKNOWN, "no export of that name")?;
             return Ok(None);
         };
         let open = match device.open() {
             Ok(open) => open,
             Err(error) => {
-                refuse(stream, reply::ERR_UNKNOWN, &error.to_string())?;
+                refuse(stream, option, reply::ERR_UNKNOWN, &error.to_string())?;
                 return Ok(None);
             }
         };
         let size_bytes = open.size_bytes();
         let size_and_flags =
-            [&size_bytes.to_be_bytes()[..], &self.transmission_flags().to_be_bytes()].concat();
+            [&size_bytes.to_be_bytes()[..], &self.transmission_flags(open.device()).to_be_bytes()].concat();
         send_info(stream, option, info::EXPORT, &size_and_flags)?;
         if request.wants(info::NAME) {
             send_info(stream, option, info::NAME, device.name().as_bytes())?;

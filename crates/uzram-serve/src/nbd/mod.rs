@@ -1,17 +1,19 @@
 //! An NBD server over [`uzram::device::Device`].
 //!
 //! NBD (Network Block Device) is how a disk is served from user space to qemu, libnbd, fio and the
-//! Linux kernel's own client. This is the baseline of the protocol in its fixed newstyle form:
-//! options `EXPORT_NAME`, `ABORT`, `LIST`, `INFO`, `GO`, `STRUCTURED_REPLY`; commands `READ`,
-//! `WRITE`, `FLUSH`, `TRIM`, `WRITE_ZEROES`, `DISC`.
-//! The specification: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>.
+//! Linux kernel's own client. This is the protocol in its fixed newstyle form, with structured
+//! replies, metadata contexts and block status, and extended headers; all commands but the
+//! experimental `RESIZE`.
+//! The specification: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, and the
+//! branch `extension-ext-header` of it.
 //!
 //! **Contents are memory.** `FLUSH` and `FUA` keep their meaning between connections (a write that
 //! was answered is seen by every reader), but nothing persists: when the server ends, the contents
 //! are gone.
 //!
 //! How it is built, from pure to system:
-//! - [`proto`]: bytes to requests and back, and what makes a request invalid; no I/O;
+//! - [`proto`], `request`, `reply`: bytes to options and requests, what makes a request invalid, and
+//!   headers of replies; no I/O; `meta_context`: what block status can tell;
 //! - `handshake`, `transmission`: one session over any `Read + Write` ([`serve_stream`]);
 //! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
 //! - `socket`: the listening socket file, and connected sockets with a deadline;
@@ -25,7 +27,10 @@
 
 mod buffer;
 mod handshake;
+mod meta_context;
 pub mod proto;
+mod reply;
+mod request;
 mod server;
 mod socket;
 mod transmission;
@@ -34,20 +39,24 @@ use std::io::{self, Read, Write};
 use std::sync::atomic::AtomicBool;
 
 use crate::Exports;
-pub use buffer::BUFFER_BYTES;
+pub use buffer::{BUFFER_BYTES, Buffers};
 pub use server::{Config, Server, ServerThread, StopHandle};
 
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz
-/// targets drive it over memory.
+/// targets drive it over memory, one session after another with the same buffers.
 ///
 /// # Errors
 /// Whatever `stream` answers; `InvalidData` when the peer broke the protocol in a way that leaves
 /// nothing to answer; `UnexpectedEof` when it vanished within a message.
-pub fn serve_stream<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Result<()> {
+pub fn serve_stream<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    buffers: &mut Buffers,
+) -> io::Result<()> {
     match handshake::run(stream, exports)? {
-        Some(session) => transmission::run(stream, session, &AtomicBool::new(false)),
+        Some(session) => transmission::run(stream, session, &AtomicBool::new(false), buffers),
         None => Ok(()),
     }
 }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
 use super::socket::{Closer, Listener, Socket, timespec};
-use super::{handshake, transmission};
+use super::{BUFFER_BYTES, Buffers, handshake, transmission};
 use crate::Exports;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
@@ -216,7 +216,8 @@ impl Server {
             return Ok(());
         };
         socket.set_deadline(None);
-        transmission::run(socket, session, &self.stop.0.stopping)
+        let mut buffers = Buffers::new(BUFFER_BYTES)?;
+        transmission::run(socket, session, &self.stop.0.stopping, &mut buffers)
     }
 }
 

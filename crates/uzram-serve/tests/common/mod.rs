@@ -11,7 +11,7 @@ use std::time::Duration;
 use uzram::device::Device;
 use uzram_serve::Exports;
 pub use uzram_serve::nbd::proto::command as cmd;
-use uzram_serve::nbd::proto::{self, option, reply};
+use uzram_serve::nbd::proto::{self, command_flags, option, reply};
 use uzram_serve::nbd::{Config, Server, ServerThread};
 
 /// A device of `size`, as text.
@@ -58,10 +58,35 @@ impl TestServer {
 
     /// A client that has chosen the default export.
     pub fn ready(&self, structured: bool) -> Client {
+        self.ready_with(if structured { Headers::Structured } else { Headers::Simple })
+    }
+
+    /// A client that has chosen these headers and the default export.
+    pub fn ready_with(&self, headers: Headers) -> Client {
         let mut client = self.client();
-        client.go(structured);
+        client.agree(headers);
+        client.enter();
         client
     }
+}
+
+/// Which headers a client negotiates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Headers {
+    Simple,
+    Structured,
+    Extended,
+}
+
+/// All of them.
+pub const ALL_HEADERS: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
+
+/// The data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
+pub fn context_request(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
+    let string = |text: &[u8]| [&(text.len() as u32).to_be_bytes(), text].concat();
+    let mut data = [string(name), (queries.len() as u32).to_be_bytes().to_vec()].concat();
+    queries.iter().for_each(|query| data.extend(string(query)));
+    data
 }
 
 /// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
@@ -93,14 +118,28 @@ pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u3
     bytes
 }
 
+/// A request's extended header, as a client sends it.
+pub fn extended_request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
+    let mut bytes = request_bytes(flags, command, cookie, offset, 0);
+    bytes[..4].copy_from_slice(&proto::NBD_EXTENDED_REQUEST_MAGIC.to_be_bytes());
+    bytes.splice(24.., len.to_be_bytes());
+    bytes
+}
+
 /// One whole reply.
 #[derive(Debug, Default)]
 pub struct Reply {
     pub cookie: u64,
     pub error: u32,
     pub message: String,
-    /// Offset and data of each chunk; a simple reply has one, at offset 0.
+    /// Offset and data of each chunk, zeros for holes; a simple reply has one, at offset 0.
     pub chunks: Vec<(u64, Vec<u8>)>,
+    /// Offset and length of those chunks that were holes.
+    pub holes: Vec<(u64, u64)>,
+    /// The request's offset, which extended headers give back.
+    pub offset: Option<u64>,
+    /// For each metadata context its number, and length and status of each descriptor.
+    pub statuses: Vec<(u32, Vec<(u64, u64)>)>,
 }
 
 impl Reply {
@@ -112,7 +151,7 @@ impl Reply {
 
 pub struct Client {
     pub stream: UnixStream,
-    pub structured: bool,
+    pub headers: Headers,
     next_cookie: u64,
 }
 
@@ -137,7 +176,7 @@ impl Client {
     pub fn over(stream: UnixStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
-        Client { stream, structured: false, next_cookie: 1 }
+        Client { stream, headers: Headers::Simple, next_cookie: 1 }
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
@@ -197,13 +236,31 @@ impl Client {
         }
     }
 
+    /// Negotiates headers.
+    pub fn agree(&mut self, headers: Headers) {
+        let option = match headers {
+            Headers::Simple => return,
+            Headers::Structured => option::STRUCTURED_REPLY,
+            Headers::Extended => option::EXTENDED_HEADERS,
+        };
+        assert_eq!(self.option(option, &[]), [(reply::ACK, vec![])]);
+        self.headers = headers;
+    }
+
     /// Chooses the default export; returns its size and transmission flags.
     pub fn go(&mut self, structured: bool) -> (u64, u16) {
-        if structured {
-            assert_eq!(self.option(option::STRUCTURED_REPLY, &[]), [(reply::ACK, vec![])]);
-        }
-        self.structured = structured;
-        let replies = self.option(option::GO, &info_request(b"", &[]));
+        self.agree(if structured { Headers::Structured } else { Headers::Simple });
+        self.enter()
+    }
+
+    /// Chooses the default export, with what was negotiated; returns its size and transmission flags.
+    pub fn enter(&mut self) -> (u64, u16) {
+        self.enter_export(b"")
+    }
+
+    /// Chooses an export; returns its size and transmission flags.
+    pub fn enter_export(&mut self, name: &[u8]) -> (u64, u16) {
+        let replies = self.option(option::GO, &info_request(name, &[]));
         let [(reply::INFO, info), (reply::ACK, _)] = &replies[..] else { panic!("{replies:?}") };
         assert_eq!(info[..2], [0, 0]);
         (
@@ -212,11 +269,47 @@ impl Client {
         )
     }
 
+    /// Asks for metadata contexts of an export; returns number and name of each that is answered, or
+    /// the error.
+    pub fn contexts(
+        &mut self,
+        option: u32,
+        name: &[u8],
+        queries: &[&[u8]],
+    ) -> Result<Vec<(u32, String)>, u32> {
+        let mut replies = self.option(option, &context_request(name, queries));
+        let (last, text) = replies.pop().unwrap();
+        if last != reply::ACK {
+            assert!(!text.is_empty(), "an error in words");
+            return Err(last);
+        }
+        let context = |(kind, data): (u32, Vec<u8>)| {
+            assert_eq!(kind, reply::META_CONTEXT);
+            (
+                u32::from_be_bytes(data[..4].try_into().unwrap()),
+                String::from_utf8(data[4..].to_vec()).unwrap(),
+            )
+        };
+        Ok(replies.into_iter().map(context).collect())
+    }
+
     /// Sends a request and returns its cookie.
     pub fn request(&mut self, flags: u16, command: u16, offset: u64, len: u32, payload: &[u8]) -> u64 {
+        self.long_request(flags, command, offset, len.into(), payload)
+    }
+
+    /// Sends a request in the negotiated form and returns its cookie. An extended write says of its
+    /// payload, unless it has none.
+    pub fn long_request(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> u64 {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
-        self.send(&request_bytes(flags, command, cookie, offset, len));
+        let header = if self.headers == Headers::Extended {
+            let payload = if command == cmd::WRITE { command_flags::PAYLOAD_LEN } else { 0 };
+            extended_request_bytes(flags | payload, command, cookie, offset, len)
+        } else {
+            request_bytes(flags, command, cookie, offset, len.try_into().unwrap())
+        };
+        self.send(&header);
         self.send(payload);
         cookie
     }
@@ -225,49 +318,88 @@ impl Client {
     pub fn reply(&mut self, read_len: usize) -> Reply {
         let mut whole = Reply::default();
         loop {
-            match self.u32() {
-                proto::NBD_SIMPLE_REPLY_MAGIC => {
-                    whole.error = self.u32();
-                    whole.cookie = self.u64();
-                    if whole.error == 0 && read_len > 0 {
-                        assert!(!self.structured, "a read is answered in the structured form");
-                        whole.chunks.push((0, self.take_vec(read_len)));
-                    }
-                    return whole;
+            let magic = self.u32();
+            if magic == proto::NBD_SIMPLE_REPLY_MAGIC {
+                assert_ne!(self.headers, Headers::Extended, "there are no simple replies");
+                whole.error = self.u32();
+                whole.cookie = self.u64();
+                if whole.error == 0 && read_len > 0 {
+                    assert_eq!(self.headers, Headers::Simple, "a read is answered with chunks");
+                    whole.chunks.push((0, self.take_vec(read_len)));
                 }
-                proto::NBD_STRUCTURED_REPLY_MAGIC => {
-                    assert!(self.structured, "structured replies were not negotiated");
-                    let (flags, kind) = (self.u16(), self.u16());
-                    whole.cookie = self.u64();
-                    let len = self.u32() as usize;
-                    match kind {
-                        proto::chunk::NONE => assert_eq!((len, flags), (0, 1)),
-                        proto::chunk::OFFSET_DATA => {
-                            assert!(len > 8, "a data chunk holds data");
-                            let offset = self.u64();
-                            let data = self.take_vec(len - 8);
-                            whole.chunks.push((offset, data));
-                        }
-                        proto::chunk::ERROR => {
-                            whole.error = self.u32();
-                            let message_len = usize::from(self.u16());
-                            assert_eq!(len, 6 + message_len);
-                            whole.message = String::from_utf8(self.take_vec(message_len)).unwrap();
-                        }
-                        _ => panic!("chunk type {kind}"),
-                    }
-                    if flags & proto::chunk::FLAG_DONE != 0 {
-                        return whole;
-                    }
-                }
-                magic => panic!("reply magic {magic:#x}"),
+                return whole;
+            }
+            let expected = match self.headers {
+                Headers::Simple => panic!("a chunk: {magic:#x}"),
+                Headers::Structured => proto::NBD_STRUCTURED_REPLY_MAGIC,
+                Headers::Extended => proto::NBD_EXTENDED_REPLY_MAGIC,
+            };
+            assert_eq!(magic, expected);
+            if self.chunk(&mut whole) {
+                return whole;
             }
         }
+    }
+
+    /// Takes a chunk, behind its magic; whether it is the last.
+    fn chunk(&mut self, whole: &mut Reply) -> bool {
+        use proto::chunk::*;
+        let (flags, kind) = (self.u16(), self.u16());
+        whole.cookie = self.u64();
+        let extended = self.headers == Headers::Extended;
+        if extended {
+            whole.offset = Some(self.u64());
+        }
+        let len = if extended { self.u64() as usize } else { self.u32() as usize };
+        match kind {
+            NONE => assert_eq!((len, flags), (0, FLAG_DONE)),
+            OFFSET_DATA => {
+                assert!(len > 8, "a data chunk holds data");
+                let offset = self.u64();
+                let data = self.take_vec(len - 8);
+                whole.chunks.push((offset, data));
+            }
+            OFFSET_HOLE => {
+                assert_eq!(len, 12);
+                let (offset, hole) = (self.u64(), self.u32());
+                assert_ne!(hole, 0, "a hole has a length");
+                whole.holes.push((offset, hole.into()));
+                whole.chunks.push((offset, vec![0; hole as usize]));
+            }
+            BLOCK_STATUS => {
+                assert!(!extended && len % 8 == 4 && len > 4);
+                let id = self.u32();
+                let one = |client: &mut Self| (client.u32().into(), client.u32().into());
+                whole.statuses.push((id, (0..len / 8).map(|_| one(self)).collect()));
+            }
+            BLOCK_STATUS_EXT => {
+                assert!(extended && len % 16 == 8 && len > 8);
+                let (id, count) = (self.u32(), self.u32() as usize);
+                assert_eq!(len, 8 + 16 * count);
+                whole.statuses.push((id, (0..count).map(|_| (self.u64(), self.u64())).collect()));
+            }
+            ERROR => {
+                whole.error = self.u32();
+                let message_len = usize::from(self.u16());
+                assert_eq!(len, 6 + message_len);
+                whole.message = String::from_utf8(self.take_vec(message_len)).unwrap();
+            }
+            _ => panic!("chunk type {kind}"),
+        }
+        flags & FLAG_DONE != 0
     }
 
     /// A request without data in its reply.
     pub fn call(&mut self, flags: u16, command: u16, offset: u64, len: u32, payload: &[u8]) -> Reply {
         let cookie = self.request(flags, command, offset, len, payload);
+        let reply = self.reply(0);
+        assert_eq!(reply.cookie, cookie);
+        reply
+    }
+
+    /// A request of any length without a payload.
+    pub fn long_call(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> Reply {
+        let cookie = self.long_request(flags, command, offset, len, &[]);
         let reply = self.reply(0);
         assert_eq!(reply.cookie, cookie);
         reply

@@ -12,8 +12,8 @@ mod io;
 #[cfg(test)]
 mod tests;
 
-pub use attr::Attribute;
 pub use crate::store::PageState;
+pub use attr::Attribute;
 pub use io::{Extent, OpenDevice};
 
 use crate::base::error::{Error, ErrorKind, Result};

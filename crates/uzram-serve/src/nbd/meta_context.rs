@@ -1,0 +1,131 @@
+//! Metadata contexts: what `NBD_CMD_BLOCK_STATUS` can tell, under which names, in which numbers.
+
+use uzram::device::PageState;
+
+use super::proto::{allocation, state};
+
+/// A metadata context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Context {
+    /// `base:allocation`, the specification's: see [`allocation`].
+    Allocation,
+    /// `uzram:state`: see [`state`].
+    State,
+}
+
+impl Context {
+    /// All there are.
+    pub const ALL: [Context; 2] = [Context::Allocation, Context::State];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Context::Allocation => "base:allocation",
+            Context::State => "uzram:state",
+        }
+    }
+
+    /// Its number in requests and replies.
+    pub const fn id(self) -> u32 {
+        match self {
+            Context::Allocation => 1,
+            Context::State => 2,
+        }
+    }
+
+    /// What it says of pages in this state.
+    pub const fn status(self, page: PageState) -> u32 {
+        match (self, page) {
+            (Context::Allocation, PageState::Hole) => allocation::HOLE | allocation::ZERO,
+            (Context::Allocation, PageState::Zero) => allocation::ZERO,
+            (Context::Allocation, PageState::Same | PageState::Compressed | PageState::Huge) => 0,
+            (Context::State, PageState::Hole) => state::HOLE,
+            (Context::State, PageState::Zero) => state::ZERO,
+            (Context::State, PageState::Same) => state::SAME,
+            (Context::State, PageState::Compressed) => state::COMPRESSED,
+            (Context::State, PageState::Huge) => state::HUGE,
+        }
+    }
+}
+
+/// A set of contexts: a bit for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contexts(u32);
+
+impl Contexts {
+    /// Adds one; `false` when it was there.
+    pub fn insert(&mut self, context: Context) -> bool {
+        let added = !self.contains(context);
+        self.0 |= 1 << context.id();
+        added
+    }
+
+    /// Whether it is there.
+    pub const fn contains(self, context: Context) -> bool {
+        self.0 & 1 << context.id() != 0
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Those that are there, in the order of their numbers.
+    pub fn iter(self) -> impl Iterator<Item = Context> {
+        Context::ALL.into_iter().filter(move |context| self.contains(*context))
+    }
+
+    /// Adds what a client's query selects: the context of that name, or with `wildcards` all of a
+    /// namespace whose name and colon stand alone. What is not known selects nothing; `false` when
+    /// the query has no namespace at all.
+    pub fn select(&mut self, query: &[u8], wildcards: bool) -> bool {
+        let Some(colon) = query.iter().position(|byte| *byte == b':') else { return false };
+        let names_all = wildcards && colon + 1 == query.len();
+        for context in Context::ALL {
+            let name = context.name().as_bytes();
+            if name == query || names_all && name.starts_with(query) {
+                self.insert(context);
+            }
+        }
+        true
+    }
+}
+
+impl FromIterator<Context> for Contexts {
+    fn from_iter<T: IntoIterator<Item = Context>>(contexts: T) -> Self {
+        let mut all = Contexts::default();
+        for context in contexts {
+            all.insert(context);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_select_by_name_and_list_by_namespace() {
+        use Context::*;
+        for (query, lists, selects) in [
+            (&b"base:allocation"[..], &[Allocation][..], &[Allocation][..]),
+            (b"uzram:state", &[State], &[State]),
+            (b"base:", &[Allocation], &[]),
+            (b"uzram:", &[State], &[]),
+            (b"base:allocatio", &[], &[]),
+            (b"uzram:state:", &[], &[]),
+            (b"qemu:allocation-depth", &[], &[]),
+            (b":", &[], &[]),
+        ] {
+            for (wildcards, expected) in [(true, lists), (false, selects)] {
+                let mut contexts = Contexts::default();
+                assert!(contexts.select(query, wildcards));
+                assert_eq!(contexts.iter().collect::<Vec<_>>(), expected, "{query:?}");
+            }
+        }
+        for bad in [&b""[..], b"base", b"\xff"] {
+            assert!(!Contexts::default().select(bad, true));
+        }
+    }
+}

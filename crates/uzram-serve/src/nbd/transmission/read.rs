@@ -1,0 +1,137 @@
+//! Answers to reads.
+//!
+//! Where replies are chunks, what is known to be zeros goes as holes, which carry no data, and the
+//! rest as data, read straight into the send buffer.
+
+use std::io::{self, Read, Write};
+
+use uzram::base::units::PAGE_SIZE;
+
+use super::Connection;
+use crate::nbd::buffer;
+use crate::nbd::proto::{NbdError, chunk, command_flags};
+use crate::nbd::reply::{put_chunk_header, simple_reply};
+use crate::nbd::request::{Headers, Refusal, Request};
+
+impl<S: Read + Write> Connection<'_, S> {
+    /// Answers a read, which has been checked: it has at most `MAX_PAYLOAD_BYTES`.
+    pub(super) fn read(&mut self, request: &Request) -> io::Result<()> {
+        let len_bytes = request.len_bytes as usize;
+        if self.headers.has_chunks() && len_bytes == 0 {
+            // A chunk with content must have some.
+            self.end(request)
+        } else if self.headers.has_chunks() && !request.has(command_flags::DF) {
+            self.read_chunks(request)
+        } else if len_bytes <= self.fragment_bytes() {
+            self.data(request, request.offset, len_bytes, true).map(drop)
+        } else {
+            self.read_whole(request)
+        }
+    }
+
+    /// Data bytes of one chunk when a read takes several: whole pages.
+    fn fragment_bytes(&self) -> usize {
+        self.unsent.capacity_bytes() - PAGE_SIZE
+    }
+
+    /// Answers chunk by chunk, holes and data in turn.
+    fn read_chunks(&mut self, request: &Request) -> io::Result<()> {
+        let (mut at, mut left_bytes) = (request.offset, request.len_bytes);
+        while left_bytes > 0 {
+            let zero_bytes = match self.device.zero_bytes(at, left_bytes) {
+                Ok(zero_bytes) => zero_bytes,
+                Err(error) => return self.fail(request, &error.into()),
+            };
+            let done_bytes = if zero_bytes > 0 {
+                self.hole(request, at, zero_bytes)?;
+                zero_bytes
+            } else {
+                let most_bytes = left_bytes.min(self.fragment_bytes() as u64) as usize;
+                match self.data(request, at, most_bytes, false)? {
+                    Some(data_bytes) => data_bytes as u64,
+                    None => return Ok(()),
+                }
+            };
+            at += done_bytes;
+            left_bytes -= done_bytes;
+        }
+        Ok(())
+    }
+
+    /// Answers that `len_bytes` from `offset` on are zeros.
+    fn hole(&mut self, request: &Request, offset: u64, len_bytes: u64) -> io::Result<()> {
+        let payload = self.chunk(request, done_flag(request, offset, len_bytes), chunk::OFFSET_HOLE, 12)?;
+        payload[..8].copy_from_slice(&offset.to_be_bytes());
+        payload[8..].copy_from_slice(&(len_bytes as u32).to_be_bytes());
+        Ok(())
+    }
+
+    /// Answers with data, read into the send buffer behind its header: all of `len_bytes`, which fit
+    /// the buffer, or as far as it is worth, when it need not be `whole`. Returns how much, or `None`
+    /// when the device failed and the reply ended with its error.
+    fn data(
+        &mut self,
+        request: &Request,
+        offset: u64,
+        len_bytes: usize,
+        whole: bool,
+    ) -> io::Result<Option<usize>> {
+        let header_bytes = self.headers.data_header_bytes();
+        let room = self.unsent.room(self.stream, header_bytes + len_bytes)?;
+        let (header, data) = room.split_at_mut(header_bytes);
+        let read = if whole {
+            self.device.read(offset, data).map(|()| len_bytes)
+        } else {
+            self.device.read_until_zeros(offset, data)
+        };
+        match read {
+            Ok(data_bytes) => {
+                put_data_header(header, self.headers, request, offset, data_bytes);
+                self.unsent.retract(len_bytes - data_bytes);
+                Ok(Some(data_bytes))
+            }
+            Err(error) => {
+                self.unsent.retract(header_bytes + len_bytes);
+                self.fail(request, &error.into()).map(|()| None)
+            }
+        }
+    }
+
+    /// Answers a read that is longer than the send buffer and must not be fragmented.
+    ///
+    /// Success has to be known before the header goes, because the header is where an error would
+    /// be told. So the data is read as a whole, into memory that lives as long as this reply: at
+    /// most `MAX_PAYLOAD_BYTES`. Clients that matter for speed negotiate structured replies, or
+    /// split their reads.
+    fn read_whole(&mut self, request: &Request) -> io::Result<()> {
+        let len_bytes = request.len_bytes as usize;
+        let Ok(mut data) = buffer::long_reply(len_bytes) else {
+            let message = "no memory for a reply this long";
+            return self.fail(request, &Refusal { error: NbdError::NoMem, message }.into());
+        };
+        if let Err(error) = self.device.read(request.offset, &mut data) {
+            return self.fail(request, &error.into());
+        }
+        let header = self.unsent.room(self.stream, self.headers.data_header_bytes())?;
+        put_data_header(header, self.headers, request, request.offset, len_bytes);
+        self.unsent.flush(self.stream)?;
+        self.stream.write_all(&data)
+    }
+}
+
+/// Fills `out`, which has [`Headers::data_header_bytes`], with what comes before `len_bytes` of data
+/// from `offset` on.
+fn put_data_header(out: &mut [u8], headers: Headers, request: &Request, offset: u64, len_bytes: usize) {
+    if headers == Headers::Simple {
+        return out.copy_from_slice(&simple_reply(0, request.cookie));
+    }
+    let (header, from) = out.split_at_mut(headers.reply_bytes());
+    let flags = done_flag(request, offset, len_bytes as u64);
+    put_chunk_header(header, headers, flags, chunk::OFFSET_DATA, request, 8 + len_bytes);
+    from.copy_from_slice(&offset.to_be_bytes());
+}
+
+/// `FLAG_DONE` for the chunk that reaches the end of the request.
+fn done_flag(request: &Request, offset: u64, len_bytes: u64) -> u16 {
+    if offset + len_bytes == request.offset + request.len_bytes { chunk::FLAG_DONE } else { 0 }
+}
