@@ -6,8 +6,8 @@
 //! AddressSanitizer, for as long as one likes (`fuzz/run`).
 //!
 //! What holds for every target:
-//! - the input decides everything, and nothing lasts from one input to the next, so that an input
-//!   that fails once fails always;
+//! - the input decides everything: what lasts from one input to the next, because making it anew
+//!   would take most of the time, is emptied, so that an input that fails once fails always;
 //! - an input is used up as choices, not parsed and rejected: any bytes mean something, and a small
 //!   change of them is a small change of what happens;
 //! - where a naive model can say what must happen, it is asked.

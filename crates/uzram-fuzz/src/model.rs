@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use uzram::base::units::{PAGE_SIZE, bytes_to_pages, page_of};
-use uzram::device::{OpenDevice, Stats};
+use uzram::device::{OpenDevice, PageState, Stats};
 
 /// A naive disk.
 pub(crate) struct Model {
@@ -36,6 +36,12 @@ impl Model {
         Model { bytes: vec![0; size_bytes], pages: vec![empty; pages] }
     }
 
+    /// Never written again.
+    pub fn clear(&mut self) {
+        self.bytes.fill(0);
+        self.pages.fill(Page { contents_known: true, held: Held::No });
+    }
+
     pub fn size_bytes(&self) -> u64 {
         self.bytes.len() as u64
     }
@@ -63,6 +69,31 @@ impl Model {
                 self.pages[page] = Page { contents_known: true, held: Held::No };
             }
             self.bytes[covered].fill(0);
+        }
+    }
+
+    /// Zeroes that were written so that the pages hold them.
+    pub fn write_zeroes_allocated(&mut self, range: Range<usize>) {
+        for (page, covered) in pieces(range) {
+            self.pages[page].held = Held::Yes;
+            self.pages[page].contents_known |= covered.len() == PAGE_SIZE;
+            self.bytes[covered].fill(0);
+        }
+    }
+
+    /// The states that the page of a byte can be in; all, where nobody knows.
+    pub fn states(&self, offset: u64) -> &'static [PageState] {
+        use PageState::*;
+        let page = page_of(offset) as usize;
+        let one_word = || self.is_one_word(page).then_some(self.bytes[page * PAGE_SIZE..][..8] == [0; 8]);
+        match self.pages[page] {
+            Page { held: Held::No, .. } => &[Hole],
+            Page { held: Held::Yes, contents_known: true } => match one_word() {
+                Some(true) => &[Zero],
+                Some(false) => &[Same],
+                None => &[Compressed, Huge],
+            },
+            _ => &[Hole, Zero, Same, Compressed, Huge],
         }
     }
 

@@ -87,6 +87,13 @@ fn len(data: &[u8]) -> u32 {
     data.len() as u32
 }
 
+/// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
+pub(crate) fn context_request(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
+    let mut data = [&len(name).to_be_bytes(), name, &(queries.len() as u32).to_be_bytes()].concat();
+    queries.iter().for_each(|query| data.extend([&len(query).to_be_bytes(), *query].concat()));
+    data
+}
+
 /// A request's header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
@@ -94,19 +101,22 @@ pub(crate) struct Header {
     pub command: u16,
     pub cookie: u64,
     pub offset: u64,
-    pub len_bytes: u32,
+    /// 32 bits of it, in the compact form.
+    pub len_bytes: u64,
 }
 
 impl Header {
     /// As a client sends it.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self, extended: bool) -> Vec<u8> {
+        let magic = if extended { proto::NBD_EXTENDED_REQUEST_MAGIC } else { proto::NBD_REQUEST_MAGIC };
+        let len_bytes = self.len_bytes.to_be_bytes();
         [
-            &proto::NBD_REQUEST_MAGIC.to_be_bytes()[..],
+            &magic.to_be_bytes()[..],
             &self.flags.to_be_bytes(),
             &self.command.to_be_bytes(),
             &self.cookie.to_be_bytes(),
             &self.offset.to_be_bytes(),
-            &self.len_bytes.to_be_bytes(),
+            if extended { &len_bytes } else { &len_bytes[4..] },
         ]
         .concat()
     }

@@ -1,0 +1,394 @@
+//! What the client says, made from the input, and what it means.
+
+use std::io::{self, ErrorKind};
+
+use uzram_serve::nbd::proto::{self, MAX_PAYLOAD_BYTES, command, command_flags, option, transmission_flags};
+
+use super::DISK_BYTES;
+use crate::input::Input;
+use crate::wire::{self, Header, Heard};
+
+/// Requests of one input, the bytes that they may move together, and pages of contents that a codec
+/// has to work for: a bound on its time.
+const MAX_REQUESTS: usize = 16;
+const MAX_MOVED_BYTES: usize = 3 * DISK_BYTES;
+const MAX_COMPRESSED_BYTES: usize = 4 << 12;
+/// How many pieces a torn session may have, for the same reason.
+const MAX_PIECES: usize = 512;
+
+/// Which headers are negotiated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Headers {
+    Simple,
+    Structured,
+    Extended,
+}
+
+impl Headers {
+    pub fn has_chunks(self) -> bool {
+        self != Headers::Simple
+    }
+}
+
+/// How the client's part ends.
+pub(super) enum End {
+    /// It hangs up, or says so first.
+    Clean,
+    /// It hangs up within a message.
+    Torn,
+    /// It breaks the protocol.
+    Violation,
+    /// It sends bytes that may mean anything.
+    Garbage,
+}
+
+/// All that the client says, and what it means.
+pub(super) struct Script {
+    pub headers: Headers,
+    go: bool,
+    /// The contexts it sets: `base:allocation` and `uzram:state`.
+    sets: [bool; 2],
+    pub said: Vec<u8>,
+    /// Whole requests, with their payloads.
+    pub requests: Vec<(Header, Vec<u8>)>,
+    /// A write whose payload is cut short: it may be carried out in part.
+    pub cut_write: Option<Header>,
+    pub end: End,
+    /// Bytes that requests may still move, and that a codec may still work for.
+    budget_bytes: usize,
+    compressed_bytes: usize,
+}
+
+const NAMES: [&str; 2] = ["base:allocation", "uzram:state"];
+
+impl Script {
+    /// `settings` chooses headers (2 bits), the way to choose the export, and contexts (2 bits).
+    pub fn new(input: &mut Input<'_>, settings: u8, tear: u8) -> Script {
+        let headers = [Headers::Extended, Headers::Simple, Headers::Structured, Headers::Extended]
+            [usize::from(settings % 4)];
+        let go = headers == Headers::Extended || settings & 4 == 0;
+        let sets = [settings & 8 == 0, settings & 16 == 0].map(|set| set && headers.has_chunks());
+        let mut said = 3u32.to_be_bytes().to_vec();
+        match headers {
+            Headers::Simple => {}
+            Headers::Structured => said.extend(wire::option(option::STRUCTURED_REPLY, &[])),
+            Headers::Extended => said.extend(wire::option(option::EXTENDED_HEADERS, &[])),
+        }
+        if sets != [false; 2] {
+            let queries: Vec<&[u8]> =
+                NAMES.iter().zip(sets).filter(|(_, set)| *set).map(|(name, _)| name.as_bytes()).collect();
+            said.extend(wire::option(option::SET_META_CONTEXT, &wire::context_request(b"", &queries)));
+        }
+        said.extend(if go {
+            wire::option(option::GO, &wire::info_request(b"zram0", &[]))
+        } else {
+            wire::option(option::EXPORT_NAME, b"")
+        });
+        let torn_bytes = MAX_PIECES * usize::from(tear);
+        let mut script = Script {
+            headers,
+            go,
+            sets,
+            said,
+            requests: Vec::new(),
+            cut_write: None,
+            end: End::Clean,
+            budget_bytes: if tear == 0 { MAX_MOVED_BYTES } else { MAX_MOVED_BYTES.min(torn_bytes) },
+            compressed_bytes: MAX_COMPRESSED_BYTES,
+        };
+        while !input.is_empty() && script.requests.len() < MAX_REQUESTS && script.add(input) {}
+        script
+    }
+
+    /// Takes what the server says in the handshake; returns the number of each context that was set,
+    /// and whether it is our own.
+    pub fn take_handshake(&self, heard: &mut Heard<'_>) -> Vec<(u32, bool)> {
+        heard.take(18);
+        let mut reply = |option: u32| {
+            assert_eq!((heard.u64(), heard.u32()), (proto::NBD_REP_MAGIC, option));
+            let (kind, len_bytes) = (heard.u32(), heard.u32());
+            (kind, heard.take(len_bytes as usize))
+        };
+        match self.headers {
+            Headers::Simple => {}
+            Headers::Structured => assert_eq!(reply(option::STRUCTURED_REPLY), (proto::reply::ACK, &[][..])),
+            Headers::Extended => assert_eq!(reply(option::EXTENDED_HEADERS), (proto::reply::ACK, &[][..])),
+        }
+        let mut contexts = Vec::new();
+        if self.sets != [false; 2] {
+            for (name, _) in NAMES.iter().zip(self.sets).filter(|(_, set)| *set) {
+                let (kind, data) = reply(option::SET_META_CONTEXT);
+                let (id, told) = data.split_first_chunk::<4>().expect("a number");
+                assert_eq!((kind, told), (proto::reply::META_CONTEXT, name.as_bytes()));
+                contexts.push((u32::from_be_bytes(*id), *name == NAMES[1]));
+            }
+            assert_eq!(reply(option::SET_META_CONTEXT), (proto::reply::ACK, &[][..]));
+        }
+        let told = if self.go { reply(option::GO).1[2..].to_vec() } else { heard.take(10).to_vec() };
+        assert_eq!(told[..8], (DISK_BYTES as u64).to_be_bytes());
+        let flags = u16::from_be_bytes([told[8], told[9]]);
+        use transmission_flags::*;
+        assert_eq!(flags & SEND_DF != 0, self.headers.has_chunks());
+        let filters = self.headers == Headers::Extended && !contexts.is_empty();
+        assert_eq!(flags & BLOCK_STATUS_PAYLOAD != 0, filters);
+        if self.go {
+            heard.take(20);
+        }
+        contexts
+    }
+
+    /// Adds a request; `false` when nothing can follow it.
+    fn add(&mut self, input: &mut Input<'_>) -> bool {
+        let kind = input.byte();
+        match kind {
+            0..=239 => self.add_request(input, kind),
+            240..=243 => {
+                let mut header = self.header(input, command::DISC);
+                header.flags &= !command_flags::PAYLOAD_LEN;
+                self.say(&header);
+                // Whatever follows is not read.
+                self.said.extend_from_slice(input.bytes(32));
+                false
+            }
+            244..=247 => {
+                let header = self.header(input, u16::from(kind));
+                let mut header = header.bytes(self.headers == Headers::Extended);
+                header[usize::from(input.byte() % 4)] ^= 1 << (input.byte() % 8);
+                self.said.extend(header);
+                self.end = End::Violation;
+                false
+            }
+            248..=251 => {
+                let header = self.header(input, command::READ).bytes(self.headers == Headers::Extended);
+                let cut_bytes = 1 + usize::from(input.byte()) % (header.len() - 1);
+                self.said.extend_from_slice(&header[..cut_bytes]);
+                self.end = End::Torn;
+                false
+            }
+            _ => {
+                self.said.extend_from_slice(input.bytes(256));
+                self.end = End::Garbage;
+                false
+            }
+        }
+    }
+
+    fn say(&mut self, header: &Header) {
+        self.said.extend(header.bytes(self.headers == Headers::Extended));
+    }
+
+    fn header(&self, input: &mut Input<'_>, command: u16) -> Header {
+        let flags = input.byte();
+        let header = Header {
+            // Most requests have good flags.
+            flags: match flags {
+                0..=127 => 0,
+                128..=143 => command_flags::FUA,
+                144..=159 => command_flags::REQ_ONE,
+                160..=175 => command_flags::DF,
+                176..=191 => command_flags::FAST_ZERO,
+                192..=223 => command_flags::NO_HOLE,
+                224..=239 => command_flags::PAYLOAD_LEN,
+                _ => u16::from(flags) << (flags % 9),
+            },
+            command,
+            cookie: 0x636f_6f6b_6965_0000 + self.requests.len() as u64,
+            offset: offset(input),
+            len_bytes: length(input),
+        };
+        match self.headers {
+            Headers::Extended if command == command::WRITE => {
+                // A write must say so; turned around, it is the odd one.
+                Header { flags: header.flags ^ command_flags::PAYLOAD_LEN, ..header }
+            }
+            Headers::Extended => header,
+            Headers::Simple | Headers::Structured => {
+                Header { len_bytes: header.len_bytes & u64::from(u32::MAX), ..header }
+            }
+        }
+    }
+
+    fn add_request(&mut self, input: &mut Input<'_>, kind: u8) -> bool {
+        use command::*;
+        let commands = [
+            READ,
+            READ,
+            WRITE,
+            WRITE,
+            WRITE,
+            FLUSH,
+            TRIM,
+            WRITE_ZEROES,
+            CACHE,
+            BLOCK_STATUS,
+            BLOCK_STATUS,
+            9,
+        ];
+        let mut header = self.header(input, commands[usize::from(kind) % commands.len()]);
+        if header.command == FLUSH && header.flags == 0 {
+            (header.offset, header.len_bytes) = (0, 0);
+        }
+        let is_filter = header.command == BLOCK_STATUS && self.has_payload(&header);
+        let filter = if is_filter { self.filter(input, &header) } else { Vec::new() };
+        if is_filter {
+            header.len_bytes = filter.len() as u64;
+        }
+        // A longer one is refused, or its payload cut.
+        let is_moved = header.len_bytes <= DISK_BYTES as u64;
+        let moved_bytes = if is_moved { header.len_bytes as usize } else { 0 };
+        let Some(left_bytes) = self.budget_bytes.checked_sub(moved_bytes) else { return false };
+        self.budget_bytes = left_bytes;
+        self.say(&header);
+        if is_filter {
+            self.said.extend_from_slice(&filter);
+            self.requests.push((header, filter));
+            return true;
+        }
+        if !self.has_payload(&header) {
+            self.requests.push((header, Vec::new()));
+            return true;
+        }
+        let cut = input.byte() == 0xff;
+        if is_moved && !cut {
+            let payload = self.contents(input, moved_bytes);
+            self.said.extend_from_slice(&payload);
+            self.requests.push((header, payload));
+            return true;
+        }
+        let most_bytes = usize::try_from(header.len_bytes.saturating_sub(1)).unwrap_or(usize::MAX);
+        let payload_bytes = usize::from(input.u16()).min(most_bytes).min(self.budget_bytes);
+        let payload = self.contents(input, payload_bytes);
+        self.said.extend(payload);
+        if header.len_bytes == 0 {
+            self.requests.push((header, Vec::new()));
+        } else {
+            let is_too_long = header.len_bytes > self.max_received_bytes();
+            self.end = if is_too_long { End::Violation } else { End::Torn };
+            if header.command == WRITE {
+                self.cut_write = Some(header);
+            }
+        }
+        false
+    }
+
+    /// The payload of a block status: a length and numbers of contexts, mostly good ones.
+    fn filter(&self, input: &mut Input<'_>, header: &Header) -> Vec<u8> {
+        let mut filter = header.len_bytes.to_be_bytes().to_vec();
+        let kinds = input.byte();
+        for shift in [0, 2, 4] {
+            let id: u32 = match kinds >> shift & 3 {
+                0 => continue,
+                3 if kinds >= 64 => u32::from(kinds),
+                id => id.into(),
+            };
+            filter.extend_from_slice(&id.to_be_bytes());
+        }
+        if kinds >= 0xf0 {
+            filter.truncate(usize::from(input.byte() % 16));
+        }
+        filter
+    }
+
+    /// Contents of a write; those that a codec has to work for only while the budget lasts.
+    fn contents(&mut self, input: &mut Input<'_>, len_bytes: usize) -> Vec<u8> {
+        match self.compressed_bytes.checked_sub(len_bytes) {
+            Some(left_bytes) => {
+                self.compressed_bytes = left_bytes;
+                input.contents(len_bytes)
+            }
+            None => vec![input.byte() % 3; len_bytes],
+        }
+    }
+
+    fn has_payload(&self, header: &Header) -> bool {
+        match self.headers {
+            Headers::Simple | Headers::Structured => header.command == command::WRITE,
+            Headers::Extended => header.flags & command_flags::PAYLOAD_LEN != 0,
+        }
+    }
+
+    /// A longer payload ends the connection.
+    fn max_received_bytes(&self) -> u64 {
+        let max_bytes = u64::from(MAX_PAYLOAD_BYTES);
+        if self.headers == Headers::Extended { max_bytes } else { 2 * max_bytes }
+    }
+
+    /// Whether a request makes sense, its range and the payload of a block status aside.
+    pub fn is_valid(&self, header: &Header) -> bool {
+        use command::*;
+        use command_flags::*;
+        let payload_len = if self.headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
+        let known = match header.command {
+            WRITE_ZEROES => FUA | NO_HOLE | FAST_ZERO,
+            READ if self.headers.has_chunks() => FUA | DF,
+            READ | TRIM | CACHE => FUA,
+            WRITE if header.flags & payload_len != payload_len => return false,
+            WRITE => FUA | payload_len,
+            FLUSH if (header.offset, header.len_bytes) == (0, 0) => FUA,
+            BLOCK_STATUS => FUA | REQ_ONE | payload_len,
+            _ => return false,
+        };
+        header.flags & !known == 0
+    }
+
+    /// The length and the contexts that a block status asks about, in the order of the answer;
+    /// `None` when it makes no sense.
+    pub fn status_asked(
+        &self,
+        header: &Header,
+        payload: &[u8],
+        contexts: &[(u32, bool)],
+    ) -> Option<(u64, Vec<(u32, bool)>)> {
+        let (len_bytes, asked) = if self.has_payload(header) {
+            let (len_bytes, ids) = payload.split_first_chunk::<8>()?;
+            let (ids, rest) = ids.as_chunks::<4>();
+            let ids: Vec<u32> = ids.iter().map(|id| u32::from_be_bytes(*id)).collect();
+            let are_set = ids.iter().all(|id| contexts.iter().any(|(set, _)| set == id));
+            let twice = (1..ids.len()).any(|at| ids[..at].contains(&ids[at]));
+            if !rest.is_empty() || !are_set || twice {
+                return None;
+            }
+            let asked = contexts.iter().filter(|(id, _)| ids.contains(id)).copied().collect();
+            (u64::from_be_bytes(*len_bytes), asked)
+        } else {
+            (header.len_bytes, contexts.to_vec())
+        };
+        (len_bytes > 0 && !asked.is_empty()).then_some((len_bytes, asked))
+    }
+
+    pub fn check_end(&self, result: &io::Result<()>, unexpected: &[u8]) {
+        let kind = result.as_ref().err().map(io::Error::kind);
+        match self.end {
+            End::Garbage => {
+                assert!(matches!(kind, None | Some(ErrorKind::InvalidData | ErrorKind::UnexpectedEof)));
+                return;
+            }
+            End::Clean => assert_eq!(kind, None),
+            End::Torn => assert_eq!(kind, Some(ErrorKind::UnexpectedEof)),
+            End::Violation => assert_eq!(kind, Some(ErrorKind::InvalidData)),
+        }
+        assert!(unexpected.is_empty(), "more replies than requests: {unexpected:?}");
+    }
+}
+
+/// Mostly on the disk, at a page's edge or near it.
+fn offset(input: &mut Input<'_>) -> u64 {
+    let page = u64::from(input.byte() % 17) << 12;
+    match input.byte() {
+        0..=99 => page,
+        100..=199 => page + u64::from(input.u16() % 4096),
+        200..=249 => page.saturating_sub(u64::from(input.byte())),
+        _ => input.u64(),
+    }
+}
+
+fn length(input: &mut Input<'_>) -> u64 {
+    match input.byte() {
+        count @ 0..=79 => u64::from(count % 8) << 12,
+        80..=159 => u64::from(input.u16() % 9000),
+        160..=229 => u64::from(input.u16()),
+        230..=244 => u64::from(input.u16()) << 4,
+        245..=249 => input.u64(),
+        _ => u64::from(input.u32()),
+    }
+}
