@@ -197,10 +197,6 @@ impl Script {
             len_bytes: length(input),
         };
         match self.headers {
-            Headers::Extended if command == command::WRITE => {
-                // A write must say so; turned around, it is the odd one.
-                Header { flags: header.flags ^ command_flags::PAYLOAD_LEN, ..header }
-            }
             Headers::Extended => header,
             Headers::Simple | Headers::Structured => {
                 Header { len_bytes: header.len_bytes & u64::from(u32::MAX), ..header }
@@ -302,7 +298,8 @@ impl Script {
 
     fn has_payload(&self, header: &Header) -> bool {
         match self.headers {
-            Headers::Simple | Headers::Structured => header.command == command::WRITE,
+            _ if header.command == command::WRITE => true,
+            Headers::Simple | Headers::Structured => false,
             Headers::Extended => header.flags & command_flags::PAYLOAD_LEN != 0,
         }
     }
@@ -322,7 +319,6 @@ impl Script {
             WRITE_ZEROES => FUA | NO_HOLE | FAST_ZERO,
             READ if self.headers.has_chunks() => FUA | DF,
             READ | TRIM | CACHE => FUA,
-            WRITE if header.flags & payload_len != payload_len => return false,
             WRITE => FUA | payload_len,
             FLUSH if (header.offset, header.len_bytes) == (0, 0) => FUA,
             BLOCK_STATUS => FUA | REQ_ONE | payload_len,

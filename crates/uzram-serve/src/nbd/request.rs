@@ -48,7 +48,7 @@ impl Headers {
 pub enum Command {
     /// `NBD_CMD_READ`
     Read,
-    /// `NBD_CMD_WRITE`: the only command whose compact request carries a payload.
+    /// `NBD_CMD_WRITE`: the only command that always carries a payload.
     Write,
     /// `NBD_CMD_DISC`: no reply; the connection ends.
     Disc,
@@ -121,8 +121,11 @@ impl Request {
             Headers::Simple | Headers::Structured => {
                 (NBD_REQUEST_MAGIC, u64::from(bytes.u32()?), command == Command::Write)
             }
+            // The specification wants writes to say of their payload that it follows. qemu's do not (up
+            // to 10.0 at least), and bring it all the same; a write without one would mean nothing.
             Headers::Extended => {
-                (NBD_EXTENDED_REQUEST_MAGIC, bytes.u64()?, flags & command_flags::PAYLOAD_LEN != 0)
+                let has_payload = command == Command::Write || flags & command_flags::PAYLOAD_LEN != 0;
+                (NBD_EXTENDED_REQUEST_MAGIC, bytes.u64()?, has_payload)
             }
         };
         let payload_bytes = if has_payload { len_bytes } else { 0 };
@@ -162,9 +165,6 @@ impl Request {
             }
             Command::Read if too_long => Err(Refusal::invalid("a read has at most 32 MiB")),
             Command::Write if too_long => Err(Refusal::invalid("a write has at most 32 MiB")),
-            Command::Write if self.has(PAYLOAD_LEN) != (payload_len != 0) => {
-                Err(Refusal::invalid("a write with an extended header says so of its payload"))
-            }
             Command::BlockStatus if self.has(PAYLOAD_LEN) => Ok(()),
             Command::Flush if self.offset != 0 || self.len_bytes != 0 => {
                 Err(Refusal::invalid("a flush has no offset and no length"))
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn compact_writes_and_extended_requests_that_say_so_have_a_payload() {
+    fn writes_and_extended_requests_that_say_so_have_a_payload() {
         let payload = |command: u16, flags: u16, headers: Headers| {
             let mut bytes = [0; 32];
             let extended = headers == Headers::Extended;
@@ -236,7 +236,9 @@ mod tests {
         use command_flags::PAYLOAD_LEN;
         assert_eq!(payload(command::WRITE, 0, Headers::Simple), 9);
         assert_eq!(payload(command::READ, PAYLOAD_LEN, Headers::Structured), 0);
-        assert_eq!(payload(command::WRITE, 0, Headers::Extended), 0);
+        assert_eq!(payload(command::WRITE, PAYLOAD_LEN, Headers::Extended), 9);
+        assert_eq!(payload(command::WRITE, 0, Headers::Extended), 9, "as qemu sends it");
+        assert_eq!(payload(command::READ, 0, Headers::Extended), 0);
         assert_eq!(payload(command::READ, PAYLOAD_LEN, Headers::Extended), 9);
     }
 
@@ -260,7 +262,7 @@ mod tests {
         for (command, flag, headers) in [
             (Read, DF, [false, true, true]),
             (Write, PAYLOAD_LEN, [false, false, true]),
-            (Write, 0, [true, true, false]),
+            (Write, 0, [true; 3]),
             (BlockStatus, PAYLOAD_LEN, [false, false, true]),
             (BlockStatus, REQ_ONE, [true; 3]),
             (WriteZeroes, FAST_ZERO | NO_HOLE | FUA, [true; 3]),
