@@ -17,8 +17,14 @@ pub(crate) struct Wire<'a> {
 impl<'a> Wire<'a> {
     /// A client that says `said`; `tear` 0 leaves its messages whole.
     pub fn new(said: &'a [u8], tear: u8) -> Self {
+        Self::hearing(said, tear, Vec::new())
+    }
+
+    /// As [`Wire::new`], keeping what is heard in `heard`, emptied.
+    pub fn hearing(said: &'a [u8], tear: u8, mut heard: Vec<u8>) -> Self {
         let most_bytes = if tear == 0 { usize::MAX } else { usize::from(tear) };
-        Wire { said, most_bytes, heard: Vec::new() }
+        heard.clear();
+        Wire { said, most_bytes, heard }
     }
 }
 

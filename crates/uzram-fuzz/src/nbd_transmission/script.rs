@@ -10,11 +10,11 @@ use crate::wire::{self, Header, Heard};
 
 /// Requests of one input, the bytes that they may move together, and pages of contents that a codec
 /// has to work for: a bound on its time.
-const MAX_REQUESTS: usize = 16;
-const MAX_MOVED_BYTES: usize = 3 * DISK_BYTES;
-const MAX_COMPRESSED_BYTES: usize = 4 << 12;
+const MAX_REQUESTS: usize = 12;
+const MAX_MOVED_BYTES: usize = 2 * DISK_BYTES;
+const MAX_COMPRESSED_BYTES: usize = 3 << 12;
 /// How many pieces a torn session may have, for the same reason.
-const MAX_PIECES: usize = 512;
+const MAX_PIECES: usize = 256;
 
 /// Which headers are negotiated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,6 +292,7 @@ impl Script {
                 self.compressed_bytes = left_bytes;
                 input.contents(len_bytes)
             }
+            // Of one word, if it is a page.
             None => vec![input.byte() % 3; len_bytes],
         }
     }
@@ -369,7 +370,7 @@ impl Script {
 
 /// Mostly on the disk, at a page's edge or near it.
 fn offset(input: &mut Input<'_>) -> u64 {
-    let page = u64::from(input.byte() % 17) << 12;
+    let page = u64::from(input.byte() % 9) << 12;
     match input.byte() {
         0..=99 => page,
         100..=199 => page + u64::from(input.u16() % 4096),
