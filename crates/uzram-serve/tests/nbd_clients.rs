@@ -49,8 +49,11 @@ fn nbdinfo() {
     assert_eq!(run("nbdinfo", &["--size", &server.uri()]).unwrap().trim(), "67108864");
 }
 
-/// A disk with a page of each kind at 1 MiB, and what should be said of it: offset, length, status.
-fn mapped() -> (TestServer, Vec<(u64, u64, u32)>, Vec<(u64, u64, u32)>) {
+/// What a program says of a disk: offset, length and status of each part.
+type Map = Vec<(u64, u64, u32)>;
+
+/// A disk with a page of each kind at 1 MiB, and what `base:allocation` and `uzram:state` say of it.
+fn mapped() -> (TestServer, Map, Map) {
     let server = TestServer::new("64M");
     let disk = server.device.open().unwrap();
     let at = 1 << 20;
@@ -76,7 +79,7 @@ fn nbdinfo_map() {
     let (server, allocation, state) = mapped();
     for (map, expected) in [("--map", allocation), ("--map=uzram:state", state)] {
         let Some(text) = run("nbdinfo", &[map, &server.uri()]) else { return };
-        let told: Vec<(u64, u64, u32)> = text
+        let told: Map = text
             .lines()
             .map(|line| {
                 let mut words = line.split_whitespace();
