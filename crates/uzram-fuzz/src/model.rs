@@ -154,8 +154,13 @@ impl Model {
         }
     }
 
-    /// Reads all of `disk` and compares.
+    /// Reads all of `disk` and compares, and so for the states of its pages.
     pub fn check_all(&self, disk: &OpenDevice) {
+        for page in 0..self.pages.len() as u64 {
+            let offset = page * PAGE_SIZE as u64;
+            let (extent, possible) = (disk.extent(offset, 1).expect("in range"), self.states(offset));
+            assert!(possible.contains(&extent.state), "page {page}: {extent:?}, not {possible:?}");
+        }
         let mut data = vec![0xa5; self.bytes.len()];
         disk.read(0, &mut data).expect("what is stored can be read");
         self.check_read(0, &data, "at the end");

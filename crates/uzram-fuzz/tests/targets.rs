@@ -73,12 +73,12 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
 
 #[test]
 fn nbd_handshake() {
-    run_mutations("nbd_handshake", 6000);
+    run_mutations("nbd_handshake", 20_000);
 }
 
 #[test]
 fn nbd_transmission() {
-    run_mutations("nbd_transmission", 2000);
+    run_mutations("nbd_transmission", 20_000);
 }
 
 #[test]

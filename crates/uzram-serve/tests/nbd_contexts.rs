@@ -147,7 +147,7 @@ fn status_follows_the_commands() {
     for headers in [Headers::Structured, Headers::Extended] {
         let server = TestServer::new("1M");
         let (mut client, base, own) = ready(&server, headers);
-        let mut expect = |client: &mut Client, page: u64, allocated: u64, page_state: u32| {
+        let expect = |client: &mut Client, page: u64, allocated: u64, page_state: u32| {
             let reply = client.call(0, cmd::BLOCK_STATUS, page << 12, 4096, &[]);
             assert_eq!(reply.error, 0);
             assert_eq!(reply.offset, (headers == Headers::Extended).then_some(page << 12));

@@ -74,7 +74,11 @@ pub fn run(bytes: &[u8]) {
 fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let settings = input.byte();
-    let limit = input.one_of(&["0", "0", "0", "16K", "0", "64K", "0", "32K"]);
+    let limit = match input.byte() {
+        0xf0..0xf8 => "16K",
+        0xf8.. => "32K",
+        _ => "0",
+    };
     let tear = input.byte();
     let Bench { disks, heard: kept, buffers, model } = bench;
     let (exports, device, disk) = &disks[usize::from(settings % 2)];
@@ -263,13 +267,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         with(extended | no_contexts, 0, 0, &statuses),
         with(extended, 0, 0, &filters),
         with(extended, 0, 100, &unaligned),
-        with(structured, 3, 0, &filling),
-        with(simple | 1, 5, 0, &filling),
+        with(structured, 0xf0, 0, &filling),
+        with(simple | 1, 0xff, 0, &filling),
         with(structured, 0, 0, &[&written[..], &long_reads].concat()),
         with(simple, 0, 0, &[&all[..], &long_reads].concat()),
         with(simple | 2, 0, 33, &[&all[..], &bad_magic].concat()),
         with(extended, 0, 7, &[&all[..], &cut_write].concat()),
-        with(structured | 1, 3, 0, &[&bad_flags[..], &all[..]].concat()),
+        with(structured | 1, 0xf0, 0, &[&bad_flags[..], &all[..]].concat()),
         with(extended, 0, 0, &[&[252], &flush_header[..]].concat()),
     ]
 }
