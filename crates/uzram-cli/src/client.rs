@@ -152,7 +152,7 @@ pub fn stat(args: &StatArgs) -> Result<()> {
             return print_json(&answer);
         }
         let device: DeviceJson = understand(answer)?;
-        return print(&show::stats_table(&device.name, &device.stats));
+        return print(&show::device_details(&device));
     };
     let answer = daemon.ask("GET", &attribute_path(&args.name, attribute), None)?;
     if args.json {

@@ -35,7 +35,10 @@ pub fn run(
     let own_group = !io::stdin().is_terminal();
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command);
-    shell.env("uri", &address.uri).env("socket", &address.socket).env("name", &address.name);
+    if let Some(uri) = address.uris.first() {
+        shell.env("uri", uri);
+    }
+    shell.env("uris", address.uris.join(" ")).env("socket", &address.socket).env("name", &address.name);
     if own_group {
         shell.process_group(0);
     }

@@ -11,6 +11,7 @@ mod device_args;
 mod exec;
 mod failure;
 mod lab;
+mod listen_args;
 mod live;
 mod runtime_dir;
 mod show;

@@ -13,7 +13,7 @@ pub struct DeviceJson {
     /// As in `zram0`.
     pub name: String,
     /// Where clients find its contents.
-    pub uri: String,
+    pub uris: Vec<String>,
     /// Its statistics.
     pub stats: StatsJson,
 }
@@ -83,19 +83,33 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
     text
 }
 
-/// One line for each device.
+/// The statistics of one device, and where it is served.
+pub fn device_details(device: &DeviceJson) -> String {
+    let mut text = stats_table(&device.name, &device.stats);
+    for uri in &device.uris {
+        let _ = writeln!(text, "  {:<12} {uri}", "served at");
+    }
+    text
+}
+
+/// One line for each device, and one for each further URI.
 pub fn device_table(devices: &[DeviceJson]) -> String {
     let mut text =
         format!("{:<12} {:>10} {:>10} {:>10} {:>6}  URI\n", "NAME", "SIZE", "STORED", "USED", "RATIO");
-    for DeviceJson { name, uri, stats } in devices {
+    for DeviceJson { name, uris, stats } in devices {
+        let mut uris = uris.iter();
         let _ = writeln!(
             text,
-            "{name:<12} {:>10} {:>10} {:>10} {:>6}  {uri}",
+            "{name:<12} {:>10} {:>10} {:>10} {:>6}  {}",
             format_size(stats.disksize_bytes),
             format_size(stats.orig_data_bytes),
             format_size(stats.memory_bytes()),
             ratio(stats.orig_data_bytes, stats.memory_bytes()),
+            uris.next().map_or("-", String::as_str),
         );
+        for uri in uris {
+            let _ = writeln!(text, "{:52}  {uri}", "");
+        }
     }
     text
 }

@@ -4,8 +4,7 @@
 //! The main thread owns everything and waits for [`Event`]s; servers and signals only send them. What
 //! it owns is given back in reverse order: first the servers stop, then the sockets go, last the lock.
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
@@ -16,12 +15,13 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 use uzram::base::units::format_size;
 use uzram::device::Device;
-use uzram_serve::control::{self, Api, StatsJson, percent};
+use uzram_serve::control::{self, Api, StatsJson};
 use uzram_serve::{Exports, nbd};
 
 use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
 use crate::failure::{Context, Result, print};
+use crate::listen_args::ListenArgs;
 use crate::live::{self, LiveLine, LogLevel};
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
 
@@ -31,6 +31,7 @@ use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, so
 /// control it. It is memory: when this command ends, its contents are gone.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
+          uzram up --listen tcp:127.0.0.1:10809
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'")]
 pub struct Args {
     /// The device's name
@@ -38,7 +39,9 @@ pub struct Args {
     name: String,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Run a shell command with $uri, $socket and $name set, then end with its status
+    #[command(flatten)]
+    listen: ListenArgs,
+    /// Run a shell command with $uri, $uris, $socket and $name set, then end with its status
     #[arg(long, value_name = "CMD")]
     exec: Option<String>,
     /// How much to log on standard error
@@ -72,8 +75,8 @@ pub struct Address {
     pub socket: PathBuf,
     /// The control socket.
     pub control_socket: PathBuf,
-    /// The NBD URI.
-    pub uri: String,
+    /// The NBD URIs; the first is that of the NBD socket.
+    pub uris: Vec<String>,
 }
 
 /// Runs the daemon; returns the status to exit with.
@@ -85,18 +88,22 @@ pub fn run(args: &Args) -> Result<u8> {
     let (sender, events) = mpsc::channel();
     watch_signals(sender.clone()).context(|| "cannot handle signals".to_owned())?;
     let dir_path = args.runtime.path()?;
-    let address = Address::new(&args.name, dir_path.clone())?;
+    let socket = socket_path(&dir_path, NBD_SOCKET)?;
+    let control_socket = socket_path(&dir_path, CONTROL_SOCKET)?;
+    let config = args.listen.config(&socket)?;
     let mut dir = RuntimeDir::claim(dir_path)?;
     let device = make_device(args)?;
 
     let exports = Exports::new([Arc::clone(&device)]);
-    let server = nbd::Server::bind(nbd::Config::new(&address.socket), exports.clone());
-    let _nbd = server.and_then(nbd::Server::spawn).context(|| "cannot serve NBD".to_owned())?;
-    let socket = address.socket.clone();
+    let server = nbd::Server::bind(config, exports.clone()).context(|| "cannot serve NBD".to_owned())?;
+    let endpoints = server.endpoints();
+    let uris = move |name: &str| endpoints.iter().map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>();
+    let address = Address { name: args.name.clone(), socket, control_socket, uris: uris(&args.name) };
+    let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let on_shutdown = sender.clone();
     let _control = control::Server::start(
         dir.bind(CONTROL_SOCKET)?,
-        Api::new(exports.clone(), Box::new(move |name| vec![uri(name, &socket)])),
+        Api::new(exports.clone(), Box::new(uris)),
         control::Limits::default(),
         move || {
             // A failure to send means that the daemon is ending already.
@@ -121,20 +128,6 @@ pub fn run(args: &Args) -> Result<u8> {
     }
 }
 
-impl Address {
-    fn new(name: &str, dir: PathBuf) -> Result<Address> {
-        let socket = socket_path(&dir, NBD_SOCKET)?;
-        let uri = uri(name, &socket);
-        Ok(Address { name: name.to_owned(), control_socket: socket_path(&dir, CONTROL_SOCKET)?, socket, uri })
-    }
-}
-
-/// Where NBD clients find a device.
-fn uri(name: &str, socket: &Path) -> String {
-    let socket = percent::encode(socket.as_os_str().as_bytes());
-    format!("nbd+unix:///{}?socket={socket}", percent::encode_segment(name))
-}
-
 fn make_device(args: &Args) -> Result<Arc<Device>> {
     let device = Device::new(&args.name).context(|| format!("--name {}", args.name))?;
     for setting in args.device.settings() {
@@ -151,14 +144,14 @@ fn announcement(args: &Args, address: &Address, device: &Device) -> String {
         let list = device.get("comp_algorithm").ok()?;
         Some(list.split_once('[')?.1.split_once(']')?.0.to_owned())
     });
-    let rows = [
-        ("export", Some(address.uri.clone())),
+    let exports = address.uris.iter().map(|uri| ("export", Some(uri.clone())));
+    let facts = [
         ("control", Some(address.control_socket.display().to_string())),
         ("size", Some(format_size(stats.disksize_bytes))),
         ("algorithm", algorithm),
         ("fixed cost", Some(format!("{} at most: slot table, streams", format_size(stats.mem_fixed_bytes)))),
     ];
-    rows.into_iter().filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
+    exports.chain(facts).filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
 }
 
 /// Waits until someone wants the daemon to end.
@@ -196,16 +189,4 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
         }
     })?;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    #[test]
-    fn the_uri_survives_odd_paths() {
-        let address = Address::new("zram0", PathBuf::from("/run/a b&c")).unwrap();
-        assert_eq!(address.uri, "nbd+unix:///zram0?socket=/run/a%20b%26c/nbd.sock");
-    }
 }

@@ -35,6 +35,30 @@ pub(super) struct Session {
     pub contexts: Contexts,
 }
 
+/// What a connection has to do with TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TlsMode {
+    /// The server has no certificate ("NOTLS" in the specification).
+    Off,
+    /// The client may start it ("SELECTIVETLS", with no export that requires it).
+    Offered,
+    /// The client must start it before anything else ("FORCEDTLS").
+    Required,
+    /// All of this goes over TLS.
+    Started,
+}
+
+/// How the haggling ended.
+pub(super) enum Outcome {
+    /// With an export.
+    Chosen(Session),
+    /// With TLS to be started, then to begin anew. The acknowledgement has been sent, and nothing
+    /// read that follows it.
+    StartTls,
+    /// The client left.
+    Left,
+}
+
 /// What the client asked of the server before choosing an export.
 struct Haggling<'a> {
     exports: &'a Exports,
@@ -55,11 +79,11 @@ impl Default for Negotiated {
     }
 }
 
-/// Haggles until the client has chosen an export; `None` when it left instead.
+/// Greets the client; returns the flags it answers.
 ///
 /// # Errors
 /// The stream's; `InvalidData` when the client broke the protocol.
-pub(super) fn run<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Result<Option<Session>> {
+pub(super) fn greet<S: Read + Write>(stream: &mut S) -> io::Result<u32> {
     let mut greeting = [0; 18];
     greeting[..8].copy_from_slice(&proto::NBDMAGIC.to_be_bytes());
     greeting[8..16].copy_from_slice(&proto::IHAVEOPT.to_be_bytes());
@@ -73,6 +97,20 @@ pub(super) fn run<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Res
     if client_flags & !u32::from(flags) != 0 {
         return Err(violation("a client flag that was not offered"));
     }
+    Ok(client_flags)
+}
+
+/// Haggles until the client has chosen an export, wants TLS, or leaves. What it negotiates is kept
+/// here only, so that nothing of it is left when TLS starts.
+///
+/// # Errors
+/// The stream's; `InvalidData` when the client broke the protocol.
+pub(super) fn haggle<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    client_flags: u32,
+    tls: TlsMode,
+) -> io::Result<Outcome> {
     let no_zeroes = client_flags & u32::from(handshake_flags::NO_ZEROES) != 0;
     let mut haggling = Haggling { exports, no_zeroes, negotiated: Negotiated::default() };
 
@@ -80,16 +118,30 @@ pub(super) fn run<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Res
     for _ in 0..MAX_OPTIONS {
         let option = receive_option(stream, &mut data)?;
         match option {
-            option::EXPORT_NAME => return haggling.export_name(stream, &data).map(Some),
             option::ABORT => {
                 acknowledge(stream, option)?;
-                return Ok(None);
+                return Ok(Outcome::Left);
             }
+            option::STARTTLS => match starttls_refusal(tls, &data) {
+                None => {
+                    acknowledge(stream, option)?;
+                    return Ok(Outcome::StartTls);
+                }
+                Some((reply, why)) => send_reply(stream, option, reply, &[why])?,
+            },
+            // It has no error reply.
+            option::EXPORT_NAME if tls == TlsMode::Required => {
+                return Err(violation("an export was chosen without TLS, which is required here"));
+            }
+            _ if tls == TlsMode::Required => {
+                send_reply(stream, option, reply::ERR_TLS_REQD, &[b"this server requires TLS"])?;
+            }
+            option::EXPORT_NAME => return haggling.export_name(stream, &data).map(Outcome::Chosen),
             option::LIST => haggling.list(stream, &data)?,
             option::INFO => drop(haggling.info(stream, option, &data)?),
             option::GO => {
                 if let Some(device) = haggling.info(stream, option, &data)? {
-                    return Ok(Some(haggling.session(device)));
+                    return Ok(Outcome::Chosen(haggling.session(device)));
                 }
             }
             option::STRUCTURED_REPLY => haggling.raise_headers(stream, option, &data, Headers::Structured)?,
@@ -104,6 +156,16 @@ pub(super) fn run<S: Read + Write>(stream: &mut S, exports: &Exports) -> io::Res
         }
     }
     Err(violation("too many options"))
+}
+
+/// Why TLS cannot be started now: the reply and its text.
+fn starttls_refusal(tls: TlsMode, data: &[u8]) -> Option<(u32, &'static [u8])> {
+    match tls {
+        TlsMode::Started => Some((reply::ERR_INVALID, b"TLS has been started already")),
+        TlsMode::Off => Some((reply::ERR_UNSUP, b"this server has no TLS certificate")),
+        TlsMode::Offered | TlsMode::Required if !data.is_empty() => Some((reply::ERR_INVALID, NO_DATA)),
+        TlsMode::Offered | TlsMode::Required => None,
+    }
 }
 
 const NO_DATA: &[u8] = b"this option has no data";

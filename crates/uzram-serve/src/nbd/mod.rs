@@ -14,10 +14,12 @@
 //! How it is built, from pure to system:
 //! - [`proto`], `request`, `reply`: bytes to options and requests, what makes a request invalid, and
 //!   headers of replies; no I/O; `meta_context`: what block status can tell;
-//! - `handshake`, `transmission`: one session over any `Read + Write` ([`serve_stream`]);
+//! - `handshake`, `transmission`, `session`: one session over any `Read + Write` ([`serve_stream`]);
+//! - `tls`, `tls_stream`: TLS between a session and its stream;
 //! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
-//! - `socket`: the listening socket file, and connected sockets with a deadline;
-//! - `server`: accepting, limits, stopping.
+//! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
+//!   ones with a deadline;
+//! - `registry`, `server`: accepting, limits, stopping.
 //!
 //! One thread serves one connection and answers its requests in order. What a client sends can cost
 //! its own connection and nothing else: every length is bounded before it is used, memory for a
@@ -25,22 +27,32 @@
 //! [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered), and a connection's end,
 //! even by a panic, ends only itself.
 
+mod address;
 mod buffer;
 mod handshake;
+mod listener;
 mod meta_context;
 pub mod proto;
+mod registry;
 mod reply;
 mod request;
 mod server;
+mod session;
 mod socket;
+mod tls;
+mod tls_stream;
 mod transmission;
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::AtomicBool;
 
 use crate::Exports;
+use session::Terms;
+
+pub use address::{Endpoint, ListenAddress};
 pub use buffer::{BUFFER_BYTES, Buffers};
 pub use server::{Config, Server, ServerThread, StopHandle};
+pub use tls::{Tls, TlsFiles};
 
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///
@@ -55,10 +67,26 @@ pub fn serve_stream<S: Read + Write>(
     exports: &Exports,
     buffers: &mut Buffers,
 ) -> io::Result<()> {
-    match handshake::run(stream, exports)? {
-        Some(session) => transmission::run(stream, session, &AtomicBool::new(false), buffers),
-        None => Ok(()),
-    }
+    let stopping = AtomicBool::new(false);
+    let terms = Terms { exports, tls: None, tls_required: false, stopping: &stopping };
+    session::run(stream, terms, |_| Ok(buffers))
+}
+
+/// As [`serve_stream`], by a server that has a certificate: TLS is required of the client, or offered
+/// to it.
+///
+/// # Errors
+/// As [`serve_stream`]; `InvalidData` also when there is no agreement about TLS.
+pub fn serve_stream_with_tls<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    buffers: &mut Buffers,
+    tls: &Tls,
+    tls_required: bool,
+) -> io::Result<()> {
+    let stopping = AtomicBool::new(false);
+    let terms = Terms { exports, tls: Some(tls), tls_required, stopping: &stopping };
+    session::run(stream, terms, |_| Ok(buffers))
 }
 
 /// The peer broke the protocol; the connection ends.

@@ -65,6 +65,8 @@ pub mod option {
     pub const ABORT: u32 = 2;
     /// `NBD_OPT_LIST`
     pub const LIST: u32 = 3;
+    /// `NBD_OPT_STARTTLS`
+    pub const STARTTLS: u32 = 5;
     /// `NBD_OPT_INFO`
     pub const INFO: u32 = 6;
     /// `NBD_OPT_GO`
@@ -93,6 +95,8 @@ pub mod reply {
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
     /// `NBD_REP_ERR_INVALID`: an option whose data makes no sense.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
+    /// `NBD_REP_ERR_TLS_REQD`: TLS has to be started first.
+    pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
     /// `NBD_REP_ERR_UNKNOWN`: the export is not available.
     pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
     /// `NBD_REP_ERR_EXT_HEADER_REQD`: there is no way back from extended headers.

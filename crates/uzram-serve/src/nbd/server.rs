@@ -2,17 +2,13 @@
 //!
 //! The threads live in a scope of [`Server::run`], so that nothing of the server is left once it has
 //! returned: no thread, no open device, no socket file.
-//!
-//! Lock: `Registry::connections`, a leaf; held for a map operation or a `shutdown(2)` each, never
-//! while waiting (a condition variable aside).
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,41 +16,63 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
-use super::socket::{Closer, Listener, Socket, timespec};
-use super::{BUFFER_BYTES, Buffers, handshake, transmission};
+use super::address::{Endpoint, ListenAddress};
+use super::listener::{Listener, is_local};
+use super::registry::{Place, Registry};
+use super::session::{self, Terms};
+use super::socket::{Socket, timespec};
+use super::tls::Tls;
+use super::{BUFFER_BYTES, Buffers};
 use crate::Exports;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a stopping server lets its connections send their last replies.
-const STOP_GRACE: Duration = Duration::from_millis(500);
 
 /// What a server needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The socket file to create, mode 0600. Two servers must not start on the same path at the same
-    /// moment; a file that a dead server left is replaced.
-    pub socket_path: PathBuf,
-    /// Connections served at once; further ones are closed at once.
+    /// Where to listen. A socket file gets mode 0600; one that a dead server left is replaced. Two
+    /// servers must not start on the same path at the same moment.
+    pub listen: Vec<ListenAddress>,
+    /// With it, TLS is required of clients that come over TCP, and offered on Unix sockets: these are
+    /// their user's alone, and nobody else can listen there.
+    pub tls: Option<Tls>,
+    /// Clients served at once; further connections are closed at once.
     pub max_connections: usize,
-    /// How long a client may take to choose an export.
+    /// How long a client may take to choose an export, TLS included.
     pub handshake_timeout: Duration,
 }
 
 impl Config {
-    /// The defaults: 256 connections, ten seconds for a handshake.
+    /// A socket file and the defaults: no TLS, 256 connections, ten seconds for a handshake.
     pub fn new(socket_path: impl Into<PathBuf>) -> Self {
         Config {
-            socket_path: socket_path.into(),
+            listen: vec![ListenAddress::Unix(socket_path.into())],
+            tls: None,
             max_connections: 256,
             handshake_timeout: Duration::from_secs(10),
         }
     }
+
+    fn check(&self) -> Result<()> {
+        let unprotected = |address: &&ListenAddress| self.tls.is_none() && !is_local(address);
+        match self.listen.iter().find(unprotected) {
+            None => Ok(()),
+            Some(address) => Err(Error::new(
+                ErrorKind::Permission,
+                format!(
+                    "{address} can be reached from other machines, and without TLS everyone there could read and \
+                     change the disk: give a certificate (tls-cert, tls-key), or listen on 127.0.0.1 or [::1]"
+                ),
+            )
+            .with_setting("listen")),
+        }
+    }
 }
 
-/// A server that has its socket and is ready to run.
+/// A server that has its sockets and is ready to run.
 pub struct Server {
-    listener: Listener,
+    listeners: Vec<Listener>,
     exports: Exports,
     config: Config,
     stop: StopHandle,
@@ -89,16 +107,34 @@ impl StopHandle {
 }
 
 impl Server {
-    /// Creates the socket; clients can connect from now on, and are answered once the server runs.
+    /// Creates the sockets; clients can connect from now on, and are answered once the server runs.
     ///
     /// # Errors
-    /// `Busy` when a server answers at the path; `Invalid` when the path cannot be a socket's; `Io`
-    /// when the system refuses.
+    /// `Permission` when clients of other machines could come without TLS; `Busy` when a server
+    /// answers at a path or has a port; `Invalid` when a path cannot be a socket's; `Io` when the
+    /// system refuses.
     pub fn bind(config: Config, exports: Exports) -> Result<Server> {
-        let listener = Listener::bind(&config.socket_path)?;
+        config.check()?;
+        let listeners = config.listen.iter().map(Listener::bind).collect::<Result<_>>()?;
         let stop = StopHandle::new()
             .map_err(|errno| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {errno}")))?;
-        Ok(Server { listener, exports, config, stop })
+        Ok(Server { listeners, exports, config, stop })
+    }
+
+    /// All ways to this server, in the order of its addresses; without TLS before with it.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        let both = |listener: &Listener| {
+            let address = listener.address();
+            let plain =
+                (!self.tls_required(address)).then(|| Endpoint { address: address.clone(), tls: false });
+            let tls = self.config.tls.is_some().then(|| Endpoint { address: address.clone(), tls: true });
+            [plain, tls]
+        };
+        self.listeners.iter().flat_map(both).flatten().collect()
+    }
+
+    fn tls_required(&self, address: &ListenAddress) -> bool {
+        self.config.tls.is_some() && matches!(address, ListenAddress::Tcp(_))
     }
 
     /// A handle that stops this server.
@@ -120,73 +156,93 @@ impl Server {
     }
 
     /// Serves until stopped. When it returns, all connections are closed, their threads have ended,
-    /// and the socket file is gone.
+    /// and the socket files are gone.
     ///
     /// A stopping server answers requests that have arrived with `NBD_ESHUTDOWN`, and gives its
     /// clients half a second to take their last replies.
     pub fn run(self) {
-        tracing::info!(path = %self.listener.path().display(), "serving NBD");
-        let registry = Registry::default();
+        for listener in &self.listeners {
+            tracing::info!(address = %listener.address(), "serving NBD");
+        }
+        let registry = Registry::new(self.config.max_connections);
         thread::scope(|scope| {
+            let mut complained = false;
             let mut next_id = 0u64;
-            while let Some(socket) = self.next_connection() {
-                if registry.len() >= self.config.max_connections {
-                    tracing::warn!(limit = self.config.max_connections, "too many connections: one refused");
-                    continue;
+            while let Some((socket, listener)) = self.next_connection(next_id) {
+                match registry.admit(next_id, socket.closer()) {
+                    Some(place) => {
+                        complained = false;
+                        self.start(scope, place, next_id, socket, self.tls_required(listener.address()));
+                    }
+                    // Whoever is turned away may come again at once: one line tells of them all.
+                    None if complained => {}
+                    None => {
+                        complained = true;
+                        let limit = self.config.max_connections;
+                        tracing::warn!(limit, "too many connections: refused until one ends");
+                    }
                 }
-                self.start(scope, &registry, next_id, socket);
                 next_id += 1;
             }
             registry.close_all();
         });
-        tracing::info!(path = %self.listener.path().display(), "stopped serving NBD");
+        tracing::info!("stopped serving NBD");
     }
 
     /// Starts the thread of one connection; closes the connection when the system gives none.
     fn start<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
-        registry: &'scope Registry,
+        place: Place<'scope>,
         id: u64,
         socket: Socket,
+        tls_required: bool,
     ) {
-        let registered = registry.add(id, socket.closer());
-        let serve = move || {
-            // Moved in to be dropped here, after everything that the connection holds.
-            let _registered = registered;
-            self.serve(id, socket);
-        };
+        // The place moves in, to be given up after everything that the connection holds.
+        let serve = move || self.serve(id, socket, &place, tls_required);
         if let Err(error) = thread::Builder::new().name(format!("nbd-{id}")).spawn_scoped(scope, serve) {
             tracing::warn!(%error, "no thread for a connection: it is closed");
             self.pause();
         }
     }
 
-    /// Waits for a connection; `None` once the server is to stop.
-    fn next_connection(&self) -> Option<Socket> {
+    /// Waits for a connection; `None` once the server is to stop. `turn` says which of several waiting
+    /// listeners comes first, so that none has to wait for ever.
+    fn next_connection(&self, turn: u64) -> Option<(Socket, &Listener)> {
         let mut complained = false;
+        let mut fds: Vec<PollFd<'_>> =
+            self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+        fds.push(PollFd::new(&self.stop.0.wake, PollFlags::IN));
+        let first = (turn % self.listeners.len().max(1) as u64) as usize;
         loop {
-            let mut fds =
-                [PollFd::new(&self.listener, PollFlags::IN), PollFd::new(&self.stop.0.wake, PollFlags::IN)];
-            // Whatever poll answers, the two questions below have to be asked.
             let polled = poll(&mut fds, None);
             if self.stop.is_stopping() {
                 return None;
             }
-            let error = match polled.map_err(io::Error::from).and_then(|_| self.listener.accept()) {
-                Ok(socket) => return Some(socket),
-                Err(error) => error,
-            };
-            match Errno::from_io_error(&error) {
-                // Nobody there, or gone again.
-                Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-                // Out of descriptors or memory: the connection keeps waiting, and so do we.
-                _ => {
-                    if !complained {
-                        tracing::warn!(%error, "cannot accept a connection; trying again");
-                        complained = true;
+            if polled.is_err() {
+                continue;
+            }
+            let in_turn =
+                std::iter::zip(&self.listeners, &fds).cycle().skip(first).take(self.listeners.len());
+            for (listener, fd) in in_turn {
+                if fd.revents().is_empty() {
+                    continue;
+                }
+                let error = match listener.accept() {
+                    Ok(socket) => return Some((socket, listener)),
+                    Err(error) => error,
+                };
+                match Errno::from_io_error(&error) {
+                    // Nobody there, or gone again.
+                    Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+                    // Out of descriptors or memory: the connection keeps waiting, and so do we.
+                    _ => {
+                        if !complained {
+                            tracing::warn!(%error, "cannot accept a connection; trying again");
+                            complained = true;
+                        }
+                        self.pause();
                     }
-                    self.pause();
                 }
             }
         }
@@ -200,24 +256,32 @@ impl Server {
     }
 
     /// Serves one connection to its end, whatever that is.
-    fn serve(&self, id: u64, mut socket: Socket) {
+    fn serve(&self, id: u64, mut socket: Socket, place: &Place<'_>, tls_required: bool) {
         tracing::debug!(id, "client connected");
         // What a panic leaves behind is the connection's own, and it is dropped here.
-        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket))) {
+        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, place, tls_required))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
             Ok(Err(error)) => tracing::debug!(id, %error, "connection ended"),
             Err(_) => tracing::error!(id, "a panic ended a connection; please report it"),
         }
+        socket.finish();
     }
 
-    fn session(&self, socket: &mut Socket) -> io::Result<()> {
+    fn session(&self, socket: &mut Socket, place: &Place<'_>, tls_required: bool) -> io::Result<()> {
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
-        let Some(session) = handshake::run(socket, &self.exports)? else {
-            return Ok(());
+        let terms = Terms {
+            exports: &self.exports,
+            tls: self.config.tls.as_ref(),
+            tls_required,
+            stopping: &self.stop.0.stopping,
         };
-        socket.set_deadline(None);
-        let mut buffers = Buffers::new(BUFFER_BYTES)?;
-        transmission::run(socket, session, &self.stop.0.stopping, &mut buffers)
+        session::run(socket, terms, |socket| {
+            socket.set_deadline(None);
+            if !place.become_client() {
+                return Err(io::Error::other("too many connections"));
+            }
+            Buffers::new(BUFFER_BYTES)
+        })
     }
 }
 
@@ -241,52 +305,5 @@ impl Drop for ServerThread {
             // An error would be a panic, which has been reported where it happened.
             let _ = thread.join();
         }
-    }
-}
-
-/// The connections that are being served.
-#[derive(Default)]
-struct Registry {
-    /// By number.
-    connections: Mutex<HashMap<u64, Closer>>,
-    /// Signalled whenever a connection has ended.
-    ended: Condvar,
-}
-
-/// A connection's place in the registry, given up on drop.
-struct Registered<'a> {
-    registry: &'a Registry,
-    id: u64,
-}
-
-impl Registry {
-    /// A panic cannot leave the map half changed, so a poisoned lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Closer>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn len(&self) -> usize {
-        self.lock().len()
-    }
-
-    fn add(&self, id: u64, closer: Closer) -> Registered<'_> {
-        self.lock().insert(id, closer);
-        Registered { registry: self, id }
-    }
-
-    /// Ends all connections, in peace if they are done within [`STOP_GRACE`].
-    fn close_all(&self) {
-        let connections = self.lock();
-        connections.values().for_each(Closer::end_input);
-        let waited = self.ended.wait_timeout_while(connections, STOP_GRACE, |left| !left.is_empty());
-        let (connections, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        connections.values().for_each(Closer::close);
-    }
-}
-
-impl Drop for Registered<'_> {
-    fn drop(&mut self) {
-        self.registry.lock().remove(&self.id);
-        self.registry.ended.notify_all();
     }
 }

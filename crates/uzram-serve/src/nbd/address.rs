@@ -1,0 +1,235 @@
+//! Where a server listens, as people write it, and where clients find it, as a URI.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use uzram::Error;
+
+use crate::control::percent;
+
+/// A place to listen on: `unix:PATH` or `tcp:ADDRESS:PORT`, an IPv6 address in brackets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// A socket file, to be created with mode 0600.
+    Unix(PathBuf),
+    /// A TCP port; 0 lets the system choose one.
+    Tcp(SocketAddr),
+}
+
+/// The longest path of a socket file: `sun_path` less its final zero, unix(7).
+const MAX_PATH_BYTES: usize = 107;
+
+impl FromStr for ListenAddress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        match text.split_once(':') {
+            Some(("unix", path)) => parse_path(path).map(ListenAddress::Unix),
+            Some(("tcp", place)) => parse_tcp(place).map(ListenAddress::Tcp),
+            _ => Err(Error::invalid(format!(
+                "'{text}' is no place to listen: write unix:PATH or tcp:ADDRESS:PORT"
+            ))),
+        }
+    }
+}
+
+fn parse_path(path: &str) -> Result<PathBuf, Error> {
+    if path.is_empty() {
+        return Err(Error::invalid("unix: needs a path, as in unix:/run/zram0.sock"));
+    }
+    if path.contains('\0') {
+        return Err(Error::invalid("the path of a socket cannot contain a zero byte"));
+    }
+    // A URI needs an absolute path. The only failures are an empty path and no current directory.
+    let path = std::path::absolute(path)
+        .map_err(|error| Error::invalid(format!("cannot make '{path}' an absolute path: {error}")))?;
+    if path.as_os_str().len() > MAX_PATH_BYTES {
+        let text = format!("the path '{}' is longer than the 107 bytes Linux allows", path.display());
+        return Err(Error::invalid(text));
+    }
+    Ok(path)
+}
+
+fn parse_tcp(place: &str) -> Result<SocketAddr, Error> {
+    let wrong = |why: String| Error::invalid(format!("'tcp:{place}': {why}"));
+    let (address, port) = place
+        .rsplit_once(':')
+        .ok_or_else(|| wrong("write tcp:ADDRESS:PORT, as in tcp:127.0.0.1:10809".to_owned()))?;
+    // `parse` would take a sign.
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port: u16 = port
+        .parse()
+        .ok()
+        .filter(|_| digits)
+        .ok_or_else(|| wrong(format!("'{port}' is not a port: a number from 0 to 65535")))?;
+    let bracketed = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let address = match bracketed {
+        Some(v6) => {
+            v6.parse().map(IpAddr::V6).map_err(|_| wrong(format!("'{v6}' is not an IPv6 address")))?
+        }
+        None if address.contains(':') => {
+            return Err(wrong(format!("an IPv6 address needs brackets: tcp:[{address}]:{port}")));
+        }
+        None => address.parse().map(IpAddr::V4).map_err(|_| {
+            wrong(format!("'{address}' is not an IP address (names are not looked up: write 127.0.0.1)"))
+        })?,
+    };
+    // ::ffff:127.0.0.1 means 127.0.0.1, and an IPv6 socket of ours takes no IPv4 connections.
+    Ok(SocketAddr::new(address.to_canonical(), port))
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix:{}", path.display()),
+            ListenAddress::Tcp(address) => write!(f, "tcp:{address}"),
+        }
+    }
+}
+
+/// One way to a server's exports: where it listens, and whether a client speaks TLS there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Where it listens, with the port it really has.
+    pub address: ListenAddress,
+    /// Clients speak TLS.
+    pub tls: bool,
+}
+
+impl Endpoint {
+    /// The NBD URI of the export `name` (the NBD project's `doc/uri.md`).
+    ///
+    /// An address that stands for all of a machine's is given as the machine's own name: nobody can
+    /// connect to `0.0.0.0` from elsewhere, and no certificate names it.
+    pub fn uri(&self, name: &str) -> String {
+        let scheme = if self.tls { "nbds" } else { "nbd" };
+        let name = percent::encode_segment(name);
+        match &self.address {
+            ListenAddress::Unix(path) => {
+                let path = percent::encode(path.as_os_str().as_bytes());
+                format!("{scheme}+unix:///{name}?socket={path}")
+            }
+            ListenAddress::Tcp(address) => {
+                let own_name = if address.ip().is_unspecified() { machine_name() } else { None };
+                match own_name {
+                    Some(machine) => format!("{scheme}://{machine}:{}/{name}", address.port()),
+                    None => format!("{scheme}://{address}/{name}"),
+                }
+            }
+        }
+    }
+}
+
+/// The machine's name, if it can stand in a URI.
+fn machine_name() -> Option<String> {
+    let system = rustix::system::uname();
+    let name = system.nodename().to_str().ok()?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+    (!name.is_empty() && name.bytes().all(plain)).then(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn parse(text: &str) -> Result<ListenAddress, Error> {
+        text.parse()
+    }
+
+    fn uri(address: &str, tls: bool) -> String {
+        Endpoint { address: parse(address).unwrap(), tls }.uri("a b/ü")
+    }
+
+    #[test]
+    fn places_to_listen() {
+        for (text, address) in [
+            ("tcp:127.0.0.1:0", "tcp:127.0.0.1:0"),
+            ("tcp:0.0.0.0:65535", "tcp:0.0.0.0:65535"),
+            ("tcp:[::1]:10809", "tcp:[::1]:10809"),
+            ("tcp:[0:0::1]:010809", "tcp:[::1]:10809"),
+            ("tcp:[::ffff:127.0.0.1]:1", "tcp:127.0.0.1:1"),
+            ("unix:/run/a b:c.sock", "unix:/run/a b:c.sock"),
+            ("unix:/a/./b", "unix:/a/b"),
+        ] {
+            assert_eq!(parse(text).unwrap().to_string(), address);
+        }
+        let relative = parse("unix:nbd.sock").unwrap();
+        assert_eq!(relative, ListenAddress::Unix(std::env::current_dir().unwrap().join("nbd.sock")));
+        assert!(parse(&format!("unix:/{}", "x".repeat(106))).is_ok());
+    }
+
+    #[test]
+    fn what_is_no_place_is_refused_in_one_line() {
+        let long = format!("unix:/{}", "x".repeat(107));
+        for text in [
+            "",
+            ":",
+            "::",
+            "tcp",
+            "tcp:",
+            "tcp::",
+            "tcp:10809",
+            "tcp::10809",
+            "tcp:1.2.3.4",
+            "tcp:1.2.3.4:",
+            "tcp:1.2.3.4:x",
+            "tcp:1.2.3.4:65536",
+            "tcp:1.2.3.4:-1",
+            "tcp:1.2.3.4:+1",
+            "tcp:1.2.3.4: 1",
+            "tcp:1.2.3.4:1 ",
+            "tcp:1.2.3:1",
+            "tcp:1.2.3.4.5:1",
+            "tcp:256.0.0.1:1",
+            "tcp:01.2.3.4:1",
+            "tcp:localhost:1",
+            "tcp:::1:1",
+            "tcp:::1",
+            "tcp:[::1]",
+            "tcp:[::1]1",
+            "tcp:[::1:1",
+            "tcp:::1]:1",
+            "tcp:[]:1",
+            "tcp:[1.2.3.4]:1",
+            "tcp:[[::1]]:1",
+            "tcp:[::1%lo]:1",
+            "tcp:[::1]:1:1",
+            "tcp:1.2.3.4:99999999999999999999",
+            "tcp:1.2.3.4:\u{661}",
+            "TCP:1.2.3.4:1",
+            " tcp:1.2.3.4:1",
+            "unix",
+            "unix:",
+            "unix:a\0b",
+            "udp:1.2.3.4:1",
+            "/run/nbd.sock",
+            "nbd://1.2.3.4:1",
+            "1.2.3.4:1",
+            &long,
+        ] {
+            let error = parse(text).expect_err(text).to_string();
+            assert!(!error.contains('\n') && error.len() > 20, "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_uri_survives_odd_names_and_paths() {
+        assert_eq!(uri("unix:/run/a b&c", false), "nbd+unix:///a%20b%2F%C3%BC?socket=/run/a%20b%26c");
+        assert_eq!(uri("unix:/s", true), "nbds+unix:///a%20b%2F%C3%BC?socket=/s");
+        assert_eq!(uri("tcp:127.0.0.1:10809", false), "nbd://127.0.0.1:10809/a%20b%2F%C3%BC");
+        assert_eq!(uri("tcp:[::1]:1", true), "nbds://[::1]:1/a%20b%2F%C3%BC");
+    }
+
+    #[test]
+    fn an_address_that_stands_for_all_has_the_machines_name() {
+        if let Some(machine) = machine_name() {
+            for address in ["tcp:0.0.0.0:5", "tcp:[::]:5"] {
+                assert_eq!(uri(address, true), format!("nbds://{machine}:5/a%20b%2F%C3%BC"));
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Listening sockets: Unix ones with their files, and TCP.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, getsockname, listen,
+    socket_with, sockopt,
+};
+use uzram::{Error, ErrorKind, Result};
+
+use super::address::ListenAddress;
+use super::socket::Socket;
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 128;
+/// Who may connect: the user who runs the server.
+const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// A TCP connection without traffic is probed after this long…
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
+/// …and again after each of these, until [`KEEPALIVE_PROBES`] went unanswered: a host that vanished
+/// is noticed within two minutes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_PROBES: u32 = 6;
+/// Probes are not sent while data is on its way, so that has a time limit too: the same two minutes.
+const UNACKNOWLEDGED_TIMEOUT_MS: u32 = 120_000;
+
+/// A listening socket.
+pub(super) struct Listener {
+    fd: OwnedFd,
+    address: ListenAddress,
+    /// The file of a Unix socket, removed on drop.
+    _file: Option<SocketFile>,
+}
+
+impl Listener {
+    /// Listens at `address`: on a new socket file with mode 0600, replacing one that a dead server
+    /// left, or on a TCP port.
+    ///
+    /// # Errors
+    /// `Busy` when a server is there; `Invalid` when something that is no socket is in the way, or
+    /// the path is longer than a socket address can hold; `Io` for the rest.
+    pub fn bind(address: &ListenAddress) -> Result<Listener> {
+        match address {
+            ListenAddress::Unix(path) => bind_unix(path),
+            ListenAddress::Tcp(address) => bind_tcp(*address),
+        }
+    }
+
+    /// The next waiting connection; `WouldBlock` when there is none.
+    pub fn accept(&self) -> io::Result<Socket> {
+        let fd = accept_with(&self.fd, SocketFlags::CLOEXEC)?;
+        if let ListenAddress::Tcp(_) = self.address {
+            set_tcp_options(&fd)?;
+        }
+        Ok(Socket::new(fd))
+    }
+
+    /// Where it listens, with the port it really has.
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn failure(what: &str, address: &ListenAddress, errno: Errno) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot {what} {address}: {errno}")).with_setting("listen")
+}
+
+/// On Linux a socket file takes the mode of the unbound socket, less the umask, so the mode is set
+/// before `bind` and nobody else can connect at any moment.
+fn bind_unix(path: &Path) -> Result<Listener> {
+    let address = ListenAddress::Unix(path.to_owned());
+    let name = SocketAddrUnix::new(path).map_err(|_| {
+        let text = format!("the socket path {} is longer than the 107 bytes Linux allows", path.display());
+        Error::invalid(text).with_setting("listen")
+    })?;
+    remove_stale(path, &name)?;
+    let fd = stream_socket(AddressFamily::UNIX).map_err(|errno| failure("create", &address, errno))?;
+    rustix::fs::fchmod(&fd, SOCKET_MODE).map_err(|errno| failure("set the mode of", &address, errno))?;
+    bind(&fd, &name).map_err(|errno| failure("bind", &address, errno))?;
+    let metadata = fs::symlink_metadata(path)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("{} vanished: {error}", path.display())))?;
+    let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
+    listen(&fd, BACKLOG).map_err(|errno| failure("listen on", &address, errno))?;
+    Ok(Listener { fd, address, _file: Some(file) })
+}
+
+fn bind_tcp(wanted: SocketAddr) -> Result<Listener> {
+    let address = ListenAddress::Tcp(wanted);
+    let open = || {
+        let family = if wanted.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+        let fd = stream_socket(family)?;
+        // Connections of an earlier server may still be in TIME_WAIT.
+        sockopt::set_socket_reuseaddr(&fd, true)?;
+        if wanted.is_ipv6() {
+            // [::] and 0.0.0.0 can then be listened on side by side, and each means what it says.
+            sockopt::set_ipv6_v6only(&fd, true)?;
+        }
+        bind(&fd, &wanted)?;
+        listen(&fd, BACKLOG)?;
+        let real = SocketAddr::try_from(getsockname(&fd)?)?;
+        Ok((fd, real))
+    };
+    let (fd, real) = open().map_err(|errno| match errno {
+        Errno::ADDRINUSE => {
+            Error::new(ErrorKind::Busy, format!("another server has {address}")).with_setting("listen")
+        }
+        errno => failure("listen on", &address, errno),
+    })?;
+    Ok(Listener { fd, address: ListenAddress::Tcp(real), _file: None })
+}
+
+/// Small replies go at once, and a host that vanishes is noticed. The kernel does all of it: an idle
+/// connection wakes nobody here.
+fn set_tcp_options(fd: &OwnedFd) -> rustix::io::Result<()> {
+    sockopt::set_tcp_nodelay(fd, true)?;
+    sockopt::set_socket_keepalive(fd, true)?;
+    sockopt::set_tcp_keepidle(fd, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(fd, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(fd, KEEPALIVE_PROBES)?;
+    sockopt::set_tcp_user_timeout(fd, UNACKNOWLEDGED_TIMEOUT_MS)
+}
+
+/// Whether only programs on this machine can connect to `address`.
+pub(super) fn is_local(address: &ListenAddress) -> bool {
+    match address {
+        ListenAddress::Unix(_) => true,
+        ListenAddress::Tcp(address) => match address.ip().to_canonical() {
+            IpAddr::V4(v4) => v4.is_loopback(),
+            IpAddr::V6(v6) => v6.is_loopback(),
+        },
+    }
+}
+
+fn stream_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
+    socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+/// A socket's file; removed on drop, if it is still the one that was made.
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode number, so that a successor's file is left alone.
+    id: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours = fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.id);
+        if ours && let Err(error) = fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the NBD socket");
+        }
+    }
+}
+
+/// Removes a socket file that nothing listens on.
+///
+/// Two servers that start on one path at the same moment can both find it stale; who may start two
+/// keeps them apart with a lock on the directory.
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
+    let there = || path.display();
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => {
+            let text = format!("cannot look at {}: {error}", there());
+            return Err(Error::new(ErrorKind::Io, text).with_setting("listen"));
+        }
+        Ok(file) if !file.file_type().is_socket() => {
+            let text = format!("{} exists and is not a socket", there());
+            return Err(Error::invalid(text).with_setting("listen"));
+        }
+        Ok(_) => {}
+    }
+    // It does not block: a full backlog answers EAGAIN.
+    let probe = stream_socket(AddressFamily::UNIX)
+        .map_err(|errno| Error::new(ErrorKind::Io, format!("cannot create a socket: {errno}")))?;
+    if connect(&probe, address) != Err(Errno::CONNREFUSED) {
+        let text = format!("another server has {}", there());
+        return Err(Error::new(ErrorKind::Busy, text).with_setting("listen"));
+    }
+    fs::remove_file(path)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot remove the stale {}: {error}", there())))
+}

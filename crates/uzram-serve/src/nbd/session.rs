@@ -1,0 +1,75 @@
+//! One session from greeting to end, over any stream, with TLS or without.
+
+use std::borrow::BorrowMut;
+use std::io::{self, Read, Write};
+use std::sync::atomic::AtomicBool;
+
+use super::handshake::{self, Outcome, TlsMode};
+use super::tls::Tls;
+use super::tls_stream::TlsStream;
+use super::{Buffers, transmission, violation};
+use crate::Exports;
+
+/// How a server wants sessions to be held.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    /// What is offered.
+    pub exports: &'a Exports,
+    /// What TLS is spoken with, if it is.
+    pub tls: Option<&'a Tls>,
+    /// Nothing is offered without TLS.
+    pub tls_required: bool,
+    /// Set when the server stops.
+    pub stopping: &'a AtomicBool,
+}
+
+impl Terms<'_> {
+    fn tls_mode(&self) -> TlsMode {
+        match self.tls {
+            None => TlsMode::Off,
+            Some(_) if self.tls_required => TlsMode::Required,
+            Some(_) => TlsMode::Offered,
+        }
+    }
+}
+
+/// Holds a session. `chosen` is called with `stream` once, when the client has chosen an export, and
+/// gives the buffers that requests and replies go through; a failure of it ends the session.
+///
+/// # Errors
+/// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's;
+/// `UnexpectedEof` when it left within a message.
+pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
+    stream: &mut S,
+    terms: Terms<'_>,
+    chosen: impl FnOnce(&mut S) -> io::Result<B>,
+) -> io::Result<()> {
+    let client_flags = handshake::greet(stream)?;
+    let tls = match handshake::haggle(stream, terms.exports, client_flags, terms.tls_mode())? {
+        Outcome::Left => return Ok(()),
+        Outcome::Chosen(session) => {
+            let mut buffers = chosen(stream)?;
+            return transmission::run(stream, session, terms.stopping, buffers.borrow_mut());
+        }
+        Outcome::StartTls => terms.tls.ok_or_else(|| violation("TLS was started without a certificate"))?,
+    };
+    let mut stream = TlsStream::accept(stream, tls)?;
+    let result = run_tls(&mut stream, terms, client_flags, chosen);
+    stream.close();
+    result
+}
+
+fn run_tls<S: Read + Write, B: BorrowMut<Buffers>>(
+    stream: &mut TlsStream<'_, S>,
+    terms: Terms<'_>,
+    client_flags: u32,
+    chosen: impl FnOnce(&mut S) -> io::Result<B>,
+) -> io::Result<()> {
+    match handshake::haggle(stream, terms.exports, client_flags, TlsMode::Started)? {
+        Outcome::Chosen(session) => {
+            let mut buffers = chosen(stream.stream())?;
+            transmission::run(stream, session, terms.stopping, buffers.borrow_mut())
+        }
+        Outcome::Left | Outcome::StartTls => Ok(()),
+    }
+}
