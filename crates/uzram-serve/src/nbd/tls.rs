@@ -116,11 +116,20 @@ fn certificates(path: &Path, setting: &'static str) -> Result<Vec<CertificateDer
     let invalid = |why: String| Error::invalid(format!("{}: {why}", path.display())).with_setting(setting);
     let all: Vec<_> = CertificateDer::pem_slice_iter(&bytes)
         .collect::<std::result::Result<_, pem::Error>>()
-        .map_err(|error| invalid(error.to_string()))?;
+        .map_err(|error| invalid(not_pem(error)))?;
     if all.is_empty() {
         return Err(invalid("no certificate in PEM form (BEGIN CERTIFICATE) in this file".to_owned()));
     }
     Ok(all)
+}
+
+/// What is wrong with a file's form. The library's own words show names as lists of bytes.
+fn not_pem(error: pem::Error) -> String {
+    match error {
+        pem::Error::MissingSectionEnd { .. } => "a section of it has no END line".to_owned(),
+        pem::Error::IllegalSectionStart { .. } => "a BEGIN line of it is malformed".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
@@ -133,7 +142,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
             pem::Error::NoItemsFound => {
                 "no private key in PEM form without a password (BEGIN PRIVATE KEY) in this file".to_owned()
             }
-            other => other.to_string(),
+            other => not_pem(other),
         };
         Error::invalid(format!("{}: {why}", path.display())).with_setting("tls-key")
     })

@@ -2,7 +2,11 @@
 //! the protocol, and seeded random numbers.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod pki;
+pub mod secure;
+
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +16,7 @@ use uzram::device::Device;
 use uzram_serve::Exports;
 pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, command_flags, option, reply};
-use uzram_serve::nbd::{Config, Server, ServerThread};
+use uzram_serve::nbd::{Config, Endpoint, ListenAddress, Server, ServerThread};
 
 /// A device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {
@@ -26,6 +30,7 @@ pub struct TestServer {
     pub device: Arc<Device>,
     pub thread: ServerThread,
     pub path: PathBuf,
+    endpoints: Vec<Endpoint>,
     directory: tempfile::TempDir,
 }
 
@@ -40,7 +45,17 @@ impl TestServer {
         let mut config = Config::new(&path);
         configure(&mut config);
         let server = Server::bind(config, Exports::new([Arc::clone(&device)])).unwrap();
-        TestServer { device, thread: server.spawn().unwrap(), path, directory }
+        let endpoints = server.endpoints();
+        TestServer { device, thread: server.spawn().unwrap(), path, endpoints, directory }
+    }
+
+    /// The first TCP port that it listens on.
+    pub fn tcp_address(&self) -> SocketAddr {
+        let tcp = self.endpoints.iter().find_map(|endpoint| match endpoint.address {
+            ListenAddress::Tcp(address) => Some(address),
+            ListenAddress::Unix(_) => None,
+        });
+        tcp.expect("it has a TCP port")
     }
 
     pub fn uri(&self) -> String {
@@ -149,8 +164,8 @@ impl Reply {
     }
 }
 
-pub struct Client {
-    pub stream: UnixStream,
+pub struct Client<S = UnixStream> {
+    pub stream: S,
     pub headers: Headers,
     next_cookie: u64,
 }
@@ -159,11 +174,7 @@ impl Client {
     /// Connects and answers the greeting with both flags.
     pub fn connect(path: &std::path::Path) -> Self {
         let mut client = Self::silent(path);
-        let greeting: [u8; 18] = client.take();
-        assert_eq!(greeting[..8], *b"NBDMAGIC");
-        assert_eq!(greeting[8..16], *b"IHAVEOPT");
-        assert_eq!(greeting[16..], [0, 3]);
-        client.send(&3u32.to_be_bytes());
+        client.greet();
         client
     }
 
@@ -176,7 +187,23 @@ impl Client {
     pub fn over(stream: UnixStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        Client::on(stream)
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    /// A client on any stream, which has said nothing.
+    pub fn on(stream: S) -> Self {
         Client { stream, headers: Headers::Simple, next_cookie: 1 }
+    }
+
+    /// Answers the greeting with both flags.
+    pub fn greet(&mut self) {
+        let greeting: [u8; 18] = self.take();
+        assert_eq!(greeting[..8], *b"NBDMAGIC");
+        assert_eq!(greeting[8..16], *b"IHAVEOPT");
+        assert_eq!(greeting[16..], [0, 3]);
+        self.send(&3u32.to_be_bytes());
     }
 
     pub fn send(&mut self, bytes: &[u8]) {
