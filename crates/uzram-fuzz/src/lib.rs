@@ -20,6 +20,7 @@ pub mod device_ops;
 mod input;
 mod model;
 pub mod nbd_handshake;
+pub mod nbd_tls;
 pub mod nbd_transmission;
 mod wire;
 
@@ -39,6 +40,7 @@ pub struct Target {
 /// All targets.
 pub static TARGETS: &[Target] = &[
     Target { name: "nbd_handshake", run: nbd_handshake::run, seeds: nbd_handshake::seeds },
+    Target { name: "nbd_tls", run: nbd_tls::run, seeds: nbd_tls::seeds },
     Target { name: "nbd_transmission", run: nbd_transmission::run, seeds: nbd_transmission::seeds },
     Target { name: "control_http", run: control_http::run, seeds: control_http::seeds },
     Target { name: "codec_decode", run: codec_decode::run, seeds: codec_decode::seeds },

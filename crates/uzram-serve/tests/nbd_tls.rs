@@ -6,6 +6,7 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +17,9 @@ use common::{Client, Random, cmd, device, info_request, option_bytes, request_by
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
 use uzram::ErrorKind;
+use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply, transmission_flags};
-use uzram_serve::nbd::{Config, ListenAddress, Tls, TlsFiles};
+use uzram_serve::nbd::{Config, ListenAddress, Server, Tls, TlsFiles, serve_stream_with_tls};
 
 /// Whether TLS cannot be started: the handshake fails, or the first thing after it.
 fn refused<S: Read + Write>(mut client: Encrypted<S>) -> bool {
@@ -72,6 +74,62 @@ fn data_survives_both_versions_of_tls() {
         }
     }
     check(&mut steady);
+}
+
+/// A stream that gives few bytes at a time.
+struct Torn(UnixStream, usize);
+
+impl Read for Torn {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let len = buf.len().min(self.1);
+        self.0.read(&mut buf[..len])
+    }
+}
+
+impl Write for Torn {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        let len = buf.len().min(self.1);
+        self.0.write(&buf[..len])
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn records_may_be_torn_anywhere() {
+    let authority = Authority::new("authority");
+    let dir = tempfile::tempdir().unwrap();
+    authority.write_all(dir.path());
+    let tls = Tls::load(&files(dir.path(), true)).unwrap();
+    let exports = Exports::new([device("4M")]);
+    let mut random = Random(seed());
+    for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+        for most_bytes in [1, 2, 7, 100, 5000, 20_000, 70_000] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            std::thread::scope(|scope| {
+                let server = scope
+                    .spawn(|| serve_stream_with_tls(&mut Torn(theirs, most_bytes), &exports, &tls, true));
+                let mut client = Client::over(ours);
+                client.greet();
+                let identity = Some(authority.issue(Validity::Now));
+                let mut client = start_tls(client, client_config(&authority, identity, version));
+                client.go(true);
+                for _ in 0..4 {
+                    let len = 1 + random.below(20 * most_bytes.min(20_000) as u64) as usize;
+                    let data = random.bytes(len);
+                    assert_eq!(client.write(77, &data).error, 0);
+                    client.stream.conn.refresh_traffic_keys().unwrap_or_default();
+                    assert!(client.read(0, 77, len as u32).data() == data);
+                }
+                client.request(0, cmd::DISC, 0, 0, &[]);
+                client.stream.flush().unwrap();
+                assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
+                server.join().unwrap().unwrap();
+            });
+        }
+    }
 }
 
 #[test]
@@ -399,8 +457,6 @@ fn files_that_do_not_do_are_refused_with_the_option_to_change() {
 
 #[test]
 fn other_machines_are_let_in_with_tls_only() {
-    use uzram_serve::Exports;
-    use uzram_serve::nbd::Server;
     let bind = |address: &str, tls: Option<Tls>| {
         let listen: Vec<ListenAddress> = vec![address.parse().unwrap()];
         Server::bind(Config { listen, tls, ..Config::new("unused") }, Exports::new([device("1M")]))

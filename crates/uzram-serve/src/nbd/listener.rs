@@ -20,7 +20,7 @@ use super::address::ListenAddress;
 use super::socket::Socket;
 
 /// Connections that may wait to be accepted.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 1024;
 /// Who may connect: the user who runs the server.
 const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 

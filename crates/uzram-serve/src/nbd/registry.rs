@@ -17,8 +17,9 @@ use super::socket::Closer;
 
 /// Handshakes in progress at once.
 const MAX_HANDSHAKES: usize = 64;
-/// How long a newcomer waits for the oldest handshake to give way; its thread has only to notice.
-const EVICTION_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a newcomer waits for the oldest handshake to give way. Its thread has only to notice, so
+/// this is for a machine that is too busy to let it.
+const EVICTION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a stopping server lets its connections send their last replies.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 
