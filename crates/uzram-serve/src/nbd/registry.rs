@@ -119,3 +119,68 @@ impl Drop for Place<'_> {
         self.registry.ended.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::super::socket::Socket;
+    use super::*;
+
+    /// A connection's closer, and its other end.
+    fn connection() -> (Closer, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        (Socket::new(ours.into()).closer(), theirs)
+    }
+
+    #[test]
+    fn clients_are_counted_when_they_are_ready() {
+        let registry = Registry::new(2);
+        let mut places: Vec<_> = (0..5).map(|id| registry.admit(id, connection().0).unwrap()).collect();
+        assert!(places[4].become_client() && places[0].become_client());
+        assert!(!places[1].become_client(), "there are two already");
+        assert!(registry.admit(5, connection().0).is_none());
+        places.remove(4);
+        let sixth = registry.admit(6, connection().0).unwrap();
+        assert!(sixth.become_client());
+        assert!(registry.admit(7, connection().0).is_none());
+    }
+
+    #[test]
+    fn the_oldest_handshake_gives_way() {
+        let registry = Registry::new(1000);
+        thread::scope(|scope| {
+            let (closer, mut client) = connection();
+            let client_place = registry.admit(0, closer).unwrap();
+            assert!(client_place.become_client());
+            client.set_nonblocking(true).unwrap();
+            for id in 1..=3 * MAX_HANDSHAKES as u64 {
+                let (closer, mut waiting) = connection();
+                let place = registry.admit(id, closer).unwrap();
+                assert!(registry.lock().handshakes.len() <= MAX_HANDSHAKES);
+                // As a connection's thread: it goes when its socket has ended.
+                scope.spawn(move || {
+                    assert_eq!(waiting.read(&mut [0]).unwrap(), 0);
+                    drop(place);
+                });
+            }
+            // The first are gone, the last are here, and the client was left alone.
+            let first = *registry.lock().handshakes.first_key_value().unwrap().0;
+            assert!(first > 2 * MAX_HANDSHAKES as u64);
+            assert_eq!(client.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+            drop(client_place);
+            registry.close_all();
+        });
+    }
+
+    #[test]
+    fn who_does_not_give_way_keeps_newcomers_out() {
+        let registry = Registry::new(1000);
+        let _stuck: Vec<_> =
+            (0..MAX_HANDSHAKES as u64).map(|id| registry.admit(id, connection().0).unwrap()).collect();
+        assert!(registry.admit(1000, connection().0).is_none());
+    }
+}

@@ -50,6 +50,9 @@ pub(super) struct TlsStream<'a, S> {
     unsent: Vec<u8>,
     /// No more contents will come.
     ended: bool,
+    /// The session failed: the client broke the protocol, of which it was told, or cannot be reached.
+    /// rustls must not be asked again.
+    broken: bool,
 }
 
 impl<'a, S: Read + Write> TlsStream<'a, S> {
@@ -70,6 +73,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
             taken: 0,
             unsent: vec![0; SEND_BYTES],
             ended: false,
+            broken: false,
         };
         while session.connection.is_handshaking() {
             if session.ended || !session.receive()? {
@@ -87,6 +91,9 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
 
     /// Says that nothing more comes. A client that has left need not hear it.
     pub fn close(mut self) {
+        if self.broken {
+            return;
+        }
         let received = &mut self.received[self.start..self.end];
         if let Ok(ConnectionState::WriteTraffic(mut traffic)) =
             self.connection.process_tls_records(received).state
@@ -139,7 +146,10 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
                     unsent_bytes += encode(message, &mut self.unsent, unsent_bytes)?;
                 }
                 Ok(ConnectionState::TransmitTlsData(transmission)) => {
-                    self.stream.write_all(&self.unsent[..unsent_bytes])?;
+                    if let Err(error) = self.stream.write_all(&self.unsent[..unsent_bytes]) {
+                        self.broken = true;
+                        return Err(error);
+                    }
                     unsent_bytes = 0;
                     transmission.done();
                 }
@@ -151,6 +161,8 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
                     done = true;
                 }
                 Err(error) => {
+                    self.broken = true;
+                    self.ended = true;
                     self.send_alert(unsent_bytes);
                     return Err(broken(error));
                 }
@@ -164,11 +176,12 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
 
     /// Tells the client why the session is over, if it still listens. `unsent_bytes` are waiting.
     fn send_alert(&mut self, mut unsent_bytes: usize) {
-        let received = &mut self.received[self.start..self.end];
-        while let Ok(ConnectionState::EncodeTlsData(alert)) =
-            self.connection.process_tls_records(received).state
-            && let Ok(len_bytes) = encode(alert, &mut self.unsent, unsent_bytes)
-        {
+        // What waits to be sent is given out before anything received is looked at again.
+        while self.connection.wants_write() {
+            let received = &mut self.received[self.start..self.end];
+            let state = self.connection.process_tls_records(received).state;
+            let Ok(ConnectionState::EncodeTlsData(message)) = state else { break };
+            let Ok(len_bytes) = encode(message, &mut self.unsent, unsent_bytes) else { break };
             unsent_bytes += len_bytes;
         }
         let _ = self.stream.write_all(&self.unsent[..unsent_bytes]);
@@ -229,11 +242,15 @@ impl<S: Read + Write> Read for TlsStream<'_, S> {
 impl<S: Read + Write> Write for TlsStream<'_, S> {
     /// Encrypts and sends up to [`BUFFER_BYTES`].
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        if self.broken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         let contents = &buf[..buf.len().min(BUFFER_BYTES)];
         let received = &mut self.received[self.start..self.end];
-        let ConnectionState::WriteTraffic(mut traffic) =
-            self.connection.process_tls_records(received).state.map_err(broken)?
+        let Ok(ConnectionState::WriteTraffic(mut traffic)) =
+            self.connection.process_tls_records(received).state
         else {
+            self.broken = true;
             return Err(io::ErrorKind::BrokenPipe.into());
         };
         let len_bytes = traffic.encrypt(contents, &mut self.unsent).map_err(io::Error::other)?;
