@@ -137,14 +137,17 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     }
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let mut lines = String::new();
+    // The file is written even if nobody reads the tables any more.
+    let mut printed = Ok(());
     for (i, table) in tables.iter().enumerate() {
         let outcome = experiment::run(*table, &options);
         (options.progress)("");
         let report = outcome.context(|| format!("lab: {}", table.name()))?;
-        print(&format!("{}{report}", if i > 0 { "\n" } else { "" }))?;
+        printed = printed.and_then(|()| print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
         lines += &format!("{}\n", report.to_json());
     }
-    json.map_or(Ok(()), |json| json.write(&lines))
+    json.map_or(Ok(()), |json| json.write(&lines))?;
+    printed
 }
 
 fn this_program() -> Result<Program> {

@@ -120,6 +120,19 @@ fn callgrind_counts_what_a_page_takes() {
 }
 
 #[test]
+fn the_file_is_written_though_nobody_reads_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("streams.json");
+    let mut command = bare_command(&["lab", "run", "streams", "--seconds", "0.005", "--rounds", "1"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.args(["--jobs", "1", "--case", "read", "--json"]).arg(&file).stdout(writer);
+    let ended = collect(command.stderr(Stdio::piped()).spawn().unwrap());
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}", ended.stderr);
+    assert!(fs::read_to_string(&file).unwrap().starts_with("{\"table\":\"streams\""));
+}
+
+#[test]
 fn an_interrupted_run_leaves_the_file_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("old.json");
