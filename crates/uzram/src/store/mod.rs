@@ -286,7 +286,7 @@ impl Store {
         self.pool.class_stats()
     }
 
-    /// The memory that slot table, streams and counters take at most, whatever is stored.
+    /// The memory that slot table, streams, dictionary and counters take at most, whatever is stored.
     pub fn fixed_bytes(&self) -> usize {
         self.slots.max_bytes() + self.stream_bytes + self.counters.bytes()
     }
