@@ -19,7 +19,7 @@ use rustls::{ClientConnection, StreamOwned};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply, transmission_flags};
-use uzram_serve::nbd::{Config, ListenAddress, Server, Tls, TlsFiles, serve_stream_with_tls};
+use uzram_serve::nbd::{Buffers, Config, ListenAddress, Server, Tls, TlsFiles, serve_stream_with_tls};
 
 /// Whether TLS cannot be started: the handshake fails, or the first thing after it.
 fn refused<S: Read + Write>(mut client: Encrypted<S>) -> bool {
@@ -109,8 +109,10 @@ fn records_may_be_torn_anywhere() {
         for most_bytes in [1, 2, 7, 100, 5000, 20_000, 70_000] {
             let (ours, theirs) = UnixStream::pair().unwrap();
             std::thread::scope(|scope| {
-                let server = scope
-                    .spawn(|| serve_stream_with_tls(&mut Torn(theirs, most_bytes), &exports, &tls, true));
+                let server = scope.spawn(|| {
+                    let mut buffers = Buffers::new(0).unwrap();
+                    serve_stream_with_tls(&mut Torn(theirs, most_bytes), &exports, &mut buffers, &tls, true)
+                });
                 let mut client = Client::over(ours);
                 client.greet();
                 let identity = Some(authority.issue(Validity::Now));
