@@ -128,11 +128,15 @@ fn waiting(crowded: &[&Row]) -> String {
     let sleeping = percpu.iter().filter(|row| sleeps(&row.after)).count();
     let mut text = String::from("Waiting for a stream, in the rows that write with more jobs than CPUs:");
     let _ = if sleeping == 0 {
-        write!(text, " percpu never slept in any of {}.", percpu.len())
+        write!(
+            text,
+            " percpu never slept in any of {}: here a holder can be preempted, and when those of all streams are, the next thread makes a spare one.",
+            percpu.len()
+        )
     } else {
         write!(
             text,
-            " MISSED: percpu was never to sleep, and did in {sleeping} of {}, {:.3} times for 1000 writes (a holder can be preempted here, as in the kernel it cannot, and when all streams' holders are, the next thread waits).",
+            " MISSED: percpu was never to sleep, and did in {sleeping} of {}, {:.3} times for 1000 writes (a holder can be preempted here, and when those of all streams are and no more spare ones may be made, the next thread waits).",
             percpu.len(),
             per_1000(percpu.iter().map(|row| &row.after), "sleeps_per_write")
         )

@@ -97,7 +97,7 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "mem_fixed",
-        help: "the most memory that slot table, streams and dictionary can take (uzram only)",
+        help: "the most memory that slot table, streams and dictionary can take; more by a stream whenever all were lent and a spare one was made, up to 4 a CPU (uzram only)",
         get: Some(|device| device.counts().mem_fixed_bytes.to_string()),
         set: None,
     },

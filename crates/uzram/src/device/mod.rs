@@ -92,7 +92,8 @@ pub struct Stats {
     pub mem_limit_bytes: u64,
     /// Memory of the pool and of its metadata slabs, and free memory kept for reuse.
     pub mem_charged_bytes: u64,
-    /// What the disk's size and the number of streams cost at most: slot table and streams.
+    /// What the disk's size and the number of streams cost at most: slot table, streams, dictionary.
+    /// It grows by a stream when all were lent and a spare one was made.
     pub mem_fixed_bytes: u64,
     /// What these, and the tables that grow with the pool, cost now.
     pub mem_tables_bytes: u64,

@@ -68,7 +68,8 @@ pub struct Config {
 pub struct Store {
     slots: Slots,
     streams: AnyStreams<Stream>,
-    stream_bytes: usize,
+    /// What they and what they share take; it grows when a spare one is made.
+    stream_bytes: Arc<Counter>,
     stream_alloc: StreamAlloc,
     pool: Pool,
     arena: Arc<Arena>,
@@ -133,13 +134,14 @@ impl Store {
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let pool = Pool::new(Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
-        let mut stream_bytes = config.algorithm.shared_bytes();
-        let stream = || {
-            let stream = Stream::new(&config.algorithm)?;
-            stream_bytes += stream.bytes();
+        let stream_bytes = Arc::new(Counter::new(config.algorithm.shared_bytes() as u64));
+        let (algorithm, bytes) = (config.algorithm.clone(), Arc::clone(&stream_bytes));
+        let make = move || {
+            let stream = Stream::new(&algorithm)?;
+            bytes.add(stream.bytes() as u64);
             Ok::<_, Error>(stream)
         };
-        let streams = AnyStreams::new(config.streams, stream)?;
+        let streams = AnyStreams::new(config.streams, make)?;
         Ok(Store {
             slots: Slots::new(config.pages)?,
             streams,
@@ -288,7 +290,7 @@ impl Store {
 
     /// The memory that slot table, streams, dictionary and counters take at most, whatever is stored.
     pub fn fixed_bytes(&self) -> usize {
-        self.slots.max_bytes() + self.stream_bytes + self.counters.bytes()
+        self.slots.max_bytes() + self.stream_bytes.get() as usize + self.counters.bytes()
     }
 
     /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with

@@ -1,30 +1,38 @@
 //! Every design under loom, whose sizes are parameters. loom finds a lost wake-up as a deadlock.
 
 use super::*;
-use crate::base::sync::{Arc, AtomicU32, Guarded, Ordering};
+use crate::base::sync::{Arc, AtomicU32, Counter, Guarded, Ordering};
 
 type Tested = AnyStreams<(Guarded<u32>, u32)>;
+type Make = Box<dyn Fn() -> Result<(Guarded<u32>, u32), ()> + Send + Sync>;
 
 /// `threads` threads each use a stream `uses` times: they get one each time, to themselves, and no
 /// more are lent at once than there are.
 fn lending(design: Design, threads: u32, uses: u32) {
+    lending_of(threads, uses, move |make| AnyStreams::new(design, make).expect("infallible"));
+}
+
+/// The same for streams that `streams` makes out of single ones.
+fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     // With two, the wake-up that four threads could lose is not found.
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
     builder.check(move || {
-        let mut count = 0;
-        let stream = || {
-            count += 1;
+        let count = std::sync::Arc::new(Counter::new(0));
+        let made = std::sync::Arc::clone(&count);
+        let make = move || {
+            made.add(1);
             Ok::<_, ()>((Guarded::new(0), 0))
         };
-        let streams: Arc<Tested> = Arc::new(AnyStreams::new(design, stream).expect("infallible"));
+        let streams: Arc<Tested> = Arc::new(streams(Box::new(make)));
         let (lent, done) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let work = move |streams: &Tested, lent: &AtomicU32, done: &AtomicU32| {
             for _ in 0..uses {
                 streams.with(|stream| {
                     // SAFETY: the stream is lent to this thread alone; loom would see another's access.
                     unsafe { stream.0.with_mut(|used| *used += 1) };
-                    assert!(lent.fetch_add(1, Ordering::Relaxed) < count, "more lent than there are");
+                    let others = lent.fetch_add(1, Ordering::Relaxed);
+                    assert!(u64::from(others) < count.get(), "more lent than there are");
                     lent.fetch_sub(1, Ordering::Relaxed);
                 });
                 done.fetch_add(1, Ordering::Relaxed);
@@ -33,6 +41,7 @@ fn lending(design: Design, threads: u32, uses: u32) {
         let others: Vec<_> = (1..threads)
             .map(|_| {
                 let (streams, lent, done) = (Arc::clone(&streams), Arc::clone(&lent), Arc::clone(&done));
+                let work = work.clone();
                 loom::thread::spawn(move || work(&streams, &lent, &done))
             })
             .collect();
@@ -53,9 +62,15 @@ fn loom_streams_per_cpu_one_each() {
     lending(Design::PerCpu, 2, 1);
 }
 
+/// The third makes a spare stream, or gets one that has come back.
+#[test]
+fn loom_streams_per_cpu_with_a_spare() {
+    lending(Design::PerCpu, 3, 1);
+}
+
 #[test]
 fn loom_streams_per_cpu_fewer_than_threads() {
-    lending(Design::PerCpu, 3, 1);
+    lending_of(3, 1, |make| AnyStreams::PerCpu(PerCpu::new(0, make).expect("infallible")));
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub use design::{Count, Design};
 pub use idle_list::IdleList;
 pub use per_cpu::PerCpu;
 
+use crate::base::cpu;
+
 /// A way to share streams among threads.
 pub trait Streams<S> {
     /// Lends a stream to `f`, waiting for one only while all are lent.
@@ -29,6 +31,10 @@ pub trait Streams<S> {
     /// How often a thread found all streams lent and waited, so far.
     fn sleeps(&self) -> u64;
 }
+
+/// Spare streams that one CPU's threads can make necessary: five threads a CPU, all stopped while they
+/// compress, still leave nobody waiting.
+pub const SPARES_PER_CPU: usize = 4;
 
 /// Streams of the design that was asked for.
 pub enum AnyStreams<S> {
@@ -39,14 +45,17 @@ pub enum AnyStreams<S> {
 }
 
 impl<S> AnyStreams<S> {
-    /// Makes all streams of `design`.
+    /// Makes the streams of `design`; per-CPU ones get [`SPARES_PER_CPU`] more when needed.
     ///
     /// # Errors
-    /// What `stream` answers for the first that cannot be made.
-    pub fn new<E>(design: Design, stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
+    /// What `make` answers for the first that cannot be made.
+    pub fn new<E>(
+        design: Design,
+        make: impl Fn() -> Result<S, E> + Send + Sync + 'static,
+    ) -> Result<Self, E> {
         match design {
-            Design::PerCpu => PerCpu::new(stream).map(AnyStreams::PerCpu),
-            Design::IdleList(count) => IdleList::new(count, stream).map(AnyStreams::IdleList),
+            Design::PerCpu => PerCpu::new(SPARES_PER_CPU * cpu::possible(), make).map(AnyStreams::PerCpu),
+            Design::IdleList(count) => IdleList::new(count, make).map(AnyStreams::IdleList),
         }
     }
 }

@@ -1,56 +1,90 @@
-//! One stream for each CPU.
+//! One stream for each CPU, and spare ones.
 //!
 //! A thread takes the stream of the CPU it runs on. That one is lent only if its holder was
-//! preempted or moved; then any other free stream will do, and only a thread that finds none waits
-//! for its own CPU's. (The kernel's holder cannot be preempted, or, since 6.15, is waited for.)
+//! preempted or moved; then any other free stream will do. Where the kernel's holder cannot be
+//! preempted (or, since 6.15, is waited for), here the scheduler may stop the holders of all streams
+//! at once as soon as there are more threads than CPUs. Whoever finds them all lent makes a spare
+//! one, which stays; only when no more may be made, or memory is short, does it wait for its own
+//! CPU's.
 //!
-//! Locks: each stream has one, held while it is lent.
+//! Locks: each stream has one, held while it is lent; a spare one's also while it is made.
 
 use super::Streams;
 use crate::base::cpu::{self, PerCpu as Array};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
-/// One stream for each CPU. A thread takes that of its own, or any other that is free.
+/// See the [module's documentation](self).
 pub struct PerCpu<S> {
     streams: Array<Mutex<S>>,
+    /// Those that were made come first, but for some that are being made.
+    spares: Box<[Mutex<Option<S>>]>,
+    make: Box<dyn Fn() -> Option<S> + Send + Sync>,
     /// Counted where no stream is free only: the fast path does not touch it.
     sleeps: Counter,
 }
 
+/// A stream that is lent.
+enum Taken<'a, S> {
+    Own(MutexGuard<'a, S>),
+    /// It holds a stream.
+    Spare(MutexGuard<'a, Option<S>>),
+}
+
 impl<S> PerCpu<S> {
-    /// Makes each CPU's stream.
+    /// Makes each CPU's stream; up to `spares` more are made when they are needed.
     ///
     /// # Errors
-    /// What `stream` answers for the first that cannot be made.
-    pub fn new<E>(mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
-        let streams = Array::try_new(|_| stream().map(|stream| Mutex::new(&classes::STREAM, stream)))?;
-        Ok(PerCpu { streams, sleeps: Counter::new(0) })
+    /// What `make` answers for the first that cannot be made.
+    pub fn new<E>(spares: usize, make: impl Fn() -> Result<S, E> + Send + Sync + 'static) -> Result<Self, E> {
+        Ok(PerCpu {
+            streams: Array::try_new(|_| make().map(|stream| Mutex::new(&classes::STREAM, stream)))?,
+            spares: (0..spares).map(|_| Mutex::new(&classes::STREAM, None)).collect(),
+            make: Box::new(move || make().ok()),
+            sleeps: Counter::new(0),
+        })
     }
 
     #[inline]
-    fn take(&self) -> MutexGuard<'_, S> {
+    fn take(&self) -> Taken<'_, S> {
         let cpu = cpu::current();
         match self.streams.of(cpu).try_lock() {
-            Some(stream) => stream,
+            Some(stream) => Taken::Own(stream),
             None => self.take_other(cpu),
         }
     }
 
     #[cold]
-    fn take_other(&self, cpu: usize) -> MutexGuard<'_, S> {
+    fn take_other(&self, cpu: usize) -> Taken<'_, S> {
         let mut others = (1..self.streams.len()).map(|step| (cpu + step) % self.streams.len());
-        let free = others.find_map(|other| self.streams.of(other).try_lock());
-        free.unwrap_or_else(|| {
+        if let Some(stream) = others.find_map(|other| self.streams.of(other).try_lock()) {
+            return Taken::Own(stream);
+        }
+        self.take_spare().unwrap_or_else(|| {
             self.sleeps.add(1);
-            self.streams.of(cpu).lock()
+            Taken::Own(self.streams.of(cpu).lock())
         })
+    }
+
+    /// A spare stream that is free, or that there is room for.
+    fn take_spare(&self) -> Option<Taken<'_, S>> {
+        let mut spare = self.spares.iter().find_map(Mutex::try_lock)?;
+        if spare.is_none() {
+            *spare = (self.make)();
+        }
+        spare.is_some().then_some(Taken::Spare(spare))
     }
 }
 
 impl<S> Streams<S> for PerCpu<S> {
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut S) -> R) -> R {
-        f(&mut self.take())
+        match &mut self.take() {
+            Taken::Own(stream) => f(stream),
+            Taken::Spare(stream) => match &mut **stream {
+                Some(stream) => f(stream),
+                None => unreachable!("a spare stream was taken that was not made"),
+            },
+        }
     }
 
     fn sleeps(&self) -> u64 {

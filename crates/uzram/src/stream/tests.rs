@@ -6,19 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
-/// The designs, each with the number of streams it has.
+/// The designs, each with the most streams it can have.
 fn designs() -> Vec<(Design, usize)> {
     let list = |count| (Design::IdleList(Count::try_from(count).expect("in range")), count);
-    vec![(Design::PerCpu, cpu::possible()), list(1), list(2), list(5)]
+    vec![(Design::PerCpu, (1 + SPARES_PER_CPU) * cpu::possible()), list(1), list(2), list(5)]
 }
 
 /// Streams that know their number.
 fn numbered(design: Design) -> AnyStreams<(usize, bool)> {
-    let mut made = 0;
-    let stream = || {
-        made += 1;
-        Ok::<_, ()>((made - 1, false))
-    };
+    let made = AtomicUsize::new(0);
+    let stream = move || Ok::<_, ()>((made.fetch_add(1, Ordering::Relaxed), false));
     AnyStreams::new(design, stream).expect("infallible")
 }
 
@@ -120,11 +117,49 @@ fn a_panic_returns_the_stream() {
 #[test]
 fn a_stream_that_cannot_be_made_is_an_error() {
     for (design, count) in designs() {
-        let mut left = count - 1;
-        let made = AnyStreams::new(design, || {
-            left = left.checked_sub(1).ok_or("no memory")?;
-            Ok::<_, &str>(())
+        let first = if design == Design::PerCpu { cpu::possible() } else { count };
+        assert_eq!(AnyStreams::new(design, at_most(first - 1)).err(), Some("no memory"), "{design}");
+        assert!(AnyStreams::new(design, at_most(first)).is_ok(), "{design}");
+    }
+}
+
+/// Makes so many streams, and then no more.
+fn at_most(count: usize) -> impl Fn() -> Result<(), &'static str> {
+    let made = AtomicUsize::new(0);
+    move || if made.fetch_add(1, Ordering::Relaxed) < count { Ok(()) } else { Err("no memory") }
+}
+
+/// A spare stream is made when all are lent, once, and used again; where there is no memory for it, the
+/// thread waits instead.
+#[test]
+fn spare_streams_are_made_when_all_are_lent() {
+    for memory_for in [cpu::possible(), cpu::possible() + 1] {
+        let streams = AnyStreams::new(Design::PerCpu, at_most(memory_for)).expect("enough for these");
+        for _ in 0..3 {
+            let all_hold = Barrier::new(memory_for);
+            std::thread::scope(|scope| {
+                for _ in 0..memory_for {
+                    scope.spawn(|| streams.with(|()| all_hold.wait()));
+                }
+            });
+        }
+        assert_eq!(streams.sleeps(), 0);
+        let all_hold = Barrier::new(memory_for + 1);
+        std::thread::scope(|scope| {
+            let (streams, all_hold) = (&streams, &all_hold);
+            for _ in 0..memory_for {
+                scope.spawn(move || {
+                    streams.with(|()| {
+                        all_hold.wait();
+                        while streams.sleeps() == 0 {
+                            std::thread::yield_now();
+                        }
+                    });
+                });
+            }
+            all_hold.wait();
+            streams.with(|()| ());
         });
-        assert_eq!(made.err(), Some("no memory"), "{design}");
+        assert_eq!(streams.sleeps(), 1);
     }
 }
