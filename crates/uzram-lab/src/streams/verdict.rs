@@ -243,7 +243,7 @@ mod tests {
     fn what_was_promised_and_held_is_said() {
         let verdict = of(&[row(1, 1.0, 0.0, 0.0), row(4, 1.1, 0.02, 0.0)], 2).join("\n");
         assert!(verdict.contains("in all 2 rows (") && verdict.contains("1 lie above"), "{verdict}");
-        assert!(verdict.contains("percpu never slept in any of 1."), "{verdict}");
+        assert!(verdict.contains("percpu never slept in any of 1:"), "{verdict}");
         assert!(verdict.contains("list of 2 slept in 1 of 1"), "{verdict}");
         assert!(verdict.contains("1.10 here, 1.60 published"), "{verdict}");
         assert!(verdict.contains("a write of 10 µs"), "{verdict}");
