@@ -13,7 +13,7 @@ use super::Streams;
 use crate::base::cpu::{self, PerCpu as Array};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
-/// See the [module's documentation](self).
+/// One stream for each CPU, and spare ones for when the holders of all of them are stopped.
 pub struct PerCpu<S> {
     streams: Array<Mutex<S>>,
     /// Those that were made come first, but for some that are being made.
