@@ -1,5 +1,5 @@
 //! The NBD wire format: constants under the specification's names, and parsers of options.
-//! [`super::request`] parses requests, [`super::reply`] encodes replies.
+//! `request` parses requests, `reply` encodes replies.
 //!
 //! Pure functions of bytes: nothing here does I/O, allocates, or can panic on any input. All
 //! integers on the wire are big-endian. Extended headers are those of the specification's branch
