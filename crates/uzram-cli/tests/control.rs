@@ -68,8 +68,9 @@ fn hostile_clients_disturb_nobody() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
         assert!(place.run(&["list"]).ok().contains("zram0"));
     }
-    // Some vanish before they are answered, or while they ask.
-    for _ in 0..50 {
+    // Some vanish before they are answered, or while they ask; with the slow ones they are fewer than
+    // the 64 that the server takes at once.
+    for _ in 0..40 {
         connect(&socket).write_all(b"GET /v1/devices HTTP/1.1\r\n\r\n").unwrap();
     }
     assert!(place.run(&["stat", "zram0"]).ok().contains("stored"));
