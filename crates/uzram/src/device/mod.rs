@@ -254,8 +254,7 @@ impl Device {
 
     /// Frees everything and forgets all parameters.
     fn reset(&self) -> Result<()> {
-        let removed = self.state.lock().removed;
-        self.empty(State { removed, ..State::default() })
+        self.empty(false)
     }
 
     /// Frees everything, for good: the device can't be initialised or opened again.
@@ -263,14 +262,15 @@ impl Device {
     /// # Errors
     /// `Busy` while it is open.
     pub fn remove(&self) -> Result<()> {
-        self.empty(State { removed: true, ..State::default() })
+        self.empty(true)
     }
 
-    /// Replaces the state of a device that nobody has open.
-    fn empty(&self, new: State) -> Result<()> {
+    /// Empties a device that nobody has open; for good, if it is to be `removed` or was before.
+    fn empty(&self, removed: bool) -> Result<()> {
         let mut state = self.state.lock();
         match self.users.get() {
             0 => {
+                let new = State { removed: removed || state.removed, ..State::default() };
                 let old = std::mem::replace(&mut *state, new);
                 // Unmapping takes a while, for which nobody need wait.
                 drop(state);
