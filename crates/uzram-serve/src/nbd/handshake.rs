@@ -127,14 +127,14 @@ pub(super) fn haggle<S: Read + Write>(
                     acknowledge(stream, option)?;
                     return Ok(Outcome::StartTls);
                 }
-                Some((reply, why)) => send_reply(stream, option, reply, &[why])?,
+                Some((error, why)) => refuse(stream, option, error, why)?,
             },
             // It has no error reply.
             option::EXPORT_NAME if tls == TlsMode::Required => {
                 return Err(violation("an export was chosen without TLS, which is required here"));
             }
             _ if tls == TlsMode::Required => {
-                send_reply(stream, option, reply::ERR_TLS_REQD, &[b"this server requires TLS"])?;
+                refuse(stream, option, reply::ERR_TLS_REQD, "this server requires TLS")?;
             }
             option::EXPORT_NAME => return haggling.export_name(stream, &data).map(Outcome::Chosen),
             option::LIST => haggling.list(stream, &data)?,
@@ -152,23 +152,23 @@ pub(super) fn haggle<S: Read + Write>(
                 haggling.negotiated.contexts = None;
                 haggling.negotiated.contexts = haggling.meta_contexts(stream, option, &data)?;
             }
-            _ => send_reply(stream, option, reply::ERR_UNSUP, &[b"this server does not have that option"])?,
+            _ => refuse(stream, option, reply::ERR_UNSUP, "this server does not have that option")?,
         }
     }
     Err(violation("too many options"))
 }
 
-/// Why TLS cannot be started now: the reply and its text.
-fn starttls_refusal(tls: TlsMode, data: &[u8]) -> Option<(u32, &'static [u8])> {
+/// Why TLS cannot be started now: the error and its text.
+fn starttls_refusal(tls: TlsMode, data: &[u8]) -> Option<(u32, &'static str)> {
     match tls {
-        TlsMode::Started => Some((reply::ERR_INVALID, b"TLS has been started already")),
-        TlsMode::Off => Some((reply::ERR_UNSUP, b"this server has no TLS certificate")),
+        TlsMode::Started => Some((reply::ERR_INVALID, "TLS has been started already")),
+        TlsMode::Off => Some((reply::ERR_UNSUP, "this server has no TLS certificate")),
         TlsMode::Offered | TlsMode::Required if !data.is_empty() => Some((reply::ERR_INVALID, NO_DATA)),
         TlsMode::Offered | TlsMode::Required => None,
     }
 }
 
-const NO_DATA: &[u8] = b"this option has no data";
+const NO_DATA: &str = "this option has no data";
 
 /// Reads one option into `data` and returns its number.
 fn receive_option(stream: &mut impl Read, data: &mut Vec<u8>) -> io::Result<u32> {
@@ -239,7 +239,7 @@ impl Haggling<'_> {
         headers: Headers,
     ) -> io::Result<()> {
         if !data.is_empty() {
-            return send_reply(stream, option, reply::ERR_INVALID, &[NO_DATA]);
+            return refuse(stream, option, reply::ERR_INVALID, NO_DATA);
         }
         if (self.negotiated.headers, headers) == (Headers::Extended, Headers::Structured) {
             let why = "extended headers are negotiated, and replace structured replies";
@@ -304,7 +304,7 @@ impl Haggling<'_> {
 
     fn list(&self, stream: &mut impl Write, data: &[u8]) -> io::Result<()> {
         if !data.is_empty() {
-            return send_reply(stream, option::LIST, reply::ERR_INVALID, &[NO_DATA]);
+            return refuse(stream, option::LIST, reply::ERR_INVALID, NO_DATA);
         }
         for device in self.exports.devices() {
             let name = device.name();
