@@ -4,11 +4,11 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::Stdio;
 
-use common::clients::{arg, client, complain, fio, missing, qemu_io, random_file, run, same, succeed, text};
+use common::clients::{
+    Connected, arg, complain, fio, missing, qemu_io, random_file, run, same, succeed, text,
+};
 use common::{Place, wait_until};
 
 #[test]
@@ -60,15 +60,10 @@ fn devices_are_added_used_and_removed() {
 
     let taken = place.run(&["add", "logs"]);
     assert!(taken.complaint(1).contains("there is a device 'logs' already"), "{}", taken.stderr);
-    let mut user = client(&place, "qemu-io", &["-f", "raw", uri]);
-    let mut user = user.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    user.stdin.as_mut().unwrap().write_all(b"read 0 4k\n").unwrap();
-    let mut said = BufReader::new(user.stdout.take().unwrap()).lines();
-    assert!(said.any(|line| line.unwrap().contains("read 4096/4096")));
+    let user = Connected::new(&place, uri);
     let refused = place.run(&["remove", "logs"]);
     assert!(refused.complaint(1).contains("in use by 1"), "{}", refused.stderr);
-    drop(user.stdin.take());
-    user.wait().unwrap();
+    drop(user);
     wait_until("it can be removed", || place.run(&["remove", "logs"]).status.success());
     assert!(!place.run(&["list"]).ok().contains("logs"));
     complain(&place, "nbdinfo", &[uri]);

@@ -5,11 +5,9 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, Stdio};
 
-use common::clients::{arg, complain, missing, qemu_io, random_file, same, succeed};
-use common::{Daemon, Place, program_path, wait_until};
+use common::clients::{Connected, arg, complain, missing, qemu_io, random_file, same, succeed};
+use common::{Daemon, Place, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -39,7 +37,7 @@ fn a_full_disk_says_so_and_stays_usable() {
     assert!(place.number("mem_charged") <= 8 * MIB);
 
     // The limit can be raised and removed while clients are connected.
-    let client = Connected::new(&place);
+    let client = Connected::new(&place, &place.uri());
     place.run(&["set", "zram0", "mem_limit=16M"]).ok();
     complain(&place, "nbdcopy", &[arg(&source), &place.uri()]);
     let charged = place.number("mem_charged");
@@ -65,7 +63,7 @@ fn a_device_in_use_is_not_reset() {
     }
     let place = Place::new();
     let _daemon = place.up(&[]);
-    let mut client = Connected::new(&place);
+    let mut client = Connected::new(&place, &place.uri());
     client.command("write -P 0x5a 0 1M", "wrote");
     let ended = place.run(&["reset", "zram0"]);
     let line = ended.complaint(1);
@@ -111,50 +109,4 @@ fn resident_bytes(daemon: &Daemon) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
-}
-
-/// A client that stays connected until dropped.
-struct Connected {
-    child: std::process::Child,
-    output: BufReader<std::process::ChildStdout>,
-}
-
-impl Connected {
-    fn new(place: &Place) -> Connected {
-        let mut child = Command::new("timeout")
-            .args(["-k", "5", "30", "qemu-io", "-f", "raw", &place.uri()])
-            .env("PATH", program_path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let mut connected = Connected { child, output };
-        connected.command("read 0 512", "read");
-        connected
-    }
-
-    /// Runs a command of qemu-io and waits until it says so.
-    fn command(&mut self, command: &str, answer: &str) {
-        let stdin = self.child.stdin.as_mut().unwrap();
-        writeln!(stdin, "{command}").unwrap();
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "qemu-io ended at '{command}'");
-            assert!(!line.contains("failed"), "{command}: {line}");
-            if line.contains(answer) {
-                return;
-            }
-        }
-    }
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        // The end of its input ends it.
-        drop(self.child.stdin.take());
-        let _ = self.output.read_to_end(&mut Vec::new());
-        let _ = self.child.wait();
-    }
 }

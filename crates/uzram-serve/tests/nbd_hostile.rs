@@ -143,14 +143,20 @@ fn disconnects_in_mid_payload() {
     });
 }
 
+/// A client with extended headers that may ask for the status of blocks.
+fn with_both_contexts(server: &TestServer) -> Client {
+    let mut client = server.client();
+    client.agree(Headers::Extended);
+    client.contexts(option::SET_META_CONTEXT, b"", &[b"base:allocation", b"uzram:state"]).unwrap();
+    client.enter();
+    client
+}
+
 #[test]
 fn tiny_and_odd_extended_lengths() {
     let server = TestServer::new("1M");
     beside_a_good_client(&server, || {
-        let mut client = server.client();
-        client.agree(Headers::Extended);
-        client.contexts(option::SET_META_CONTEXT, b"", &[b"base:allocation", b"uzram:state"]).unwrap();
-        client.enter();
+        let mut client = with_both_contexts(&server);
         for len in 0..40u64 {
             for command in 0..12u16 {
                 if matches!(command, cmd::DISC | cmd::WRITE) {
@@ -171,10 +177,7 @@ fn tiny_and_odd_extended_lengths() {
 fn questions_without_listening() {
     let server = TestServer::new("1M");
     beside_a_good_client(&server, || {
-        let mut client = server.client();
-        client.agree(Headers::Extended);
-        client.contexts(option::SET_META_CONTEXT, b"", &[b"base:allocation", b"uzram:state"]).unwrap();
-        client.enter();
+        let mut client = with_both_contexts(&server);
         client.stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
         let questions = header(Headers::Extended, 0, cmd::BLOCK_STATUS, 0, 1 << 20).repeat(1000);
         while client.stream.write_all(&questions).is_ok() {}

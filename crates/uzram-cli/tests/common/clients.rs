@@ -1,8 +1,9 @@
 //! The NBD clients and file system tools that people use, run in a test's own directory.
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use super::{Place, has_program, program_path};
 
@@ -99,4 +100,48 @@ pub fn same(one: &Path, other: &Path) -> bool {
 /// A path as an argument.
 pub fn arg(path: &Path) -> &str {
     path.to_str().unwrap()
+}
+
+/// A qemu-io that has the disk at a URI open until dropped.
+pub struct Connected {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Connected {
+    pub fn new(place: &Place, uri: &str) -> Connected {
+        let mut child = client(place, "qemu-io", &["-f", "raw", uri])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut connected = Connected { child, output };
+        connected.command("read 0 512", "read");
+        connected
+    }
+
+    /// Runs a command of qemu-io and waits until it says so.
+    pub fn command(&mut self, command: &str, answer: &str) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        writeln!(stdin, "{command}").unwrap();
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "qemu-io ended at '{command}'");
+            assert!(!line.contains("failed"), "{command}: {line}");
+            if line.contains(answer) {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        // The end of its input ends it.
+        drop(self.child.stdin.take());
+        let _ = self.output.read_to_end(&mut Vec::new());
+        let _ = self.child.wait();
+    }
 }
