@@ -7,7 +7,7 @@
 #![cfg_attr(feature = "loom", allow(dead_code))]
 
 pub mod base;
-pub(crate) mod slab;
+pub mod slab;
 pub mod codec;
 pub mod stream;
 pub mod zsmalloc;

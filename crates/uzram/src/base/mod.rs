@@ -2,7 +2,7 @@
 
 pub mod cpu;
 pub mod error;
-pub(crate) mod mem;
+pub mod mem;
 pub mod random;
 pub mod sync;
 pub mod units;

@@ -239,6 +239,7 @@ impl Device {
         let pages = bytes_to_pages(bytes);
         let params = &state.params;
         state.store = Some(Arc::new(Store::new(&store::Config {
+            name: self.name.clone(),
             pages,
             algorithm: params.algorithm.clone(),
             chain_size: params.chain_size,

@@ -9,6 +9,7 @@ fn store(pages: u64) -> Arc<Store> {
 
 fn config(pages: u64) -> Config {
     Config {
+        name: "test".to_owned(),
         pages,
         algorithm: Algorithm::default(),
         // The fewest classes: loom makes all their locks anew for each interleaving.

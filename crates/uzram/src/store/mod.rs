@@ -46,6 +46,8 @@ const SPARE_OBJECTS: u64 = if cfg!(feature = "loom") { 8 } else { 65536 };
 /// How to make a [`Store`].
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// Its name, in statistics.
+    pub name: String,
     /// Its size, 1..=[`MAX_PAGES`].
     pub pages: u64,
     /// How pages are compressed.
@@ -133,7 +135,8 @@ impl Store {
         let arena = Arc::new(Arena::new(reserve_bytes)?);
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
-        let pool = Pool::new(Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
+        let pool =
+            Pool::new(&config.name, Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
         let stream_bytes = Arc::new(Counter::new(config.algorithm.shared_bytes() as u64));
         let (algorithm, bytes) = (config.algorithm.clone(), Arc::clone(&stream_bytes));
         let make = move || {

@@ -4,6 +4,7 @@ use crate::codec::Encoder;
 
 fn config(pages: u64) -> Config {
     Config {
+        name: "test".to_owned(),
         pages,
         algorithm: Algorithm::default(),
         chain_size: 16,

@@ -13,9 +13,7 @@
 //! A handle may only be pinned by someone who knows that it is not freed yet (the store holds the
 //! slot's lock meanwhile).
 
-use crate::base::mem::Entry;
 use crate::base::sync::{Access, AtomicU64, Ordering, fence};
-use crate::slab::Object as SlabObject;
 
 use super::class::MAX_OBJECTS;
 
@@ -69,20 +67,6 @@ pub(super) struct HandleCell {
     contents: Access,
 }
 
-// SAFETY: zeros are an atomic 0 (under loom a table never starts out as zeros).
-unsafe impl Entry for HandleCell {}
-
-// SAFETY: 8 bytes; as for `Entry`.
-unsafe impl SlabObject for HandleCell {
-    fn link(&self) -> u32 {
-        self.word.load(Ordering::Relaxed) as u32
-    }
-
-    fn set_link(&self, link: u32) {
-        self.word.store(u64::from(link), Ordering::Relaxed);
-    }
-}
-
 impl HandleCell {
     /// Points the handle at an object that nobody else knows yet.
     #[inline]
@@ -91,10 +75,14 @@ impl HandleCell {
         self.word.store(object.encode(), Ordering::Release);
     }
 
-    /// Where the object is, if it is live; nothing may rest on it.
+    /// Where the object of a cell is, if it is live; nothing may rest on it.
+    ///
+    /// # Safety
+    /// There is mapped memory, aligned for a cell.
     #[inline]
-    pub(super) fn peek(&self) -> Object {
-        Object::decode(self.word.load(Ordering::Relaxed))
+    pub(super) unsafe fn peek(cell: *const HandleCell) -> Object {
+        // SAFETY: the caller's promise; whatever is there is taken as a number.
+        Object::decode(unsafe { cell.cast::<u64>().read_volatile() })
     }
 
     /// Keeps the object from being released until [`HandleCell::unpin`].

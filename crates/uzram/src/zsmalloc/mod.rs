@@ -42,7 +42,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, Arena, Full, Gfp, Table};
 use crate::base::sync::{Arc, AtomicU64, Counter, Mutex, Ordering, classes};
 use crate::base::units::PAGE_SIZE;
-use crate::slab::Cache;
+use crate::slab::{Options, Typed};
 use class::{ClassTable, HEADER_BYTES};
 use handle::{HandleCell, Object};
 use zspage::{Descriptors, Lists, NONE_INDEX, Zspage, fullness_group};
@@ -81,7 +81,7 @@ pub(crate) struct Pool {
     classes: ClassTable,
     /// The zspages of each class; its lock protects the lists and the descriptors in them.
     lists: Box<[Padded<Mutex<Lists>>]>,
-    handles: Cache<HandleCell>,
+    handles: Typed<HandleCell>,
     zspages: Descriptors,
     /// For the first page of each zspage [owner of a huge object u32 | descriptor u32]. An entry
     /// belongs to the zspage, and is written before any of its objects is known to others.
@@ -114,23 +114,26 @@ impl ClassStat {
 }
 
 impl Pool {
-    /// A pool of at most `max_objects` objects in the memory of `arena`, whose zspages have up to
+    /// A pool, called `name` in statistics, of at most `max_objects` objects in the memory of `arena`, whose zspages have up to
     /// `chain_size` pages.
     ///
     /// # Errors
     /// `Invalid` for a chain size outside [`CHAIN_SIZES`], `NoMemory` when there is no address
     /// space for the tables.
-    pub fn new(arena: Arc<Arena>, chain_size: usize, max_objects: u64) -> Result<Self> {
+    pub fn new(name: &str, arena: Arc<Arena>, chain_size: usize, max_objects: u64) -> Result<Self> {
         if !CHAIN_SIZES.contains(&chain_size) && !cfg!(feature = "loom") {
             let range = format!("zspages have {} to {} pages", CHAIN_SIZES.start(), CHAIN_SIZES.end());
             return Err(Error::invalid(range).with_setting("chain_size"));
         }
         let classes = ClassTable::new(chain_size);
         let lists = || Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
+        let handles = Typed::<HandleCell>::options(format!("zs_handle-{name}"), max_objects);
+        // A pool ends with what is stored in it.
+        let handles = Options { dropped_whole: true, ..handles };
         Ok(Pool {
             lists: classes.iter().map(|_| lists()).collect(),
-            handles: Cache::new("the device has as many objects as it can", Arc::clone(&arena), max_objects)?,
-            zspages: Descriptors::new(Arc::clone(&arena), max_objects)?,
+            handles: Typed::new(Arc::clone(&arena), handles)?,
+            zspages: Descriptors::new(name, Arc::clone(&arena), max_objects)?,
             page_table: Table::new(arena.reserved_pages())?,
             corrupted: Counter::new(0),
             classes,
@@ -164,11 +167,12 @@ impl Pool {
         if len == 0 || len > PAGE_SIZE {
             return Err(Error::invalid("an object has 1 to 4096 bytes"));
         }
-        let handle = self.with_memory(gfp, || self.handles.alloc(gfp))?;
+        let handle = self.with_memory(gfp, || self.handles.insert(HandleCell::default(), gfp))?;
         match self.with_memory(gfp, || self.alloc(self.classes.index_for(len), gfp)) {
             Ok(object) => Ok(Reserved::new(self, handle, object)),
             Err(error) => {
-                self.handles.free(handle);
+                // SAFETY: the handle is new, and known here only.
+                unsafe { self.free_handle(handle) };
                 Err(error)
             }
         }
@@ -184,8 +188,8 @@ impl Pool {
     /// `Corrupt` when what is there does not belong to this handle and owner.
     #[inline]
     pub fn pin(&self, handle: Handle, owner: u32, len: usize) -> Result<Pinned<'_>> {
-        let cell = self.handles.get(handle.0);
-        let object = cell.pin();
+        // SAFETY: the handle is in use (the caller knows).
+        let object = unsafe { self.handles.get(handle.0) }.pin();
         let (start, header_bytes) = self.place(object);
         let bytes = NonNull::new(start.wrapping_add(header_bytes)).unwrap_or(NonNull::dangling());
         // Unpins on every way out.
@@ -208,7 +212,8 @@ impl Pool {
     /// Frees an object, at once or when its last reader is done. The handle is not to be used
     /// again.
     pub fn free(&self, handle: Handle) {
-        if let Some(object) = self.handles.get(handle.0).free() {
+        // SAFETY: the handle is in use: the caller frees it, once.
+        if let Some(object) = unsafe { self.handles.get(handle.0) }.free() {
             self.release(handle, object);
         }
     }
@@ -217,8 +222,9 @@ impl Pool {
     /// handle at all.
     #[inline]
     pub fn prefetch(&self, handle_bits: u32) {
-        let Some(cell) = self.handles.try_get(handle_bits) else { return };
-        let object = cell.peek();
+        let Some(cell) = self.handles.hint(handle_bits) else { return };
+        // SAFETY: a hint is mapped, and aligned.
+        let object = unsafe { HandleCell::peek(cell) };
         let (page, class) = (object.page as usize, usize::from(object.class));
         if page < self.page_table.len() && class < self.lists.len() {
             prefetch(&raw const self.page_table[page]);
@@ -382,7 +388,8 @@ impl Pool {
         let id = self.zspages.alloc(zspage, gfp).inspect_err(no_run)?;
         // Last: giving committed pages back may take a system call.
         if let Err(full) = self.arena.commit(Account::Pool, run.page, committed as u32) {
-            self.zspages.free(id);
+            // SAFETY: the descriptor is new, and known here only.
+            self.note(unsafe { self.zspages.free(id) });
             self.arena.free_run(run, Account::Pool, 0);
             return Err(full.into());
         }
@@ -403,8 +410,25 @@ impl Pool {
                 return;
             }
         }
-        self.handles.free(handle.0);
+        // SAFETY: the handle was freed, and its last reader is gone.
+        unsafe { self.free_handle(handle.0) };
         self.put(object);
+    }
+
+    /// Gives a handle back.
+    ///
+    /// # Safety
+    /// The handle is in use, and nobody uses it any more.
+    unsafe fn free_handle(&self, handle: u32) {
+        // SAFETY: the caller's promise.
+        self.note(unsafe { self.handles.remove(handle) });
+    }
+
+    /// Counts damage that a cache found.
+    fn note(&self, freed: Result<()>) {
+        if freed.is_err() {
+            self.corrupted.add(1);
+        }
     }
 
     /// Puts an object that is in no use back into its zspage, and gives an empty zspage back once
@@ -432,7 +456,8 @@ impl Pool {
         let (run, committed) = self.zspages.with(&mut lists, id, |zspage| (zspage.run(), zspage.committed));
         lists.pages_used -= u64::from(committed);
         drop(lists);
-        self.zspages.free(id);
+        // SAFETY: the zspage is empty and on no list.
+        self.note(unsafe { self.zspages.free(id) });
         self.arena.free_run(run, Account::Pool, u64::from(committed));
     }
 }
@@ -459,7 +484,8 @@ impl Deref for Pinned<'_> {
 impl Drop for Pinned<'_> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(object) = self.pool.handles.get(self.handle.0).unpin() {
+        // SAFETY: the pin keeps the handle in use.
+        if let Some(object) = unsafe { self.pool.handles.get(self.handle.0) }.unpin() {
             self.pool.release(self.handle, object);
         }
     }

@@ -51,7 +51,8 @@ impl<'a> Reserved<'a> {
         // SAFETY: as above; the class is the one for this length, so the object has room for
         // header and contents, and `bytes` cannot overlap memory that nobody has a reference to.
         unsafe { start.add(header_bytes).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        pool.handles.get(self.handle).publish(self.object);
+        // SAFETY: the handle is this reservation's.
+        unsafe { pool.handles.get(self.handle) }.publish(self.object);
         let handle = Handle(self.handle);
         // The object is the handle's from now on.
         std::mem::forget(self);
@@ -61,7 +62,8 @@ impl<'a> Reserved<'a> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        self.pool.handles.free(self.handle);
+        // SAFETY: the handle is this reservation's, and known here only.
+        unsafe { self.pool.free_handle(self.handle) };
         self.pool.put(self.object);
     }
 }

@@ -5,7 +5,13 @@ use std::collections::HashMap;
 fn pool(chain_size: usize) -> Pool {
     let arena = Arc::new(Arena::new(256 << 20).expect("address space"));
     arena.set_run_cache_batch_pages(32).expect("batch");
-    Pool::new(arena, chain_size, 1 << 20).expect("pool")
+    Pool::new("test", arena, chain_size, 1 << 20).expect("pool")
+}
+
+/// The cell of a handle that the test has not freed.
+fn cell(pool: &Pool, handle: Handle) -> &HandleCell {
+    // SAFETY: the handle is in use.
+    unsafe { pool.handles.get(handle.to_bits()) }
 }
 
 /// Contents that only the object of this number has.
@@ -93,7 +99,7 @@ fn agrees_with_a_naive_model() {
         }
         check_stats(&pool, &live);
         assert_eq!(
-            (pool.pages_used(), pool.handles.in_use(), pool.zspages.in_use()),
+            (pool.pages_used(), pool.handles.info().active_objs, pool.zspages.in_use()),
             (0, 0, 0),
             "seed {seed}"
         );
@@ -105,7 +111,7 @@ fn agrees_with_a_naive_model() {
 #[test]
 fn lengths_and_chain_sizes_out_of_range_are_refused() {
     let arena = Arc::new(Arena::new(1 << 20).expect("address space"));
-    let refused = Pool::new(arena, 17, 100).err().expect("too long");
+    let refused = Pool::new("test", arena, 17, 100).err().expect("too long");
     assert_eq!(refused.setting(), Some("chain_size"));
     let pool = pool(8);
     for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {
@@ -119,7 +125,7 @@ fn without_waiting_only_what_is_there_is_taken() {
     let pool = pool(8);
     let refused = pool.store(&[1; 3000], 0, Gfp::NoWait).expect_err("there is no memory yet");
     assert_eq!(refused.kind(), ErrorKind::NoMemory);
-    assert_eq!((pool.arena.charged_pages(), pool.handles.in_use()), (0, 0));
+    assert_eq!((pool.arena.charged_pages(), pool.handles.info().active_objs), (0, 0));
     let first = pool.store(&[1; 3000], 0, Gfp::MayWait).expect("memory");
     let mut handles = vec![first];
     while let Ok(handle) = pool.store(&[1; 3000], 0, Gfp::NoWait) {
@@ -128,7 +134,7 @@ fn without_waiting_only_what_is_there_is_taken() {
     // Of a chunk of 512 pages, two slabs of 16 are metadata; runs of other lengths leave gaps.
     assert!(pool.pages_used() > 460, "{} pages", pool.pages_used());
     assert_eq!(pool.zspages.in_use(), pool.class_stats().iter().map(zspages).sum(), "none is left over");
-    assert_eq!(pool.handles.in_use(), handles.len() as u64);
+    assert_eq!(pool.handles.info().active_objs, handles.len() as u64);
 
     // At the limit, with free memory in runs of another length.
     let kept = handles.len() - 40;
@@ -155,12 +161,12 @@ fn bytes_need_not_be_as_long_as_what_was_reserved() {
         let reserved = pool.reserve(reserved_len, Gfp::MayWait).expect("memory");
         let handle = reserved.write(&bytes, 7).expect("memory");
         assert_eq!(*pool.pin(handle, 7, len).expect("sound"), *bytes);
-        assert_eq!((pool.handles.in_use(), pool.zspages.in_use()), (1, 1), "{reserved_len} {len}");
+        assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use()), (1, 1), "{reserved_len} {len}");
         pool.free(handle);
     }
     let reserved = pool.reserve(100, Gfp::MayWait).expect("memory");
     assert_eq!(reserved.write(&[0; PAGE_SIZE + 1], 7).unwrap_err().kind(), ErrorKind::Invalid);
-    assert_eq!((pool.handles.in_use(), pool.zspages.in_use(), pool.pages_used()), (0, 0, 0));
+    assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use(), pool.pages_used()), (0, 0, 0));
 }
 
 #[test]
@@ -189,12 +195,12 @@ fn new_objects_go_into_the_fullest_zspage() {
     let handles: Vec<Handle> = (0..3 * per_zspage)
         .map(|owner| pool.store(&vec![1; len], owner as u32, Gfp::MayWait).expect("memory"))
         .collect();
-    let page = |handle: &Handle| pool.handles.get(handle.to_bits()).pin().page;
+    let page = |handle: &Handle| cell(&pool, *handle).pin().page;
     // Pins taken by `page` stay: these objects are only looked at.
     let pages: Vec<u32> = handles.iter().map(page).collect();
     let (first, second) = (&handles[..per_zspage], &handles[per_zspage..2 * per_zspage]);
     for handle in first.iter().chain(&second[..3]) {
-        assert_eq!(pool.handles.get(handle.to_bits()).unpin(), None);
+        assert_eq!(cell(&pool, *handle).unpin(), None);
     }
     first[..per_zspage - 1].iter().for_each(|handle| pool.free(*handle));
     second[..3].iter().for_each(|handle| pool.free(*handle));
@@ -216,9 +222,9 @@ fn a_read_outlives_the_free() {
         let other = pool.store(&vec![0xff; len], 2, Gfp::MayWait).expect("memory");
         drop(one);
         assert_eq!(*two, *bytes);
-        assert_eq!(pool.handles.in_use(), 2);
+        assert_eq!(pool.handles.info().active_objs, 2);
         drop(two);
-        assert_eq!(pool.handles.in_use(), 1);
+        assert_eq!(pool.handles.info().active_objs, 1);
         pool.free(other);
     }
 }
@@ -235,13 +241,13 @@ fn another_owners_bytes_are_never_answered() {
     let handle = pool.store(&[1; 100], 5, Gfp::MayWait).expect("memory");
     assert!(pool.pin(handle, 5, 200).is_err(), "longer than its class");
     // Damage the header: it cannot be read, and its memory is not reused.
-    let object = pool.handles.get(handle.to_bits()).pin();
-    assert_eq!(pool.handles.get(handle.to_bits()).unpin(), None);
+    let object = cell(&pool, handle).pin();
+    assert_eq!(cell(&pool, handle).unpin(), None);
     // SAFETY: the object is live and this test is its only user.
     unsafe { pool.place(object).0.write(!0) };
     assert!(pool.pin(handle, 5, 100).is_err());
     pool.free(handle);
-    assert_eq!((pool.corrupted(), pool.handles.in_use()), (1, 1));
+    assert_eq!((pool.corrupted(), pool.handles.info().active_objs), (1, 1));
 }
 
 #[test]

@@ -5,9 +5,9 @@
 //! not committed yet. Objects that were freed form a list through their own first bytes.
 
 use crate::base::error::Result;
-use crate::base::mem::{Arena, Entry, Gfp, Run};
+use crate::base::mem::{Arena, Gfp, Run};
 use crate::base::sync::{Arc, Guarded};
-use crate::slab::{Cache, Object as SlabObject};
+use crate::slab::{Options, Typed};
 
 /// Fullness groups: 0 is empty, 11 full, and group `g` between holds zspages from `(g - 1) * 10`
 /// to below `g * 10` percent full.
@@ -55,8 +55,7 @@ pub(super) fn fullness_group(inuse: u16, objs: u16) -> usize {
     }
 }
 
-/// A descriptor in its slab. Its class's lock guards it while it is in use, the slab cache's
-/// while it is free.
+/// A descriptor in its slab. Its class's lock guards it.
 #[derive(Debug, Default)]
 #[cfg_attr(not(feature = "loom"), repr(align(32)))]
 pub(super) struct Descriptor(Guarded<Zspage>);
@@ -64,54 +63,46 @@ pub(super) struct Descriptor(Guarded<Zspage>);
 #[cfg(not(feature = "loom"))]
 const _: () = assert!(size_of::<Descriptor>() == 32);
 
-// SAFETY: a descriptor is plain numbers, all zero by default.
-unsafe impl Entry for Descriptor {}
-
-// SAFETY: 32 bytes; as for `Entry`.
-unsafe impl SlabObject for Descriptor {
-    fn link(&self) -> u32 {
-        // SAFETY: the descriptor is free: only the holder of the slab cache's lock comes here.
-        unsafe { self.0.with_mut(|zspage| zspage.next) }
-    }
-
-    fn set_link(&self, link: u32) {
-        // SAFETY: as above.
-        unsafe { self.0.with_mut(|zspage| zspage.next = link) }
-    }
-}
-
 /// All descriptors of a pool.
-pub(super) struct Descriptors(Cache<Descriptor>);
+pub(super) struct Descriptors(Typed<Descriptor>);
 
 impl Descriptors {
-    pub(super) fn new(arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
-        Cache::new("the device has as many zspages as it can", arena, max_zspages).map(Descriptors)
+    pub(super) fn new(pool_name: &str, arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
+        let name = format!("zspage-{pool_name}");
+        // A pool ends with what is stored in it.
+        let options = Options { dropped_whole: true, ..Typed::<Descriptor>::options(name, max_zspages) };
+        Typed::new(arena, options).map(Descriptors)
     }
 
     /// Takes a descriptor for `zspage`, which nobody else knows yet.
     pub(super) fn alloc(&self, zspage: Zspage, gfp: Gfp) -> Result<u32> {
-        let id = self.0.alloc(gfp)?;
-        // SAFETY: the descriptor was free until now, and its number is known here only.
-        unsafe { self.0.get(id).0.with_mut(|descriptor| *descriptor = zspage) };
-        Ok(id)
+        self.0.insert(Descriptor(Guarded::new(zspage)), gfp)
     }
 
     /// Gives back a descriptor that is in no list.
-    pub(super) fn free(&self, id: u32) {
-        self.0.free(id);
+    ///
+    /// # Errors
+    /// `Corrupt` when it is found that it is none, or free already.
+    ///
+    /// # Safety
+    /// [`Descriptors::alloc`] answered it, and nobody uses it any more.
+    pub(super) unsafe fn free(&self, id: u32) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.remove(id) }
     }
 
     /// Runs `f` on the descriptor of a zspage of the class that `_lists` belongs to: whoever has
     /// its lists has the class's lock.
     #[inline]
     pub(super) fn with<R>(&self, _lists: &mut Lists, id: u32, f: impl FnOnce(&mut Zspage) -> R) -> R {
-        // SAFETY: the class's lock is held, and `f` cannot come back: it has no `Lists`.
+        // SAFETY: a zspage that the class's lists or its page table lead to has its descriptor until
+        // it is taken off them. The class's lock is held, and `f` cannot come back: it has no `Lists`.
         unsafe { self.0.get(id).0.with_mut(f) }
     }
 
     #[cfg(test)]
     pub(super) fn in_use(&self) -> u64 {
-        self.0.in_use()
+        self.0.info().active_objs
     }
 
     pub(super) fn table_bytes(&self) -> usize {

@@ -20,7 +20,6 @@
 //! be called with any lock held. The others are not to be called under a size class's lock.
 
 mod map;
-mod objects;
 mod run_cache;
 mod runs;
 mod table;
@@ -28,7 +27,6 @@ mod table;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-pub use objects::Objects;
 pub use run_cache::MAX_BATCH_PAGES;
 pub use runs::MAX_RUN_PAGES;
 pub use table::{Entry, Table};
@@ -165,6 +163,13 @@ impl Arena {
     pub fn address(&self, page: u32) -> *mut u8 {
         debug_assert!((page as usize) < self.reserved_pages());
         self.mapping.base().wrapping_add((page as usize) << PAGE_SHIFT)
+    }
+
+    /// The page that starts at an address, which [`Arena::address`] answered.
+    pub fn page_at(&self, address: *const u8) -> u32 {
+        let offset_bytes = address.addr() - self.mapping.base().addr();
+        debug_assert!(offset_bytes < self.mapping.len_bytes() && offset_bytes.is_multiple_of(PAGE_SIZE));
+        (offset_bytes >> PAGE_SHIFT) as u32
     }
 
     /// Takes a run of `pages` pages (1..=16). It charges nothing.

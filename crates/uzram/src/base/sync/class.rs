@@ -43,13 +43,23 @@ pub mod classes {
     pub static RUN_CACHE: LockClass = LockClass::new(6, "run_cache");
     /// The arena's chunks.
     pub static ARENA: LockClass = LockClass::new(7, "arena");
-    /// A slab cache's free list.
-    pub static SLAB: LockClass = LockClass::new(8, "slab");
+    /// A CPU's sheaves in a slab cache.
+    pub static SLAB_SHEAF: LockClass = LockClass::new(8, "slab_sheaf");
+    /// A slab cache's sheaves that no CPU has.
+    pub static SLAB_BARN: LockClass = LockClass::new(9, "slab_barn");
+    /// A CPU's slabs in a slab cache.
+    pub static SLAB_CPU: LockClass = LockClass::new(10, "slab_cpu");
+    /// A slab cache's node partial list: the kernel's `list_lock`.
+    pub static SLAB_LIST: LockClass = LockClass::new(11, "slab_list");
+    /// A slab cache's free slab numbers.
+    pub static SLAB_TABLE: LockClass = LockClass::new(12, "slab_table");
+    /// The list of slab caches.
+    pub static SLAB_CACHES: LockClass = LockClass::new(13, "slab_caches");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(9, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(14, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 10] = [
+    pub static ALL: [&LockClass; 15] = [
         &DEVICE,
         &SLOT,
         &STREAM_LIST,
@@ -58,7 +68,12 @@ pub mod classes {
         &RECLAIM,
         &RUN_CACHE,
         &ARENA,
-        &SLAB,
+        &SLAB_SHEAF,
+        &SLAB_BARN,
+        &SLAB_CPU,
+        &SLAB_LIST,
+        &SLAB_TABLE,
+        &SLAB_CACHES,
         &WAIT_TABLE,
     ];
 }

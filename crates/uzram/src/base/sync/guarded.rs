@@ -16,7 +16,6 @@ unsafe impl<T: Send> Sync for Guarded<T> {}
 
 impl<T> Guarded<T> {
     /// Wraps `value`.
-    #[cfg(test)]
     pub fn new(value: T) -> Self {
         Guarded(UnsafeCell::new(value))
     }

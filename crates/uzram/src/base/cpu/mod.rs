@@ -7,7 +7,13 @@
 //! A thread may move to another CPU at any time, so the number is a hint: whatever a CPU's entry
 //! holds must be safe to use from any thread.
 
+mod restart;
+
 use std::ops::Deref;
+
+pub use restart::Restartable;
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+pub(crate) use restart::restartable;
 
 /// The CPU this thread runs on, below [`possible`].
 #[inline]
@@ -18,6 +24,15 @@ pub fn current() -> usize {
 /// How many CPUs this machine can ever have: entries of a [`PerCpu`].
 pub fn possible() -> usize {
     imp::possible()
+}
+
+/// Lets others run that this thread waits for: they hold something for a few instructions, unless
+/// they were preempted.
+pub fn relax() {
+    #[cfg(not(feature = "loom"))]
+    std::thread::yield_now();
+    #[cfg(feature = "loom")]
+    loom::thread::yield_now();
 }
 
 /// Asks for the cache line at `address`, which need not be valid: a hint, and no access.
@@ -94,6 +109,12 @@ impl<T> PerCpu<T> {
         &self.entries[cpu]
     }
 
+    /// Where CPU 0's entry is; the others follow, each on lines of its own.
+    #[inline]
+    pub fn as_ptr(&self) -> *const Padded<T> {
+        self.entries.as_ptr()
+    }
+
     /// All entries, CPU 0 first.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.0)
@@ -126,7 +147,7 @@ mod imp {
     pub(super) fn current() -> usize {
         let offset = CPU_ID_OFFSET.load(Ordering::Relaxed);
         if offset != UNKNOWN && offset != NONE {
-            // SAFETY: `find_offset` stored an offset at which glibc registered the area.
+            // SAFETY: the offset stored is that of the area glibc registered, plus `CPU_ID`.
             let cpu = unsafe { cpu_id_at(offset) } as usize;
             // A thread without a registration reads -1 or -2, which fail this test.
             if cpu < possible() {
@@ -139,30 +160,17 @@ mod imp {
     #[cold]
     fn current_slow(offset: isize) -> usize {
         if offset == UNKNOWN {
-            CPU_ID_OFFSET.store(find_offset().unwrap_or(NONE), Ordering::Relaxed);
+            let offset = super::restart::area_offset().map_or(NONE, |area| area + CPU_ID);
+            CPU_ID_OFFSET.store(offset, Ordering::Relaxed);
         }
         rustix::thread::sched_getcpu() % possible()
     }
 
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
-    fn find_offset() -> Option<isize> {
-        /// `offsetof(struct rseq, cpu_id)` in the kernel's ABI.
-        const CPU_ID: isize = 4;
-        // SAFETY: both names are NUL-terminated, and glibc declares the variables with these types.
-        unsafe {
-            let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr()).cast::<u32>();
-            let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>();
-            if size.is_null() || offset.is_null() || *size == 0 { None } else { Some(*offset + CPU_ID) }
-        }
-    }
-
-    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
-    fn find_offset() -> Option<isize> {
-        None
-    }
+    /// `offsetof(struct rseq, cpu_id)` in the kernel's ABI.
+    const CPU_ID: isize = 4;
 
     /// # Safety
-    /// `offset` comes from `find_offset`.
+    /// `offset` comes from `area_offset`, plus `CPU_ID`.
     #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
     #[inline]
     unsafe fn cpu_id_at(offset: isize) -> u32 {

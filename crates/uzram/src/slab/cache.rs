@@ -1,0 +1,239 @@
+//! A cache as its users see it.
+
+use crate::base::error::Result;
+use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::Arc;
+
+#[cfg(all(debug_assertions, not(feature = "loom")))]
+use super::checked::Checked;
+use super::core::Core;
+use super::policy::Front;
+use super::registry::Described;
+use super::{CacheInfo, Options, Policy, Sheaves, Stat};
+
+/// Objects of [`Cache::free_bulk`] that are turned to their slabs together.
+const BULK_OBJECTS: usize = 64;
+
+/// A cache of objects of one size.
+///
+/// An object is named by a number; [`Cache::address`] says where it is. Its bytes are whatever they
+/// were. See the [module's documentation](super) for what is checked.
+pub struct Cache<P: Policy = Sheaves>(Arc<Inner<P>>);
+
+struct Inner<P: Policy> {
+    core: Core<P::Freeze>,
+    front: P::Front,
+    #[cfg(all(debug_assertions, not(feature = "loom")))]
+    checked: Checked,
+}
+
+impl<P: Policy> Cache<P> {
+    /// A cache without slabs, with the memory of `arena`.
+    ///
+    /// # Errors
+    /// `Invalid` for an option that cannot be; `NoMemory` when there is no address space for its
+    /// tables.
+    pub fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
+        let core = Core::new(arena, options)?;
+        let inner = Arc::new(Inner {
+            front: P::Front::new(&core)?,
+            #[cfg(all(debug_assertions, not(feature = "loom")))]
+            checked: Checked::new(&core)?,
+            core,
+        });
+        #[cfg(not(feature = "loom"))]
+        super::registry::add(Arc::downgrade(&inner));
+        Ok(Cache(inner))
+    }
+
+    /// Takes an object.
+    ///
+    /// # Errors
+    /// `NoSpace` when the limit of the arena or of the cache is met, `NoMemory` when the system
+    /// gives no more or `gfp` does not allow asking it. `Corrupt` when a free object was found
+    /// damaged: that one, and those linked after it, are not used again, and the next call does
+    /// without them.
+    #[inline]
+    pub fn alloc(&self, gfp: Gfp) -> Result<u32> {
+        let Inner { core, front, .. } = &*self.0;
+        let object = match front.pop(core) {
+            Some(object) => object,
+            None => front.alloc_slow(core, gfp)?,
+        };
+        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        self.0.checked.take(core, object)?;
+        Ok(object)
+    }
+
+    /// Fills `objects` with objects: all of it, or nothing.
+    ///
+    /// # Errors
+    /// As [`Cache::alloc`].
+    pub fn alloc_bulk(&self, objects: &mut [u32], gfp: Gfp) -> Result<()> {
+        for i in 0..objects.len() {
+            match self.alloc(gfp) {
+                Ok(object) => objects[i] = object,
+                Err(error) => {
+                    let freed = self.free_bulk(&objects[..i]);
+                    return freed.and(Err(error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives an object back that [`Cache::alloc`] answered. Nobody uses its bytes any more.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is no object of this cache, or free already, as far as that is looked for
+    /// (always in debug builds); the cache stays as it was. What a release build lets pass here may
+    /// be found when a sheaf is emptied, by a free of another object.
+    #[inline]
+    pub fn free(&self, object: u32) -> Result<()> {
+        let Inner { core, front, .. } = &*self.0;
+        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        self.0.checked.put(core, object)?;
+        if front.push(core, object) { Ok(()) } else { front.free_slow(core, object) }
+    }
+
+    /// Gives objects back, in any order.
+    ///
+    /// # Errors
+    /// As [`Cache::free`] for one of them; the others are freed.
+    pub fn free_bulk(&self, objects: &[u32]) -> Result<()> {
+        let Inner { core, front, .. } = &*self.0;
+        let mut result = Ok(());
+        for objects in objects.chunks(BULK_OBJECTS) {
+            let mut refused = [0; BULK_OBJECTS];
+            let mut count = 0;
+            for &object in objects {
+                #[cfg(all(debug_assertions, not(feature = "loom")))]
+                if let Err(error) = self.0.checked.put(core, object) {
+                    result = Err(error);
+                    continue;
+                }
+                if !front.push(core, object) {
+                    refused[count] = object;
+                    count += 1;
+                }
+            }
+            result = front.free_many(core, &mut refused[..count]).and(result);
+        }
+        result
+    }
+
+    /// Takes all free objects back from the CPUs, and gives every slab without objects in use back
+    /// to the arena; answers how many pages these were. Allocations and frees may go on meanwhile.
+    ///
+    /// # Errors
+    /// `Corrupt` when free objects were found damaged; everything else is done.
+    pub fn shrink(&self) -> Result<u64> {
+        let Inner { core, front, .. } = &*self.0;
+        let drained = core.free_many(&mut front.drain(core));
+        let pages = core.shrink();
+        drained.map(|()| pages)
+    }
+
+    /// Where an object is: valid for `size_bytes`, aligned, and the caller's alone, as long as the
+    /// object is in use.
+    #[inline]
+    pub fn address(&self, object: u32) -> *mut u8 {
+        self.0.core.slabs.address(object)
+    }
+
+    /// Where an object is, if `object` may be one: a hint for prefetching, of memory that stays
+    /// mapped.
+    #[inline]
+    pub fn hint(&self, object: u32) -> Option<*const u8> {
+        self.0.core.slabs.hint(object)
+    }
+
+    /// The state and the counters. Objects that other threads are allocating or freeing may be
+    /// counted or not.
+    pub fn info(&self) -> CacheInfo {
+        self.0.info()
+    }
+
+    /// What the cache's own tables take at most.
+    pub fn table_bytes(&self) -> usize {
+        self.0.core.slabs.table_bytes()
+    }
+
+    /// Ends a cache, giving back all of its memory.
+    ///
+    /// # Errors
+    /// `Busy` when objects are still in use, unless `dropped_whole` says that they go with it.
+    pub fn close(self) -> Result<()> {
+        let leaked = self.0.leaked();
+        // The report is the error.
+        self.0.core.reported.set(1);
+        leaked.map_or(Ok(()), |what| Err(crate::Error::new(crate::ErrorKind::Busy, what)))
+    }
+}
+
+impl<P: Policy> Inner<P> {
+    /// What there is to say of objects in use when the cache goes.
+    fn leaked(&self) -> Option<String> {
+        let options = &self.core.options;
+        let in_use = if options.dropped_whole { 0 } else { self.info().active_objs };
+        if in_use == 0 {
+            return None;
+        }
+        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        let first = self.checked.first_in_use().map(|object| format!(", the first is {object}"));
+        #[cfg(not(all(debug_assertions, not(feature = "loom"))))]
+        let first: Option<String> = None;
+        let first = first.unwrap_or_default();
+        Some(format!("slab cache '{}' ends with {in_use} objects in use{first}", options.name))
+    }
+}
+
+impl<P: Policy> Described for Inner<P> {
+    fn info(&self) -> CacheInfo {
+        let Inner { core, front, .. } = self;
+        let (cached, front_counts) = front.cached();
+        let (listed, core_counts) = core.fast_paths();
+        let (mut in_use, mut active_slabs) = (0, 0);
+        for slab in core.slabs.iter() {
+            let inuse = u64::from(core.slabs.get(slab).word.load().inuse);
+            in_use += inuse;
+            active_slabs += u64::from(inuse > 0);
+        }
+        let mut stats = core.counters.read();
+        let mut add = |counts: &[[u64; 2]], into: [Stat; 2]| {
+            for (stats, counts) in stats.iter_mut().zip(counts) {
+                into.into_iter().zip(counts).for_each(|(stat, count)| stats[stat as usize] += count);
+            }
+        };
+        add(&front_counts, [Stat::AllocPcs, Stat::FreePcs]);
+        add(&core_counts, [Stat::AllocFastpath, Stat::FreeFastpath]);
+        let (layout, num_slabs) = (core.slabs.layout, core.slabs.live());
+        CacheInfo {
+            name: core.options.name.clone(),
+            policy: P::NAME,
+            active_objs: in_use.saturating_sub(cached + listed),
+            num_objs: num_slabs * u64::from(layout.objects),
+            objsize: layout.stride_bytes as u32,
+            objperslab: layout.objects.into(),
+            pagesperslab: layout.pages as u32,
+            cpu_partial_objs: core.options.cpu_partial_objects as u32,
+            sheaf_objs: front.capacity(),
+            active_slabs,
+            num_slabs,
+            corrupted: core.corrupted.get(),
+            stats,
+        }
+    }
+}
+
+impl<P: Policy> Drop for Inner<P> {
+    fn drop(&mut self) {
+        if self.core.reported.get() == 0
+            && let Some(what) = self.leaked()
+        {
+            // There is nobody to answer it to.
+            eprintln!("{what}");
+        }
+        self.core.slabs.discard_all();
+    }
+}

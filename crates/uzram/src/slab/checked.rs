@@ -1,0 +1,94 @@
+//! What debug builds know of every object: whether it is in use, and that nobody writes to it while
+//! it is free.
+//!
+//! A bit for each place says that an object there is in use: setting it twice is an object handed
+//! out twice, clearing it twice a double free. A free object is filled with the kernel's poison
+//! but for its link, and looked through when it is taken.
+
+use crate::base::error::Result;
+use crate::base::mem::Table;
+use crate::base::sync::{AtomicU64, Ordering};
+
+use super::core::{Core, Freeze};
+use super::slabs::POISON;
+
+/// The bits of a cache's objects.
+pub(super) struct Checked {
+    in_use: Table<AtomicU64>,
+}
+
+impl Checked {
+    pub(super) fn new<F: Freeze>(core: &Core<F>) -> Result<Self> {
+        let places = core.slabs.max_slabs() << core.slabs.layout.place_bits;
+        Ok(Checked { in_use: Table::new((places / 64 + 1) as usize)? })
+    }
+
+    /// An object leaves the cache.
+    ///
+    /// # Errors
+    /// `Corrupt` when somebody has it, or has written to it.
+    pub(super) fn take<F: Freeze>(&self, core: &Core<F>, object: u32) -> Result<()> {
+        if self.flip(object, true) {
+            return Err(core.corrupt(object, "handed out twice"));
+        }
+        match self.damaged(core, object) {
+            Some(at) => Err(core.corrupt(object, &format!("written to after it was freed, at byte {at}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// An object comes back.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is not one, or not in use.
+    pub(super) fn put<F: Freeze>(&self, core: &Core<F>, object: u32) -> Result<()> {
+        if !core.slabs.is_object(object) {
+            return Err(core.corrupt(object, "freed, but it is no object of this cache"));
+        }
+        if !self.flip(object, false) {
+            return Err(core.corrupt(object, "freed twice"));
+        }
+        self.poison(core, object);
+        Ok(())
+    }
+
+    /// The first object that is in use.
+    pub(super) fn first_in_use(&self) -> Option<u32> {
+        let words = (0..self.in_use.len()).map(|i| self.in_use[i].load(Ordering::Relaxed));
+        words.enumerate().find(|(_, word)| *word != 0).map(|(i, word)| i as u32 * 64 + word.trailing_zeros())
+    }
+
+    /// Sets the object's bit, and answers what it was.
+    fn flip(&self, object: u32, in_use: bool) -> bool {
+        let (word, bit) = (&self.in_use[(object / 64) as usize], 1 << (object % 64));
+        let old = if in_use {
+            word.fetch_or(bit, Ordering::Relaxed)
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed)
+        };
+        old & bit != 0
+    }
+
+    fn poison<F: Freeze>(&self, core: &Core<F>, object: u32) {
+        for at in outside_link(core) {
+            // SAFETY: the object was in use until now and belongs to who frees it; its link is not
+            // touched.
+            unsafe { core.slabs.address(object).add(at).write(POISON) };
+        }
+    }
+
+    /// The first byte of a free object that somebody wrote to.
+    fn damaged<F: Freeze>(&self, core: &Core<F>, object: u32) -> Option<usize> {
+        outside_link(core).find(|at| {
+            // SAFETY: the object was free until now and belongs to who takes it.
+            unsafe { core.slabs.address(object).add(*at).read() != POISON }
+        })
+    }
+}
+
+/// The bytes of an object that are not its link.
+fn outside_link<F: Freeze>(core: &Core<F>) -> impl Iterator<Item = usize> {
+    let layout = core.slabs.layout;
+    let link = layout.link_offset_bytes..layout.link_offset_bytes + size_of::<u32>();
+    (0..layout.stride_bytes).filter(move |at| !link.contains(at))
+}

@@ -1,0 +1,607 @@
+//! SLUB: slabs that CPUs own, slabs that CPUs keep, and slabs for everybody.
+//!
+//! | state | frozen | on_partial | who finds it |
+//! |---|---|---|---|
+//! | active | yes | no | one CPU allocates from it; its free list there belongs to the CPU |
+//! | CPU partial | no (eager: yes) | no | that CPU, when its active slab is used up |
+//! | node partial | no | yes | every CPU, under `list_lock` |
+//! | full | no | no | nobody, until an object of it is freed |
+//!
+//! A free of an object goes to the free list of this CPU if the object is of its active slab. Else
+//! the slab's word is exchanged: the first free object of a full slab takes it to this CPU's partial
+//! list; a free that empties a slab takes `list_lock`, and the slab off the node's list if it is on
+//! it and enough others are. Into a slab that is on neither, objects are freed without any lock.
+//!
+//! Locks: each CPU's slow lock protects its active slab and its partial list; under it `list_lock`,
+//! and nothing else. Slabs are made and given back without either.
+
+use std::marker::PhantomData;
+
+use crate::base::cpu::{self, PerCpu, Restartable};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::{Arc, Counter, Mutex, classes};
+
+use super::Options;
+use super::cpu_list::{CpuLists, FreeList, Word};
+use super::node::{ListLock, Node};
+use super::slabs::{Chain, NO_SLAB, Slabs};
+use super::stats::{Counters, Stat};
+use super::word::State;
+
+/// When slabs are frozen: one type for each step of the series.
+pub trait Freeze: Send + Sync + 'static {
+    /// A flag says whether a slab is on the node partial list, and a free that finds it off leaves
+    /// the list alone (patches 1 and 2).
+    const ON_PARTIAL: bool;
+    /// A slab is unfrozen before `list_lock` is taken to put it on the node partial list (patch 3).
+    const UNFREEZE_FIRST: bool;
+    /// Slabs on a CPU partial list are not frozen (patches 4 and 5).
+    const DELAYED: bool;
+}
+
+/// A CPU's slabs. Its slow lock protects them.
+struct CpuSlabs {
+    /// The active slab, or [`NO_SLAB`].
+    active: u32,
+    /// The first of the CPU partial list, which goes on through the slabs' `next`.
+    partial: u32,
+    nr_partial: usize,
+    /// The list's length and the operations when the CPU's word was opened last.
+    len_at_open: u16,
+    operations_at_open: u32,
+}
+
+/// See the [module's documentation](self).
+pub struct Core<F> {
+    pub(super) options: Options,
+    pub(super) slabs: Slabs,
+    pub(super) counters: Counters,
+    pub(super) rseq: Option<Restartable>,
+    lists: CpuLists,
+    cpus: PerCpu<Mutex<CpuSlabs>>,
+    node: Node,
+    /// Damage that was found.
+    pub(super) corrupted: Counter,
+    /// Not 0 once the objects in use at the end were reported.
+    pub(super) reported: Counter,
+    /// A CPU partial list of so many slabs is moved to the node's.
+    cpu_partial_slabs: usize,
+    freeze: PhantomData<F>,
+}
+
+impl<F: Freeze> Core<F> {
+    pub(super) fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
+        let slabs = Slabs::new(arena, &options)?;
+        let rseq = if options.restartable { Restartable::get() } else { None };
+        let cpu = |_| {
+            let none = CpuSlabs {
+                active: NO_SLAB,
+                partial: NO_SLAB,
+                nr_partial: 0,
+                len_at_open: 0,
+                operations_at_open: 0,
+            };
+            Mutex::new(&classes::SLAB_CPU, none)
+        };
+        // The kernel's rule: slabs that are half full have that many free objects.
+        let cpu_partial_slabs = (options.cpu_partial_objects * 2).div_ceil(usize::from(slabs.layout.objects));
+        Ok(Core {
+            lists: CpuLists::new(rseq),
+            cpus: PerCpu::new(cpu),
+            node: Node::new(),
+            counters: Counters::new(),
+            corrupted: Counter::default(),
+            reported: Counter::default(),
+            cpu_partial_slabs,
+            rseq,
+            slabs,
+            options,
+            freeze: PhantomData,
+        })
+    }
+
+    /// Takes an object of this CPU's free list.
+    #[inline]
+    pub(super) fn pop(&self) -> Option<u32> {
+        self.lists.pop(&self.slabs)
+    }
+
+    /// Puts an object on this CPU's free list, if it is of its active slab.
+    #[inline]
+    pub(super) fn push(&self, object: u32) -> bool {
+        self.lists.push(&self.slabs, object)
+    }
+
+    /// Takes 1 to `objects.len()` objects without the fast path, and answers how many.
+    ///
+    /// # Errors
+    /// As the arena; `NoSpace` when the cache holds as many as it can, `Corrupt` when a free list is
+    /// damaged. Nothing was taken then.
+    #[cold]
+    pub(super) fn alloc_slow(&self, objects: &mut [u32], gfp: Gfp) -> Result<usize> {
+        let mut made = NO_SLAB;
+        let taken = loop {
+            let cpu = cpu::current();
+            let mut own = self.cpus.of(cpu).lock();
+            let mut list = self.close(cpu, &mut own);
+            let mut taken = 0;
+            let done = loop {
+                match self.take_from(own.active, &mut list, &mut objects[taken..]) {
+                    Ok(n) => taken += n,
+                    Err(error) => break Err(error),
+                }
+                if taken == objects.len() {
+                    break Ok(());
+                }
+                match self.next_list(&mut own, &mut made) {
+                    Some(next) => list = next,
+                    None => break Ok(()),
+                }
+            };
+            self.open(cpu, &mut own, list);
+            drop(own);
+            match done {
+                Err(error) if taken == 0 => break Err(error),
+                _ if taken > 0 => break Ok(taken),
+                _ => {}
+            }
+            // Nothing anywhere: a slab is made without locks, for the CPU this thread is on then.
+            made = match self.slabs.make(&self.options, gfp) {
+                Ok(slab) => slab,
+                Err(error) => break Err(error),
+            };
+            self.counters.count(Stat::AllocSlab);
+        };
+        if made != NO_SLAB {
+            // Another thread had put something there meanwhile.
+            self.deactivate(made, FreeList { first: 0, len: self.slabs.layout.objects });
+        }
+        let taken = taken?;
+        self.counters.add(Stat::AllocSlowpath, taken as u64);
+        Ok(taken)
+    }
+
+    /// Frees a chain of objects of a slab without the fast path.
+    ///
+    /// # Errors
+    /// `Corrupt` when the slab has fewer objects in use.
+    #[cold]
+    pub(super) fn free_slow(&self, slab: u32, chain: Chain) -> Result<()> {
+        let word = &self.slabs.get(slab).word;
+        let (old, new, list_lock) = loop {
+            let old = word.load();
+            if old.inuse < chain.len || old.free == chain.first {
+                let object = self.slabs.name(slab, chain.first);
+                return Err(self.corrupt(object, "freed twice: its slab has it in its free list"));
+            }
+            let mut new = State { free: chain.first, inuse: old.inuse - chain.len, ..old };
+            self.slabs.set_next(slab, chain.last, old.free);
+            let mut list_lock = None;
+            if !old.frozen {
+                if old.is_full() && self.cpu_partial_slabs > 0 {
+                    // It goes to this CPU's partial list.
+                    new.frozen = !F::DELAYED;
+                } else if old.is_full() || new.inuse == 0 {
+                    list_lock = Some(self.node.lock(&self.counters));
+                }
+            }
+            if self.exchange(slab, old, new) {
+                break (old, new, list_lock);
+            }
+        };
+        self.counters.add(Stat::FreeSlowpath, u64::from(chain.len));
+        match list_lock {
+            Some(list_lock) => self.freed_under_list_lock(slab, old, new, list_lock),
+            None if old.frozen => self.counters.count(Stat::FreeFrozen),
+            None if old.is_full() => {
+                self.counters.count(Stat::CpuPartialFree);
+                self.put_cpu_partial(slab);
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Frees an object without the fast path, which has refused it.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is found to be no object in use.
+    pub(super) fn free_one(&self, object: u32) -> Result<()> {
+        if !self.slabs.is_object(object) {
+            return Err(self.corrupt(object, "freed, but it is no object of this cache"));
+        }
+        let (slab, at) = self.slabs.split(object);
+        if self.lists.head(&self.slabs) == Some(object) {
+            return Err(self.corrupt(object, "freed twice: it was freed last on this CPU"));
+        }
+        self.free_slow(slab, Chain { first: at, last: at, len: 1 })
+    }
+
+    /// Frees objects of any slabs, those of a slab together; they are sorted for that. What is found
+    /// to be no object in use is left out.
+    ///
+    /// # Errors
+    /// `Corrupt` for the first one left out.
+    pub(super) fn free_many(&self, objects: &mut [u32]) -> Result<()> {
+        objects.sort_unstable();
+        let mut result = Ok(());
+        let mut failed = |error| {
+            if result.is_ok() {
+                result = Err(error);
+            }
+        };
+        for of_slab in objects.chunk_by(|a, b| self.slabs.split(*a).0 == self.slabs.split(*b).0) {
+            let slab = self.slabs.split(of_slab[0]).0;
+            let mut chain: Option<Chain> = None;
+            for (i, &object) in of_slab.iter().enumerate() {
+                if i > 0 && of_slab[i - 1] == object {
+                    failed(self.corrupt(object, "freed twice"));
+                    continue;
+                }
+                if !self.slabs.is_object(object) {
+                    failed(self.corrupt(object, "freed, but it is no object of this cache"));
+                    continue;
+                }
+                let at = self.slabs.split(object).1;
+                chain = Some(match chain {
+                    None => Chain { first: at, last: at, len: 1 },
+                    Some(chain) => {
+                        self.slabs.set_next(slab, chain.last, at);
+                        Chain { last: at, len: chain.len + 1, ..chain }
+                    }
+                });
+            }
+            if let Some(chain) = chain
+                && let Err(error) = self.free_slow(slab, chain)
+            {
+                failed(error);
+            }
+        }
+        result
+    }
+
+    /// What a free does that may have changed which list the slab belongs on.
+    fn freed_under_list_lock(&self, slab: u32, old: State, new: State, mut list_lock: ListLock<'_>) {
+        let on_partial = list_lock.contains(&self.slabs, slab);
+        debug_assert!(F::ON_PARTIAL || on_partial == !old.is_full());
+        if F::ON_PARTIAL && !old.is_full() && !on_partial {
+            // It is some CPU's, or on its way to a list.
+            return;
+        }
+        if new.inuse == 0 && list_lock.len() >= self.options.min_partial as u64 {
+            if on_partial {
+                list_lock.remove(&self.slabs, slab);
+                self.counters.count(Stat::FreeRemovePartial);
+            }
+            drop(list_lock);
+            self.discard(slab);
+        } else if !on_partial {
+            list_lock.add(&self.slabs, slab, false);
+            self.counters.count(Stat::FreeAddPartial);
+        }
+    }
+
+    /// Takes every slab from the CPUs and gives the empty ones back; answers how many pages these
+    /// were. The node partial list is sorted, the fullest slabs first, so that the emptiest are
+    /// allocated from last.
+    pub(super) fn shrink(&self) -> u64 {
+        for cpu in 0..self.cpus.len() {
+            let mut own = self.cpus.of(cpu).lock();
+            let list = self.close(cpu, &mut own);
+            let active = std::mem::replace(&mut own.active, NO_SLAB);
+            self.open(cpu, &mut own, FreeList::EMPTY);
+            let partial = self.take_cpu_partial(&mut own);
+            drop(own);
+            if active != NO_SLAB {
+                self.counters.count(Stat::CpuslabFlush);
+                self.deactivate(active, list);
+            }
+            self.put_partials(partial);
+        }
+        let mut list_lock = self.node.lock(&self.counters);
+        let (empty, mut partial): (Vec<u32>, Vec<u32>) = list_lock
+            .take_all(&self.slabs)
+            .into_iter()
+            .partition(|slab| self.slabs.get(*slab).word.load().inuse == 0);
+        partial.sort_by_key(|slab| std::cmp::Reverse(self.slabs.get(*slab).word.load().inuse));
+        for slab in partial {
+            list_lock.add(&self.slabs, slab, false);
+        }
+        drop(list_lock);
+        empty.into_iter().map(|slab| self.discard(slab)).sum()
+    }
+
+    /// Objects in the CPUs' free lists, and for each CPU the fast allocations and frees not yet
+    /// counted.
+    pub(super) fn fast_paths(&self) -> (u64, Vec<[u64; 2]>) {
+        let mut free = 0;
+        let mut counts = Vec::with_capacity(self.cpus.len());
+        for cpu in 0..self.cpus.len() {
+            let own = self.cpus.of(cpu).lock();
+            let word = self.lists.peek(cpu);
+            free += u64::from(word.list.len);
+            counts.push(own.since_open(word));
+        }
+        (free, counts)
+    }
+
+    /// An error that names the cache, the object and how the damage was found.
+    #[cold]
+    pub(super) fn corrupt(&self, object: u32, how: &str) -> Error {
+        self.corrupted.add(1);
+        let name = &self.options.name;
+        Error::new(ErrorKind::Corrupt, format!("slab cache '{name}', object {object}: {how}"))
+    }
+
+    /// Closes a CPU's word; counts what happened since it was opened.
+    fn close(&self, cpu: usize, own: &mut CpuSlabs) -> FreeList {
+        let word = self.lists.close(cpu);
+        let [allocs, frees] = own.since_open(word);
+        self.counters.add_for(cpu, Stat::AllocFastpath, allocs);
+        self.counters.add_for(cpu, Stat::FreeFastpath, frees);
+        word.list
+    }
+
+    fn open(&self, cpu: usize, own: &mut CpuSlabs, list: FreeList) {
+        own.len_at_open = list.len;
+        own.operations_at_open = self.lists.open(cpu, &self.slabs, own.active, list);
+    }
+
+    /// Takes objects of a list of `slab`.
+    fn take_from(&self, slab: u32, list: &mut FreeList, objects: &mut [u32]) -> Result<usize> {
+        let wanted = objects.len().min(usize::from(list.len));
+        for object in &mut objects[..wanted] {
+            let at = list.first;
+            *object = self.slabs.name(slab, at);
+            let Some(next) = self.slabs.next(slab, at) else {
+                // What was linked after it is lost; the slab keeps counting it as in use.
+                *list = FreeList::EMPTY;
+                return Err(self.corrupt(*object, "its link to the next free object was overwritten"));
+            };
+            *list = FreeList { first: next, len: list.len - 1 };
+        }
+        Ok(wanted)
+    }
+
+    /// The next list to allocate from, of a slab that is active from now on; the list before is used
+    /// up. Takes the slab in `made` last.
+    fn next_list(&self, own: &mut CpuSlabs, made: &mut u32) -> Option<FreeList> {
+        if own.active != NO_SLAB {
+            if let Some(list) = self.refill(own.active) {
+                self.counters.count(Stat::AllocRefill);
+                return Some(list);
+            }
+            self.counters.count(Stat::DeactivateBypass);
+            own.active = NO_SLAB;
+        }
+        if own.partial != NO_SLAB {
+            own.active = self.pop_cpu_partial(own);
+            self.counters.count(Stat::CpuPartialAlloc);
+            return Some(self.freeze(own.active));
+        }
+        if let Some(list) = self.take_partial(own) {
+            return Some(list);
+        }
+        if *made == NO_SLAB {
+            return None;
+        }
+        own.active = std::mem::replace(made, NO_SLAB);
+        let objects = self.slabs.layout.objects;
+        self.slabs.get(own.active).word.store(State::full(objects, true));
+        Some(FreeList { first: 0, len: objects })
+    }
+
+    /// Takes the objects that others freed into the active slab; without any it is unfrozen, and
+    /// full.
+    fn refill(&self, slab: u32) -> Option<FreeList> {
+        loop {
+            let old = self.slabs.get(slab).word.load();
+            let new = State::full(old.objects, !old.is_full());
+            if self.exchange(slab, old, new) {
+                return (!old.is_full())
+                    .then_some(FreeList { first: old.free, len: old.objects - old.inuse });
+            }
+        }
+    }
+
+    /// Makes a slab, which has free objects and is on no list but perhaps frozen, the one that is
+    /// allocated from: its free objects go to the CPU.
+    fn freeze(&self, slab: u32) -> FreeList {
+        loop {
+            let old = self.slabs.get(slab).word.load();
+            debug_assert!(!old.is_full() && old.frozen == !F::DELAYED);
+            if self.exchange(slab, old, State::full(old.objects, true)) {
+                return FreeList { first: old.free, len: old.objects - old.inuse };
+            }
+        }
+    }
+
+    /// Takes slabs of the node partial list: one to allocate from, and half of what a CPU partial
+    /// list holds.
+    fn take_partial(&self, own: &mut CpuSlabs) -> Option<FreeList> {
+        if self.node.nr_partial() == 0 {
+            return None;
+        }
+        let mut list_lock = self.node.lock(&self.counters);
+        let mut active = None;
+        while let Some(slab) = list_lock.first() {
+            if !F::DELAYED && !self.freeze_on_list(slab, &mut active) {
+                // Somebody is freeing into it: better to let `list_lock` go than to try again.
+                break;
+            }
+            list_lock.remove(&self.slabs, slab);
+            if own.active == NO_SLAB {
+                own.active = slab;
+                self.counters.count(Stat::AllocFromPartial);
+            } else {
+                self.push_cpu_partial(own, slab);
+                self.counters.count(Stat::CpuPartialNode);
+            }
+            if own.nr_partial > self.cpu_partial_slabs / 2 || self.cpu_partial_slabs == 0 {
+                break;
+            }
+        }
+        drop(list_lock);
+        if F::DELAYED && own.active != NO_SLAB {
+            active = Some(self.freeze(own.active));
+        }
+        active
+    }
+
+    /// Freezes a slab of the node partial list, under `list_lock` and in a single try; the first one
+    /// gives its free objects at once.
+    fn freeze_on_list(&self, slab: u32, active: &mut Option<FreeList>) -> bool {
+        let old = self.slabs.get(slab).word.load();
+        let first = active.is_none();
+        let new = if first { State::full(old.objects, true) } else { State { frozen: true, ..old } };
+        let done = self.exchange(slab, old, new);
+        if done && first {
+            *active = Some(FreeList { first: old.free, len: old.objects - old.inuse });
+        }
+        done
+    }
+
+    /// Ends the ownership of an active slab: what is left of its list at the CPU goes back to it.
+    fn deactivate(&self, slab: u32, list: FreeList) {
+        let last = if list.len == 0 { None } else { self.slabs.last_of(slab, list.first, list.len) };
+        // A damaged list is lost: its objects count as in use for good.
+        let returned = last.map_or(FreeList::EMPTY, |_| list);
+        loop {
+            let old = self.slabs.get(slab).word.load();
+            let mut new = State { frozen: false, inuse: old.inuse - returned.len, ..old };
+            if let Some(last) = last {
+                self.slabs.set_next(slab, last, old.free);
+                new.free = returned.first;
+            }
+            let drops = new.inuse == 0 && self.node.nr_partial() >= self.options.min_partial as u64;
+            let lists = !drops && !new.is_full();
+            let list_lock = (lists && !F::UNFREEZE_FIRST).then(|| self.node.lock(&self.counters));
+            if !self.exchange(slab, old, new) {
+                continue;
+            }
+            let remote = !old.is_full();
+            if remote {
+                self.counters.count(Stat::DeactivateRemoteFrees);
+            }
+            if drops {
+                self.counters.count(Stat::DeactivateEmpty);
+                self.discard(slab);
+            } else if lists {
+                self.counters.count(if remote { Stat::DeactivateToTail } else { Stat::DeactivateToHead });
+                let mut list_lock = list_lock.unwrap_or_else(|| self.node.lock(&self.counters));
+                list_lock.add(&self.slabs, slab, !remote);
+            } else {
+                self.counters.count(Stat::DeactivateFull);
+            }
+            return;
+        }
+    }
+
+    /// Puts a slab on this CPU's partial list; a list that is long enough goes to the node.
+    fn put_cpu_partial(&self, slab: u32) {
+        let mut own = self.cpus.local().lock();
+        let mut drained = NO_SLAB;
+        if own.nr_partial >= self.cpu_partial_slabs {
+            drained = self.take_cpu_partial(&mut own);
+            self.counters.count(Stat::CpuPartialDrain);
+        }
+        self.push_cpu_partial(&mut own, slab);
+        drop(own);
+        self.put_partials(drained);
+    }
+
+    /// Moves a CPU partial list, which is nobody's now, to the node partial list; empty slabs go back
+    /// if there are enough.
+    fn put_partials(&self, mut first: u32) {
+        if first == NO_SLAB {
+            return;
+        }
+        let mut empty = NO_SLAB;
+        let mut list_lock = self.node.lock(&self.counters);
+        while first != NO_SLAB {
+            let slab = first;
+            first = self.following(slab);
+            let state = if F::DELAYED { self.slabs.get(slab).word.load() } else { self.unfreeze(slab) };
+            if state.inuse == 0 && list_lock.len() >= self.options.min_partial as u64 {
+                self.set_following(slab, empty);
+                empty = slab;
+            } else {
+                list_lock.add(&self.slabs, slab, false);
+                self.counters.count(Stat::FreeAddPartial);
+            }
+        }
+        drop(list_lock);
+        while empty != NO_SLAB {
+            let slab = empty;
+            empty = self.following(slab);
+            self.counters.count(Stat::DeactivateEmpty);
+            self.discard(slab);
+        }
+    }
+
+    /// Unfreezes a slab of a CPU partial list.
+    fn unfreeze(&self, slab: u32) -> State {
+        loop {
+            let old = self.slabs.get(slab).word.load();
+            let new = State { frozen: false, ..old };
+            if self.exchange(slab, old, new) {
+                return new;
+            }
+        }
+    }
+
+    fn discard(&self, slab: u32) -> u64 {
+        self.counters.count(Stat::FreeSlab);
+        self.slabs.discard(slab)
+    }
+
+    #[inline]
+    fn exchange(&self, slab: u32, old: State, new: State) -> bool {
+        self.counters.count(Stat::CmpxchgDouble);
+        let done = self.slabs.get(slab).word.exchange(old, new);
+        if !done {
+            self.counters.count(Stat::CmpxchgDoubleFail);
+        }
+        done
+    }
+
+    fn push_cpu_partial(&self, own: &mut CpuSlabs, slab: u32) {
+        self.set_following(slab, own.partial);
+        own.partial = slab;
+        own.nr_partial += 1;
+    }
+
+    fn pop_cpu_partial(&self, own: &mut CpuSlabs) -> u32 {
+        let slab = own.partial;
+        own.partial = self.following(slab);
+        own.nr_partial -= 1;
+        slab
+    }
+
+    fn take_cpu_partial(&self, own: &mut CpuSlabs) -> u32 {
+        own.nr_partial = 0;
+        std::mem::replace(&mut own.partial, NO_SLAB)
+    }
+
+    /// The slab after one that the caller has on a CPU partial list or on none.
+    fn following(&self, slab: u32) -> u32 {
+        // SAFETY: a slab on a CPU partial list belongs to the holder of that CPU's lock, one on no
+        // list to who took it off; the caller is that.
+        unsafe { self.slabs.get(slab).neighbours.with_mut(|own| own.next) }
+    }
+
+    fn set_following(&self, slab: u32, next: u32) {
+        // SAFETY: as in `following`.
+        unsafe { self.slabs.get(slab).neighbours.with_mut(|own| own.next = next) }
+    }
+}
+
+impl CpuSlabs {
+    /// Allocations and frees on the fast path since the word was opened.
+    fn since_open(&self, word: Word) -> [u64; 2] {
+        let operations = i64::from(word.operations.wrapping_sub(self.operations_at_open));
+        let growth = i64::from(word.list.len) - i64::from(self.len_at_open);
+        [operations - growth, operations + growth].map(|twice| (twice / 2).max(0) as u64)
+    }
+}

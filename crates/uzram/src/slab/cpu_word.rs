@@ -1,0 +1,113 @@
+//! A CPU's own word: the place that fast paths change without a lock, and its lock for slow ones.
+//!
+//! ```text
+//! 63                    17 16       15                   0
+//! [ of the word's owner    | closed | of the word's owner ]
+//! ```
+//!
+//! Fast paths change the word of the CPU they run on, by a restartable sequence where there are
+//! some ([`Restartable`]) and by a compare-exchange elsewhere; the operations they have done so far
+//! stand in the upper bits, so that a word never has the same value twice soon. Neither touches a
+//! closed word. Whoever holds the CPU's slow lock closes it, owns then all that it guards, and
+//! opens it with another value.
+//!
+//! With restartable sequences closing is one too, on the word's own CPU: nobody else is inside
+//! there. From another CPU it takes a mark and a system call: a sequence that had read the word
+//! before may still commit, and so wipe out the mark, but none can after the call; so whoever
+//! closes looks once more.
+
+use crate::base::cpu::{self, Restartable};
+use crate::base::sync::{AtomicU64, Ordering};
+
+/// Set while a slow path owns the word.
+pub(super) const CLOSED: u64 = 1 << 16;
+
+/// See the [module's documentation](self).
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct CpuWord(AtomicU64);
+
+impl CpuWord {
+    pub(super) fn new(value: u64) -> Self {
+        CpuWord(AtomicU64::new(value))
+    }
+
+    /// The value now; with fast paths going on it is old at once.
+    #[inline]
+    pub(super) fn load(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Changes the word if it is `old`, which is open. Only where sequences are not used.
+    #[inline]
+    pub(super) fn exchange(&self, old: u64, new: u64) -> bool {
+        // Acquire: what the free list leads to. Release: what was linked.
+        self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Closes the word, which is `cpu`'s, and answers its value. The caller holds the slow lock.
+    /// `words` are all CPUs' words, this one among them.
+    pub(super) fn close(&self, cpu: usize, rseq: Option<Restartable>) -> u64 {
+        let Some(rseq) = rseq else { return self.close_by_exchange() };
+        if let Some(value) = self.close_here(cpu, rseq) {
+            return value;
+        }
+        loop {
+            self.0.fetch_or(CLOSED, Ordering::SeqCst);
+            rseq.interrupt_all();
+            let value = self.0.load(Ordering::SeqCst);
+            if value & CLOSED != 0 {
+                return value & !CLOSED;
+            }
+        }
+    }
+
+    /// Opens the word with `value`.
+    #[inline]
+    pub(super) fn open(&self, value: u64) {
+        debug_assert!(value & CLOSED == 0 && self.load() & CLOSED != 0, "{value:#x}");
+        self.0.store(value, Ordering::Release);
+    }
+
+    /// Closes the word while it is open; it may be closed for a moment by a fast path.
+    fn close_by_exchange(&self) -> u64 {
+        loop {
+            let value = self.load();
+            if value & CLOSED == 0 && self.exchange(value, value | CLOSED) {
+                return value;
+            }
+            cpu::relax();
+        }
+    }
+
+    /// Closes the word if this thread runs on its CPU.
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+    fn close_here(&self, cpu: usize, rseq: Restartable) -> Option<u64> {
+        let value: u64;
+        // SAFETY: the sequence reads and writes only this word; it commits on the CPU it started
+        // on, which is the word's.
+        unsafe {
+            cpu::restartable!(
+                "cmp {cpu}, {wanted}",
+                "jne 43b",
+                "mov {result}, [{word}]",
+                "mov {cpu}, {result}",
+                "or {cpu}, 0x10000",
+                "mov [{word}], {cpu}",
+                => cpu = out(reg) _,
+                rseq = in(reg) rseq.area_offset(),
+                wanted = in(reg) cpu,
+                word = in(reg) &raw const self.0,
+                result = out(reg) value,
+                options(nostack)
+            );
+        }
+        // Not here: all ones, which no open word is.
+        (value & CLOSED == 0).then_some(value)
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
+    fn close_here(&self, _cpu: usize, _rseq: Restartable) -> Option<u64> {
+        None
+    }
+}

@@ -1,0 +1,149 @@
+//! The node partial list: slabs with free objects that no CPU owns.
+//!
+//! `list_lock` protects the list and the flag of the slabs on it. It is a leaf: nothing else is
+//! locked under it. There is one node; a process that spans several would have a list for each.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Instant;
+
+use crate::base::cpu::Padded;
+use crate::base::sync::{Counter, Mutex, MutexGuard, Ordering, classes};
+
+use super::slabs::{NO_SLAB, Slabs};
+use super::stats::{Counters, Stat, timing};
+
+/// The node partial list.
+pub(super) struct Node {
+    list: Padded<Mutex<Partial>>,
+    /// Its length, to be looked at without the lock where an old value will do.
+    nr_partial: Counter,
+}
+
+/// Protected by `list_lock`.
+pub(super) struct Partial {
+    head: u32,
+    tail: u32,
+    len: u64,
+}
+
+/// Holds `list_lock`.
+pub(super) struct ListLock<'a> {
+    partial: MutexGuard<'a, Partial>,
+    node: &'a Node,
+    counters: &'a Counters,
+    /// Since when, if times are measured.
+    since: Option<Instant>,
+}
+
+impl Node {
+    pub(super) fn new() -> Self {
+        let partial = Partial { head: NO_SLAB, tail: NO_SLAB, len: 0 };
+        Node { list: Padded(Mutex::new(&classes::SLAB_LIST, partial)), nr_partial: Counter::default() }
+    }
+
+    /// Takes `list_lock`.
+    #[inline]
+    pub(super) fn lock<'a>(&'a self, counters: &'a Counters) -> ListLock<'a> {
+        counters.count(Stat::ListLockAcquired);
+        let partial = self.list.try_lock().unwrap_or_else(|| {
+            counters.count(Stat::ListLockContended);
+            self.list.lock()
+        });
+        ListLock { partial, node: self, counters, since: timing().then(Instant::now) }
+    }
+
+    /// The length of the list, a moment ago.
+    #[inline]
+    pub(super) fn nr_partial(&self) -> u64 {
+        self.nr_partial.get()
+    }
+}
+
+impl Deref for ListLock<'_> {
+    type Target = Partial;
+
+    fn deref(&self) -> &Partial {
+        &self.partial
+    }
+}
+
+impl DerefMut for ListLock<'_> {
+    fn deref_mut(&mut self) -> &mut Partial {
+        &mut self.partial
+    }
+}
+
+impl Drop for ListLock<'_> {
+    fn drop(&mut self) {
+        self.node.nr_partial.set(self.partial.len);
+        if let Some(since) = self.since {
+            self.counters.add(Stat::ListLockHoldNs, since.elapsed().as_nanos() as u64);
+        }
+    }
+}
+
+impl Partial {
+    /// The slabs on the list.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The first slab, if there is one.
+    pub(super) fn first(&self) -> Option<u32> {
+        (self.head != NO_SLAB).then_some(self.head)
+    }
+
+    /// Whether a slab is on the list.
+    pub(super) fn contains(&self, slabs: &Slabs, slab: u32) -> bool {
+        slabs.get(slab).on_partial.load(Ordering::Relaxed) != 0
+    }
+
+    /// Adds a slab that is on no list, first or last.
+    pub(super) fn add(&mut self, slabs: &Slabs, slab: u32, first: bool) {
+        debug_assert!(!self.contains(slabs, slab), "slab {slab} is on the list already");
+        let (prev, next) = if first { (NO_SLAB, self.head) } else { (self.tail, NO_SLAB) };
+        // SAFETY: `list_lock` is held, and a slab on no list belongs to who adds it.
+        unsafe {
+            slabs.get(slab).neighbours.with_mut(|own| (own.prev, own.next) = (prev, next));
+        }
+        self.link(slabs, prev, slab);
+        self.link(slabs, slab, next);
+        slabs.get(slab).on_partial.store(1, Ordering::Relaxed);
+        self.len += 1;
+    }
+
+    /// Takes a slab off the list that is on it.
+    pub(super) fn remove(&mut self, slabs: &Slabs, slab: u32) {
+        debug_assert!(self.contains(slabs, slab), "slab {slab} is not on the list");
+        // SAFETY: `list_lock` is held, and the slab is on the list.
+        let (prev, next) = unsafe { slabs.get(slab).neighbours.with_mut(|own| (own.prev, own.next)) };
+        self.link(slabs, prev, next);
+        slabs.get(slab).on_partial.store(0, Ordering::Relaxed);
+        self.len -= 1;
+    }
+
+    /// Takes all slabs off the list.
+    pub(super) fn take_all(&mut self, slabs: &Slabs) -> Vec<u32> {
+        let mut all = Vec::with_capacity(self.len as usize);
+        while let Some(slab) = self.first() {
+            self.remove(slabs, slab);
+            all.push(slab);
+        }
+        all
+    }
+
+    /// Makes two slabs neighbours; [`NO_SLAB`] is the list's end on that side.
+    fn link(&mut self, slabs: &Slabs, prev: u32, next: u32) {
+        // SAFETY: `list_lock` is held, and both slabs are on the list.
+        unsafe {
+            match prev {
+                NO_SLAB => self.head = next,
+                prev => slabs.get(prev).neighbours.with_mut(|own| own.next = next),
+            }
+            match next {
+                NO_SLAB => self.tail = prev,
+                next => slabs.get(next).neighbours.with_mut(|own| own.prev = prev),
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What a cache is made of.
+
+/// How a [`Cache`](super::Cache) is made.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The name in statistics and errors.
+    pub name: String,
+    /// Bytes of an object, at most 4096.
+    pub size_bytes: usize,
+    /// Where objects begin: a power of two of at most 4096.
+    pub align_bytes: usize,
+    /// How many objects there may be, rounded up to whole slabs.
+    pub max_objects: u64,
+    /// The setting that an error names when there are so many.
+    pub max_objects_setting: &'static str,
+    /// Scramble the links between free objects and check them.
+    pub hardened: bool,
+    /// Empty slabs are kept as long as the node partial list has fewer slabs than this.
+    pub min_partial: usize,
+    /// About how many free objects the slabs of a CPU partial list may have.
+    pub cpu_partial_objects: usize,
+    /// Objects of a sheaf, 1 to 256.
+    pub sheaf_objects: usize,
+    /// Use restartable sequences where there are any; compare-exchanges otherwise.
+    pub restartable: bool,
+    /// The objects in use when the cache is dropped go with it, and are no leak.
+    pub dropped_whole: bool,
+}
+
+impl Options {
+    /// The kernel's choices for objects of that size, with sheaves about twice as large: a hardened
+    /// cache that reports leaks.
+    pub fn new(name: impl Into<String>, size_bytes: usize, align_bytes: usize, max_objects: u64) -> Self {
+        Options {
+            name: name.into(),
+            size_bytes,
+            align_bytes,
+            max_objects,
+            max_objects_setting: "disksize",
+            hardened: true,
+            min_partial: (size_bytes.max(2).ilog2() as usize / 2).clamp(5, 10),
+            cpu_partial_objects: match size_bytes {
+                4096.. => 6,
+                1024.. => 24,
+                256.. => 52,
+                _ => 120,
+            },
+            sheaf_objects: match size_bytes {
+                _ if cfg!(feature = "loom") => 2,
+                1025.. => 8,
+                257.. => 32,
+                _ => 128,
+            },
+            restartable: true,
+            dropped_whole: false,
+        }
+    }
+}

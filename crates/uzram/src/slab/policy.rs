@@ -1,0 +1,180 @@
+//! How a cache moves its slabs, as types.
+//!
+//! | policy | what it is |
+//! |---|---|
+//! | [`EagerFreeze`] | SLUB before the series below: a slab is frozen while it is on a CPU partial list |
+//! | [`OnPartial`] | its patches 1 and 2: a flag says whether a slab is on the node partial list |
+//! | [`UnfreezeFirst`] | and patch 3: a slab is unfrozen before the node's lock is taken |
+//! | [`DelayedFreeze`] | and patches 4 and 5: only the slab a CPU allocates from is frozen |
+//! | [`Sheaves`] | arrays of free objects on each CPU, filled and emptied through `DelayedFreeze` |
+//!
+//! The series is "slub: Delay freezing of CPU partial slabs" (Chengming Zhou, 2023).
+
+use crate::base::error::Result;
+use crate::base::mem::Gfp;
+
+use super::core::{Core, Freeze};
+use super::sheaves::Sheaved;
+
+/// The choices that differ between caches.
+pub trait Policy: Send + Sync + Sized + 'static {
+    /// When slabs are frozen.
+    type Freeze: Freeze;
+    /// What stands before the slabs.
+    type Front: Front<Self::Freeze>;
+    /// Its name on paper.
+    const NAME: &'static str;
+}
+
+/// What allocations and frees meet first.
+pub trait Front<F: Freeze>: Send + Sync + Sized {
+    /// The front of a cache whose slabs are `core`'s.
+    ///
+    /// # Errors
+    /// `Invalid` for an option that cannot be.
+    fn new(core: &Core<F>) -> Result<Self>;
+
+    /// The fast path of an allocation, where it is open.
+    fn pop(&self, core: &Core<F>) -> Option<u32>;
+
+    /// The fast path of a free, where it is open.
+    fn push(&self, core: &Core<F>, object: u32) -> bool;
+
+    /// The other path of an allocation.
+    ///
+    /// # Errors
+    /// As [`Cache::alloc`](super::Cache::alloc).
+    fn alloc_slow(&self, core: &Core<F>, gfp: Gfp) -> Result<u32>;
+
+    /// The other path of a free.
+    ///
+    /// # Errors
+    /// As [`Cache::free`](super::Cache::free).
+    fn free_slow(&self, core: &Core<F>, object: u32) -> Result<()>;
+
+    /// [`Front::free_slow`] for many, which may be sorted for that.
+    ///
+    /// # Errors
+    /// The first one's; the others are freed.
+    fn free_many(&self, core: &Core<F>, objects: &mut [u32]) -> Result<()> {
+        objects.iter().map(|object| self.free_slow(core, *object)).fold(Ok(()), Result::and)
+    }
+
+    /// Takes all free objects out that it keeps.
+    fn drain(&self, core: &Core<F>) -> Vec<u32>;
+
+    /// How many free objects it keeps, and for each CPU the fast allocations and frees that are not
+    /// counted yet.
+    fn cached(&self) -> (u64, Vec<[u64; 2]>);
+
+    /// Objects that a CPU's fast path holds at most; 0 if that is the slab's affair.
+    fn capacity(&self) -> u32;
+}
+
+/// No front: the fast paths are those of the CPU's active slab.
+pub struct Direct;
+
+impl<F: Freeze> Front<F> for Direct {
+    fn new(_: &Core<F>) -> Result<Self> {
+        Ok(Direct)
+    }
+
+    #[inline]
+    fn pop(&self, core: &Core<F>) -> Option<u32> {
+        core.pop()
+    }
+
+    #[inline]
+    fn push(&self, core: &Core<F>, object: u32) -> bool {
+        core.push(object)
+    }
+
+    fn alloc_slow(&self, core: &Core<F>, gfp: Gfp) -> Result<u32> {
+        let mut object = [0];
+        core.alloc_slow(&mut object, gfp)?;
+        Ok(object[0])
+    }
+
+    fn free_slow(&self, core: &Core<F>, object: u32) -> Result<()> {
+        core.free_one(object)
+    }
+
+    fn free_many(&self, core: &Core<F>, objects: &mut [u32]) -> Result<()> {
+        core.free_many(objects)
+    }
+
+    fn drain(&self, _: &Core<F>) -> Vec<u32> {
+        Vec::new()
+    }
+
+    fn cached(&self) -> (u64, Vec<[u64; 2]>) {
+        (0, Vec::new())
+    }
+
+    fn capacity(&self) -> u32 {
+        0
+    }
+}
+
+/// Slabs are frozen from leaving the node partial list until they go back to it.
+#[derive(Debug)]
+pub struct EagerFreeze;
+/// [`EagerFreeze`] with a flag for slabs on the node partial list.
+#[derive(Debug)]
+pub struct OnPartial;
+/// [`OnPartial`], unfreezing slabs before the node's lock is taken.
+#[derive(Debug)]
+pub struct UnfreezeFirst;
+/// Slabs are frozen only while a CPU allocates from them.
+#[derive(Debug)]
+pub struct DelayedFreeze;
+/// Arrays of free objects on each CPU.
+#[derive(Debug)]
+pub struct Sheaves;
+
+impl Freeze for EagerFreeze {
+    const ON_PARTIAL: bool = false;
+    const UNFREEZE_FIRST: bool = false;
+    const DELAYED: bool = false;
+}
+impl Freeze for OnPartial {
+    const ON_PARTIAL: bool = true;
+    const UNFREEZE_FIRST: bool = false;
+    const DELAYED: bool = false;
+}
+impl Freeze for UnfreezeFirst {
+    const ON_PARTIAL: bool = true;
+    const UNFREEZE_FIRST: bool = true;
+    const DELAYED: bool = false;
+}
+impl Freeze for DelayedFreeze {
+    const ON_PARTIAL: bool = true;
+    const UNFREEZE_FIRST: bool = true;
+    const DELAYED: bool = true;
+}
+
+impl Policy for EagerFreeze {
+    type Freeze = Self;
+    type Front = Direct;
+    const NAME: &'static str = "eager";
+}
+impl Policy for OnPartial {
+    type Freeze = Self;
+    type Front = Direct;
+    const NAME: &'static str = "on-partial";
+}
+impl Policy for UnfreezeFirst {
+    type Freeze = Self;
+    type Front = Direct;
+    const NAME: &'static str = "unfreeze-first";
+}
+impl Policy for DelayedFreeze {
+    type Freeze = Self;
+    type Front = Direct;
+    const NAME: &'static str = "delayed";
+}
+impl Policy for Sheaves {
+    type Freeze = DelayedFreeze;
+    type Front = Sheaved;
+    const NAME: &'static str = "sheaves";
+}

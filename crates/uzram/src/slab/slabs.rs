@@ -1,0 +1,420 @@
+//! The slabs of a cache: where their objects are, and the links between free ones.
+//!
+//! A slab is a run of the arena, cut into objects. Slabs are numbered; an object's name is
+//! `[slab's number | place in the slab]`, the place counted in units of 8 bytes, so that finding an
+//! object is one look into a table and one addition. A slab that goes back to the arena gives its
+//! number back too.
+//!
+//! A free object that is linked holds the place of the next one in its middle, where running over
+//! its neighbour's end does not reach, mixed with its own place and a secret of the cache: whatever
+//! else is found there does not come out as a place, and is taken as damage.
+//!
+//! Lock: the table of free numbers has its own, a leaf. Everything else here is for whoever owns
+//! the slab or the object.
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Run, Table};
+use crate::base::sync::{Arc, AtomicU32, AtomicU64, Counter, Guarded, Mutex, Ordering, classes};
+use crate::base::units::PAGE_SIZE;
+
+use super::Options;
+use super::word::{NONE, SlabWord, State};
+
+/// Places are counted in units of so many bytes.
+pub(super) const UNIT_BYTES: usize = 8;
+/// What debug builds fill free objects with: the kernel's POISON_FREE.
+#[cfg(all(debug_assertions, not(feature = "loom")))]
+pub(super) const POISON: u8 = 0x6b;
+/// No slab.
+pub(super) const NO_SLAB: u32 = u32::MAX;
+/// The kernel's `slub_max_order` of 3.
+const MAX_SLAB_PAGES: usize = 8;
+/// A slab should have so many objects: the kernel's rule, 4 * (fls(CPUs) + 1), for 8 CPUs.
+const MIN_OBJECTS: usize = 16;
+/// What may be left over at a slab's end: a sixteenth, as the kernel tries first.
+const WASTE_FRACTION: usize = 16;
+
+const _: () = assert!(MAX_SLAB_PAGES <= MAX_RUN_PAGES);
+const _: () = assert!(MAX_SLAB_PAGES * PAGE_SIZE / UNIT_BYTES < 1 << 15, "places and counts fit the words");
+
+/// How a slab is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Bytes from one object to the next.
+    pub(super) stride_bytes: usize,
+    /// Pages of a slab.
+    pub(super) pages: usize,
+    /// Objects of a slab.
+    pub(super) objects: u16,
+    /// Bits of a place.
+    pub(super) place_bits: u32,
+    /// Where an object's link is, in bytes from its start.
+    pub(super) link_offset_bytes: usize,
+}
+
+impl Layout {
+    /// For objects of `size_bytes` aligned to `align_bytes`.
+    ///
+    /// # Errors
+    /// `Invalid` for what cannot be an object of a slab.
+    pub(super) fn new(size_bytes: usize, align_bytes: usize) -> Result<Self> {
+        if !(1..=PAGE_SIZE).contains(&size_bytes) || !align_bytes.is_power_of_two() || align_bytes > PAGE_SIZE
+        {
+            let what = "an object of a slab has 1 to 4096 bytes, aligned to a power of two up to that";
+            return Err(Error::invalid(what));
+        }
+        let stride_bytes = size_bytes.next_multiple_of(align_bytes.max(UNIT_BYTES));
+        let (pages, objects) = if cfg!(feature = "loom") { (1, LOOM_OBJECTS) } else { slab_of(stride_bytes) };
+        Ok(Layout {
+            stride_bytes,
+            pages,
+            objects: objects as u16,
+            place_bits: (pages * PAGE_SIZE / UNIT_BYTES).next_power_of_two().ilog2(),
+            link_offset_bytes: (stride_bytes / 2) & !(size_of::<u32>() - 1),
+        })
+    }
+
+    /// Units from one object to the next.
+    pub(super) fn stride(self) -> u16 {
+        (self.stride_bytes / UNIT_BYTES) as u16
+    }
+}
+
+/// Models have slabs of two objects: enough to be empty, partial and full.
+const LOOM_OBJECTS: usize = 2;
+
+/// The pages and objects of a slab: as few pages as hold enough objects with little left over.
+fn slab_of(stride_bytes: usize) -> (usize, usize) {
+    let fits = |pages: usize| pages * PAGE_SIZE / stride_bytes;
+    let is_good = |pages: &usize| {
+        let bytes = pages * PAGE_SIZE;
+        fits(*pages) >= MIN_OBJECTS && (bytes % stride_bytes) * WASTE_FRACTION <= bytes
+    };
+    let pages = (1..=MAX_SLAB_PAGES).find(is_good).unwrap_or(MAX_SLAB_PAGES);
+    (pages, fits(pages))
+}
+
+/// Neighbours in the list that a slab is on.
+#[derive(Debug, Default)]
+pub(super) struct Neighbours {
+    pub(super) prev: u32,
+    pub(super) next: u32,
+}
+
+/// What is kept of a slab.
+#[derive(Debug, Default)]
+pub(super) struct Slab {
+    pub(super) word: SlabWord,
+    /// 1 while the slab is on the node partial list; `list_lock` protects it.
+    pub(super) on_partial: AtomicU32,
+    /// Belongs to whoever owns the list: the holder of `list_lock`, of a CPU's lock, or of the
+    /// table's.
+    pub(super) neighbours: Guarded<Neighbours>,
+}
+
+// SAFETY: numbers, all zero by default, and without destructors.
+unsafe impl Entry for Slab {}
+
+/// Numbers of slabs that are not in use. Protected by the table's lock.
+struct Numbers {
+    /// The first of a list through `neighbours.next`.
+    free: u32,
+    /// Numbers from here on were never used.
+    fresh: u32,
+}
+
+/// A chain of free objects of one slab, ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    pub(super) len: u16,
+}
+
+/// See the [module's documentation](self).
+pub(super) struct Slabs {
+    arena: Arc<Arena>,
+    pub(super) layout: Layout,
+    /// What links are mixed with; 0 if the cache is not hardened.
+    secret: u32,
+    max_slabs: u32,
+    slabs: Table<Slab>,
+    /// Where each slab starts; 0 for one that does not exist.
+    starts: Table<AtomicU64>,
+    /// The bits of a name that are the place.
+    place_mask: u32,
+    numbers: Mutex<Numbers>,
+    /// Slabs that exist.
+    live: Counter,
+    /// loom's atomics cannot be made of an arena's bytes: its links stand in a table.
+    #[cfg(feature = "loom")]
+    links: Table<AtomicU32>,
+}
+
+impl Slabs {
+    /// No slabs yet, and room for `options.max_objects`.
+    ///
+    /// # Errors
+    /// `Invalid` for a size or alignment that cannot be; `NoMemory` when there is no address space
+    /// for the tables.
+    pub(super) fn new(arena: Arc<Arena>, options: &Options) -> Result<Self> {
+        let layout = Layout::new(options.size_bytes, options.align_bytes)?;
+        let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
+        let max_slabs = options.max_objects.div_ceil(u64::from(layout.objects)).clamp(1, most) as u32;
+        Ok(Slabs {
+            arena,
+            layout,
+            secret: if options.hardened { secret() } else { 0 },
+            max_slabs,
+            slabs: Table::new(max_slabs as usize)?,
+            starts: Table::new(max_slabs as usize)?,
+            place_mask: (1 << layout.place_bits) - 1,
+            numbers: Mutex::new(&classes::SLAB_TABLE, Numbers { free: NO_SLAB, fresh: 0 }),
+            live: Counter::default(),
+            #[cfg(feature = "loom")]
+            links: Table::new(
+                max_slabs as usize * usize::from(layout.objects) * usize::from(layout.stride()),
+            )?,
+        })
+    }
+
+    /// How many slabs there may be.
+    #[cfg(all(debug_assertions, not(feature = "loom")))]
+    pub(super) fn max_slabs(&self) -> u64 {
+        self.max_slabs.into()
+    }
+
+    /// Slabs that exist.
+    pub(super) fn live(&self) -> u64 {
+        self.live.get()
+    }
+
+    /// What the tables take at most.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.slabs.max_bytes() + self.starts.max_bytes()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, slab: u32) -> &Slab {
+        &self.slabs[slab as usize]
+    }
+
+    /// The slab and the place in it of an object.
+    #[inline]
+    pub(super) fn split(&self, object: u32) -> (u32, u16) {
+        (object >> self.layout.place_bits, (object & self.place_mask) as u16)
+    }
+
+    /// The name of the object at a place.
+    #[inline]
+    pub(super) fn name(&self, slab: u32, at: u16) -> u32 {
+        slab << self.layout.place_bits | u32::from(at)
+    }
+
+    /// Whether `object` is the beginning of an object of a slab that exists.
+    pub(super) fn is_object(&self, object: u32) -> bool {
+        let (slab, at) = self.split(object);
+        let stride = self.layout.stride();
+        self.exists(slab) && at.is_multiple_of(stride) && at / stride < self.layout.objects
+    }
+
+    /// Where an object is. For a name that never was one, somewhere that must not be touched.
+    #[inline]
+    pub(super) fn address(&self, object: u32) -> *mut u8 {
+        let (slab, at) = self.split(object);
+        self.start(slab).wrapping_add(usize::from(at) * UNIT_BYTES)
+    }
+
+    /// Where an object is, if it may be one.
+    #[inline]
+    pub(super) fn hint(&self, object: u32) -> Option<*const u8> {
+        let slab = self.split(object).0;
+        let exists = self.exists(slab);
+        // Under loom there is nothing there.
+        (exists && !cfg!(feature = "loom")).then(|| self.address(object).cast_const())
+    }
+
+    /// Whether there is a slab of that number.
+    fn exists(&self, slab: u32) -> bool {
+        slab < self.max_slabs && self.starts[slab as usize].load(Ordering::Acquire) != 0
+    }
+
+    /// Where a slab starts.
+    #[inline]
+    pub(super) fn start(&self, slab: u32) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.starts[slab as usize].load(Ordering::Relaxed) as usize)
+    }
+
+    /// What the link at a place is mixed with.
+    #[inline]
+    pub(super) fn key(&self, at: u16) -> u32 {
+        self.secret ^ u32::from(at) << 16
+    }
+
+    /// The cache's secret, for code that mixes links itself.
+    #[inline]
+    pub(super) fn secret(&self) -> u32 {
+        self.secret
+    }
+
+    /// The object after `at` in a chain of free objects that the caller owns, or may lose to
+    /// another thread meanwhile (the answer is then anything). `None` if what is there is no link.
+    #[inline]
+    pub(super) fn next(&self, slab: u32, at: u16) -> Option<u16> {
+        let link = self.link(slab, at).load(Ordering::Relaxed) ^ self.key(at);
+        u16::try_from(link).ok()
+    }
+
+    /// [`Slabs::next`], of a slab that may not exist any more.
+    #[inline]
+    pub(super) fn next_if_there(&self, slab: u32, at: u16) -> Option<u16> {
+        let exists = self.exists(slab);
+        if exists { self.next(slab, at) } else { None }
+    }
+
+    /// Makes `next` the object after `at`, which is free and the caller's.
+    #[inline]
+    pub(super) fn set_next(&self, slab: u32, at: u16, next: u16) {
+        self.link(slab, at).store(u32::from(next) ^ self.key(at), Ordering::Relaxed);
+    }
+
+    #[cfg(not(feature = "loom"))]
+    #[inline]
+    fn link(&self, slab: u32, at: u16) -> &AtomicU32 {
+        let link = self.address(self.name(slab, at)).wrapping_add(self.layout.link_offset_bytes);
+        // SAFETY: the object lies in a run of the arena that belongs to this cache while the slab
+        // exists, its memory stays mapped after that, and the offset is a multiple of 4 within
+        // the object. While the object is free only this function's results touch these bytes.
+        unsafe { AtomicU32::from_ptr(link.cast()) }
+    }
+
+    #[cfg(feature = "loom")]
+    fn link(&self, slab: u32, at: u16) -> &AtomicU32 {
+        let per_slab = usize::from(self.layout.objects) * usize::from(self.layout.stride());
+        &self.links[slab as usize * per_slab + usize::from(at)]
+    }
+
+    /// Walks a chain of `len` objects (at least 1) from `first`, and answers its last one. `None`
+    /// when it is damaged on the way.
+    pub(super) fn last_of(&self, slab: u32, first: u16, len: u16) -> Option<u16> {
+        (1..len).try_fold(first, |at, _| self.next(slab, at).filter(|next| *next != NONE))
+    }
+
+    /// Makes a slab, and answers its number; all its objects are taken and form one chain from
+    /// place 0. Nobody else knows it.
+    ///
+    /// # Errors
+    /// As the arena, and `NoSpace` when there are as many slabs as there may be.
+    #[cold]
+    pub(super) fn make(&self, options: &Options, gfp: Gfp) -> Result<u32> {
+        let run = self.arena.alloc_run(self.layout.pages, gfp)?;
+        if let Err(full) = self.arena.commit(Account::Slab, run.page, u32::from(run.pages)) {
+            self.arena.free_run(run, Account::Slab, 0);
+            return Err(full.into());
+        }
+        let Some(slab) = self.take_number() else {
+            self.arena.free_run(run, Account::Slab, u64::from(run.pages));
+            let what = format!("the cache '{}' holds as many objects as it can", options.name);
+            return Err(Error::new(ErrorKind::NoSpace, what).with_setting(options.max_objects_setting));
+        };
+        let start = self.arena.address(run.page).expose_provenance();
+        self.starts[slab as usize].store(start as u64, Ordering::Release);
+        self.live.add(1);
+        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        // SAFETY: the run is this slab's, whose objects are all free, and its pages are committed.
+        unsafe {
+            self.start(slab).write_bytes(POISON, self.layout.pages * PAGE_SIZE)
+        };
+        let stride = self.layout.stride();
+        for object in 0..self.layout.objects {
+            let next = if object + 1 < self.layout.objects { (object + 1) * stride } else { NONE };
+            self.set_next(slab, object * stride, next);
+        }
+        self.get(slab).word.store(State::full(self.layout.objects, false));
+        Ok(slab)
+    }
+
+    /// Gives an empty slab back that is on no list, and answers how many pages that is.
+    pub(super) fn discard(&self, slab: u32) -> u64 {
+        let start = self.starts[slab as usize].swap(0, Ordering::Relaxed);
+        let page = self.arena.page_at(std::ptr::with_exposed_provenance(start as usize));
+        let pages = self.layout.pages as u64;
+        self.live.sub(1);
+        {
+            let mut numbers = self.numbers.lock();
+            let next = std::mem::replace(&mut numbers.free, slab);
+            // SAFETY: the slab is on no list, and the table's lock is held.
+            unsafe { self.get(slab).neighbours.with_mut(|neighbours| neighbours.next = next) };
+        }
+        self.arena.free_run(Run { page, pages: pages as u8 }, Account::Slab, pages);
+        pages
+    }
+
+    /// Gives all slabs back, whatever is in them.
+    pub(super) fn discard_all(&self) {
+        let fresh = self.numbers.lock().fresh;
+        for slab in 0..fresh {
+            if self.exists(slab) {
+                self.discard(slab);
+            }
+        }
+    }
+
+    /// The slabs that exist now.
+    pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
+        let fresh = self.numbers.lock().fresh;
+        (0..fresh).filter(|slab| self.exists(*slab))
+    }
+
+    fn take_number(&self) -> Option<u32> {
+        let mut numbers = self.numbers.lock();
+        let slab = numbers.free;
+        if slab != NO_SLAB {
+            // SAFETY: the slab does not exist, and the table's lock is held.
+            numbers.free = unsafe { self.get(slab).neighbours.with_mut(|neighbours| neighbours.next) };
+            return Some(slab);
+        }
+        (numbers.fresh < self.max_slabs).then(|| {
+            numbers.fresh += 1;
+            numbers.fresh - 1
+        })
+    }
+}
+
+/// A secret that differs from cache to cache and from process to process.
+fn secret() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one("slab") as u32
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slabs_hold_enough_objects_and_waste_little() {
+        let shape = |size, align| {
+            let layout = Layout::new(size, align).expect("an object");
+            (layout.stride_bytes, layout.pages, layout.objects)
+        };
+        assert_eq!(shape(8, 8), (8, 1, 512));
+        assert_eq!(shape(32, 32), (32, 1, 128));
+        assert_eq!(shape(64, 64), (64, 1, 64));
+        assert_eq!(shape(100, 8), (104, 1, 39));
+        assert_eq!(shape(256, 8), (256, 1, 16));
+        assert_eq!(shape(704, 64), (704, 3, 17));
+        assert_eq!(shape(2048, 8), (2048, 8, 16));
+        assert_eq!(shape(4096, 4096), (4096, 8, 8));
+        assert_eq!(shape(1, 1), (8, 1, 512));
+        for size in 1..=PAGE_SIZE {
+            let layout = Layout::new(size, 8).expect("an object");
+            let bytes = layout.pages * PAGE_SIZE;
+            assert!(usize::from(layout.objects) * layout.stride_bytes <= bytes);
+            assert!(layout.link_offset_bytes + 4 <= layout.stride_bytes);
+            assert!(1 << layout.place_bits >= bytes / UNIT_BYTES);
+        }
+        for (size, align) in [(0, 8), (4097, 8), (8, 3), (8, 0), (8, 8192)] {
+            assert!(Layout::new(size, align).is_err(), "{size} {align}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What a cache counts, by the names of the kernel's SLUB_STATS.
+//!
+//! The fast paths count by the number of operations that their words carry anyway, folded in when a
+//! slow path closes the word; everything else is counted only when [`set_counting`] is on, so that
+//! it costs a branch on the slow paths. Times are measured only when [`set_timing`] is on.
+
+use crate::base::cpu::PerCpu;
+use crate::base::sync::Counter;
+
+/// Whether slow paths count.
+static COUNTING: Counter = Counter::new(0);
+/// Whether times are measured.
+static TIMING: Counter = Counter::new(0);
+
+/// From now on every cache of this process counts what its slow paths do, or no longer does. Off at
+/// first.
+pub fn set_counting(on: bool) {
+    COUNTING.set(on.into());
+}
+
+/// From now on every cache of this process measures for how long `list_lock` is held, at the price
+/// of reading the clock twice each time, or no longer does. Off at first.
+pub fn set_timing(on: bool) {
+    TIMING.set(on.into());
+}
+
+/// Whether times are measured.
+#[inline]
+pub(super) fn timing() -> bool {
+    TIMING.get() != 0
+}
+
+/// The counters of a cache.
+pub(super) struct Counters(PerCpu<[Counter; Stat::COUNT]>);
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        Counters(PerCpu::new(|_| std::array::from_fn(|_| Counter::default())))
+    }
+
+    /// Counts one, if counting is on.
+    #[inline]
+    pub(super) fn count(&self, stat: Stat) {
+        if COUNTING.get() != 0 {
+            self.add(stat, 1);
+        }
+    }
+
+    /// Counts `n`, whether counting is on or not.
+    pub(super) fn add(&self, stat: Stat, n: u64) {
+        self.0.local()[stat as usize].add(n);
+    }
+
+    /// Counts `n` for one CPU, whether counting is on or not.
+    pub(super) fn add_for(&self, cpu: usize, stat: Stat, n: u64) {
+        self.0.of(cpu)[stat as usize].add(n);
+    }
+
+    /// Each CPU's counters, by `Stat as usize`.
+    pub(super) fn read(&self) -> Vec<[u64; Stat::COUNT]> {
+        self.0.iter().map(|counters| std::array::from_fn(|stat| counters[stat].get())).collect()
+    }
+}
+
+/// One counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Stat {
+    /// Objects taken from the CPU's free list or sheaf.
+    AllocFastpath,
+    /// Objects taken otherwise.
+    AllocSlowpath,
+    /// Objects put on the CPU's free list or sheaf.
+    FreeFastpath,
+    /// Objects put back into their slab.
+    FreeSlowpath,
+    /// Of those, the ones whose slab was frozen.
+    FreeFrozen,
+    /// Slabs that a free put on the node partial list.
+    FreeAddPartial,
+    /// Slabs that a free took from the node partial list.
+    FreeRemovePartial,
+    /// Slabs taken from the node partial list to allocate from at once.
+    AllocFromPartial,
+    /// Slabs made.
+    AllocSlab,
+    /// Times the active slab had objects again that others freed.
+    AllocRefill,
+    /// Slabs given back to the arena.
+    FreeSlab,
+    /// CPUs whose slab was taken away, by `shrink` for one.
+    CpuslabFlush,
+    /// Slabs that were full when a CPU let go of them.
+    DeactivateFull,
+    /// Slabs that were empty then.
+    DeactivateEmpty,
+    /// Slabs that went to the head of the node partial list.
+    DeactivateToHead,
+    /// Slabs that went to its tail.
+    DeactivateToTail,
+    /// Slabs into which others had freed objects meanwhile.
+    DeactivateRemoteFrees,
+    /// Active slabs that were let go because they had no free object.
+    DeactivateBypass,
+    /// Exchanges of slab words: what stands for the kernel's double-width compare-exchange.
+    CmpxchgDouble,
+    /// Of those, the ones that failed.
+    CmpxchgDoubleFail,
+    /// Exchanges of a CPU's own word that failed.
+    CmpxchgDoubleCpuFail,
+    /// Slabs taken from the CPU partial list.
+    CpuPartialAlloc,
+    /// Slabs that a free put on the CPU partial list.
+    CpuPartialFree,
+    /// Slabs moved from the node partial list to the CPU partial list.
+    CpuPartialNode,
+    /// CPU partial lists that were moved to the node partial list.
+    CpuPartialDrain,
+    /// Objects taken from a CPU's main sheaf.
+    AllocPcs,
+    /// Objects put into a CPU's main sheaf.
+    FreePcs,
+    /// Sheaves filled from slabs.
+    SheafRefill,
+    /// Sheaves emptied into slabs.
+    SheafFlush,
+    /// Sheaves taken from the barn.
+    BarnGet,
+    /// Times the barn had none.
+    BarnGetFail,
+    /// Sheaves put into the barn.
+    BarnPut,
+    /// Times the barn had no room.
+    BarnPutFail,
+    /// Times the node's list_lock was taken.
+    ListLockAcquired,
+    /// Of those, the times it was not free at once.
+    ListLockContended,
+    /// Nanoseconds for which it was held; 0 unless times are measured.
+    ListLockHoldNs,
+}
+
+impl Stat {
+    /// How many there are.
+    pub const COUNT: usize = Stat::ListLockHoldNs as usize + 1;
+}

@@ -1,0 +1,160 @@
+//! Caches of values of one type.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use crate::base::error::Result;
+use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::Arc;
+
+use super::{Cache, CacheInfo, Options, Policy, Sheaves};
+
+/// A cache of values of type `T`, each in an object of its own.
+pub struct Typed<T, P: Policy = Sheaves> {
+    cache: Cache<P>,
+    /// loom's values cannot lie in an arena: they stand in a table, by name.
+    #[cfg(feature = "loom")]
+    values: Box<[std::cell::UnsafeCell<std::mem::MaybeUninit<T>>]>,
+    _values: PhantomData<fn(T) -> T>,
+}
+
+// SAFETY: values are reached only through names: `get` shares them, `insert` and `remove` move them
+// between threads, and both are allowed to `T`.
+unsafe impl<T: Send + Sync, P: Policy> Sync for Typed<T, P> {}
+
+impl<T: Send + Sync, P: Policy> Typed<T, P> {
+    /// [`Options::new`] with the size and the alignment of `T`.
+    pub fn options(name: impl Into<String>, max_objects: u64) -> Options {
+        let (size, align) = if cfg!(feature = "loom") { (8, 8) } else { (size_of::<T>(), align_of::<T>()) };
+        Options::new(name, size, align, max_objects)
+    }
+
+    /// An empty cache. `options` are made by [`Typed::options`].
+    ///
+    /// # Errors
+    /// As [`Cache::new`].
+    pub fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
+        let fits = options.size_bytes >= size_of::<T>() && options.align_bytes >= align_of::<T>();
+        assert!(fits || cfg!(feature = "loom"), "the objects have room for a value");
+        #[cfg(feature = "loom")]
+        let names = (options.max_objects.div_ceil(2) as usize) << 9;
+        Ok(Typed {
+            cache: Cache::new(arena, options)?,
+            #[cfg(feature = "loom")]
+            values: (0..names).map(|_| std::cell::UnsafeCell::new(std::mem::MaybeUninit::uninit())).collect(),
+            _values: PhantomData,
+        })
+    }
+
+    /// Puts a value into an object of its own, and answers the object's name.
+    ///
+    /// # Errors
+    /// As [`Cache::alloc`]; the value is dropped.
+    #[inline]
+    pub fn insert(&self, value: T, gfp: Gfp) -> Result<u32> {
+        let object = self.cache.alloc(gfp)?;
+        // SAFETY: the object is new, has room for a `T` and is aligned for it (`Typed::new`).
+        unsafe { self.at(object).write(value) };
+        Ok(object)
+    }
+
+    /// The value of an object.
+    ///
+    /// # Safety
+    /// `object` is in use: [`Typed::insert`] answered it, and nobody removes it while the reference
+    /// lives.
+    #[inline]
+    pub unsafe fn get(&self, object: u32) -> &T {
+        // SAFETY: there is a value, which nobody moves (the caller's promise).
+        unsafe { &*self.at(object) }
+    }
+
+    /// Drops the value of an object and gives the object back.
+    ///
+    /// # Errors
+    /// As [`Cache::free`].
+    ///
+    /// # Safety
+    /// `object` is in use, and nobody uses it any more.
+    #[inline]
+    pub unsafe fn remove(&self, object: u32) -> Result<()> {
+        // SAFETY: there is a value, and it is the caller's.
+        unsafe { self.at(object).drop_in_place() };
+        self.cache.free(object)
+    }
+
+    /// [`Typed::insert`], with the object given back when the answer is dropped.
+    ///
+    /// # Errors
+    /// As [`Cache::alloc`]; the value is dropped.
+    pub fn own(&self, value: T, gfp: Gfp) -> Result<Owned<'_, T, P>> {
+        Ok(Owned { object: self.insert(value, gfp)?, cache: self })
+    }
+
+    /// Where the value of an object is, if `object` may be one: a hint for prefetching.
+    #[inline]
+    pub fn hint(&self, object: u32) -> Option<*const T> {
+        self.cache.hint(object).map(<*const u8>::cast)
+    }
+
+    /// As [`Cache::shrink`].
+    ///
+    /// # Errors
+    /// As [`Cache::shrink`].
+    pub fn shrink(&self) -> Result<u64> {
+        self.cache.shrink()
+    }
+
+    /// As [`Cache::info`].
+    pub fn info(&self) -> CacheInfo {
+        self.cache.info()
+    }
+
+    /// As [`Cache::table_bytes`].
+    pub fn table_bytes(&self) -> usize {
+        self.cache.table_bytes()
+    }
+
+    #[cfg(not(feature = "loom"))]
+    #[inline]
+    fn at(&self, object: u32) -> *mut T {
+        self.cache.address(object).cast()
+    }
+
+    #[cfg(feature = "loom")]
+    fn at(&self, object: u32) -> *mut T {
+        self.values[object as usize].get().cast()
+    }
+}
+
+/// A value in an object of its own, which goes back when this is dropped.
+pub struct Owned<'a, T: Send + Sync, P: Policy = Sheaves> {
+    cache: &'a Typed<T, P>,
+    object: u32,
+}
+
+impl<T: Send + Sync, P: Policy> Deref for Owned<'_, T, P> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the object is in use until this is dropped.
+        unsafe { self.cache.get(self.object) }
+    }
+}
+
+impl<T: Send + Sync, P: Policy> DerefMut for Owned<'_, T, P> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`; the name is known here only, so there is no other reference.
+        unsafe { &mut *self.cache.at(self.object) }
+    }
+}
+
+impl<T: Send + Sync, P: Policy> Drop for Owned<'_, T, P> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the object is in use, and this was its last user. An error is counted there.
+        let _ = unsafe { self.cache.remove(self.object) };
+    }
+}

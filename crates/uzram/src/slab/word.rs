@@ -1,0 +1,120 @@
+//! The slab word: everything about a slab that changes without a lock.
+//!
+//! ```text
+//! 63        48 47       46      32 31     16 15        0
+//! [ unused    | frozen | objects  | inuse   | free list ]
+//! ```
+//!
+//! `free list` is the place of the first free object, in units of 8 bytes from the slab's start, or
+//! [`NONE`]. The objects that a CPU took along as its own free list are not in it: they count as in
+//! use. `frozen` says that a CPU owns the slab, so that nobody else puts it on a list.
+//!
+//! In the kernel the free list is a pointer and this is two words, changed by one double-width
+//! compare-exchange; indices make it one word and an ordinary one.
+
+use crate::base::sync::{AtomicU64, Ordering};
+
+/// No object.
+pub(super) const NONE: u16 = u16::MAX;
+
+const INUSE_SHIFT: u32 = 16;
+const OBJECTS_SHIFT: u32 = 32;
+const OBJECTS_MASK: u64 = (1 << 15) - 1;
+const FROZEN: u64 = 1 << 47;
+
+/// A slab word, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State {
+    /// The first free object.
+    pub(super) free: u16,
+    /// Objects not in the free list.
+    pub(super) inuse: u16,
+    /// Objects of the slab.
+    pub(super) objects: u16,
+    /// A CPU owns the slab.
+    pub(super) frozen: bool,
+}
+
+impl State {
+    /// With every object taken.
+    pub(super) fn full(objects: u16, frozen: bool) -> Self {
+        State { free: NONE, inuse: objects, objects, frozen }
+    }
+
+    /// No object is free.
+    pub(super) fn is_full(self) -> bool {
+        self.free == NONE
+    }
+
+    fn encode(self) -> u64 {
+        u64::from(self.free)
+            | u64::from(self.inuse) << INUSE_SHIFT
+            | (u64::from(self.objects) & OBJECTS_MASK) << OBJECTS_SHIFT
+            | if self.frozen { FROZEN } else { 0 }
+    }
+
+    fn decode(word: u64) -> Self {
+        State {
+            free: word as u16,
+            inuse: (word >> INUSE_SHIFT) as u16,
+            objects: (word >> OBJECTS_SHIFT & OBJECTS_MASK) as u16,
+            frozen: word & FROZEN != 0,
+        }
+    }
+}
+
+/// A slab's word in memory.
+#[derive(Debug, Default)]
+pub(super) struct SlabWord(AtomicU64);
+
+impl SlabWord {
+    #[inline]
+    pub(super) fn load(&self) -> State {
+        State::decode(self.0.load(Ordering::Acquire))
+    }
+
+    /// For a slab that nobody else knows yet or any more.
+    pub(super) fn store(&self, state: State) {
+        self.0.store(state.encode(), Ordering::Release);
+    }
+
+    /// Changes the word if it still is `old`.
+    #[inline]
+    pub(super) fn exchange(&self, old: State, new: State) -> bool {
+        // Release: the links that `new.free` leads to. Acquire: those that `old.free` leads to.
+        self.0.compare_exchange(old.encode(), new.encode(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+    use crate::base::random::Random;
+
+    #[test]
+    fn the_word_is_laid_out_as_drawn() {
+        let state = State { free: 0x1234, inuse: 0x5678, objects: 0x1abc, frozen: true };
+        assert_eq!(state.encode(), 0x0000_9abc_5678_1234);
+        assert_eq!(State { frozen: false, ..state }.encode(), 0x0000_1abc_5678_1234);
+        assert_eq!(State::full(7, false).encode(), 0x0000_0007_0007_ffff);
+    }
+
+    #[test]
+    fn words_keep_what_they_encode() {
+        let mut random = Random::new(1);
+        for _ in 0..1000 {
+            let state = State {
+                free: random.next() as u16,
+                inuse: random.next() as u16,
+                objects: random.next() as u16 & OBJECTS_MASK as u16,
+                frozen: random.below(2) == 1,
+            };
+            assert_eq!(State::decode(state.encode()), state);
+            let word = SlabWord::default();
+            word.store(state);
+            assert!(!word.exchange(State { inuse: state.inuse ^ 1, ..state }, state));
+            assert!(word.exchange(state, State::full(3, true)));
+            assert_eq!(word.load(), State::full(3, true));
+        }
+    }
+}
