@@ -29,6 +29,8 @@ mod checked;
 mod core;
 mod cpu_list;
 mod cpu_word;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
 mod node;
 mod options;
 mod policy;

@@ -83,7 +83,7 @@ struct Cells {
 /// What no object is called.
 const NOTHING: u32 = u32::MAX;
 /// Cells of a cache line.
-const LINE_CELLS: usize = 16;
+const LINE_CELLS: usize = if cfg!(feature = "loom") { 1 } else { 16 };
 
 impl Cells {
     fn new(sheaves: usize, capacity: u32) -> Self {
