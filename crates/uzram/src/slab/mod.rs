@@ -39,7 +39,7 @@ mod sheaves;
 mod slabs;
 mod stats;
 #[cfg(all(test, not(feature = "loom")))]
-mod tests;
+mod freeze_tests;
 mod typed;
 mod word;
 
