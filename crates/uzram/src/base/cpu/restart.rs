@@ -20,13 +20,16 @@ pub struct Restartable {
 }
 
 impl Restartable {
-    /// `None` where glibc registers no threads, or the kernel cannot interrupt sequences on other
-    /// CPUs (before 5.10, or a sandbox that forbids membarrier).
+    /// `None` where glibc registers no threads, the kernel cannot interrupt sequences on other CPUs
+    /// (before 5.10, or a sandbox that forbids membarrier), or the system does not say how many CPUs
+    /// there may be: sequences take the CPU's number for an index of a [`PerCpu`](super::PerCpu)
+    /// without looking.
     pub fn get() -> Option<Self> {
         static FOUND: OnceLock<Option<Restartable>> = OnceLock::new();
         *FOUND.get_or_init(|| {
             let area = area_offset()?;
-            imp::register().then_some(Restartable { area })
+            let has_all_cpus = imp::said_possible() == Some(super::possible());
+            (has_all_cpus && imp::register()).then_some(Restartable { area })
         })
     }
 
@@ -63,6 +66,8 @@ pub(super) fn area_offset() -> Option<isize> {
 mod imp {
     use rustix::thread::{MembarrierCommand, membarrier};
 
+    pub(super) use crate::base::cpu::imp::said_possible;
+
     pub(super) fn register() -> bool {
         membarrier(MembarrierCommand::RegisterPrivateExpeditedRseq).is_ok()
     }
@@ -75,6 +80,10 @@ mod imp {
 
 #[cfg(feature = "loom")]
 mod imp {
+    pub(super) fn said_possible() -> Option<usize> {
+        None
+    }
+
     pub(super) fn register() -> bool {
         false
     }
