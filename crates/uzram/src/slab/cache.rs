@@ -93,7 +93,8 @@ impl<P: Policy> Cache<P> {
         let Inner { core, front, .. } = &*self.0;
         #[cfg(all(debug_assertions, not(feature = "loom")))]
         self.0.checked.put(core, object)?;
-        if front.push(core, object) { Ok(()) } else { front.free_slow(core, object) }
+        let passes = !core.options.hardened || core.slabs.may_be_object(object);
+        if passes && front.push(core, object) { Ok(()) } else { front.free_slow(core, object) }
     }
 
     /// Gives objects back, in any order.
@@ -112,7 +113,8 @@ impl<P: Policy> Cache<P> {
                     result = Err(error);
                     continue;
                 }
-                if !front.push(core, object) {
+                let passes = !core.options.hardened || core.slabs.may_be_object(object);
+                if !(passes && front.push(core, object)) {
                     refused[count] = object;
                     count += 1;
                 }
@@ -154,9 +156,10 @@ impl<P: Policy> Cache<P> {
         self.0.info()
     }
 
-    /// What the cache's own tables take at most.
-    pub fn table_bytes(&self) -> usize {
-        self.0.core.slabs.table_bytes()
+    /// What the cache's own tables take now; it grows with the cache.
+    #[cfg(not(feature = "loom"))]
+    pub fn table_resident_bytes(&self) -> usize {
+        self.0.core.slabs.table_resident_bytes()
     }
 
     /// Ends a cache, giving back all of its memory.
@@ -179,12 +182,13 @@ impl<P: Policy> Inner<P> {
         if in_use == 0 {
             return None;
         }
+        let what = format!("slab cache '{}' ends with {in_use} objects in use", options.name);
         #[cfg(all(debug_assertions, not(feature = "loom")))]
-        let first = self.checked.first_in_use().map(|object| format!(", the first is {object}"));
-        #[cfg(not(all(debug_assertions, not(feature = "loom"))))]
-        let first: Option<String> = None;
-        let first = first.unwrap_or_default();
-        Some(format!("slab cache '{}' ends with {in_use} objects in use{first}", options.name))
+        let what = match self.checked.first_in_use() {
+            Some(first) => format!("{what}, the first is {first}"),
+            None => what,
+        };
+        Some(what)
     }
 }
 

@@ -124,7 +124,8 @@ impl<F: Freeze> Core<F> {
         let taken = loop {
             let cpu = cpu::current();
             let mut own = self.cpus.of(cpu).lock();
-            let mut list = self.close(cpu, &mut own);
+            let Some(word) = self.lists.close_local(cpu) else { continue };
+            let mut list = self.closed(cpu, &own, word);
             let mut taken = 0;
             let done = loop {
                 match self.take_from(own.active, &mut list, &mut objects[taken..]) {
@@ -264,7 +265,7 @@ impl<F: Freeze> Core<F> {
     /// What a free does that may have changed which list the slab belongs on.
     fn freed_under_list_lock(&self, slab: u32, old: State, new: State, mut list_lock: ListLock<'_>) {
         let on_partial = list_lock.contains(&self.slabs, slab);
-        debug_assert!(F::ON_PARTIAL || on_partial == !old.is_full());
+        debug_assert!(F::ON_PARTIAL || on_partial != old.is_full());
         if F::ON_PARTIAL && !old.is_full() && !on_partial {
             // It is some CPU's, or on its way to a list.
             return;
@@ -288,7 +289,7 @@ impl<F: Freeze> Core<F> {
     pub(super) fn shrink(&self) -> u64 {
         for cpu in 0..self.cpus.len() {
             let mut own = self.cpus.of(cpu).lock();
-            let list = self.close(cpu, &mut own);
+            let list = self.closed(cpu, &own, self.lists.close(cpu));
             let active = std::mem::replace(&mut own.active, NO_SLAB);
             self.open(cpu, &mut own, FreeList::EMPTY);
             let partial = self.take_cpu_partial(&mut own);
@@ -334,9 +335,8 @@ impl<F: Freeze> Core<F> {
         Error::new(ErrorKind::Corrupt, format!("slab cache '{name}', object {object}: {how}"))
     }
 
-    /// Closes a CPU's word; counts what happened since it was opened.
-    fn close(&self, cpu: usize, own: &mut CpuSlabs) -> FreeList {
-        let word = self.lists.close(cpu);
+    /// Counts what happened since a word, now closed, was opened; answers its list.
+    fn closed(&self, cpu: usize, own: &CpuSlabs, word: Word) -> FreeList {
         let [allocs, frees] = own.since_open(word);
         self.counters.add_for(cpu, Stat::AllocFastpath, allocs);
         self.counters.add_for(cpu, Stat::FreeFastpath, frees);
@@ -410,7 +410,7 @@ impl<F: Freeze> Core<F> {
     fn freeze(&self, slab: u32) -> FreeList {
         loop {
             let old = self.slabs.get(slab).word.load();
-            debug_assert!(!old.is_full() && old.frozen == !F::DELAYED);
+            debug_assert!(!old.is_full() && old.frozen != F::DELAYED);
             if self.exchange(slab, old, State::full(old.objects, true)) {
                 return FreeList { first: old.free, len: old.objects - old.inuse };
             }

@@ -43,7 +43,7 @@ pub(super) struct Word {
 
 impl Word {
     fn decode(word: u64) -> Self {
-        let list = FreeList { first: word as u16, len: (word / LEN_ONE & LEN_MASK) as u16 };
+        let list = FreeList { first: word as u16, len: ((word / LEN_ONE) & LEN_MASK) as u16 };
         Word { list, operations: (word / OPERATION) as u32 }
     }
 }
@@ -102,6 +102,11 @@ impl CpuLists {
         Word::decode(self.lists.of(cpu).word.close(cpu, self.rseq))
     }
 
+    /// Closes the word of the CPU this thread ran on a moment ago, if it still does.
+    pub(super) fn close_local(&self, cpu: usize) -> Option<Word> {
+        self.lists.of(cpu).word.close_local(cpu, self.rseq).map(Word::decode)
+    }
+
     /// Opens a closed word with a list of `slab`, which is the active one from now on.
     /// Answers the operations so far.
     pub(super) fn open(&self, cpu: usize, slabs: &Slabs, slab: u32, list: FreeList) -> u32 {
@@ -115,7 +120,7 @@ impl CpuLists {
         // word before it was closed must not find it again.
         let operations = Word::decode(own.word.load()).operations.wrapping_add(1);
         own.word
-            .open(u64::from(list.first) | u64::from(list.len) * LEN_ONE | u64::from(operations) * OPERATION);
+            .open(u64::from(list.first) + u64::from(list.len) * LEN_ONE + u64::from(operations) * OPERATION);
         operations
     }
 

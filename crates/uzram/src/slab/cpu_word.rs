@@ -45,13 +45,26 @@ impl CpuWord {
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Closes the word, which is `cpu`'s, and answers its value. The caller holds the slow lock.
-    /// `words` are all CPUs' words, this one among them.
+    /// Closes the word, which is `cpu`'s, and answers its value. The caller holds the slow lock. From
+    /// another CPU this takes a system call.
     pub(super) fn close(&self, cpu: usize, rseq: Option<Restartable>) -> u64 {
-        let Some(rseq) = rseq else { return self.close_by_exchange() };
-        if let Some(value) = self.close_here(cpu, rseq) {
-            return value;
+        match rseq {
+            None => self.close_by_exchange(),
+            Some(rseq) => self.close_here(cpu, rseq).unwrap_or_else(|| self.close_from_afar(rseq)),
         }
+    }
+
+    /// [`CpuWord::close`] for a thread that ran on `cpu` a moment ago: `None` if it no longer does,
+    /// so that it may turn to the CPU it is on now.
+    pub(super) fn close_local(&self, cpu: usize, rseq: Option<Restartable>) -> Option<u64> {
+        match rseq {
+            None => Some(self.close_by_exchange()),
+            Some(rseq) if rseq.is_registered() => self.close_here(cpu, rseq),
+            Some(rseq) => Some(self.close_from_afar(rseq)),
+        }
+    }
+
+    fn close_from_afar(&self, rseq: Restartable) -> u64 {
         loop {
             self.0.fetch_or(CLOSED, Ordering::SeqCst);
             rseq.interrupt_all();

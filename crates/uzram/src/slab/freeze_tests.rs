@@ -42,16 +42,17 @@ fn counted<P: Policy, R>(cache: &Cache<P>, stat: Stat, f: impl FnOnce() -> R) ->
 /// Exchanges for each slab that goes from the node partial list over a CPU's to being active, and
 /// for each that goes from there back to the node's instead.
 fn exchanges_per_slab<P: Policy>() -> [f64; 2] {
-    let alloc = |cache: &Cache<P>| cache.alloc(Gfp::MayWait).expect("memory");
+    let alloc = |cache: &Cache<P>| {
+        cache.alloc(Gfp::MayWait).expect("memory");
+    };
     let moved = CPU_PARTIAL_SLABS / 2 + 1;
 
     let cache = with_node_partial::<P>(12);
     // One slab to allocate from, with one object; `moved` to the CPU partial list.
-    let (first, _) = counted(&cache, Stat::CmpxchgDouble, || alloc(&cache));
+    let (first, ()) = counted(&cache, Stat::CmpxchgDouble, || alloc(&cache));
     assert_eq!(total(&cache.info(), Stat::CpuPartialNode), moved as u64);
     // Each of those in turn; the slab before it is used up, and found so by an exchange.
-    let (activated, _) =
-        counted(&cache, Stat::CmpxchgDouble, || (0..moved).for_each(|_| drop(alloc(&cache))));
+    let (activated, ()) = counted(&cache, Stat::CmpxchgDouble, || (0..moved).for_each(|_| alloc(&cache)));
     assert_eq!(total(&cache.info(), Stat::CpuPartialAlloc), moved as u64);
     let to_active = (first - 1 + activated - moved as u64) as f64 / moved as f64;
 

@@ -22,7 +22,7 @@
 use crate::base::cpu::{self, PerCpu, Restartable};
 use crate::base::error::{Error, Result};
 use crate::base::mem::Gfp;
-use crate::base::sync::{AtomicU32, AtomicU64, Mutex, Ordering, classes};
+use crate::base::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, classes};
 
 use super::core::{Core, Freeze};
 use super::cpu_word::{CLOSED, CpuWord};
@@ -175,7 +175,8 @@ impl<F: Freeze> Front<F> for Sheaved {
         let mut all = Vec::new();
         for cpu in 0..self.spares.len() {
             let mut spare = self.spares.of(cpu).lock();
-            let len = self.close(core, cpu, &spare);
+            let word = self.mains.of(cpu).word.close(cpu, self.rseq);
+            let len = closed(core, cpu, &spare, word);
             let main = self.mains.of(cpu).sheaf.load(Ordering::Relaxed);
             all.extend(self.objects(main, 0..len));
             all.extend(self.objects(spare.sheaf, 0..std::mem::take(&mut spare.len)));
@@ -209,9 +210,7 @@ impl<F: Freeze> Front<F> for Sheaved {
 impl Sheaved {
     /// Takes an object of the main sheaf after all, of the spare, or of a full one from the barn.
     fn take_from_full<F: Freeze>(&self, core: &Core<F>) -> Option<u32> {
-        let cpu = cpu::current();
-        let mut spare = self.spares.of(cpu).lock();
-        let mut len = self.close(core, cpu, &spare);
+        let (cpu, mut spare, mut len) = self.close_local(core);
         let mut main = self.mains.of(cpu).sheaf.load(Ordering::Relaxed);
         if len == 0 {
             std::mem::swap(&mut main, &mut spare.sheaf);
@@ -237,9 +236,7 @@ impl Sheaved {
 
     /// Puts as many objects into this CPU's main sheaf as it has room for, and answers how many.
     fn keep<F: Freeze>(&self, core: &Core<F>, objects: &[u32]) -> usize {
-        let cpu = cpu::current();
-        let mut spare = self.spares.of(cpu).lock();
-        let len = self.close(core, cpu, &spare);
+        let (cpu, mut spare, len) = self.close_local(core);
         let main = self.mains.of(cpu).sheaf.load(Ordering::Relaxed);
         let kept = objects.len().min((self.capacity - len) as usize);
         for (cell, object) in self.cells.of(main)[len as usize..].iter().zip(&objects[..kept]) {
@@ -258,9 +255,7 @@ impl Sheaved {
         object: u32,
         flushed: &mut [u32; MAX_SHEAF_OBJECTS],
     ) -> Result<usize> {
-        let cpu = cpu::current();
-        let mut spare = self.spares.of(cpu).lock();
-        let mut len = self.close(core, cpu, &spare);
+        let (cpu, mut spare, mut len) = self.close_local(core);
         let mut main = self.mains.of(cpu).sheaf.load(Ordering::Relaxed);
         if len > 0 && self.cells.of(main)[len as usize - 1].load(Ordering::Relaxed) == object {
             self.open(cpu, &mut spare, main, len);
@@ -298,14 +293,17 @@ impl Sheaved {
         self.cells.of(sheaf)[range].iter().map(|cell| cell.load(Ordering::Relaxed))
     }
 
-    /// Closes a CPU's word, counts what happened since it was opened, and answers the objects of
-    /// its main sheaf.
-    fn close<F: Freeze>(&self, core: &Core<F>, cpu: usize, spare: &Spare) -> u32 {
-        let word = self.mains.of(cpu).word.close(cpu, self.rseq);
-        let [allocs, frees] = spare.since_open(word);
-        core.counters.add_for(cpu, Stat::AllocPcs, allocs);
-        core.counters.add_for(cpu, Stat::FreePcs, frees);
-        (word & LEN_MASK) as u32
+    /// Closes the word of this thread's CPU; answers which that is, what its sheaf lock protects, and
+    /// the objects of its main sheaf.
+    fn close_local<F: Freeze>(&self, core: &Core<F>) -> (usize, MutexGuard<'_, Spare>, u32) {
+        loop {
+            let cpu = cpu::current();
+            let spare = self.spares.of(cpu).lock();
+            if let Some(word) = self.mains.of(cpu).word.close_local(cpu, self.rseq) {
+                let len = closed(core, cpu, &spare, word);
+                return (cpu, spare, len);
+            }
+        }
     }
 
     /// Opens a closed word with `len` objects in the sheaf `main`.
@@ -316,7 +314,7 @@ impl Sheaved {
         let operations = own.word.load() / OPERATION;
         spare.len_at_open = len;
         spare.operations_at_open = operations;
-        own.word.open(operations * OPERATION | u64::from(len));
+        own.word.open(operations * OPERATION + u64::from(len));
     }
 
     fn pop_exclusively(&self) -> Option<u32> {
@@ -346,6 +344,14 @@ impl Sheaved {
         own.word.open(if is_new { word.wrapping_add(OPERATION) + 1 } else { word });
         is_new
     }
+}
+
+/// Counts what happened since a word, now closed, was opened; answers the objects of its main sheaf.
+fn closed<F: Freeze>(core: &Core<F>, cpu: usize, spare: &Spare, word: u64) -> u32 {
+    let [allocs, frees] = spare.since_open(word);
+    core.counters.add_for(cpu, Stat::AllocPcs, allocs);
+    core.counters.add_for(cpu, Stat::FreePcs, frees);
+    (word & LEN_MASK) as u32
 }
 
 /// Where a sheaf's first cell is.

@@ -143,6 +143,8 @@ pub(super) struct Slabs {
     starts: Table<AtomicU64>,
     /// The bits of a name that are the place.
     place_mask: u32,
+    /// Bits that are 0 in every object's name.
+    misplaced: u32,
     numbers: Mutex<Numbers>,
     /// Slabs that exist.
     live: Counter,
@@ -169,6 +171,7 @@ impl Slabs {
             slabs: Table::new(max_slabs as usize)?,
             starts: Table::new(max_slabs as usize)?,
             place_mask: (1 << layout.place_bits) - 1,
+            misplaced: (1 << layout.stride().trailing_zeros()) - 1,
             numbers: Mutex::new(&classes::SLAB_TABLE, Numbers { free: NO_SLAB, fresh: 0 }),
             live: Counter::default(),
             #[cfg(feature = "loom")]
@@ -189,9 +192,10 @@ impl Slabs {
         self.live.get()
     }
 
-    /// What the tables take at most.
-    pub(super) fn table_bytes(&self) -> usize {
-        self.slabs.max_bytes() + self.starts.max_bytes()
+    /// What the tables take now.
+    #[cfg(not(feature = "loom"))]
+    pub(super) fn table_resident_bytes(&self) -> usize {
+        self.slabs.resident_bytes() + self.starts.resident_bytes()
     }
 
     #[inline]
@@ -234,7 +238,15 @@ impl Slabs {
         (exists && !cfg!(feature = "loom")).then(|| self.address(object).cast_const())
     }
 
+    /// Whether `object` may be one: a cheap look that lets some others pass where objects are not a
+    /// power of two apart.
+    #[inline]
+    pub(super) fn may_be_object(&self, object: u32) -> bool {
+        object & self.misplaced == 0 && self.exists(object >> self.layout.place_bits)
+    }
+
     /// Whether there is a slab of that number.
+    #[inline]
     fn exists(&self, slab: u32) -> bool {
         slab < self.max_slabs && self.starts[slab as usize].load(Ordering::Acquire) != 0
     }

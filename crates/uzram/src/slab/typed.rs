@@ -110,9 +110,10 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
         self.cache.info()
     }
 
-    /// As [`Cache::table_bytes`].
-    pub fn table_bytes(&self) -> usize {
-        self.cache.table_bytes()
+    /// As [`Cache::table_resident_bytes`].
+    #[cfg(not(feature = "loom"))]
+    pub fn table_resident_bytes(&self) -> usize {
+        self.cache.table_resident_bytes()
     }
 
     #[cfg(not(feature = "loom"))]

@@ -245,7 +245,9 @@ impl Pool {
     /// The memory that the pool's tables take now; it grows with the pool.
     #[cfg(not(feature = "loom"))]
     pub fn table_resident_bytes(&self) -> usize {
-        self.page_table.resident_bytes() + self.handles.table_bytes() + self.zspages.table_bytes()
+        self.page_table.resident_bytes()
+            + self.handles.table_resident_bytes()
+            + self.zspages.table_resident_bytes()
     }
 
     /// The state of each class, smallest first.

@@ -105,8 +105,9 @@ impl Descriptors {
         self.0.info().active_objs
     }
 
-    pub(super) fn table_bytes(&self) -> usize {
-        self.0.table_bytes()
+    #[cfg(not(feature = "loom"))]
+    pub(super) fn table_resident_bytes(&self) -> usize {
+        self.0.table_resident_bytes()
     }
 }
 

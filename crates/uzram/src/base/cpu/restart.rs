@@ -39,6 +39,11 @@ impl Restartable {
         self.area
     }
 
+    /// Whether glibc registered this thread: one that is not leaves every sequence without a commit.
+    pub fn is_registered(self) -> bool {
+        imp::cpu_id(self.area) >= 0
+    }
+
     /// Starts every sequence again that is under way in any thread of this process: whoever
     /// commits after this has read everything that the caller wrote before it. A system call.
     pub fn interrupt_all(self) {
@@ -68,6 +73,23 @@ mod imp {
 
     pub(super) use crate::base::cpu::imp::said_possible;
 
+    /// The CPU number in this thread's area; negative if the thread is not registered.
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+    pub(super) fn cpu_id(area: isize) -> i32 {
+        let cpu: i32;
+        // SAFETY: glibc has an area of that offset for each thread; `cpu_id` is at 4.
+        unsafe {
+            std::arch::asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) area,
+                options(nostack, readonly, preserves_flags));
+        }
+        cpu
+    }
+
+    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
+    pub(super) fn cpu_id(_area: isize) -> i32 {
+        -1
+    }
+
     pub(super) fn register() -> bool {
         membarrier(MembarrierCommand::RegisterPrivateExpeditedRseq).is_ok()
     }
@@ -82,6 +104,10 @@ mod imp {
 mod imp {
     pub(super) fn said_possible() -> Option<usize> {
         None
+    }
+
+    pub(super) fn cpu_id(_area: isize) -> i32 {
+        -1
     }
 
     pub(super) fn register() -> bool {
