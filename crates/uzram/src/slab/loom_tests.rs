@@ -94,6 +94,20 @@ fn fast_path_against_remote_free<P: Policy>() {
     );
 }
 
+/// Another CPU frees both objects of the active slab, which its owner allocates from again between
+/// them: the slab stays its owner's.
+fn refill_against_remote_frees<P: Policy>() {
+    race::<P, 2>(
+        3,
+        |model| model.alloc_many(),
+        |model, _| {
+            let objects: [u32; 2] = model.alloc_many();
+            objects.into_iter().for_each(|object| model.free(object));
+        },
+        |model, objects| objects.into_iter().for_each(|object| model.free(object)),
+    );
+}
+
 /// Another CPU's free empties a slab while its owner lets it go.
 fn remote_free_against_deactivation<P: Policy>() {
     race::<P, 1>(
@@ -193,6 +207,11 @@ macro_rules! models {
             #[test]
             fn loom_slab_fast_path_against_remote_free() {
                 fast_path_against_remote_free::<$policy>();
+            }
+
+            #[test]
+            fn loom_slab_refill_against_remote_frees() {
+                refill_against_remote_frees::<$policy>();
             }
 
             #[test]
