@@ -67,7 +67,8 @@ fn race<P: Policy, const N: usize>(
     there: impl Fn(&Model<P>, [u32; N]) + Send + Sync + Copy + 'static,
 ) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(2));
+    // What refilling can do wrong takes three.
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
     builder.check(move || {
         let model = Model::<P>::new(slabs);
         let objects = before(&model);
@@ -180,7 +181,8 @@ fn shrink_against_alloc<P: Policy>() {
 /// Three threads on two CPUs: two share a CPU's word.
 fn three_threads<P: Policy>() {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(1));
+    // With three it takes longer than anyone waits.
+    builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(1).min(2));
     builder.check(|| {
         let model = Model::<P>::new(4);
         let others = [(); 2].map(|()| {
