@@ -25,7 +25,8 @@ use crate::base::sync::{Arc, Counter, Mutex, classes};
 use super::Options;
 use super::cpu_list::{CpuLists, FreeList, Word};
 use super::node::{ListLock, Node};
-use super::slabs::{Chain, NO_SLAB, Slabs};
+use super::sheaves::BARN_SHEAVES;
+use super::slabs::{Chain, Layout, NO_SLAB, Slabs};
 use super::stats::{Counters, Stat};
 use super::word::State;
 
@@ -72,7 +73,8 @@ pub struct Core<F> {
 
 impl<F: Freeze> Core<F> {
     pub(super) fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
-        let slabs = Slabs::new(arena, &options)?;
+        let layout = Layout::new(options.size_bytes, options.align_bytes)?;
+        let slabs = Slabs::new(arena, &options, layout, max_slabs(&options, layout))?;
         let rseq = if options.restartable { Restartable::get() } else { None };
         let cpu = |_| {
             let none = CpuSlabs {
@@ -84,8 +86,6 @@ impl<F: Freeze> Core<F> {
             };
             Mutex::new(&classes::SLAB_CPU, none)
         };
-        // The kernel's rule: slabs that are half full have that many free objects.
-        let cpu_partial_slabs = (options.cpu_partial_objects * 2).div_ceil(usize::from(slabs.layout.objects));
         Ok(Core {
             lists: CpuLists::new(rseq),
             cpus: PerCpu::new(cpu),
@@ -93,7 +93,7 @@ impl<F: Freeze> Core<F> {
             counters: Counters::new(),
             corrupted: Counter::default(),
             reported: Counter::default(),
-            cpu_partial_slabs,
+            cpu_partial_slabs: cpu_partial_slabs(&options, layout),
             rseq,
             slabs,
             options,
@@ -595,6 +595,26 @@ impl<F: Freeze> Core<F> {
         // SAFETY: as in `following`.
         unsafe { self.slabs.get(slab).neighbours.with_mut(|own| own.next = next) }
     }
+}
+
+/// The length of a CPU partial list, by the kernel's rule: slabs that are half full have that many free
+/// objects.
+fn cpu_partial_slabs(options: &Options, layout: Layout) -> usize {
+    (options.cpu_partial_objects * 2).div_ceil(usize::from(layout.objects))
+}
+
+/// How many slabs a cache may have: for the objects in use, and those that CPUs may keep from each other,
+/// which are their active one, their partial list, one that they are making, and their sheaves' worth; and as
+/// many for the barn as for a CPU.
+pub(super) fn max_slabs(options: &Options, layout: Layout) -> u64 {
+    let in_use = options.max_objects.div_ceil(u64::from(layout.objects));
+    if cfg!(feature = "loom") {
+        // Models have as few as they say.
+        return in_use;
+    }
+    let sheaves = (BARN_SHEAVES * options.sheaf_objects).div_ceil(usize::from(layout.objects));
+    let kept = (cpu::possible() + 1) * (2 + cpu_partial_slabs(options, layout) + sheaves);
+    in_use.saturating_add(kept as u64)
 }
 
 impl CpuSlabs {

@@ -1,5 +1,11 @@
 //! What a cache is made of.
 
+use crate::base::error::Result;
+use crate::base::units::pages_to_bytes;
+
+use super::core::max_slabs;
+use super::slabs::Layout;
+
 /// How a [`Cache`](super::Cache) is made.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -9,7 +15,8 @@ pub struct Options {
     pub size_bytes: usize,
     /// Where objects begin: a power of two of at most 4096.
     pub align_bytes: usize,
-    /// How many objects there may be, rounded up to whole slabs.
+    /// How many objects may be in use. There are more, so that none is refused because of those that
+    /// other CPUs keep free.
     pub max_objects: u64,
     /// The setting that an error names when there are so many.
     pub max_objects_setting: &'static str,
@@ -54,5 +61,15 @@ impl Options {
             restartable: true,
             dropped_whole: false,
         }
+    }
+
+    /// How large an arena must be for this cache alone, in bytes of address space.
+    ///
+    /// # Errors
+    /// `Invalid` for a size or an alignment that cannot be.
+    pub fn reserve_bytes(&self) -> Result<u64> {
+        let layout = Layout::new(self.size_bytes, self.align_bytes)?;
+        // A run does not cross a border of 64 pages: twice as much is enough, whatever is left there.
+        Ok(2 * pages_to_bytes(max_slabs(self, layout) * layout.pages as u64))
     }
 }

@@ -32,7 +32,7 @@ use super::stats::Stat;
 /// The most objects of a sheaf.
 pub(super) const MAX_SHEAF_OBJECTS: usize = 256;
 /// Sheaves of the barn: the kernel has up to ten full and ten empty ones.
-const BARN_SHEAVES: usize = if cfg!(feature = "loom") { 1 } else { 10 };
+pub(super) const BARN_SHEAVES: usize = if cfg!(feature = "loom") { 1 } else { 10 };
 
 const LEN_MASK: u64 = CLOSED - 1;
 const OPERATION: u64 = CLOSED << 1;

@@ -154,15 +154,13 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// No slabs yet, and room for `options.max_objects`.
+    /// No slabs yet, and room for `max_slabs` (at most as many as names can tell).
     ///
     /// # Errors
-    /// `Invalid` for a size or alignment that cannot be; `NoMemory` when there is no address space
-    /// for the tables.
-    pub(super) fn new(arena: Arc<Arena>, options: &Options) -> Result<Self> {
-        let layout = Layout::new(options.size_bytes, options.align_bytes)?;
+    /// `NoMemory` when there is no address space for the tables.
+    pub(super) fn new(arena: Arc<Arena>, options: &Options, layout: Layout, max_slabs: u64) -> Result<Self> {
         let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
-        let max_slabs = options.max_objects.div_ceil(u64::from(layout.objects)).clamp(1, most) as u32;
+        let max_slabs = max_slabs.clamp(1, most) as u32;
         Ok(Slabs {
             arena,
             layout,
