@@ -271,27 +271,38 @@ impl Slabs {
     /// another thread meanwhile (the answer is then anything). `None` if what is there is no link.
     #[inline]
     pub(super) fn next(&self, slab: u32, at: u16) -> Option<u16> {
-        let link = self.link(slab, at).load(Ordering::Relaxed) ^ self.key(at);
-        u16::try_from(link).ok()
+        self.next_in(self.start(slab), slab, at)
     }
 
-    /// [`Slabs::next`], of a slab that may not exist any more.
+    /// [`Slabs::next`], of a slab that may not exist any more, or not much longer.
     #[inline]
     pub(super) fn next_if_there(&self, slab: u32, at: u16) -> Option<u16> {
-        let exists = self.exists(slab);
-        if exists { self.next(slab, at) } else { None }
+        if slab >= self.max_slabs {
+            return None;
+        }
+        // Read once: it is forgotten when the slab goes, but what it led to stays mapped.
+        let start = self.start(slab);
+        if start.is_null() { None } else { self.next_in(start, slab, at) }
+    }
+
+    #[inline]
+    fn next_in(&self, start: *mut u8, slab: u32, at: u16) -> Option<u16> {
+        let link = self.link(start, slab, at).load(Ordering::Relaxed) ^ self.key(at);
+        u16::try_from(link).ok()
     }
 
     /// Makes `next` the object after `at`, which is free and the caller's.
     #[inline]
     pub(super) fn set_next(&self, slab: u32, at: u16, next: u16) {
-        self.link(slab, at).store(u32::from(next) ^ self.key(at), Ordering::Relaxed);
+        let link = u32::from(next) ^ self.key(at);
+        self.link(self.start(slab), slab, at).store(link, Ordering::Relaxed);
     }
 
+    /// The link at a place of a slab that starts, or did a moment ago, at `start`.
     #[cfg(not(feature = "loom"))]
     #[inline]
-    fn link(&self, slab: u32, at: u16) -> &AtomicU32 {
-        let link = self.address(self.name(slab, at)).wrapping_add(self.layout.link_offset_bytes);
+    fn link(&self, start: *mut u8, _slab: u32, at: u16) -> &AtomicU32 {
+        let link = start.wrapping_add(usize::from(at) * UNIT_BYTES + self.layout.link_offset_bytes);
         // SAFETY: the object lies in a run of the arena that belongs to this cache while the slab
         // exists, its memory stays mapped after that, and the offset is a multiple of 4 within
         // the object. While the object is free only this function's results touch these bytes.
@@ -299,7 +310,7 @@ impl Slabs {
     }
 
     #[cfg(feature = "loom")]
-    fn link(&self, slab: u32, at: u16) -> &AtomicU32 {
+    fn link(&self, _start: *mut u8, slab: u32, at: u16) -> &AtomicU32 {
         let per_slab = usize::from(self.layout.objects) * usize::from(self.layout.stride());
         &self.links[slab as usize * per_slab + usize::from(at)]
     }
