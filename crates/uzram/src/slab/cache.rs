@@ -125,15 +125,16 @@ impl<P: Policy> Cache<P> {
     }
 
     /// Takes all free objects back from the CPUs, and gives every slab without objects in use back
-    /// to the arena; answers how many pages these were. Allocations and frees may go on meanwhile.
+    /// to the arena; answers how many pages went back meanwhile. Allocations and frees may go on.
     ///
     /// # Errors
     /// `Corrupt` when free objects were found damaged; everything else is done.
     pub fn shrink(&self) -> Result<u64> {
         let Inner { core, front, .. } = &*self.0;
+        let gone_before = core.slabs.pages_gone();
         let drained = core.free_many(&mut front.drain(core));
-        let pages = core.shrink();
-        drained.map(|()| pages)
+        core.shrink();
+        drained.map(|()| core.slabs.pages_gone() - gone_before)
     }
 
     /// Where an object is: valid for `size_bytes`, aligned, and the caller's alone, as long as the

@@ -283,10 +283,9 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    /// Takes every slab from the CPUs and gives the empty ones back; answers how many pages these
-    /// were. The node partial list is sorted, the fullest slabs first, so that the emptiest are
-    /// allocated from last.
-    pub(super) fn shrink(&self) -> u64 {
+    /// Takes every slab from the CPUs and gives the empty ones back. The node partial list is sorted,
+    /// the fullest slabs first, so that the emptiest are allocated from last.
+    pub(super) fn shrink(&self) {
         for cpu in 0..self.cpus.len() {
             let mut own = self.cpus.of(cpu).lock();
             let list = self.closed(cpu, &own, self.lists.close(cpu));
@@ -310,7 +309,7 @@ impl<F: Freeze> Core<F> {
             list_lock.add(&self.slabs, slab, false);
         }
         drop(list_lock);
-        empty.into_iter().map(|slab| self.discard(slab)).sum()
+        empty.into_iter().for_each(|slab| self.discard(slab));
     }
 
     /// Objects in the CPUs' free lists, and for each CPU the fast allocations and frees not yet
@@ -551,9 +550,9 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    fn discard(&self, slab: u32) -> u64 {
+    fn discard(&self, slab: u32) {
         self.counters.count(Stat::FreeSlab);
-        self.slabs.discard(slab)
+        self.slabs.discard(slab);
     }
 
     #[inline]

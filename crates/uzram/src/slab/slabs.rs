@@ -148,6 +148,8 @@ pub(super) struct Slabs {
     numbers: Mutex<Numbers>,
     /// Slabs that exist.
     live: Counter,
+    /// Slabs that were given back.
+    gone: Counter,
     /// loom's atomics cannot be made of an arena's bytes: its links stand in a table.
     #[cfg(feature = "loom")]
     links: Table<AtomicU32>,
@@ -172,6 +174,7 @@ impl Slabs {
             misplaced: (1 << layout.stride().trailing_zeros()) - 1,
             numbers: Mutex::new(&classes::SLAB_TABLE, Numbers { free: NO_SLAB, fresh: 0 }),
             live: Counter::default(),
+            gone: Counter::default(),
             #[cfg(feature = "loom")]
             links: Table::new(
                 max_slabs as usize * usize::from(layout.objects) * usize::from(layout.stride()),
@@ -188,6 +191,11 @@ impl Slabs {
     /// Slabs that exist.
     pub(super) fn live(&self) -> u64 {
         self.live.get()
+    }
+
+    /// Pages that were given back since the cache was made.
+    pub(super) fn pages_gone(&self) -> u64 {
+        self.gone.get() * self.layout.pages as u64
     }
 
     /// What the tables take now.
@@ -355,12 +363,13 @@ impl Slabs {
         Ok(slab)
     }
 
-    /// Gives an empty slab back that is on no list, and answers how many pages that is.
-    pub(super) fn discard(&self, slab: u32) -> u64 {
+    /// Gives an empty slab back that is on no list.
+    pub(super) fn discard(&self, slab: u32) {
         let start = self.starts[slab as usize].swap(0, Ordering::Relaxed);
         let page = self.arena.page_at(std::ptr::with_exposed_provenance(start as usize));
         let pages = self.layout.pages as u64;
         self.live.sub(1);
+        self.gone.add(1);
         {
             let mut numbers = self.numbers.lock();
             let next = std::mem::replace(&mut numbers.free, slab);
@@ -368,7 +377,6 @@ impl Slabs {
             unsafe { self.get(slab).neighbours.with_mut(|neighbours| neighbours.next = next) };
         }
         self.arena.free_run(Run { page, pages: pages as u8 }, Account::Slab, pages);
-        pages
     }
 
     /// Gives all slabs back, whatever is in them.
