@@ -128,9 +128,10 @@ impl<F: Freeze> Core<F> {
             let mut list = self.closed(cpu, &own, word);
             let mut taken = 0;
             let done = loop {
-                match self.take_from(own.active, &mut list, &mut objects[taken..]) {
-                    Ok(n) => taken += n,
-                    Err(error) => break Err(error),
+                let (n, result) = self.take_from(own.active, &mut list, &mut objects[taken..]);
+                taken += n;
+                if result.is_err() {
+                    break result;
                 }
                 if taken == objects.len() {
                     break Ok(());
@@ -143,9 +144,13 @@ impl<F: Freeze> Core<F> {
             self.open(cpu, &mut own, list);
             drop(own);
             match done {
-                Err(error) if taken == 0 => break Err(error),
-                _ if taken > 0 => break Ok(taken),
-                _ => {}
+                Err(error) => {
+                    // None of these is refused: they were free until now.
+                    let _ = self.free_many(&mut objects[..taken]);
+                    break Err(error);
+                }
+                Ok(()) if taken > 0 => break Ok(taken),
+                Ok(()) => {}
             }
             // Nothing anywhere: a slab is made without locks, for the CPU this thread is on then.
             made = match self.slabs.make(&self.options, gfp) {
@@ -347,20 +352,21 @@ impl<F: Freeze> Core<F> {
         own.operations_at_open = self.lists.open(cpu, &self.slabs, own.active, list);
     }
 
-    /// Takes objects of a list of `slab`.
-    fn take_from(&self, slab: u32, list: &mut FreeList, objects: &mut [u32]) -> Result<usize> {
+    /// Takes objects of a list of `slab`, and answers how many. Damage ends the list: what was linked
+    /// after it is lost, and the slab keeps counting it as in use.
+    fn take_from(&self, slab: u32, list: &mut FreeList, objects: &mut [u32]) -> (usize, Result<()>) {
         let wanted = objects.len().min(usize::from(list.len));
-        for object in &mut objects[..wanted] {
+        for (taken, object) in objects[..wanted].iter_mut().enumerate() {
             let at = list.first;
             *object = self.slabs.name(slab, at);
             let Some(next) = self.slabs.next(slab, at) else {
-                // What was linked after it is lost; the slab keeps counting it as in use.
                 *list = FreeList::EMPTY;
-                return Err(self.corrupt(*object, "its link to the next free object was overwritten"));
+                let error = self.corrupt(*object, "its link to the next free object was overwritten");
+                return (taken, Err(error));
             };
             *list = FreeList { first: next, len: list.len - 1 };
         }
-        Ok(wanted)
+        (wanted, Ok(()))
     }
 
     /// The next list to allocate from, of a slab that is active from now on; the list before is used
