@@ -445,6 +445,18 @@ impl Arena {
             (one_in > 0).then(|| faults::Faults::new(seed, one_in));
     }
 
+    /// One call fails: of those that can fail the one after `calls` others.
+    #[cfg(test)]
+    pub fn inject_fault_after(&self, calls: u64) {
+        *self.faults.lock().expect("no panic under it") = Some(faults::Faults::After(calls));
+    }
+
+    /// Whether calls may still fail by injection.
+    #[cfg(test)]
+    pub fn injects_faults(&self) -> bool {
+        self.faults.lock().expect("no panic under it").as_ref().is_some_and(faults::Faults::may_fail)
+    }
+
     #[cfg(test)]
     fn inject(&self, fault: fn(&mut faults::Faults) -> Option<Error>) -> Result<()> {
         let mut faults = self.faults.lock().expect("no panic under it");
@@ -464,25 +476,46 @@ mod faults {
     use super::{Error, ErrorKind};
     use crate::base::random::Random;
 
-    /// Seeded failures.
-    pub(super) struct Faults {
-        random: Random,
-        one_in: usize,
+    /// Which calls fail.
+    pub(super) enum Faults {
+        /// About one in so many.
+        Seeded { random: Random, one_in: usize },
+        /// The one after so many others.
+        After(u64),
+        /// None any more.
+        Past,
     }
 
     impl Faults {
         pub(super) fn new(seed: u64, one_in: usize) -> Self {
-            Faults { random: Random::new(seed), one_in }
+            Faults::Seeded { random: Random::new(seed), one_in }
+        }
+
+        pub(super) fn may_fail(&self) -> bool {
+            !matches!(self, Faults::Past)
         }
 
         pub(super) fn run(&mut self) -> Option<Error> {
-            let fails = self.random.below(self.one_in) == 0;
-            fails.then(|| Error::new(ErrorKind::NoMemory, "injected: no run"))
+            self.fails().then(|| Error::new(ErrorKind::NoMemory, "injected: no run"))
         }
 
         pub(super) fn page(&mut self) -> Option<Error> {
-            let fails = self.random.below(self.one_in) == 0;
-            fails.then(|| Error::new(ErrorKind::NoSpace, "injected: no page"))
+            self.fails().then(|| Error::new(ErrorKind::NoSpace, "injected: no page"))
+        }
+
+        fn fails(&mut self) -> bool {
+            match self {
+                Faults::Seeded { random, one_in } => random.below(*one_in) == 0,
+                Faults::After(0) => {
+                    *self = Faults::Past;
+                    true
+                }
+                Faults::After(calls) => {
+                    *calls -= 1;
+                    false
+                }
+                Faults::Past => false,
+            }
         }
     }
 }
