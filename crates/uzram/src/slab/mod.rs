@@ -41,6 +41,8 @@ mod slabs;
 mod stats;
 #[cfg(all(test, not(feature = "loom")))]
 mod freeze_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
 mod typed;
 mod word;
 

@@ -1,0 +1,298 @@
+//! Misuse: each is found, says what was wrong with which object of which cache, and harms no other.
+//!
+//! Debug builds find all of it. What release builds find is printed by
+//! `cargo test --release -p uzram --lib slab::tests::errors -- --show-output`.
+
+use super::objects::{Claims, Live, bytes_of};
+use super::*;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::random::Random;
+use crate::slab::Sheaves;
+
+for_every_policy!(
+    what_is_freed_twice_is_found,
+    what_is_freed_twice_at_once_is_found,
+    numbers_of_no_object_in_use_are_found,
+    objects_of_slabs_that_are_gone_are_found,
+    a_write_to_a_free_object_is_found,
+    a_damaged_link_is_found,
+    objects_in_use_at_the_end_are_reported,
+);
+
+const SHAPES: [(usize, usize); 3] = [(8, 8), (24, 8), (704, 8)];
+
+/// A cache with objects in use, from which others were freed in several ways.
+struct Fixture<P: Policy> {
+    what: &'static str,
+    arena: Arc<Arena>,
+    cache: Cache<P>,
+    size: usize,
+    kind: Kind,
+    live: Vec<Live>,
+    freed: Vec<u32>,
+    found: usize,
+    missed: usize,
+    /// Damage has cost objects, so that not all memory comes back.
+    lossy: bool,
+}
+
+/// Runs a test for each shape, hardened and plain.
+fn for_each_fixture<P: Policy>(what: &'static str, test: impl Fn(&mut Fixture<P>)) {
+    let cpus = allowed_cpus();
+    for shape in SHAPES {
+        for kind in KINDS {
+            let _context = Context(format!("{shape:?}, {kind:?}"));
+            sched_setaffinity(None, &cpus[0]).unwrap();
+            let mut fixture = Fixture::<P>::new(what, shape, kind);
+            test(&mut fixture);
+            fixture.finish();
+        }
+    }
+}
+
+impl<P: Policy> Fixture<P> {
+    fn new(what: &'static str, shape: (usize, usize), kind: Kind) -> Self {
+        let (arena, size) = (arena(), shape.0);
+        let cache = cache_of::<P>(&arena, shape, kind);
+        let mut objects: Vec<u32> = (0..400).map(|_| cache.alloc(Gfp::MayWait).unwrap()).collect();
+        // Some whose slabs may have gone, in the order in which they came; some here and there; and
+        // the last ones are still where this CPU finds them first.
+        let mut freed: Vec<u32> = objects.drain(100..250).collect();
+        let mut random = Random::new(1);
+        freed.extend((0..100).map(|_| objects.swap_remove(random.below(objects.len()))));
+        cache.free_bulk(&freed).unwrap();
+        let live = (0..).zip(objects).map(|(stamp, object)| Live::new(&cache, size, object, stamp)).collect();
+        Fixture { what, arena, cache, size, kind, live, freed, found: 0, missed: 0, lossy: false }
+    }
+
+    /// The answer to a misuse of `object`: debug builds find it.
+    fn judge(&mut self, object: u32, answer: Result<()>) {
+        match answer {
+            Ok(()) => {
+                assert!(!cfg!(debug_assertions), "object {object:#x}: not found");
+                self.missed += 1;
+            }
+            Err(error) => {
+                self.check_error(object, &error);
+                self.found += 1;
+            }
+        }
+    }
+
+    /// An error says which cache and object it is about, and it has no setting that would help.
+    fn check_error(&self, object: u32, error: &Error) {
+        let text = error.to_string();
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::Corrupt, None), "{text}");
+        assert!(text.contains(&self.cache.info().name), "{text}");
+        assert!(
+            text.contains(&object.to_string()) || text.contains(&format!("{object:#x}")),
+            "{object}: {text}"
+        );
+    }
+
+    /// Allocates so many objects, fills them, and answers what errors there were. All of them are of
+    /// this cache, and nobody has them.
+    fn alloc_600(&mut self) -> Vec<Error> {
+        let claims = Claims::new(&self.arena);
+        let shape = (self.size, 8);
+        self.live.iter().for_each(|live| claims.take(self.cache.address(live.object), shape.0, shape.1));
+        let mut errors = Vec::new();
+        for stamp in 0..600 {
+            match self.cache.alloc(Gfp::MayWait) {
+                Ok(object) => {
+                    claims.take(self.cache.address(object), shape.0, shape.1);
+                    self.live.push(Live::new(&self.cache, self.size, object, stamp << 32));
+                }
+                Err(error) => errors.push(error),
+            }
+        }
+        self.live.iter().for_each(|live| live.check(&self.cache, self.size));
+        errors
+    }
+
+    /// Unless something went unnoticed, the cache goes on as if nothing had happened.
+    fn finish(mut self) {
+        if !cfg!(debug_assertions) {
+            let all = self.found + self.missed;
+            let Fixture { what, size, kind, found, .. } = &self;
+            println!("{}, {size} bytes, {kind:?}: {found} of {all} {what} found", P::NAME);
+        }
+        if self.missed > 0 || self.lossy {
+            return;
+        }
+        check_info(&self.arena, &self.cache, self.live.len());
+        for stamp in 1000..1600 {
+            let object = self.cache.alloc(Gfp::MayWait).unwrap();
+            self.live.push(Live::new(&self.cache, self.size, object, stamp));
+        }
+        for live in &self.live {
+            live.check(&self.cache, self.size);
+            self.cache.free(live.object).unwrap();
+        }
+        check_all_is_back(&self.arena, vec![self.cache]);
+    }
+}
+
+fn what_is_freed_twice_is_found<P: Policy>() {
+    for_each_fixture::<P>("freed twice were", |fixture| {
+        for object in fixture.freed.clone() {
+            let answer = fixture.cache.free(object);
+            fixture.judge(object, answer);
+        }
+        // And now that no CPU has them at hand.
+        fixture.cache.shrink().unwrap();
+        for object in fixture.freed.clone() {
+            let answer = fixture.cache.free(object);
+            fixture.judge(object, answer);
+        }
+    });
+}
+
+fn what_is_freed_twice_at_once_is_found<P: Policy>() {
+    for_each_fixture::<P>("freed twice at once were", |fixture| {
+        let twice = fixture.live.pop().unwrap().object;
+        let answer = fixture.cache.free_bulk(&[twice, twice]);
+        fixture.judge(twice, answer);
+    });
+}
+
+fn numbers_of_no_object_in_use_are_found<P: Policy>() {
+    for_each_fixture::<P>("numbers of no object in use were", |fixture| {
+        let mut live: Vec<u32> = fixture.live.iter().map(|live| live.object).collect();
+        live.sort_unstable();
+        let mut random = Random::new(2);
+        let near: Vec<u32> = live
+            .iter()
+            .flat_map(|object| (0..20).map(move |bit| object ^ 1 << bit).chain([object + 1]))
+            .collect();
+        let any: Vec<u32> = (0..2000).map(|_| random.next() as u32 >> random.below(32)).collect();
+        let strange = near.into_iter().chain(any).chain([0, u32::MAX, u32::MAX - 1, 1 << 31]);
+        for number in strange.filter(|number| live.binary_search(number).is_err()) {
+            let answer = fixture.cache.free(number);
+            let missed = answer.is_ok();
+            fixture.judge(number, answer);
+            if missed {
+                break;
+            }
+        }
+    });
+}
+
+fn objects_of_slabs_that_are_gone_are_found<P: Policy>() {
+    for_each_fixture::<P>("objects of slabs that are gone were", |fixture| {
+        let objects: Vec<u32> = fixture.live.drain(..).map(|live| live.object).collect();
+        fixture.cache.free_bulk(&objects).unwrap();
+        fixture.cache.shrink().unwrap();
+        assert_eq!(fixture.cache.info().num_slabs, 0);
+        for object in objects {
+            let answer = fixture.cache.free(object);
+            fixture.judge(object, answer);
+        }
+    });
+}
+
+/// The bytes in the middle of an object where a free one may have its link.
+fn link_of(size: usize) -> std::ops::Range<usize> {
+    let stride = size.next_multiple_of(8);
+    let start = stride / 2 & !3;
+    start..start + 4
+}
+
+/// A byte of an object is written after it was freed: the object is not handed out any more.
+fn a_write_to_a_free_object_is_found<P: Policy>() {
+    for_each_fixture::<P>("written after they were freed were", |fixture| {
+        let size = fixture.size;
+        let link = link_of(size);
+        let mut random = Random::new(3);
+        for at in [0, link.start - 1, link.end, size - 1, random.below(size), random.below(size)] {
+            if link.contains(&at) || at >= size {
+                continue;
+            }
+            let damaged = fixture.live.pop().unwrap().object;
+            fixture.cache.free(damaged).unwrap();
+            bytes_of(&fixture.cache, size, damaged)[at] ^= 0x10;
+            let found = fixture.alloc_600();
+            assert!(found.len() <= 1, "{found:?}");
+            let missed = found.is_empty();
+            fixture.judge(damaged, found.into_iter().next().map_or(Ok(()), Err));
+            if missed {
+                // It is in use again.
+                continue;
+            }
+            // What was found is in use from now on, and nobody's.
+            fixture.live.iter().for_each(|live| live.check(&fixture.cache, size));
+            assert!(fixture.live.iter().all(|live| live.object != damaged));
+            check_info(&fixture.arena, &fixture.cache, fixture.live.len() + 1);
+            fixture.cache.free(damaged).unwrap();
+        }
+    });
+}
+
+/// The links between free objects are overwritten, by several patterns: hardened caches find that, and
+/// hand out nothing that is not theirs or that somebody has.
+fn a_damaged_link_is_found<P: Policy>() {
+    for_each_fixture::<P>("damaged links were", |fixture| {
+        if !fixture.kind.hardened {
+            return;
+        }
+        let size = fixture.size;
+        fixture.cache.shrink().unwrap();
+        let mut random = Random::new(4);
+        for pattern in [[0; 4], [0xff; 4], [0x6b; 4], random.next().to_le_bytes()[..4].try_into().unwrap()] {
+            // Of a slab in which others are in use, so that it stays.
+            let damaged = fixture.live[fixture.live.len() / 2].object;
+            fixture.live.retain(|live| live.object != damaged);
+            fixture.cache.free(damaged).unwrap();
+            fixture.cache.shrink().unwrap();
+            bytes_of(&fixture.cache, size, damaged)[link_of(size)].copy_from_slice(&pattern);
+            let found = fixture.alloc_600();
+            let (missed, lost) = (found.is_empty(), fixture.cache.info().active_objs as usize);
+            fixture.judge(damaged, found.into_iter().next().map_or(Ok(()), Err));
+            assert!(missed || lost > fixture.live.len(), "the damaged object is not used again");
+        }
+        fixture.lossy = true;
+    });
+}
+
+fn objects_in_use_at_the_end_are_reported<P: Policy>() {
+    for kind in KINDS {
+        for dropped_whole in [false, true] {
+            let arena = arena();
+            let options = Options { dropped_whole, ..kind.options("leaky", 64, 8, 1000) };
+            let cache = Cache::<P>::new(arena.clone(), options).unwrap();
+            let objects: Vec<u32> = (0..100).map(|_| cache.alloc(Gfp::MayWait).unwrap()).collect();
+            cache.free_bulk(&objects[3..]).unwrap();
+            let ended = cache.close();
+            assert_eq!(arena.used_pages(Account::Slab), 0, "the memory goes back all the same");
+            if dropped_whole {
+                ended.unwrap();
+                continue;
+            }
+            let error = ended.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Busy);
+            assert!(error.to_string().contains("'leaky' ends with 3 objects in use"), "{error}");
+        }
+    }
+}
+
+/// What a cache says when it is dropped, which only another process can read.
+#[test]
+fn a_drop_reports_objects_in_use() {
+    const CHILD: &str = "SLAB_TEST_LEAKS";
+    if std::env::var_os(CHILD).is_some() {
+        for dropped_whole in [false, true] {
+            let name = if dropped_whole { "whole" } else { "leaky" };
+            let options = Options { dropped_whole, ..Options::new(name, 64, 8, 1000) };
+            let cache = Cache::<Sheaves>::new(arena(), options).unwrap();
+            cache.alloc_bulk(&mut [0; 7], Gfp::MayWait).unwrap();
+        }
+        return;
+    }
+    let name = "slab::tests::errors::a_drop_reports_objects_in_use";
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    let output = child.args([name, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("slab cache 'leaky' ends with 7 objects in use"), "{said}");
+    assert!(!said.contains("whole"), "{said}");
+}

@@ -1,0 +1,103 @@
+//! Each call of the arena fails once: the allocation that needed it is an error, and nothing else.
+
+use super::objects::Live;
+use super::*;
+use crate::base::error::ErrorKind;
+use crate::base::random::Random;
+
+for_every_policy!(each_call_of_the_arena_fails_in_turn, a_full_cache_names_its_setting);
+
+/// Allocates, frees and shrinks by a seed, and does again what failed. Answers whether a call of the
+/// arena has failed.
+fn script<P: Policy>(arena: &Arc<Arena>, cache: Cache<P>, size: usize) -> bool {
+    const SEED: u64 = 4;
+    let mut random = Random::new(SEED);
+    let (mut live, mut failures, mut stamp): (Vec<Live>, _, _) = (Vec::new(), 0, 0);
+    for step in 0..150 {
+        let most = if step % 50 < 25 { (64 << 10) / size.max(256) } else { 5 };
+        let mut objects = vec![u32::MAX; 1 + random.below(30)];
+        let single = objects.len() < 10;
+        if live.len() < most {
+            while let Err(error) = match objects.as_mut_slice() {
+                [first, ..] if single => cache.alloc(Gfp::MayWait).map(|object| *first = object),
+                objects => cache.alloc_bulk(objects, Gfp::MayWait),
+            } {
+                failures += 1;
+                assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
+                assert_eq!(failures, 1, "{error}");
+                check_info(arena, &cache, live.len());
+            }
+            let new = if single { &objects[..1] } else { &objects[..] };
+            for object in new {
+                stamp += 1;
+                live.push(Live::new(&cache, size, *object, stamp));
+            }
+        } else {
+            let freed = live.split_off(live.len().saturating_sub(objects.len()).max(most));
+            freed.iter().for_each(|live| live.check(&cache, size));
+            let freed: Vec<u32> = freed.into_iter().map(|live| live.object).collect();
+            cache.free_bulk(&freed).unwrap();
+        }
+        if step % 20 == 19 {
+            cache.shrink().unwrap();
+        }
+        check_info(arena, &cache, live.len());
+    }
+    live.iter().for_each(|live| live.check(&cache, size));
+    live.into_iter().for_each(|live| cache.free(live.object).unwrap());
+    let failed = !arena.injects_faults();
+    arena.inject_faults(0, 0);
+    check_all_is_back(arena, vec![cache]);
+    failed
+}
+
+fn each_call_of_the_arena_fails_in_turn<P: Policy>() {
+    let cpus = allowed_cpus();
+    // The same calls each time, whichever CPU the scheduler prefers.
+    sched_setaffinity(None, &cpus[0]).unwrap();
+    for shape in [(64, 64), (704, 8), (4096, 8)] {
+        for calls_before in 0.. {
+            let _context = Context(format!("{shape:?}, {calls_before} calls before the one that fails"));
+            let arena = arena();
+            let cache = cache_of::<P>(&arena, shape, KINDS[0]);
+            arena.inject_fault_after(calls_before);
+            if !script(&arena, cache, shape.0) {
+                // There are not so many calls.
+                assert!(calls_before > 10, "{calls_before} calls");
+                break;
+            }
+        }
+    }
+}
+
+fn a_full_cache_names_its_setting<P: Policy>() {
+    let cpus = allowed_cpus();
+    // What is free on another CPU is not found when the cache is full.
+    sched_setaffinity(None, &cpus[0]).unwrap();
+    for kind in KINDS {
+        let arena = arena();
+        let options = Options { max_objects_setting: "how_many", ..kind.options("full", 64, 8, 1000) };
+        let cache = Cache::<P>::new(arena.clone(), options).unwrap();
+        let per_slab = u64::from(cache.info().objperslab);
+        let mut live = Vec::new();
+        let error = loop {
+            match cache.alloc(Gfp::MayWait) {
+                Ok(object) => live.push(Live::new(&cache, 64, object, live.len() as u64)),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(live.len() as u64, 1000_u64.next_multiple_of(per_slab));
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("how_many")), "{error}");
+        assert!(error.to_string().contains("full"), "{error}");
+        check_info(&arena, &cache, live.len());
+        assert!(cache.alloc_bulk(&mut [0; 3], Gfp::MayWait).is_err());
+        for at in [0, 500, 900] {
+            live[at].check(&cache, 64);
+            cache.free(live[at].object).unwrap();
+            live[at] = Live::new(&cache, 64, cache.alloc(Gfp::MayWait).unwrap(), 1 << 32);
+        }
+        live.iter().for_each(|live| live.check(&cache, 64));
+        live.into_iter().for_each(|live| cache.free(live.object).unwrap());
+        check_all_is_back(&arena, vec![cache]);
+    }
+}

@@ -1,0 +1,142 @@
+//! The caches from outside: one body of tests for every policy, hardened and plain.
+//!
+//! `objects.rs` says what objects hold and checks it; `model.rs` compares one thread's events with a
+//! naive model; `threads.rs` has eight threads hand objects over while memory is short, slabs are taken
+//! away and threads are moved between CPUs; `failures.rs` fails each call of the arena in turn;
+//! `errors.rs` misuses caches. `SLAB_STRESS=N` in the environment makes the first two N times as long.
+
+#![allow(clippy::unwrap_used)]
+
+/// A test for each policy out of each generic function.
+macro_rules! for_every_policy {
+    ($($test:ident),+ $(,)?) => { $(
+        mod $test {
+            use crate::slab::{DelayedFreeze, EagerFreeze, OnPartial, Sheaves, UnfreezeFirst};
+
+            #[test]
+            fn eager_freeze() {
+                super::$test::<EagerFreeze>();
+            }
+            #[test]
+            fn on_partial() {
+                super::$test::<OnPartial>();
+            }
+            #[test]
+            fn unfreeze_first() {
+                super::$test::<UnfreezeFirst>();
+            }
+            #[test]
+            fn delayed_freeze() {
+                super::$test::<DelayedFreeze>();
+            }
+            #[test]
+            fn sheaves() {
+                super::$test::<Sheaves>();
+            }
+        }
+    )+ };
+}
+
+mod errors;
+mod failures;
+mod model;
+mod objects;
+mod threads;
+
+use super::{Cache, Options, Policy};
+use crate::base::mem::{Account, Arena, Gfp, MAX_RUN_PAGES};
+use crate::base::sync::Arc;
+use crate::base::units::PAGE_SIZE;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Address space of a test's arena.
+const ARENA_BYTES: u64 = 64 << 20;
+
+/// Says what was being tested when a test fails: the seed above all.
+struct Context(String);
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the test failed with {}", self.0);
+        }
+    }
+}
+
+/// How many times as long as usual the tests with random events are to run.
+fn stress_factor() -> u64 {
+    std::env::var("SLAB_STRESS").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
+}
+
+/// What does not depend on the policy.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    hardened: bool,
+    /// Fast paths are restartable sequences, where there are any.
+    restartable: bool,
+}
+
+const KINDS: [Kind; 4] = [
+    Kind { hardened: true, restartable: true },
+    Kind { hardened: false, restartable: true },
+    Kind { hardened: true, restartable: false },
+    Kind { hardened: false, restartable: false },
+];
+
+impl Kind {
+    fn options(self, name: impl Into<String>, size: usize, align: usize, max_objects: u64) -> Options {
+        let Kind { hardened, restartable } = self;
+        Options { hardened, restartable, ..Options::new(name, size, align, max_objects) }
+    }
+}
+
+fn arena() -> Arc<Arena> {
+    Arc::new(Arena::new(ARENA_BYTES).unwrap())
+}
+
+/// A cache of as many objects as its arena has room for, named after what is tested.
+fn cache_of<P: Policy>(arena: &Arc<Arena>, shape: (usize, usize), kind: Kind) -> Cache<P> {
+    let (size, align) = shape;
+    let name = format!("{}-{size}-{align}", P::NAME);
+    Cache::new(arena.clone(), kind.options(name, size, align, ARENA_BYTES / size as u64)).unwrap()
+}
+
+/// What holds for a cache of an arena of its own that nobody uses now, with `live` objects in use.
+fn check_info<P: Policy>(arena: &Arena, cache: &Cache<P>, live: usize) {
+    let info = cache.info();
+    assert_eq!(info.policy, P::NAME);
+    assert_eq!(info.active_objs, live as u64, "{info:?}");
+    assert_eq!(info.num_objs, info.num_slabs * u64::from(info.objperslab), "{info:?}");
+    assert!(info.active_slabs <= info.num_slabs, "{info:?}");
+    assert!(info.active_objs <= info.active_slabs * u64::from(info.objperslab), "{info:?}");
+    assert_eq!(arena.used_pages(Account::Slab), info.num_slabs * u64::from(info.pagesperslab), "{info:?}");
+}
+
+/// Everything was freed: a shrink leaves no slab, and the arena is as it was in the beginning.
+fn check_all_is_back<P: Policy>(arena: &Arena, caches: Vec<Cache<P>>) {
+    for cache in &caches {
+        assert_eq!(cache.info().active_objs, 0, "{:?}", cache.info());
+        cache.shrink().unwrap();
+        let info = cache.info();
+        assert_eq!((info.active_objs, info.num_objs, info.num_slabs), (0, 0, 0), "{info:?}");
+    }
+    assert_eq!(arena.used_pages(Account::Slab), 0, "pages are charged that no slab has");
+    drop(caches);
+    assert_eq!(arena.used_pages(Account::Slab), 0);
+    arena.release_free();
+    assert_eq!(arena.charged_pages(), 0);
+    let runs = ARENA_BYTES as usize / PAGE_SIZE / MAX_RUN_PAGES;
+    let free = (0..runs + 1).take_while(|_| arena.alloc_run(MAX_RUN_PAGES, Gfp::MayWait).is_ok()).count();
+    assert_eq!(free, runs, "runs were not given back");
+}
+
+/// The CPUs that this thread may use. To be asked before it is bound to one of them.
+fn allowed_cpus() -> Vec<CpuSet> {
+    let allowed = sched_getaffinity(None).unwrap();
+    let alone = |cpu| {
+        let mut one = CpuSet::new();
+        one.set(cpu);
+        one
+    };
+    (0..crate::base::cpu::possible()).filter(|cpu| allowed.is_set(*cpu)).map(alone).collect()
+}

@@ -1,0 +1,395 @@
+//! Eight threads that hand objects over to each other, and whatever can disturb them.
+//!
+//! A disturbance is chosen by [`Stress`]. Afterwards everything is freed by a thread that allocated
+//! nothing, and nothing may be left. A seed repeats what each thread does, not how they interleave.
+
+use super::objects::{Claims, Live};
+use super::*;
+use crate::base::error::ErrorKind;
+use crate::base::random::Random;
+use crate::base::sync::{AtomicU64, Mutex, Ordering, classes};
+use rustix::thread::{Pid, gettid};
+use std::sync::atomic::AtomicBool;
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::Duration;
+
+for_every_policy!(
+    objects_are_freed_by_other_threads,
+    faults_of_the_arena_lose_nothing,
+    a_tight_limit_loses_nothing,
+    shrinking_all_the_time_loses_nothing,
+    threads_exit_while_their_objects_live_on,
+    threads_are_moved_between_cpus,
+    everything_happens_at_once,
+    slabs_are_taken_away_under_fast_paths,
+);
+
+const THREADS: usize = 8;
+/// Sizes and alignments of the caches that share an arena, all used by every thread.
+const SHAPES: [(usize, usize); 4] = [(8, 8), (64, 64), (704, 8), (4096, 8)];
+/// What each of the threads does, those that live after it included.
+const STEPS: usize = 1500;
+/// Objects that wait for a thread; more are freed by who wanted to hand them over.
+const MAX_WAITING: usize = 200;
+
+/// What disturbs the threads.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stress {
+    /// One call of the arena in so many fails; 0: none.
+    faults_one_in: usize,
+    /// The arena's limit; 0: none.
+    limit_pages: u64,
+    /// One thread does nothing but take empty slabs away, and look.
+    shrinking: bool,
+    /// One thread does nothing but bind others to other CPUs, wherever they are in the code.
+    moving: bool,
+    /// How many threads there are one after the other, in place of each of the eight.
+    lives: usize,
+}
+
+fn objects_are_freed_by_other_threads<P: Policy>() {
+    run::<P>(Stress::default());
+}
+
+fn faults_of_the_arena_lose_nothing<P: Policy>() {
+    run::<P>(Stress { faults_one_in: 3, ..Stress::default() });
+}
+
+fn a_tight_limit_loses_nothing<P: Policy>() {
+    run::<P>(Stress { limit_pages: 150, ..Stress::default() });
+}
+
+fn shrinking_all_the_time_loses_nothing<P: Policy>() {
+    run::<P>(Stress { shrinking: true, ..Stress::default() });
+}
+
+fn threads_exit_while_their_objects_live_on<P: Policy>() {
+    run::<P>(Stress { lives: 20, ..Stress::default() });
+}
+
+fn threads_are_moved_between_cpus<P: Policy>() {
+    run::<P>(Stress { moving: true, ..Stress::default() });
+}
+
+fn everything_happens_at_once<P: Policy>() {
+    run::<P>(Stress { faults_one_in: 20, limit_pages: 300, shrinking: true, moving: true, lives: 4 });
+}
+
+fn run<P: Policy>(stress: Stress) {
+    for (seed, kind) in (0..KINDS.len() as u64 * stress_factor()).zip(KINDS.into_iter().cycle()) {
+        let _context = Context(format!("seed {seed}, {kind:?}, {stress:?}"));
+        Shared::<P>::new(stress, kind, seed).run();
+    }
+}
+
+/// Nothing but fast paths, and slabs that run empty and go again and again.
+fn slabs_are_taken_away_under_fast_paths<P: Policy>() {
+    let steps = 10_000 * stress_factor();
+    for kind in KINDS {
+        let _context = Context(format!("{kind:?}"));
+        let arena = arena();
+        let cache = cache_of::<P>(&arena, (64, 8), kind);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (cache, done) = (&cache, &done);
+            let worker = move || {
+                for stamp in 0..steps {
+                    let live = Live::new(cache, 64, cache.alloc(Gfp::MayWait).unwrap(), stamp);
+                    live.check(cache, 64);
+                    cache.free(live.object).unwrap();
+                }
+            };
+            let workers: Vec<_> = (0..3).map(|_| scope.spawn(worker)).collect();
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    cache.shrink().unwrap();
+                }
+            });
+            let results: Vec<_> = workers.into_iter().map(ScopedJoinHandle::join).collect();
+            done.store(true, Ordering::Relaxed);
+            results.into_iter().for_each(|result| result.unwrap());
+        });
+        check_all_is_back(&arena, vec![cache]);
+    }
+}
+
+/// An object of one of the caches.
+type Parcel = (usize, Live);
+
+struct Shared<P: Policy> {
+    stress: Stress,
+    seed: u64,
+    arena: Arc<Arena>,
+    /// One of each of [`SHAPES`].
+    caches: Vec<Cache<P>>,
+    claims: Claims,
+    /// What was handed over to each thread and not freed yet.
+    mailboxes: Vec<Mutex<Vec<Parcel>>>,
+    stamp: AtomicU64,
+    refused: AtomicU64,
+    moved: AtomicU64,
+    cpus: Vec<CpuSet>,
+    /// Threads that run, and may therefore be moved.
+    running: Mutex<Vec<Pid>>,
+    done: AtomicBool,
+}
+
+impl<P: Policy> Shared<P> {
+    fn new(stress: Stress, kind: Kind, seed: u64) -> Self {
+        let arena = arena();
+        arena.set_run_cache_batch_pages(32).unwrap();
+        Shared {
+            stress,
+            seed,
+            caches: SHAPES.iter().map(|shape| cache_of(&arena, *shape, kind)).collect(),
+            claims: Claims::new(&arena),
+            arena,
+            mailboxes: (0..THREADS).map(|_| Mutex::new(&classes::DEVICE, Vec::new())).collect(),
+            stamp: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            cpus: allowed_cpus(),
+            running: Mutex::new(&classes::DEVICE, Vec::new()),
+            done: AtomicBool::new(false),
+        }
+    }
+
+    fn run(self) {
+        self.arena.inject_faults(self.seed, self.stress.faults_one_in);
+        self.arena.set_limit_pages(self.stress.limit_pages);
+        std::thread::scope(|scope| {
+            let mut disturbing = Vec::new();
+            if self.stress.shrinking {
+                disturbing.push(scope.spawn(|| self.shrink_until_done()));
+            }
+            if self.stress.moving {
+                disturbing.push(scope.spawn(|| self.move_until_done()));
+            }
+            let workers: Vec<_> = (0..THREADS).map(|number| self.spawn_lives(scope, number)).collect();
+            let results: Vec<_> = workers.into_iter().map(ScopedJoinHandle::join).collect();
+            self.done.store(true, Ordering::Relaxed);
+            results.into_iter().chain(disturbing.into_iter().map(ScopedJoinHandle::join)).for_each(
+                |result| {
+                    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                },
+            );
+        });
+        self.finish();
+    }
+
+    /// One of the eight threads, and those that live after it.
+    fn spawn_lives<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        number: usize,
+    ) -> ScopedJoinHandle<'scope, ()> {
+        scope.spawn(move || {
+            let lives = self.stress.lives.max(1);
+            for life in 0..lives {
+                let worker = Worker::new(self, number, life);
+                let handle = scope.spawn(move || worker.run(STEPS / lives));
+                handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            }
+        })
+    }
+
+    fn shrink_until_done(&self) {
+        while !self.done.load(Ordering::Relaxed) {
+            for cache in &self.caches {
+                cache.shrink().unwrap();
+                let info = cache.info();
+                assert_eq!(info.num_objs % u64::from(info.objperslab), 0, "{info:?}");
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn move_until_done(&self) {
+        let mut random = Random::new(self.seed);
+        while !self.done.load(Ordering::Relaxed) {
+            {
+                // Under the lock no thread ends whose number might become somebody else's.
+                let running = self.running.lock();
+                if let Some(at) = running.len().checked_sub(1) {
+                    let (thread, cpu) = (random.below(at + 1), random.below(self.cpus.len()));
+                    sched_setaffinity(Some(running[thread]), &self.cpus[cpu]).unwrap();
+                    self.moved.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    fn free(&self, (cache, live): Parcel) {
+        let (size, cache) = (SHAPES[cache].0, &self.caches[cache]);
+        live.check(cache, size);
+        self.claims.give_back(cache.address(live.object));
+        cache.free(live.object).unwrap();
+    }
+
+    fn finish(self) {
+        for mailbox in &self.mailboxes {
+            let parcels = std::mem::take(&mut *mailbox.lock());
+            parcels.into_iter().for_each(|parcel| self.free(parcel));
+        }
+        let refused = self.refused.into_inner();
+        let may_refuse = self.stress.faults_one_in > 0 || self.stress.limit_pages > 0;
+        assert_eq!(refused > 0, may_refuse, "{refused} allocations were refused");
+        if self.stress.moving && self.cpus.len() > 1 {
+            assert!(self.moved.into_inner() > 0, "no thread was moved");
+        }
+        self.arena.inject_faults(0, 0);
+        self.arena.set_limit_pages(0);
+        self.arena.set_run_cache_batch_pages(0).unwrap();
+        let charged = self.caches.iter().map(Cache::info);
+        let charged: u64 = charged.map(|info| info.num_slabs * u64::from(info.pagesperslab)).sum();
+        assert_eq!(self.arena.used_pages(Account::Slab), charged);
+        check_all_is_back(&self.arena, self.caches);
+    }
+}
+
+/// One thread's life.
+struct Worker<'a, P: Policy> {
+    shared: &'a Shared<P>,
+    number: usize,
+    random: Random,
+    /// For each cache.
+    own: [Vec<Live>; SHAPES.len()],
+}
+
+impl<'a, P: Policy> Worker<'a, P> {
+    fn new(shared: &'a Shared<P>, number: usize, life: usize) -> Self {
+        let random = Random::new(shared.seed << 32 | (life * THREADS + number) as u64);
+        Worker { shared, number, random, own: Default::default() }
+    }
+
+    fn run(mut self, steps: usize) {
+        let me = Running::new(self.shared);
+        for _ in 0..steps {
+            let cache = self.random.below(SHAPES.len());
+            match self.random.below(16) {
+                0..6 => self.alloc(cache),
+                6..10 => self.free_one(cache),
+                10 => self.alloc_bulk(cache),
+                11 => self.free_bulk(cache),
+                12 | 13 => self.hand_over(cache),
+                14 => self.free_what_came(),
+                _ if self.random.below(8) > 0 => {}
+                _ if self.shared.stress.moving => {
+                    let cpus = &self.shared.cpus;
+                    sched_setaffinity(None, &cpus[self.random.below(cpus.len())]).unwrap();
+                }
+                _ => std::thread::yield_now(),
+            }
+        }
+        // What is left lives on.
+        let own = std::mem::take(&mut self.own);
+        let left = own
+            .into_iter()
+            .enumerate()
+            .flat_map(|(cache, own)| own.into_iter().map(move |live| (cache, live)));
+        self.shared.mailboxes[self.number].lock().extend(left);
+        drop(me);
+    }
+
+    fn has_room(&self, cache: usize) -> bool {
+        self.own[cache].len() < ((128 << 10) / SHAPES[cache].0).clamp(8, 300)
+    }
+
+    fn alloc(&mut self, cache: usize) {
+        if !self.has_room(cache) {
+            return self.free_one(cache);
+        }
+        let gfp = if self.random.below(8) == 0 { Gfp::NoWait } else { Gfp::MayWait };
+        match self.shared.caches[cache].alloc(gfp) {
+            Ok(object) => self.handed_out(cache, object),
+            Err(error) => self.refused(gfp, &error),
+        }
+    }
+
+    fn alloc_bulk(&mut self, cache: usize) {
+        if !self.has_room(cache) {
+            return self.free_bulk(cache);
+        }
+        let mut objects = vec![u32::MAX; self.random.below(40)];
+        match self.shared.caches[cache].alloc_bulk(&mut objects, Gfp::MayWait) {
+            Ok(()) => objects.into_iter().for_each(|object| self.handed_out(cache, object)),
+            Err(error) => self.refused(Gfp::MayWait, &error),
+        }
+    }
+
+    fn handed_out(&mut self, at: usize, object: u32) {
+        let (cache, (size, align)) = (&self.shared.caches[at], SHAPES[at]);
+        self.shared.claims.take(cache.address(object), size, align);
+        let stamp = self.shared.stamp.fetch_add(1, Ordering::Relaxed);
+        self.own[at].push(Live::new(cache, size, object, stamp));
+    }
+
+    fn refused(&self, gfp: Gfp, error: &crate::base::error::Error) {
+        assert!(matches!(error.kind(), ErrorKind::NoMemory | ErrorKind::NoSpace), "{error}");
+        let stress = self.shared.stress;
+        if stress.faults_one_in > 0 || stress.limit_pages > 0 {
+            self.shared.refused.fetch_add(1, Ordering::Relaxed);
+        } else {
+            assert_eq!(gfp, Gfp::NoWait, "{error}");
+        }
+    }
+
+    fn take(&mut self, cache: usize) -> Option<Live> {
+        let own = &mut self.own[cache];
+        let (newest, any) = (own.len().checked_sub(1)?, self.random.below(own.len()));
+        Some(own.swap_remove(if self.random.below(2) == 0 { newest } else { any }))
+    }
+
+    fn free_one(&mut self, cache: usize) {
+        if let Some(live) = self.take(cache) {
+            self.shared.free((cache, live));
+        }
+    }
+
+    fn free_bulk(&mut self, at: usize) {
+        let (cache, size) = (&self.shared.caches[at], SHAPES[at].0);
+        let mut objects = Vec::new();
+        for _ in 0..self.random.below(40) {
+            let Some(live) = self.take(at) else { break };
+            live.check(cache, size);
+            self.shared.claims.give_back(cache.address(live.object));
+            objects.push(live.object);
+        }
+        cache.free_bulk(&objects).unwrap();
+    }
+
+    fn hand_over(&mut self, cache: usize) {
+        let to = self.random.below(THREADS);
+        let parcels: Vec<Parcel> =
+            (0..self.random.below(20)).map_while(|_| self.take(cache)).map(|live| (cache, live)).collect();
+        let mut mailbox = self.shared.mailboxes[to].lock();
+        if mailbox.len() < MAX_WAITING {
+            mailbox.extend(parcels);
+        } else {
+            drop(mailbox);
+            parcels.into_iter().for_each(|parcel| self.shared.free(parcel));
+        }
+    }
+
+    fn free_what_came(&self) {
+        let parcels = std::mem::take(&mut *self.shared.mailboxes[self.number].lock());
+        parcels.into_iter().for_each(|parcel| self.shared.free(parcel));
+    }
+}
+
+/// While it lives, this thread may be moved.
+struct Running<'a>(&'a Mutex<Vec<Pid>>);
+
+impl<'a> Running<'a> {
+    fn new<P: Policy>(shared: &'a Shared<P>) -> Self {
+        shared.running.lock().push(gettid());
+        Running(&shared.running)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.lock().retain(|thread| *thread != gettid());
+    }
+}
