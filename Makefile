@@ -4,7 +4,7 @@ UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint bench lab fuzz loom asan
+.PHONY: help run demo test lint bench lab fuzz loom asan tsan
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,8 +36,11 @@ lab: ## Run every table of the lab in full, instruction counts included (minutes
 fuzz: ## Fuzz what takes bytes from outside
 	@fuzz/run
 
-asan: ## The codecs' tests under AddressSanitizer, C included (minutes)
+asan: ## The tests of codecs (C included) and slab caches under AddressSanitizer (minutes)
 	@tools/bounded 1200 tools/asan
+
+tsan: ## The tests of the slab caches under ThreadSanitizer (minutes)
+	@tools/bounded 1800 tools/tsan
 
 loom: ## The loom models with long bounds (minutes)
 	@LOOM_MAX_PREEMPTIONS=3 tools/bounded 1800 \

@@ -32,7 +32,19 @@ impl<T> Mutex<T> {
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
+        #[cfg(not(tsan))]
         let wait = || self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // The standard library is not instrumented: ThreadSanitizer sees what is inlined here, and
+        // would not see who was waited for.
+        #[cfg(tsan)]
+        let wait = || {
+            loop {
+                match self.try_inner() {
+                    Some(guard) => break guard,
+                    None => std::thread::yield_now(),
+                }
+            }
+        };
         let (guard, hold) = Hold::take(self.class, || self.try_inner(), wait);
         MutexGuard { guard, _hold: hold }
     }
