@@ -9,7 +9,7 @@ use super::checked::Checked;
 use super::core::Core;
 use super::policy::Front;
 use super::registry::Described;
-use super::{CacheInfo, Options, Policy, Sheaves, Stat};
+use super::{CacheInfo, Options, Policy, Sheaves};
 
 /// Objects of [`Cache::free_bulk`] that are turned to their slabs together.
 const BULK_OBJECTS: usize = 64;
@@ -133,8 +133,7 @@ impl<P: Policy> Cache<P> {
         let Inner { core, front, .. } = &*self.0;
         let gone_before = core.slabs.pages_gone();
         let drained = core.free_many(&mut front.drain(core));
-        core.shrink();
-        drained.map(|()| core.slabs.pages_gone() - gone_before)
+        drained.and(core.shrink()).map(|()| core.slabs.pages_gone() - gone_before)
     }
 
     /// Where an object is: valid for `size_bytes`, aligned, and the caller's alone, as long as the
@@ -163,7 +162,8 @@ impl<P: Policy> Cache<P> {
         self.0.core.slabs.table_resident_bytes()
     }
 
-    /// Ends a cache, giving back all of its memory.
+    /// Ends a cache. All of its memory goes back, unless somebody is looking at it
+    /// ([`caches`](super::caches)): then as soon as they have.
     ///
     /// # Errors
     /// `Busy` when objects are still in use, unless `dropped_whole` says that they go with it.
@@ -196,8 +196,6 @@ impl<P: Policy> Inner<P> {
 impl<P: Policy> Described for Inner<P> {
     fn info(&self) -> CacheInfo {
         let Inner { core, front, .. } = self;
-        let (cached, front_counts) = front.cached();
-        let (listed, core_counts) = core.fast_paths();
         let (mut in_use, mut active_slabs) = (0, 0);
         for slab in core.slabs.iter() {
             let inuse = u64::from(core.slabs.get(slab).word.load().inuse);
@@ -205,18 +203,12 @@ impl<P: Policy> Described for Inner<P> {
             active_slabs += u64::from(inuse > 0);
         }
         let mut stats = core.counters.read();
-        let mut add = |counts: &[[u64; 2]], into: [Stat; 2]| {
-            for (stats, counts) in stats.iter_mut().zip(counts) {
-                into.into_iter().zip(counts).for_each(|(stat, count)| stats[stat as usize] += count);
-            }
-        };
-        add(&front_counts, [Stat::AllocPcs, Stat::FreePcs]);
-        add(&core_counts, [Stat::AllocFastpath, Stat::FreeFastpath]);
+        let kept = front.cached(core, &mut stats) + core.in_lists(&mut stats) + core.lost.get();
         let (layout, num_slabs) = (core.slabs.layout, core.slabs.live());
         CacheInfo {
             name: core.options.name.clone(),
             policy: P::NAME,
-            active_objs: in_use.saturating_sub(cached + listed),
+            active_objs: in_use.saturating_sub(kept),
             num_objs: num_slabs * u64::from(layout.objects),
             objsize: layout.stride_bytes as u32,
             objperslab: layout.objects.into(),

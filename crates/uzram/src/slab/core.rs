@@ -28,7 +28,7 @@ use super::node::{ListLock, Node};
 use super::sheaves::BARN_SHEAVES;
 use super::slabs::{Chain, Layout, NO_SLAB, Slabs};
 use super::stats::{Counters, Stat};
-use super::word::State;
+use super::word::{NONE, State};
 
 /// When slabs are frozen: one type for each step of the series.
 pub trait Freeze: Send + Sync + 'static {
@@ -64,6 +64,8 @@ pub struct Core<F> {
     node: Node,
     /// Damage that was found.
     pub(super) corrupted: Counter,
+    /// Objects that damage has cost.
+    pub(super) lost: Counter,
     /// Not 0 once the objects in use at the end were reported.
     pub(super) reported: Counter,
     /// A CPU partial list of so many slabs is moved to the node's.
@@ -92,6 +94,7 @@ impl<F: Freeze> Core<F> {
             node: Node::new(),
             counters: Counters::new(),
             corrupted: Counter::default(),
+            lost: Counter::default(),
             reported: Counter::default(),
             cpu_partial_slabs: cpu_partial_slabs(&options, layout),
             rseq,
@@ -122,35 +125,9 @@ impl<F: Freeze> Core<F> {
     pub(super) fn alloc_slow(&self, objects: &mut [u32], gfp: Gfp) -> Result<usize> {
         let mut made = NO_SLAB;
         let taken = loop {
-            let cpu = cpu::current();
-            let mut own = self.cpus.of(cpu).lock();
-            let Some(word) = self.lists.close_local(cpu) else { continue };
-            let mut list = self.closed(cpu, &own, word);
-            let mut taken = 0;
-            let done = loop {
-                let (n, result) = self.take_from(own.active, &mut list, &mut objects[taken..]);
-                taken += n;
-                if result.is_err() {
-                    break result;
-                }
-                if taken == objects.len() {
-                    break Ok(());
-                }
-                match self.next_list(&mut own, &mut made) {
-                    Some(next) => list = next,
-                    None => break Ok(()),
-                }
-            };
-            self.open(cpu, &mut own, list);
-            drop(own);
-            match done {
-                Err(error) => {
-                    // None of these is refused: they were free until now.
-                    let _ = self.free_many(&mut objects[..taken]);
-                    break Err(error);
-                }
-                Ok(()) if taken > 0 => break Ok(taken),
-                Ok(()) => {}
+            match self.take_some(objects, &mut made) {
+                Ok(0) => {}
+                done => break done,
             }
             // Nothing anywhere: a slab is made without locks, for the CPU this thread is on then.
             made = match self.slabs.make(&self.options, gfp) {
@@ -160,26 +137,59 @@ impl<F: Freeze> Core<F> {
             self.counters.count(Stat::AllocSlab);
         };
         if made != NO_SLAB {
-            // Another thread had put something there meanwhile.
-            self.deactivate(made, FreeList { first: 0, len: self.slabs.layout.objects });
+            // Another thread had put something there meanwhile. A list that is new is not damaged.
+            let _ = self.deactivate(made, FreeList { first: 0, len: self.slabs.layout.objects });
         }
         let taken = taken?;
         self.counters.add(Stat::AllocSlowpath, taken as u64);
         Ok(taken)
     }
 
-    /// Frees a chain of objects of a slab without the fast path.
+    /// Takes objects of this CPU's list and of the slabs there are, that of `made` last, and answers
+    /// how many.
     ///
     /// # Errors
-    /// `Corrupt` when the slab has fewer objects in use.
+    /// `Corrupt` when a free list is damaged. Nothing was taken then.
+    fn take_some(&self, objects: &mut [u32], made: &mut u32) -> Result<usize> {
+        let (cpu, mut own, word) = loop {
+            let cpu = cpu::current();
+            let own = self.cpus.of(cpu).lock();
+            // `None` if the thread has moved on.
+            if let Some(word) = self.lists.close_local(cpu) {
+                break (cpu, own, word);
+            }
+        };
+        let mut list = self.closed(cpu, &own, word);
+        let mut taken = 0;
+        let done = loop {
+            let (n, result) = self.take_from(own.active, &mut list, &mut objects[taken..]);
+            taken += n;
+            if result.is_err() || taken == objects.len() {
+                break result;
+            }
+            match self.next_list(&mut own, made) {
+                Some(next) => list = next,
+                None => break Ok(()),
+            }
+        };
+        self.open(cpu, &mut own, list);
+        drop(own);
+        if done.is_err() {
+            // None of these is refused: they were free until now.
+            let _ = self.free_many(&mut objects[..taken]);
+        }
+        done.map(|()| taken)
+    }
+
+    /// Frees a chain of objects of a slab without the fast path, unless the slab has fewer in use or
+    /// begins its free list with the same: then one of them is free already. Says whether it did.
     #[cold]
-    pub(super) fn free_slow(&self, slab: u32, chain: Chain) -> Result<()> {
+    fn free_slow(&self, slab: u32, chain: Chain) -> bool {
         let word = &self.slabs.get(slab).word;
         let (old, new, list_lock) = loop {
             let old = word.load();
             if old.inuse < chain.len || old.free == chain.first {
-                let object = self.slabs.name(slab, chain.first);
-                return Err(self.corrupt(object, "freed twice: its slab has it in its free list"));
+                return false;
             }
             let mut new = State { free: chain.first, inuse: old.inuse - chain.len, ..old };
             self.slabs.set_next(slab, chain.last, old.free);
@@ -206,7 +216,7 @@ impl<F: Freeze> Core<F> {
             }
             None => {}
         }
-        Ok(())
+        true
     }
 
     /// Frees an object without the fast path, which has refused it.
@@ -217,11 +227,16 @@ impl<F: Freeze> Core<F> {
         if !self.slabs.is_object(object) {
             return Err(self.corrupt(object, "freed, but it is no object of this cache"));
         }
-        let (slab, at) = self.slabs.split(object);
         if self.lists.head(&self.slabs) == Some(object) {
             return Err(self.corrupt(object, "freed twice: it was freed last on this CPU"));
         }
-        self.free_slow(slab, Chain { first: at, last: at, len: 1 })
+        self.free_alone(object)
+    }
+
+    fn free_alone(&self, object: u32) -> Result<()> {
+        let (slab, at) = self.slabs.split(object);
+        let done = self.free_slow(slab, Chain { first: at, last: at, len: 1 });
+        if done { Ok(()) } else { Err(self.corrupt(object, "freed twice: its slab has it already")) }
     }
 
     /// Frees objects of any slabs, those of a slab together; they are sorted for that. What is found
@@ -232,39 +247,39 @@ impl<F: Freeze> Core<F> {
     pub(super) fn free_many(&self, objects: &mut [u32]) -> Result<()> {
         objects.sort_unstable();
         let mut result = Ok(());
-        let mut failed = |error| {
-            if result.is_ok() {
-                result = Err(error);
-            }
-        };
-        for of_slab in objects.chunk_by(|a, b| self.slabs.split(*a).0 == self.slabs.split(*b).0) {
-            let slab = self.slabs.split(of_slab[0]).0;
-            let mut chain: Option<Chain> = None;
-            for (i, &object) in of_slab.iter().enumerate() {
-                if i > 0 && of_slab[i - 1] == object {
-                    failed(self.corrupt(object, "freed twice"));
-                    continue;
+        let slab_of = |object: u32| self.slabs.split(object).0;
+        for of_slab in objects.chunk_by_mut(|a, b| slab_of(*a) == slab_of(*b)) {
+            let mut sound = 0;
+            for i in 0..of_slab.len() {
+                let object = of_slab[i];
+                if sound > 0 && of_slab[sound - 1] == object {
+                    result = result.and(Err(self.corrupt(object, "freed twice")));
+                } else if !self.slabs.is_object(object) {
+                    result =
+                        result.and(Err(self.corrupt(object, "freed, but it is no object of this cache")));
+                } else {
+                    of_slab[sound] = object;
+                    sound += 1;
                 }
-                if !self.slabs.is_object(object) {
-                    failed(self.corrupt(object, "freed, but it is no object of this cache"));
-                    continue;
-                }
-                let at = self.slabs.split(object).1;
-                chain = Some(match chain {
-                    None => Chain { first: at, last: at, len: 1 },
-                    Some(chain) => {
-                        self.slabs.set_next(slab, chain.last, at);
-                        Chain { last: at, len: chain.len + 1, ..chain }
-                    }
-                });
             }
-            if let Some(chain) = chain
-                && let Err(error) = self.free_slow(slab, chain)
-            {
-                failed(error);
-            }
+            result = result.and(self.free_of_slab(&of_slab[..sound]));
         }
         result
+    }
+
+    /// Frees different objects of one slab, at once if none of them is free already.
+    fn free_of_slab(&self, objects: &[u32]) -> Result<()> {
+        let [first, rest @ ..] = objects else { return Ok(()) };
+        let (slab, first) = self.slabs.split(*first);
+        let last = rest.iter().fold(first, |last, object| {
+            let at = self.slabs.split(*object).1;
+            self.slabs.set_next(slab, last, at);
+            at
+        });
+        if self.free_slow(slab, Chain { first, last, len: objects.len() as u16 }) {
+            return Ok(());
+        }
+        objects.iter().map(|object| self.free_alone(*object)).fold(Ok(()), Result::and)
     }
 
     /// What a free does that may have changed which list the slab belongs on.
@@ -290,45 +305,53 @@ impl<F: Freeze> Core<F> {
 
     /// Takes every slab from the CPUs and gives the empty ones back. The node partial list is sorted,
     /// the fullest slabs first, so that the emptiest are allocated from last.
-    pub(super) fn shrink(&self) {
+    ///
+    /// # Errors
+    /// `Corrupt` when a CPU's free list is damaged; everything else is done.
+    pub(super) fn shrink(&self) -> Result<()> {
+        let mut result = Ok(());
         for cpu in 0..self.cpus.len() {
             let mut own = self.cpus.of(cpu).lock();
-            let list = self.closed(cpu, &own, self.lists.close(cpu));
-            let active = std::mem::replace(&mut own.active, NO_SLAB);
-            self.open(cpu, &mut own, FreeList::EMPTY);
             let partial = self.take_cpu_partial(&mut own);
-            drop(own);
-            if active != NO_SLAB {
+            let active = std::mem::replace(&mut own.active, NO_SLAB);
+            if active == NO_SLAB {
+                // Its fast paths find nothing, and open no word.
+                drop(own);
+            } else {
+                let list = self.closed(cpu, &own, self.lists.close(cpu));
+                self.open(cpu, &mut own, FreeList::EMPTY);
+                drop(own);
                 self.counters.count(Stat::CpuslabFlush);
-                self.deactivate(active, list);
+                result = result.and(self.deactivate(active, list));
             }
             self.put_partials(partial);
         }
         let mut list_lock = self.node.lock(&self.counters);
-        let (empty, mut partial): (Vec<u32>, Vec<u32>) = list_lock
-            .take_all(&self.slabs)
-            .into_iter()
-            .partition(|slab| self.slabs.get(*slab).word.load().inuse == 0);
-        partial.sort_by_key(|slab| std::cmp::Reverse(self.slabs.get(*slab).word.load().inuse));
-        for slab in partial {
+        // Each word is read once: frees go on, but for those that would empty a slab of this list.
+        let with_inuse = |slab: u32| (self.slabs.get(slab).word.load().inuse, slab);
+        let all = list_lock.take_all(&self.slabs).into_iter().map(with_inuse);
+        let (empty, mut partial): (Vec<_>, Vec<_>) = all.partition(|(inuse, _)| *inuse == 0);
+        partial.sort_unstable_by_key(|(inuse, _)| std::cmp::Reverse(*inuse));
+        for (_, slab) in partial {
             list_lock.add(&self.slabs, slab, false);
         }
         drop(list_lock);
-        empty.into_iter().for_each(|slab| self.discard(slab));
+        empty.into_iter().for_each(|(_, slab)| self.discard(slab));
+        result
     }
 
-    /// Objects in the CPUs' free lists, and for each CPU the fast allocations and frees not yet
-    /// counted.
-    pub(super) fn fast_paths(&self) -> (u64, Vec<[u64; 2]>) {
+    /// Objects in the CPUs' free lists. Brings the counters of their fast paths in `stats` up to date.
+    pub(super) fn in_lists(&self, stats: &mut [[u64; Stat::COUNT]]) -> u64 {
         let mut free = 0;
-        let mut counts = Vec::with_capacity(self.cpus.len());
-        for cpu in 0..self.cpus.len() {
+        for (cpu, stats) in stats.iter_mut().enumerate() {
+            // Under the lock nobody counts what this CPU's word says.
             let own = self.cpus.of(cpu).lock();
             let word = self.lists.peek(cpu);
             free += u64::from(word.list.len);
-            counts.push(own.since_open(word));
+            let counters = [Stat::AllocFastpath, Stat::FreeFastpath];
+            self.counters.read_with(cpu, counters, own.since_open(word), stats);
         }
-        (free, counts)
+        free
     }
 
     /// An error that names the cache, the object and how the damage was found.
@@ -337,6 +360,13 @@ impl<F: Freeze> Core<F> {
         self.corrupted.add(1);
         let name = &self.options.name;
         Error::new(ErrorKind::Corrupt, format!("slab cache '{name}', object {object}: {how}"))
+    }
+
+    /// [`Core::corrupt`], which costs `len` objects: their slab counts them as in use for good.
+    #[cold]
+    fn lose(&self, object: u32, len: u16, how: &str) -> Error {
+        self.lost.add(len.into());
+        self.corrupt(object, how)
     }
 
     /// Counts what happened since a word, now closed, was opened; answers its list.
@@ -352,16 +382,17 @@ impl<F: Freeze> Core<F> {
         own.operations_at_open = self.lists.open(cpu, &self.slabs, own.active, list);
     }
 
-    /// Takes objects of a list of `slab`, and answers how many. Damage ends the list: what was linked
-    /// after it is lost, and the slab keeps counting it as in use.
+    /// Takes objects of a list of `slab`, and answers how many. Damage ends the list.
     fn take_from(&self, slab: u32, list: &mut FreeList, objects: &mut [u32]) -> (usize, Result<()>) {
         let wanted = objects.len().min(usize::from(list.len));
         for (taken, object) in objects[..wanted].iter_mut().enumerate() {
             let at = list.first;
             *object = self.slabs.name(slab, at);
-            let Some(next) = self.slabs.next(slab, at) else {
+            // The last object's link ends the list, and no other's.
+            let next = self.slabs.next(slab, at).filter(|next| (*next == NONE) == (list.len == 1));
+            let Some(next) = next else {
+                let error = self.lose(*object, list.len, "its link to the next free object was overwritten");
                 *list = FreeList::EMPTY;
-                let error = self.corrupt(*object, "its link to the next free object was overwritten");
                 return (taken, Err(error));
             };
             *list = FreeList { first: next, len: list.len - 1 };
@@ -468,16 +499,29 @@ impl<F: Freeze> Core<F> {
     }
 
     /// Ends the ownership of an active slab: what is left of its list at the CPU goes back to it.
-    fn deactivate(&self, slab: u32, list: FreeList) {
-        let last = if list.len == 0 { None } else { self.slabs.last_of(slab, list.first, list.len) };
-        // A damaged list is lost: its objects count as in use for good.
-        let returned = last.map_or(FreeList::EMPTY, |_| list);
+    ///
+    /// # Errors
+    /// `Corrupt` when the list is damaged. It is lost then.
+    fn deactivate(&self, slab: u32, list: FreeList) -> Result<()> {
+        let mut returned = None;
+        let mut result = Ok(());
+        if list.len > 0 {
+            // Others can only lower `inuse` by objects that are not in the list.
+            let fits = list.len <= self.slabs.get(slab).word.load().inuse;
+            returned = self.slabs.last_of(slab, list.first, list.len).filter(|_| fits);
+            if returned.is_none() {
+                let first = self.slabs.name(slab, list.first);
+                result =
+                    Err(self.lose(first, list.len, "a link after it was overwritten, or it was freed twice"));
+            }
+        }
         loop {
             let old = self.slabs.get(slab).word.load();
-            let mut new = State { frozen: false, inuse: old.inuse - returned.len, ..old };
-            if let Some(last) = last {
+            let mut new = State { frozen: false, ..old };
+            if let Some(last) = returned {
                 self.slabs.set_next(slab, last, old.free);
-                new.free = returned.first;
+                new.free = list.first;
+                new.inuse -= list.len;
             }
             let drops = new.inuse == 0 && self.node.nr_partial() >= self.options.min_partial as u64;
             let lists = !drops && !new.is_full();
@@ -499,7 +543,7 @@ impl<F: Freeze> Core<F> {
             } else {
                 self.counters.count(Stat::DeactivateFull);
             }
-            return;
+            return result;
         }
     }
 
@@ -619,7 +663,7 @@ pub(super) fn max_slabs(options: &Options, layout: Layout) -> u64 {
     }
     let sheaves = (BARN_SHEAVES * options.sheaf_objects).div_ceil(usize::from(layout.objects));
     let kept = (cpu::possible() + 1) * (2 + cpu_partial_slabs(options, layout) + sheaves);
-    in_use.saturating_add(kept as u64)
+    in_use.saturating_add(kept as u64).min(u32::MAX.into())
 }
 
 impl CpuSlabs {

@@ -127,8 +127,13 @@ impl CpuLists {
     /// The first object of this CPU's list.
     pub(super) fn head(&self, slabs: &Slabs) -> Option<u32> {
         let own = self.lists.local();
-        let first = Word::decode(own.word.load()).list.first;
-        (first != NONE).then(|| slabs.name(own.slab.load(Ordering::Relaxed), first))
+        let word = own.word.load();
+        let slab = own.slab.load(Ordering::Relaxed);
+        // Only what both said at one time: a word never is the same again, but `slab` changes while it
+        // is closed.
+        let is_open = word & CLOSED == 0 && own.word.load() == word;
+        let first = Word::decode(word).list.first;
+        (is_open && first != NONE).then(|| slabs.name(slab, first))
     }
 
     /// What a CPU's word says now.
@@ -193,7 +198,7 @@ mod sequences {
         pub(super) fn pop_restartable(&self, slabs: &Slabs, rseq: Restartable) -> Option<u32> {
             let at: u64;
             let slab: u64;
-            // SAFETY: no CPU has a number beyond the array. While the word is open and its list is
+            // SAFETY: the CPU's number is below the array's length. While the word is open and its list is
             // not empty, `links` leads to the links of the active slab, whose memory stays mapped,
             // and the list's objects are free and this CPU's: nobody else touches their links.
             unsafe {
@@ -220,6 +225,7 @@ mod sequences {
                     "mov {slab:e}, [{cpu} + 8]",
                     "mov [{cpu}], {word}",
                     => cpu = out(reg) _,
+                    cpus = in(reg) self.lists.len(),
                     rseq = in(reg) rseq.area_offset(),
                     lists = in(reg) self.lists.as_ptr(),
                     secret = in(reg) slabs.secret(),
@@ -261,6 +267,7 @@ mod sequences {
                     "mov [{links} + {at} * 8], {result:e}",
                     "mov [{cpu}], {word}",
                     => cpu = out(reg) _,
+                    cpus = in(reg) self.lists.len(),
                     rseq = in(reg) rseq.area_offset(),
                     lists = in(reg) self.lists.as_ptr(),
                     slab = in(reg) slab,

@@ -8,8 +8,8 @@
 //! Fast paths change the word of the CPU they run on, by a restartable sequence where there are
 //! some ([`Restartable`]) and by a compare-exchange elsewhere; the operations they have done so far
 //! stand in the upper bits, so that a word never has the same value twice soon. Neither touches a
-//! closed word. Whoever holds the CPU's slow lock closes it, owns then all that it guards, and
-//! opens it with another value.
+//! closed word. Whoever holds the CPU's slow lock closes it, owns then all that it guards, and opens
+//! it again.
 //!
 //! With restartable sequences closing is one too, on the word's own CPU: nobody else is inside
 //! there. From another CPU it takes a mark and a system call: a sequence that had read the word
@@ -59,7 +59,7 @@ impl CpuWord {
     pub(super) fn close_local(&self, cpu: usize, rseq: Option<Restartable>) -> Option<u64> {
         match rseq {
             None => Some(self.close_by_exchange()),
-            Some(rseq) if rseq.is_registered() => self.close_here(cpu, rseq),
+            Some(rseq) if rseq.works_here() => self.close_here(cpu, rseq),
             Some(rseq) => Some(self.close_from_afar(rseq)),
         }
     }
@@ -108,6 +108,7 @@ impl CpuWord {
                 "or {cpu}, 0x10000",
                 "mov [{word}], {cpu}",
                 => cpu = out(reg) _,
+                cpus = in(reg) cpu + 1,
                 rseq = in(reg) rseq.area_offset(),
                 wanted = in(reg) cpu,
                 word = in(reg) &raw const self.0,

@@ -45,10 +45,7 @@ impl Node {
     #[inline]
     pub(super) fn lock<'a>(&'a self, counters: &'a Counters) -> ListLock<'a> {
         counters.count(Stat::ListLockAcquired);
-        let partial = self.list.try_lock().unwrap_or_else(|| {
-            counters.count(Stat::ListLockContended);
-            self.list.lock()
-        });
+        let partial = self.list.lock_noticing(|| counters.count(Stat::ListLockContended));
         ListLock { partial, node: self, counters, since: timing().then(Instant::now) }
     }
 

@@ -15,6 +15,7 @@ use crate::base::mem::Gfp;
 
 use super::core::{Core, Freeze};
 use super::sheaves::Sheaved;
+use super::stats::Stat;
 
 /// The choices that differ between caches.
 pub trait Policy: Send + Sync + Sized + 'static {
@@ -63,9 +64,8 @@ pub trait Front<F: Freeze>: Send + Sync + Sized {
     /// Takes all free objects out that it keeps.
     fn drain(&self, core: &Core<F>) -> Vec<u32>;
 
-    /// How many free objects it keeps, and for each CPU the fast allocations and frees that are not
-    /// counted yet.
-    fn cached(&self) -> (u64, Vec<[u64; 2]>);
+    /// How many free objects it keeps. Brings the counters of its fast paths in `stats` up to date.
+    fn cached(&self, core: &Core<F>, stats: &mut [[u64; Stat::COUNT]]) -> u64;
 
     /// Objects that a CPU's fast path holds at most; 0 if that is the slab's affair.
     fn capacity(&self) -> u32;
@@ -107,8 +107,8 @@ impl<F: Freeze> Front<F> for Direct {
         Vec::new()
     }
 
-    fn cached(&self) -> (u64, Vec<[u64; 2]>) {
-        (0, Vec::new())
+    fn cached(&self, _: &Core<F>, _: &mut [[u64; Stat::COUNT]]) -> u64 {
+        0
     }
 
     fn capacity(&self) -> u32 {

@@ -155,6 +155,7 @@ impl<F: Freeze> Front<F> for Sheaved {
         let wanted = (self.capacity as usize / 2).max(1);
         let taken = core.alloc_slow(&mut objects[..wanted], gfp)?;
         core.counters.count(Stat::SheafRefill);
+        core.counters.add(Stat::AllocPcs, 1);
         let kept = self.keep(core, &objects[1..taken]);
         // Another thread filled the sheaf meanwhile. Objects that were just taken are not refused.
         let _ = core.free_many(&mut objects[1 + kept..taken]);
@@ -190,16 +191,16 @@ impl<F: Freeze> Front<F> for Sheaved {
         all
     }
 
-    fn cached(&self) -> (u64, Vec<[u64; 2]>) {
-        let (mut objects, mut counts) = (0, Vec::with_capacity(self.spares.len()));
-        for cpu in 0..self.spares.len() {
+    fn cached(&self, core: &Core<F>, stats: &mut [[u64; Stat::COUNT]]) -> u64 {
+        let mut objects = 0;
+        for (cpu, stats) in stats.iter_mut().enumerate() {
+            // Under the lock nobody counts what this CPU's word says.
             let spare = self.spares.of(cpu).lock();
             let word = self.mains.of(cpu).word.load();
             objects += (word & LEN_MASK) + u64::from(spare.len);
-            counts.push(spare.since_open(word));
+            core.counters.read_with(cpu, [Stat::AllocPcs, Stat::FreePcs], spare.since_open(word), stats);
         }
-        objects += self.barn.lock().full.len() as u64 * u64::from(self.capacity);
-        (objects, counts)
+        objects + self.barn.lock().full.len() as u64 * u64::from(self.capacity)
     }
 
     fn capacity(&self) -> u32 {
@@ -228,6 +229,7 @@ impl Sheaved {
         }
         let object = len.checked_sub(1).map(|last| {
             len = last;
+            core.counters.add_for(cpu, Stat::AllocPcs, 1);
             self.cells.of(main)[last as usize].load(Ordering::Relaxed)
         });
         self.open(cpu, &mut spare, main, len);
@@ -284,6 +286,7 @@ impl Sheaved {
             }
         }
         self.cells.of(main)[len as usize].store(object, Ordering::Relaxed);
+        core.counters.add_for(cpu, Stat::FreePcs, 1);
         self.open(cpu, &mut spare, main, len + 1);
         Ok(flush as usize)
     }
@@ -320,7 +323,7 @@ impl Sheaved {
     fn pop_exclusively(&self) -> Option<u32> {
         let own = self.mains.local();
         let word = own.word.load();
-        if word & (CLOSED | LEN_MASK) == 0 || word & CLOSED != 0 || !own.word.exchange(word, word | CLOSED) {
+        if word & LEN_MASK == 0 || word & CLOSED != 0 || !own.word.exchange(word, word | CLOSED) {
             return None;
         }
         let last = (word & LEN_MASK) - 1;
@@ -356,7 +359,9 @@ fn closed<F: Freeze>(core: &Core<F>, cpu: usize, spare: &Spare, word: u64) -> u3
 
 /// Where a sheaf's first cell is.
 fn address_of(cells: &Cells, sheaf: u32) -> u64 {
-    cells.of(sheaf).as_ptr().expose_provenance() as u64
+    // Of all cells: the fast path looks at the one before, too.
+    let first = sheaf as usize * cells.stride + 1;
+    (cells.cells.as_ptr().expose_provenance() + first * size_of::<AtomicU32>()) as u64
 }
 
 impl Spare {
@@ -385,7 +390,7 @@ mod sequences {
         #[inline(always)]
         pub(super) fn pop_restartable(&self, rseq: Restartable) -> Option<u32> {
             let object: u64;
-            // SAFETY: no CPU has a number beyond the array. While the word is open, `cells` leads to
+            // SAFETY: the CPU's number is below the array's length. While the word is open, `cells` leads to
             // its main sheaf, which has as many objects as the word says and is this CPU's alone.
             unsafe {
                 restartable!(
@@ -403,6 +408,7 @@ mod sequences {
                     "add {word}, 0x1ffff",
                     "mov [{cpu}], {word}",
                     => cpu = out(reg) _,
+                    cpus = in(reg) self.mains.len(),
                     rseq = in(reg) rseq.area_offset(),
                     mains = in(reg) self.mains.as_ptr(),
                     word = out(reg) _,
@@ -434,6 +440,7 @@ mod sequences {
                     "add {word}, 0x20001",
                     "mov [{cpu}], {word}",
                     => cpu = out(reg) _,
+                    cpus = in(reg) self.mains.len(),
                     rseq = in(reg) rseq.area_offset(),
                     mains = in(reg) self.mains.as_ptr(),
                     object = in(reg) object,

@@ -6,8 +6,8 @@
 //! number back too.
 //!
 //! A free object that is linked holds the place of the next one in its middle, where running over
-//! its neighbour's end does not reach, mixed with its own place and a secret of the cache: whatever
-//! else is found there does not come out as a place, and is taken as damage.
+//! its neighbour's end does not reach, mixed with its own place and a secret of the cache: what else is
+//! found there comes out as a place once in 65536 times at most, and is taken for damage otherwise.
 //!
 //! Lock: the table of free numbers has its own, a leaf. Everything else here is for whoever owns
 //! the slab or the object.
@@ -29,7 +29,7 @@ pub(super) const POISON: u8 = 0x6b;
 pub(super) const NO_SLAB: u32 = u32::MAX;
 /// The kernel's `slub_max_order` of 3.
 const MAX_SLAB_PAGES: usize = 8;
-/// A slab should have so many objects: the kernel's rule, 4 * (fls(CPUs) + 1), for 8 CPUs.
+/// A slab should have so many objects: the kernel's rule, 4 * (fls(CPUs) + 1), for 4 to 7 CPUs.
 const MIN_OBJECTS: usize = 16;
 /// What may be left over at a slab's end: a sixteenth, as the kernel tries first.
 const WASTE_FRACTION: usize = 16;
@@ -228,7 +228,7 @@ impl Slabs {
         self.exists(slab) && at.is_multiple_of(stride) && at / stride < self.layout.objects
     }
 
-    /// Where an object is. For a name that never was one, somewhere that must not be touched.
+    /// Where an object is. Panics, or answers nonsense, for a name that never was one.
     #[inline]
     pub(super) fn address(&self, object: u32) -> *mut u8 {
         let (slab, at) = self.split(object);
@@ -238,10 +238,11 @@ impl Slabs {
     /// Where an object is, if it may be one.
     #[inline]
     pub(super) fn hint(&self, object: u32) -> Option<*const u8> {
-        let slab = self.split(object).0;
-        let exists = self.exists(slab);
+        let (slab, at) = self.split(object);
+        let offset_bytes = usize::from(at) * UNIT_BYTES;
+        let start = self.start_if_there(slab).filter(|_| offset_bytes < self.layout.pages * PAGE_SIZE)?;
         // Under loom there is nothing there.
-        (exists && !cfg!(feature = "loom")).then(|| self.address(object).cast_const())
+        (!cfg!(feature = "loom")).then(|| start.wrapping_add(offset_bytes).cast_const())
     }
 
     /// Whether `object` may be one: a cheap look that lets some others pass where objects are not a
@@ -254,13 +255,25 @@ impl Slabs {
     /// Whether there is a slab of that number.
     #[inline]
     fn exists(&self, slab: u32) -> bool {
-        slab < self.max_slabs && self.starts[slab as usize].load(Ordering::Acquire) != 0
+        self.start_if_there(slab).is_some()
+    }
+
+    /// Where a slab starts that may not exist, or not much longer: then this is where it was, and its
+    /// memory stays mapped.
+    #[inline]
+    fn start_if_there(&self, slab: u32) -> Option<*mut u8> {
+        if slab >= self.max_slabs {
+            return None;
+        }
+        // Read once: it is forgotten when the slab goes.
+        let start = self.start(slab);
+        (!start.is_null()).then_some(start)
     }
 
     /// Where a slab starts.
     #[inline]
     pub(super) fn start(&self, slab: u32) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(self.starts[slab as usize].load(Ordering::Relaxed) as usize)
+        std::ptr::with_exposed_provenance_mut(self.starts[slab as usize].load(Ordering::Acquire) as usize)
     }
 
     /// What the link at a place is mixed with.
@@ -285,18 +298,15 @@ impl Slabs {
     /// [`Slabs::next`], of a slab that may not exist any more, or not much longer.
     #[inline]
     pub(super) fn next_if_there(&self, slab: u32, at: u16) -> Option<u16> {
-        if slab >= self.max_slabs {
-            return None;
-        }
-        // Read once: it is forgotten when the slab goes, but what it led to stays mapped.
-        let start = self.start(slab);
-        if start.is_null() { None } else { self.next_in(start, slab, at) }
+        self.next_in(self.start_if_there(slab)?, slab, at)
     }
 
     #[inline]
     fn next_in(&self, start: *mut u8, slab: u32, at: u16) -> Option<u16> {
         let link = self.link(start, slab, at).load(Ordering::Relaxed) ^ self.key(at);
-        u16::try_from(link).ok()
+        let end = u32::from(self.layout.objects) * u32::from(self.layout.stride());
+        let is_place = link & self.misplaced == 0 && link < end;
+        (is_place || link == u32::from(NONE)).then_some(link as u16)
     }
 
     /// Makes `next` the object after `at`, which is free and the caller's.
@@ -313,7 +323,9 @@ impl Slabs {
         let link = start.wrapping_add(usize::from(at) * UNIT_BYTES + self.layout.link_offset_bytes);
         // SAFETY: the object lies in a run of the arena that belongs to this cache while the slab
         // exists, its memory stays mapped after that, and the offset is a multiple of 4 within
-        // the object. While the object is free only this function's results touch these bytes.
+        // the object. While the object is free only this function's results touch these bytes. (An
+        // object that another thread may have taken meanwhile is only read, by `next_if_there`, and
+        // what was read forgotten: the language calls that a race, the machine does not mind.)
         unsafe { AtomicU32::from_ptr(link.cast()) }
     }
 

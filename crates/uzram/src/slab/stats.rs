@@ -1,8 +1,10 @@
 //! What a cache counts, by the names of the kernel's SLUB_STATS.
 //!
 //! The fast paths count by the number of operations that their words carry anyway, folded in when a
-//! slow path closes the word; everything else is counted only when [`set_counting`] is on, so that
-//! it costs a branch on the slow paths. Times are measured only when [`set_timing`] is on.
+//! slow path closes the word. (That number is one modulo 2^32 in a free list's word: as many operations
+//! without a slow path are lost.) The objects of slow paths are counted always, and everything else only
+//! when [`set_counting`] is on, so that it costs a branch there. Times are measured only when
+//! [`set_timing`] is on.
 
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;
@@ -56,6 +58,19 @@ impl Counters {
         self.0.of(cpu)[stat as usize].add(n);
     }
 
+    /// Reads counters of one CPU anew into `stats`, and adds what they lack.
+    pub(super) fn read_with<const N: usize>(
+        &self,
+        cpu: usize,
+        counters: [Stat; N],
+        lacking: [u64; N],
+        stats: &mut [u64; Stat::COUNT],
+    ) {
+        for (stat, lacking) in counters.into_iter().zip(lacking) {
+            stats[stat as usize] = self.0.of(cpu)[stat as usize].get() + lacking;
+        }
+    }
+
     /// Each CPU's counters, by `Stat as usize`.
     pub(super) fn read(&self) -> Vec<[u64; Stat::COUNT]> {
         self.0.iter().map(|counters| std::array::from_fn(|stat| counters[stat].get())).collect()
@@ -66,15 +81,15 @@ impl Counters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Stat {
-    /// Objects taken from the CPU's free list or sheaf.
+    /// Objects taken from the CPU's free list.
     AllocFastpath,
-    /// Objects taken otherwise.
+    /// Objects taken from slabs otherwise, those for sheaves among them.
     AllocSlowpath,
-    /// Objects put on the CPU's free list or sheaf.
+    /// Objects put on the CPU's free list.
     FreeFastpath,
-    /// Objects put back into their slab.
+    /// Objects put back into their slab, those from sheaves among them.
     FreeSlowpath,
-    /// Of those, the ones whose slab was frozen.
+    /// Times objects were put back into a frozen slab.
     FreeFrozen,
     /// Slabs that a free put on the node partial list.
     FreeAddPartial,
@@ -116,9 +131,9 @@ pub enum Stat {
     CpuPartialNode,
     /// CPU partial lists that were moved to the node partial list.
     CpuPartialDrain,
-    /// Objects taken from a CPU's main sheaf.
+    /// Objects allocated in front of the slabs, with sheaves.
     AllocPcs,
-    /// Objects put into a CPU's main sheaf.
+    /// Objects freed there.
     FreePcs,
     /// Sheaves filled from slabs.
     SheafRefill,

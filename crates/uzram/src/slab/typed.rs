@@ -78,9 +78,12 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
     /// `object` is in use, and nobody uses it any more.
     #[inline]
     pub unsafe fn remove(&self, object: u32) -> Result<()> {
-        // SAFETY: there is a value, and it is the caller's.
-        unsafe { self.at(object).drop_in_place() };
-        self.cache.free(object)
+        // SAFETY: there is a value, and it is the caller's. If there is none, `free` says so where it
+        // can, and what was read is not dropped.
+        let value = std::mem::ManuallyDrop::new(unsafe { self.at(object).read() });
+        self.cache.free(object)?;
+        drop(std::mem::ManuallyDrop::into_inner(value));
+        Ok(())
     }
 
     /// [`Typed::insert`], with the object given back when the answer is dropped.

@@ -192,13 +192,10 @@ mod imp {
     #[inline]
     pub(super) fn possible() -> usize {
         static POSSIBLE: OnceLock<usize> = OnceLock::new();
-        *POSSIBLE.get_or_init(|| said_possible().unwrap_or_else(fallback_possible))
-    }
-
-    /// [`possible`] as the system says it, where it does.
-    pub(super) fn said_possible() -> Option<usize> {
-        let list = std::fs::read_to_string("/sys/devices/system/cpu/possible").ok()?;
-        Some(last_cpu(&list)? + 1)
+        *POSSIBLE.get_or_init(|| {
+            let list = std::fs::read_to_string("/sys/devices/system/cpu/possible").unwrap_or_default();
+            last_cpu(&list).map_or_else(fallback_possible, |last| last + 1)
+        })
     }
 
     /// The highest number in a CPU list such as `0-3` or `0,2-7`, if it is one that can be true.

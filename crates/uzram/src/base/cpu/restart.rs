@@ -20,16 +20,13 @@ pub struct Restartable {
 }
 
 impl Restartable {
-    /// `None` where glibc registers no threads, the kernel cannot interrupt sequences on other CPUs
-    /// (before 5.10, or a sandbox that forbids membarrier), or the system does not say how many CPUs
-    /// there may be: sequences take the CPU's number for an index of a [`PerCpu`](super::PerCpu)
-    /// without looking.
+    /// `None` where glibc registers no threads, or the kernel cannot interrupt sequences on other
+    /// CPUs (before 5.10, or a sandbox that forbids membarrier).
     pub fn get() -> Option<Self> {
         static FOUND: OnceLock<Option<Restartable>> = OnceLock::new();
         *FOUND.get_or_init(|| {
             let area = area_offset()?;
-            let has_all_cpus = imp::said_possible() == Some(super::possible());
-            (has_all_cpus && imp::register()).then_some(Restartable { area })
+            imp::register().then_some(Restartable { area })
         })
     }
 
@@ -39,13 +36,15 @@ impl Restartable {
         self.area
     }
 
-    /// Whether glibc registered this thread: one that is not leaves every sequence without a commit.
-    pub fn is_registered(self) -> bool {
-        imp::cpu_id(self.area) >= 0
+    /// Whether sequences work in this thread, on this CPU: glibc registered it, and there is a place
+    /// for the CPU in a [`PerCpu`](super::PerCpu). Where not, each leaves without a commit.
+    pub fn works_here(self) -> bool {
+        usize::try_from(imp::cpu_id(self.area)).is_ok_and(|cpu| cpu < super::possible())
     }
 
     /// Starts every sequence again that is under way in any thread of this process: whoever
-    /// commits after this has read everything that the caller wrote before it. A system call.
+    /// commits after this has read everything that the caller wrote before it. A system call, which
+    /// must stay allowed once [`Restartable::get`] has answered; there is no going on without.
     pub fn interrupt_all(self) {
         imp::interrupt_all();
     }
@@ -71,8 +70,6 @@ pub(super) fn area_offset() -> Option<isize> {
 mod imp {
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    pub(super) use crate::base::cpu::imp::said_possible;
-
     /// The CPU number in this thread's area; negative if the thread is not registered.
     #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
     pub(super) fn cpu_id(area: isize) -> i32 {
@@ -96,16 +93,15 @@ mod imp {
 
     pub(super) fn interrupt_all() {
         let done = membarrier(MembarrierCommand::PrivateExpeditedRseq);
-        assert!(done.is_ok(), "the kernel accepted the registration and now refuses the command: {done:?}");
+        if let Err(error) = done {
+            eprintln!("uzram: membarrier was allowed at first and is no longer: {error}");
+            std::process::abort();
+        }
     }
 }
 
 #[cfg(feature = "loom")]
 mod imp {
-    pub(super) fn said_possible() -> Option<usize> {
-        None
-    }
-
     pub(super) fn cpu_id(_area: isize) -> i32 {
         -1
     }
@@ -121,7 +117,8 @@ mod imp {
 ///
 /// The sequence starts with the number of the CPU in `{cpu}`, and its last instruction is the store
 /// that commits it. It may leave by a jump to `43b`, which puts -1 into `{result}`. `{rseq}` is
-/// [`Restartable::area_offset`]. A thread that is not registered leaves that way too.
+/// [`Restartable::area_offset`]. A thread on a CPU from `{cpus}` on leaves that way too, and so does
+/// one that is not registered, whose CPU is -1 or -2.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
 macro_rules! restartable {
     ($($instruction:literal,)+ => $($operands:tt)*) => {
@@ -149,8 +146,8 @@ macro_rules! restartable {
             "mov fs:[{rseq} + 8], {cpu}",
             "22:",
             "mov {cpu:e}, fs:[{rseq} + 4]",
-            "test {cpu:e}, {cpu:e}",
-            "js 43b",
+            "cmp {cpu:e}, {cpus:e}",
+            "jae 43b",
             $($instruction,)+
             "32:",
             "99:",

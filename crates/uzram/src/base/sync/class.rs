@@ -88,6 +88,12 @@ pub(super) struct Hold {
 }
 
 impl Hold {
+    /// Panics in debug builds if the thread may not wait for a lock of `class` now.
+    #[inline]
+    pub(super) fn check_order(class: &'static LockClass) {
+        order::check(class);
+    }
+
     /// Takes the lock: by `try_take` if that succeeds at once, else by `wait`, which must come
     /// after everything the thread holds already.
     pub(super) fn take<G>(

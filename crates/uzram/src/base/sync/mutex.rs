@@ -49,6 +49,16 @@ impl<T> Mutex<T> {
         MutexGuard { guard, _hold: hold }
     }
 
+    /// [`Mutex::lock`], telling `contended` if the lock is not free at once.
+    #[inline]
+    pub fn lock_noticing(&self, contended: impl FnOnce()) -> MutexGuard<'_, T> {
+        Hold::check_order(self.class);
+        self.try_lock().unwrap_or_else(|| {
+            contended();
+            self.lock()
+        })
+    }
+
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
