@@ -17,6 +17,7 @@ use uzram_serve::control::StatsJson;
 
 use crate::failure::{Context, Result};
 use crate::live;
+use crate::runtime_dir::RUNTIME_DIR_VARIABLE;
 use crate::show;
 use crate::up::{Address, Event};
 
@@ -39,6 +40,8 @@ pub fn run(
         shell.env("uri", uri);
     }
     shell.env("uris", address.uris.join(" ")).env("socket", &address.socket).env("name", &address.name);
+    // For the clients of this daemon that it runs, wherever its sockets are.
+    shell.env(RUNTIME_DIR_VARIABLE, &address.runtime_dir);
     if own_group {
         shell.process_group(0);
     }

@@ -1,8 +1,9 @@
 //! The `uzram` program: reads the command line and runs one command.
 //!
-//! `up` is the daemon ([`up`]); `list`, `stat`, `set`, `reset` and `down` talk to it over its control
-//! socket ([`client`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of any of them is
-//! one line on standard error and a non-zero exit: 2 for a command line that makes no sense, else 1.
+//! `up` is the daemon ([`up`]); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo` and `down` talk to
+//! it over its control socket ([`client`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of
+//! any of them is one line on standard error and a non-zero exit: 2 for a command line that makes no sense,
+//! else 1.
 
 mod bench;
 mod check;
@@ -15,6 +16,7 @@ mod listen_args;
 mod live;
 mod runtime_dir;
 mod show;
+mod slabinfo;
 mod train;
 mod up;
 
@@ -22,7 +24,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use client::{AddArgs, DownArgs, ListArgs, RemoveArgs, ResetArgs, SetArgs, StatArgs};
+use client::{AddArgs, DownArgs, ListArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs};
 use failure::Failure;
 
 #[derive(Parser)]
@@ -46,6 +48,7 @@ enum Command {
     Stat(StatArgs),
     Set(SetArgs),
     Reset(ResetArgs),
+    Slabinfo(SlabinfoArgs),
     Down(DownArgs),
     Bench(bench::Args),
     Check(check::Args),
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Stat(args) => client::stat(&args).map(|()| 0),
         Command::Set(args) => client::set(&args).map(|()| 0),
         Command::Reset(args) => client::reset(&args).map(|()| 0),
+        Command::Slabinfo(args) => client::slabinfo(&args).map(|()| 0),
         Command::Down(args) => client::down(&args).map(|()| 0),
         Command::Bench(args) => bench::run(&args).map(|()| 0),
         Command::Check(args) => check::run(&args).map(|()| 0),

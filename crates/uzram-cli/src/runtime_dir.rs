@@ -23,6 +23,8 @@ use crate::failure::{Context, Failure, Result};
 pub const NBD_SOCKET: &str = "nbd.sock";
 /// Where control clients connect.
 pub const CONTROL_SOCKET: &str = "control.sock";
+/// Names the runtime directory where `--runtime-dir` does not.
+pub const RUNTIME_DIR_VARIABLE: &str = "UZRAM_RUNTIME_DIR";
 const LOCK_FILE: &str = "uzram.lock";
 
 /// The longest path a Unix socket can have: `sun_path` less its final zero, unix(7).
@@ -46,7 +48,7 @@ impl RuntimeArgs {
         let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let path = choose(
             self.runtime_dir.clone(),
-            env("UZRAM_RUNTIME_DIR"),
+            env(RUNTIME_DIR_VARIABLE),
             env("XDG_RUNTIME_DIR"),
             rustix::process::geteuid().is_root(),
         )?;

@@ -15,6 +15,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 use uzram::base::units::format_size;
 use uzram::device::Device;
+use uzram::slab;
 use uzram_serve::control::{self, Api, StatsJson};
 use uzram_serve::{Exports, nbd};
 
@@ -41,9 +42,14 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     listen: ListenArgs,
-    /// Run a shell command with $uri, $uris, $socket and $name set, then end with its status
+    /// Run a shell command with $uri, $uris, $socket and $name set, and UZRAM_RUNTIME_DIR, then end with
+    /// its status
     #[arg(long, value_name = "CMD")]
     exec: Option<String>,
+    /// Measure for how long each slab cache's list_lock is held, at two clock readings a time: what
+    /// `uzram slabinfo --stats` shows as list_lock_hold_ns
+    #[arg(long)]
+    slab_timing: bool,
     /// How much to log on standard error
     #[arg(long, value_name = "LEVEL", value_enum, default_value = "info")]
     log: LogLevel,
@@ -71,6 +77,8 @@ pub enum Event {
 pub struct Address {
     /// The device's name.
     pub name: String,
+    /// Where the sockets are.
+    pub runtime_dir: PathBuf,
     /// The NBD socket.
     pub socket: PathBuf,
     /// The control socket.
@@ -91,14 +99,23 @@ pub fn run(args: &Args) -> Result<u8> {
     let socket = socket_path(&dir_path, NBD_SOCKET)?;
     let control_socket = socket_path(&dir_path, CONTROL_SOCKET)?;
     let config = args.listen.config(&socket)?;
-    let mut dir = RuntimeDir::claim(dir_path)?;
+    let mut dir = RuntimeDir::claim(dir_path.clone())?;
+    // It costs only slow paths, and a little; without it `uzram slabinfo --stats` had little to show.
+    slab::set_counting(true);
+    slab::set_timing(args.slab_timing);
     let device = make_device(args)?;
 
     let exports = Exports::new([Arc::clone(&device)]);
     let server = nbd::Server::bind(config, exports.clone()).context(|| "cannot serve NBD".to_owned())?;
     let endpoints = server.endpoints();
     let uris = move |name: &str| endpoints.iter().map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>();
-    let address = Address { name: args.name.clone(), socket, control_socket, uris: uris(&args.name) };
+    let address = Address {
+        name: args.name.clone(),
+        runtime_dir: dir_path,
+        socket,
+        control_socket,
+        uris: uris(&args.name),
+    };
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let on_shutdown = sender.clone();
     let _control = control::Server::start(

@@ -9,8 +9,10 @@ use std::process::Stdio;
 use common::{Place, bare_command, collect, finish};
 use serde_json::Value;
 
-const COMMANDS: [&str; 12] =
-    ["up", "add", "remove", "list", "stat", "set", "reset", "down", "bench", "check", "lab", "train"];
+const COMMANDS: [&str; 13] = [
+    "up", "add", "remove", "list", "stat", "set", "reset", "slabinfo", "down", "bench", "check", "lab",
+    "train",
+];
 
 #[test]
 fn every_command_has_help_with_an_example() {
@@ -47,6 +49,7 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["set", "zram0", "mem_limit"], "ATTRIBUTE=VALUE"),
         (&["set", "zram0", "=1"], "ATTRIBUTE=VALUE"),
         (&["reset"], "<NAME>"),
+        (&["slabinfo", "zram0"], "zram0"),
         (&["down", "zram0"], "zram0"),
         (&["bench", "--rw", "sideways"], "sideways"),
         (&["bench", "--jobs", "0"], "--jobs"),
@@ -67,13 +70,16 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
 #[test]
 fn without_a_daemon_every_client_says_how_to_start_one() {
     let place = Place::new();
-    let clients: [&[&str]; 7] = [
+    let clients: [&[&str]; 10] = [
         &["add", "zram1"],
         &["remove", "zram1"],
         &["list"],
         &["stat", "zram0"],
         &["set", "zram0", "mem_limit=1M"],
         &["reset", "zram0"],
+        &["slabinfo"],
+        &["slabinfo", "--stats"],
+        &["slabinfo", "--json"],
         &["down"],
     ];
     // First without the directory, then with one whose daemon has crashed.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use uzram::device::Device;
-use uzram::{Error, ErrorKind};
+use uzram::{Error, ErrorKind, slab};
 
 use super::http::{Request, Response, refusal};
 use super::percent;
+use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
 use crate::Exports;
 
@@ -71,6 +72,8 @@ impl Api {
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
             (["v1", "devices", name, "reset"], "POST") => write_attribute(&*self.named(name)?, "reset", "1"),
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
+            (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
+            (["v1", "slabinfo"], _) => Err(not_allowed("GET")),
             (["v1", "shutdown"], "POST") => Ok(Response { shutdown: true, ..Response::empty(202) }),
             (["v1", "shutdown"], _) => Err(not_allowed("POST")),
             _ => Err(refusal(404, "no such path; the control API begins at /v1/devices")),
@@ -132,6 +135,12 @@ fn make(new: &NewDevice, exports: &Exports) -> uzram::Result<Arc<Device>> {
         return Err(error);
     }
     Ok(device)
+}
+
+/// The slab caches of this process: those of its devices, and what else it has.
+fn slabinfo() -> Response {
+    let caches: Vec<CacheJson> = slab::caches().into_iter().map(CacheJson::from).collect();
+    Response::json(200, &json!({ "caches": caches }))
 }
 
 /// The decoded segments of a path that begins with `/`.

@@ -1,7 +1,8 @@
 //! The control API: HTTP/1.1 with JSON on a Unix socket, under `/v1/`.
 //!
-//! A view of a list of devices and their attribute table, and nothing more: what an attribute means,
-//! when it may be written and which errno it answers is decided by [`uzram::device`].
+//! A view of a list of devices and their attribute table, and of the process's slab caches, and nothing
+//! more: what an attribute means, when it may be written and which errno it answers is decided by
+//! [`uzram::device`].
 //!
 //! | request | answer |
 //! |---|---|
@@ -12,6 +13,7 @@
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
 //! | `POST /v1/devices/NAME/reset` | 204 |
+//! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
 //! | `POST /v1/shutdown` | 202, and the daemon ends |
 //!
 //! A failure is a 4xx or 5xx status with `{"error": TEXT, "errno": N, "setting": TEXT or null}`.
@@ -25,12 +27,14 @@ pub mod api;
 pub mod http;
 pub mod percent;
 mod server;
+pub mod slabinfo;
 pub mod stats;
 
 use std::io::{self, Read, Write};
 
 pub use api::{Api, Uris};
 pub use server::{Limits, Server};
+pub use slabinfo::{CacheJson, CounterJson};
 pub use stats::StatsJson;
 
 /// How an [`exchange`] ended.

@@ -3,16 +3,19 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::io::{self, Cursor, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use uzram::base::mem::{Arena, Gfp};
 use uzram::device::Device;
+use uzram::slab::{Cache, Options, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{Api, Limits, Server, exchange};
+use super::{Api, CacheJson, Limits, Server, exchange};
 use crate::Exports;
 
 fn api() -> Api {
@@ -186,12 +189,39 @@ fn another_method_is_told_which_are_taken() {
         ("/v1/devices/zram0", "GET, DELETE"),
         ("/v1/devices/zram0/attributes/disksize", "GET, PUT"),
         ("/v1/devices/zram0/reset", "POST"),
+        ("/v1/slabinfo", "GET"),
         ("/v1/shutdown", "POST"),
     ] {
         let answer = ask(&api, &request("PATCH", path, ""));
         assert_eq!(answer.status, 405, "{path}");
         assert!(answer.head.contains(&format!("\r\nAllow: {methods}\r\n")), "{}", answer.head);
     }
+}
+
+#[test]
+fn slab_caches_are_listed_while_they_live() {
+    let api = api();
+    let name = "a cache of this test";
+    let caches = |api: &Api| {
+        let answer = ask(api, &request("GET", "/v1/slabinfo", ""));
+        assert_eq!(answer.status, 200);
+        serde_json::from_value::<Vec<CacheJson>>(answer.json["caches"].clone()).unwrap()
+    };
+    let cache = Cache::<Sheaves>::new(
+        Arc::new(Arena::new(64 << 20).unwrap()),
+        Options { dropped_whole: true, ..Options::new(name, 64, 8, 1000) },
+    )
+    .unwrap();
+    for _ in 0..3 {
+        cache.alloc(Gfp::MayWait).unwrap();
+    }
+    let all = caches(&api);
+    let one = all.iter().find(|cache| cache.name == name).unwrap();
+    assert_eq!((one.active_objs, one.policy.as_str()), (3, Sheaves::NAME));
+    assert!(one.num_objs >= 3 && one.num_slabs >= 1 && one.objsize >= 64, "{one:?}");
+    assert!(one.stats.keys().eq(Stat::ALL.map(Stat::name).iter().collect::<BTreeSet<_>>()));
+    drop(cache);
+    assert!(!caches(&api).iter().any(|cache| cache.name == name));
 }
 
 #[test]

@@ -159,3 +159,74 @@ impl Stat {
     /// How many there are.
     pub const COUNT: usize = Stat::ListLockHoldNs as usize + 1;
 }
+
+/// The list of counters once more, with their names, in the order of the enum.
+macro_rules! named {
+    ($($stat:ident $name:literal,)*) => {
+        impl Stat {
+            /// Every counter, each at its own index.
+            pub const ALL: [Stat; Stat::COUNT] = [$(Stat::$stat),*];
+
+            /// Its name: that of the kernel's file in `/sys/kernel/slab/CACHE/`, where there is one.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Stat::$stat => $name,)*
+                }
+            }
+        }
+    };
+}
+
+named! {
+    AllocFastpath "alloc_fastpath",
+    AllocSlowpath "alloc_slowpath",
+    FreeFastpath "free_fastpath",
+    FreeSlowpath "free_slowpath",
+    FreeFrozen "free_frozen",
+    FreeAddPartial "free_add_partial",
+    FreeRemovePartial "free_remove_partial",
+    AllocFromPartial "alloc_from_partial",
+    AllocSlab "alloc_slab",
+    AllocRefill "alloc_refill",
+    FreeSlab "free_slab",
+    CpuslabFlush "cpuslab_flush",
+    DeactivateFull "deactivate_full",
+    DeactivateEmpty "deactivate_empty",
+    DeactivateToHead "deactivate_to_head",
+    DeactivateToTail "deactivate_to_tail",
+    DeactivateRemoteFrees "deactivate_remote_frees",
+    DeactivateBypass "deactivate_bypass",
+    CmpxchgDouble "cmpxchg_double",
+    CmpxchgDoubleFail "cmpxchg_double_fail",
+    CmpxchgDoubleCpuFail "cmpxchg_double_cpu_fail",
+    CpuPartialAlloc "cpu_partial_alloc",
+    CpuPartialFree "cpu_partial_free",
+    CpuPartialNode "cpu_partial_node",
+    CpuPartialDrain "cpu_partial_drain",
+    AllocPcs "alloc_pcs",
+    FreePcs "free_pcs",
+    SheafRefill "sheaf_refill",
+    SheafFlush "sheaf_flush",
+    BarnGet "barn_get",
+    BarnGetFail "barn_get_fail",
+    BarnPut "barn_put",
+    BarnPutFail "barn_put_fail",
+    ListLockAcquired "list_lock_acquired",
+    ListLockContended "list_lock_contended",
+    ListLockHoldNs "list_lock_hold_ns",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counter_stands_at_its_own_index_under_its_own_name() {
+        for (index, stat) in Stat::ALL.into_iter().enumerate() {
+            assert_eq!(stat as usize, index, "{}", stat.name());
+            let written: String =
+                stat.name().split('_').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
+            assert_eq!(written, format!("{stat:?}"));
+        }
+    }
+}
