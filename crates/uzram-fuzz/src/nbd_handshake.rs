@@ -14,7 +14,7 @@ use std::sync::Arc;
 use uzram::device::{Device, OpenDevice};
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{self, info, option, reply, transmission_flags};
-use uzram_serve::nbd::{Buffers, serve_stream};
+use uzram_serve::nbd::{Buffers, RequestCache, serve_stream};
 
 use crate::input::Input;
 use crate::wire::{self, Header, Heard, Wire};
@@ -33,6 +33,7 @@ struct Bench {
     devices: [Arc<Device>; 3],
     open: [OpenDevice; 2],
     buffers: Buffers,
+    requests: RequestCache,
 }
 
 impl Bench {
@@ -49,7 +50,9 @@ impl Bench {
         let exports =
             [&unsized_, &sized].map(|second| Exports::new([Arc::clone(&first), Arc::clone(second)]));
         let open = [&first, &sized].map(|device| device.open().expect("it has a size"));
-        Bench { exports, devices: [first, unsized_, sized], open, buffers: Buffers::new(0).expect("memory") }
+        let buffers = Buffers::new(0).expect("memory");
+        let requests = RequestCache::new(1).expect("memory");
+        Bench { exports, devices: [first, unsized_, sized], open, buffers, requests }
     }
 
     fn users(&self) -> [usize; 3] {
@@ -75,7 +78,8 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let said = input.rest();
     let users = bench.users();
     let mut wire = Wire::new(said, first >> 1);
-    let result = serve_stream(&mut wire, &bench.exports[usize::from(first & 1)], &mut bench.buffers);
+    let exports = &bench.exports[usize::from(first & 1)];
+    let result = serve_stream(&mut wire, exports, &mut bench.buffers, &bench.requests);
     let mut client = Client {
         said: Heard(said),
         heard: Heard(&wire.heard),

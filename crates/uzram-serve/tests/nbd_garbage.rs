@@ -15,7 +15,7 @@ use common::{Random, cmd, device, info_request, option_bytes, request_bytes, see
 use uzram::device::Device;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::option;
-use uzram_serve::nbd::{BUFFER_BYTES, Buffers};
+use uzram_serve::nbd::{BUFFER_BYTES, Buffers, RequestCache};
 
 /// Counts what is allocated, and remembers the most that was at once.
 struct Counting;
@@ -81,9 +81,10 @@ impl Write for Script<'_> {
     }
 }
 
-/// A session with buffers of its own.
+/// A session with buffers and requests of its own.
 fn serve_stream(client: &mut Script<'_>, exports: &Exports) -> io::Result<()> {
-    uzram_serve::nbd::serve_stream(client, exports, &mut Buffers::new(BUFFER_BYTES)?)
+    let requests = RequestCache::new(1).unwrap();
+    uzram_serve::nbd::serve_stream(client, exports, &mut Buffers::new(BUFFER_BYTES)?, &requests)
 }
 
 fn negotiated(structured: bool) -> Vec<u8> {

@@ -17,15 +17,16 @@
 //! - `handshake`, `transmission`, `session`: one session over any `Read + Write` ([`serve_stream`]);
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
 //! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
+//!   `request_cache`: the requests in flight of all connections;
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
 //! - `registry`, `server`: accepting, limits, stopping.
 //!
 //! One thread serves one connection and answers its requests in order. What a client sends can cost
 //! its own connection and nothing else: every length is bounded before it is used, memory for a
-//! connection is fixed ([`BUFFER_BYTES`] twice, and one reply of at most
-//! [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered), and a connection's end,
-//! even by a panic, ends only itself.
+//! connection is fixed ([`BUFFER_BYTES`] twice, a place in the [`RequestCache`], and one reply of at
+//! most [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered), and a connection's
+//! end, even by a panic, ends only itself.
 
 mod address;
 mod buffer;
@@ -36,6 +37,7 @@ pub mod proto;
 mod registry;
 mod reply;
 mod request;
+mod request_cache;
 mod server;
 mod session;
 mod socket;
@@ -51,13 +53,14 @@ use session::Terms;
 
 pub use address::{Endpoint, ListenAddress};
 pub use buffer::{BUFFER_BYTES, Buffers};
+pub use request_cache::RequestCache;
 pub use server::{Config, Server, ServerThread, StopHandle};
 pub use tls::{Tls, TlsFiles};
 
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz
-/// targets drive it over memory, one session after another with the same buffers.
+/// targets drive it over memory, one session after another with the same buffers and requests.
 ///
 /// # Errors
 /// Whatever `stream` answers; `InvalidData` when the peer broke the protocol in a way that leaves
@@ -66,9 +69,10 @@ pub fn serve_stream<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
+    requests: &RequestCache,
 ) -> io::Result<()> {
     let stopping = AtomicBool::new(false);
-    let terms = Terms { exports, tls: None, tls_required: false, stopping: &stopping };
+    let terms = Terms { exports, requests, tls: None, tls_required: false, stopping: &stopping };
     session::run(stream, terms, |_| Ok(buffers))
 }
 
@@ -81,11 +85,12 @@ pub fn serve_stream_with_tls<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
+    requests: &RequestCache,
     tls: &Tls,
     tls_required: bool,
 ) -> io::Result<()> {
     let stopping = AtomicBool::new(false);
-    let terms = Terms { exports, tls: Some(tls), tls_required, stopping: &stopping };
+    let terms = Terms { exports, requests, tls: Some(tls), tls_required, stopping: &stopping };
     session::run(stream, terms, |_| Ok(buffers))
 }
 

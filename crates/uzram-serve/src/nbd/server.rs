@@ -22,7 +22,7 @@ use super::registry::{Place, Registry};
 use super::session::{self, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
-use super::{BUFFER_BYTES, Buffers};
+use super::{BUFFER_BYTES, Buffers, RequestCache};
 use crate::Exports;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
@@ -74,6 +74,7 @@ impl Config {
 pub struct Server {
     listeners: Vec<Listener>,
     exports: Exports,
+    requests: RequestCache,
     config: Config,
     stop: StopHandle,
 }
@@ -111,14 +112,15 @@ impl Server {
     ///
     /// # Errors
     /// `Permission` when clients of other machines could come without TLS; `Busy` when a server
-    /// answers at a path or has a port; `Invalid` when a path cannot be a socket's; `Io` when the
-    /// system refuses.
+    /// answers at a path or has a port; `Invalid` when a path cannot be a socket's; `Io` or
+    /// `NoMemory` when the system refuses.
     pub fn bind(config: Config, exports: Exports) -> Result<Server> {
         config.check()?;
         let listeners = config.listen.iter().map(Listener::bind).collect::<Result<_>>()?;
+        let requests = RequestCache::new(config.max_connections)?;
         let stop = StopHandle::new()
             .map_err(|errno| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {errno}")))?;
-        Ok(Server { listeners, exports, config, stop })
+        Ok(Server { listeners, exports, requests, config, stop })
     }
 
     /// All ways to this server, in the order of its addresses; without TLS before with it.
@@ -271,6 +273,7 @@ impl Server {
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let terms = Terms {
             exports: &self.exports,
+            requests: &self.requests,
             tls: self.config.tls.as_ref(),
             tls_required,
             stopping: &self.stop.0.stopping,

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 use super::handshake::{self, Outcome, TlsMode};
 use super::tls::Tls;
 use super::tls_stream::TlsStream;
-use super::{Buffers, transmission, violation};
+use super::{Buffers, RequestCache, transmission, violation};
 use crate::Exports;
 
 /// How a server wants sessions to be held.
@@ -15,6 +15,8 @@ use crate::Exports;
 pub(super) struct Terms<'a> {
     /// What is offered.
     pub exports: &'a Exports,
+    /// Where requests live.
+    pub requests: &'a RequestCache,
     /// What TLS is spoken with, if it is.
     pub tls: Option<&'a Tls>,
     /// Nothing is offered without TLS.
@@ -49,7 +51,7 @@ pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
         Outcome::Left => return Ok(()),
         Outcome::Chosen(session) => {
             let mut buffers = chosen(stream)?;
-            return transmission::run(stream, session, terms.stopping, buffers.borrow_mut());
+            return transmission::run(stream, session, terms, buffers.borrow_mut());
         }
         Outcome::StartTls => terms.tls.ok_or_else(|| violation("TLS was started without a certificate"))?,
     };
@@ -68,7 +70,7 @@ fn run_tls<S: Read + Write, B: BorrowMut<Buffers>>(
     match handshake::haggle(stream, terms.exports, client_flags, TlsMode::Started)? {
         Outcome::Chosen(session) => {
             let mut buffers = chosen(stream.stream())?;
-            transmission::run(stream, session, terms.stopping, buffers.borrow_mut())
+            transmission::run(stream, session, terms, buffers.borrow_mut())
         }
         Outcome::Left | Outcome::StartTls => Ok(()),
     }

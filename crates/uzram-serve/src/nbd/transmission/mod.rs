@@ -1,8 +1,9 @@
 //! The transmission phase: requests in, replies out, until the client leaves.
 //!
 //! All complete requests of one receive are carried out, in order, and answered with one send.
-//! Nothing is allocated for a request, with one exception: a read that is longer than the send
-//! buffer and must be answered in one piece (see `Connection::read_whole`).
+//! A request lives in the server's slab cache while it is carried out. Nothing else is allocated for
+//! it, with one exception: a read that is longer than the send buffer and must be answered in one
+//! piece (see `Connection::read_whole`).
 //!
 //! Invariant: a connection never waits for the client while it holds unsent replies.
 //!
@@ -24,7 +25,8 @@ use super::handshake::Session;
 use super::meta_context::Contexts;
 use super::proto::{NbdError, command_flags};
 use super::request::{Command, Headers, Refusal, Request};
-use super::violation;
+use super::session::Terms;
+use super::{RequestCache, violation};
 use reply::Failure;
 
 /// How much of a zeroing or a trim is done before the next look whether the server is stopping, in
@@ -33,7 +35,7 @@ const SLICE_BYTES: u64 = 64 << 20;
 /// What a request is told once the server is stopping.
 const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the server is stopping" };
 
-/// Serves requests until the client disconnects. Once `stopping` is set, requests that have arrived
+/// Serves requests until the client disconnects. Once `terms.stopping` is set, requests that have arrived
 /// are answered with `NBD_ESHUTDOWN`.
 ///
 /// # Errors
@@ -42,13 +44,14 @@ const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the ser
 pub(super) fn run<S: Read + Write>(
     stream: &mut S,
     session: Session,
-    stopping: &AtomicBool,
+    terms: Terms<'_>,
     buffers: &mut Buffers,
 ) -> io::Result<()> {
     let (received, unsent) = buffers.emptied();
     let mut connection = Connection {
         stream,
-        stopping,
+        stopping: terms.stopping,
+        requests: terms.requests,
         size_bytes: session.device.size_bytes(),
         device: session.device,
         headers: session.headers,
@@ -69,6 +72,7 @@ pub(super) fn run<S: Read + Write>(
 struct Connection<'a, S> {
     stream: &'a mut S,
     stopping: &'a AtomicBool,
+    requests: &'a RequestCache,
     device: OpenDevice,
     size_bytes: u64,
     headers: Headers,
@@ -84,7 +88,11 @@ impl<S: Read + Write> Connection<'_, S> {
             if request.command == Command::Disc {
                 return self.unsent.flush(self.stream);
             }
-            self.execute(&request)?;
+            // It lives until its reply stands in the send buffer.
+            match self.requests.hold(request) {
+                Ok(request) => self.execute(&request, Ok(()))?,
+                Err(refusal) => self.execute(&request, Err(refusal))?,
+            }
         }
         Ok(())
     }
@@ -121,11 +129,12 @@ impl<S: Read + Write> Connection<'_, S> {
         request.check(self.size_bytes, self.headers)
     }
 
-    fn execute(&mut self, request: &Request) -> io::Result<()> {
+    /// Carries out a request, unless it was not `admitted`, and answers it.
+    fn execute(&mut self, request: &Request, admitted: Result<(), Refusal>) -> io::Result<()> {
         if request.payload_bytes > self.headers.max_received_bytes() {
             return Err(violation("a payload that is far too long"));
         }
-        let checked = self.check(request).map_err(Failure::from);
+        let checked = admitted.and_then(|()| self.check(request)).map_err(Failure::from);
         let result = match (request.command, checked) {
             (Command::Write, Ok(())) => self.write(request)?,
             (_, Err(failure)) => {
