@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use uzram_lab::experiment::callgrind::{self, Program};
-use uzram_lab::experiment::{self, Options, TABLES, Table};
+use uzram_lab::experiment::{self, Designs, Options, TABLES, Table};
 
 use crate::failure::{Context, Failure, Result, print};
 
@@ -51,7 +51,7 @@ struct RunArgs {
     /// Rounds; in each, every design is measured once
     #[arg(long, value_name = "N", default_value_t = Options::default().rounds)]
     rounds: usize,
-    /// Numbers of threads [default: the table's]
+    /// Numbers of jobs: threads, or what the table says [default: the table's]
     #[arg(long, value_delimiter = ',', value_name = "N,…")]
     jobs: Vec<usize>,
     /// Cases [default: all]
@@ -84,15 +84,11 @@ fn list() -> Result<String> {
     for table in TABLES {
         let options = Options::default();
         let estimate = options.estimate(table).context(|| "lab".to_owned())?;
-        let jobs: Vec<String> = table.jobs().iter().map(usize::to_string).collect();
         let facts = [
             ("series", table.series().to_string()),
-            (
-                "designs",
-                format!("{} against {}", table.designs().after, table.designs().before.join(" and ")),
-            ),
+            ("designs", designs(&table.designs())),
             ("cases", table.cases().join(" ")),
-            ("jobs", jobs.join(" ")),
+            ("jobs", jobs(table)),
             (
                 "takes",
                 format!(
@@ -108,6 +104,27 @@ fn list() -> Result<String> {
         facts.iter().for_each(|(name, fact)| text += &format!("{:<10} {name:<8} {fact}\n", ""));
     }
     Ok(text)
+}
+
+/// Which designs are compared with which.
+fn designs(designs: &Designs) -> String {
+    let mut text = format!("{} against {}", designs.after, designs.before.join(", "));
+    if !designs.beyond.is_empty() {
+        text += &format!("; {} against {}", designs.beyond.join(", "), designs.after);
+    }
+    text
+}
+
+/// The numbers of jobs, of each case where they differ.
+fn jobs(table: &dyn Table) -> String {
+    let jobs_of = |case: &&str| table.jobs(case).iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+    let cases = table.cases();
+    let jobs: Vec<String> = cases.iter().map(jobs_of).collect();
+    if jobs.windows(2).all(|pair| pair[0] == pair[1]) {
+        return jobs.into_iter().next().unwrap_or_default();
+    }
+    let named = cases.iter().zip(&jobs).map(|(case, jobs)| format!("{case}: {jobs}"));
+    named.collect::<Vec<_>>().join("; ")
 }
 
 fn run_tables(args: &RunArgs) -> Result<()> {

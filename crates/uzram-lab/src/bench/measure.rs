@@ -1,15 +1,14 @@
 //! Runs the jobs of one measurement and clocks them.
 
 use std::hint::black_box;
-use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
+use uzram::Result;
 use uzram::base::units::PAGE_SIZE;
-use uzram::{Error, ErrorKind, Result};
 
 use super::pattern::{Op, Ops, Pattern};
+use super::threads::{Gate, Span, run_together};
 use super::usage::Usage;
 use super::{Target, Worker};
 use crate::corpus::Corpus;
@@ -54,48 +53,23 @@ pub(crate) struct Measurement {
 
 /// Runs the plan's jobs on a target, all at the same time.
 pub(crate) fn measure(target: &dyn Target, plan: &Plan<'_>) -> Result<Measurement> {
-    // Held for writing until every thread is there, so that they start together; and if one cannot
-    // be started, those that are there run to their end and nothing waits for ever.
-    let gate = RwLock::new(());
-    let results = thread::scope(|scope| -> Result<Vec<Result<Job>>> {
-        let closed = gate.write();
-        let threads: Vec<_> = (0..plan.jobs)
-            .map(|job| {
-                let gate = &gate;
-                thread::Builder::new().name(format!("bench-{job}")).spawn_scoped(scope, move || {
-                    let mut worker = target.worker()?;
-                    drop(gate.read());
-                    run_job(worker.as_mut(), plan, job)
-                })
-            })
-            .collect();
-        drop(closed);
-        threads
-            .into_iter()
-            .map(|thread| match thread {
-                Ok(thread) => {
-                    thread.join().map_err(|_| Error::new(ErrorKind::Io, "a job of the benchmark panicked"))
-                }
-                Err(error) => Err(Error::new(ErrorKind::NoMemory, format!("cannot start a job: {error}"))
-                    .with_setting("--jobs")),
-            })
-            .collect()
-    })?;
-    let jobs: Vec<Job> = results.into_iter().collect::<Result<_>>()?;
+    let job = |job| {
+        move |gate: &Gate| {
+            let mut worker = target.worker()?;
+            gate.pass();
+            run_job(worker.as_mut(), plan, job)
+        }
+    };
+    let jobs = run_together((0..plan.jobs).map(job))?;
     let mut total = Measurement::default();
     for job in &jobs {
         let pages = job.pages_read + job.pages_written;
-        total.mb_per_s += mb_per_s(pages, job.end - job.start);
+        total.mb_per_s += mb_per_s(pages, job.span.end - job.span.start);
         total.latencies.merge(&job.latencies);
         total.pages_read += job.pages_read;
         total.pages_written += job.pages_written;
-        total.usage += job.usage;
     }
-    if let (Some(start), Some(end)) =
-        (jobs.iter().map(|job| job.start).min(), jobs.iter().map(|job| job.end).max())
-    {
-        total.elapsed = end - start;
-    }
+    (total.elapsed, total.usage) = Span::together(jobs.iter().map(|job| job.span));
     Ok(total)
 }
 
@@ -107,9 +81,7 @@ pub(crate) fn mb_per_s(pages: u64, elapsed: Duration) -> f64 {
 struct Job {
     pages_read: u64,
     pages_written: u64,
-    start: Instant,
-    end: Instant,
-    usage: Usage,
+    span: Span,
     latencies: Histogram,
 }
 
@@ -149,6 +121,6 @@ fn run_job(worker: &mut dyn Worker, plan: &Plan<'_>, job: usize) -> Result<Job> 
             break after;
         }
     };
-    let usage = Usage::of_this_thread()? - usage;
-    Ok(Job { pages_read: pages - pages_written, pages_written, start, end, usage, latencies })
+    let span = Span { start, end, usage: Usage::of_this_thread()? - usage };
+    Ok(Job { pages_read: pages - pages_written, pages_written, span, latencies })
 }

@@ -16,14 +16,15 @@
 //! * With the codec, same-filled pages are left out of the corpus, for every target: the engine
 //!   stores them without its codec, so there would be nothing to compare.
 //!
-//! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks, `usage` asks what
-//! they cost, one file each is a target, and [`Report`] prints.
+//! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks, `threads` starts them
+//! together, `usage` asks what they cost, one file each is a target, and [`Report`] prints.
 
 mod codec_loop;
 mod kernel;
 mod measure;
 mod pattern;
 mod report;
+mod threads;
 mod usage;
 mod uzram_device;
 
@@ -41,6 +42,8 @@ use crate::corpus::{self, Corpus, Kind};
 pub(crate) use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub use pattern::Pattern;
 pub use report::{KernelMemory, Memory, Report, Row};
+pub(crate) use threads::{Gate, Span, run_together};
+pub(crate) use usage::Usage;
 pub(crate) use uzram_device::UzramDevice;
 
 /// Where the pages come from.

@@ -13,15 +13,21 @@ use std::sync::atomic::AtomicBool;
 
 use uzram::{Error, ErrorKind, Result};
 
-use super::{Plan, Table};
+use super::{Plan, Table, Unit};
 use crate::bench::Source;
 use crate::corpus::{self, Kind};
 
 /// Pages of the corpus: enough to be the mixture that it is.
 const CORPUS_PAGES: usize = 512;
-/// What is done and counted: whole sevens, as the benchmark's jobs look at the clock every seventh
-/// page.
-const WORK_PAGES: u64 = 1022;
+/// What is done and counted.
+const fn work_of(unit: Unit) -> u64 {
+    match unit {
+        // Whole sevens, as the benchmark's jobs look at the clock every seventh page.
+        Unit::Page => 1022,
+        // Many times what is in flight at once.
+        Unit::Object => 120_000,
+    }
+}
 
 /// How to start this program again: it is given the arguments, then the table, the case, the design
 /// and the corpus's file, and must call [`work`] with them.
@@ -49,11 +55,12 @@ pub fn work(table: &str, case: &str, design: &str, corpus: &Path) -> Result<()> 
     let mut experiment = table.open(&Source::File(corpus.to_owned()), &[design.to_owned()])?;
     experiment.begin(case)?;
     let stop = AtomicBool::new(false);
-    experiment.measure(&Plan { design: 0, jobs: 1, work: WORK_PAGES, seed: 1, stop: &stop }).map(drop)
+    let work = work_of(table.unit());
+    experiment.measure(&Plan { design: 0, jobs: 1, work, seed: 1, stop: &stop }).map(drop)
 }
 
 impl Program {
-    /// Counts what each design does for a page of a case.
+    /// Counts what each design does for a unit of a case's work.
     pub(super) fn count(
         &self,
         table: &dyn Table,
@@ -84,15 +91,15 @@ impl Program {
                 return Err(Error::new(ErrorKind::Io, what).with_setting("--callgrind"));
             }
             let text = fs::read_to_string(&out).map_err(|error| failed("no counts from callgrind", error))?;
-            counts.push(parse(&text)?);
+            counts.push(parse(&text, table.unit())?);
         }
         Ok(counts)
     }
 }
 
-/// The counts for each page out of callgrind's file: its `events:` line names the columns of its
+/// The counts for each unit of work out of callgrind's file: its `events:` line names the columns of its
 /// `totals:` line (or `summary:`, in an older one).
-fn parse(text: &str) -> Result<Vec<(&'static str, f64)>> {
+fn parse(text: &str, unit: Unit) -> Result<Vec<(&'static str, f64)>> {
     let line = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let events = line("events:").unwrap_or_default().split_whitespace();
     let totals = line("totals:").or_else(|| line("summary:")).unwrap_or_default().split_whitespace();
@@ -101,15 +108,12 @@ fn parse(text: &str) -> Result<Vec<(&'static str, f64)>> {
     let sum = |wanted: &[&str]| -> Option<f64> {
         let count = |name: &&str| columns.iter().find(|(event, _)| event == name).map(|(_, count)| *count);
         let sum: u64 = wanted.iter().map(count).sum::<Option<u64>>()?;
-        Some(sum as f64 / WORK_PAGES as f64)
+        Some(sum as f64 / work_of(unit) as f64)
     };
     let counts = || {
         let instructions = sum(&["Ir"]).filter(|count| *count > 0.0)?;
-        Some(vec![
-            ("instructions_per_page", instructions),
-            ("branches_per_page", sum(&["Bc", "Bi"])?),
-            ("mispredictions_per_page", sum(&["Bcm", "Bim"])?),
-        ])
+        let values = [instructions, sum(&["Bc", "Bi"])?, sum(&["Bcm", "Bim"])?];
+        Some(unit.counts().into_iter().zip(values).collect())
     };
     counts().ok_or_else(|| {
         let what = "callgrind counted nothing: was the program built without its symbols?";
@@ -125,18 +129,21 @@ mod tests {
 
     #[test]
     fn counts_are_read_from_callgrinds_file() {
-        let [ten, two, one] = [10, 2, 1].map(|each| each * WORK_PAGES);
+        let [ten, two, one] = [10, 2, 1].map(|each| each * work_of(Unit::Page));
         let text = format!(
             "# callgrind format\nevents: Ir Bc Bcm Bi Bim\nfn=(1) x\n1 2 3\n\ntotals: {ten} {two} {one} {one} 0\n"
         );
-        let counts = parse(&text).unwrap();
+        let counts = parse(&text, Unit::Page).unwrap();
         let wanted =
             [("instructions_per_page", 10.0), ("branches_per_page", 3.0), ("mispredictions_per_page", 1.0)];
         assert_eq!(counts, wanted);
         for nothing in
             ["", "events: Ir\ntotals: 0\n", "events: Ir Bc Bcm Bi Bim\ntotals: 0 0 0 0 0", "totals: 1 2"]
         {
-            assert!(parse(nothing).unwrap_err().to_string().contains("--callgrind"), "{nothing}");
+            assert!(
+                parse(nothing, Unit::Object).unwrap_err().to_string().contains("--callgrind"),
+                "{nothing}"
+            );
         }
     }
 }

@@ -76,6 +76,18 @@ pub struct Column {
     pub decimals: usize,
 }
 
+impl Column {
+    /// A quantity, its heading, what one is printed as, and decimals.
+    pub(crate) const fn new(
+        value: &'static str,
+        heading: &'static str,
+        scale: f64,
+        decimals: usize,
+    ) -> Column {
+        Column { value, heading, scale, decimals }
+    }
+}
+
 /// The designs of a table, by the names that its experiment knows them by.
 #[derive(Clone, Debug)]
 pub struct Designs {
@@ -83,12 +95,41 @@ pub struct Designs {
     pub before: Vec<String>,
     /// The one it introduced.
     pub after: String,
+    /// Those that came after it; `after` is compared with each.
+    pub beyond: Vec<String>,
 }
 
 impl Designs {
-    /// All of them; `after` is the last.
+    /// All of them, in this order: those before, `after`, those beyond.
     pub fn all(&self) -> Vec<String> {
-        self.before.iter().chain([&self.after]).cloned().collect()
+        self.before.iter().chain([&self.after]).chain(&self.beyond).cloned().collect()
+    }
+}
+
+/// What a table's work is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Pages that are read or written.
+    Page,
+    /// Objects that are allocated and freed.
+    Object,
+}
+
+impl Unit {
+    /// In words.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Unit::Page => "page",
+            Unit::Object => "object",
+        }
+    }
+
+    /// What callgrind counts for each: the names of instructions, branches, mispredicted branches.
+    pub const fn counts(self) -> [&'static str; 3] {
+        match self {
+            Unit::Page => ["instructions_per_page", "branches_per_page", "mispredictions_per_page"],
+            Unit::Object => ["instructions_per_object", "branches_per_object", "mispredictions_per_object"],
+        }
     }
 }
 
@@ -107,8 +148,12 @@ pub trait Table: Sync {
     /// The cases, in the order they are run.
     fn cases(&self) -> Vec<&'static str>;
 
-    /// Numbers of threads, unless the user wants others.
-    fn jobs(&self) -> Vec<usize>;
+    /// A case's numbers of jobs, unless the user wants others. A job is a thread, or what the table
+    /// says.
+    fn jobs(&self, case: &str) -> Vec<usize>;
+
+    /// What the work is counted in.
+    fn unit(&self) -> Unit;
 
     /// The designs that are compared.
     fn designs(&self) -> Designs;
@@ -119,8 +164,9 @@ pub trait Table: Sync {
     /// What the columns mean, and the names of the designs: lines below the table.
     fn legend(&self) -> Vec<String>;
 
-    /// Under what name the rows stand that add up the seconds of all cases, when all were run.
-    fn total(&self) -> &'static str;
+    /// Under what name the rows stand that add up the seconds of all cases, when all were run; none
+    /// where cases have different numbers of jobs.
+    fn total(&self) -> Option<&'static str>;
 
     /// Prepares to measure `designs`.
     ///
@@ -161,9 +207,9 @@ pub trait Experiment {
 pub struct Plan<'a> {
     /// Which of the designs, by its place in what [`Table::open`] was given.
     pub design: usize,
-    /// Threads.
+    /// How many at the same time.
     pub jobs: usize,
-    /// How much to do, all threads together, in whatever the experiment counts (pages, say).
+    /// How much to do, all jobs together, in the table's unit; it may be a little more.
     pub work: u64,
     /// The same seed means the same operations.
     pub seed: u64,
@@ -185,7 +231,7 @@ pub struct Sample {
 pub struct Options {
     /// The cases; none for all of them.
     pub cases: Vec<String>,
-    /// Numbers of threads; none for the table's own.
+    /// Numbers of jobs; none for the table's own.
     pub jobs: Vec<usize>,
     /// Rounds that count.
     pub rounds: usize,
@@ -223,8 +269,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What these options come to for a table: its cases and numbers of jobs.
-    fn resolve<'a>(&self, table: &'a dyn Table) -> Result<(Vec<&'a str>, Vec<usize>)> {
+    /// What these options come to for a table: its cases, each with its numbers of jobs.
+    fn resolve(&self, table: &dyn Table) -> Result<Vec<(&'static str, Vec<usize>)>> {
         let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
         let known = table.cases();
         if let Some(case) = self.cases.iter().find(|case| !known.contains(&case.as_str())) {
@@ -232,14 +278,18 @@ impl Options {
             return bad(format!("'{case}' is no case of {name}, which has: {}", known.join(", ")), "--case");
         }
         let wanted = |case: &&str| self.cases.is_empty() || self.cases.iter().any(|wanted| wanted == case);
-        let cases: Vec<_> = known.into_iter().filter(wanted).collect();
-        let mut jobs = if self.jobs.is_empty() { table.jobs() } else { self.jobs.clone() };
-        jobs.sort_unstable();
-        jobs.dedup();
-        if let Some(jobs) = jobs.iter().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
+        let jobs_of = |case| {
+            let mut jobs = if self.jobs.is_empty() { table.jobs(case) } else { self.jobs.clone() };
+            jobs.sort_unstable();
+            jobs.dedup();
+            (case, jobs)
+        };
+        let cases: Vec<_> = known.into_iter().filter(wanted).map(jobs_of).collect();
+        let jobs = || cases.iter().flat_map(|(_, jobs)| jobs);
+        if let Some(jobs) = jobs().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
             return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
         }
-        if self.callgrind.is_some() && !jobs.contains(&1) {
+        if self.callgrind.is_some() && !jobs().any(|jobs| *jobs == 1) {
             return bad("callgrind counts what one job does: 1 must be among the jobs".into(), "--jobs");
         }
         if !(1..=MAX_PAIRS).contains(&self.rounds) {
@@ -248,7 +298,7 @@ impl Options {
         if self.duration.is_zero() || self.duration > MAX_DURATION {
             return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
         }
-        Ok((cases, jobs))
+        Ok(cases)
     }
 
     /// About how long a table takes: every round, and the one that warms up.
@@ -256,8 +306,8 @@ impl Options {
     /// # Errors
     /// An option that cannot be, for this table.
     pub fn estimate(&self, table: &dyn Table) -> Result<Duration> {
-        let (cases, jobs) = self.resolve(table)?;
-        let measurements = cases.len() * jobs.len() * table.designs().all().len() * (self.rounds + 1);
+        let turns: usize = self.resolve(table)?.iter().map(|(_, jobs)| jobs.len()).sum();
+        let measurements = turns * table.designs().all().len() * (self.rounds + 1);
         Ok(self.duration * u32::try_from(measurements).unwrap_or(u32::MAX))
     }
 }

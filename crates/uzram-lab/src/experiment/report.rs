@@ -2,12 +2,14 @@
 //!
 //! The JSON is one object: `table`, `series`, and `rows`, each with
 //!
-//! * `case`, `jobs` (threads);
-//! * `before` and `after`, each with the `design` and its `values`: for every quantity an array with
+//! * `case`, `jobs` (threads, or what the table says);
+//! * `before` and `after` (where a design came after the table's own `after`, that is `before`), each
+//!   with the `design` and its `values`: for every quantity an array with
 //!   one number a round. Entries of one place in `before` and `after` were measured in one round,
-//!   one shortly after the other. Units are in the names; `…_per_page` and `…_per_write` are counts
-//!   divided by pages. A quantity that a case does not have is not there. What callgrind counts
-//!   (`instructions_per_page` and the like) is exact, counted once: an array of one.
+//!   one shortly after the other. Units are in the names; `…_per_page`, `…_per_write` and
+//!   `…_per_object` are counts divided by pages or objects. A quantity that a case does not have is
+//!   not there. What callgrind counts (`instructions_per_page` and the like) is counted once, an
+//!   array of one, and exact where a job is one thread.
 //! * `ratio`, the median over the rounds of elapsed seconds before / after: above 1 the design
 //!   after is faster; from `ratio_low` to `ratio_high` its interval, and `p` of the rank test;
 //! * `published`: what the series' author measured, in the same form but with one number for each
@@ -18,7 +20,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, Options, Series, Table};
+use super::{Column, Options, Series, Table, Unit};
 use crate::stats::{PairedRatio, coverage, median};
 
 /// Quantities by name, each with an entry a round.
@@ -74,7 +76,7 @@ pub struct Published {
 pub struct Row {
     /// The case, or the table's name for all of them.
     pub case: String,
-    /// Threads.
+    /// How many at the same time.
     pub jobs: usize,
     /// The design before.
     pub before: Side,
@@ -124,7 +126,7 @@ pub struct Report {
     pub table: &'static str,
     /// The patch series: title, author, date.
     pub series: String,
-    /// A row for each case, number of jobs and design before, in this order.
+    /// For each case and number of jobs a row for each design before, then one for each beyond.
     pub rows: Vec<Row>,
     /// How it was measured, and what was left out and why.
     #[serde(skip)]
@@ -134,6 +136,11 @@ pub struct Report {
     pub verdict: Vec<String>,
     #[serde(skip)]
     columns: &'static [Column],
+    #[serde(skip)]
+    unit: Unit,
+    /// Columns that the names of designs take.
+    #[serde(skip)]
+    design_width: usize,
 }
 
 impl Report {
@@ -145,7 +152,10 @@ impl Report {
         notes.extend(left_out);
         let verdict = table.verdict(&rows);
         let series = series.to_string();
-        Report { table: table.name(), series, rows, notes, verdict, columns: table.columns() }
+        let designs = table.designs().all();
+        let design_width = designs.iter().map(|design| design.chars().count()).max().unwrap_or(0).max(7);
+        let (columns, unit) = (table.columns(), table.unit());
+        Report { table: table.name(), series, rows, notes, verdict, columns, unit, design_width }
     }
 
     /// One line of JSON.
@@ -186,17 +196,18 @@ impl fmt::Display for Report {
 
 impl Report {
     fn fmt_case(&self, f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
-        write!(f, "\n{}\n{:>4} {:<7}", rows.first().map_or("", |row| &row.case), "jobs", "design")?;
+        let case = rows.first().map_or("", |row| &row.case);
+        write!(f, "\n{case}\n{:>4} {:<2$}", "jobs", "design", self.design_width)?;
         for column in self.columns {
             write!(f, " {:>1$}", column.heading, width(column))?;
         }
         writeln!(f, "  {:<17} {:>6} {:>11} {:>5}", "gain", "p", "published", "gain")?;
         for group in rows.chunk_by(|a, b| a.jobs == b.jobs) {
             let mut jobs = group.first().map_or_else(String::new, |row| row.jobs.to_string());
-            for row in group {
+            let (before, beyond) = split(group);
+            for row in before {
                 self.fmt_side(f, &jobs, &row.before)?;
-                let interval = format!("{:.2} [{:.2}, {:.2}]", row.ratio, row.ratio_low, row.ratio_high);
-                write!(f, "  {interval:<17} {:>6.3}", row.p)?;
+                fmt_gain(f, row)?;
                 match &row.published {
                     Some(published) => {
                         writeln!(f, " {:>11} {:>5.2}", published.before.figure, published.ratio)?;
@@ -205,18 +216,23 @@ impl Report {
                 }
                 jobs.clear();
             }
-            let Some(row) = group.first() else { continue };
+            let Some(row) = before.first() else { continue };
             self.fmt_side(f, "", &row.after)?;
             match &row.published {
                 Some(published) => writeln!(f, "  {:24} {:>11}", "", published.after.figure)?,
                 None => writeln!(f)?,
+            }
+            for row in beyond {
+                self.fmt_side(f, "", &row.after)?;
+                fmt_gain(f, row)?;
+                writeln!(f)?;
             }
         }
         Ok(())
     }
 
     fn fmt_side(&self, f: &mut fmt::Formatter<'_>, jobs: &str, side: &Side) -> fmt::Result {
-        write!(f, "{jobs:>4} {:<7}", side.design)?;
+        write!(f, "{jobs:>4} {:<1$}", side.design, self.design_width)?;
         for column in self.columns {
             match side.median(column.value) {
                 Some(value) => {
@@ -231,43 +247,68 @@ impl Report {
 
     /// What callgrind counted, if it did.
     fn fmt_counts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counted = |side: &Side| side.values.contains_key("instructions_per_page");
-        let rows: Vec<&Row> = self.rows.iter().filter(|row| counted(&row.after)).collect();
+        let names = self.unit.counts();
+        let instructions = |side: &Side| side.median(names[0]);
+        let counted = |row: &&Row| instructions(&row.after).is_some();
+        let rows: Vec<Row> = self.rows.iter().filter(counted).cloned().collect();
         if rows.is_empty() {
             return Ok(());
         }
+        let width = self.design_width;
         writeln!(
             f,
-            "\ncallgrind, one job, for each page\n{:<10} {:<7} {:>13} {:>10} {:>15}  instructions before / after",
-            "case", "design", "instructions", "branches", "mispredictions"
+            "\ncallgrind, one job, for each {}\n{:<10} {:<width$} {:>13} {:>10} {:>15}  instructions before / after",
+            self.unit.name(),
+            "case",
+            "design",
+            "instructions",
+            "branches",
+            "mispredictions"
         )?;
         let line = |f: &mut fmt::Formatter<'_>, case: &str, side: &Side| {
-            let count = |name| side.median(name).unwrap_or(f64::NAN);
+            let [instructions, branches, mispredictions] =
+                names.map(|name| side.median(name).unwrap_or(f64::NAN));
+            let design = &side.design;
             write!(
                 f,
-                "{case:<10} {:<7} {:>13.1} {:>10.1} {:>15.2}",
-                side.design,
-                count("instructions_per_page"),
-                count("branches_per_page"),
-                count("mispredictions_per_page")
+                "{case:<10} {design:<width$} {instructions:>13.1} {branches:>10.1} {mispredictions:>15.2}"
             )
         };
+        let ratio = |f: &mut fmt::Formatter<'_>, row: &Row| match instructions(&row.before)
+            .zip(instructions(&row.after))
+        {
+            Some((before, after)) => writeln!(f, "  {:.4}", before / after),
+            None => writeln!(f),
+        };
         for case in rows.chunk_by(|a, b| a.case == b.case) {
-            for (i, row) in case.iter().enumerate() {
+            let (before, beyond) = split(case);
+            for (i, row) in before.iter().enumerate() {
                 line(f, if i == 0 { &row.case } else { "" }, &row.before)?;
-                let instructions = |side: &Side| side.median("instructions_per_page");
-                match instructions(&row.before).zip(instructions(&row.after)) {
-                    Some((before, after)) => writeln!(f, "  {:.4}", before / after)?,
-                    None => writeln!(f)?,
-                }
+                ratio(f, row)?;
             }
-            if let Some(row) = case.first() {
+            if let Some(row) = before.first() {
                 line(f, "", &row.after)?;
                 writeln!(f)?;
+            }
+            for row in beyond {
+                line(f, "", &row.after)?;
+                ratio(f, row)?;
             }
         }
         Ok(())
     }
+}
+
+/// The rows of one case and number of jobs, apart: those before the table's `after`, those beyond.
+fn split(rows: &[Row]) -> (&[Row], &[Row]) {
+    let same = rows.iter().take_while(|row| row.after.design == rows[0].after.design).count();
+    rows.split_at(same)
+}
+
+/// How two designs compare.
+fn fmt_gain(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
+    let interval = format!("{:.2} [{:.2}, {:.2}]", row.ratio, row.ratio_low, row.ratio_high);
+    write!(f, "  {interval:<17} {:>6.3}", row.p)
 }
 
 /// A paragraph in lines of at most 100 columns, the second and later ones indented.

@@ -9,6 +9,7 @@
 //! * The first round warms up (caches, the processor's clock, memory that was never touched) and is
 //!   thrown away.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use uzram::{Error, ErrorKind, Result};
@@ -29,30 +30,35 @@ const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 /// `Invalid` names the option that cannot be; anything else is what kept a design from being
 /// measured.
 pub fn run(table: &dyn Table, options: &Options) -> Result<Report> {
-    let (cases, jobs) = options.resolve(table)?;
+    let cases = options.resolve(table)?;
     let designs = table.designs();
     (options.progress)(&format!("{}: preparing", table.name()));
     let mut experiment = table.open(&options.corpus, &designs.all())?;
     let mut rows = Vec::new();
-    // [jobs][design]: the seconds of all cases.
-    let mut totals = vec![vec![Values::new(); designs.all().len()]; jobs.len()];
+    // The seconds of all cases, by number of jobs and design.
+    let mut totals: BTreeMap<usize, Vec<Values>> = BTreeMap::new();
     let mut notes = Vec::new();
-    for case in &cases {
+    for (case, jobs) in &cases {
         (options.progress)(&format!("{}: {case}", table.name()));
         experiment.begin(case)?;
-        let mut cells = measure_case(experiment.as_mut(), case, &jobs, options, table)?;
-        for (total, cell) in totals.iter_mut().flatten().zip(cells.iter().flatten()) {
-            add_up(total, cell);
+        let mut cells = measure_case(experiment.as_mut(), case, jobs, options, table)?;
+        for (jobs, cells) in jobs.iter().zip(&cells) {
+            let totals = totals.entry(*jobs).or_insert_with(|| vec![Values::new(); cells.len()]);
+            totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
         }
         if let Some(program) = &options.callgrind {
             (options.progress)(&format!("{}: {case} under callgrind", table.name()));
-            count(table, case, program, &jobs, &mut cells, &mut notes)?;
+            count(table, case, program, jobs, &mut cells, &mut notes)?;
             go_on(&options.stop)?;
         }
-        rows.extend(rows_of(table, case, &jobs, &cells)?);
+        for (jobs, cells) in jobs.iter().zip(&cells) {
+            rows.extend(rows_of(table, case, *jobs, cells)?);
+        }
     }
-    if cases.len() == table.cases().len() {
-        rows.extend(rows_of(table, table.total(), &jobs, &totals)?);
+    if let Some(total) = table.total().filter(|_| cases.len() == table.cases().len()) {
+        for (jobs, totals) in &totals {
+            rows.extend(rows_of(table, total, *jobs, totals)?);
+        }
     }
     Ok(Report::new(table, options, rows, notes))
 }
@@ -76,9 +82,10 @@ fn measure_case(
     table: &dyn Table,
 ) -> Result<Vec<Vec<Values>>> {
     let designs = table.designs().all().len();
+    let after = table.designs().before.len();
     let mut work = Vec::new();
     for &jobs in jobs {
-        work.push(calibrate(experiment, designs - 1, jobs, options)?);
+        work.push(calibrate(experiment, after, jobs, options)?);
     }
     let mut cells = vec![vec![Values::new(); designs]; jobs.len()];
     // Round 0 warms up.
@@ -157,24 +164,23 @@ fn count(
     Ok(())
 }
 
-/// A row for each number of jobs and each design before.
-fn rows_of(table: &dyn Table, case: &str, jobs: &[usize], cells: &[Vec<Values>]) -> Result<Vec<Row>> {
+/// The rows of one case and number of jobs: each design before against `after`, and `after` against
+/// each beyond. `cells` are in the order of [`Designs::all`](super::Designs::all).
+fn rows_of(table: &dyn Table, case: &str, jobs: usize, cells: &[Values]) -> Result<Vec<Row>> {
     let designs = table.designs();
-    let mut rows = Vec::new();
-    for (cell, &jobs) in cells.iter().zip(jobs) {
-        let Some((after, befores)) = cell.split_last() else { continue };
-        let after = Side { design: designs.after.clone(), values: after.clone() };
-        for (i, (design, before)) in designs.before.iter().zip(befores).enumerate() {
-            let before = Side { design: design.clone(), values: before.clone() };
-            let published = table.published(case, jobs, i);
-            let row = Row::new(case, jobs, before, after.clone(), published).ok_or_else(|| {
-                let what = format!("{case}, {jobs} jobs: a measurement took no time at all");
-                Error::new(ErrorKind::Invalid, what).with_setting("--seconds")
-            })?;
-            rows.push(row);
-        }
-    }
-    Ok(rows)
+    let side = |(design, values): (String, &Values)| Side { design, values: values.clone() };
+    let sides: Vec<Side> = designs.all().into_iter().zip(cells).map(side).collect();
+    let (before, others) = sides.split_at(designs.before.len().min(sides.len()));
+    let Some((after, beyond)) = others.split_first() else { return Ok(Vec::new()) };
+    let before = before.iter().enumerate().map(|(i, side)| (side, after, table.published(case, jobs, i)));
+    let beyond = beyond.iter().map(|side| (after, side, None));
+    let row = |(before, after, published): (&Side, &Side, _)| {
+        Row::new(case, jobs, before.clone(), after.clone(), published).ok_or_else(|| {
+            let what = format!("{case}, {jobs} jobs: a measurement took no time at all");
+            Error::new(ErrorKind::Invalid, what).with_setting("--seconds")
+        })
+    };
+    before.chain(beyond).map(row).collect()
 }
 
 #[cfg(test)]

@@ -9,10 +9,12 @@ use super::*;
 /// What was measured: case, design, jobs, work, seed.
 type Log = Arc<Mutex<Vec<(String, usize, usize, u64, u64)>>>;
 
-/// A table whose measurements take as long as it says: 1 s a unit of work before, 0.5 s after.
+/// A table whose measurements take 2 µs a unit of work before and 1 µs after.
 #[derive(Default)]
 struct Clockwork {
     log: Log,
+    /// Whether there is a design beyond, of 0.5 µs, and another number of jobs in case two.
+    beyond: bool,
 }
 
 struct Measuring {
@@ -37,12 +39,17 @@ impl Table for Clockwork {
         vec!["one", "two"]
     }
 
-    fn jobs(&self) -> Vec<usize> {
-        vec![1, 3]
+    fn jobs(&self, case: &str) -> Vec<usize> {
+        if self.beyond && case == "two" { vec![2] } else { vec![1, 3] }
     }
 
     fn designs(&self) -> Designs {
-        Designs { before: vec!["old".to_owned()], after: "new".to_owned() }
+        let beyond = self.beyond.then(|| "even-newer".to_owned()).into_iter().collect();
+        Designs { before: vec!["old".to_owned()], after: "new".to_owned(), beyond }
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Page
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -53,12 +60,12 @@ impl Table for Clockwork {
         vec!["elapsed: milliseconds".to_owned()]
     }
 
-    fn total(&self) -> &'static str {
-        "both"
+    fn total(&self) -> Option<&'static str> {
+        (!self.beyond).then_some("both")
     }
 
     fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        assert_eq!(designs, ["old", "new"]);
+        assert_eq!(designs, self.designs().all());
         Ok(Box::new(Measuring { log: Arc::clone(&self.log), case: String::new() }))
     }
 
@@ -84,7 +91,7 @@ impl Experiment for Measuring {
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let Plan { design, jobs, work, seed, .. } = *plan;
         self.log.lock().unwrap().push((self.case.clone(), design, jobs, work, seed));
-        let elapsed = Duration::from_micros(work * if design == 0 { 2 } else { 1 });
+        let elapsed = Duration::from_nanos(work * [2000, 1000, 500][design]);
         Ok(Sample { elapsed, values: vec![("user_s", 0.25)] })
     }
 }
@@ -121,6 +128,33 @@ fn rounds_alternate_on_the_same_fixed_work() {
     let total = report.rows.last().unwrap();
     assert_eq!((total.case.as_str(), total.after.median("user_s")), ("both", Some(0.5)));
     assert!(report.to_string().contains("\nVerdict\n6 rows\n"), "{report}");
+}
+
+#[test]
+fn a_design_beyond_is_compared_with_the_one_after() {
+    let table = Clockwork { beyond: true, ..Clockwork::default() };
+    let report = run(&table, &options()).unwrap();
+    let rows: Vec<_> = report.rows.iter().map(|row| (row.case.as_str(), row.jobs)).collect();
+    // Each case with its own numbers of jobs, and no total.
+    assert_eq!(rows, [("one", 1), ("one", 1), ("one", 3), ("one", 3), ("two", 2), ("two", 2)]);
+    for pair in report.rows.chunks(2) {
+        let designs = pair.iter().map(|row| (row.before.design.as_str(), row.after.design.as_str()));
+        assert!(designs.eq([("old", "new"), ("new", "even-newer")]));
+        assert!(pair.iter().all(|row| (row.ratio - 2.0).abs() < 1e-9), "{pair:?}");
+    }
+    let text = report.to_string();
+    let gains: Vec<_> = text
+        .lines()
+        .skip_while(|line| *line != "two")
+        .skip(2)
+        .take(3)
+        .map(|line| (line[5..15].trim(), line.contains("2.00 [")))
+        .collect();
+    // The work is calibrated on the design after.
+    assert_eq!(gains, [("old", true), ("new", false), ("even-newer", true)], "{text}");
+    assert!(text.contains("     new           10.0\n"), "{text}");
+    // 3 numbers of jobs in all, 3 designs, 4 rounds and the warm-up.
+    assert_eq!(options().estimate(&table).unwrap(), Duration::from_millis(450));
 }
 
 #[test]

@@ -23,7 +23,7 @@ use uzram::stream::Design;
 use crate::bench::{Measurement, Plan as BenchPlan};
 use crate::bench::{Pattern, Source, Target, Until, UzramDevice, mb_per_s, measure, verify};
 use crate::corpus::Corpus;
-use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table};
+use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
 
 /// See the [module's documentation](self).
 pub struct Streams;
@@ -57,26 +57,27 @@ impl Table for Streams {
         Pattern::ALL.iter().map(|pattern| pattern.name()).collect()
     }
 
-    fn jobs(&self) -> Vec<usize> {
+    fn jobs(&self, _: &str) -> Vec<usize> {
         (1..=published::JOBS).collect()
     }
 
     fn designs(&self) -> Designs {
         let before = vec![cpus().to_string(), (2 * cpus()).to_string()];
-        Designs { before, after: Design::PerCpu.to_string() }
+        Designs { before, after: Design::PerCpu.to_string(), beyond: Vec::new() }
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Page
     }
 
     fn columns(&self) -> &'static [Column] {
-        const fn column(value: &'static str, heading: &'static str, scale: f64, decimals: usize) -> Column {
-            Column { value, heading, scale, decimals }
-        }
         const COLUMNS: [Column; 6] = [
-            column("mb_per_s", "MB/s", 1.0, 0),
-            column("elapsed_s", "elapsed", 1.0, 3),
-            column("user_s", "user", 1.0, 3),
-            column("system_s", "system", 1.0, 3),
-            column("context_switches_per_page", "switches", 1000.0, 2),
-            column("sleeps_per_write", "sleeps", 1000.0, 2),
+            Column::new("mb_per_s", "MB/s", 1.0, 0),
+            Column::new("elapsed_s", "elapsed", 1.0, 3),
+            Column::new("user_s", "user", 1.0, 3),
+            Column::new("system_s", "system", 1.0, 3),
+            Column::new("context_switches_per_page", "switches", 1000.0, 2),
+            Column::new("sleeps_per_write", "sleeps", 1000.0, 2),
         ];
         &COLUMNS
     }
@@ -94,8 +95,8 @@ impl Table for Streams {
         ]
     }
 
-    fn total(&self) -> &'static str {
-        ALL_SIX
+    fn total(&self) -> Option<&'static str> {
+        Some(ALL_SIX)
     }
 
     fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {

@@ -1,0 +1,81 @@
+//! Jobs that run at the same time: starting them together, and what they took.
+
+use std::sync::RwLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uzram::{Error, ErrorKind, Result};
+
+use super::usage::Usage;
+
+/// When a job ran, and what it cost its thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) start: Instant,
+    pub(crate) end: Instant,
+    pub(crate) usage: Usage,
+}
+
+impl Span {
+    /// Of all jobs together: from the start of the first to the end of the last, and what they cost.
+    pub(crate) fn together(spans: impl Iterator<Item = Span> + Clone) -> (Duration, Usage) {
+        let elapsed =
+            match (spans.clone().map(|span| span.start).min(), spans.clone().map(|span| span.end).max()) {
+                (Some(start), Some(end)) => end - start,
+                _ => Duration::ZERO,
+            };
+        let mut usage = Usage::default();
+        spans.for_each(|span| usage += span.usage);
+        (elapsed, usage)
+    }
+}
+
+/// What the jobs wait at until all of them are there.
+pub(crate) struct Gate(RwLock<()>);
+
+impl Gate {
+    /// Waits until it opens.
+    pub(crate) fn pass(&self) {
+        // Nobody panics while it is closed, and if so there is nothing behind it to protect.
+        drop(self.0.read());
+    }
+}
+
+/// Runs each job on a thread of its own and answers what each gave. A job that could not be started
+/// is dropped; the others run to their end all the same.
+///
+/// # Errors
+/// The first job's that failed, or could not be started.
+pub(crate) fn run_together<F, T>(jobs: impl Iterator<Item = F>) -> Result<Vec<T>>
+where
+    F: FnOnce(&Gate) -> Result<T> + Send,
+    T: Send,
+{
+    // Held for writing until every thread is there, so that they start together; and if one cannot
+    // be started, those that are there run to their end and nothing waits for ever.
+    let gate = Gate(RwLock::new(()));
+    thread::scope(|scope| {
+        let closed = gate.0.write();
+        let threads: Vec<_> = jobs
+            .enumerate()
+            .map(|(number, job)| {
+                let gate = &gate;
+                let thread = thread::Builder::new().name(format!("bench-{number}"));
+                thread.spawn_scoped(scope, move || job(gate))
+            })
+            .collect();
+        drop(closed);
+        let ended: Vec<Result<T>> = threads
+            .into_iter()
+            .map(|thread| match thread {
+                Ok(thread) => thread
+                    .join()
+                    .map_err(|_| Error::new(ErrorKind::Io, "a job of the benchmark panicked"))
+                    .flatten(),
+                Err(error) => Err(Error::new(ErrorKind::NoMemory, format!("cannot start a job: {error}"))
+                    .with_setting("--jobs")),
+            })
+            .collect();
+        ended.into_iter().collect()
+    })
+}
