@@ -42,7 +42,7 @@ use crate::corpus::{self, Corpus, Kind};
 pub(crate) use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub use pattern::Pattern;
 pub use report::{KernelMemory, Memory, Report, Row};
-pub(crate) use threads::{Gate, Span, run_together};
+pub(crate) use threads::{Gate, Span, cpus, run_together};
 pub(crate) use usage::Usage;
 pub(crate) use uzram_device::UzramDevice;
 

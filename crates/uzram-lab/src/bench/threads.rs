@@ -79,3 +79,8 @@ where
         ended.into_iter().collect()
     })
 }
+
+/// The CPUs that jobs can run on.
+pub(crate) fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}

@@ -27,13 +27,14 @@ use uzram::{Error, Result};
 
 use crate::bench::{DEFAULT_CORPUS_PAGES, Source};
 use crate::corpus::Kind;
+use crate::slab_freeze::SlabFreeze;
 use crate::stats::MAX_PAIRS;
 use crate::streams::Streams;
 pub use report::{Published, PublishedSide, Report, Row, Side, Values};
 pub use run::run;
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&dyn Table; 1] = [&Streams];
+pub static TABLES: [&dyn Table; 2] = [&Streams, &SlabFreeze];
 
 /// The table of a name.
 ///

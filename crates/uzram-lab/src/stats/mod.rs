@@ -5,7 +5,7 @@ mod paired;
 
 use std::time::Duration;
 
-pub use paired::{MAX_PAIRS, PairedRatio, at_least, coverage};
+pub use paired::{MAX_PAIRS, PairedRatio, at_least, can_judge, coverage};
 
 /// The median, the mean of the middle two for an even count; NaN for no values.
 pub fn median(values: &[f64]) -> f64 {

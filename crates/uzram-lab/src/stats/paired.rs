@@ -62,6 +62,12 @@ pub fn coverage(pairs: usize) -> f64 {
     interval_of_median(pairs).1
 }
 
+/// Whether so many pairs are enough for their interval to be judged by.
+pub fn can_judge(pairs: usize) -> bool {
+    // That of 5 pairs is.
+    coverage(pairs) >= 0.93
+}
+
 /// How probably `k` or more of `n` independent events happen, each with probability `p`; for `p` of
 /// a few percent and `n` of a few thousand at most.
 pub fn at_least(k: usize, n: usize, p: f64) -> f64 {

@@ -13,15 +13,13 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
-use std::thread::available_parallelism;
-
 use uzram::Result;
 use uzram::base::units::pages_to_bytes;
 use uzram::codec::Algorithm;
 use uzram::stream::Design;
 
 use crate::bench::{Measurement, Plan as BenchPlan};
-use crate::bench::{Pattern, Source, Target, Until, UzramDevice, mb_per_s, measure, verify};
+use crate::bench::{Pattern, Source, Target, Until, UzramDevice, cpus, mb_per_s, measure, verify};
 use crate::corpus::Corpus;
 use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
 
@@ -30,11 +28,6 @@ pub struct Streams;
 
 /// What the six patterns come to together.
 const ALL_SIX: &str = "all six";
-
-/// The CPUs that the jobs can run on.
-fn cpus() -> usize {
-    available_parallelism().map_or(1, usize::from)
-}
 
 impl Table for Streams {
     fn name(&self) -> &'static str {

@@ -5,13 +5,10 @@ use std::fmt::Write;
 
 use super::{ALL_SIX, published};
 use crate::experiment::{Row, Side};
-use crate::stats::{at_least, coverage, median};
+use crate::stats::{at_least, can_judge, coverage, median};
 
 /// The most rows that are named one by one.
 const MOST_NAMED: usize = 6;
-
-/// What an interval must cover to be judged by: that of 5 rounds does.
-const LEAST_COVERAGE: f64 = 0.93;
 
 /// The verdict on a machine with so many CPUs.
 pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
@@ -58,7 +55,7 @@ fn speed_judged(rows: &[&Row]) -> String {
     let rounds =
         rows.first().and_then(|row| row.after.values.get("elapsed_s")).map_or(0, |rounds| rounds.len());
     let coverage = coverage(rounds);
-    if coverage < LEAST_COVERAGE {
+    if !can_judge(rounds) {
         return "Speed: not judged; it takes 5 rounds or more to tell a difference from the noise."
             .to_owned();
     }

@@ -1,0 +1,91 @@
+//! Objects that are written by the thread that takes them and checked by the one that gives them
+//! back: so nothing is optimised away, and an object that two had at the same time is found out.
+
+use std::sync::Arc;
+
+use uzram::base::mem::{Arena, Gfp};
+use uzram::slab::{Cache, CacheInfo, Options, Policy};
+use uzram::{Error, ErrorKind, Result};
+
+/// Objects beside those in flight: what the slabs that CPUs hold have room for.
+const SLACK_OBJECTS: u64 = 1 << 16;
+
+/// A cache of such objects.
+pub(super) struct Objects<P: Policy> {
+    cache: Cache<P>,
+    size_bytes: usize,
+}
+
+impl<P: Policy> Objects<P> {
+    /// A new cache for `in_flight` objects at a time, and as many again for slabs that are not full.
+    pub(super) fn new(
+        arena: &Arc<Arena>,
+        name: &str,
+        size_bytes: usize,
+        align_bytes: usize,
+        in_flight: u64,
+    ) -> Result<Self> {
+        let mut options = Options::new(name, size_bytes, align_bytes, 2 * in_flight + SLACK_OBJECTS);
+        options.max_objects_setting = "--jobs";
+        // After an error there are objects on their way that nobody will receive.
+        options.dropped_whole = true;
+        Ok(Objects { cache: Cache::new(Arc::clone(arena), options)?, size_bytes })
+    }
+
+    /// Takes an object and writes to it.
+    #[inline]
+    pub(super) fn take(&self, content: &[u8]) -> Result<u32> {
+        debug_assert!(content.len() <= self.size_bytes);
+        let object = self.cache.alloc(Gfp::MayWait)?;
+        let len_bytes = content.len().min(self.size_bytes);
+        // SAFETY: the object has `size_bytes` bytes and is in use by its taker alone, this thread,
+        // until that hands its number on.
+        unsafe { self.cache.address(object).copy_from_nonoverlapping(content.as_ptr(), len_bytes) };
+        Ok(object)
+    }
+
+    /// Checks what an object holds and gives it back.
+    ///
+    /// # Safety
+    /// The object is in use, and whoever took it handed its number to this thread alone.
+    ///
+    /// # Errors
+    /// `Corrupt` when it holds something else.
+    #[inline]
+    pub(super) unsafe fn give_back(&self, object: u32, content: &[u8]) -> Result<()> {
+        let len_bytes = content.len().min(self.size_bytes);
+        // SAFETY: an object in use has `size_bytes` bytes, its taker has written as many as are read,
+        // and by the caller's promise nobody writes to it now.
+        let found = unsafe { std::slice::from_raw_parts(self.cache.address(object).cast_const(), len_bytes) };
+        if found != content {
+            let what = format!("an object of {} was not received as it was sent", self.cache.info().name);
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
+        self.cache.free(object)
+    }
+
+    /// The state and the counters.
+    pub(super) fn info(&self) -> CacheInfo {
+        self.cache.info()
+    }
+}
+
+/// What a message or packet holds: N bytes that tell its sender, and its number among those of this
+/// sender in the first eight.
+pub(super) struct Content<const N: usize>([u8; N]);
+
+impl<const N: usize> Content<N> {
+    /// Of a sender.
+    pub(super) fn of(sender: usize) -> Self {
+        // Never zero, as memory that nobody wrote is.
+        Content([sender as u8 | 0x80; N])
+    }
+
+    /// With a number.
+    #[inline]
+    pub(super) fn numbered(&mut self, number: u64) -> &[u8] {
+        const { assert!(N >= size_of::<u64>()) };
+        self.0[..size_of::<u64>()].copy_from_slice(&number.to_le_bytes());
+        &self.0
+    }
+}

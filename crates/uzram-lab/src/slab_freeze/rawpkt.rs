@@ -1,0 +1,231 @@
+//! Packets as stress-ng's `--rawpkt` sends them through the loopback device: each takes an object
+//! for its `struct sk_buff` and one for its data (the kernel's `skb_small_head`), and both are freed
+//! by another thread than the one that allocated them. Threads stand in a ring, each sending to the
+//! next.
+//!
+//! A thread has several sockets, each a queue. Its sender picks one for each packet; it reads them one
+//! after the other, each until it is empty. So packets of one slab live for different times: a slab
+//! fills up, one by one its objects come back, and it becomes partial long before it is empty. Between
+//! [`WINDOW`] / 2 and `WINDOW` packets are on their way to each thread all the time, many more than the
+//! slabs that a CPU may keep have room for; a single thread sends to itself.
+//!
+//! Threads that can neither send nor receive yield; who ends early says so, and the others end, too.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use uzram::Result;
+use uzram::base::cpu::Padded;
+use uzram::base::mem::Arena;
+use uzram::slab::Policy;
+
+use super::objects::{Content, Objects};
+use super::{Done, run_job};
+use crate::bench::{Gate, run_together};
+use crate::experiment::Plan;
+
+/// Objects of a packet, each from a cache of its own.
+pub(super) const CACHES: usize = 2;
+/// Bytes of a `struct sk_buff`, and of `skb_small_head`, on x86-64.
+const SKB_BYTES: usize = 256;
+const DATA_BYTES: usize = 704;
+/// A processor's cache line, to which both are aligned.
+const ALIGN_BYTES: usize = 64;
+/// What is written and checked: what the kernel clears of a `struct sk_buff`, and a small packet.
+const SKB_WRITTEN_BYTES: usize = 192;
+const DATA_WRITTEN_BYTES: usize = 64;
+
+/// Packets on their way to a thread.
+const WINDOW: u64 = 1024;
+/// Sockets of a thread.
+const SOCKETS: usize = 8;
+/// Packets that are sent before their receiver is told.
+const BATCH: u64 = 32;
+
+/// What goes from one thread to the next.
+struct Wire {
+    sockets: [Socket; SOCKETS],
+    /// Packets that the sender has put into the sockets: written by it alone.
+    sent: Padded<AtomicU64>,
+    /// Packets that the receiver has taken from them: written by it alone.
+    received: Padded<AtomicU64>,
+}
+
+/// A queue that never runs over, as no more packets than it has slots for are on their way.
+struct Socket {
+    /// Packets: the number of the skb, and that of its data in the upper half.
+    slots: Box<[AtomicU64]>,
+    /// How many were ever put in: written by the sender alone, which publishes the slots by it.
+    sent: Padded<AtomicU64>,
+}
+
+impl Wire {
+    fn new() -> Self {
+        let slots = || (0..WINDOW).map(|_| AtomicU64::new(0)).collect();
+        Wire {
+            sockets: std::array::from_fn(|_| Socket { slots: slots(), sent: Padded::default() }),
+            sent: Padded::default(),
+            received: Padded::default(),
+        }
+    }
+}
+
+impl Socket {
+    fn slot(&self, number: u64) -> &AtomicU64 {
+        &self.slots[(number % WINDOW) as usize]
+    }
+}
+
+/// The caches that packets come from.
+pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Vec<Objects<P>>> {
+    let in_flight = threads as u64 * (WINDOW + BATCH);
+    let cache = |name, size_bytes| Objects::new(arena, name, size_bytes, ALIGN_BYTES, in_flight);
+    Ok(vec![cache("skb", SKB_BYTES)?, cache("skb_small_head", DATA_BYTES)?])
+}
+
+/// Sends packets of `plan.work` objects or a few more, so that all threads send alike.
+pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>) -> Result<Vec<Done>> {
+    let [skbs, data] = caches else { return Ok(Vec::new()) };
+    let packets = plan.work.div_ceil((plan.jobs * CACHES) as u64);
+    let wires: Vec<Wire> = (0..plan.jobs).map(|_| Wire::new()).collect();
+    let broken = AtomicBool::new(false);
+    let jobs = (0..plan.jobs).map(|thread| {
+        let sender = Sender {
+            wire: &wires[thread],
+            skbs,
+            data,
+            numbers: [0; SOCKETS],
+            skb: Content::of(thread),
+            packet: Content::of(thread),
+            random: fastrand::Rng::with_seed(plan.seed << 32 | thread as u64),
+        };
+        let from = (thread + plan.jobs - 1) % plan.jobs;
+        let receiver = Receiver {
+            wire: &wires[from],
+            skbs,
+            data,
+            numbers: [0; SOCKETS],
+            next: 0,
+            skb: Content::of(from),
+            packet: Content::of(from),
+        };
+        let mut end = End { sender, receiver, broken: &broken, complete: false };
+        move |gate: &Gate| {
+            gate.pass();
+            run_job(&mut || end.run(plan, packets))
+        }
+    });
+    run_together(jobs)
+}
+
+/// A thread: what it sends and what it receives.
+struct End<'a, P: Policy> {
+    sender: Sender<'a, P>,
+    receiver: Receiver<'a, P>,
+    /// Whether a thread ended before its work was done, and nobody may wait for it.
+    broken: &'a AtomicBool,
+    complete: bool,
+}
+
+impl<P: Policy> End<'_, P> {
+    /// Sends and receives so many packets; answers how many objects it received.
+    fn run(&mut self, plan: &Plan<'_>, packets: u64) -> Result<u64> {
+        let (mut sent, mut received) = (0, 0);
+        while sent < packets || received < packets {
+            let now = self.sender.send(sent, packets)?;
+            sent += now;
+            let taken = self.receiver.receive(received, packets)?;
+            received += taken;
+            if plan.stop.load(Ordering::Relaxed) || self.broken.load(Ordering::Relaxed) {
+                return Ok(CACHES as u64 * received);
+            }
+            if now + taken == 0 {
+                thread::yield_now();
+            }
+        }
+        self.complete = true;
+        Ok(CACHES as u64 * received)
+    }
+}
+
+impl<P: Policy> Drop for End<'_, P> {
+    fn drop(&mut self) {
+        if !self.complete {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+struct Sender<'a, P: Policy> {
+    wire: &'a Wire,
+    skbs: &'a Objects<P>,
+    data: &'a Objects<P>,
+    /// Packets that each socket was sent.
+    numbers: [u64; SOCKETS],
+    skb: Content<SKB_WRITTEN_BYTES>,
+    packet: Content<DATA_WRITTEN_BYTES>,
+    random: fastrand::Rng,
+}
+
+impl<P: Policy> Sender<'_, P> {
+    /// Sends a batch, or as many as there is room for, of `packets` in all; answers how many.
+    fn send(&mut self, sent: u64, packets: u64) -> Result<u64> {
+        let in_flight = sent - self.wire.received.load(Ordering::Acquire);
+        let batch = BATCH.min(packets - sent).min(WINDOW - in_flight);
+        for _ in 0..batch {
+            let socket = self.random.usize(..SOCKETS);
+            let number = self.numbers[socket];
+            let skb = self.skbs.take(self.skb.numbered(number))?;
+            let data = self.data.take(self.packet.numbered(number))?;
+            let packet = u64::from(data) << 32 | u64::from(skb);
+            self.wire.sockets[socket].slot(number).store(packet, Ordering::Relaxed);
+            self.numbers[socket] += 1;
+        }
+        if batch > 0 {
+            for (socket, number) in self.wire.sockets.iter().zip(self.numbers) {
+                socket.sent.store(number, Ordering::Release);
+            }
+            self.wire.sent.store(sent + batch, Ordering::Release);
+        }
+        Ok(batch)
+    }
+}
+
+struct Receiver<'a, P: Policy> {
+    wire: &'a Wire,
+    skbs: &'a Objects<P>,
+    data: &'a Objects<P>,
+    /// Packets that were read from each socket.
+    numbers: [u64; SOCKETS],
+    /// The socket that is read next.
+    next: usize,
+    skb: Content<SKB_WRITTEN_BYTES>,
+    packet: Content<DATA_WRITTEN_BYTES>,
+}
+
+impl<P: Policy> Receiver<'_, P> {
+    /// Empties the next socket once enough packets wait, or all of them; answers how many it had.
+    fn receive(&mut self, received: u64, packets: u64) -> Result<u64> {
+        let sent = self.wire.sent.load(Ordering::Acquire);
+        if sent - received < WINDOW / 2 && sent < packets {
+            return Ok(0);
+        }
+        let socket = &self.wire.sockets[self.next];
+        let first = self.numbers[self.next];
+        let end = socket.sent.load(Ordering::Acquire);
+        for number in first..end {
+            let packet = socket.slot(number).load(Ordering::Relaxed);
+            // SAFETY: the sender took both objects and put their numbers into this slot alone, of
+            // which `sent` tells this thread, the only one that reads it.
+            unsafe {
+                self.skbs.give_back(packet as u32, self.skb.numbered(number))?;
+                self.data.give_back((packet >> 32) as u32, self.packet.numbered(number))?;
+            }
+        }
+        self.numbers[self.next] = end;
+        self.next = (self.next + 1) % SOCKETS;
+        self.wire.received.store(received + (end - first), Ordering::Release);
+        Ok(end - first)
+    }
+}

@@ -1,0 +1,100 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::*;
+use crate::corpus::Kind;
+use crate::experiment::{Options, Side, run};
+
+/// The whole table, short: what is measured is measured, whatever it comes to.
+#[test]
+fn every_value_of_the_short_form_is_measured() {
+    let options = Options { rounds: 1, duration: Duration::from_millis(5), ..Options::default() };
+    let report = run(&SlabFreeze, &options).unwrap();
+    // 3 and 4 numbers of jobs, with three designs before and one beyond.
+    assert_eq!(report.rows.len(), 7 * 4);
+    for row in &report.rows {
+        let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
+        for side in [&row.before, &row.after] {
+            for (quantity, rounds) in &side.values {
+                assert_eq!(rounds.len(), 1, "{name}: {quantity}");
+                assert!(rounds.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
+            }
+            assert!(COUNTERS.iter().all(|(_, counter)| side.values.contains_key(counter)), "{name}");
+            assert!(SlabFreeze.columns().iter().all(|column| side.median(column.value).is_some()), "{name}");
+            let time = |quantity| side.median(quantity).unwrap();
+            assert!(time("user_s") + time("system_s") > 0.0 && time("ns_per_object") > 1.0, "{name}");
+        }
+        // All designs did the same work.
+        let objects = |side: &Side| 1e9 * side.values["elapsed_s"][0] / side.values["ns_per_object"][0];
+        assert!((objects(&row.before) / objects(&row.after) - 1.0).abs() < 1e-6, "{name}");
+        let published = matches!((row.case.as_str(), row.jobs), ("messaging", 5) | ("rawpkt", 8));
+        assert_eq!(row.published.is_some(), published && row.before.design == "eager", "{name}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
+    let text = report.to_string();
+    for said in ["messaging", "rawpkt", "unfreeze-first", "sheaves", "7.042 s", "2.160 s", "Verdict"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    println!("{text}");
+}
+
+fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> Plan<'_> {
+    Plan { design, jobs, work, seed: 7, stop }
+}
+
+fn open(case: &str) -> Box<dyn Experiment> {
+    let mut caches = SlabFreeze.open(&Source::Built(Kind::Mixed, 1), &SlabFreeze.designs().all()).unwrap();
+    caches.begin(case).unwrap();
+    caches
+}
+
+#[test]
+fn a_measurement_that_is_stopped_ends() {
+    let stop = AtomicBool::new(true);
+    for case in SlabFreeze.cases() {
+        for design in 0..DESIGNS.len() {
+            open(case).measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+        }
+    }
+}
+
+/// An arena so small that the objects in flight do not fit: some threads fail, and the others, which
+/// wait for them, do not wait for ever.
+#[test]
+fn memory_that_runs_out_is_an_error() {
+    let stop = AtomicBool::new(false);
+    for case in Case::ALL {
+        for (name, measure) in DESIGNS {
+            let arena = Arc::new(Arena::new(1 << 20).unwrap());
+            arena.set_limit_pages(20);
+            let error = measure(&arena, case, &plan(0, 4, 1 << 30, &stop)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{case:?}, {name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn more_threads_than_there_may_be_are_refused() {
+    let stop = AtomicBool::new(false);
+    let error = open("messaging").measure(&plan(0, 65, 1, &stop)).unwrap_err();
+    assert!(error.to_string().contains("--jobs"), "{error}");
+    assert!(measure_of("frozen").unwrap_err().to_string().contains("eager, on-partial"));
+}
+
+#[test]
+fn an_object_that_holds_something_else_is_found_out() {
+    let arena = Arc::new(Arena::new(1 << 20).unwrap());
+    let objects = Objects::<DelayedFreeze>::new(&arena, "letters", 64, 8, 10).unwrap();
+    let mut content = objects::Content::<32>::of(3);
+    let object = objects.take(content.numbered(1)).unwrap();
+    // SAFETY: the object was taken just now, by this thread.
+    let error = unsafe { objects.give_back(object, content.numbered(2)) }.unwrap_err();
+    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("letters"), "{error}");
+    // SAFETY: it is still in use.
+    unsafe { objects.give_back(object, content.numbered(1)) }.unwrap();
+    assert_eq!(objects.info().active_objs, 0);
+}

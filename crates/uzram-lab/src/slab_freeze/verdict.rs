@@ -1,0 +1,167 @@
+//! What the rows of the table come to, in words. All figures in it are those of the rows, or published
+//! ones.
+
+use std::fmt::Write;
+
+use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
+
+use super::published::{self, CPUS_PER_NODE};
+use super::{Case, rawpkt};
+use crate::experiment::{Row, Side};
+use crate::stats::{can_judge, median};
+
+/// How many times as fast as eager delayed should be.
+const RAWPKT_GAIN: f64 = 1.05;
+const MESSAGING_GAIN: f64 = 0.98;
+
+/// The verdict on a machine with so many CPUs.
+pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
+    let series: Vec<&Row> = rows.iter().filter(|row| row.before.design == EagerFreeze::NAME).collect();
+    let of_case = |case: Case, least_jobs: usize| -> Vec<&Row> {
+        series.iter().copied().filter(|row| row.case == case.name() && row.jobs >= least_jobs).collect()
+    };
+    let (rawpkt, messaging) = (of_case(Case::Rawpkt, 2), of_case(Case::Messaging, 1));
+    let mut verdict = vec![
+        speed(Case::Rawpkt, "with 2 threads or more", &rawpkt, RAWPKT_GAIN),
+        speed(Case::Messaging, "with any number of groups", &messaging, MESSAGING_GAIN),
+    ];
+    verdict.extend(saved(rows));
+    verdict.extend(many_cpus(&of_case(Case::Rawpkt, 1), cpus));
+    verdict.extend(beyond(rows));
+    verdict
+}
+
+/// Whether delayed is as fast as it should be.
+fn speed(case: Case, with: &str, rows: &[&Row], wanted: f64) -> String {
+    let (name, after, before) = (case.name(), DelayedFreeze::NAME, EagerFreeze::NAME);
+    let rounds = rows.first().and_then(|row| row.after.values.get("elapsed_s")).map_or(0, Vec::len);
+    if rows.is_empty() {
+        return format!("Speed, {name}: not measured {with}, so nothing is said of it.");
+    }
+    if !can_judge(rounds) {
+        return format!(
+            "Speed, {name}: not judged; it takes 5 rounds or more to tell a difference from the noise."
+        );
+    }
+    let (reached, missed): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.ratio >= wanted);
+    let mut text = format!(
+        "Speed, {name}{}: {after} should be at least {wanted:.2} times as fast as {before} {with}, and is in {} of {} rows",
+        if missed.is_empty() { "" } else { ", MISSED" },
+        reached.len(),
+        rows.len()
+    );
+    for (what, rows) in [("reached", &reached), ("missed", &missed)] {
+        if !rows.is_empty() {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "; {what} with {}", named(rows));
+        }
+    }
+    let _ = write!(text, ". Published: {:.2}.", published::gain(case));
+    text
+}
+
+fn named(rows: &[&Row]) -> String {
+    let name = |row: &&Row| {
+        format!("{} jobs: {:.3} [{:.3}, {:.3}]", row.jobs, row.ratio, row.ratio_low, row.ratio_high)
+    };
+    rows.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
+/// A quantity of a design for 1000 objects: the median of the rows of a case with 2 jobs or more.
+fn per_1000(rows: &[Row], case: Case, design: &str, quantity: &str) -> Option<f64> {
+    let of_design = |row: &Row| -> Option<Side> {
+        [&row.before, &row.after].into_iter().find(|side| side.design == design).cloned()
+    };
+    let rows = rows.iter().filter(|row| row.case == case.name() && row.jobs >= 2);
+    let medians: Vec<f64> = rows.filter_map(of_design).filter_map(|side| side.median(quantity)).collect();
+    if medians.is_empty() { None } else { Some(1000.0 * median(&medians)) }
+}
+
+/// What each step saved.
+fn saved(rows: &[Row]) -> Option<String> {
+    let steps = [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME, DelayedFreeze::NAME];
+    let list = |case: Case, quantity: &str, decimals: usize| -> Option<String> {
+        let values = steps.iter().map(|step| {
+            let value = per_1000(rows, case, step, quantity)?;
+            Some(format!("{value:.decimals$} ({step})"))
+        });
+        Some(values.collect::<Option<Vec<_>>>()?.join(", "))
+    };
+    let mut text =
+        String::from("What the steps save, for 1000 objects, median of the rows with 2 jobs or more.");
+    let mut measured = false;
+    for case in [Case::Rawpkt, Case::Messaging] {
+        let Some(exchanges) = list(case, "cmpxchg_double_per_object", 0) else { continue };
+        measured = true;
+        let _ = write!(text, " {}: exchanges of slab words {exchanges}", case.name());
+        for (what, quantity, decimals) in [
+            ("failed ones", "cmpxchg_double_fail_per_object", 2),
+            ("list_lock taken", "list_lock_acquired_per_object", 1),
+        ] {
+            if let Some(values) = list(case, quantity, decimals) {
+                let _ = write!(text, "; {what} {values}");
+            }
+        }
+        text.push('.');
+    }
+    measured.then_some(text)
+}
+
+/// What more CPUs would make of it, as far as the time for which the lock is held tells.
+fn many_cpus(rows: &[&Row], cpus: usize) -> Option<String> {
+    // With more threads than CPUs some holders of the lock are preempted, which is another matter.
+    let row = rows.iter().filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)?;
+    let held_ns = |side: &Side| side.median("list_lock_hold_ns_per_object").filter(|ns| *ns > 0.0);
+    let (before_ns, after_ns) = (held_ns(&row.before)?, held_ns(&row.after)?);
+    // While a CPU handles an object, the locks of both caches are held for that long together.
+    let full =
+        |side: &Side, held_ns: f64| Some(rawpkt::CACHES as f64 * side.median("cpu_ns_per_object")? / held_ns);
+    let (before_cpus, after_cpus) = (full(&row.before, before_ns)?, full(&row.after, after_ns)?);
+    let (before, after) = (EagerFreeze::NAME, DelayedFreeze::NAME);
+    let mut text = format!(
+        "What more CPUs would gain. {CPUS_PER_NODE} of the author's CPUs share a node's list_lock; here {cpus}. For each object of rawpkt, {} jobs, it is held for {before_ns:.2} ns with {before} and {after_ns:.2} ns with {after}: so the locks of the two caches have no time left with {before_cpus:.0} CPUs, or {after_cpus:.0}",
+        row.jobs
+    );
+    let node = CPUS_PER_NODE as f64;
+    let _ = if before_cpus < node {
+        write!(
+            text,
+            ". {CPUS_PER_NODE} are more than {before} can serve: there threads wait for the lock, and what counts is how long it is held, {:.2} times as long with {before} as with {after}, not counting that a lock in demand takes longer to hand over.",
+            before_ns / after_ns
+        )
+    } else {
+        write!(
+            text,
+            ". {CPUS_PER_NODE} would leave both some: of their time, not counting that a lock in demand takes longer to hand over, {:.0} % with {before} and {:.0} % with {after}.",
+            100.0 * (1.0 - node / before_cpus),
+            100.0 * (1.0 - node / after_cpus)
+        )
+    };
+    Some(text)
+}
+
+/// What the design that came later gains.
+fn beyond(rows: &[Row]) -> Option<String> {
+    let mut gains = Vec::new();
+    for case in Case::ALL {
+        let later = rows.iter().filter(|row| row.after.design == Sheaves::NAME && row.case == case.name());
+        let ratios: Vec<f64> = later.map(|row| row.ratio).collect();
+        if ratios.is_empty() {
+            continue;
+        }
+        let (least, most) = ratios
+            .iter()
+            .fold((f64::INFINITY, 0.0f64), |(least, most), ratio| (least.min(*ratio), most.max(*ratio)));
+        let mut gain = format!("{:.2} ({least:.2} to {most:.2}) on {}", median(&ratios), case.name());
+        let exchanges = |design| per_1000(rows, case, design, "cmpxchg_double_per_object");
+        if let Some((after, later)) = exchanges(DelayedFreeze::NAME).zip(exchanges(Sheaves::NAME)) {
+            let _ = write!(gain, ", with {later:.0} exchanges for 1000 objects instead of {after:.0}");
+        }
+        gains.push(gain);
+    }
+    let (later, after) = (Sheaves::NAME, DelayedFreeze::NAME);
+    let gains = gains.join("; ");
+    (!gains.is_empty()).then(|| {
+        format!("Beyond the series, {later} are as many times as fast as {after}, median and range of the rows: {gains}.")
+    })
+}
