@@ -17,9 +17,18 @@ use serde_json::Value;
 #[test]
 fn the_list_says_what_each_table_is() {
     let text = finish(bare_command(&["lab", "list"])).ok();
-    for said in
-        ["streams", "user per-cpu compression streams", "Sergey Senozhatsky", "2016", "randrw", "min:"]
-    {
+    for said in [
+        "streams",
+        "user per-cpu compression streams",
+        "Sergey Senozhatsky",
+        "2016",
+        "randrw",
+        "min:",
+        "slab-freeze",
+        "Delay freezing of CPU partial slabs",
+        "delayed against eager, on-partial, unfreeze-first; sheaves against delayed",
+        "messaging: 1 2 5; rawpkt: 1 2 4 8",
+    ] {
         assert!(text.contains(said), "{said}: {text}");
     }
 }
@@ -27,7 +36,8 @@ fn the_list_says_what_each_table_is() {
 #[test]
 fn what_cannot_be_run_is_one_line() {
     for (args, mentions) in [
-        (&["slabs"][..], "no table 'slabs', only: streams"),
+        (&["slabs"][..], "no table 'slabs', only: streams, slab-freeze"),
+        (&["slab-freeze", "--case", "randread"], "messaging, rawpkt"),
         (&["streams", "--case", "trim"], "--case"),
         (&["streams", "--jobs", "0"], "--jobs"),
         (&["streams", "--rounds", "0"], "--rounds"),
