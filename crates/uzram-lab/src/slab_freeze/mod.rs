@@ -262,6 +262,7 @@ struct Counting;
 
 impl Counting {
     fn start() -> Self {
+        slab::set_counting(true);
         slab::set_timing(true);
         Counting
     }
@@ -270,6 +271,7 @@ impl Counting {
 impl Drop for Counting {
     fn drop(&mut self) {
         slab::set_timing(false);
+        slab::set_counting(false);
     }
 }
 

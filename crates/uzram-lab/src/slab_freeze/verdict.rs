@@ -165,3 +165,105 @@ fn beyond(rows: &[Row]) -> Option<String> {
         format!("Beyond the series, {later} are as many times as fast as {after}, median and range of the rows: {gains}.")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::experiment::Values;
+
+    /// What a design measured in every one of 9 rounds.
+    fn side(design: &str, elapsed_s: f64, exchanges: f64, held_ns: f64) -> Side {
+        let values: Values = [
+            ("elapsed_s", elapsed_s),
+            ("cpu_ns_per_object", 50.0),
+            ("cmpxchg_double_per_object", exchanges),
+            ("cmpxchg_double_fail_per_object", 0.0),
+            ("list_lock_acquired_per_object", 0.01),
+            ("list_lock_hold_ns_per_object", held_ns),
+        ]
+        .map(|(quantity, value)| (quantity, vec![value; 9]))
+        .into();
+        Side { design: design.to_owned(), values }
+    }
+
+    /// The rows of a turn in which eager took `ratio` times as long as delayed, and sheaves half.
+    fn turn(case: Case, jobs: usize, ratio: f64) -> Vec<Row> {
+        let after = || side(DelayedFreeze::NAME, 1.0, 0.9, 2.0);
+        let row = |before: Side, after: Side| Row::new(case.name(), jobs, before, after, None).unwrap();
+        vec![
+            row(side(EagerFreeze::NAME, ratio, 1.0, 4.0), after()),
+            row(side(OnPartial::NAME, ratio, 1.0, 4.0), after()),
+            row(side(UnfreezeFirst::NAME, ratio, 1.0, 3.0), after()),
+            row(after(), side(Sheaves::NAME, 0.5, 0.05, 0.5)),
+        ]
+    }
+
+    #[test]
+    fn what_was_promised_and_held_is_said() {
+        let rows = [turn(Case::Messaging, 1, 0.99), turn(Case::Rawpkt, 1, 0.5), turn(Case::Rawpkt, 2, 1.06)]
+            .concat();
+        let verdict = of(&rows, 2).join("\n");
+        assert!(
+            verdict.contains("is in 1 of 1 rows; reached with 2 jobs: 1.060 [1.060, 1.060]. Published: 1.13"),
+            "{verdict}"
+        );
+        assert!(verdict.contains("is in 1 of 1 rows; reached with 1 jobs: 0.990"), "{verdict}");
+        assert!(verdict.contains("rawpkt: exchanges of slab words 1000 (eager), 1000 (on-partial), 1000 (unfreeze-first), 900 (delayed)"), "{verdict}");
+        // 50 ns an object, of which both locks are held for 4 or 2: 2 * 50 / 4 CPUs, or 2 * 50 / 2.
+        assert!(verdict.contains("held for 4.00 ns with eager and 2.00 ns with delayed: so the locks of the two caches have no time left with 25 CPUs, or 50."), "{verdict}");
+        assert!(
+            verdict.contains("64 are more than eager can serve") && verdict.contains("2.00 times as long"),
+            "{verdict}"
+        );
+        assert!(
+            verdict
+                .contains("2.00 (2.00 to 2.00) on rawpkt, with 50 exchanges for 1000 objects instead of 900"),
+            "{verdict}"
+        );
+        assert!(!verdict.contains("MISSED"), "{verdict}");
+    }
+
+    #[test]
+    fn what_was_missed_is_said_as_plainly() {
+        let rows = [turn(Case::Messaging, 5, 0.97), turn(Case::Rawpkt, 2, 1.04), turn(Case::Rawpkt, 4, 1.07)]
+            .concat();
+        let verdict = of(&rows, 2).join("\n");
+        for said in [
+            "Speed, rawpkt, MISSED: delayed should be at least 1.05 times as fast as eager with 2 threads or more, and is in 1 of 2 rows; reached with 4 jobs: 1.070",
+            "missed with 2 jobs: 1.040",
+            "Speed, messaging, MISSED:",
+            "is in 0 of 1 rows; missed with 5 jobs: 0.970",
+        ] {
+            assert!(verdict.contains(said), "{said}: {verdict}");
+        }
+    }
+
+    /// Locks that are held so shortly that 64 CPUs do not fill them.
+    #[test]
+    fn a_lock_with_time_left_is_not_called_full() {
+        let mut rows = turn(Case::Rawpkt, 2, 1.0);
+        for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
+            side.values.insert("cpu_ns_per_object", vec![200.0; 9]);
+        }
+        let verdict = of(&rows, 2).join("\n");
+        // 64 of 100 CPUs, and of 200.
+        assert!(verdict.contains("36 % with eager and 68 % with delayed"), "{verdict}");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        let verdict = of(&turn(Case::Rawpkt, 1, 1.0), 2).join("\n");
+        assert!(
+            verdict.contains("rawpkt: not measured") && verdict.contains("messaging: not measured"),
+            "{verdict}"
+        );
+        let mut rows = turn(Case::Rawpkt, 2, 1.0);
+        for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
+            side.values.values_mut().for_each(|rounds| rounds.truncate(4));
+        }
+        assert!(of(&rows, 2)[0].contains("not judged"), "{:?}", of(&rows, 2));
+        assert!(!verdict.contains("NaN") && !of(&[], 2).join("\n").contains("NaN"), "{verdict}");
+    }
+}
