@@ -21,6 +21,9 @@ use crate::bench::go_on;
 /// The most work a measurement is given, whatever a clock says.
 const MAX_WORK: u64 = 1 << 40;
 
+/// The most measurements that find out how much work is wanted.
+const CALIBRATIONS: usize = 24;
+
 /// Quantities that the total of all cases adds up.
 const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 
@@ -105,21 +108,25 @@ fn measure_case(
     Ok(cells)
 }
 
-/// How much work takes about as long as was asked for.
+/// How much work takes about as long as was asked for. Tried with more and more, until two amounts in a
+/// row took about as long: a few units of work may do so by themselves, as starting threads takes time
+/// on a busy machine.
 fn calibrate(experiment: &mut dyn Experiment, design: usize, jobs: usize, options: &Options) -> Result<u64> {
     let wanted = options.duration.as_secs_f64();
     let mut work = 64 * jobs as u64;
-    loop {
+    let mut confirmed = 0;
+    for _ in 0..CALIBRATIONS {
         let plan = Plan { design, jobs, work, seed: 0, stop: &options.stop };
         let elapsed = experiment.measure(&plan)?.elapsed.max(Duration::from_nanos(1)).as_secs_f64();
         go_on(&options.stop)?;
         let factor = wanted / elapsed;
-        // Shorter than a quarter, and starting the threads would still count.
-        if factor <= 4.0 || work >= MAX_WORK {
-            return Ok(((work as f64 * factor) as u64).clamp(1, MAX_WORK));
+        confirmed = if (0.5..=2.0).contains(&factor) { confirmed + 1 } else { 0 };
+        work = ((work as f64 * factor.clamp(1.0 / 16.0, 16.0)) as u64).clamp(1, MAX_WORK);
+        if confirmed == 2 {
+            break;
         }
-        work = ((work as f64 * factor.min(16.0)) as u64).min(MAX_WORK);
     }
+    Ok(work)
 }
 
 /// Adds a round's measurement to the arrays.

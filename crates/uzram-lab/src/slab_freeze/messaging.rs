@@ -13,9 +13,9 @@ use uzram::base::mem::Arena;
 use uzram::slab::Policy;
 use uzram::{Error, Result};
 
+use super::Part;
 use super::objects::{Content, Objects};
-use super::{Done, run_job};
-use crate::bench::run_together;
+use crate::bench::{Gate, run_together};
 use crate::experiment::Plan;
 
 /// Senders of a group, and receivers.
@@ -37,8 +37,8 @@ struct Message {
     sender: u32,
 }
 
-/// A thread's part.
-enum Part {
+/// A thread of a group.
+enum Member {
     Sender { sender: usize, queues: Vec<SyncSender<Message>> },
     Receiver(Receiver<Message>),
 }
@@ -55,28 +55,32 @@ pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, groups: usize) -> Result<Vec
 }
 
 /// Sends `plan.work` messages or a few more, so that all senders send alike.
-pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>) -> Result<Vec<Done>> {
+pub(super) fn run<P: Policy, T: Send>(
+    caches: &[Objects<P>],
+    plan: &Plan<'_>,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
     let [messages] = caches else { return Ok(Vec::new()) };
     let rounds = plan.work.div_ceil((plan.jobs * SIDE * SIDE) as u64);
-    let parts = (0..plan.jobs).flat_map(|_| group());
-    run_together(parts.map(|part| {
-        move |gate: &crate::bench::Gate| {
+    let members = (0..plan.jobs).flat_map(|_| group());
+    run_together(members.map(|member| {
+        move |gate: &Gate| {
             gate.pass();
-            match part {
-                Part::Sender { sender, queues } => {
-                    run_job(&mut || send(messages, plan, rounds, sender, &queues))
+            match member {
+                Member::Sender { sender, queues } => {
+                    how(&mut || send(messages, plan, rounds, sender, &queues))
                 }
-                Part::Receiver(queue) => run_job(&mut || receive(messages, &queue)),
+                Member::Receiver(queue) => how(&mut || receive(messages, &queue)),
             }
         }
     }))
 }
 
-/// The threads of a group.
-fn group() -> Vec<Part> {
+/// A group.
+fn group() -> Vec<Member> {
     let (queues, receivers): (Vec<_>, Vec<_>) = (0..SIDE).map(|_| sync_channel(QUEUE)).unzip();
-    let senders = (0..SIDE).map(|sender| Part::Sender { sender, queues: queues.clone() });
-    senders.chain(receivers.into_iter().map(Part::Receiver)).collect()
+    let senders = (0..SIDE).map(|sender| Member::Sender { sender, queues: queues.clone() });
+    senders.chain(receivers.into_iter().map(Member::Receiver)).collect()
 }
 
 /// Sends a message to each receiver, so many times.

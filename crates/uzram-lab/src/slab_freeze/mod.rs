@@ -23,6 +23,7 @@ mod verdict;
 mod tests;
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzram::base::mem::Arena;
@@ -189,7 +190,7 @@ impl Table for SlabFreeze {
     }
 
     fn counted_function(&self) -> &'static str {
-        "uzram_lab::slab_freeze::run_job"
+        "uzram_lab::slab_freeze::run_clocked"
     }
 
     fn verdict(&self, rows: &[Row]) -> Vec<String> {
@@ -226,31 +227,47 @@ impl Experiment for Caches {
 
 /// Measures one design with caches of its own.
 fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result<Sample> {
-    let (caches, run): (_, fn(&[Objects<P>], &Plan<'_>) -> Result<Vec<Done>>) = match case {
-        Case::Messaging => (messaging::caches(arena, plan.jobs)?, messaging::run),
-        Case::Rawpkt => (rawpkt::caches(arena, plan.jobs)?, rawpkt::run),
+    let caches = match case {
+        Case::Messaging => messaging::caches::<P>(arena, plan.jobs)?,
+        Case::Rawpkt => rawpkt::caches(arena, plan.jobs)?,
     };
-    let done = run(&caches, plan)?;
-    let objects = received(&done, plan)?;
-    let (elapsed, usage) = Span::together(done.iter().map(|done| done.span));
+    let clocked = run(case, &caches, plan, run_clocked)?;
+    let objects = all_received(clocked.iter().map(|(_, received)| *received), plan)?;
+    let (elapsed, usage) = Span::together(clocked.iter().map(|(span, _)| *span));
 
     let before = counts(&caches);
     let counted = {
         let _counting = Counting::start();
         let plan = Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan };
-        received(&run(&caches, &plan)?, &plan)?
+        all_received(run(case, &caches, &plan, |part| part())?.into_iter(), &plan)?
     };
     let counts: Vec<u64> = counts(&caches).into_iter().zip(before).map(|(now, then)| now - then).collect();
     Ok(sample(elapsed, usage, objects, &counts, counted))
 }
 
-/// How many objects were received.
+/// What a thread does; it answers how many objects it received.
+type Part<'a> = &'a mut dyn FnMut() -> Result<u64>;
+
+/// Runs each thread's part by way of `how`, and answers what that gave for each.
+fn run<P: Policy, T: Send>(
+    case: Case,
+    caches: &[Objects<P>],
+    plan: &Plan<'_>,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
+    match case {
+        Case::Messaging => messaging::run(caches, plan, how),
+        Case::Rawpkt => rawpkt::run(caches, plan, how),
+    }
+}
+
+/// How many objects all threads received.
 ///
 /// # Errors
 /// `Corrupt` when that is less than was to be sent, though nobody asked to stop.
-fn received(done: &[Done], plan: &Plan<'_>) -> Result<u64> {
-    let received: u64 = done.iter().map(|done| done.received).sum();
-    if received < plan.work && !plan.stop.load(std::sync::atomic::Ordering::Relaxed) {
+fn all_received(received: impl Iterator<Item = u64>, plan: &Plan<'_>) -> Result<u64> {
+    let received: u64 = received.sum();
+    if received < plan.work && !plan.stop.load(Ordering::Relaxed) {
         let what = format!("{} objects were sent and {received} received", plan.work);
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
@@ -299,20 +316,13 @@ fn sample(elapsed: Duration, usage: Usage, objects: u64, counts: &[u64], counted
     Sample { elapsed, values }
 }
 
-/// What a thread did.
-struct Done {
-    span: Span,
-    /// Objects that it received.
-    received: u64,
-}
-
-/// Runs a thread's part, which answers how many objects it received. Its name is what callgrind looks
-/// for, so it stays a function of its own.
+/// Runs a thread's part and clocks it. Its name is what callgrind looks for, so it stays a function of
+/// its own.
 #[inline(never)]
-fn run_job(part: &mut dyn FnMut() -> Result<u64>) -> Result<Done> {
+fn run_clocked(part: Part<'_>) -> Result<(Span, u64)> {
     let usage = Usage::of_this_thread()?;
     let start = Instant::now();
     let received = part()?;
     let end = Instant::now();
-    Ok(Done { span: Span { start, end, usage: Usage::of_this_thread()? - usage }, received })
+    Ok((Span { start, end, usage: Usage::of_this_thread()? - usage }, received))
 }

@@ -20,8 +20,8 @@ use uzram::base::cpu::Padded;
 use uzram::base::mem::Arena;
 use uzram::slab::Policy;
 
+use super::Part;
 use super::objects::{Content, Objects};
-use super::{Done, run_job};
 use crate::bench::{Gate, run_together};
 use crate::experiment::Plan;
 
@@ -85,7 +85,11 @@ pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Ve
 }
 
 /// Sends packets of `plan.work` objects or a few more, so that all threads send alike.
-pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>) -> Result<Vec<Done>> {
+pub(super) fn run<P: Policy, T: Send>(
+    caches: &[Objects<P>],
+    plan: &Plan<'_>,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
     let [skbs, data] = caches else { return Ok(Vec::new()) };
     let packets = plan.work.div_ceil((plan.jobs * CACHES) as u64);
     let wires: Vec<Wire> = (0..plan.jobs).map(|_| Wire::new()).collect();
@@ -113,7 +117,7 @@ pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>) -> Result<V
         let mut end = End { sender, receiver, broken: &broken, complete: false };
         move |gate: &Gate| {
             gate.pass();
-            run_job(&mut || end.run(plan, packets))
+            how(&mut || end.run(plan, packets))
         }
     });
     run_together(jobs)
