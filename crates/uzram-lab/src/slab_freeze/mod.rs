@@ -13,6 +13,7 @@
 //! quarter as long, the caches count what they do and for how long they hold `list_lock`, which costs
 //! time.
 
+mod counters;
 mod messaging;
 mod objects;
 mod published;
@@ -27,11 +28,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzram::base::mem::Arena;
-use uzram::slab::{self, DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, Stat, UnfreezeFirst};
+use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::bench::{Source, Span, Usage, cpus};
 use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
+use counters::{COUNTERS, Counting, counts};
 use objects::Objects;
 
 /// See the [module's documentation](self).
@@ -52,28 +54,6 @@ const DESIGNS: [(&str, Measure); 5] = [
 ];
 
 type Measure = fn(&Arc<Arena>, Case, &Plan<'_>) -> Result<Sample>;
-
-/// What is counted of the caches, and its name for one object.
-const COUNTERS: [(Stat, &str); 18] = [
-    (Stat::CmpxchgDouble, "cmpxchg_double_per_object"),
-    (Stat::CmpxchgDoubleFail, "cmpxchg_double_fail_per_object"),
-    (Stat::CmpxchgDoubleCpuFail, "cmpxchg_double_cpu_fail_per_object"),
-    (Stat::ListLockAcquired, "list_lock_acquired_per_object"),
-    (Stat::ListLockContended, "list_lock_contended_per_object"),
-    (Stat::ListLockHoldNs, "list_lock_hold_ns_per_object"),
-    (Stat::AllocSlowpath, "alloc_slowpath_per_object"),
-    (Stat::AllocFromPartial, "alloc_from_partial_per_object"),
-    (Stat::AllocSlab, "alloc_slab_per_object"),
-    (Stat::FreeSlowpath, "free_slowpath_per_object"),
-    (Stat::FreeFrozen, "free_frozen_per_object"),
-    (Stat::FreeAddPartial, "free_add_partial_per_object"),
-    (Stat::FreeRemovePartial, "free_remove_partial_per_object"),
-    (Stat::FreeSlab, "free_slab_per_object"),
-    (Stat::CpuPartialAlloc, "cpu_partial_alloc_per_object"),
-    (Stat::CpuPartialFree, "cpu_partial_free_per_object"),
-    (Stat::CpuPartialNode, "cpu_partial_node_per_object"),
-    (Stat::CpuPartialDrain, "cpu_partial_drain_per_object"),
-];
 
 /// What the threads do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,31 +252,6 @@ fn all_received(received: impl Iterator<Item = u64>, plan: &Plan<'_>) -> Result<
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
     Ok(received)
-}
-
-/// The caches of this process count, and measure times, as long as it lives.
-struct Counting;
-
-impl Counting {
-    fn start() -> Self {
-        slab::set_counting(true);
-        slab::set_timing(true);
-        Counting
-    }
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        slab::set_timing(false);
-        slab::set_counting(false);
-    }
-}
-
-/// The counters of all caches and CPUs, in the order of [`COUNTERS`].
-fn counts<P: Policy>(caches: &[Objects<P>]) -> Vec<u64> {
-    let stats: Vec<_> = caches.iter().flat_map(|cache| cache.info().stats).collect();
-    let sum = |(stat, _): &(Stat, _)| stats.iter().map(|stats| stats[*stat as usize]).sum();
-    COUNTERS.iter().map(sum).collect()
 }
 
 fn sample(elapsed: Duration, usage: Usage, objects: u64, counts: &[u64], counted: u64) -> Sample {

@@ -42,6 +42,36 @@ fn every_value_of_the_short_form_is_measured() {
     println!("{text}");
 }
 
+/// What the series changed is at work here: slabs fill up and come back by way of both partial lists,
+/// and each costs one exchange less when it is frozen late. With a single thread that is no matter of
+/// chance.
+#[test]
+fn slabs_go_round_by_way_of_both_partial_lists() {
+    let stop = AtomicBool::new(false);
+    let mut caches = open("rawpkt");
+    let mut counts = Vec::new();
+    for (i, (design, _)) in DESIGNS.iter().enumerate() {
+        let values = caches.measure(&plan(i, 1, 100_000, &stop)).unwrap().values;
+        let value = move |name: &str| values.iter().find(|value| value.0 == name).unwrap().1;
+        let passed = |names: &[&str]| {
+            for name in names {
+                assert!(value(&format!("{name}_per_object")) > 0.0, "{design}: {name}");
+            }
+        };
+        if *design == Sheaves::NAME {
+            passed(&["alloc_pcs", "free_pcs", "barn_get", "barn_put"]);
+        } else {
+            passed(&["cpu_partial_alloc", "cpu_partial_free", "cpu_partial_node", "cpu_partial_drain"]);
+            passed(&["alloc_from_partial", "free_add_partial", "free_slowpath", "alloc_fastpath"]);
+            passed(&["list_lock_acquired", "list_lock_hold_ns"]);
+        }
+        counts.push(value("cmpxchg_double_per_object"));
+    }
+    let [eager, on_partial, unfreeze_first, delayed, sheaves] = counts[..] else { unreachable!() };
+    assert!(delayed < 0.9 * eager.min(on_partial).min(unfreeze_first), "{counts:?}");
+    assert!(sheaves < 0.5 * delayed, "{counts:?}");
+}
+
 fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> Plan<'_> {
     Plan { design, jobs, work, seed: 7, stop }
 }
