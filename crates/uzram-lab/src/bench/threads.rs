@@ -84,3 +84,44 @@ where
 pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_job_that_fails_does_not_keep_the_others_from_their_end() {
+        let ended = AtomicUsize::new(0);
+        let job = |number: usize| {
+            let ended = &ended;
+            move |gate: &Gate| {
+                gate.pass();
+                if number == 1 {
+                    return Err(Error::invalid("no such work"));
+                }
+                ended.fetch_add(1, Ordering::Relaxed);
+                Ok(number)
+            }
+        };
+        assert_eq!(run_together((2..5).map(job)).unwrap(), [2, 3, 4]);
+        let error = run_together((0..3).map(job)).unwrap_err();
+        assert_eq!((error.to_string().as_str(), ended.load(Ordering::Relaxed)), ("no such work", 5));
+    }
+
+    #[test]
+    fn jobs_take_from_the_first_start_to_the_last_end() {
+        let now = Instant::now();
+        let at = |ms: u64| now + Duration::from_millis(ms);
+        let span = |start, end| Span {
+            start: at(start),
+            end: at(end),
+            usage: Usage { user: Duration::from_millis(5), ..Usage::default() },
+        };
+        let (elapsed, usage) = Span::together([span(2, 8), span(1, 4), span(3, 9)].into_iter());
+        assert_eq!((elapsed, usage.user), (Duration::from_millis(8), Duration::from_millis(15)));
+    }
+}

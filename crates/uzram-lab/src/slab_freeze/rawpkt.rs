@@ -95,26 +95,7 @@ pub(super) fn run<P: Policy, T: Send>(
     let wires: Vec<Wire> = (0..plan.jobs).map(|_| Wire::new()).collect();
     let broken = AtomicBool::new(false);
     let jobs = (0..plan.jobs).map(|thread| {
-        let sender = Sender {
-            wire: &wires[thread],
-            skbs,
-            data,
-            numbers: [0; SOCKETS],
-            skb: Content::of(thread),
-            packet: Content::of(thread),
-            random: fastrand::Rng::with_seed(plan.seed << 32 | thread as u64),
-        };
-        let from = (thread + plan.jobs - 1) % plan.jobs;
-        let receiver = Receiver {
-            wire: &wires[from],
-            skbs,
-            data,
-            numbers: [0; SOCKETS],
-            next: 0,
-            skb: Content::of(from),
-            packet: Content::of(from),
-        };
-        let mut end = End { sender, receiver, broken: &broken, complete: false };
+        let mut end = End::new(skbs, data, &wires, thread, plan.seed, &broken);
         move |gate: &Gate| {
             gate.pass();
             how(&mut || end.run(plan, packets))
@@ -132,7 +113,38 @@ struct End<'a, P: Policy> {
     complete: bool,
 }
 
-impl<P: Policy> End<'_, P> {
+impl<'a, P: Policy> End<'a, P> {
+    /// The thread of that place in the ring.
+    fn new(
+        skbs: &'a Objects<P>,
+        data: &'a Objects<P>,
+        wires: &'a [Wire],
+        thread: usize,
+        seed: u64,
+        broken: &'a AtomicBool,
+    ) -> Self {
+        let sender = Sender {
+            wire: &wires[thread],
+            skbs,
+            data,
+            numbers: [0; SOCKETS],
+            skb: Content::of(thread),
+            packet: Content::of(thread),
+            random: fastrand::Rng::with_seed(seed << 32 | thread as u64),
+        };
+        let from = (thread + wires.len() - 1) % wires.len();
+        let receiver = Receiver {
+            wire: &wires[from],
+            skbs,
+            data,
+            numbers: [0; SOCKETS],
+            next: 0,
+            skb: Content::of(from),
+            packet: Content::of(from),
+        };
+        End { sender, receiver, broken, complete: false }
+    }
+
     /// Sends and receives so many packets; answers how many objects it received.
     fn run(&mut self, plan: &Plan<'_>, packets: u64) -> Result<u64> {
         let (mut sent, mut received) = (0, 0);
@@ -231,5 +243,40 @@ impl<P: Policy> Receiver<'_, P> {
         self.next = (self.next + 1) % SOCKETS;
         self.wire.received.store(received + (end - first), Ordering::Release);
         Ok(end - first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::{Duration, Instant};
+
+    use uzram::slab::DelayedFreeze;
+
+    use super::*;
+
+    /// A thread whose neighbour ended before its time does not wait for it.
+    #[test]
+    fn nobody_waits_for_who_is_gone() {
+        let arena = Arc::new(Arena::new(64 << 20).unwrap());
+        let caches = caches::<DelayedFreeze>(&arena, 2).unwrap();
+        let wires = [Wire::new(), Wire::new()];
+        let (stop, broken) = (AtomicBool::new(false), AtomicBool::new(false));
+        let plan = Plan { design: 0, jobs: 2, work: 0, seed: 0, stop: &stop };
+        let [mut waiting, gone] =
+            [0, 1].map(|thread| End::new(&caches[0], &caches[1], &wires, thread, 0, &broken));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(move || waiting.run(&plan, 100_000));
+            drop(gone);
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !waiting.is_finished() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let ended = waiting.is_finished();
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(waiting.join().unwrap().unwrap(), 0);
+            assert!(ended);
+        });
     }
 }
