@@ -146,11 +146,12 @@ impl Table for SlabFreeze {
         vec![
             steps,
             format!(
-                "gain: over {0} what {0} gains over the design of that line, below it what that design gains over {0}",
+                "gain: in lines above {0} that of {0} over the line's design, below it that of the line's design over {0}",
                 DelayedFreeze::NAME
             ),
             "elapsed: seconds; ns/obj: elapsed for an object allocated and freed; for 1000 objects: xchgs, exchanges of slab words (the kernel's cmpxchg_double), failed ones among them, locks, times list_lock was taken, waits, times it was not free; held: µs for which it was held for 1000 objects, reading the clock included".to_owned(),
             "a job of messaging is a group of 20 senders and 20 receivers, one of rawpkt a thread".to_owned(),
+            "callgrind: exact for rawpkt only, as a job of messaging is many threads; valgrind has no restartable sequences, so fast paths are compare-exchanges there".to_owned(),
             published::legend(),
         ]
     }

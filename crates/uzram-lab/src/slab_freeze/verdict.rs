@@ -60,10 +60,13 @@ fn speed(case: Case, with: &str, rows: &[&Row], wanted: f64) -> String {
     text
 }
 
+fn jobs(row: &Row) -> String {
+    format!("{} job{}", row.jobs, if row.jobs == 1 { "" } else { "s" })
+}
+
 fn named(rows: &[&Row]) -> String {
-    let name = |row: &&Row| {
-        format!("{} jobs: {:.3} [{:.3}, {:.3}]", row.jobs, row.ratio, row.ratio_low, row.ratio_high)
-    };
+    let name =
+        |row: &&Row| format!("{}: {:.3} [{:.3}, {:.3}]", jobs(row), row.ratio, row.ratio_low, row.ratio_high);
     rows.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
@@ -118,21 +121,35 @@ fn many_cpus(rows: &[&Row], cpus: usize) -> Option<String> {
         |side: &Side, held_ns: f64| Some(rawpkt::CACHES as f64 * side.median("cpu_ns_per_object")? / held_ns);
     let (before_cpus, after_cpus) = (full(&row.before, before_ns)?, full(&row.after, after_ns)?);
     let (before, after) = (EagerFreeze::NAME, DelayedFreeze::NAME);
-    let mut text = format!(
-        "What more CPUs would gain. {CPUS_PER_NODE} of the author's CPUs share a node's list_lock; here {cpus}. For each object of rawpkt, {} jobs, it is held for {before_ns:.2} ns with {before} and {after_ns:.2} ns with {after}: so the locks of the two caches have no time left with {before_cpus:.0} CPUs, or {after_cpus:.0}",
-        row.jobs
+    let mut text = String::from("What more CPUs change.");
+    let waits = row
+        .before
+        .mean("list_lock_contended_per_object")
+        .zip(row.before.mean("list_lock_acquired_per_object"));
+    if let Some((waits, locks)) = waits.filter(|(_, locks)| *locks > 0.0) {
+        let _ = write!(
+            text,
+            " With {} CPUs hardly anybody waits: {before} found list_lock taken {:.1} times in 1000.",
+            cpus,
+            1000.0 * waits / locks
+        );
+    }
+    let _ = write!(
+        text,
+        " {CPUS_PER_NODE} of the author's CPUs share a node's list_lock. For each object of rawpkt with {}, the locks of the two caches were held for {before_ns:.2} ns with {before} and {after_ns:.2} ns with {after}: {before_cpus:.0} CPUs that do nothing else would have them held all the time with {before}, {after_cpus:.0} with {after}",
+        jobs(row)
     );
     let node = CPUS_PER_NODE as f64;
     let _ = if before_cpus < node {
         write!(
             text,
-            ". {CPUS_PER_NODE} are more than {before} can serve: there threads wait for the lock, and what counts is how long it is held, {:.2} times as long with {before} as with {after}, not counting that a lock in demand takes longer to hand over.",
+            ". So {CPUS_PER_NODE} would wait for the lock with {before}, and what counts for them is how long it is held: {:.2} times as long with {before} as with {after}, before counting that a lock in demand takes longer to hand over.",
             before_ns / after_ns
         )
     } else {
         write!(
             text,
-            ". {CPUS_PER_NODE} would leave both some: of their time, not counting that a lock in demand takes longer to hand over, {:.0} % with {before} and {:.0} % with {after}.",
+            ". So {CPUS_PER_NODE} would leave it free for {:.0} % of the time with {before} and {:.0} % with {after}, before counting that a lock in demand takes longer to hand over.",
             100.0 * (1.0 - node / before_cpus),
             100.0 * (1.0 - node / after_cpus)
         )
@@ -181,6 +198,7 @@ mod tests {
             ("cmpxchg_double_per_object", exchanges),
             ("cmpxchg_double_fail_per_object", 0.0),
             ("list_lock_acquired_per_object", 0.01),
+            ("list_lock_contended_per_object", 0.0001),
             ("list_lock_hold_ns_per_object", held_ns),
         ]
         .map(|(quantity, value)| (quantity, vec![value; 9]))
@@ -209,12 +227,12 @@ mod tests {
             verdict.contains("is in 1 of 1 rows; reached with 2 jobs: 1.060 [1.060, 1.060]. Published: 1.13"),
             "{verdict}"
         );
-        assert!(verdict.contains("is in 1 of 1 rows; reached with 1 jobs: 0.990"), "{verdict}");
+        assert!(verdict.contains("is in 1 of 1 rows; reached with 1 job: 0.990"), "{verdict}");
         assert!(verdict.contains("rawpkt: exchanges of slab words 1000 (eager), 1000 (on-partial), 1000 (unfreeze-first), 900 (delayed)"), "{verdict}");
         // 50 ns an object, of which both locks are held for 4 or 2: 2 * 50 / 4 CPUs, or 2 * 50 / 2.
-        assert!(verdict.contains("held for 4.00 ns with eager and 2.00 ns with delayed: so the locks of the two caches have no time left with 25 CPUs, or 50."), "{verdict}");
+        assert!(verdict.contains("were held for 4.00 ns with eager and 2.00 ns with delayed: 25 CPUs that do nothing else would have them held all the time with eager, 50 with delayed. So 64 would wait"), "{verdict}");
         assert!(
-            verdict.contains("64 are more than eager can serve") && verdict.contains("2.00 times as long"),
+            verdict.contains("taken 10.0 times in 1000.") && verdict.contains("2.00 times as long"),
             "{verdict}"
         );
         assert!(
@@ -249,7 +267,7 @@ mod tests {
         }
         let verdict = of(&rows, 2).join("\n");
         // 64 of 100 CPUs, and of 200.
-        assert!(verdict.contains("36 % with eager and 68 % with delayed"), "{verdict}");
+        assert!(verdict.contains("36 % of the time with eager and 68 % with delayed"), "{verdict}");
     }
 
     #[test]
