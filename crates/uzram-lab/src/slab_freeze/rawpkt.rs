@@ -30,11 +30,8 @@ pub(super) const CACHES: usize = 2;
 /// Bytes of a `struct sk_buff`, and of `skb_small_head`, on x86-64.
 const SKB_BYTES: usize = 256;
 const DATA_BYTES: usize = 704;
-/// A processor's cache line, to which both are aligned.
-const ALIGN_BYTES: usize = 64;
-/// What is written and checked: what the kernel clears of a `struct sk_buff`, and a small packet.
-const SKB_WRITTEN_BYTES: usize = 192;
-const DATA_WRITTEN_BYTES: usize = 64;
+/// A processor's cache line: both are aligned to it, and one of each is written and checked.
+const LINE_BYTES: usize = 64;
 
 /// Packets on their way to a thread.
 const WINDOW: u64 = 1024;
@@ -80,7 +77,7 @@ impl Socket {
 /// The caches that packets come from.
 pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Vec<Objects<P>>> {
     let in_flight = threads as u64 * (WINDOW + BATCH);
-    let cache = |name, size_bytes| Objects::new(arena, name, size_bytes, ALIGN_BYTES, in_flight);
+    let cache = |name, size_bytes| Objects::new(arena, name, size_bytes, LINE_BYTES, in_flight);
     Ok(vec![cache("skb", SKB_BYTES)?, cache("skb_small_head", DATA_BYTES)?])
 }
 
@@ -179,8 +176,8 @@ struct Sender<'a, P: Policy> {
     data: &'a Objects<P>,
     /// Packets that each socket was sent.
     numbers: [u64; SOCKETS],
-    skb: Content<SKB_WRITTEN_BYTES>,
-    packet: Content<DATA_WRITTEN_BYTES>,
+    skb: Content<LINE_BYTES>,
+    packet: Content<LINE_BYTES>,
     random: fastrand::Rng,
 }
 
@@ -216,8 +213,8 @@ struct Receiver<'a, P: Policy> {
     numbers: [u64; SOCKETS],
     /// The socket that is read next.
     next: usize,
-    skb: Content<SKB_WRITTEN_BYTES>,
-    packet: Content<DATA_WRITTEN_BYTES>,
+    skb: Content<LINE_BYTES>,
+    packet: Content<LINE_BYTES>,
 }
 
 impl<P: Policy> Receiver<'_, P> {
