@@ -125,8 +125,7 @@ impl<'a, P: Policy> End<'a, P> {
             skbs,
             data,
             numbers: [0; SOCKETS],
-            skb: Content::of(thread),
-            packet: Content::of(thread),
+            content: Content::of(thread),
             random: fastrand::Rng::with_seed(seed << 32 | thread as u64),
         };
         let from = (thread + wires.len() - 1) % wires.len();
@@ -136,8 +135,7 @@ impl<'a, P: Policy> End<'a, P> {
             data,
             numbers: [0; SOCKETS],
             next: 0,
-            skb: Content::of(from),
-            packet: Content::of(from),
+            content: Content::of(from),
         };
         End { sender, receiver, broken, complete: false }
     }
@@ -176,8 +174,7 @@ struct Sender<'a, P: Policy> {
     data: &'a Objects<P>,
     /// Packets that each socket was sent.
     numbers: [u64; SOCKETS],
-    skb: Content<LINE_BYTES>,
-    packet: Content<LINE_BYTES>,
+    content: Content<LINE_BYTES>,
     random: fastrand::Rng,
 }
 
@@ -189,8 +186,8 @@ impl<P: Policy> Sender<'_, P> {
         for _ in 0..batch {
             let socket = self.random.usize(..SOCKETS);
             let number = self.numbers[socket];
-            let skb = self.skbs.take(self.skb.numbered(number))?;
-            let data = self.data.take(self.packet.numbered(number))?;
+            let content = self.content.numbered(number);
+            let (skb, data) = (self.skbs.take(content)?, self.data.take(content)?);
             let packet = u64::from(data) << 32 | u64::from(skb);
             self.wire.sockets[socket].slot(number).store(packet, Ordering::Relaxed);
             self.numbers[socket] += 1;
@@ -213,8 +210,7 @@ struct Receiver<'a, P: Policy> {
     numbers: [u64; SOCKETS],
     /// The socket that is read next.
     next: usize,
-    skb: Content<LINE_BYTES>,
-    packet: Content<LINE_BYTES>,
+    content: Content<LINE_BYTES>,
 }
 
 impl<P: Policy> Receiver<'_, P> {
@@ -229,11 +225,12 @@ impl<P: Policy> Receiver<'_, P> {
         let end = socket.sent.load(Ordering::Acquire);
         for number in first..end {
             let packet = socket.slot(number).load(Ordering::Relaxed);
+            let content = self.content.numbered(number);
             // SAFETY: the sender took both objects and put their numbers into this slot alone, of
             // which `sent` tells this thread, the only one that reads it.
             unsafe {
-                self.skbs.give_back(packet as u32, self.skb.numbered(number))?;
-                self.data.give_back((packet >> 32) as u32, self.packet.numbered(number))?;
+                self.skbs.give_back(packet as u32, content)?;
+                self.data.give_back((packet >> 32) as u32, content)?;
             }
         }
         self.numbers[self.next] = end;
