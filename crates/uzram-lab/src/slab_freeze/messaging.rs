@@ -1,13 +1,10 @@
 //! Messages as `perf bench sched messaging` sends them: groups of 20 senders and 20 receivers, each
 //! sender sending to each receiver of its group in turn. A message's buffer is allocated by the
-//! sender and freed by the receiver, and a receiver's queue holds so many that slabs fill up on the
-//! way; senders sleep when it is full, receivers when it is empty.
-//!
-//! Nobody waits for somebody who is gone: a queue ends with its senders, and with its receiver.
+//! sender and freed by the receiver, and a receiver's [`queue`] holds so many that slabs fill up on the
+//! way.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use uzram::base::mem::Arena;
 use uzram::slab::Policy;
@@ -15,6 +12,7 @@ use uzram::{Error, Result};
 
 use super::Part;
 use super::objects::{Content, Objects};
+use super::queue::{Receiver, Sender, queue};
 use crate::bench::{Gate, run_together};
 use crate::experiment::Plan;
 
@@ -39,7 +37,7 @@ struct Message {
 
 /// A thread of a group.
 enum Member {
-    Sender { sender: usize, queues: Vec<SyncSender<Message>> },
+    Sender { sender: usize, queues: Vec<Sender<Message>> },
     Receiver(Receiver<Message>),
 }
 
@@ -49,8 +47,8 @@ pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, groups: usize) -> Result<Vec
         let what = format!("{groups} groups of {} threads: there may be {MAX_GROUPS}", 2 * SIDE);
         return Err(Error::invalid(what).with_setting("--jobs"));
     }
-    // One that each sender has in hand, and each receiver.
-    let in_flight = groups * SIDE * (QUEUE + 2);
+    // In each queue, taken from it and not freed yet, and one that each sender has in hand.
+    let in_flight = groups * SIDE * (2 * QUEUE + 1);
     Ok(vec![Objects::new(arena, "message", OBJECT_BYTES, align_of::<u64>(), in_flight as u64)?])
 }
 
@@ -78,7 +76,7 @@ pub(super) fn run<P: Policy, T: Send>(
 
 /// A group.
 fn group() -> Vec<Member> {
-    let (queues, receivers): (Vec<_>, Vec<_>) = (0..SIDE).map(|_| sync_channel(QUEUE)).unzip();
+    let (queues, receivers): (Vec<_>, Vec<_>) = (0..SIDE).map(|_| queue(QUEUE)).unzip();
     let senders = (0..SIDE).map(|sender| Member::Sender { sender, queues: queues.clone() });
     senders.chain(receivers.into_iter().map(Member::Receiver)).collect()
 }
@@ -89,14 +87,14 @@ fn send<P: Policy>(
     plan: &Plan<'_>,
     rounds: u64,
     sender: usize,
-    queues: &[SyncSender<Message>],
+    queues: &[Sender<Message>],
 ) -> Result<u64> {
     let mut content = Content::<MESSAGE_BYTES>::of(sender);
     for round in 0..rounds {
         let content = content.numbered(round);
         for queue in queues {
             let object = messages.take(content)?;
-            if queue.send(Message { object, sender: sender as u32 }).is_err() {
+            if !queue.send(Message { object, sender: sender as u32 }) {
                 // The receiver is gone, and says why.
                 return Ok(0);
             }
@@ -112,13 +110,15 @@ fn send<P: Policy>(
 fn receive<P: Policy>(messages: &Objects<P>, queue: &Receiver<Message>) -> Result<u64> {
     // What each sender sends, and how many it has sent.
     let mut expected: Vec<_> = (0..SIDE).map(|sender| (Content::<MESSAGE_BYTES>::of(sender), 0)).collect();
-    let mut received = 0;
-    for Message { object, sender } in queue {
-        let (content, number) = &mut expected[sender as usize];
-        // SAFETY: its sender took the object, and sent its number to this queue alone.
-        unsafe { messages.give_back(object, content.numbered(*number))? };
-        *number += 1;
-        received += 1;
+    let (mut batch, mut received) = (Vec::new(), 0);
+    while queue.receive(&mut batch) {
+        for &Message { object, sender } in &batch {
+            let (content, number) = &mut expected[sender as usize];
+            // SAFETY: its sender took the object, and sent its number to this queue alone.
+            unsafe { messages.give_back(object, content.numbered(*number))? };
+            *number += 1;
+        }
+        received += batch.len() as u64;
     }
     Ok(received)
 }

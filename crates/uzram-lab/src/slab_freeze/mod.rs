@@ -17,6 +17,7 @@ mod counters;
 mod messaging;
 mod objects;
 mod published;
+mod queue;
 mod rawpkt;
 mod verdict;
 
