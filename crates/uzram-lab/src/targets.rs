@@ -71,8 +71,14 @@ pub struct Target {
 }
 
 impl Target {
-    fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
+    /// A ratio that should be `wanted` or more.
+    pub fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
         Target { name: name.into(), bound: Bound::AtLeast, wanted, measured }
+    }
+
+    /// A ratio that should be `wanted` or less.
+    pub fn at_most(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
+        Target { name: name.into(), bound: Bound::AtMost, wanted, measured }
     }
 
     /// Whether it is reached; none when it was not measured.
@@ -171,12 +177,8 @@ fn memory_target(report: &bench::Report, wanted: f64, notes: &mut Vec<String>) -
     if let Some(ratio) = report.memory.kernel.as_ref().and_then(|kernel| kernel.used_per_compressed) {
         notes.push(format!("kernel zram's own pool memory / compressed at {size}: {ratio:.3}"));
     }
-    Target {
-        name: format!("pool memory / compressed after filling {size} in order"),
-        bound: Bound::AtMost,
-        wanted,
-        measured: report.memory.used_per_compressed,
-    }
+    let name = format!("pool memory / compressed after filling {size} in order");
+    Target::at_most(name, wanted, report.memory.used_per_compressed)
 }
 
 /// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
@@ -233,10 +235,13 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+/// Prints each target beside what was measured.
+pub struct Targets<'a>(pub &'a [Target]);
+
+impl fmt::Display for Targets<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<58} {:>8} {:>9}", "target", "wanted", "measured")?;
-        for target in &self.targets {
+        for target in self.0 {
             let sign = match target.bound {
                 Bound::AtLeast => '≥',
                 Bound::AtMost => '≤',
@@ -251,6 +256,13 @@ impl fmt::Display for Report {
             };
             writeln!(f, "{:<58} {wanted:>8} {measured:>9}  {verdict}", target.name)?;
         }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Targets(&self.targets))?;
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
         write!(f, "\n{}", self.bench)?;

@@ -31,7 +31,7 @@ use crate::slab_freeze::SlabFreeze;
 use crate::stats::MAX_PAIRS;
 use crate::streams::Streams;
 pub use report::{Published, PublishedSide, Report, Row, Side, Values};
-pub use run::run;
+pub use run::{measure_case, run};
 
 /// Every table, in the order they are listed.
 pub static TABLES: [&dyn Table; 2] = [&Streams, &SlabFreeze];

@@ -44,7 +44,9 @@ pub fn run(table: &dyn Table, options: &Options) -> Result<Report> {
     for (case, jobs) in &cases {
         (options.progress)(&format!("{}: {case}", table.name()));
         experiment.begin(case)?;
-        let mut cells = measure_case(experiment.as_mut(), case, jobs, options, table)?;
+        let what = format!("{}: {case}", table.name());
+        let all = designs.all().len();
+        let mut cells = measure_case(experiment.as_mut(), &what, jobs, options, all, designs.before.len())?;
         for (jobs, cells) in jobs.iter().zip(&cells) {
             let totals = totals.entry(*jobs).or_insert_with(|| vec![Values::new(); cells.len()]);
             totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
@@ -76,24 +78,28 @@ fn order(round: usize, designs: usize) -> Vec<usize> {
     order
 }
 
-/// All rounds of a case: `[jobs][design]`, with an array over the rounds for each quantity.
-fn measure_case(
+/// All rounds of a case that was begun: `[jobs][design]`, with an array over the rounds for each
+/// quantity. `what` names the case while it runs; how much work there is, is calibrated on the
+/// design `calibrated`.
+///
+/// # Errors
+/// What kept a design from being measured.
+pub fn measure_case(
     experiment: &mut dyn Experiment,
-    case: &str,
+    what: &str,
     jobs: &[usize],
     options: &Options,
-    table: &dyn Table,
+    designs: usize,
+    calibrated: usize,
 ) -> Result<Vec<Vec<Values>>> {
-    let designs = table.designs().all().len();
-    let after = table.designs().before.len();
     let mut work = Vec::new();
     for &jobs in jobs {
-        work.push(calibrate(experiment, after, jobs, options)?);
+        work.push(calibrate(experiment, calibrated, jobs, options)?);
     }
     let mut cells = vec![vec![Values::new(); designs]; jobs.len()];
     // Round 0 warms up.
     for round in 0..=options.rounds {
-        (options.progress)(&format!("{}: {case}, round {round} of {}", table.name(), options.rounds));
+        (options.progress)(&format!("{what}, round {round} of {}", options.rounds));
         for ((cell, &jobs), &work) in cells.iter_mut().zip(jobs).zip(&work) {
             for design in order(round, designs) {
                 let plan = Plan { design, jobs, work, seed: round as u64, stop: &options.stop };

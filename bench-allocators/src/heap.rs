@@ -1,0 +1,121 @@
+//! What is compared: a [`Heap`] has objects of one size. The slab caches are here, each of the
+//! other allocators in [`peers`](super::peers).
+
+use uzram::Result;
+use uzram::base::mem::{Arena, Gfp};
+use uzram::base::sync::Arc;
+use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, Options, Policy, Sheaves};
+
+use crate::measured::Measured;
+use crate::peers;
+
+/// Sizes that are compared.
+pub const SIZES_BYTES: [usize; 2] = [64, 256];
+
+/// The allocator that the targets are about. It is measured last, so that the lab calibrates on it.
+pub const YARDSTICK: &str = "mimalloc";
+
+/// The slab caches by default, without hardening.
+pub const PLAIN: &str = "uzram";
+
+/// The slab caches as the engine uses them.
+pub const HARDENED: &str = "uzram hardened";
+
+/// Slab caches with the kernel's earlier policies, without hardening; for information.
+const DELAYED: &str = "uzram delayed";
+const EAGER: &str = "uzram eager";
+
+/// An allocator's objects of one size. They are named by a word: an address, or a number.
+pub trait Heap: Sync {
+    /// Takes an object, with whatever bytes are in it.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    fn alloc(&self) -> Result<u64>;
+
+    /// Where an object is.
+    ///
+    /// # Safety
+    /// It is an object of this heap in use.
+    unsafe fn address(&self, object: u64) -> *mut u64;
+
+    /// Gives an object back.
+    ///
+    /// # Safety
+    /// It is an object of this heap in use, and nobody uses it from now on.
+    ///
+    /// # Errors
+    /// When the heap finds that it is not.
+    unsafe fn free(&self, object: u64) -> Result<()>;
+
+    /// Gives the system as much memory back as the allocator can be asked to.
+    fn give_back(&self);
+}
+
+/// Where objects begin: what `malloc` promises.
+pub const ALIGN_BYTES: usize = 16;
+
+/// A slab cache.
+struct Slab<P: Policy> {
+    cache: Cache<P>,
+    arena: Arc<Arena>,
+}
+
+impl<P: Policy> Slab<P> {
+    /// A cache of at most `max_objects` objects.
+    fn new(size_bytes: usize, hardened: bool, max_objects: u64) -> Result<Slab<P>> {
+        // Twice: room for what is not filled, and in small caches for a slab of each CPU.
+        let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
+        let arena = Arc::new(Arena::new(reserve_bytes)?);
+        let options = Options { hardened, ..Options::new("bench", size_bytes, ALIGN_BYTES, max_objects) };
+        Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
+    }
+}
+
+impl<P: Policy> Heap for Slab<P> {
+    #[inline]
+    fn alloc(&self) -> Result<u64> {
+        self.cache.alloc(Gfp::MayWait).map(u64::from)
+    }
+
+    #[inline]
+    unsafe fn address(&self, object: u64) -> *mut u64 {
+        self.cache.address(object as u32).cast()
+    }
+
+    #[inline]
+    unsafe fn free(&self, object: u64) -> Result<()> {
+        self.cache.free(object as u32)
+    }
+
+    fn give_back(&self) {
+        self.cache.shrink();
+        // What the arena keeps for reuse is the cache's memory, too.
+        self.arena.release_free();
+    }
+}
+
+/// What this build can compare; the yardstick is the last.
+pub fn names() -> Vec<&'static str> {
+    [&[PLAIN, HARDENED, DELAYED, EAGER], peers::NAMES].concat()
+}
+
+/// The heap of a name, for objects of one of [`SIZES_BYTES`]; `None` if there is no such heap.
+///
+/// # Errors
+/// When there is no memory for a slab cache.
+pub fn open(name: &str, size_bytes: usize, max_objects: u64) -> Result<Option<Box<dyn Measured>>> {
+    let slab = |hardened| (size_bytes, hardened, max_objects);
+    fn boxed<P: Policy>(
+        (size_bytes, hardened, max_objects): (usize, bool, u64),
+    ) -> Result<Box<dyn Measured>> {
+        Ok(Box::new(Slab::<P>::new(size_bytes, hardened, max_objects)?))
+    }
+    Ok(Some(match name {
+        PLAIN => boxed::<Sheaves>(slab(false))?,
+        HARDENED => boxed::<Sheaves>(slab(true))?,
+        DELAYED => boxed::<DelayedFreeze>(slab(false))?,
+        EAGER => boxed::<EagerFreeze>(slab(false))?,
+        _ => return Ok(peers::open(name, size_bytes)),
+    }))
+}

@@ -1,0 +1,257 @@
+//! What is measured of a heap: three ways to allocate and free, each a fixed number of objects.
+//!
+//! Every object is written to while it is in use, eight bytes at its start, through the address that
+//! its user has to find out.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uzram::{Error, ErrorKind, Result};
+use uzram_lab::experiment::{Experiment, Plan, Sample};
+
+use crate::heap::{Heap, names, open};
+use crate::ring::{Consumer, Producer, Ring};
+
+/// Objects that are allocated before they are freed.
+pub const BATCH_OBJECTS: usize = 64;
+
+/// Orders that they are freed in, in turn.
+const SHUFFLES: usize = 64;
+
+/// Objects between the producer and the consumer.
+const RING_OBJECTS: usize = 1024;
+
+/// The most objects in use at a time.
+const MAX_OBJECTS: u64 = 1 << 16;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// One thread allocates an object and frees it.
+    SameThread,
+    /// One thread allocates 64 objects and frees them in another order.
+    Batches,
+    /// One thread allocates objects, another frees them.
+    Handoff,
+}
+
+impl Case {
+    /// All of them, in the order they are measured.
+    pub const ALL: [Case; 3] = [Case::SameThread, Case::Batches, Case::Handoff];
+
+    /// Its name on paper.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Case::SameThread => "same thread",
+            Case::Batches => "shuffled batches",
+            Case::Handoff => "producer/consumer",
+        }
+    }
+}
+
+/// A [`Heap`] of some type.
+pub trait Measured {
+    /// How long it takes for `objects` objects to be allocated and freed, or a few more.
+    ///
+    /// # Errors
+    /// What went wrong.
+    fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration>;
+
+    /// Allocates an object for each place in `objects`, frees all but `kept` of them, drawn at random,
+    /// and gives memory back. The kept ones stay in use.
+    ///
+    /// # Errors
+    /// What went wrong.
+    fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()>;
+}
+
+impl<H: Heap> Measured for H {
+    fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration> {
+        match case {
+            Case::SameThread => {
+                let start = Instant::now();
+                same_thread(self, objects)?;
+                Ok(start.elapsed())
+            }
+            Case::Batches => {
+                let orders = orders(seed);
+                let start = Instant::now();
+                batches(self, objects, &orders)?;
+                Ok(start.elapsed())
+            }
+            Case::Handoff => handoff(self, objects),
+        }
+    }
+
+    fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()> {
+        for object in &mut *objects {
+            *object = self.alloc()?;
+            // SAFETY: just allocated.
+            unsafe { write(self, *object, *object) };
+        }
+        fastrand::Rng::with_seed(seed).shuffle(objects);
+        let (kept, freed) = objects.split_at(kept);
+        for &object in freed {
+            // SAFETY: in use, and only freed here.
+            unsafe { self.free(object)? };
+        }
+        self.give_back();
+        // SAFETY: those that are kept are in use.
+        if kept.iter().all(|&object| unsafe { read(self, object) } == object) {
+            Ok(())
+        } else {
+            Err(damaged())
+        }
+    }
+}
+
+// The functions of the cases stay functions of their own, so that a profiler names them.
+
+#[inline(never)]
+fn same_thread<H: Heap>(heap: &H, objects: u64) -> Result<()> {
+    for value in 0..objects {
+        let object = heap.alloc()?;
+        // SAFETY: just allocated, then freed once.
+        unsafe {
+            write(heap, object, value);
+            heap.free(object)?;
+        }
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn batches<H: Heap>(heap: &H, objects: u64, orders: &[[u8; BATCH_OBJECTS]]) -> Result<()> {
+    let mut batch = [0; BATCH_OBJECTS];
+    let count = objects.div_ceil(BATCH_OBJECTS as u64) as usize;
+    for order in orders.iter().cycle().take(count) {
+        for object in &mut batch {
+            *object = heap.alloc()?;
+            // SAFETY: just allocated.
+            unsafe { write(heap, *object, 1) };
+        }
+        for &i in order {
+            // SAFETY: allocated above; an order has each place once.
+            unsafe { heap.free(batch[usize::from(i)])? };
+        }
+    }
+    Ok(())
+}
+
+/// The same orders for the same seed.
+fn orders(seed: u64) -> Vec<[u8; BATCH_OBJECTS]> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let order = |_| {
+        let mut order = std::array::from_fn(|i| i as u8);
+        random.shuffle(&mut order);
+        order
+    };
+    (0..SHUFFLES).map(order).collect()
+}
+
+/// The clock runs from when both threads are there until the last object is freed.
+fn handoff<H: Heap>(heap: &H, objects: u64) -> Result<Duration> {
+    let mut ring = Ring::new(RING_OBJECTS);
+    let (producer, consumer) = ring.ends();
+    let both = Barrier::new(2);
+    thread::scope(|scope| {
+        let consume = || {
+            both.wait();
+            consume(heap, consumer, objects).map(|()| Instant::now())
+        };
+        let thread = thread::Builder::new().name("consumer".into()).spawn_scoped(scope, consume);
+        let thread = thread.map_err(|error| {
+            Error::new(ErrorKind::NoMemory, format!("cannot start the consumer: {error}"))
+        })?;
+        both.wait();
+        let start = Instant::now();
+        let produced = produce(heap, producer, objects);
+        let end = thread.join().map_err(|_| Error::new(ErrorKind::Io, "the consumer panicked"))?;
+        produced?;
+        Ok(end? - start)
+    })
+}
+
+#[inline(never)]
+fn produce<H: Heap>(heap: &H, mut producer: Producer<'_>, objects: u64) -> Result<()> {
+    for value in 0..objects {
+        let object = heap.alloc()?;
+        // SAFETY: just allocated; the consumer frees it.
+        unsafe { write(heap, object, value) };
+        if !producer.put(object) {
+            // The consumer says why.
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn consume<H: Heap>(heap: &H, mut consumer: Consumer<'_>, objects: u64) -> Result<()> {
+    for value in 0..objects {
+        // The producer says why there is none.
+        let Some(object) = consumer.take() else { break };
+        // SAFETY: the producer allocated it and has let go of it.
+        unsafe {
+            if read(heap, object) != value {
+                return Err(damaged());
+            }
+            heap.free(object)?;
+        }
+    }
+    Ok(())
+}
+
+/// Uses an object. Volatile, so that it is done although nobody may look.
+///
+/// # Safety
+/// It is in use, and nobody else uses it.
+#[inline]
+unsafe fn write<H: Heap>(heap: &H, object: u64, value: u64) {
+    // SAFETY: the object is the caller's, and larger than this.
+    unsafe { heap.address(object).write_volatile(value) }
+}
+
+/// # Safety
+/// As for [`write`].
+#[inline]
+unsafe fn read<H: Heap>(heap: &H, object: u64) -> u64 {
+    // SAFETY: as for `write`.
+    unsafe { heap.address(object).read_volatile() }
+}
+
+#[cold]
+fn damaged() -> Error {
+    Error::new(ErrorKind::Corrupt, "an object in use was changed by others")
+}
+
+/// One case at one size, with every allocator of this build: an experiment of the lab.
+pub struct Round {
+    case: Case,
+    heaps: Vec<Box<dyn Measured>>,
+}
+
+impl Round {
+    /// The case with fresh slab caches; `designs` are [`names`].
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(case: Case, size_bytes: usize) -> Result<Round> {
+        let open = |name| open(name, size_bytes, MAX_OBJECTS);
+        let heaps = names().into_iter().filter_map(|name| open(name).transpose()).collect::<Result<_>>()?;
+        Ok(Round { case, heaps })
+    }
+}
+
+impl Experiment for Round {
+    fn begin(&mut self, _case: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let elapsed = self.heaps[plan.design].time(self.case, plan.work, plan.seed)?;
+        let ns_per_object = elapsed.as_secs_f64() * 1e9 / plan.work as f64;
+        Ok(Sample { elapsed, values: vec![("ns_per_object", ns_per_object)] })
+    }
+}

@@ -1,0 +1,111 @@
+//! What is left in memory when a random 90 % of many objects were freed and the allocator was asked to
+//! give memory back.
+//!
+//! Each allocator is measured in a process of its own, a child of this one, so that none disturbs
+//! another: anonymous memory after, less anonymous memory before the allocator's first object, by the
+//! kernel's own count. Pages that the kernel may take at any time (`MADV_FREE`) do not count.
+
+use std::process::Command;
+
+use serde::Serialize;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::heap::{names, open};
+
+/// One object in this many is kept.
+const KEPT_ONE_IN: usize = 10;
+
+/// Which objects are freed.
+const SEED: u64 = 1;
+
+/// What one allocator kept.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// The allocator.
+    pub allocator: &'static str,
+    /// The objects' size.
+    pub size_bytes: usize,
+    /// Bytes in memory for each byte of an object in use.
+    pub resident_per_live: f64,
+}
+
+/// The option by which a child is told what to measure.
+pub const CHILD_OPTION: &str = "--resident-of";
+
+/// Measures every allocator of this build, each in a child.
+///
+/// # Errors
+/// What went wrong in one of them.
+pub fn measure_all(size_bytes: usize, objects: usize) -> Result<Vec<Memory>> {
+    let live_bytes = (objects / KEPT_ONE_IN * size_bytes) as f64;
+    let of = |allocator| {
+        let resident_bytes = in_child(allocator, size_bytes, objects)? as f64;
+        Ok(Memory { allocator, size_bytes, resident_per_live: resident_bytes / live_bytes })
+    };
+    names().into_iter().map(of).collect()
+}
+
+/// Runs this program again to measure one allocator.
+fn in_child(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
+    let failed =
+        |what: String| Error::new(ErrorKind::Io, format!("measuring the memory of {allocator}: {what}"));
+    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+    let (size, objects) = (size_bytes.to_string(), objects.to_string());
+    let output = Command::new(program)
+        .args([CHILD_OPTION, allocator, "--size", &size, "--objects", &objects])
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().map_err(|_| failed(format!("it printed '{}'", text.trim())))
+}
+
+/// What a child does: the bytes that an allocator keeps in memory.
+///
+/// # Errors
+/// What went wrong.
+pub fn measure(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
+    // Written to before the first measurement, like what reading /proc needs.
+    let mut words = vec![1u64; objects];
+    anonymous_bytes()?;
+    let before_bytes = anonymous_bytes()?;
+    let Some(heap) = open(allocator, size_bytes, objects as u64)? else {
+        let what = format!("there is no allocator '{allocator}' with objects of {size_bytes} bytes");
+        return Err(Error::invalid(what).with_setting(CHILD_OPTION));
+    };
+    heap.scatter(&mut words, objects / KEPT_ONE_IN, SEED)?;
+    Ok(anonymous_bytes()?.saturating_sub(before_bytes))
+}
+
+/// This process's anonymous memory, without what the kernel may take at any time.
+fn anonymous_bytes() -> Result<u64> {
+    let path = "/proc/self/smaps_rollup";
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Error::new(ErrorKind::Unsupported, format!("{path}: {error}")))?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
+    };
+    field("Anonymous:")
+        .zip(field("LazyFree:"))
+        .map(|(anonymous, lazy)| anonymous.saturating_sub(lazy))
+        .ok_or_else(|| Error::new(ErrorKind::Unsupported, format!("{path} has no Anonymous and LazyFree")))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn anonymous_memory_is_what_was_written() {
+        let before_bytes = anonymous_bytes().unwrap();
+        let written = vec![1u8; 8 << 20];
+        let grown_bytes = anonymous_bytes().unwrap() - before_bytes;
+        assert!((8 << 20..9 << 20).contains(&grown_bytes), "{grown_bytes}");
+        drop(written);
+    }
+}

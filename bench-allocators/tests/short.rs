@@ -1,0 +1,47 @@
+//! The whole comparison in short, so that it cannot rot: every allocator of the build, every case, the
+//! children that measure memory, and the report.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Output};
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_bench-allocators")).args(arguments).output().unwrap()
+}
+
+#[test]
+fn every_target_is_measured() {
+    let output = run(&["--rounds", "2", "--seconds", "0.001", "--objects", "20000", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let targets = report["targets"].as_array().unwrap();
+    assert_eq!(targets.len(), 10);
+    for target in targets {
+        assert!(target["measured"].as_f64().unwrap() > 0.0, "{target}");
+    }
+    for allocator in ["uzram", "uzram hardened", "uzram delayed", "uzram eager", "system", "mimalloc"] {
+        let of_it = |rows: &str| {
+            report[rows].as_array().unwrap().iter().filter(|row| row["allocator"] == allocator).count()
+        };
+        assert_eq!((of_it("times"), of_it("memory")), (6, 2), "{allocator}");
+    }
+    // A tenth is in use: nobody can keep less, and much more than all of it would be a leak.
+    for row in report["memory"].as_array().unwrap() {
+        let kept = row["resident_per_live"].as_f64().unwrap();
+        assert!((1.0..40.0).contains(&kept), "{row}");
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_said() {
+    for (arguments, says) in [
+        (["--resident-of", "nobody", "--size", "64"].as_slice(), "no allocator 'nobody'"),
+        (&["--resident-of", "mimalloc", "--size", "65"], "objects of 65 bytes"),
+        (&["--seconds=-1"], "--seconds"),
+        (&["--rounds", "101"], "--rounds"),
+    ] {
+        let output = run(arguments);
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && error.contains(says), "{arguments:?}: {error}");
+    }
+}
