@@ -49,25 +49,32 @@ pub trait Heap: Sync {
     unsafe fn free(&self, object: u64) -> Result<()>;
 
     /// Gives the system as much memory back as the allocator can be asked to.
-    fn give_back(&self);
+    ///
+    /// # Errors
+    /// When the heap finds that it is damaged.
+    fn give_back(&self) -> Result<()>;
 }
 
 /// Where objects begin: what `malloc` promises.
 pub const ALIGN_BYTES: usize = 16;
 
 /// A slab cache.
-struct Slab<P: Policy> {
+pub struct Slab<P: Policy> {
     cache: Cache<P>,
     arena: Arc<Arena>,
 }
 
 impl<P: Policy> Slab<P> {
     /// A cache of at most `max_objects` objects.
-    fn new(size_bytes: usize, hardened: bool, max_objects: u64) -> Result<Slab<P>> {
+    pub fn new(size_bytes: usize, hardened: bool, max_objects: u64) -> Result<Slab<P>> {
         // Twice: room for what is not filled, and in small caches for a slab of each CPU.
         let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
         let arena = Arc::new(Arena::new(reserve_bytes)?);
-        let options = Options { hardened, ..Options::new("bench", size_bytes, ALIGN_BYTES, max_objects) };
+        let options = Options {
+            hardened,
+            dropped_whole: true,
+            ..Options::new("bench", size_bytes, ALIGN_BYTES, max_objects)
+        };
         Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
     }
 }
@@ -88,10 +95,11 @@ impl<P: Policy> Heap for Slab<P> {
         self.cache.free(object as u32)
     }
 
-    fn give_back(&self) {
-        self.cache.shrink();
+    fn give_back(&self) -> Result<()> {
+        self.cache.shrink()?;
         // What the arena keeps for reuse is the cache's memory, too.
         self.arena.release_free();
+        Ok(())
     }
 }
 

@@ -96,7 +96,7 @@ impl<H: Heap> Measured for H {
             // SAFETY: in use, and only freed here.
             unsafe { self.free(object)? };
         }
-        self.give_back();
+        self.give_back()?;
         // SAFETY: those that are kept are in use.
         if kept.iter().all(|&object| unsafe { read(self, object) } == object) {
             Ok(())
@@ -253,5 +253,96 @@ impl Experiment for Round {
         let elapsed = self.heaps[plan.design].time(self.case, plan.work, plan.seed)?;
         let ns_per_object = elapsed.as_secs_f64() * 1e9 / plan.work as f64;
         Ok(Sample { elapsed, values: vec![("ns_per_object", ns_per_object)] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::heap::{ALIGN_BYTES, SIZES_BYTES};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Hands out one object, again and again.
+    struct Broken(AtomicU64);
+
+    impl Heap for Broken {
+        fn alloc(&self) -> Result<u64> {
+            Ok(0)
+        }
+        unsafe fn address(&self, _: u64) -> *mut u64 {
+            self.0.as_ptr()
+        }
+        unsafe fn free(&self, _: u64) -> Result<()> {
+            Ok(())
+        }
+        fn give_back(&self) -> Result<()> {
+            // What is in use is damaged, too.
+            self.0.store(7, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_heap_that_damages_objects_is_found_out() {
+        let broken = Broken(AtomicU64::new(0));
+        let error = broken.time(Case::Handoff, 100_000, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let error = broken.scatter(&mut [0; 100], 10, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn every_heap_does_every_case() {
+        for name in names() {
+            for size_bytes in SIZES_BYTES {
+                let heap = open(name, size_bytes, MAX_OBJECTS).unwrap().unwrap();
+                for case in Case::ALL {
+                    heap.time(case, 20_000, 3).unwrap();
+                }
+                let mut objects = [0; 1000];
+                heap.scatter(&mut objects, 100, 3).unwrap();
+                objects[..100].sort_unstable();
+                assert!(objects[..100].is_sorted_by(|a, b| a < b), "{name}: handed out twice");
+            }
+        }
+        assert!(open("nobody", 64, 1).unwrap().is_none());
+        assert!(open("system", 65, 1).unwrap().is_none());
+    }
+
+    #[test]
+    fn objects_have_room_and_are_aligned() {
+        fn check<H: Heap>(heap: &H, size_bytes: usize) {
+            let objects: Vec<u64> = (0..100).map(|_| heap.alloc().unwrap()).collect();
+            // SAFETY: all are in use until the end.
+            let mut starts: Vec<usize> = objects.iter().map(|o| unsafe { heap.address(*o) }.addr()).collect();
+            starts.sort_unstable();
+            assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= size_bytes));
+            assert!(starts.iter().all(|start| start.is_multiple_of(ALIGN_BYTES)));
+            // SAFETY: each is freed once.
+            objects.into_iter().for_each(|object| unsafe { heap.free(object).unwrap() });
+        }
+        for size_bytes in SIZES_BYTES {
+            for hardened in [false, true] {
+                check(
+                    &crate::heap::Slab::<uzram::slab::Sheaves>::new(size_bytes, hardened, 1000).unwrap(),
+                    size_bytes,
+                );
+            }
+        }
+        check(&crate::peers::Mimalloc::<64>, 64);
+        check(&crate::peers::System::<256>, 256);
+    }
+
+    #[test]
+    fn orders_are_permutations_and_repeat() {
+        let orders = orders(5);
+        assert_eq!(orders, super::orders(5));
+        assert_ne!(orders, super::orders(6));
+        for mut order in orders {
+            order.sort_unstable();
+            assert!(order.iter().enumerate().all(|(i, place)| i == usize::from(*place)));
+        }
     }
 }

@@ -85,7 +85,7 @@ fn pointer<T>(object: u64) -> *mut T {
 }
 
 /// The C library's.
-struct System<const SIZE: usize>;
+pub struct System<const SIZE: usize>;
 
 impl<const SIZE: usize> Heap for System<SIZE> {
     #[inline]
@@ -106,17 +106,18 @@ impl<const SIZE: usize> Heap for System<SIZE> {
         Ok(())
     }
 
-    fn give_back(&self) {
+    fn give_back(&self) -> Result<()> {
         #[cfg(target_env = "gnu")]
         // SAFETY: it may be called at any time.
         unsafe {
             libc::malloc_trim(0);
         }
+        Ok(())
     }
 }
 
 /// mimalloc.
-struct Mimalloc<const SIZE: usize>;
+pub struct Mimalloc<const SIZE: usize>;
 
 impl<const SIZE: usize> Heap for Mimalloc<SIZE> {
     #[inline]
@@ -137,15 +138,16 @@ impl<const SIZE: usize> Heap for Mimalloc<SIZE> {
         Ok(())
     }
 
-    fn give_back(&self) {
+    fn give_back(&self) -> Result<()> {
         // SAFETY: it may be called at any time.
         unsafe { mimalloc::mi_collect(true) };
+        Ok(())
     }
 }
 
 /// jemalloc.
 #[cfg(feature = "jemalloc")]
-struct Jemalloc<const SIZE: usize>;
+pub struct Jemalloc<const SIZE: usize>;
 
 #[cfg(feature = "jemalloc")]
 impl<const SIZE: usize> Heap for Jemalloc<SIZE> {
@@ -167,19 +169,20 @@ impl<const SIZE: usize> Heap for Jemalloc<SIZE> {
         Ok(())
     }
 
-    fn give_back(&self) {
+    fn give_back(&self) -> Result<()> {
         // The caches of this thread; then what all arenas (their number is MALLCTL_ARENAS_ALL) keep.
         for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
             let none = std::ptr::null_mut::<c_void>();
             // SAFETY: the name ends with a zero; these two neither read nor write a value.
             unsafe { tikv_jemalloc_sys::mallctl(name.as_ptr(), none, none.cast(), none, 0) };
         }
+        Ok(())
     }
 }
 
 /// snmalloc.
 #[cfg(feature = "snmalloc")]
-struct Snmalloc<const SIZE: usize>;
+pub struct Snmalloc<const SIZE: usize>;
 
 #[cfg(feature = "snmalloc")]
 impl<const SIZE: usize> Heap for Snmalloc<SIZE> {
@@ -202,5 +205,7 @@ impl<const SIZE: usize> Heap for Snmalloc<SIZE> {
     }
 
     /// Its crate has no call for that.
-    fn give_back(&self) {}
+    fn give_back(&self) -> Result<()> {
+        Ok(())
+    }
 }

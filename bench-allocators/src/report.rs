@@ -160,3 +160,46 @@ impl fmt::Display for Report {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    fn memory(allocator: &'static str, size_bytes: usize, resident_per_live: f64) -> Memory {
+        Memory { allocator, size_bytes, resident_per_live }
+    }
+
+    #[test]
+    fn targets_are_judged_by_the_right_rows() {
+        let mut times = Vec::new();
+        for case in Case::ALL {
+            for (allocator, ns) in [(PLAIN, 5.0), (HARDENED, 12.0), (YARDSTICK, 10.0)] {
+                times.push(Time::new(case, 64, allocator, &[ns, ns], &[10.0, 10.0]).unwrap());
+            }
+        }
+        let rows = [("uzram", 9.0), ("uzram eager", 1.0), ("system", 10.0), ("jemalloc", 8.0)];
+        let memory = rows.map(|(allocator, kept)| memory(allocator, 256, kept)).to_vec();
+        let report = Report::new(times, memory, vec!["a note".into()]);
+        let judged = |name: &str| {
+            let target = report.targets.iter().find(|target| target.name.starts_with(name)).unwrap();
+            (target.measured, target.is_met())
+        };
+        assert_eq!(judged("alloc + free in a thread, 64 bytes / "), (Some(0.5), Some(true)));
+        assert_eq!(judged("alloc + free in a thread, 64 bytes, hardened / "), (Some(1.2), Some(true)));
+        assert_eq!(judged("64 allocs, frees shuffled, 64"), (Some(0.5), Some(true)));
+        assert_eq!(judged("producer/consumer rate, 64"), (Some(2.0), Some(true)));
+        assert_eq!(judged("producer/consumer rate, 256"), (None, None));
+        assert_eq!(judged("memory, 90 % freed, 256"), (Some(9.0 / 8.0), Some(false)));
+        assert_eq!(judged("memory, 90 % freed, 64"), (None, None));
+        let text = report.to_string();
+        assert!(
+            text.contains("MISSED") && text.contains("not measured") && text.contains("a note"),
+            "{text}"
+        );
+        assert!(text.contains("0.500 [0.500, 0.500]"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+        assert_eq!(json["times"][0]["case"], "same thread");
+    }
+}
