@@ -113,7 +113,7 @@ fn measure_times(case: Case, size_bytes: usize, options: &Options) -> Result<Vec
 fn notes(args: &Args) -> Vec<String> {
     let mut notes = vec![
         format!(
-            "{} rounds of {:.3} s a measurement, threads not pinned; ratios: the rounds' median, its {:.0}% interval, p of the signed-rank test",
+            "{} rounds of {:.3} s a measurement, threads not pinned; processor time, but elapsed time for producer/consumer; ratios: the rounds' median, its {:.0}% interval, p of the signed-rank test",
             args.rounds,
             args.seconds,
             100.0 * coverage(args.rounds.into())
