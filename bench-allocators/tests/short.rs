@@ -40,7 +40,9 @@ fn memory_is_what_the_kernel_counts() {
         let output = run(&["--resident-of", allocator, "--size", "64", "--objects", "200000"]);
         let bytes: f64 = String::from_utf8_lossy(&output.stdout).trim().parse().unwrap();
         let of_all = bytes / (200_000.0 * 64.0);
-        assert!((0.98..1.5).contains(&of_all), "{allocator}: {of_all}");
+        // glibc adds 16 bytes to each object, mimalloc some megabytes to all.
+        let most = if allocator.starts_with("uzram") { 1.08 } else { 1.5 };
+        assert!((0.98..most).contains(&of_all), "{allocator}: {of_all}");
     }
 }
 
