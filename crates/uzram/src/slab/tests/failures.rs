@@ -64,7 +64,7 @@ fn each_call_of_the_arena_fails_in_turn<P: Policy>() {
         for calls_before in 0.. {
             let _context = Context(format!("{shape:?}, {calls_before} calls before the one that fails"));
             let arena = arena();
-            let cache = cache_of::<P>(&arena, shape, KINDS[0]);
+            let cache = cache_of::<P>(&arena, shape, kinds()[0]);
             arena.inject_fault_after(calls_before);
             if !script(&arena, cache, shape.0) {
                 // There are not so many calls.
@@ -79,7 +79,7 @@ fn a_full_cache_names_its_setting<P: Policy>() {
     let cpus = allowed_cpus();
     // What is free on another CPU is not found when the cache is full.
     sched_setaffinity(None, &cpus[0]).unwrap();
-    for kind in KINDS {
+    for kind in kinds() {
         let arena = arena();
         let options = Options { max_objects_setting: "how_many", ..kind.options("full", 64, 8, 1000) };
         let cache = Cache::<P>::new(arena.clone(), options).unwrap();
@@ -110,7 +110,7 @@ fn a_full_cache_names_its_setting<P: Policy>() {
 fn no_object_is_refused_because_others_are_kept_free<P: Policy>() {
     const MOST: usize = 1000;
     let cpus = allowed_cpus();
-    for kind in KINDS {
+    for kind in kinds() {
         let arena = arena();
         let cache = Cache::<P>::new(arena.clone(), kind.options("full", 64, 8, MOST as u64)).unwrap();
         let mut random = Random::new(5);

@@ -44,6 +44,7 @@ mod objects;
 mod threads;
 
 use super::{Cache, Options, Policy};
+use crate::base::cpu::Restartable;
 use crate::base::mem::{Account, Arena, Gfp, MAX_RUN_PAGES};
 use crate::base::sync::Arc;
 use crate::base::units::PAGE_SIZE;
@@ -76,12 +77,12 @@ struct Kind {
     restartable: bool,
 }
 
-const KINDS: [Kind; 4] = [
-    Kind { hardened: true, restartable: true },
-    Kind { hardened: false, restartable: true },
-    Kind { hardened: true, restartable: false },
-    Kind { hardened: false, restartable: false },
-];
+/// Those that differ on this machine.
+fn kinds() -> Vec<Kind> {
+    let restartable = [true, false].into_iter().filter(|wanted| !wanted || Restartable::get().is_some());
+    let kinds = |restartable| [true, false].map(|hardened| Kind { hardened, restartable });
+    restartable.flat_map(kinds).collect()
+}
 
 impl Kind {
     fn options(self, name: impl Into<String>, size: usize, align: usize, max_objects: u64) -> Options {

@@ -28,10 +28,10 @@ struct Model<P: Policy> {
 }
 
 fn agrees_with_a_naive_model<P: Policy>() {
-    const STEPS: usize = 1500;
+    const STEPS: usize = 1000;
     let cpus = allowed_cpus();
     for round in 0..stress_factor() {
-        for kind in KINDS {
+        for kind in kinds() {
             for (shape, seed) in SHAPES.into_iter().zip(round * SHAPES.len() as u64..) {
                 let _context = Context(format!("seed {seed}, {shape:?}, {kind:?}"));
                 let mut model = Model::<P>::new(shape, kind, seed, &cpus);
@@ -63,7 +63,7 @@ impl<P: Policy> Model<P> {
     fn step(&mut self, step: usize) {
         if step.is_multiple_of(200) {
             // Often small, so that slabs run empty.
-            let most = ((1 << 20) / self.size).clamp(64, 4000);
+            let most = ((1 << 18) / self.size).clamp(40, 3000);
             self.target = self.random.below(1 + most) >> self.random.below(8);
         }
         let grow = self.live.len() < self.target;

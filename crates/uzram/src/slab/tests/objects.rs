@@ -44,6 +44,7 @@ impl Live {
 }
 
 /// The bytes of an object.
+#[allow(clippy::mut_from_ref, reason = "the object is the caller's, and the cache's no more")]
 pub(super) fn bytes_of<P: Policy>(cache: &Cache<P>, size: usize, object: u32) -> &mut [u8] {
     // SAFETY: the callers own the object, which has so many bytes, and keep the slice no longer; or
     // they misuse it on purpose while nobody else runs, and it lies in a slab that is in memory.
