@@ -5,8 +5,8 @@
 //! measures two programs on a machine with 128 CPUs; here their threads and objects are repeated in this
 //! process, without the scheduler's and the network's share of the work:
 //!
-//! * [`messaging`], as `perf bench sched messaging` does, a job being a group of 40 threads;
-//! * [`rawpkt`], as stress-ng's `--rawpkt` does, a job being a thread.
+//! * `messaging`, as `perf bench sched messaging` does, a job being a group of 40 threads;
+//! * `rawpkt`, as stress-ng's `--rawpkt` does, a job being a thread.
 //!
 //! The series goes from `eager` to `delayed` in steps, which are designs of their own; `sheaves` came
 //! later. Every measurement has fresh caches. It runs twice: the first run is clocked; in the second, a

@@ -14,13 +14,16 @@
 use crate::base::cpu::{PerCpu, Restartable};
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 
-use super::cpu_word::{CLOSED, CpuWord};
+use super::cpu_word;
 use super::slabs::{NO_SLAB, Slabs};
 use super::word::NONE;
 
+const CLOSED: u64 = 1 << 16;
 const LEN_ONE: u64 = 1 << 17;
 const LEN_MASK: u64 = (1 << 15) - 1;
 const OPERATION: u64 = 1 << 32;
+
+type CpuWord = cpu_word::CpuWord<{ u64::MAX }, CLOSED>;
 
 /// The objects of a slab that a CPU gets, or gives up: a chain, and how long it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,7 +134,7 @@ impl CpuLists {
         let slab = own.slab.load(Ordering::Relaxed);
         // Only what both said at one time: a word never is the same again, but `slab` changes while it
         // is closed.
-        let is_open = word & CLOSED == 0 && own.word.load() == word;
+        let is_open = !CpuWord::is_closed(word) && own.word.load() == word;
         let first = Word::decode(word).list.first;
         (is_open && first != NONE).then(|| slabs.name(slab, first))
     }
@@ -141,12 +144,13 @@ impl CpuLists {
         Word::decode(self.lists.of(cpu).word.load())
     }
 
+    #[cfg_attr(all(target_arch = "x86_64", target_env = "gnu"), cold)]
     fn pop_by_exchange(&self, slabs: &Slabs) -> Option<u32> {
         let own = self.lists.local();
         loop {
             let word = own.word.load();
             let at = word as u16;
-            if word & CLOSED != 0 || at == NONE {
+            if CpuWord::is_closed(word) || at == NONE {
                 return None;
             }
             let slab = own.slab.load(Ordering::Relaxed);
@@ -163,13 +167,14 @@ impl CpuLists {
         }
     }
 
+    #[cfg_attr(all(target_arch = "x86_64", target_env = "gnu"), cold)]
     fn push_by_exchange(&self, slabs: &Slabs, object: u32) -> bool {
         let own = self.lists.local();
         let (slab, at) = slabs.split(object);
         loop {
             let word = own.word.load();
             let head = word as u16;
-            if word & CLOSED != 0 || own.slab.load(Ordering::Relaxed) != slab || head == at {
+            if CpuWord::is_closed(word) || own.slab.load(Ordering::Relaxed) != slab || head == at {
                 return false;
             }
             slabs.set_next(slab, at, head);

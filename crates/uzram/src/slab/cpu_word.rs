@@ -1,10 +1,5 @@
 //! A CPU's own word: the place that fast paths change without a lock, and its lock for slow ones.
 //!
-//! ```text
-//! 63                    17 16       15                   0
-//! [ of the word's owner    | closed | of the word's owner ]
-//! ```
-//!
 //! Fast paths change the word of the CPU they run on, by a restartable sequence where there are
 //! some ([`Restartable`]) and by a compare-exchange elsewhere; the operations they have done so far
 //! stand in the upper bits, so that a word never has the same value twice soon. Neither touches a
@@ -19,17 +14,26 @@
 use crate::base::cpu::{self, Restartable};
 use crate::base::sync::{AtomicU64, Ordering};
 
-/// Set while a slow path owns the word.
-pub(super) const CLOSED: u64 = 1 << 16;
-
-/// See the [module's documentation](self).
+/// See the [module's documentation](self). A closed word is what an open one was, but for the bits that
+/// are not in `KEPT`, and those in `CLOSED`: the word's owner chooses what its fast paths turn away from.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct CpuWord(AtomicU64);
+pub(super) struct CpuWord<const KEPT: u64, const CLOSED: u64>(AtomicU64);
 
-impl CpuWord {
+impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
     pub(super) fn new(value: u64) -> Self {
         CpuWord(AtomicU64::new(value))
+    }
+
+    /// What a word is while a slow path owns it.
+    const fn closed(value: u64) -> u64 {
+        value & KEPT | CLOSED
+    }
+
+    /// Whether a slow path owns the word that is this.
+    #[inline]
+    pub(super) const fn is_closed(value: u64) -> bool {
+        value == Self::closed(value)
     }
 
     /// The value now; with fast paths going on it is old at once.
@@ -38,11 +42,29 @@ impl CpuWord {
         self.0.load(Ordering::Acquire)
     }
 
+    /// [`CpuWord::load`] for the holder of the slow lock, who has not closed the word: a fast path may
+    /// have, for a moment.
+    pub(super) fn load_open(&self) -> u64 {
+        loop {
+            let value = self.load();
+            if !Self::is_closed(value) {
+                return value;
+            }
+            cpu::relax();
+        }
+    }
+
     /// Changes the word if it is `old`, which is open. Only where sequences are not used.
     #[inline]
     pub(super) fn exchange(&self, old: u64, new: u64) -> bool {
         // Acquire: what the free list leads to. Release: what was linked.
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Closes the word if it is `old`, which is open. Only where sequences are not used.
+    #[inline]
+    pub(super) fn close_if(&self, old: u64) -> bool {
+        self.exchange(old, Self::closed(old))
     }
 
     /// Closes the word, which is `cpu`'s, and answers its value. The caller holds the slow lock. From
@@ -64,29 +86,36 @@ impl CpuWord {
         }
     }
 
-    fn close_from_afar(&self, rseq: Restartable) -> u64 {
-        loop {
-            self.0.fetch_or(CLOSED, Ordering::SeqCst);
-            rseq.interrupt_all();
-            let value = self.0.load(Ordering::SeqCst);
-            if value & CLOSED != 0 {
-                return value & !CLOSED;
-            }
-        }
-    }
-
     /// Opens the word with `value`.
     #[inline]
     pub(super) fn open(&self, value: u64) {
-        debug_assert!(value & CLOSED == 0 && self.load() & CLOSED != 0, "{value:#x}");
+        debug_assert!(!Self::is_closed(value) && Self::is_closed(self.load()), "{value:#x}");
         self.0.store(value, Ordering::Release);
+    }
+
+    /// Marks the word as closed until no sequence has wiped the mark out.
+    fn close_from_afar(&self, rseq: Restartable) -> u64 {
+        let mut value = self.load();
+        loop {
+            while let Err(now) =
+                self.0.compare_exchange(value, Self::closed(value), Ordering::SeqCst, Ordering::SeqCst)
+            {
+                value = now;
+            }
+            rseq.interrupt_all();
+            let now = self.0.load(Ordering::SeqCst);
+            if Self::is_closed(now) {
+                return value;
+            }
+            value = now;
+        }
     }
 
     /// Closes the word while it is open; it may be closed for a moment by a fast path.
     fn close_by_exchange(&self) -> u64 {
         loop {
             let value = self.load();
-            if value & CLOSED == 0 && self.exchange(value, value | CLOSED) {
+            if !Self::is_closed(value) && self.close_if(value) {
                 return value;
             }
             cpu::relax();
@@ -105,19 +134,22 @@ impl CpuWord {
                 "jne 43b",
                 "mov {result}, [{word}]",
                 "mov {cpu}, {result}",
-                "or {cpu}, 0x10000",
+                "and {cpu}, {kept}",
+                "or {cpu}, {closed}",
                 "mov [{word}], {cpu}",
                 => cpu = out(reg) _,
                 cpus = in(reg) cpu + 1,
                 rseq = in(reg) rseq.area_offset(),
                 wanted = in(reg) cpu,
                 word = in(reg) &raw const self.0,
+                kept = in(reg) KEPT,
+                closed = in(reg) CLOSED,
                 result = out(reg) value,
                 options(nostack)
             );
         }
         // Not here: all ones, which no open word is.
-        (value & CLOSED == 0).then_some(value)
+        (value != u64::MAX).then_some(value)
     }
 
     #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]

@@ -7,7 +7,7 @@
 //!
 //! A hardened cache ([`Options::hardened`], the default) mixes the links between free objects with a
 //! secret and takes anything else that it finds there for damage, and looks at each freed name whether
-//! there is such a slab. All caches look for names that are no objects' where they turn to slabs, and
+//! there ever was such an object. All caches look for names that are no objects' where they turn to slabs, and
 //! for an object that is freed twice in a row. Debug
 //! builds keep a bit for each object and fill free ones with poison, and so find every double free,
 //! foreign object, and write to a free object. A [`Corrupt`](crate::ErrorKind::Corrupt) error names

@@ -139,13 +139,16 @@ pub(super) struct Slabs {
     secret: u32,
     max_slabs: u32,
     slabs: Table<Slab>,
-    /// Where each slab starts; 0 for one that does not exist.
+    /// Where each slab starts; 0 for one that does not exist. There is one for each number that a name
+    /// has room for.
     starts: Table<AtomicU64>,
     /// The bits of a name that are the place.
     place_mask: u32,
     /// Bits that are 0 in every object's name.
     misplaced: u32,
     numbers: Mutex<Numbers>,
+    /// All names of objects are below: those of slabs that ever were.
+    names_end: AtomicU32,
     /// Slabs that exist.
     live: Counter,
     /// Slabs that were given back.
@@ -161,7 +164,9 @@ impl Slabs {
     /// # Errors
     /// `NoMemory` when there is no address space for the tables.
     pub(super) fn new(arena: Arc<Arena>, options: &Options, layout: Layout, max_slabs: u64) -> Result<Self> {
-        let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
+        let numbers = 1usize << (u32::BITS - layout.place_bits);
+        // No object's name is one of the highest numbers.
+        let most = numbers as u64 - 1;
         let max_slabs = max_slabs.clamp(1, most) as u32;
         Ok(Slabs {
             arena,
@@ -169,10 +174,11 @@ impl Slabs {
             secret: if options.hardened { secret() } else { 0 },
             max_slabs,
             slabs: Table::new(max_slabs as usize)?,
-            starts: Table::new(max_slabs as usize)?,
+            starts: Table::new(if cfg!(feature = "loom") { max_slabs as usize } else { numbers })?,
             place_mask: (1 << layout.place_bits) - 1,
             misplaced: (1 << layout.stride().trailing_zeros()) - 1,
             numbers: Mutex::new(&classes::SLAB_TABLE, Numbers { free: NO_SLAB, fresh: 0 }),
+            names_end: AtomicU32::new(0),
             live: Counter::default(),
             gone: Counter::default(),
             #[cfg(feature = "loom")]
@@ -228,11 +234,23 @@ impl Slabs {
         self.exists(slab) && at.is_multiple_of(stride) && at / stride < self.layout.objects
     }
 
-    /// Where an object is. Panics, or answers nonsense, for a name that never was one.
+    /// Where an object is; nonsense for a name that never was one.
     #[inline]
     pub(super) fn address(&self, object: u32) -> *mut u8 {
-        let (slab, at) = self.split(object);
-        self.start(slab).wrapping_add(usize::from(at) * UNIT_BYTES)
+        let (_, at) = self.split(object);
+        self.start_of(object).wrapping_add(usize::from(at) * UNIT_BYTES)
+    }
+
+    /// Where the slab of an object starts; null if there is none.
+    #[inline]
+    fn start_of(&self, object: u32) -> *mut u8 {
+        let slab = self.split(object).0 as usize;
+        #[cfg(feature = "loom")]
+        let start = &self.starts[slab];
+        // SAFETY: there is an entry for each number that a name has room for.
+        #[cfg(not(feature = "loom"))]
+        let start = unsafe { self.starts.get_unchecked(slab) };
+        std::ptr::with_exposed_provenance_mut(start.load(Ordering::Acquire) as usize)
     }
 
     /// Where an object is, if it may be one.
@@ -245,11 +263,11 @@ impl Slabs {
         (!cfg!(feature = "loom")).then(|| start.wrapping_add(offset_bytes).cast_const())
     }
 
-    /// Whether `object` may be one: a cheap look that lets some others pass where objects are not a
-    /// power of two apart.
+    /// Whether `object` may be one: a cheap look that lets others pass whose slab is gone, or whose place
+    /// is between those of objects that are not a power of two apart.
     #[inline]
     pub(super) fn may_be_object(&self, object: u32) -> bool {
-        object & self.misplaced == 0 && self.exists(object >> self.layout.place_bits)
+        object & self.misplaced == 0 && object < self.names_end.load(Ordering::Relaxed)
     }
 
     /// Whether there is a slab of that number.
@@ -417,6 +435,7 @@ impl Slabs {
         }
         (numbers.fresh < self.max_slabs).then(|| {
             numbers.fresh += 1;
+            self.names_end.store(numbers.fresh << self.layout.place_bits, Ordering::Relaxed);
             numbers.fresh - 1
         })
     }

@@ -58,6 +58,22 @@ impl<T: Entry> Table<T> {
         self.len
     }
 
+    /// An entry.
+    ///
+    /// # Safety
+    /// `index` is below [`Table::len`].
+    #[inline]
+    pub unsafe fn get_unchecked(&self, index: usize) -> &T {
+        debug_assert!(index < self.len);
+        #[cfg(feature = "loom")]
+        return &self.entries[index];
+        // SAFETY: the mapping has room for `len` entries, of which this is one (the caller's promise),
+        // and starts on a page boundary, its bytes are zeros or what a `T` became, and zeros are a `T`
+        // (`Entry`). A `T` is only ever shared.
+        #[cfg(not(feature = "loom"))]
+        return unsafe { &*self.mapping.base().cast::<T>().add(index) };
+    }
+
     /// The memory that all entries together can take.
     pub fn max_bytes(&self) -> usize {
         self.len * size_of::<T>()
@@ -71,18 +87,23 @@ impl<T: Entry> Table<T> {
     }
 }
 
+/// Apart, so that looking an entry up keeps its numbers in registers.
+#[cold]
+#[inline(never)]
+fn beyond(index: usize, len: usize) -> ! {
+    panic!("entry {index} of {len}")
+}
+
 impl<T: Entry> Index<usize> for Table<T> {
     type Output = T;
 
     #[inline]
     fn index(&self, index: usize) -> &T {
-        assert!(index < self.len, "entry {index} of {}", self.len);
-        #[cfg(feature = "loom")]
-        return &self.entries[index];
-        // SAFETY: the mapping has room for `len` entries and starts on a page boundary, its bytes
-        // are zeros or what a `T` became, and zeros are a `T` (`Entry`). A `T` is only ever shared.
-        #[cfg(not(feature = "loom"))]
-        return unsafe { &*self.mapping.base().cast::<T>().add(index) };
+        if index >= self.len {
+            beyond(index, self.len);
+        }
+        // SAFETY: there are so many.
+        unsafe { self.get_unchecked(index) }
     }
 }
 
