@@ -7,10 +7,9 @@ use uzram::slab::{self, Policy, Stat};
 use super::objects::Objects;
 
 /// What is counted, and its name for one object.
-pub(super) const COUNTERS: [(Stat, &str); 34] = [
+pub(super) const COUNTERS: [(Stat, &str); 33] = [
     (Stat::CmpxchgDouble, "cmpxchg_double_per_object"),
     (Stat::CmpxchgDoubleFail, "cmpxchg_double_fail_per_object"),
-    (Stat::CmpxchgDoubleCpuFail, "cmpxchg_double_cpu_fail_per_object"),
     (Stat::ListLockAcquired, "list_lock_acquired_per_object"),
     (Stat::ListLockContended, "list_lock_contended_per_object"),
     (Stat::ListLockHoldNs, "list_lock_hold_ns_per_object"),

@@ -121,8 +121,6 @@ pub enum Stat {
     CmpxchgDouble,
     /// Of those, the ones that failed.
     CmpxchgDoubleFail,
-    /// Exchanges of a CPU's own word that failed.
-    CmpxchgDoubleCpuFail,
     /// Slabs taken from the CPU partial list.
     CpuPartialAlloc,
     /// Slabs that a free put on the CPU partial list.
@@ -198,7 +196,6 @@ named! {
     DeactivateBypass "deactivate_bypass",
     CmpxchgDouble "cmpxchg_double",
     CmpxchgDoubleFail "cmpxchg_double_fail",
-    CmpxchgDoubleCpuFail "cmpxchg_double_cpu_fail",
     CpuPartialAlloc "cpu_partial_alloc",
     CpuPartialFree "cpu_partial_free",
     CpuPartialNode "cpu_partial_node",

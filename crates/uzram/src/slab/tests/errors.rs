@@ -141,8 +141,9 @@ fn what_is_freed_twice_is_found<P: Policy>() {
             let answer = fixture.cache.free(object);
             fixture.judge(object, answer);
         }
-        // And now that no CPU has them at hand.
-        fixture.cache.shrink().unwrap();
+        // And now that no CPU has them at hand. What a release build did not find before it may find here.
+        let shrunk = fixture.cache.shrink();
+        assert!(shrunk.is_ok() || fixture.missed > 0, "{shrunk:?}");
         for object in fixture.freed.clone() {
             let answer = fixture.cache.free(object);
             fixture.judge(object, answer);

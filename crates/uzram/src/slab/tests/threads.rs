@@ -76,7 +76,8 @@ fn everything_happens_at_once<P: Policy>() {
 }
 
 fn run<P: Policy>(stress: Stress) {
-    for (seed, kind) in (0..4 * stress_factor()).zip(kinds().into_iter().cycle()) {
+    let kinds = kinds();
+    for (seed, kind) in (0..kinds.len() as u64 * stress_factor()).zip(kinds.into_iter().cycle()) {
         let _context = Context(format!("seed {seed}, {kind:?}, {stress:?}"));
         Shared::<P>::new(stress, kind, seed).run();
     }
@@ -100,14 +101,14 @@ fn slabs_are_taken_away_under_fast_paths<P: Policy>() {
                 }
             };
             let workers: Vec<_> = (0..3).map(|_| scope.spawn(worker)).collect();
-            scope.spawn(move || {
+            let shrinking = scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
                     cache.shrink().unwrap();
                 }
             });
             let results: Vec<_> = workers.into_iter().map(ScopedJoinHandle::join).collect();
             done.store(true, Ordering::Relaxed);
-            results.into_iter().for_each(|result| result.unwrap());
+            results.into_iter().chain([shrinking.join()]).for_each(|result| result.unwrap());
         });
         check_all_is_back(&arena, vec![cache]);
     }
