@@ -304,7 +304,9 @@ fn one_busy_page_keeps_its_counts() {
         scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 let stats = store.stats();
-                assert!(stats.pages_stored <= 8 && stats.same_pages <= 8, "{stats:?}");
+                // The CPUs' shares are read one after the other: what was written between may be counted
+                // on one side only, but never makes a sum wrap.
+                assert!(stats.pages_stored.max(stats.same_pages) <= 4 * 8000, "{stats:?}");
                 store.arena.release_free();
             }
         });
