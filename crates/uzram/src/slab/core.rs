@@ -326,17 +326,20 @@ impl<F: Freeze> Core<F> {
             }
             self.put_partials(partial);
         }
+        // The slabs with so many objects in use, linked as on a CPU partial list.
+        let mut with_inuse = vec![NO_SLAB; usize::from(self.slabs.layout.objects) + 1];
         let mut list_lock = self.node.lock(&self.counters);
-        // Each word is read once: frees go on, but for those that would empty a slab of this list.
-        let with_inuse = |slab: u32| (self.slabs.get(slab).word.load().inuse, slab);
-        let all = list_lock.take_all(&self.slabs).into_iter().map(with_inuse);
-        let (empty, mut partial): (Vec<_>, Vec<_>) = all.partition(|(inuse, _)| *inuse == 0);
-        partial.sort_unstable_by_key(|(inuse, _)| std::cmp::Reverse(*inuse));
-        for (_, slab) in partial {
-            list_lock.add(&self.slabs, slab, false);
+        while let Some(slab) = list_lock.first() {
+            list_lock.remove(&self.slabs, slab);
+            // Read once: frees go on, but for those that would empty a slab of this list.
+            let others = &mut with_inuse[usize::from(self.slabs.get(slab).word.load().inuse)];
+            self.set_following(slab, std::mem::replace(others, slab));
+        }
+        for first in with_inuse[1..].iter().rev() {
+            self.for_each_from(*first, |slab| list_lock.add(&self.slabs, slab, false));
         }
         drop(list_lock);
-        empty.into_iter().for_each(|(_, slab)| self.discard(slab));
+        self.for_each_from(with_inuse[0], |slab| self.discard(slab));
         result
     }
 
@@ -562,15 +565,13 @@ impl<F: Freeze> Core<F> {
 
     /// Moves a CPU partial list, which is nobody's now, to the node partial list; empty slabs go back
     /// if there are enough.
-    fn put_partials(&self, mut first: u32) {
+    fn put_partials(&self, first: u32) {
         if first == NO_SLAB {
             return;
         }
         let mut empty = NO_SLAB;
         let mut list_lock = self.node.lock(&self.counters);
-        while first != NO_SLAB {
-            let slab = first;
-            first = self.following(slab);
+        self.for_each_from(first, |slab| {
             let state = if F::DELAYED { self.slabs.get(slab).word.load() } else { self.unfreeze(slab) };
             if state.inuse == 0 && list_lock.len() >= self.options.min_partial as u64 {
                 self.set_following(slab, empty);
@@ -579,14 +580,12 @@ impl<F: Freeze> Core<F> {
                 list_lock.add(&self.slabs, slab, false);
                 self.counters.count(Stat::FreeAddPartial);
             }
-        }
+        });
         drop(list_lock);
-        while empty != NO_SLAB {
-            let slab = empty;
-            empty = self.following(slab);
+        self.for_each_from(empty, |slab| {
             self.counters.count(Stat::DeactivateEmpty);
             self.discard(slab);
-        }
+        });
     }
 
     /// Unfreezes a slab of a CPU partial list.
@@ -633,16 +632,25 @@ impl<F: Freeze> Core<F> {
         std::mem::replace(&mut own.partial, NO_SLAB)
     }
 
+    /// Does something with each slab of a list that is the caller's, which it may put on another then.
+    fn for_each_from(&self, mut first: u32, mut f: impl FnMut(u32)) {
+        while first != NO_SLAB {
+            let slab = first;
+            first = self.following(slab);
+            f(slab);
+        }
+    }
+
     /// The slab after one that the caller has on a CPU partial list or on none.
     fn following(&self, slab: u32) -> u32 {
         // SAFETY: a slab on a CPU partial list belongs to the holder of that CPU's lock, one on no
         // list to who took it off; the caller is that.
-        unsafe { self.slabs.get(slab).neighbours.with_mut(|own| own.next) }
+        unsafe { self.slabs.get(slab).next.with_mut(|next| *next) }
     }
 
     fn set_following(&self, slab: u32, next: u32) {
         // SAFETY: as in `following`.
-        unsafe { self.slabs.get(slab).neighbours.with_mut(|own| own.next = next) }
+        unsafe { self.slabs.get(slab).next.with_mut(|own| *own = next) }
     }
 }
 

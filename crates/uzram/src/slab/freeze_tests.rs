@@ -5,8 +5,8 @@ use crate::base::cpu;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::Arc;
 
-const OBJECTS: usize = 64;
-/// 120 objects in slabs that are half full, of 64 objects each.
+const OBJECTS: usize = 128;
+/// The objects of a CPU partial list, in slabs that are half full.
 const CPU_PARTIAL_SLABS: usize = 4;
 
 fn total(info: &CacheInfo, stat: Stat) -> u64 {
@@ -21,7 +21,12 @@ fn with_node_partial<P: Policy>(slabs: usize) -> Cache<P> {
     rustix::thread::sched_setaffinity(None, &one).expect("it runs there");
     set_counting(true);
     let arena = Arc::new(Arena::new(64 << 20).expect("arena"));
-    let options = Options { min_partial: 100, dropped_whole: true, ..Options::new("count", 64, 8, 1 << 20) };
+    let options = Options {
+        min_partial: 100,
+        cpu_partial_objects: CPU_PARTIAL_SLABS * OBJECTS / 2,
+        dropped_whole: true,
+        ..Options::new("count", 64, 8, 1 << 20)
+    };
     let cache = Cache::new(arena, options).expect("cache");
     let mut all = vec![0; OBJECTS * slabs];
     cache.alloc_bulk(&mut all, Gfp::MayWait).expect("memory");

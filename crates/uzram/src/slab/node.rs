@@ -7,9 +7,9 @@ use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use crate::base::cpu::Padded;
-use crate::base::sync::{Counter, Mutex, MutexGuard, Ordering, classes};
+use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
-use super::slabs::{NO_SLAB, Slabs};
+use super::slabs::{NO_SLAB, OFF_LIST, Slabs};
 use super::stats::{Counters, Stat, timing};
 
 /// The node partial list.
@@ -92,20 +92,16 @@ impl Partial {
 
     /// Whether a slab is on the list.
     pub(super) fn contains(&self, slabs: &Slabs, slab: u32) -> bool {
-        slabs.get(slab).on_partial.load(Ordering::Relaxed) != 0
+        // SAFETY: `list_lock` is held.
+        unsafe { slabs.get(slab).prev.with_mut(|prev| *prev != OFF_LIST) }
     }
 
     /// Adds a slab that is on no list, first or last.
     pub(super) fn add(&mut self, slabs: &Slabs, slab: u32, first: bool) {
         debug_assert!(!self.contains(slabs, slab), "slab {slab} is on the list already");
         let (prev, next) = if first { (NO_SLAB, self.head) } else { (self.tail, NO_SLAB) };
-        // SAFETY: `list_lock` is held, and a slab on no list belongs to who adds it.
-        unsafe {
-            slabs.get(slab).neighbours.with_mut(|own| (own.prev, own.next) = (prev, next));
-        }
         self.link(slabs, prev, slab);
         self.link(slabs, slab, next);
-        slabs.get(slab).on_partial.store(1, Ordering::Relaxed);
         self.len += 1;
     }
 
@@ -113,33 +109,26 @@ impl Partial {
     pub(super) fn remove(&mut self, slabs: &Slabs, slab: u32) {
         debug_assert!(self.contains(slabs, slab), "slab {slab} is not on the list");
         // SAFETY: `list_lock` is held, and the slab is on the list.
-        let (prev, next) = unsafe { slabs.get(slab).neighbours.with_mut(|own| (own.prev, own.next)) };
+        let (prev, next) = unsafe {
+            let slab = slabs.get(slab);
+            (slab.prev.with_mut(|prev| std::mem::replace(prev, OFF_LIST)), slab.next.with_mut(|next| *next))
+        };
         self.link(slabs, prev, next);
-        slabs.get(slab).on_partial.store(0, Ordering::Relaxed);
         self.len -= 1;
-    }
-
-    /// Takes all slabs off the list.
-    pub(super) fn take_all(&mut self, slabs: &Slabs) -> Vec<u32> {
-        let mut all = Vec::with_capacity(self.len as usize);
-        while let Some(slab) = self.first() {
-            self.remove(slabs, slab);
-            all.push(slab);
-        }
-        all
     }
 
     /// Makes two slabs neighbours; [`NO_SLAB`] is the list's end on that side.
     fn link(&mut self, slabs: &Slabs, prev: u32, next: u32) {
-        // SAFETY: `list_lock` is held, and both slabs are on the list.
+        // SAFETY: `list_lock` is held, and both slabs are on the list, or one of them is being added and so
+        // on no other.
         unsafe {
             match prev {
                 NO_SLAB => self.head = next,
-                prev => slabs.get(prev).neighbours.with_mut(|own| own.next = next),
+                before => slabs.get(before).next.with_mut(|own| *own = next),
             }
             match next {
                 NO_SLAB => self.tail = prev,
-                next => slabs.get(next).neighbours.with_mut(|own| own.prev = prev),
+                after => slabs.get(after).prev.with_mut(|own| *own = prev),
             }
         }
     }

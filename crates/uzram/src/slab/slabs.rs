@@ -1,9 +1,10 @@
 //! The slabs of a cache: where their objects are, and the links between free ones.
 //!
 //! A slab is a run of the arena, cut into objects. Slabs are numbered; an object's name is
-//! `[slab's number | place in the slab]`, the place counted in units of 8 bytes, so that finding an
-//! object is one look into a table and one addition. A slab that goes back to the arena gives its
-//! number back too.
+//! `[slab's number | place in the slab]`, the place counted in units of 8 bytes. 512 names are a page of
+//! them, and a table says for each page of names where the object with the name 0 would be if all were
+//! as far apart as these: finding an object is one look and one addition. A slab that goes back to the
+//! arena gives its number back too.
 //!
 //! A free object that is linked holds the place of the next one in its middle, where running over
 //! its neighbour's end does not reach, mixed with its own place and a secret of the cache: what else is
@@ -22,15 +23,25 @@ use super::word::{NONE, SlabWord, State};
 
 /// Places are counted in units of so many bytes.
 pub(super) const UNIT_BYTES: usize = 8;
+/// Names of a page: so many bits of a name are a place in it.
+const PAGE_PLACE_BITS: u32 = (PAGE_SIZE / UNIT_BYTES).ilog2();
+/// Beside the origin of a page of names, which is a multiple of 8: that there is one.
+const THERE: u64 = 1;
 /// What debug builds fill free objects with: the kernel's POISON_FREE.
 #[cfg(all(debug_assertions, not(feature = "loom")))]
 pub(super) const POISON: u8 = 0x6b;
 /// No slab.
 pub(super) const NO_SLAB: u32 = u32::MAX;
+/// Instead of the slab before it: that a slab is not on the node partial list. The kernel has a flag for
+/// that, on_partial.
+pub(super) const OFF_LIST: u32 = NO_SLAB - 1;
 /// The kernel's `slub_max_order` of 3.
 const MAX_SLAB_PAGES: usize = 8;
 /// A slab should have so many objects: the kernel's rule, 4 * (fls(CPUs) + 1), for 4 to 7 CPUs.
 const MIN_OBJECTS: usize = 16;
+/// A page of so many objects is hardly ever empty by itself: of those with one object in ten in use, one
+/// in a thousand.
+const MANY_OBJECTS: usize = 64;
 /// What may be left over at a slab's end: a sixteenth, as the kernel tries first.
 const WASTE_FRACTION: usize = 16;
 
@@ -83,33 +94,28 @@ impl Layout {
 /// Models have slabs of two objects: enough to be empty, partial and full.
 const LOOM_OBJECTS: usize = 2;
 
-/// The pages and objects of a slab: as few pages as hold enough objects with little left over.
+/// The pages and objects of a slab: as few pages as hold enough objects with little left over, but two
+/// where a page would hardly ever be empty by itself, to have half as many slabs to keep account of.
 fn slab_of(stride_bytes: usize) -> (usize, usize) {
     let fits = |pages: usize| pages * PAGE_SIZE / stride_bytes;
     let is_good = |pages: &usize| {
         let bytes = pages * PAGE_SIZE;
         fits(*pages) >= MIN_OBJECTS && (bytes % stride_bytes) * WASTE_FRACTION <= bytes
     };
-    let pages = (1..=MAX_SLAB_PAGES).find(is_good).unwrap_or(MAX_SLAB_PAGES);
+    let fewest = if fits(1) >= MANY_OBJECTS { 2 } else { 1 };
+    let pages = (fewest..=MAX_SLAB_PAGES).find(is_good).unwrap_or(MAX_SLAB_PAGES);
     (pages, fits(pages))
-}
-
-/// Neighbours in the list that a slab is on.
-#[derive(Debug, Default)]
-pub(super) struct Neighbours {
-    pub(super) prev: u32,
-    pub(super) next: u32,
 }
 
 /// What is kept of a slab.
 #[derive(Debug, Default)]
 pub(super) struct Slab {
     pub(super) word: SlabWord,
-    /// 1 while the slab is on the node partial list; `list_lock` protects it.
-    pub(super) on_partial: AtomicU32,
-    /// Belongs to whoever owns the list: the holder of `list_lock`, of a CPU's lock, or of the
-    /// table's.
-    pub(super) neighbours: Guarded<Neighbours>,
+    /// The slab before it on the node partial list, or [`OFF_LIST`]; `list_lock` protects it.
+    pub(super) prev: Guarded<u32>,
+    /// The slab after it on the list that it is on. Belongs to whoever owns that: the holder of
+    /// `list_lock`, of a CPU's lock, or of the table's.
+    pub(super) next: Guarded<u32>,
 }
 
 // SAFETY: numbers, all zero by default, and without destructors.
@@ -117,7 +123,7 @@ unsafe impl Entry for Slab {}
 
 /// Numbers of slabs that are not in use. Protected by the table's lock.
 struct Numbers {
-    /// The first of a list through `neighbours.next`.
+    /// The first of a list through `next`.
     free: u32,
     /// Numbers from here on were never used.
     fresh: u32,
@@ -139,9 +145,8 @@ pub(super) struct Slabs {
     secret: u32,
     max_slabs: u32,
     slabs: Table<Slab>,
-    /// Where each slab starts; 0 for one that does not exist. There is one for each number that a name
-    /// has room for.
-    starts: Table<AtomicU64>,
+    /// The origin of each page of names there can be, with [`THERE`]; 0 where there is no slab.
+    origins: Table<AtomicU64>,
     /// The bits of a name that are the place.
     place_mask: u32,
     /// Bits that are 0 in every object's name.
@@ -164,17 +169,20 @@ impl Slabs {
     /// # Errors
     /// `NoMemory` when there is no address space for the tables.
     pub(super) fn new(arena: Arc<Arena>, options: &Options, layout: Layout, max_slabs: u64) -> Result<Self> {
-        let numbers = 1usize << (u32::BITS - layout.place_bits);
         // No object's name is one of the highest numbers.
-        let most = numbers as u64 - 1;
+        let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
         let max_slabs = max_slabs.clamp(1, most) as u32;
+        let pages_of_names = match cfg!(feature = "loom") {
+            true => (max_slabs as usize) << (layout.place_bits - PAGE_PLACE_BITS),
+            false => 1 << (u32::BITS - PAGE_PLACE_BITS),
+        };
         Ok(Slabs {
             arena,
             layout,
             secret: if options.hardened { secret() } else { 0 },
             max_slabs,
             slabs: Table::new(max_slabs as usize)?,
-            starts: Table::new(if cfg!(feature = "loom") { max_slabs as usize } else { numbers })?,
+            origins: Table::new(pages_of_names)?,
             place_mask: (1 << layout.place_bits) - 1,
             misplaced: (1 << layout.stride().trailing_zeros()) - 1,
             numbers: Mutex::new(&classes::SLAB_TABLE, Numbers { free: NO_SLAB, fresh: 0 }),
@@ -207,7 +215,7 @@ impl Slabs {
     /// What the tables take now.
     #[cfg(not(feature = "loom"))]
     pub(super) fn table_resident_bytes(&self) -> usize {
-        self.slabs.resident_bytes() + self.starts.resident_bytes()
+        self.slabs.resident_bytes() + self.origins.resident_bytes()
     }
 
     #[inline]
@@ -237,20 +245,13 @@ impl Slabs {
     /// Where an object is; nonsense for a name that never was one.
     #[inline]
     pub(super) fn address(&self, object: u32) -> *mut u8 {
-        let (_, at) = self.split(object);
-        self.start_of(object).wrapping_add(usize::from(at) * UNIT_BYTES)
-    }
-
-    /// Where the slab of an object starts; null if there is none.
-    #[inline]
-    fn start_of(&self, object: u32) -> *mut u8 {
-        let slab = self.split(object).0 as usize;
+        let page = (object >> PAGE_PLACE_BITS) as usize;
         #[cfg(feature = "loom")]
-        let start = &self.starts[slab];
-        // SAFETY: there is an entry for each number that a name has room for.
+        let origin = &self.origins[page];
+        // SAFETY: there is an entry for each page of names.
         #[cfg(not(feature = "loom"))]
-        let start = unsafe { self.starts.get_unchecked(slab) };
-        std::ptr::with_exposed_provenance_mut(start.load(Ordering::Acquire) as usize)
+        let origin = unsafe { self.origins.get_unchecked(page) };
+        at_origin(origin.load(Ordering::Acquire), object)
     }
 
     /// Where an object is, if it may be one.
@@ -284,14 +285,33 @@ impl Slabs {
             return None;
         }
         // Read once: it is forgotten when the slab goes.
-        let start = self.start(slab);
-        (!start.is_null()).then_some(start)
+        let origin = self.origin(slab).load(Ordering::Acquire);
+        (origin != 0).then(|| at_origin(origin, self.name(slab, 0)))
     }
 
     /// Where a slab starts.
     #[inline]
     pub(super) fn start(&self, slab: u32) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(self.starts[slab as usize].load(Ordering::Acquire) as usize)
+        at_origin(self.origin(slab).load(Ordering::Acquire), self.name(slab, 0))
+    }
+
+    /// The origin of a slab's first page of names, which has the others'.
+    #[inline]
+    fn origin(&self, slab: u32) -> &AtomicU64 {
+        &self.origins[self.first_page_of_names(slab)]
+    }
+
+    #[inline]
+    fn first_page_of_names(&self, slab: u32) -> usize {
+        (self.name(slab, 0) >> PAGE_PLACE_BITS) as usize
+    }
+
+    /// Says where the objects of a slab are, by the origin of their names; 0: nowhere.
+    fn set_origin(&self, slab: u32, origin: u64) {
+        let first = self.first_page_of_names(slab);
+        for page in (first..first + self.layout.pages).rev() {
+            self.origins[page].store(origin, Ordering::Release);
+        }
     }
 
     /// What the link at a place is mixed with.
@@ -376,8 +396,11 @@ impl Slabs {
             let what = format!("the cache '{}' holds as many objects as it can", options.name);
             return Err(Error::new(ErrorKind::NoSpace, what).with_setting(options.max_objects_setting));
         };
-        let start = self.arena.address(run.page).expose_provenance();
-        self.starts[slab as usize].store(start as u64, Ordering::Release);
+        let start = self.arena.address(run.page).expose_provenance() as u64;
+        let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
+        self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
+        // SAFETY: nobody else knows this slab.
+        unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
         self.live.add(1);
         #[cfg(all(debug_assertions, not(feature = "loom")))]
         // SAFETY: the run is this slab's, whose objects are all free, and its pages are committed.
@@ -395,8 +418,8 @@ impl Slabs {
 
     /// Gives an empty slab back that is on no list.
     pub(super) fn discard(&self, slab: u32) {
-        let start = self.starts[slab as usize].swap(0, Ordering::Relaxed);
-        let page = self.arena.page_at(std::ptr::with_exposed_provenance(start as usize));
+        let page = self.arena.page_at(self.start(slab));
+        self.set_origin(slab, 0);
         let pages = self.layout.pages as u64;
         self.live.sub(1);
         self.gone.add(1);
@@ -404,7 +427,7 @@ impl Slabs {
             let mut numbers = self.numbers.lock();
             let next = std::mem::replace(&mut numbers.free, slab);
             // SAFETY: the slab is on no list, and the table's lock is held.
-            unsafe { self.get(slab).neighbours.with_mut(|neighbours| neighbours.next = next) };
+            unsafe { self.get(slab).next.with_mut(|own| *own = next) };
         }
         self.arena.free_run(Run { page, pages: pages as u8 }, Account::Slab, pages);
     }
@@ -430,7 +453,7 @@ impl Slabs {
         let slab = numbers.free;
         if slab != NO_SLAB {
             // SAFETY: the slab does not exist, and the table's lock is held.
-            numbers.free = unsafe { self.get(slab).neighbours.with_mut(|neighbours| neighbours.next) };
+            numbers.free = unsafe { self.get(slab).next.with_mut(|next| *next) };
             return Some(slab);
         }
         (numbers.fresh < self.max_slabs).then(|| {
@@ -439,6 +462,13 @@ impl Slabs {
             numbers.fresh - 1
         })
     }
+}
+
+/// Where an object is by the origin of its page of names.
+#[inline]
+fn at_origin(origin: u64, object: u32) -> *mut u8 {
+    let offset_bytes = u64::from(object) * UNIT_BYTES as u64;
+    std::ptr::with_exposed_provenance_mut(origin.wrapping_add(offset_bytes).wrapping_sub(THERE) as usize)
 }
 
 /// A secret that differs from cache to cache and from process to process.
@@ -457,15 +487,15 @@ mod tests {
             let layout = Layout::new(size, align).expect("an object");
             (layout.stride_bytes, layout.pages, layout.objects)
         };
-        assert_eq!(shape(8, 8), (8, 1, 512));
-        assert_eq!(shape(32, 32), (32, 1, 128));
-        assert_eq!(shape(64, 64), (64, 1, 64));
+        assert_eq!(shape(8, 8), (8, 2, 1024));
+        assert_eq!(shape(32, 32), (32, 2, 256));
+        assert_eq!(shape(64, 64), (64, 2, 128));
         assert_eq!(shape(100, 8), (104, 1, 39));
         assert_eq!(shape(256, 8), (256, 1, 16));
         assert_eq!(shape(704, 64), (704, 3, 17));
         assert_eq!(shape(2048, 8), (2048, 8, 16));
         assert_eq!(shape(4096, 4096), (4096, 8, 8));
-        assert_eq!(shape(1, 1), (8, 1, 512));
+        assert_eq!(shape(1, 1), (8, 2, 1024));
         for size in 1..=PAGE_SIZE {
             let layout = Layout::new(size, 8).expect("an object");
             let bytes = layout.pages * PAGE_SIZE;
