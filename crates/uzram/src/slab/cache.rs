@@ -2,7 +2,7 @@
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, Counter};
 
 #[cfg(all(debug_assertions, not(feature = "loom")))]
 use super::checked::Checked;
@@ -23,6 +23,8 @@ pub struct Cache<P: Policy = Sheaves>(Arc<Inner<P>>);
 struct Inner<P: Policy> {
     core: Core<P::Freeze>,
     front: P::Front,
+    /// Not 0 once the objects in use at the end were reported.
+    reported: Counter,
     #[cfg(all(debug_assertions, not(feature = "loom")))]
     checked: Checked,
 }
@@ -37,6 +39,7 @@ impl<P: Policy> Cache<P> {
         let core = Core::new(arena, options)?;
         let inner = Arc::new(Inner {
             front: P::Front::new(&core)?,
+            reported: Counter::default(),
             #[cfg(all(debug_assertions, not(feature = "loom")))]
             checked: Checked::new(&core)?,
             core,
@@ -91,10 +94,7 @@ impl<P: Policy> Cache<P> {
     #[inline]
     pub fn free(&self, object: u32) -> Result<()> {
         let Inner { core, front, .. } = &*self.0;
-        #[cfg(all(debug_assertions, not(feature = "loom")))]
-        self.0.checked.put(core, object)?;
-        let passes = !core.options.hardened || core.slabs.may_be_object(object);
-        if passes && front.push(core, object) { Ok(()) } else { front.free_slow(core, object) }
+        if self.0.push(object)? { Ok(()) } else { front.free_slow(core, object) }
     }
 
     /// Gives objects back, in any order.
@@ -108,15 +108,13 @@ impl<P: Policy> Cache<P> {
             let mut refused = [0; BULK_OBJECTS];
             let mut count = 0;
             for &object in objects {
-                #[cfg(all(debug_assertions, not(feature = "loom")))]
-                if let Err(error) = self.0.checked.put(core, object) {
-                    result = Err(error);
-                    continue;
-                }
-                let passes = !core.options.hardened || core.slabs.may_be_object(object);
-                if !(passes && front.push(core, object)) {
-                    refused[count] = object;
-                    count += 1;
+                match self.0.push(object) {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        refused[count] = object;
+                        count += 1;
+                    }
+                    Err(error) => result = Err(error),
                 }
             }
             result = front.free_many(core, &mut refused[..count]).and(result);
@@ -170,12 +168,25 @@ impl<P: Policy> Cache<P> {
     pub fn close(self) -> Result<()> {
         let leaked = self.0.leaked();
         // The report is the error.
-        self.0.core.reported.set(1);
+        self.0.reported.set(1);
         leaked.map_or(Ok(()), |what| Err(crate::Error::new(crate::ErrorKind::Busy, what)))
     }
 }
 
 impl<P: Policy> Inner<P> {
+    /// Frees an object on the fast path, if that is open.
+    ///
+    /// # Errors
+    /// In debug builds as [`Cache::free`]; no others.
+    #[inline]
+    fn push(&self, object: u32) -> Result<bool> {
+        let Inner { core, front, .. } = self;
+        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        self.checked.put(core, object)?;
+        let passes = !core.options.hardened || core.slabs.may_be_object(object);
+        Ok(passes && front.push(core, object))
+    }
+
     /// What there is to say of objects in use when the cache goes.
     fn leaked(&self) -> Option<String> {
         let options = &self.core.options;
@@ -225,7 +236,7 @@ impl<P: Policy> Described for Inner<P> {
 
 impl<P: Policy> Drop for Inner<P> {
     fn drop(&mut self) {
-        if self.core.reported.get() == 0
+        if self.reported.get() == 0
             && let Some(what) = self.leaked()
         {
             // There is nobody to answer it to.

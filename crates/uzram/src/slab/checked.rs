@@ -42,9 +42,7 @@ impl Checked {
     /// # Errors
     /// `Corrupt` when it is not one, or not in use.
     pub(super) fn put<F: Freeze>(&self, core: &Core<F>, object: u32) -> Result<()> {
-        if !core.slabs.is_object(object) {
-            return Err(core.corrupt(object, "freed, but it is no object of this cache"));
-        }
+        core.check_is_object(object)?;
         if !self.flip(object, false) {
             return Err(core.corrupt(object, "freed twice"));
         }

@@ -24,6 +24,7 @@ use crate::base::sync::{Arc, Counter, Mutex, classes};
 
 use super::Options;
 use super::cpu_list::{CpuLists, FreeList, Word};
+use super::cpu_word::{Opening, lock_local};
 use super::node::{ListLock, Node};
 use super::sheaves::BARN_SHEAVES;
 use super::slabs::{Chain, Layout, NO_SLAB, Slabs};
@@ -31,7 +32,9 @@ use super::stats::{Counters, Stat};
 use super::word::{NONE, State};
 
 /// When slabs are frozen: one type for each step of the series.
-pub trait Freeze: Send + Sync + 'static {
+pub trait Freeze: Send + Sync + Sized + 'static {
+    /// Its name on paper, without sheaves.
+    const NAME: &'static str;
     /// A flag says whether a slab is on the node partial list, and a free that finds it off leaves
     /// the list alone (patches 1 and 2).
     const ON_PARTIAL: bool;
@@ -41,6 +44,9 @@ pub trait Freeze: Send + Sync + 'static {
     const DELAYED: bool;
 }
 
+/// The counters of the fast paths.
+const FAST_PATHS: [Stat; 2] = [Stat::AllocFastpath, Stat::FreeFastpath];
+
 /// A CPU's slabs. Its slow lock protects them.
 struct CpuSlabs {
     /// The active slab, or [`NO_SLAB`].
@@ -48,9 +54,7 @@ struct CpuSlabs {
     /// The first of the CPU partial list, which goes on through the slabs' `next`.
     partial: u32,
     nr_partial: usize,
-    /// The list's length and the operations when the CPU's word was opened last.
-    len_at_open: u16,
-    operations_at_open: u32,
+    opening: Opening,
 }
 
 /// See the [module's documentation](self).
@@ -66,8 +70,6 @@ pub struct Core<F> {
     pub(super) corrupted: Counter,
     /// Objects that damage has cost.
     pub(super) lost: Counter,
-    /// Not 0 once the objects in use at the end were reported.
-    pub(super) reported: Counter,
     /// A CPU partial list of so many slabs is moved to the node's.
     cpu_partial_slabs: usize,
     freeze: PhantomData<F>,
@@ -79,13 +81,8 @@ impl<F: Freeze> Core<F> {
         let slabs = Slabs::new(arena, &options, layout, max_slabs(&options, layout))?;
         let rseq = if options.restartable { Restartable::get() } else { None };
         let cpu = |_| {
-            let none = CpuSlabs {
-                active: NO_SLAB,
-                partial: NO_SLAB,
-                nr_partial: 0,
-                len_at_open: 0,
-                operations_at_open: 0,
-            };
+            let none =
+                CpuSlabs { active: NO_SLAB, partial: NO_SLAB, nr_partial: 0, opening: Opening::default() };
             Mutex::new(&classes::SLAB_CPU, none)
         };
         Ok(Core {
@@ -95,7 +92,6 @@ impl<F: Freeze> Core<F> {
             counters: Counters::new(),
             corrupted: Counter::default(),
             lost: Counter::default(),
-            reported: Counter::default(),
             cpu_partial_slabs: cpu_partial_slabs(&options, layout),
             rseq,
             slabs,
@@ -151,14 +147,7 @@ impl<F: Freeze> Core<F> {
     /// # Errors
     /// `Corrupt` when a free list is damaged. Nothing was taken then.
     fn take_some(&self, objects: &mut [u32], made: &mut u32) -> Result<usize> {
-        let (cpu, mut own, word) = loop {
-            let cpu = cpu::current();
-            let own = self.cpus.of(cpu).lock();
-            // `None` if the thread has moved on.
-            if let Some(word) = self.lists.close_local(cpu) {
-                break (cpu, own, word);
-            }
-        };
+        let (cpu, mut own, word) = lock_local(&self.cpus, |cpu| self.lists.close_local(cpu));
         let mut list = self.closed(cpu, &own, word);
         let mut taken = 0;
         let done = loop {
@@ -224,9 +213,7 @@ impl<F: Freeze> Core<F> {
     /// # Errors
     /// `Corrupt` when it is found to be no object in use.
     pub(super) fn free_one(&self, object: u32) -> Result<()> {
-        if !self.slabs.is_object(object) {
-            return Err(self.corrupt(object, "freed, but it is no object of this cache"));
-        }
+        self.check_is_object(object)?;
         if self.lists.head(&self.slabs) == Some(object) {
             return Err(self.corrupt(object, "freed twice: it was freed last on this CPU"));
         }
@@ -254,9 +241,8 @@ impl<F: Freeze> Core<F> {
                 let object = of_slab[i];
                 if sound > 0 && of_slab[sound - 1] == object {
                     result = result.and(Err(self.corrupt(object, "freed twice")));
-                } else if !self.slabs.is_object(object) {
-                    result =
-                        result.and(Err(self.corrupt(object, "freed, but it is no object of this cache")));
+                } else if let Err(error) = self.check_is_object(object) {
+                    result = result.and(Err(error));
                 } else {
                     of_slab[sound] = object;
                     sound += 1;
@@ -351,10 +337,18 @@ impl<F: Freeze> Core<F> {
             let own = self.cpus.of(cpu).lock();
             let word = self.lists.peek(cpu);
             free += u64::from(word.list.len);
-            let counters = [Stat::AllocFastpath, Stat::FreeFastpath];
-            self.counters.read_with(cpu, counters, own.since_open(word), stats);
+            self.counters.read_with(cpu, FAST_PATHS, own.since_open(word), stats);
         }
         free
+    }
+
+    /// # Errors
+    /// `Corrupt` when what is freed is no object of this cache.
+    pub(super) fn check_is_object(&self, object: u32) -> Result<()> {
+        match self.slabs.is_object(object) {
+            true => Ok(()),
+            false => Err(self.corrupt(object, "freed, but it is no object of this cache")),
+        }
     }
 
     /// An error that names the cache, the object and how the damage was found.
@@ -374,15 +368,13 @@ impl<F: Freeze> Core<F> {
 
     /// Counts what happened since a word, now closed, was opened; answers its list.
     fn closed(&self, cpu: usize, own: &CpuSlabs, word: Word) -> FreeList {
-        let [allocs, frees] = own.since_open(word);
-        self.counters.add_for(cpu, Stat::AllocFastpath, allocs);
-        self.counters.add_for(cpu, Stat::FreeFastpath, frees);
+        self.counters.add_all_for(cpu, FAST_PATHS, own.since_open(word));
         word.list
     }
 
     fn open(&self, cpu: usize, own: &mut CpuSlabs, list: FreeList) {
-        own.len_at_open = list.len;
-        own.operations_at_open = self.lists.open(cpu, &self.slabs, own.active, list);
+        let operations = self.lists.open(cpu, &self.slabs, own.active, list);
+        own.opening = Opening { len: list.len.into(), operations };
     }
 
     /// Takes objects of a list of `slab`, and answers how many. Damage ends the list.
@@ -677,8 +669,6 @@ pub(super) fn max_slabs(options: &Options, layout: Layout) -> u64 {
 impl CpuSlabs {
     /// Allocations and frees on the fast path since the word was opened.
     fn since_open(&self, word: Word) -> [u64; 2] {
-        let operations = i64::from(word.operations.wrapping_sub(self.operations_at_open));
-        let growth = i64::from(word.list.len) - i64::from(self.len_at_open);
-        [operations - growth, operations + growth].map(|twice| (twice / 2).max(0) as u64)
+        self.opening.since(word.list.len.into(), word.operations)
     }
 }

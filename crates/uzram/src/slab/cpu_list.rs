@@ -208,6 +208,8 @@ mod sequences {
             // and the list's objects are free and this CPU's: nobody else touches their links.
             unsafe {
                 restartable!(
+                    "cmp {cpu}, {cpus}",
+                    "jae 43b",
                     "shl {cpu}, 7",
                     "add {cpu}, {lists}",
                     "mov {word}, [{cpu}]",
@@ -253,6 +255,8 @@ mod sequences {
             // written by nobody else, if it is of the active slab.
             unsafe {
                 restartable!(
+                    "cmp {cpu}, {cpus}",
+                    "jae 43b",
                     "shl {cpu}, 7",
                     "add {cpu}, {lists}",
                     "mov {word}, [{cpu}]",

@@ -11,8 +11,8 @@
 //! before may still commit, and so wipe out the mark, but none can after the call; so whoever
 //! closes looks once more.
 
-use crate::base::cpu::{self, Restartable};
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::cpu::{self, PerCpu, Restartable};
+use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
 /// See the [module's documentation](self). A closed word is what an open one was, but for the bits that
 /// are not in `KEPT`, and those in `CLOSED`: the word's owner chooses what its fast paths turn away from.
@@ -138,7 +138,6 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
                 "or {cpu}, {closed}",
                 "mov [{word}], {cpu}",
                 => cpu = out(reg) _,
-                cpus = in(reg) cpu + 1,
                 rseq = in(reg) rseq.area_offset(),
                 wanted = in(reg) cpu,
                 word = in(reg) &raw const self.0,
@@ -155,5 +154,38 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
     #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
     fn close_here(&self, _cpu: usize, _rseq: Restartable) -> Option<u64> {
         None
+    }
+}
+
+/// How a CPU's word was when it was opened last, so that what fast paths did since is known.
+#[derive(Debug, Default)]
+pub(super) struct Opening {
+    /// Objects in the CPU's list.
+    pub(super) len: u32,
+    pub(super) operations: u32,
+}
+
+impl Opening {
+    /// Allocations and frees since, of a word that has `len` objects now and has seen so many operations:
+    /// how many there were, and by how much the list has grown, tell both.
+    pub(super) fn since(&self, len: u32, operations: u32) -> [u64; 2] {
+        let operations = i64::from(operations.wrapping_sub(self.operations));
+        let growth = i64::from(len) - i64::from(self.len);
+        [operations - growth, operations + growth].map(|twice| (twice / 2).max(0) as u64)
+    }
+}
+
+/// Takes the slow lock of the CPU this thread runs on and closes its word, which `close` does unless the
+/// thread has moved on; then that CPU's. Answers the CPU, and what the word was.
+pub(super) fn lock_local<T, W>(
+    locks: &PerCpu<Mutex<T>>,
+    close: impl Fn(usize) -> Option<W>,
+) -> (usize, MutexGuard<'_, T>, W) {
+    loop {
+        let cpu = cpu::current();
+        let lock = locks.of(cpu).lock();
+        if let Some(word) = close(cpu) {
+            return (cpu, lock, word);
+        }
     }
 }

@@ -201,47 +201,12 @@ fn three_threads<P: Policy>() {
     });
 }
 
-macro_rules! models {
-    ($($policy:ident $name:ident),+ $(,)?) => {
-        $(mod $name {
-            use super::*;
-
-            #[test]
-            fn loom_slab_fast_path_against_remote_free() {
-                fast_path_against_remote_free::<$policy>();
-            }
-
-            #[test]
-            fn loom_slab_refill_against_remote_frees() {
-                refill_against_remote_frees::<$policy>();
-            }
-
-            #[test]
-            fn loom_slab_remote_free_against_deactivation() {
-                remote_free_against_deactivation::<$policy>();
-            }
-
-            #[test]
-            fn loom_slab_leaving_cpu_partial_against_remote_free() {
-                leaving_cpu_partial_against_remote_free::<$policy>();
-            }
-
-            #[test]
-            fn loom_slab_draining_against_remote_free() {
-                draining_against_remote_free::<$policy>();
-            }
-
-            #[test]
-            fn loom_slab_shrink_against_alloc() {
-                shrink_against_alloc::<$policy>();
-            }
-
-            #[test]
-            fn loom_slab_three_threads() {
-                three_threads::<$policy>();
-            }
-        })+
-    };
-}
-
-models!(EagerFreeze eager, OnPartial on_partial, UnfreezeFirst unfreeze_first, DelayedFreeze delayed, Sheaves sheaves);
+for_every_policy!(
+    fast_path_against_remote_free,
+    refill_against_remote_frees,
+    remote_free_against_deactivation,
+    leaving_cpu_partial_against_remote_free,
+    draining_against_remote_free,
+    shrink_against_alloc,
+    three_threads,
+);

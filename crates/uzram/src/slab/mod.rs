@@ -17,12 +17,16 @@
 //! |---|---|
 //! | `cache`, `typed`, `options` | what users see |
 //! | `policy` | the policies, and what differs between them |
-//! | `sheaves` | arrays of free objects on each CPU |
+//! | `sheaves`, `sheaf_cells` | arrays of free objects on each CPU, and their fast paths |
 //! | `core` | SLUB: active slabs, CPU partial lists, the slow paths |
 //! | `cpu_list`, `cpu_word` | a CPU's free list, and the word that fast paths change |
 //! | `node` | the node partial list and `list_lock` |
 //! | `slabs`, `word` | slabs, links between free objects, the slab word |
 //! | `stats`, `registry`, `checked` | counters, live caches, the checks of debug builds |
+
+#[cfg(test)]
+#[macro_use]
+mod every_policy;
 
 mod cache;
 #[cfg(all(debug_assertions, not(feature = "loom")))]
@@ -36,6 +40,7 @@ mod node;
 mod options;
 mod policy;
 mod registry;
+mod sheaf_cells;
 mod sheaves;
 mod slabs;
 mod stats;

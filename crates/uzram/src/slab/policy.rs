@@ -133,46 +133,36 @@ pub struct DelayedFreeze;
 pub struct Sheaves;
 
 impl Freeze for EagerFreeze {
+    const NAME: &'static str = "eager";
     const ON_PARTIAL: bool = false;
     const UNFREEZE_FIRST: bool = false;
     const DELAYED: bool = false;
 }
 impl Freeze for OnPartial {
+    const NAME: &'static str = "on-partial";
     const ON_PARTIAL: bool = true;
     const UNFREEZE_FIRST: bool = false;
     const DELAYED: bool = false;
 }
 impl Freeze for UnfreezeFirst {
+    const NAME: &'static str = "unfreeze-first";
     const ON_PARTIAL: bool = true;
     const UNFREEZE_FIRST: bool = true;
     const DELAYED: bool = false;
 }
 impl Freeze for DelayedFreeze {
+    const NAME: &'static str = "delayed";
     const ON_PARTIAL: bool = true;
     const UNFREEZE_FIRST: bool = true;
     const DELAYED: bool = true;
 }
 
-impl Policy for EagerFreeze {
-    type Freeze = Self;
+impl<F: Freeze> Policy for F {
+    type Freeze = F;
     type Front = Direct;
-    const NAME: &'static str = "eager";
+    const NAME: &'static str = F::NAME;
 }
-impl Policy for OnPartial {
-    type Freeze = Self;
-    type Front = Direct;
-    const NAME: &'static str = "on-partial";
-}
-impl Policy for UnfreezeFirst {
-    type Freeze = Self;
-    type Front = Direct;
-    const NAME: &'static str = "unfreeze-first";
-}
-impl Policy for DelayedFreeze {
-    type Freeze = Self;
-    type Front = Direct;
-    const NAME: &'static str = "delayed";
-}
+
 impl Policy for Sheaves {
     type Freeze = DelayedFreeze;
     type Front = Sheaved;

@@ -53,6 +53,11 @@ impl Counters {
         self.0.local()[stat as usize].add(n);
     }
 
+    /// [`Counters::add_for`] for several counters.
+    pub(super) fn add_all_for<const N: usize>(&self, cpu: usize, counters: [Stat; N], counts: [u64; N]) {
+        counters.into_iter().zip(counts).for_each(|(stat, n)| self.add_for(cpu, stat, n));
+    }
+
     /// Counts `n` for one CPU, whether counting is on or not.
     pub(super) fn add_for(&self, cpu: usize, stat: Stat, n: u64) {
         self.0.of(cpu)[stat as usize].add(n);

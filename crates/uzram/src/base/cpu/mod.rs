@@ -15,6 +15,9 @@ pub use restart::Restartable;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
 pub(crate) use restart::restartable;
 
+/// No machine has more CPUs: the kernel's own limit, NR_CPUS.
+pub(crate) const MAX_CPUS: usize = if cfg!(feature = "loom") { 2 } else { 8192 };
+
 /// The CPU this thread runs on, below [`possible`].
 #[inline]
 pub fn current() -> usize {
@@ -137,18 +140,17 @@ mod imp {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicIsize, Ordering};
 
-    /// Where the kernel keeps the CPU number, from the thread pointer: the offset of glibc's rseq
-    /// area plus that of `cpu_id` in it.
-    static CPU_ID_OFFSET: AtomicIsize = AtomicIsize::new(UNKNOWN);
+    /// Where glibc's rseq area is, in which the kernel keeps the CPU number, from the thread pointer.
+    static AREA_OFFSET: AtomicIsize = AtomicIsize::new(UNKNOWN);
     const UNKNOWN: isize = isize::MIN;
     const NONE: isize = isize::MAX;
 
     #[inline]
     pub(super) fn current() -> usize {
-        let offset = CPU_ID_OFFSET.load(Ordering::Relaxed);
+        let offset = AREA_OFFSET.load(Ordering::Relaxed);
         if offset != UNKNOWN && offset != NONE {
-            // SAFETY: the offset stored is that of the area glibc registered, plus `CPU_ID`.
-            let cpu = unsafe { cpu_id_at(offset) } as usize;
+            // SAFETY: `area_offset` answered it.
+            let cpu = unsafe { super::restart::cpu_id(offset) } as usize;
             // A thread without a registration reads -1 or -2, which fail this test.
             if cpu < possible() {
                 return cpu;
@@ -160,33 +162,10 @@ mod imp {
     #[cold]
     fn current_slow(offset: isize) -> usize {
         if offset == UNKNOWN {
-            let offset = super::restart::area_offset().map_or(NONE, |area| area + CPU_ID);
-            CPU_ID_OFFSET.store(offset, Ordering::Relaxed);
+            let offset = super::restart::area_offset().unwrap_or(NONE);
+            AREA_OFFSET.store(offset, Ordering::Relaxed);
         }
         rustix::thread::sched_getcpu() % possible()
-    }
-
-    /// `offsetof(struct rseq, cpu_id)` in the kernel's ABI.
-    const CPU_ID: isize = 4;
-
-    /// # Safety
-    /// `offset` comes from `area_offset`, plus `CPU_ID`.
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
-    #[inline]
-    unsafe fn cpu_id_at(offset: isize) -> u32 {
-        let cpu: u32;
-        // SAFETY: the caller passes the offset of this thread's rseq area from the fs base; the
-        // kernel changes the word only while this thread does not run.
-        unsafe {
-            std::arch::asm!("mov {0:e}, dword ptr fs:[{1}]", out(reg) cpu, in(reg) offset,
-                options(nostack, readonly, preserves_flags));
-        }
-        cpu
-    }
-
-    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
-    unsafe fn cpu_id_at(_offset: isize) -> u32 {
-        u32::MAX
     }
 
     #[inline]
@@ -200,10 +179,8 @@ mod imp {
 
     /// The highest number in a CPU list such as `0-3` or `0,2-7`, if it is one that can be true.
     fn last_cpu(list: &str) -> Option<usize> {
-        /// The kernel's own limit, NR_CPUS.
-        const MAX_CPUS: usize = 8192;
         let last = list.trim().rsplit([',', '-']).next()?.parse().ok()?;
-        (last < MAX_CPUS).then_some(last)
+        (last < super::MAX_CPUS).then_some(last)
     }
 
     fn fallback_possible() -> usize {

@@ -11,35 +11,39 @@
 //! they read, publishes that first and then calls [`Restartable::interrupt_all`]: sequences that
 //! started before are started again.
 
+use std::num::NonZeroIsize;
 use std::sync::OnceLock;
 
 /// That this process can use restartable sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct Restartable {
-    area: isize,
+    area: NonZeroIsize,
 }
 
 impl Restartable {
     /// `None` where glibc registers no threads, or the kernel cannot interrupt sequences on other
-    /// CPUs (before 5.10, or a sandbox that forbids membarrier).
+    /// CPUs (before 5.10, or a sandbox that forbids membarrier), or there may be more CPUs than
+    /// [`MAX_CPUS`](super::MAX_CPUS).
     pub fn get() -> Option<Self> {
         static FOUND: OnceLock<Option<Restartable>> = OnceLock::new();
         *FOUND.get_or_init(|| {
-            let area = area_offset()?;
-            imp::register().then_some(Restartable { area })
+            let area = area_offset().and_then(NonZeroIsize::new)?;
+            (imp::cpus_are_few() && imp::register()).then_some(Restartable { area })
         })
     }
 
     /// Where a thread's area lies, from its thread pointer. Never 0.
     #[inline]
     pub fn area_offset(self) -> isize {
-        self.area
+        self.area.get()
     }
 
     /// Whether sequences work in this thread, on this CPU: glibc registered it, and there is a place
     /// for the CPU in a [`PerCpu`](super::PerCpu). Where not, each leaves without a commit.
     pub fn works_here(self) -> bool {
-        usize::try_from(imp::cpu_id(self.area)).is_ok_and(|cpu| cpu < super::possible())
+        // SAFETY: the area was found by `area_offset`.
+        let cpu = unsafe { cpu_id(self.area.get()) };
+        usize::try_from(cpu).is_ok_and(|cpu| cpu < super::possible())
     }
 
     /// Starts every sequence again that is under way in any thread of this process: whoever
@@ -66,25 +70,41 @@ pub(super) fn area_offset() -> Option<isize> {
     None
 }
 
+/// The number of the CPU this thread runs on; negative if the thread is not registered.
+///
+/// # Safety
+/// `area` is what [`area_offset`] answered.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[inline]
+pub(super) unsafe fn cpu_id(area: isize) -> i32 {
+    let cpu: i32;
+    // SAFETY: each thread has an area there from its fs base (the caller's promise), with `cpu_id` at 4,
+    // which the kernel changes only while the thread does not run.
+    unsafe {
+        std::arch::asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) area,
+            options(nostack, readonly, preserves_flags));
+    }
+    cpu
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
+#[allow(clippy::missing_safety_doc)]
+pub(super) unsafe fn cpu_id(_area: isize) -> i32 {
+    -1
+}
+
 #[cfg(not(feature = "loom"))]
 mod imp {
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    /// The CPU number in this thread's area; negative if the thread is not registered.
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
-    pub(super) fn cpu_id(area: isize) -> i32 {
-        let cpu: i32;
-        // SAFETY: glibc has an area of that offset for each thread; `cpu_id` is at 4.
-        unsafe {
-            std::arch::asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) area,
-                options(nostack, readonly, preserves_flags));
-        }
-        cpu
-    }
-
-    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu")))]
-    pub(super) fn cpu_id(_area: isize) -> i32 {
-        -1
+    /// Whether the kernel's CPUs are numbered below `MAX_CPUS`, by itself: what it says to files in /sys
+    /// may be another's invention in a container. It refuses a set of CPUs that has no room for all.
+    pub(super) fn cpus_are_few() -> bool {
+        let mut set = [0u64; crate::base::cpu::MAX_CPUS / u64::BITS as usize];
+        // SAFETY: the kernel writes a set of CPUs of at most that size.
+        let written =
+            unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&set), set.as_mut_ptr()) };
+        written > 0
     }
 
     pub(super) fn register() -> bool {
@@ -102,8 +122,8 @@ mod imp {
 
 #[cfg(feature = "loom")]
 mod imp {
-    pub(super) fn cpu_id(_area: isize) -> i32 {
-        -1
+    pub(super) fn cpus_are_few() -> bool {
+        true
     }
 
     pub(super) fn register() -> bool {
@@ -115,13 +135,16 @@ mod imp {
 
 /// A restartable sequence of x86-64 instructions, between the two halves that surround each.
 ///
-/// The sequence starts with the number of the CPU in `{cpu}`, and its last instruction is the store
-/// that commits it. It may leave by a jump to `43b`, which puts -1 into `{result}`. `{rseq}` is
-/// [`Restartable::area_offset`]. A thread on a CPU from `{cpus}` on leaves that way too, and so does
-/// one that is not registered, whose CPU is -1 or -2.
+/// The sequence starts with the number of the CPU in `{cpu}`, below [`MAX_CPUS`](super::MAX_CPUS); it is
+/// -1 or -2 in a thread that is not registered, and then the sequence must leave. Its last instruction is
+/// the store that commits it. It leaves by a jump to `43b`, which puts -1 into `{result}`, or with
+/// `restartable!(or "{label}": …)` goes on at that label. `{rseq}` is [`Restartable::area_offset`].
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
 macro_rules! restartable {
-    ($($instruction:literal,)+ => $($operands:tt)*) => {
+    (or $label:literal: $($sequence:tt)*) => {
+        $crate::base::cpu::restartable!(@leaving concat!("jmp ", $label), $($sequence)*)
+    };
+    (@leaving $leave:expr, $($instruction:literal,)+ => $($operands:tt)*) => {
         std::arch::asm!(
             // struct rseq_cs: version, flags, start, length up to the commit, abort handler.
             ".pushsection __rseq_cs, \"aw\"",
@@ -138,21 +161,21 @@ macro_rules! restartable {
             "54:",
             "jmp 65f",
             "43:",
-            "mov {result}, -1",
-            "jmp 99f",
+            $leave,
             ".popsection",
             "65:",
             "lea {cpu}, [rip + 76b]",
             "mov fs:[{rseq} + 8], {cpu}",
             "22:",
-            "mov {cpu:e}, fs:[{rseq} + 4]",
-            "cmp {cpu:e}, {cpus:e}",
-            "jae 43b",
+            "movsxd {cpu}, dword ptr fs:[{rseq} + 4]",
             $($instruction,)+
             "32:",
             "99:",
             $($operands)*
         )
+    };
+    ($($sequence:tt)*) => {
+        $crate::base::cpu::restartable!(@leaving "mov {result}, -1\njmp 99f", $($sequence)*)
     };
 }
 

@@ -74,6 +74,13 @@ impl<T: Entry> Table<T> {
         return unsafe { &*self.mapping.base().cast::<T>().add(index) };
     }
 
+    /// Where the entries are.
+    #[cfg(not(feature = "loom"))]
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *const T {
+        self.mapping.base().cast()
+    }
+
     /// The memory that all entries together can take.
     pub fn max_bytes(&self) -> usize {
         self.len * size_of::<T>()

@@ -1,0 +1,309 @@
+//! The memory of sheaves, and their fast paths, which touch nothing else.
+//!
+//! The CPU's word:
+//!
+//! ```text
+//! 63         32 31 0
+//! [ operations | top ]
+//! ```
+//!
+//! `top` is the place of the highest object of the CPU's main sheaf, among the cells of all sheaves. Below
+//! a sheaf's lowest cell is one with the name of no object, and above its highest one that says so: where
+//! a fast path finds those, the sheaf is empty or full. A closed word's `top` is the place of two such
+//! cells and nothing between, so that it is both.
+//!
+//! Words and cells are one table, so that a fast path finds all from one address:
+//!
+//! ```text
+//! [ NOTHING, FULL | word of CPU -2 | -1 | 0 | 1 | ... | MAX_CPUS - 1 | sheaf 0 | sheaf 1 | ... ]
+//! ```
+//!
+//! Each part is on cache lines of its own; only what is used takes memory. The word of a CPU that this
+//! machine does not have stays 0, which is closed; threads that are not registered for restartable
+//! sequences are on CPU -1 or -2. A word is at the end of its lines: a processor that compares only the
+//! lowest 12 bits of addresses at first then takes no write to the beginning of an object for one to the
+//! word.
+//!
+//! Without restartable sequences a fast path closes the word for the few instructions it takes.
+
+#[cfg(feature = "loom")]
+use crate::base::cpu::PerCpu;
+use crate::base::cpu::{self, Restartable};
+use crate::base::error::Result;
+use crate::base::mem::Table;
+use crate::base::sync::{AtomicU32, Ordering};
+
+use super::cpu_word;
+
+const OPERATION: u64 = 1 << 32;
+type CpuWord = cpu_word::CpuWord<{ !(OPERATION - 1) }, 0>;
+
+/// What no object is called: it is below a sheaf's lowest object.
+const NOTHING: u32 = u32::MAX;
+/// What no object is called either: it is above a sheaf's highest cell.
+const FULL: u32 = u32::MAX - 1;
+/// Cells of a cache line.
+const LINE_CELLS: usize = if cfg!(feature = "loom") { 2 } else { 16 };
+/// Cells that a word takes up: two lines, as the prefetchers of x86-64 fetch them in pairs.
+const WORD_CELLS: usize = 2 * LINE_CELLS;
+/// The cell where CPU 0's word begins.
+#[cfg(not(feature = "loom"))]
+const FIRST_WORD: usize = 4 * WORD_CELLS - size_of::<CpuWord>() / size_of::<AtomicU32>();
+/// The first cell of sheaves.
+const FIRST_CELL: usize = (3 + cpu::MAX_CPUS) * WORD_CELLS;
+
+/// Sheaves of the same capacity, numbered. Those with the numbers of CPUs are their main sheaves; while a
+/// word is open, its sheaf's cells belong to the fast paths of its CPU. All others are their user's.
+pub(super) struct Cells {
+    cells: Table<AtomicU32>,
+    /// loom's words are larger than cells.
+    #[cfg(feature = "loom")]
+    words: PerCpu<CpuWord>,
+    capacity: u32,
+    /// Cells from one sheaf to the next.
+    stride: usize,
+    rseq: Option<Restartable>,
+}
+
+/// What a word says.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word {
+    /// Objects in the main sheaf.
+    pub(super) len: u32,
+    /// Operations since the cache was made, modulo 2^32.
+    pub(super) operations: u32,
+}
+
+impl Cells {
+    /// Empty sheaves, and open words.
+    ///
+    /// # Errors
+    /// `NoMemory` when there is no address space for them.
+    pub(super) fn new(sheaves: usize, capacity: u32, rseq: Option<Restartable>) -> Result<Self> {
+        let stride = (capacity as usize + 2).next_multiple_of(LINE_CELLS);
+        let cells = Cells {
+            cells: Table::new(FIRST_CELL + sheaves * stride)?,
+            #[cfg(feature = "loom")]
+            words: PerCpu::new(|_| CpuWord::new(0)),
+            capacity,
+            stride,
+            rseq,
+        };
+        // What the `top` of a closed word, 0, leads to.
+        cells.cells[0].store(NOTHING, Ordering::Relaxed);
+        cells.cells[1].store(FULL, Ordering::Relaxed);
+        for sheaf in 0..sheaves {
+            let bottom = cells.bottom(sheaf);
+            cells.cells[bottom].store(NOTHING, Ordering::Relaxed);
+            cells.cells[bottom + capacity as usize + 1].store(FULL, Ordering::Relaxed);
+        }
+        for cpu in 0..cpu::possible() {
+            cells.open(cpu, 0);
+        }
+        Ok(cells)
+    }
+
+    /// Objects that a sheaf has room for.
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Takes the highest object of this CPU's main sheaf. What it leaves to [`Cells::pop_after_all`] comes
+    /// first on the slow path.
+    #[inline]
+    pub(super) fn pop(&self) -> Option<u32> {
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        let object = self.rseq.map_or(NOTHING, |rseq| self.pop_restartable(rseq));
+        #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
+        let object = self.pop_exclusively();
+        (object != NOTHING).then_some(object)
+    }
+
+    /// [`Cells::pop`] for a process without sequences, of a build that expects them.
+    pub(super) fn pop_after_all(&self) -> Option<u32> {
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        if self.rseq.is_none() {
+            let object = self.pop_exclusively();
+            return (object != NOTHING).then_some(object);
+        }
+        None
+    }
+
+    /// Puts an object into this CPU's main sheaf, if that has room and the object is not its highest one.
+    #[inline]
+    pub(super) fn push(&self, object: u32) -> bool {
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        if let Some(rseq) = self.rseq {
+            return self.push_restartable(rseq, object);
+        }
+        self.push_exclusively(object)
+    }
+
+    /// Closes a CPU's word. The caller holds the CPU's slow lock.
+    pub(super) fn close(&self, cpu: usize) -> Word {
+        self.decode(cpu, self.word(cpu).close(cpu, self.rseq))
+    }
+
+    /// Closes the word of the CPU this thread ran on a moment ago, if it still does.
+    pub(super) fn close_local(&self, cpu: usize) -> Option<Word> {
+        self.word(cpu).close_local(cpu, self.rseq).map(|word| self.decode(cpu, word))
+    }
+
+    /// Opens a closed word with `len` objects in its sheaf. Answers the operations so far.
+    pub(super) fn open(&self, cpu: usize, len: u32) -> u32 {
+        let word = self.word(cpu);
+        let operations = word.load() & !(OPERATION - 1);
+        word.open(operations + self.bottom(cpu) as u64 + u64::from(len));
+        (operations / OPERATION) as u32
+    }
+
+    /// What a word says now that the caller has not closed, who holds the CPU's slow lock.
+    pub(super) fn peek(&self, cpu: usize) -> Word {
+        self.decode(cpu, self.word(cpu).load_open())
+    }
+
+    /// The object in a cell of a sheaf, counted from the lowest.
+    pub(super) fn get(&self, sheaf: usize, i: u32) -> u32 {
+        self.of(sheaf, i).load(Ordering::Relaxed)
+    }
+
+    /// Puts an object into a cell.
+    pub(super) fn set(&self, sheaf: usize, i: u32, object: u32) {
+        self.of(sheaf, i).store(object, Ordering::Relaxed);
+    }
+
+    fn of(&self, sheaf: usize, i: u32) -> &AtomicU32 {
+        debug_assert!(i < self.capacity);
+        &self.cells[self.bottom(sheaf) + 1 + i as usize]
+    }
+
+    /// The place below a sheaf's lowest object: the `top` of an empty one.
+    fn bottom(&self, sheaf: usize) -> usize {
+        FIRST_CELL + sheaf * self.stride
+    }
+
+    fn decode(&self, cpu: usize, word: u64) -> Word {
+        Word { len: top_of(word) as u32 - self.bottom(cpu) as u32, operations: (word / OPERATION) as u32 }
+    }
+
+    /// A CPU's word.
+    #[cfg(not(feature = "loom"))]
+    fn word(&self, cpu: usize) -> &CpuWord {
+        let cell: *const AtomicU32 = &self.cells[FIRST_WORD + cpu * WORD_CELLS];
+        // SAFETY: the table is page-aligned, and so the word to 8 bytes; nothing else uses this cell or the
+        // next, and zeros are a word.
+        unsafe { &*cell.cast() }
+    }
+
+    #[cfg(feature = "loom")]
+    fn word(&self, cpu: usize) -> &CpuWord {
+        self.words.of(cpu)
+    }
+
+    #[cfg_attr(all(target_arch = "x86_64", target_env = "gnu"), cold)]
+    fn pop_exclusively(&self) -> u32 {
+        let own = self.word(cpu::current());
+        let word = own.load();
+        if CpuWord::is_closed(word) || !own.close_if(word) {
+            return NOTHING;
+        }
+        let object = self.cells[top_of(word)].load(Ordering::Relaxed);
+        let taken = object != NOTHING;
+        own.open(if taken { word.wrapping_add(OPERATION) - 1 } else { word });
+        object
+    }
+
+    #[cfg_attr(all(target_arch = "x86_64", target_env = "gnu"), cold)]
+    fn push_exclusively(&self, object: u32) -> bool {
+        let own = self.word(cpu::current());
+        let word = own.load();
+        if CpuWord::is_closed(word) || !own.close_if(word) {
+            return false;
+        }
+        let top = top_of(word);
+        let above = &self.cells[top + 1];
+        let fits = above.load(Ordering::Relaxed) != FULL && self.cells[top].load(Ordering::Relaxed) != object;
+        if fits {
+            above.store(object, Ordering::Relaxed);
+        }
+        own.open(if fits { word.wrapping_add(OPERATION) + 1 } else { word });
+        fits
+    }
+}
+
+/// A word's `top`.
+#[inline]
+fn top_of(word: u64) -> usize {
+    word as u32 as usize
+}
+
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+mod sequences {
+    use super::*;
+    use crate::base::cpu::restartable;
+
+    // What the sequences below take for granted.
+    const _: () =
+        assert!(WORD_CELLS * size_of::<AtomicU32>() == 1 << 7 && NOTHING as i32 == -1 && FULL as i32 == -2);
+
+    impl Cells {
+        #[inline(always)]
+        pub(super) fn pop_restartable(&self, rseq: Restartable) -> u32 {
+            let object: u64;
+            // SAFETY: there is a word for each number that a CPU can have, and `top` is below the number of
+            // cells. While the word is open, the cell at `top` is this CPU's alone, or below its lowest.
+            unsafe {
+                restartable!(
+                    "shl {cpu}, 7",
+                    "mov {word}, [{cells} + {cpu} + {first_word}]",
+                    "mov {result:e}, {word:e}",
+                    "mov {result:e}, [{cells} + {result} * 4]",
+                    "cmp {result:e}, -1",
+                    "je 43b",
+                    "add {word}, {change}",
+                    "mov [{cells} + {cpu} + {first_word}], {word}",
+                    => cpu = out(reg) _,
+                    first_word = const FIRST_WORD * size_of::<AtomicU32>(),
+                    rseq = in(reg) rseq.area_offset(),
+                    cells = in(reg) self.cells.as_ptr(),
+                    change = in(reg) OPERATION - 1,
+                    word = out(reg) _,
+                    result = out(reg) object,
+                    options(nostack)
+                );
+            }
+            object as u32
+        }
+
+        #[inline(always)]
+        pub(super) fn push_restartable(&self, rseq: Restartable, object: u32) -> bool {
+            // SAFETY: as in `pop_restartable`; above `top` is another cell of this CPU's, or the one above
+            // its highest, which is left alone.
+            unsafe {
+                restartable!(or "{full}":
+                    "shl {cpu}, 7",
+                    "mov {word}, [{cells} + {cpu} + {first_word}]",
+                    "mov {top:e}, {word:e}",
+                    "cmp dword ptr [{cells} + {top} * 4 + 4], -2",
+                    "je 43b",
+                    "cmp {object:e}, [{cells} + {top} * 4]",
+                    "je 43b",
+                    "mov [{cells} + {top} * 4 + 4], {object:e}",
+                    "add {word}, {change}",
+                    "mov [{cells} + {cpu} + {first_word}], {word}",
+                    => cpu = out(reg) _,
+                    first_word = const FIRST_WORD * size_of::<AtomicU32>(),
+                    rseq = in(reg) rseq.area_offset(),
+                    cells = in(reg) self.cells.as_ptr(),
+                    object = in(reg) object,
+                    change = in(reg) OPERATION + 1,
+                    word = out(reg) _,
+                    top = out(reg) _,
+                    full = label { return false },
+                    options(nostack)
+                );
+            }
+            true
+        }
+    }
+}
