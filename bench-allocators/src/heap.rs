@@ -7,7 +7,7 @@ use uzram::base::sync::Arc;
 use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, Options, Policy, Sheaves};
 
 use crate::measured::Measured;
-use crate::peers;
+use crate::peers::{self, pointer};
 
 /// Sizes that are compared.
 pub const SIZES_BYTES: [usize; 2] = [64, 256];
@@ -33,11 +33,14 @@ pub trait Heap: Sync {
     /// When there is no memory.
     fn alloc(&self) -> Result<u64>;
 
-    /// Where an object is.
+    /// Where an object is: it is called by its address, unless a heap says otherwise.
     ///
     /// # Safety
     /// It is an object of this heap in use.
-    unsafe fn address(&self, object: u64) -> *mut u64;
+    #[inline]
+    unsafe fn address(&self, object: u64) -> *mut u64 {
+        pointer(object)
+    }
 
     /// Gives an object back.
     ///

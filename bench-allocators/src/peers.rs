@@ -79,8 +79,9 @@ fn none() -> Error {
     Error::new(ErrorKind::NoMemory, "the allocator gave no memory")
 }
 
+/// An object that is called by its address.
 #[inline]
-fn pointer<T>(object: u64) -> *mut T {
+pub fn pointer<T>(object: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(object as usize)
 }
 
@@ -92,11 +93,6 @@ impl<const SIZE: usize> Heap for System<SIZE> {
     fn alloc(&self) -> Result<u64> {
         // SAFETY: malloc may be called with any size.
         word(unsafe { libc::malloc(SIZE) })
-    }
-
-    #[inline]
-    unsafe fn address(&self, object: u64) -> *mut u64 {
-        pointer(object)
     }
 
     #[inline]
@@ -127,11 +123,6 @@ impl<const SIZE: usize> Heap for Mimalloc<SIZE> {
     }
 
     #[inline]
-    unsafe fn address(&self, object: u64) -> *mut u64 {
-        pointer(object)
-    }
-
-    #[inline]
     unsafe fn free(&self, object: u64) -> Result<()> {
         // SAFETY: the caller's object came from `alloc` and is in use.
         unsafe { mimalloc::mi_free(pointer(object)) };
@@ -155,11 +146,6 @@ impl<const SIZE: usize> Heap for Jemalloc<SIZE> {
     fn alloc(&self) -> Result<u64> {
         // SAFETY: malloc may be called with any size.
         word(unsafe { tikv_jemalloc_sys::malloc(SIZE) })
-    }
-
-    #[inline]
-    unsafe fn address(&self, object: u64) -> *mut u64 {
-        pointer(object)
     }
 
     #[inline]
@@ -190,11 +176,6 @@ impl<const SIZE: usize> Heap for Snmalloc<SIZE> {
     fn alloc(&self) -> Result<u64> {
         // SAFETY: the alignment is a power of two.
         word(unsafe { snmalloc_sys::sn_rust_alloc(ALIGN_BYTES, SIZE) })
-    }
-
-    #[inline]
-    unsafe fn address(&self, object: u64) -> *mut u64 {
-        pointer(object)
     }
 
     #[inline]
