@@ -4,7 +4,7 @@
 use uzram::Result;
 use uzram::base::mem::{Arena, Gfp};
 use uzram::base::sync::Arc;
-use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, Options, Policy, Sheaves};
+use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, Options, Plain, Policy, Sheaves};
 
 use crate::measured::Measured;
 use crate::peers::{self, pointer};
@@ -69,15 +69,12 @@ pub struct Slab<P: Policy> {
 
 impl<P: Policy> Slab<P> {
     /// A cache of at most `max_objects` objects.
-    pub fn new(size_bytes: usize, hardened: bool, max_objects: u64) -> Result<Slab<P>> {
+    pub fn new(size_bytes: usize, max_objects: u64) -> Result<Slab<P>> {
         // Twice: room for what is not filled, and in small caches for a slab of each CPU.
         let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
         let arena = Arc::new(Arena::new(reserve_bytes)?);
-        let options = Options {
-            hardened,
-            dropped_whole: true,
-            ..Options::new("bench", size_bytes, ALIGN_BYTES, max_objects)
-        };
+        let options =
+            Options { dropped_whole: true, ..Options::new("bench", size_bytes, ALIGN_BYTES, max_objects) };
         Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
     }
 }
@@ -116,17 +113,14 @@ pub fn names() -> Vec<&'static str> {
 /// # Errors
 /// When there is no memory for a slab cache.
 pub fn open(name: &str, size_bytes: usize, max_objects: u64) -> Result<Option<Box<dyn Measured>>> {
-    let slab = |hardened| (size_bytes, hardened, max_objects);
-    fn boxed<P: Policy>(
-        (size_bytes, hardened, max_objects): (usize, bool, u64),
-    ) -> Result<Box<dyn Measured>> {
-        Ok(Box::new(Slab::<P>::new(size_bytes, hardened, max_objects)?))
+    fn boxed<P: Policy>(size_bytes: usize, max_objects: u64) -> Result<Box<dyn Measured>> {
+        Ok(Box::new(Slab::<P>::new(size_bytes, max_objects)?))
     }
     Ok(Some(match name {
-        PLAIN => boxed::<Sheaves>(slab(false))?,
-        HARDENED => boxed::<Sheaves>(slab(true))?,
-        DELAYED => boxed::<DelayedFreeze>(slab(false))?,
-        EAGER => boxed::<EagerFreeze>(slab(false))?,
+        PLAIN => boxed::<Plain<Sheaves>>(size_bytes, max_objects)?,
+        HARDENED => boxed::<Sheaves>(size_bytes, max_objects)?,
+        DELAYED => boxed::<Plain<DelayedFreeze>>(size_bytes, max_objects)?,
+        EAGER => boxed::<Plain<EagerFreeze>>(size_bytes, max_objects)?,
         _ => return Ok(peers::open(name, size_bytes)),
     }))
 }

@@ -32,10 +32,10 @@ use report::{Report, Time};
 #[command(name = "bench-allocators")]
 struct Args {
     /// Seconds that one measurement lasts, about
-    #[arg(long, value_name = "S", default_value_t = 0.06)]
+    #[arg(long, value_name = "S", default_value_t = 0.01)]
     seconds: f64,
     /// Rounds that count
-    #[arg(long, value_name = "R", default_value_t = 15, value_parser = clap::value_parser!(u8).range(1..=MAX_PAIRS as i64))]
+    #[arg(long, value_name = "R", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=MAX_PAIRS as i64))]
     rounds: u8,
     /// Objects of which 90 % are freed, to see what memory is kept
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..=10_000_000))]

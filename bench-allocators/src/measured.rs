@@ -272,8 +272,9 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::heap::{ALIGN_BYTES, SIZES_BYTES};
+    use crate::heap::{ALIGN_BYTES, SIZES_BYTES, Slab};
     use std::sync::atomic::{AtomicU64, Ordering};
+    use uzram::slab::{Plain, Sheaves};
 
     /// Hands out one object, again and again.
     struct Broken(AtomicU64);
@@ -335,12 +336,8 @@ mod tests {
             objects.into_iter().for_each(|object| unsafe { heap.free(object).unwrap() });
         }
         for size_bytes in SIZES_BYTES {
-            for hardened in [false, true] {
-                check(
-                    &crate::heap::Slab::<uzram::slab::Sheaves>::new(size_bytes, hardened, 1000).unwrap(),
-                    size_bytes,
-                );
-            }
+            check(&Slab::<Sheaves>::new(size_bytes, 1000).unwrap(), size_bytes);
+            check(&Slab::<Plain<Sheaves>>::new(size_bytes, 1000).unwrap(), size_bytes);
         }
         check(&crate::peers::Mimalloc::<64>, 64);
         check(&crate::peers::System::<256>, 256);

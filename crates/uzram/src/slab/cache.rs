@@ -36,7 +36,7 @@ impl<P: Policy> Cache<P> {
     /// `Invalid` for an option that cannot be; `NoMemory` when there is no address space for its
     /// tables.
     pub fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
-        let core = Core::new(arena, options)?;
+        let core = Core::new(arena, options, P::HARDENED)?;
         let inner = Arc::new(Inner {
             front: P::Front::new(&core)?,
             reported: Counter::default(),
@@ -183,8 +183,8 @@ impl<P: Policy> Inner<P> {
         let Inner { core, front, .. } = self;
         #[cfg(all(debug_assertions, not(feature = "loom")))]
         self.checked.put(core, object)?;
-        let passes = !core.options.hardened || core.slabs.may_be_object(object);
-        Ok(passes && front.push(core, object))
+        let passes = !P::HARDENED || core.slabs.may_be_object(object);
+        Ok(passes && front.push(core, object, P::HARDENED))
     }
 
     /// What there is to say of objects in use when the cache goes.

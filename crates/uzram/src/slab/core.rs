@@ -76,9 +76,9 @@ pub struct Core<F> {
 }
 
 impl<F: Freeze> Core<F> {
-    pub(super) fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
+    pub(super) fn new(arena: Arc<Arena>, options: Options, hardened: bool) -> Result<Self> {
         let layout = Layout::new(options.size_bytes, options.align_bytes)?;
-        let slabs = Slabs::new(arena, &options, layout, max_slabs(&options, layout))?;
+        let slabs = Slabs::new(arena, layout, max_slabs(&options, layout), hardened)?;
         let rseq = if options.restartable { Restartable::get() } else { None };
         let cpu = |_| {
             let none =

@@ -5,11 +5,10 @@
 //! between CPUs is a type, a [`Policy`]: SLUB before and after "slub: Delay freezing of CPU partial
 //! slabs" (Chengming Zhou, 2023), in its steps, and [`Sheaves`] in front of that, the default.
 //!
-//! A hardened cache ([`Options::hardened`], the default) mixes the links between free objects with a
-//! secret and takes anything else that it finds there for damage, and looks at each freed name whether
-//! there ever was such an object. All caches look for names that are no objects' where they turn to slabs, and
-//! for an object that is freed twice in a row. Debug
-//! builds keep a bit for each object and fill free ones with poison, and so find every double free,
+//! A hardened cache (each that is not [`Plain`]) mixes the links between free objects with a secret and
+//! takes anything else that it finds there for damage, and looks at each freed name whether there ever was
+//! such an object, and whether it was the last one freed. All caches do the latter two where they turn to
+//! slabs. Debug builds keep a bit for each object and fill free ones with poison, and so find every double free,
 //! foreign object, and write to a free object. A [`Corrupt`](crate::ErrorKind::Corrupt) error names
 //! the cache, the object and how the damage was found.
 //!
@@ -53,7 +52,7 @@ mod word;
 
 pub use cache::Cache;
 pub use options::Options;
-pub use policy::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
+pub use policy::{DelayedFreeze, EagerFreeze, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst};
 #[cfg(not(feature = "loom"))]
 pub use registry::caches;
 pub use stats::{Stat, set_counting, set_timing};

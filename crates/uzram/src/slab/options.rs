@@ -20,8 +20,6 @@ pub struct Options {
     pub max_objects: u64,
     /// The setting that an error names when there are so many.
     pub max_objects_setting: &'static str,
-    /// Scramble the links between free objects and check them.
-    pub hardened: bool,
     /// Empty slabs are kept as long as the node partial list has fewer slabs than this.
     pub min_partial: usize,
     /// About how many free objects the slabs of a CPU partial list may have.
@@ -35,8 +33,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// The kernel's choices for objects of that size, with sheaves about twice as large: a hardened
-    /// cache that reports leaks.
+    /// The kernel's choices for objects of that size, with sheaves about twice as large: a cache that
+    /// reports leaks.
     pub fn new(name: impl Into<String>, size_bytes: usize, align_bytes: usize, max_objects: u64) -> Self {
         Options {
             name: name.into(),
@@ -44,7 +42,6 @@ impl Options {
             align_bytes,
             max_objects,
             max_objects_setting: "disksize",
-            hardened: true,
             min_partial: (size_bytes.max(2).ilog2() as usize / 2).clamp(5, 10),
             cpu_partial_objects: match size_bytes {
                 4096.. => 6,

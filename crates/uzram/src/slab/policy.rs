@@ -7,8 +7,11 @@
 //! | [`UnfreezeFirst`] | and patch 3: a slab is unfrozen before the node's lock is taken |
 //! | [`DelayedFreeze`] | and patches 4 and 5: only the slab a CPU allocates from is frozen |
 //! | [`Sheaves`] | arrays of free objects on each CPU, filled and emptied through `DelayedFreeze` |
+//! | [`Plain`] | one of these without hardening |
 //!
 //! The series is "slub: Delay freezing of CPU partial slabs" (Chengming Zhou, 2023).
+
+use std::marker::PhantomData;
 
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
@@ -25,6 +28,8 @@ pub trait Policy: Send + Sync + Sized + 'static {
     type Front: Front<Self::Freeze>;
     /// Its name on paper.
     const NAME: &'static str;
+    /// Links between free objects are scrambled and checked, and freed names looked at.
+    const HARDENED: bool = true;
 }
 
 /// What allocations and frees meet first.
@@ -38,8 +43,8 @@ pub trait Front<F: Freeze>: Send + Sync + Sized {
     /// The fast path of an allocation, where it is open.
     fn pop(&self, core: &Core<F>) -> Option<u32>;
 
-    /// The fast path of a free, where it is open.
-    fn push(&self, core: &Core<F>, object: u32) -> bool;
+    /// The fast path of a free, where it is open. A `hardened` one looks whether the object was freed last.
+    fn push(&self, core: &Core<F>, object: u32, hardened: bool) -> bool;
 
     /// The other path of an allocation.
     ///
@@ -85,7 +90,7 @@ impl<F: Freeze> Front<F> for Direct {
     }
 
     #[inline]
-    fn push(&self, core: &Core<F>, object: u32) -> bool {
+    fn push(&self, core: &Core<F>, object: u32, _: bool) -> bool {
         core.push(object)
     }
 
@@ -131,6 +136,9 @@ pub struct DelayedFreeze;
 /// Arrays of free objects on each CPU.
 #[derive(Debug)]
 pub struct Sheaves;
+/// A policy without hardening.
+#[derive(Debug)]
+pub struct Plain<P>(PhantomData<fn() -> P>);
 
 impl Freeze for EagerFreeze {
     const NAME: &'static str = "eager";
@@ -167,4 +175,11 @@ impl Policy for Sheaves {
     type Freeze = DelayedFreeze;
     type Front = Sheaved;
     const NAME: &'static str = "sheaves";
+}
+
+impl<P: Policy> Policy for Plain<P> {
+    type Freeze = P::Freeze;
+    type Front = P::Front;
+    const NAME: &'static str = P::NAME;
+    const HARDENED: bool = false;
 }

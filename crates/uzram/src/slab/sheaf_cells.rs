@@ -129,14 +129,18 @@ impl Cells {
         None
     }
 
-    /// Puts an object into this CPU's main sheaf, if that has room and the object is not its highest one.
+    /// Puts an object into this CPU's main sheaf, if that has room; a `hardened` push only if the object is
+    /// not the highest one there.
     #[inline]
-    pub(super) fn push(&self, object: u32) -> bool {
+    pub(super) fn push(&self, object: u32, hardened: bool) -> bool {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
         if let Some(rseq) = self.rseq {
-            return self.push_restartable(rseq, object);
+            return match hardened {
+                true => self.push_restartable::<true>(rseq, object),
+                false => self.push_restartable::<false>(rseq, object),
+            };
         }
-        self.push_exclusively(object)
+        self.push_exclusively(object, hardened)
     }
 
     /// Closes a CPU's word. The caller holds the CPU's slow lock.
@@ -214,7 +218,7 @@ impl Cells {
     }
 
     #[cfg_attr(all(target_arch = "x86_64", target_env = "gnu"), cold)]
-    fn push_exclusively(&self, object: u32) -> bool {
+    fn push_exclusively(&self, object: u32, hardened: bool) -> bool {
         let own = self.word(cpu::current());
         let word = own.load();
         if CpuWord::is_closed(word) || !own.close_if(word) {
@@ -222,7 +226,8 @@ impl Cells {
         }
         let top = top_of(word);
         let above = &self.cells[top + 1];
-        let fits = above.load(Ordering::Relaxed) != FULL && self.cells[top].load(Ordering::Relaxed) != object;
+        let is_highest = || self.cells[top].load(Ordering::Relaxed) == object;
+        let fits = above.load(Ordering::Relaxed) != FULL && !(hardened && is_highest());
         if fits {
             above.store(object, Ordering::Relaxed);
         }
@@ -276,7 +281,7 @@ mod sequences {
         }
 
         #[inline(always)]
-        pub(super) fn push_restartable(&self, rseq: Restartable, object: u32) -> bool {
+        pub(super) fn push_restartable<const HARDENED: bool>(&self, rseq: Restartable, object: u32) -> bool {
             // SAFETY: as in `pop_restartable`; above `top` is another cell of this CPU's, or the one above
             // its highest, which is left alone.
             unsafe {
@@ -286,8 +291,10 @@ mod sequences {
                     "mov {top:e}, {word:e}",
                     "cmp dword ptr [{cells} + {top} * 4 + 4], -2",
                     "je 43b",
+                    ".if {hardened}",
                     "cmp {object:e}, [{cells} + {top} * 4]",
                     "je 43b",
+                    ".endif",
                     "mov [{cells} + {top} * 4 + 4], {object:e}",
                     "add {word}, {change}",
                     "mov [{cells} + {cpu} + {first_word}], {word}",
@@ -296,6 +303,7 @@ mod sequences {
                     rseq = in(reg) rseq.area_offset(),
                     cells = in(reg) self.cells.as_ptr(),
                     object = in(reg) object,
+                    hardened = const HARDENED as u8,
                     change = in(reg) OPERATION + 1,
                     word = out(reg) _,
                     top = out(reg) _,

@@ -76,8 +76,8 @@ impl<F: Freeze> Front<F> for Sheaved {
     }
 
     #[inline]
-    fn push(&self, _: &Core<F>, object: u32) -> bool {
-        self.cells.push(object)
+    fn push(&self, _: &Core<F>, object: u32, hardened: bool) -> bool {
+        self.cells.push(object, hardened)
     }
 
     #[cold]

@@ -168,7 +168,7 @@ impl Slabs {
     ///
     /// # Errors
     /// `NoMemory` when there is no address space for the tables.
-    pub(super) fn new(arena: Arc<Arena>, options: &Options, layout: Layout, max_slabs: u64) -> Result<Self> {
+    pub(super) fn new(arena: Arc<Arena>, layout: Layout, max_slabs: u64, hardened: bool) -> Result<Self> {
         // No object's name is one of the highest numbers.
         let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
         let max_slabs = max_slabs.clamp(1, most) as u32;
@@ -179,7 +179,7 @@ impl Slabs {
         Ok(Slabs {
             arena,
             layout,
-            secret: if options.hardened { secret() } else { 0 },
+            secret: if hardened { secret() } else { 0 },
             max_slabs,
             slabs: Table::new(max_slabs as usize)?,
             origins: Table::new(pages_of_names)?,

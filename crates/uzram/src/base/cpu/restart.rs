@@ -22,8 +22,8 @@ pub struct Restartable {
 
 impl Restartable {
     /// `None` where glibc registers no threads, or the kernel cannot interrupt sequences on other
-    /// CPUs (before 5.10, or a sandbox that forbids membarrier), or there may be more CPUs than
-    /// [`MAX_CPUS`](super::MAX_CPUS).
+    /// CPUs (before 5.10, or a sandbox that forbids membarrier), or there may be more than
+    /// 8192 CPUs, the most that Linux supports.
     pub fn get() -> Option<Self> {
         static FOUND: OnceLock<Option<Restartable>> = OnceLock::new();
         *FOUND.get_or_init(|| {

@@ -36,7 +36,7 @@ struct Fixture<P: Policy> {
     lossy: bool,
 }
 
-/// Runs a test for each shape, hardened and plain.
+/// Runs a test for each shape, with and without restartable sequences.
 fn for_each_fixture<P: Policy>(what: &'static str, test: impl Fn(&mut Fixture<P>)) {
     let cpus = allowed_cpus();
     for shape in SHAPES {
@@ -235,7 +235,7 @@ fn a_write_to_a_free_object_is_found<P: Policy>() {
 /// hand out nothing that is not theirs or that somebody has.
 fn a_damaged_link_is_found<P: Policy>() {
     for_each_fixture::<P>("damaged links were", |fixture| {
-        if !fixture.kind.hardened {
+        if !P::HARDENED {
             return;
         }
         let size = fixture.size;

@@ -42,7 +42,6 @@ fn stress_factor() -> u64 {
 /// What does not depend on the policy.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
-    hardened: bool,
     /// Fast paths are restartable sequences, where there are any.
     restartable: bool,
 }
@@ -50,14 +49,12 @@ struct Kind {
 /// Those that differ on this machine.
 fn kinds() -> Vec<Kind> {
     let restartable = [true, false].into_iter().filter(|wanted| !wanted || Restartable::get().is_some());
-    let kinds = |restartable| [true, false].map(|hardened| Kind { hardened, restartable });
-    restartable.flat_map(kinds).collect()
+    restartable.map(|restartable| Kind { restartable }).collect()
 }
 
 impl Kind {
     fn options(self, name: impl Into<String>, size: usize, align: usize, max_objects: u64) -> Options {
-        let Kind { hardened, restartable } = self;
-        Options { hardened, restartable, ..Options::new(name, size, align, max_objects) }
+        Options { restartable: self.restartable, ..Options::new(name, size, align, max_objects) }
     }
 }
 
