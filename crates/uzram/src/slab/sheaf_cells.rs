@@ -287,7 +287,9 @@ mod sequences {
             unsafe {
                 restartable!(or "{full}":
                     "shl {cpu}, 7",
-                    "mov {word}, [{cells} + {cpu} + {first_word}]",
+                    // An address in one register: faster here, and slower above.
+                    "add {cpu}, {cells}",
+                    "mov {word}, [{cpu} + {first_word}]",
                     "mov {top:e}, {word:e}",
                     "cmp dword ptr [{cells} + {top} * 4 + 4], -2",
                     "je 43b",
@@ -297,7 +299,7 @@ mod sequences {
                     ".endif",
                     "mov [{cells} + {top} * 4 + 4], {object:e}",
                     "add {word}, {change}",
-                    "mov [{cells} + {cpu} + {first_word}], {word}",
+                    "mov [{cpu} + {first_word}], {word}",
                     => cpu = out(reg) _,
                     first_word = const FIRST_WORD * size_of::<AtomicU32>(),
                     rseq = in(reg) rseq.area_offset(),
