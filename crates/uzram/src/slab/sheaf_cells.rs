@@ -260,13 +260,14 @@ mod sequences {
             unsafe {
                 restartable!(
                     "shl {cpu}, 7",
-                    "mov {word}, [{cells} + {cpu} + {first_word}]",
+                    "add {cpu}, {cells}",
+                    "mov {word}, [{cpu} + {first_word}]",
                     "mov {result:e}, {word:e}",
                     "mov {result:e}, [{cells} + {result} * 4]",
                     "cmp {result:e}, -1",
                     "je 43b",
                     "add {word}, {change}",
-                    "mov [{cells} + {cpu} + {first_word}], {word}",
+                    "mov [{cpu} + {first_word}], {word}",
                     => cpu = out(reg) _,
                     first_word = const FIRST_WORD * size_of::<AtomicU32>(),
                     rseq = in(reg) rseq.area_offset(),
@@ -287,7 +288,6 @@ mod sequences {
             unsafe {
                 restartable!(or "{full}":
                     "shl {cpu}, 7",
-                    // An address in one register: faster here, and slower above.
                     "add {cpu}, {cells}",
                     "mov {word}, [{cpu} + {first_word}]",
                     "mov {top:e}, {word:e}",
