@@ -34,7 +34,7 @@ pub(super) type InFlight<'a> = Owned<'a, Request>;
 pub struct RequestCache(Typed<Request>);
 
 impl RequestCache {
-    /// Room for the requests of so many connections, in memory of its own: a page for 64 requests,
+    /// Room for the requests of so many connections, in memory of its own: pages of 64 requests,
     /// once they are there.
     ///
     /// # Errors

@@ -198,6 +198,21 @@ mod sequences {
     const _: () = assert!(offset_of!(CpuList, slab) == 8 && offset_of!(CpuList, links) == 16);
     const _: () = assert!(CLOSED == 0x10000 && NONE == 0xffff && super::super::slabs::UNIT_BYTES == 8);
 
+    /// How each begins: this CPU's list is at `{cpu}`, what its word says in `{word}`, and its first object's
+    /// place in `{result}`, which is compared with that of none; a closed word's is above.
+    macro_rules! own_list {
+        () => {
+            "cmp {cpu}, {cpus}
+            jae 43b
+            shl {cpu}, 7
+            add {cpu}, {lists}
+            mov {word}, [{cpu}]
+            mov {result:e}, {word:e}
+            and {result:e}, 0x1ffff
+            cmp {result:e}, 0xffff"
+        };
+    }
+
     impl CpuLists {
         #[inline(always)]
         pub(super) fn pop_restartable(&self, slabs: &Slabs, rseq: Restartable) -> Option<u32> {
@@ -208,14 +223,7 @@ mod sequences {
             // and the list's objects are free and this CPU's: nobody else touches their links.
             unsafe {
                 restartable!(
-                    "cmp {cpu}, {cpus}",
-                    "jae 43b",
-                    "shl {cpu}, 7",
-                    "add {cpu}, {lists}",
-                    "mov {word}, [{cpu}]",
-                    "mov {result:e}, {word:e}",
-                    "and {result:e}, 0x1ffff",
-                    "cmp {result:e}, 0xffff",
+                    own_list!(),
                     "jae 43b",
                     "mov {slab}, [{cpu} + 16]",
                     // The next one: its place as it is mixed with this place and the secret.
@@ -255,14 +263,7 @@ mod sequences {
             // written by nobody else, if it is of the active slab.
             unsafe {
                 restartable!(
-                    "cmp {cpu}, {cpus}",
-                    "jae 43b",
-                    "shl {cpu}, 7",
-                    "add {cpu}, {lists}",
-                    "mov {word}, [{cpu}]",
-                    "mov {result:e}, {word:e}",
-                    "and {result:e}, 0x1ffff",
-                    "cmp {result:e}, 0xffff",
+                    own_list!(),
                     "ja 43b",
                     "cmp {slab:e}, [{cpu} + 8]",
                     "jne 43b",

@@ -121,17 +121,19 @@ fn remote_free_against_deactivation<P: Policy>() {
     );
 }
 
+/// The objects of two slabs, of which the first is free: its slab was full, and went to the CPU partial list.
+fn with_cpu_partial<P: Policy>(model: &Model<P>) -> [u32; 4] {
+    let objects: [u32; 4] = model.alloc_many();
+    model.free(objects[0]);
+    objects
+}
+
 /// A slab leaves the CPU partial list, to be allocated from, while another CPU's free empties it and
 /// so would take it to or from the node's list.
 fn leaving_cpu_partial_against_remote_free<P: Policy>() {
     race::<P, 4>(
         4,
-        |model| {
-            let objects: [u32; 4] = model.alloc_many();
-            // Its slab was full: it goes to the CPU partial list.
-            model.free(objects[0]);
-            objects
-        },
+        with_cpu_partial,
         |model, [_, _, third, fourth]| {
             let object = model.alloc();
             [object, third, fourth].into_iter().for_each(|object| model.free(object));
@@ -144,11 +146,7 @@ fn leaving_cpu_partial_against_remote_free<P: Policy>() {
 fn draining_against_remote_free<P: Policy>() {
     race::<P, 4>(
         4,
-        |model| {
-            let objects: [u32; 4] = model.alloc_many();
-            model.free(objects[0]);
-            objects
-        },
+        with_cpu_partial,
         |model, [_, _, third, fourth]| {
             // The first of the second slab: the list is full, and drained.
             model.free(third);

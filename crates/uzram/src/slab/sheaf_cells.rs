@@ -251,6 +251,16 @@ mod sequences {
     const _: () =
         assert!(WORD_CELLS * size_of::<AtomicU32>() == 1 << 7 && NOTHING as i32 == -1 && FULL as i32 == -2);
 
+    /// How each begins: what this CPU's word says is in `{word}`, and its `top` in `{result}`.
+    macro_rules! own_word {
+        () => {
+            "shl {cpu}, 7
+            add {cpu}, {cells}
+            mov {word}, [{cpu} + {first_word}]
+            mov {result:e}, {word:e}"
+        };
+    }
+
     impl Cells {
         #[inline(always)]
         pub(super) fn pop_restartable(&self, rseq: Restartable) -> u32 {
@@ -259,10 +269,7 @@ mod sequences {
             // cells. While the word is open, the cell at `top` is this CPU's alone, or below its lowest.
             unsafe {
                 restartable!(
-                    "shl {cpu}, 7",
-                    "add {cpu}, {cells}",
-                    "mov {word}, [{cpu} + {first_word}]",
-                    "mov {result:e}, {word:e}",
+                    own_word!(),
                     "mov {result:e}, [{cells} + {result} * 4]",
                     "cmp {result:e}, -1",
                     "je 43b",
@@ -287,17 +294,14 @@ mod sequences {
             // its highest, which is left alone.
             unsafe {
                 restartable!(or "{full}":
-                    "shl {cpu}, 7",
-                    "add {cpu}, {cells}",
-                    "mov {word}, [{cpu} + {first_word}]",
-                    "mov {top:e}, {word:e}",
-                    "cmp dword ptr [{cells} + {top} * 4 + 4], -2",
+                    own_word!(),
+                    "cmp dword ptr [{cells} + {result} * 4 + 4], -2",
                     "je 43b",
                     ".if {hardened}",
-                    "cmp {object:e}, [{cells} + {top} * 4]",
+                    "cmp {object:e}, [{cells} + {result} * 4]",
                     "je 43b",
                     ".endif",
-                    "mov [{cells} + {top} * 4 + 4], {object:e}",
+                    "mov [{cells} + {result} * 4 + 4], {object:e}",
                     "add {word}, {change}",
                     "mov [{cpu} + {first_word}], {word}",
                     => cpu = out(reg) _,
@@ -308,7 +312,7 @@ mod sequences {
                     hardened = const HARDENED as u8,
                     change = in(reg) OPERATION + 1,
                     word = out(reg) _,
-                    top = out(reg) _,
+                    result = out(reg) _,
                     full = label { return false },
                     options(nostack)
                 );

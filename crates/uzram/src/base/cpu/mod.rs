@@ -15,7 +15,8 @@ pub use restart::Restartable;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
 pub(crate) use restart::restartable;
 
-/// No machine has more CPUs: the kernel's own limit, NR_CPUS.
+/// No machine has more CPUs: the kernel's own limit, NR_CPUS. In models two are enough for every
+/// interleaving of two and three threads; a thread has one of its own as long as there are no more.
 pub(crate) const MAX_CPUS: usize = if cfg!(feature = "loom") { 2 } else { 8192 };
 
 /// The CPU this thread runs on, below [`possible`].
@@ -204,19 +205,17 @@ mod imp {
 
 #[cfg(feature = "loom")]
 mod imp {
-    /// Two CPUs are enough for every interleaving of two and three threads; a thread has one of
-    /// its own as long as there are no more.
-    const CPUS: usize = 2;
+    use super::MAX_CPUS;
 
     pub(super) fn possible() -> usize {
-        CPUS
+        MAX_CPUS
     }
 
     loom::lazy_static! {
         static ref NEXT: loom::sync::atomic::AtomicUsize = loom::sync::atomic::AtomicUsize::new(0);
     }
     loom::thread_local! {
-        static CPU: usize = NEXT.fetch_add(1, loom::sync::atomic::Ordering::Relaxed) % CPUS;
+        static CPU: usize = NEXT.fetch_add(1, loom::sync::atomic::Ordering::Relaxed) % MAX_CPUS;
     }
 
     pub(super) fn current() -> usize {

@@ -144,7 +144,7 @@ macro_rules! restartable {
     (or $label:literal: $($sequence:tt)*) => {
         $crate::base::cpu::restartable!(@leaving concat!("jmp ", $label), $($sequence)*)
     };
-    (@leaving $leave:expr, $($instruction:literal,)+ => $($operands:tt)*) => {
+    (@leaving $leave:expr, $($instructions:expr,)+ => $($operands:tt)*) => {
         std::arch::asm!(
             // struct rseq_cs: version, flags, start, length up to the commit, abort handler.
             ".pushsection __rseq_cs, \"aw\"",
@@ -168,7 +168,7 @@ macro_rules! restartable {
             "mov fs:[{rseq} + 8], {cpu}",
             "22:",
             "movsxd {cpu}, dword ptr fs:[{rseq} + 4]",
-            $($instruction,)+
+            $($instructions,)+
             "32:",
             "99:",
             $($operands)*
