@@ -386,7 +386,7 @@ impl Slabs {
     /// As the arena, and `NoSpace` when there are as many slabs as there may be.
     #[cold]
     pub(super) fn make(&self, options: &Options, gfp: Gfp) -> Result<u32> {
-        let run = self.arena.alloc_run(self.layout.pages, gfp)?;
+        let run = self.arena.alloc_run(self.layout.pages, Account::Slab, gfp)?;
         if let Err(full) = self.arena.commit(Account::Slab, run.page, u32::from(run.pages)) {
             self.arena.free_run(run, Account::Slab, 0);
             return Err(full.into());

@@ -374,7 +374,7 @@ impl Pool {
     #[cold]
     fn alloc_zspage(&self, class: u8, gfp: Gfp) -> Result<(u32, Object)> {
         let shape = self.classes.get(class);
-        let run = self.arena.alloc_run(usize::from(shape.pages_per_zspage), gfp)?;
+        let run = self.arena.alloc_run(usize::from(shape.pages_per_zspage), Account::Pool, gfp)?;
         let committed = shape.pages_for(1);
         let zspage = Zspage {
             page: run.page,

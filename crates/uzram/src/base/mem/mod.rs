@@ -3,10 +3,11 @@
 //!
 //! An arena reserves address space once, and makes it usable in chunks of 2 MiB. Pages are named
 //! by their number from the arena's start (u32), so that everything built on them can be mapped
-//! elsewhere one day. They are handed out in two steps:
+//! elsewhere one day. Pages of one [`Account`] share chunks with no other's, so that a chunk whose
+//! pages can move can be emptied. Pages are handed out in two steps:
 //!
 //! 1. [`Arena::alloc_run`] takes a run of 1..=16 pages of address space. That costs no memory.
-//! 2. [`Arena::commit`] charges pages of the run to an [`Account`] before they are touched the
+//! 2. [`Arena::commit`] charges pages of the run to its account before they are touched the
 //!    first time. A zspage so grows page by page: what it has not reached yet is not there.
 //!
 //! Each page has a *resident* bit: set when it is first committed, cleared when its memory goes
@@ -19,45 +20,44 @@
 //! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
 //! be called with any lock held. The others are not to be called under a size class's lock.
 
+#[cfg(test)]
+mod faults;
 mod map;
+mod release;
 mod run_cache;
 mod runs;
 mod table;
+mod tree;
 
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
 pub use run_cache::MAX_BATCH_PAGES;
-pub use runs::MAX_RUN_PAGES;
+pub use runs::{CHUNK_PAGES, MAX_RUN_PAGES};
 pub use table::{Entry, Table};
 
 use super::cpu::{Padded, PerCpu};
 use super::error::{Error, ErrorKind, Result};
-use super::sync::{AtomicU64, Counter, Mutex, MutexGuard, Ordering, classes};
+use super::sync::{AtomicU64, Counter, Mutex, Ordering, classes};
 use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use map::{Access, Mapping};
 use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, mask};
-
-/// The arena grows by this many pages: 2 MiB, the huge page of x86-64.
-const CHUNK_PAGES: u32 = if cfg!(feature = "loom") { 64 } else { 512 };
-/// Memory of freed runs that is kept for reuse however little is in use: half a chunk.
-const KEPT_FREE_PAGES: u64 = 256;
-/// Beyond that, one page is kept for so many in use: about what a compressed pool loses to partly
-/// filled zspages anyway.
-const USED_PER_KEPT_PAGE: u64 = 16;
-/// Groups that one free may give back before its caller goes on: 4 MiB.
-const GROUPS_PER_FREE: usize = 16;
 
 const _: () = assert!(usize::BITS == 64, "an arena reserves more than 4 GiB");
 
 /// Whom a page is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
-    /// Pages of zspages.
+    /// Pages of zspages, which can move.
     Pool,
-    /// Pages of slab caches: handles, descriptors.
+    /// Pages of slab caches (handles, descriptors), which cannot.
     Slab,
+}
+
+impl Account {
+    /// All of them.
+    const ALL: [Account; 2] = [Account::Pool, Account::Slab];
 }
 
 /// How far an allocation may go to get memory, by the kernel's flags of that name.
@@ -172,38 +172,38 @@ impl Arena {
         (offset_bytes >> PAGE_SHIFT) as u32
     }
 
-    /// Takes a run of `pages` pages (1..=16). It charges nothing.
+    /// Takes a run of `pages` pages (1..=16) for `account`. It charges nothing.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no more, or when no run is free and `gfp` does not allow
     /// asking it; `NoSpace` when the reservation is used up.
-    pub fn alloc_run(&self, pages: usize, gfp: Gfp) -> Result<Run> {
+    pub fn alloc_run(&self, pages: usize, account: Account, gfp: Gfp) -> Result<Run> {
         assert!((1..=MAX_RUN_PAGES).contains(&pages), "runs have 1 to 16 pages");
         #[cfg(test)]
         self.inject(faults::Faults::run)?;
         let run = |page| Run { page, pages: pages as u8 };
         let batch_pages = self.batch_pages.get() as usize;
         if batch_pages == 0 {
-            return self.take(&mut self.inner.lock(), pages, gfp).map(run);
+            return self.take(&mut self.inner.lock(), pages, account, gfp).map(run);
         }
         let mut cache = self.caches.local().lock();
-        if let Some(page) = cache.stack(pages).pop() {
+        if let Some(page) = cache.stack(account, pages).pop() {
             return Ok(run(page));
         }
         let mut inner = self.inner.lock();
-        let first = self.take(&mut inner, pages, gfp)?;
+        let first = self.take(&mut inner, pages, account, gfp)?;
         for _ in 1..batch_runs(batch_pages, pages) {
             // What is free anyway comes along; growing is for those who need it now.
-            match self.take_free(&mut inner, pages) {
-                Some(page) => cache.stack(pages).push(page),
+            match self.take_free(&mut inner, pages, account) {
+                Some(page) => cache.stack(account, pages).push(page),
                 None => break,
             }
         }
         Ok(run(first))
     }
 
-    /// Gives a run back. `committed` of its pages were charged to `account`; nobody uses their
-    /// contents any more. With none committed it makes no system call.
+    /// Gives a run back that was taken for `account`. `committed` of its pages were charged to it;
+    /// nobody uses their contents any more. With none committed it makes no system call.
     pub fn free_run(&self, run: Run, account: Account, committed: u64) {
         self.usage(account).pages.sub(committed);
         let pages = usize::from(run.pages);
@@ -214,7 +214,7 @@ impl Arena {
             inner
         } else {
             let mut cache = self.caches.local().lock();
-            let stack = cache.stack(pages);
+            let stack = cache.stack(account, pages);
             stack.push(run.page);
             let batch = batch_runs(batch_pages, pages);
             if stack.len() <= 2 * batch {
@@ -225,17 +225,9 @@ impl Arena {
             stack.drain(..batch).for_each(|page| self.put(&mut inner, page, pages));
             inner
         };
-        if committed == 0 {
-            // There is no more free memory than before the run was taken.
-            return;
-        }
-        let used_pages = self.used_pages(Account::Pool) + self.used_pages(Account::Slab);
-        let keep = KEPT_FREE_PAGES.max(used_pages / USED_PER_KEPT_PAGE);
-        let too_many = inner.free_resident_pages > keep;
-        drop(inner);
-        // If another thread is at it already, that will do.
-        if too_many && let Some(reclaim) = self.reclaim.try_lock() {
-            self.release_down_to(&reclaim, keep / 2, GROUPS_PER_FREE);
+        // Without them there is no more free memory than before the run was taken.
+        if committed > 0 {
+            self.release_surplus_of(inner);
         }
     }
 
@@ -258,26 +250,6 @@ impl Arena {
         let usage = self.usage(account);
         usage.pages_max.raise(usage.pages.add(u64::from(pages)));
         Ok(())
-    }
-
-    /// Whether freed memory is kept that [`Arena::release_free`] could give back.
-    pub fn keeps_free(&self) -> bool {
-        self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
-    }
-
-    /// Gives the memory of all free runs back to the system, those in CPU caches included, and
-    /// waits for others that are doing so.
-    pub fn release_free(&self) {
-        let reclaim = self.reclaim.lock();
-        for cache in self.caches.iter() {
-            let mut cache = cache.lock();
-            let mut inner = self.inner.lock();
-            for pages in 1..=MAX_RUN_PAGES {
-                cache.stack(pages).drain(..).for_each(|page| self.put(&mut inner, page, pages));
-            }
-        }
-        self.inner.lock().release_below = 0;
-        self.release_down_to(&reclaim, 0, usize::MAX);
     }
 
     /// Pages in memory: those in use and those of free runs kept for reuse. The limit bounds it.
@@ -352,26 +324,31 @@ impl Arena {
     }
 
     /// Takes a run, growing by a chunk if none is free and `gfp` allows it.
-    fn take(&self, inner: &mut Inner, pages: usize, gfp: Gfp) -> Result<u32> {
+    fn take(&self, inner: &mut Inner, pages: usize, account: Account, gfp: Gfp) -> Result<u32> {
         loop {
-            if let Some(page) = self.take_free(inner, pages) {
+            if let Some(page) = self.take_free(inner, pages, account) {
                 return Ok(page);
             }
             if gfp == Gfp::NoWait {
                 return Err(Error::new(ErrorKind::NoMemory, "no run of pages is free"));
             }
-            let at = inner.runs.groups() * GROUP_PAGES as usize;
-            if at >= self.reserved_pages() {
-                let what = "the device's address space is used up: its pool is too scattered";
-                return Err(Error::new(ErrorKind::NoSpace, what).with_setting("disksize"));
-            }
-            self.mapping.enable(at * PAGE_SIZE, CHUNK_PAGES as usize * PAGE_SIZE)?;
-            inner.runs.add_groups((CHUNK_PAGES / GROUP_PAGES) as usize)?;
+            self.grow(inner)?;
         }
     }
 
-    fn take_free(&self, inner: &mut Inner, pages: usize) -> Option<u32> {
-        let page = inner.runs.take(pages)?;
+    /// Makes another chunk usable.
+    fn grow(&self, inner: &mut Inner) -> Result<()> {
+        let at = inner.runs.groups() * GROUP_PAGES as usize;
+        if at >= self.reserved_pages() {
+            let what = "the device's address space is used up: its pool is too scattered";
+            return Err(Error::new(ErrorKind::NoSpace, what).with_setting("disksize"));
+        }
+        self.mapping.enable(at * PAGE_SIZE, CHUNK_PAGES as usize * PAGE_SIZE)?;
+        inner.runs.add_chunk()
+    }
+
+    fn take_free(&self, inner: &mut Inner, pages: usize, account: Account) -> Option<u32> {
+        let page = inner.runs.take(account, pages)?;
         inner.free_resident_pages -= self.resident_in(page, pages);
         Some(page)
     }
@@ -384,138 +361,5 @@ impl Arena {
     fn resident_in(&self, page: u32, pages: usize) -> u64 {
         let bits = self.resident[group_of(page)].load(Ordering::Relaxed);
         u64::from((bits & mask(page, pages as u32)).count_ones())
-    }
-
-    /// Gives memory of free pages back, from the highest group down to the lowest and round, until
-    /// at most `keep` pages are left or `most_groups` have been dealt with. The arena's lock is let
-    /// go during the system calls; the pages are taken meanwhile.
-    fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) {
-        let unit_pages = (map::host_page_bytes() / PAGE_SIZE).max(1) as u32;
-        let mut inner = self.inner.lock();
-        let (mut released_groups, groups) = (0, inner.runs.groups());
-        for _ in 0..groups {
-            if inner.free_resident_pages <= keep || released_groups == most_groups {
-                return;
-            }
-            let below = if inner.release_below == 0 { groups } else { inner.release_below };
-            let group = below - 1;
-            inner.release_below = group;
-            let free = self.resident[group].load(Ordering::Relaxed) & !inner.runs.taken(group);
-            let bits = whole_units(free, unit_pages);
-            if bits == 0 {
-                continue;
-            }
-            let first = group as u32 * GROUP_PAGES;
-            inner.runs.mark(first, bits, true);
-            inner.free_resident_pages -= u64::from(bits.count_ones());
-            drop(inner);
-            let released = self.release(first, bits);
-            self.resident[group].fetch_and(!released, Ordering::Relaxed);
-            self.usage.charged_pages.sub(u64::from(released.count_ones()));
-            released_groups += 1;
-            inner = self.inner.lock();
-            inner.runs.mark(first, bits, false);
-            inner.free_resident_pages += u64::from((bits & !released).count_ones());
-        }
-    }
-
-    /// Gives the pages of `bits`, counted from page `first`, back to the system, and answers those
-    /// that it took.
-    fn release(&self, first: u32, bits: u64) -> u64 {
-        let (mut left, mut released) = (bits, 0);
-        while left != 0 {
-            let start = left.trailing_zeros();
-            let pages = (left >> start).trailing_ones();
-            let offset = (first + start) as usize * PAGE_SIZE;
-            // SAFETY: the pages are marked as taken by the caller, who took them while they were
-            // free: no run contains them.
-            if unsafe { self.mapping.release(offset, pages as usize * PAGE_SIZE) } {
-                released |= mask(start, pages);
-            }
-            left &= !mask(start, pages);
-        }
-        released
-    }
-
-    /// From now on every call that can fail fails about once in `one_in`, by the sequence of
-    /// `seed`; 0 stops it.
-    #[cfg(test)]
-    pub fn inject_faults(&self, seed: u64, one_in: usize) {
-        *self.faults.lock().expect("no panic under it") =
-            (one_in > 0).then(|| faults::Faults::new(seed, one_in));
-    }
-
-    /// One call fails: of those that can fail the one after `calls` others.
-    #[cfg(test)]
-    pub fn inject_fault_after(&self, calls: u64) {
-        *self.faults.lock().expect("no panic under it") = Some(faults::Faults::After(calls));
-    }
-
-    /// Whether calls may still fail by injection.
-    #[cfg(test)]
-    pub fn injects_faults(&self) -> bool {
-        self.faults.lock().expect("no panic under it").as_ref().is_some_and(faults::Faults::may_fail)
-    }
-
-    #[cfg(test)]
-    fn inject(&self, fault: fn(&mut faults::Faults) -> Option<Error>) -> Result<()> {
-        let mut faults = self.faults.lock().expect("no panic under it");
-        faults.as_mut().and_then(fault).map_or(Ok(()), Err)
-    }
-}
-
-/// Of the pages in `bits` those that together fill aligned units of `unit_pages` (a power of two of
-/// at most 64): the system takes memory back by its own pages only.
-fn whole_units(bits: u64, unit_pages: u32) -> u64 {
-    let unit = u64::MAX >> (u64::BITS - unit_pages.min(u64::BITS));
-    (0..u64::BITS).step_by(unit_pages as usize).map(|at| unit << at).filter(|unit| bits & unit == *unit).sum()
-}
-
-#[cfg(test)]
-mod faults {
-    use super::{Error, ErrorKind};
-    use crate::base::random::Random;
-
-    /// Which calls fail.
-    pub(super) enum Faults {
-        /// About one in so many.
-        Seeded { random: Random, one_in: usize },
-        /// The one after so many others.
-        After(u64),
-        /// None any more.
-        Past,
-    }
-
-    impl Faults {
-        pub(super) fn new(seed: u64, one_in: usize) -> Self {
-            Faults::Seeded { random: Random::new(seed), one_in }
-        }
-
-        pub(super) fn may_fail(&self) -> bool {
-            !matches!(self, Faults::Past)
-        }
-
-        pub(super) fn run(&mut self) -> Option<Error> {
-            self.fails().then(|| Error::new(ErrorKind::NoMemory, "injected: no run"))
-        }
-
-        pub(super) fn page(&mut self) -> Option<Error> {
-            self.fails().then(|| Error::new(ErrorKind::NoSpace, "injected: no page"))
-        }
-
-        fn fails(&mut self) -> bool {
-            match self {
-                Faults::Seeded { random, one_in } => random.below(*one_in) == 0,
-                Faults::After(0) => {
-                    *self = Faults::Past;
-                    true
-                }
-                Faults::After(calls) => {
-                    *calls -= 1;
-                    false
-                }
-                Faults::Past => false,
-            }
-        }
     }
 }

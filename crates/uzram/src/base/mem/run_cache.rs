@@ -1,19 +1,20 @@
 //! A CPU's own free runs, so that most runs come and go without the arena's lock.
 //!
-//! For each length the cache holds a stack of runs, last in first out (the run freed last is the
+//! For each account and length the cache holds a stack of runs, last in first out (the run freed last is the
 //! one most likely in the CPU's cache, and certainly in memory). An empty stack is refilled, and
 //! one of two batches halved, a batch at a time; a batch is counted in pages, so that long runs
 //! are kept in smaller numbers. The lock of the cache protects it.
 
+use super::Account;
 use super::runs::MAX_RUN_PAGES;
 
 /// The largest batch: the kernel's per-CPU page lists stop near it too (the series that made
 /// their batch a setting, "lru_lock scalability", D. Jordan, 2018, measured up to 310 pages).
 pub const MAX_BATCH_PAGES: usize = 512;
 
-/// Stacks of free runs, one for each length.
+/// Stacks of free runs, one for each account and length.
 pub(super) struct RunCache {
-    stacks: [Vec<u32>; MAX_RUN_PAGES],
+    stacks: [[Vec<u32>; MAX_RUN_PAGES]; Account::ALL.len()],
 }
 
 /// How many runs of `pages` pages make a batch of `batch_pages`: at least one.
@@ -25,11 +26,18 @@ impl RunCache {
     /// An empty cache with room for two of the largest batches of every length, and one run more.
     pub(super) fn new() -> Self {
         let stack = |index: usize| Vec::with_capacity(2 * batch_runs(MAX_BATCH_PAGES, index + 1) + 1);
-        RunCache { stacks: std::array::from_fn(stack) }
+        RunCache { stacks: std::array::from_fn(|_| std::array::from_fn(stack)) }
     }
 
-    /// The stack of runs of `pages` pages.
-    pub(super) fn stack(&mut self, pages: usize) -> &mut Vec<u32> {
-        &mut self.stacks[pages - 1]
+    /// The stack of an account's runs of `pages` pages.
+    #[inline]
+    pub(super) fn stack(&mut self, account: Account, pages: usize) -> &mut Vec<u32> {
+        &mut self.stacks[account as usize][pages - 1]
+    }
+
+    /// Every run of every stack, with its pages; the stacks are empty afterwards.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = (u32, usize)> + '_ {
+        let lengths = self.stacks.iter_mut().flat_map(|stacks| stacks.iter_mut().zip(1..));
+        lengths.flat_map(|(stack, pages)| stack.drain(..).map(move |page| (page, pages)))
     }
 }

@@ -1,27 +1,49 @@
-//! Which pages of the arena are taken, and where a run of free ones is: bitmaps and a tournament
-//! tree, no memory of its own contents. The arena's lock protects it.
+//! Which pages of the arena are taken, by whom, and where a run of free ones is: bitmaps and
+//! tournament trees, no memory of its own contents. The arena's lock protects it.
 //!
 //! Pages are taken in runs of 1..=16 within a *group* of 64, one word of the bitmap: a run never
 //! crosses a group's border, so a search is a few shifts. What is left over at the borders is
-//! address space, not memory. The tree holds, for each group and pair of groups, the longest free
-//! run (at most 16), so that the lowest group with room is found in log2(groups) steps.
+//! address space, not memory.
+//!
+//! Groups form *chunks*. A chunk belongs to the account that took its first run, and to nobody once
+//! it is free: pages that can be moved and pages that cannot never share one, as the kernel groups
+//! pages by mobility. Each account has a tree that holds, for each of its chunks and pairs of
+//! chunks, the longest free run (at most 16), so that the lowest chunk with room is found in
+//! log2(chunks) steps. Free chunks have a tree of their own, and are taken last.
 
+use super::Account;
+use super::tree::Tree;
 use crate::base::error::{Error, ErrorKind, Result};
 
 /// The longest run.
 pub const MAX_RUN_PAGES: usize = 16;
+/// Pages of a chunk, by which an arena grows: 2 MiB, the huge page of x86-64.
+pub const CHUNK_PAGES: u32 = if cfg!(feature = "loom") { 64 } else { 512 };
 /// Pages of a group.
 pub(super) const GROUP_PAGES: u32 = u64::BITS;
+/// Groups of a chunk.
+pub(super) const CHUNK_GROUPS: usize = (CHUNK_PAGES / GROUP_PAGES) as usize;
 
-/// The taken pages, a bit each.
+/// Which pages are taken, a bit each, and what follows from it.
 #[derive(Default)]
 pub(super) struct Runs {
     /// Set bits are taken pages; a word a group.
     taken: Vec<u64>,
-    /// `longest[leaves + g]` is the longest free run of group `g`; a parent holds the larger of
-    /// its children; the root is at 1.
+    /// The longest free run of each group, at most 16.
     longest: Vec<u8>,
-    leaves: usize,
+    chunks: Vec<Chunk>,
+    /// For each account the longest free run of each chunk; 0 for those of others, and for hidden
+    /// ones.
+    room: [Tree; Account::ALL.len()],
+    /// 1 for the free chunks that are not hidden.
+    free_chunks: Tree,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Chunk {
+    /// Somebody while a run of it is taken.
+    owner: Option<Account>,
+    taken_pages: u16,
 }
 
 /// The bits of `pages` pages from `page` on, within their group.
@@ -69,45 +91,39 @@ impl Runs {
         self.taken[group]
     }
 
-    /// Adds groups of free pages after the last one.
+    /// Adds a free chunk after the last one.
     ///
     /// # Errors
-    /// `NoMemory` when the bitmap cannot grow.
-    pub(super) fn add_groups(&mut self, groups: usize) -> Result<()> {
+    /// `NoMemory` when the tables cannot grow.
+    pub(super) fn add_chunk(&mut self) -> Result<()> {
         let no_memory = |_| Error::new(ErrorKind::NoMemory, "no memory for the arena's bitmap");
-        let first = self.groups();
-        let total = first + groups;
-        self.taken.try_reserve(groups).map_err(no_memory)?;
-        if total > self.leaves {
-            let leaves = total.next_power_of_two();
-            let mut longest = Vec::new();
-            longest.try_reserve_exact(2 * leaves).map_err(no_memory)?;
-            longest.resize(2 * leaves, 0);
-            longest[leaves..leaves + first].copy_from_slice(&self.longest[self.leaves..self.leaves + first]);
-            for node in (1..leaves).rev() {
-                longest[node] = longest[2 * node].max(longest[2 * node + 1]);
-            }
-            (self.longest, self.leaves) = (longest, leaves);
+        let chunk = self.chunks.len();
+        self.taken.try_reserve(CHUNK_GROUPS).map_err(no_memory)?;
+        self.longest.try_reserve(CHUNK_GROUPS).map_err(no_memory)?;
+        self.chunks.try_reserve(1).map_err(no_memory)?;
+        for tree in self.room.iter_mut().chain([&mut self.free_chunks]) {
+            tree.grow(chunk + 1)?;
         }
-        self.taken.resize(total, 0);
-        (first..total).for_each(|group| self.refresh(group));
+        let groups = self.groups() + CHUNK_GROUPS;
+        self.taken.resize(groups, 0);
+        self.longest.resize(groups, MAX_RUN_PAGES as u8);
+        self.chunks.push(Chunk::default());
+        self.free_chunks.set(chunk, 1);
         Ok(())
     }
 
-    /// Takes the lowest run of `pages` pages, and answers its first page.
-    pub(super) fn take(&mut self, pages: usize) -> Option<u32> {
+    /// Takes a run of `pages` pages for `account` and answers its first page: the lowest run of
+    /// the account's chunks, else the first of the lowest free chunk.
+    pub(super) fn take(&mut self, account: Account, pages: usize) -> Option<u32> {
         debug_assert!((1..=MAX_RUN_PAGES).contains(&pages));
-        if self.leaves == 0 || usize::from(self.longest[1]) < pages {
-            return None;
-        }
-        let mut node = 1;
-        while node < self.leaves {
-            node *= 2;
-            if usize::from(self.longest[node]) < pages {
-                node += 1;
-            }
-        }
-        let group = node - self.leaves;
+        let own = self.room[account as usize].first(pages as u8);
+        let chunk = own.or_else(|| {
+            let chunk = self.free_chunks.first(1)?;
+            self.chunks[chunk].owner = Some(account);
+            Some(chunk)
+        })?;
+        let mut groups = chunk * CHUNK_GROUPS..(chunk + 1) * CHUNK_GROUPS;
+        let group = groups.find(|group| usize::from(self.longest[*group]) >= pages)?;
         let page = group as u32 * GROUP_PAGES + starts(self.taken[group], pages as u32).trailing_zeros();
         self.mark(page, mask(page, pages as u32), true);
         Some(page)
@@ -118,19 +134,26 @@ impl Runs {
         let group = group_of(page);
         debug_assert_eq!(self.taken[group] & mask, if taken { 0 } else { mask }, "pages {page}+: {mask:#x}");
         self.taken[group] ^= mask;
-        self.refresh(group);
+        self.longest[group] = longest_run(self.taken[group]);
+        let chunk = group / CHUNK_GROUPS;
+        let pages = mask.count_ones() as u16;
+        let taken_pages = &mut self.chunks[chunk].taken_pages;
+        *taken_pages = if taken { *taken_pages + pages } else { *taken_pages - pages };
+        self.refresh(chunk);
     }
 
-    fn refresh(&mut self, group: usize) {
-        let mut node = self.leaves + group;
-        self.longest[node] = longest_run(self.taken[group]);
-        while node > 1 {
-            let longest = self.longest[node].max(self.longest[node ^ 1]);
-            node /= 2;
-            if self.longest[node] == longest {
-                break;
-            }
-            self.longest[node] = longest;
+    /// Makes the trees tell the truth about a chunk.
+    fn refresh(&mut self, chunk: usize) {
+        let Chunk { owner, taken_pages } = self.chunks[chunk];
+        let free = taken_pages == 0;
+        self.free_chunks.set(chunk, u8::from(free));
+        if let Some(owner) = owner {
+            let groups = chunk * CHUNK_GROUPS..(chunk + 1) * CHUNK_GROUPS;
+            let longest = self.longest[groups].iter().copied().max().unwrap_or(0);
+            self.room[owner as usize].set(chunk, if free { 0 } else { longest });
+        }
+        if free {
+            self.chunks[chunk].owner = None;
         }
     }
 }
@@ -154,36 +177,44 @@ mod tests {
         }
     }
 
-    /// Seeded takes and frees against a plain array of pages.
+    /// Seeded takes and frees of two accounts against a plain array of pages.
     #[test]
     fn agrees_with_a_naive_model() {
+        const CHUNK: usize = CHUNK_PAGES as usize;
         for seed in 0..20 {
             let mut random = Random::new(seed);
-            let (mut runs, mut model) = (Runs::default(), Vec::<bool>::new());
+            let (mut runs, mut model) = (Runs::default(), Vec::<Option<Account>>::new());
             let mut live: Vec<(u32, usize)> = Vec::new();
-            for _ in 0..3000 {
-                if random.below(10) < 6 {
-                    let pages = 1 + random.below(16);
-                    let naive = (0..model.len()).find(|at| {
-                        at % 64 + pages <= 64 && model[*at..at + pages].iter().all(|taken| !taken)
-                    });
-                    let naive = naive.map(|at| at as u32);
-                    assert_eq!(runs.take(pages), naive, "seed {seed}");
+            for step in 0..6000 {
+                // Grows, shrinks, and grows again.
+                let takes = if step / 2000 == 1 { 3 } else { 7 };
+                if random.below(10) < takes {
+                    let (pages, account) = (1 + random.below(16), Account::ALL[random.below(2)]);
+                    let is_of = |chunk: &[Option<Account>], owner: Option<Account>| {
+                        chunk.iter().find_map(|taken| *taken) == owner
+                    };
+                    let fits = |at: usize, owner| {
+                        at % 64 + pages <= 64
+                            && model[at..at + pages].iter().all(Option::is_none)
+                            && is_of(&model[at / CHUNK * CHUNK..][..CHUNK], owner)
+                    };
+                    let lowest = |owner| (0..model.len()).find(|at| fits(*at, owner));
+                    let naive = lowest(Some(account)).or_else(|| lowest(None));
+                    assert_eq!(runs.take(account, pages), naive.map(|at| at as u32), "seed {seed}");
                     match naive {
                         Some(page) => {
-                            model[page as usize..page as usize + pages].fill(true);
-                            live.push((page, pages));
+                            model[page..page + pages].fill(Some(account));
+                            live.push((page as u32, pages));
                         }
                         None => {
-                            let groups = 1 + random.below(3);
-                            runs.add_groups(groups).expect("memory");
-                            model.resize(model.len() + groups * 64, false);
+                            runs.add_chunk().expect("memory");
+                            model.resize(model.len() + CHUNK, None);
                         }
                     }
                 } else if !live.is_empty() {
                     let (page, pages) = live.swap_remove(random.below(live.len()));
                     runs.mark(page, mask(page, pages as u32), false);
-                    model[page as usize..page as usize + pages].fill(false);
+                    model[page as usize..page as usize + pages].fill(None);
                 }
             }
         }

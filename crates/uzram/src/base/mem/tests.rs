@@ -1,5 +1,7 @@
+use super::release::{KEPT_FREE_PAGES, whole_units};
 use super::*;
 use crate::base::random::Random;
+use std::collections::HashMap;
 
 fn touch(arena: &Arena, page: u32, pages: u32) {
     for page in page..page + pages {
@@ -8,46 +10,76 @@ fn touch(arena: &Arena, page: u32, pages: u32) {
     }
 }
 
-/// Runs come, grow and go by seeded events; the counts always agree with a list of what is live,
-/// and the charge with the system's own count of the pages in memory.
+/// Runs of two accounts come, grow and go by seeded events; the counts always agree with a list of
+/// what is live, and the charge with the system's own count of the pages in memory.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
     for seed in 0..6 {
         let mut random = Random::new(seed);
         let arena = Arena::new(64 << 20).expect("address space");
         arena.set_run_cache_batch_pages([0, 8, 32][seed as usize % 3]).expect("batch");
-        let mut live: Vec<(Run, u32)> = Vec::new();
+        let mut live: Vec<(Run, Account, u32)> = Vec::new();
         for step in 0..4000 {
             match random.below(12) {
-                0..=4 => live.push((arena.alloc_run(1 + random.below(16), Gfp::MayWait).expect("memory"), 0)),
+                0..=4 => {
+                    let account = Account::ALL[random.below(2)];
+                    let run = arena.alloc_run(1 + random.below(16), account, Gfp::MayWait).expect("memory");
+                    live.push((run, account, 0));
+                }
                 5..=7 if !live.is_empty() => {
                     let index = random.below(live.len());
-                    let (run, committed) = &mut live[index];
+                    let (run, account, committed) = &mut live[index];
                     let room = u32::from(run.pages) - *committed;
                     if room > 0 {
                         let more = 1 + random.below(room as usize) as u32;
-                        arena.commit(Account::Pool, run.page + *committed, more).expect("no limit");
+                        arena.commit(*account, run.page + *committed, more).expect("no limit");
                         touch(&arena, run.page + *committed, more);
                         *committed += more;
                     }
                 }
                 8..=10 if !live.is_empty() => {
-                    let (run, committed) = live.swap_remove(random.below(live.len()));
-                    arena.free_run(run, Account::Pool, u64::from(committed));
+                    let (run, account, committed) = live.swap_remove(random.below(live.len()));
+                    arena.free_run(run, account, u64::from(committed));
                 }
                 11 if step % 50 == 0 => arena.release_free(),
                 _ => {}
             }
         }
-        let used: u64 = live.iter().map(|(_, committed)| u64::from(*committed)).sum();
-        assert_eq!(arena.used_pages(Account::Pool), used, "seed {seed}");
+        let mut owners = HashMap::new();
+        for (run, account, _) in &live {
+            let owner = *owners.entry(run.page / CHUNK_PAGES).or_insert(*account);
+            assert_eq!(owner, *account, "seed {seed}: two accounts in the chunk of {run:?}");
+        }
+        for account in Account::ALL {
+            let used = live.iter().filter(|(_, of, _)| *of == account);
+            let used = used.map(|(_, _, committed)| u64::from(*committed)).sum::<u64>();
+            assert_eq!(arena.used_pages(account), used, "seed {seed}");
+        }
         assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64, "seed {seed}");
-        for (run, committed) in live.drain(..) {
-            arena.free_run(run, Account::Pool, u64::from(committed));
+        for (run, account, committed) in live.drain(..) {
+            arena.free_run(run, account, u64::from(committed));
         }
         arena.release_free();
         assert_eq!((arena.charged_pages(), arena.resident_bytes()), (0, 0), "seed {seed}");
-        assert_eq!(arena.used_pages(Account::Pool), 0);
+        assert_eq!(Account::ALL.map(|account| arena.used_pages(account)), [0, 0]);
+    }
+}
+
+/// Chunks are not lost for one account because another had them once.
+#[test]
+fn a_free_chunk_is_anybodys() {
+    let arena = Arena::new(4 * u64::from(CHUNK_PAGES) * PAGE_SIZE as u64).expect("address space");
+    arena.set_run_cache_batch_pages(32).expect("batch");
+    let runs = 4 * CHUNK_PAGES as usize / MAX_RUN_PAGES;
+    for account in [Account::Pool, Account::Slab, Account::Pool] {
+        let taken: Vec<Run> = (0..runs)
+            .map(|_| {
+                arena.alloc_run(MAX_RUN_PAGES, account, Gfp::MayWait).expect("the others left all of them")
+            })
+            .collect();
+        assert_eq!(arena.alloc_run(1, account, Gfp::MayWait).unwrap_err().kind(), ErrorKind::NoSpace);
+        taken.into_iter().for_each(|run| arena.free_run(run, account, 0));
+        arena.release_free();
     }
 }
 
@@ -55,14 +87,14 @@ fn counts_agree_with_a_model_and_with_the_system() {
 fn the_limit_bounds_what_is_in_memory() {
     let arena = Arena::new(64 << 20).expect("address space");
     arena.set_limit_pages(10);
-    let run = arena.alloc_run(16, Gfp::MayWait).expect("address space");
+    let run = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("address space");
     arena.commit(Account::Pool, run.page, 10).expect("within the limit");
     assert_eq!(arena.commit(Account::Slab, run.page + 10, 1), Err(Full));
     assert_eq!(Error::from(Full).setting(), Some("mem_limit"));
     assert_eq!((arena.charged_pages(), arena.used_pages_max(Account::Pool)), (10, 10));
     arena.free_run(run, Account::Pool, 10);
     assert_eq!(arena.charged_pages(), 10, "kept for reuse");
-    let again = arena.alloc_run(16, Gfp::MayWait).expect("address space");
+    let again = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("address space");
     assert_eq!(again.page, run.page);
     arena.commit(Account::Pool, again.page, 10).expect("what is in memory already costs nothing");
     assert_eq!(arena.charged_pages(), 10);
@@ -76,7 +108,8 @@ fn freed_memory_goes_back_by_itself() {
     let arena = Arena::new(256 << 20).expect("address space");
     for batch in [0, 32] {
         arena.set_run_cache_batch_pages(batch).expect("batch");
-        let runs: Vec<Run> = (0..1000).map(|_| arena.alloc_run(16, Gfp::MayWait).expect("memory")).collect();
+        let runs: Vec<Run> =
+            (0..1000).map(|_| arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("memory")).collect();
         for run in &runs {
             arena.commit(Account::Pool, run.page, 16).expect("no limit");
             touch(&arena, run.page, 16);
@@ -115,7 +148,9 @@ fn memory_goes_back_beside_takers() {
                     let mut live: Vec<Run> = Vec::new();
                     for _ in 0..4000 {
                         if live.len() < 20 && random.below(5) < 3 {
-                            let run = arena.alloc_run(1 + random.below(16), Gfp::MayWait).expect("memory");
+                            let run = arena
+                                .alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait)
+                                .expect("memory");
                             let pages = u32::from(run.pages);
                             let commit = || arena.commit(Account::Pool, run.page, pages);
                             commit()
@@ -145,11 +180,12 @@ fn memory_goes_back_beside_takers() {
 #[test]
 fn the_reservation_ends_with_an_error() {
     let arena = Arena::new(1).expect("address space");
-    let runs: Vec<_> =
-        (0..32).map(|_| arena.alloc_run(16, Gfp::MayWait).expect("a chunk holds 32 of them")).collect();
-    assert_eq!(arena.alloc_run(1, Gfp::MayWait).unwrap_err().kind(), ErrorKind::NoSpace);
+    let runs: Vec<_> = (0..32)
+        .map(|_| arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("a chunk holds 32 of them"))
+        .collect();
+    assert_eq!(arena.alloc_run(1, Account::Pool, Gfp::MayWait).unwrap_err().kind(), ErrorKind::NoSpace);
     arena.free_run(runs[7], Account::Pool, 0);
-    assert_eq!(arena.alloc_run(16, Gfp::MayWait).expect("freed"), runs[7]);
+    assert_eq!(arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("freed"), runs[7]);
     assert_eq!(arena.set_run_cache_batch_pages(MAX_BATCH_PAGES + 1).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
@@ -166,7 +202,9 @@ fn threads_never_share_a_page() {
                 let mut live = Vec::new();
                 for step in 0..20_000u64 {
                     if live.len() < 50 && random.below(2) == 0 {
-                        let run = arena.alloc_run(1 + random.below(16), Gfp::MayWait).expect("memory");
+                        let run = arena
+                            .alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait)
+                            .expect("memory");
                         arena.commit(Account::Pool, run.page, u32::from(run.pages)).expect("no limit");
                         let tag = thread << 32 | step;
                         for page in 0..u32::from(run.pages) {

@@ -94,7 +94,9 @@ fn check_all_is_back<P: Policy>(arena: &Arena, caches: Vec<Cache<P>>) {
     arena.release_free();
     assert_eq!(arena.charged_pages(), 0);
     let runs = ARENA_BYTES as usize / PAGE_SIZE / MAX_RUN_PAGES;
-    let free = (0..runs + 1).take_while(|_| arena.alloc_run(MAX_RUN_PAGES, Gfp::MayWait).is_ok()).count();
+    let free = (0..runs + 1)
+        .take_while(|_| arena.alloc_run(MAX_RUN_PAGES, Account::Slab, Gfp::MayWait).is_ok())
+        .count();
     assert_eq!(free, runs, "runs were not given back");
 }
 

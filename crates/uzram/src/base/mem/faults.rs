@@ -1,0 +1,65 @@
+//! Failures on purpose, for tests: allocations that fail as they do when memory is short.
+
+use super::Arena;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::random::Random;
+
+/// Which calls fail.
+pub(super) enum Faults {
+    /// About one in so many.
+    Seeded { random: Random, one_in: usize },
+    /// The one after so many others.
+    After(u64),
+    /// None any more.
+    Past,
+}
+
+impl Faults {
+    pub(super) fn run(&mut self) -> Option<Error> {
+        self.fails().then(|| Error::new(ErrorKind::NoMemory, "injected: no run"))
+    }
+
+    pub(super) fn page(&mut self) -> Option<Error> {
+        self.fails().then(|| Error::new(ErrorKind::NoSpace, "injected: no page"))
+    }
+
+    fn fails(&mut self) -> bool {
+        match self {
+            Faults::Seeded { random, one_in } => random.below(*one_in) == 0,
+            Faults::After(0) => {
+                *self = Faults::Past;
+                true
+            }
+            Faults::After(calls) => {
+                *calls -= 1;
+                false
+            }
+            Faults::Past => false,
+        }
+    }
+}
+
+impl Arena {
+    /// From now on every call that can fail fails about once in `one_in`, by the sequence of
+    /// `seed`; 0 stops it.
+    pub fn inject_faults(&self, seed: u64, one_in: usize) {
+        *self.faults.lock().expect("no panic under it") =
+            (one_in > 0).then(|| Faults::Seeded { random: Random::new(seed), one_in });
+    }
+
+    /// One call fails: of those that can fail the one after `calls` others.
+    pub fn inject_fault_after(&self, calls: u64) {
+        *self.faults.lock().expect("no panic under it") = Some(Faults::After(calls));
+    }
+
+    /// Whether calls may still fail by injection.
+    pub fn injects_faults(&self) -> bool {
+        let faults = self.faults.lock().expect("no panic under it");
+        faults.as_ref().is_some_and(|faults| !matches!(faults, Faults::Past))
+    }
+
+    pub(super) fn inject(&self, fault: fn(&mut Faults) -> Option<Error>) -> Result<()> {
+        let mut faults = self.faults.lock().expect("no panic under it");
+        faults.as_mut().and_then(fault).map_or(Ok(()), Err)
+    }
+}

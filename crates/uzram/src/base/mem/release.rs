@@ -1,0 +1,119 @@
+//! How the memory of free pages goes back to the system.
+//!
+//! It goes under the lock `reclaim`, one thread at a time: who needs some waits there for what is
+//! on its way, instead of failing. The arena's lock is let go during the system calls, the pages
+//! being marked as taken meanwhile.
+
+use super::map;
+use super::runs::{GROUP_PAGES, mask};
+use super::{Account, Arena, Inner};
+use crate::base::sync::{MutexGuard, Ordering};
+use crate::base::units::PAGE_SIZE;
+
+/// Memory of freed runs that is kept for reuse however little is in use: half a chunk.
+pub(super) const KEPT_FREE_PAGES: u64 = 256;
+/// Beyond that, one page is kept for so many in use: about what a compressed pool loses to partly
+/// filled zspages anyway.
+const USED_PER_KEPT_PAGE: u64 = 16;
+/// Groups that one free may give back before its caller goes on: 4 MiB.
+const GROUPS_PER_FREE: usize = 16;
+
+impl Arena {
+    /// Whether freed memory is kept that [`Arena::release_free`] could give back.
+    pub fn keeps_free(&self) -> bool {
+        self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
+    }
+
+    /// Gives the memory of all free runs back to the system, those in CPU caches included, and
+    /// waits for others that are doing so.
+    pub fn release_free(&self) {
+        let reclaim = self.reclaim.lock();
+        self.flush_caches();
+        self.inner.lock().release_below = 0;
+        self.release_down_to(&reclaim, 0, usize::MAX);
+    }
+
+    /// After a free: gives memory back if more is kept than is worth it.
+    pub(super) fn release_surplus_of(&self, inner: MutexGuard<'_, Inner>) {
+        let keep = self.keep_pages();
+        let too_many = inner.free_resident_pages > keep;
+        drop(inner);
+        // If another thread is at it already, that will do.
+        if too_many && let Some(reclaim) = self.reclaim.try_lock() {
+            self.release_down_to(&reclaim, keep / 2, GROUPS_PER_FREE);
+        }
+    }
+
+    /// The free pages whose memory is kept.
+    fn keep_pages(&self) -> u64 {
+        let used_pages: u64 = Account::ALL.into_iter().map(|account| self.used_pages(account)).sum();
+        KEPT_FREE_PAGES.max(used_pages / USED_PER_KEPT_PAGE)
+    }
+
+    /// Empties the CPUs' run caches.
+    pub(super) fn flush_caches(&self) {
+        for cache in self.caches.iter() {
+            let mut cache = cache.lock();
+            let mut inner = self.inner.lock();
+            cache.drain().for_each(|(page, pages)| self.put(&mut inner, page, pages));
+        }
+    }
+
+    /// Gives memory of free pages back, from the highest group down to the lowest and round, until
+    /// at most `keep` pages are left or `most_groups` have been dealt with. The arena's lock is let
+    /// go during the system calls; the pages are taken meanwhile.
+    fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) {
+        let unit_pages = (map::host_page_bytes() / PAGE_SIZE).max(1) as u32;
+        let mut inner = self.inner.lock();
+        let (mut released_groups, groups) = (0, inner.runs.groups());
+        for _ in 0..groups {
+            if inner.free_resident_pages <= keep || released_groups == most_groups {
+                return;
+            }
+            let below = if inner.release_below == 0 { groups } else { inner.release_below };
+            let group = below - 1;
+            inner.release_below = group;
+            let free = self.resident[group].load(Ordering::Relaxed) & !inner.runs.taken(group);
+            let bits = whole_units(free, unit_pages);
+            if bits == 0 {
+                continue;
+            }
+            let first = group as u32 * GROUP_PAGES;
+            inner.runs.mark(first, bits, true);
+            inner.free_resident_pages -= u64::from(bits.count_ones());
+            drop(inner);
+            let released = self.release(first, bits);
+            self.resident[group].fetch_and(!released, Ordering::Relaxed);
+            self.usage.charged_pages.sub(u64::from(released.count_ones()));
+            released_groups += 1;
+            inner = self.inner.lock();
+            inner.runs.mark(first, bits, false);
+            inner.free_resident_pages += u64::from((bits & !released).count_ones());
+        }
+    }
+
+    /// Gives the pages of `bits`, counted from page `first`, back to the system, and answers those
+    /// that it took.
+    fn release(&self, first: u32, bits: u64) -> u64 {
+        let (mut left, mut released) = (bits, 0);
+        while left != 0 {
+            let start = left.trailing_zeros();
+            let pages = (left >> start).trailing_ones();
+            let offset = (first + start) as usize * PAGE_SIZE;
+            // SAFETY: the pages are marked as taken by the caller, who took them while they were
+            // free: no run contains them.
+            if unsafe { self.mapping.release(offset, pages as usize * PAGE_SIZE) } {
+                released |= mask(start, pages);
+            }
+            left &= !mask(start, pages);
+        }
+        released
+    }
+}
+
+/// Of the pages in `bits` those that together fill aligned units of `unit_pages` (a power of two of
+/// at most 64): the system takes memory back by its own pages only.
+pub(super) fn whole_units(bits: u64, unit_pages: u32) -> u64 {
+    let unit = u64::MAX >> (u64::BITS - unit_pages.min(u64::BITS));
+    (0..u64::BITS).step_by(unit_pages as usize).map(|at| unit << at).filter(|unit| bits & unit == *unit).sum()
+}
