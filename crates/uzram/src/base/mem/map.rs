@@ -103,12 +103,18 @@ impl Mapping {
 
     /// Counts the bytes in memory now, by asking the system about every page.
     pub(super) fn resident_bytes(&self) -> usize {
+        self.resident_bytes_in(0, self.len_bytes)
+    }
+
+    /// Of a page-aligned part.
+    pub(super) fn resident_bytes_in(&self, offset: usize, len: usize) -> usize {
         const STEP_BYTES: usize = 64 << 20;
         let host_page = host_page_bytes();
         let mut answers = vec![0u8; STEP_BYTES / host_page];
         let mut resident_pages = 0;
-        for offset in (0..self.len_bytes).step_by(STEP_BYTES) {
-            let len = STEP_BYTES.min(self.len_bytes - offset);
+        let end = offset + len;
+        for offset in (offset..end).step_by(STEP_BYTES) {
+            let len = STEP_BYTES.min(end - offset);
             let answers = &mut answers[..len.div_ceil(host_page)];
             // SAFETY: the range lies inside this mapping, and `answers` has a byte for each of its
             // pages.

@@ -22,6 +22,7 @@
 
 #[cfg(test)]
 mod faults;
+mod hide;
 mod map;
 mod release;
 mod run_cache;
@@ -32,6 +33,7 @@ mod tree;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
+pub use hide::Hidden;
 pub use run_cache::MAX_BATCH_PAGES;
 pub use runs::{CHUNK_PAGES, MAX_RUN_PAGES};
 pub use table::{Entry, Table};
@@ -42,7 +44,7 @@ use super::sync::{AtomicU64, Counter, Mutex, Ordering, classes};
 use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use map::{Access, Mapping};
 use run_cache::{RunCache, batch_runs};
-use runs::{GROUP_PAGES, Runs, group_of, mask};
+use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
 
 const _: () = assert!(usize::BITS == 64, "an arena reserves more than 4 GiB");
 
@@ -95,6 +97,10 @@ pub struct Arena {
     /// of its run, one of a free page to the holder of the arena's lock.
     resident: Table<AtomicU64>,
     batch_pages: Counter,
+    /// Whether a [`Hidden`] exists that is not empty; changed under the arena's lock, or by it.
+    hiding: Counter,
+    /// A bit for each chunk that is hidden.
+    hidden: Table<AtomicU64>,
     /// 0: none.
     limit_pages: Counter,
     caches: PerCpu<Mutex<RunCache>>,
@@ -143,6 +149,8 @@ impl Arena {
             mapping: Mapping::new((pages << PAGE_SHIFT) as usize, Access::None)?,
             resident: Table::new((pages / u64::from(GROUP_PAGES)) as usize)?,
             batch_pages: Counter::new(0),
+            hiding: Counter::new(0),
+            hidden: Table::new((pages / chunk_pages).div_ceil(u64::from(u64::BITS)) as usize)?,
             limit_pages: Counter::new(0),
             caches: PerCpu::new(|_| Mutex::new(&classes::RUN_CACHE, RunCache::new())),
             inner: Padded(Mutex::new(&classes::ARENA, inner)),
@@ -214,16 +222,22 @@ impl Arena {
             inner
         } else {
             let mut cache = self.caches.local().lock();
-            let stack = cache.stack(account, pages);
-            stack.push(run.page);
-            let batch = batch_runs(batch_pages, pages);
-            if stack.len() <= 2 * batch {
-                return;
+            if self.is_hidden(run.page) {
+                let mut inner = self.inner.lock();
+                self.put(&mut inner, run.page, pages);
+                inner
+            } else {
+                let stack = cache.stack(account, pages);
+                stack.push(run.page);
+                let batch = batch_runs(batch_pages, pages);
+                if stack.len() <= 2 * batch {
+                    return;
+                }
+                let mut inner = self.inner.lock();
+                // The oldest go: the newest are warm.
+                stack.drain(..batch).for_each(|page| self.put(&mut inner, page, pages));
+                inner
             }
-            let mut inner = self.inner.lock();
-            // The oldest go: the newest are warm.
-            stack.drain(..batch).for_each(|page| self.put(&mut inner, page, pages));
-            inner
         };
         // Without them there is no more free memory than before the run was taken.
         if committed > 0 {
@@ -332,7 +346,12 @@ impl Arena {
             if gfp == Gfp::NoWait {
                 return Err(Error::new(ErrorKind::NoMemory, "no run of pages is free"));
             }
-            self.grow(inner)?;
+            if let Err(error) = self.grow(inner) {
+                // Better a run of a chunk that is being emptied than none.
+                if self.hiding.get() == 0 || !inner.runs.show_all() {
+                    return Err(error);
+                }
+            }
         }
     }
 
@@ -354,12 +373,20 @@ impl Arena {
     }
 
     fn put(&self, inner: &mut Inner, page: u32, pages: usize) {
-        inner.runs.mark(page, mask(page, pages as u32), false);
+        inner.runs.put(page, pages);
         inner.free_resident_pages += self.resident_in(page, pages);
     }
 
     fn resident_in(&self, page: u32, pages: usize) -> u64 {
-        let bits = self.resident[group_of(page)].load(Ordering::Relaxed);
-        u64::from((bits & mask(page, pages as u32)).count_ones())
+        self.resident_of(group_of(page), mask(page, pages as u32))
+    }
+
+    /// How many of the pages `bits` of a group are in memory.
+    fn resident_of(&self, group: usize, bits: u64) -> u64 {
+        u64::from((self.resident[group].load(Ordering::Relaxed) & bits).count_ones())
+    }
+
+    fn chunk_is_resident(&self, chunk: usize) -> bool {
+        groups_of(chunk).any(|group| self.resident[group].load(Ordering::Relaxed) != 0)
     }
 }

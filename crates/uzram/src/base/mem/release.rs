@@ -5,7 +5,7 @@
 //! being marked as taken meanwhile.
 
 use super::map;
-use super::runs::{GROUP_PAGES, mask};
+use super::runs::{CHUNK_GROUPS, CHUNK_PAGES, GROUP_PAGES, groups_of, mask};
 use super::{Account, Arena, Inner};
 use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
@@ -63,7 +63,6 @@ impl Arena {
     /// at most `keep` pages are left or `most_groups` have been dealt with. The arena's lock is let
     /// go during the system calls; the pages are taken meanwhile.
     fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) {
-        let unit_pages = (map::host_page_bytes() / PAGE_SIZE).max(1) as u32;
         let mut inner = self.inner.lock();
         let (mut released_groups, groups) = (0, inner.runs.groups());
         for _ in 0..groups {
@@ -73,23 +72,74 @@ impl Arena {
             let below = if inner.release_below == 0 { groups } else { inner.release_below };
             let group = below - 1;
             inner.release_below = group;
-            let free = self.resident[group].load(Ordering::Relaxed) & !inner.runs.taken(group);
-            let bits = whole_units(free, unit_pages);
+            let bits = self.releasable(&inner, group);
             if bits == 0 {
                 continue;
             }
             let first = group as u32 * GROUP_PAGES;
-            inner.runs.mark(first, bits, true);
-            inner.free_resident_pages -= u64::from(bits.count_ones());
+            self.withhold(&mut inner, group, bits);
             drop(inner);
             let released = self.release(first, bits);
-            self.resident[group].fetch_and(!released, Ordering::Relaxed);
-            self.usage.charged_pages.sub(u64::from(released.count_ones()));
+            self.is_released(group, released);
             released_groups += 1;
             inner = self.inner.lock();
-            inner.runs.mark(first, bits, false);
-            inner.free_resident_pages += u64::from((bits & !released).count_ones());
+            self.restore(&mut inner, group, bits);
         }
+    }
+
+    /// Gives the memory of a chunk's free pages back, all of it at once if the whole chunk is free.
+    pub(super) fn release_chunk(&self, _reclaim: &MutexGuard<'_, ()>, chunk: usize) {
+        let first = chunk as u32 * CHUNK_PAGES;
+        let mut inner = self.inner.lock();
+        if !self.chunk_is_resident(chunk) {
+            return;
+        }
+        let is_free = inner.runs.is_free(chunk);
+        let mut bits = [u64::MAX; CHUNK_GROUPS];
+        for (group, bits) in groups_of(chunk).zip(&mut bits) {
+            if !is_free {
+                *bits = self.releasable(&inner, group);
+            }
+            self.withhold(&mut inner, group, *bits);
+        }
+        drop(inner);
+        if is_free {
+            let (offset, len) = (first as usize * PAGE_SIZE, CHUNK_PAGES as usize * PAGE_SIZE);
+            // SAFETY: all pages of the chunk were free, and are marked as taken now.
+            if unsafe { self.mapping.release(offset, len) } {
+                groups_of(chunk).for_each(|group| self.is_released(group, u64::MAX));
+            }
+        } else {
+            for (group, bits) in groups_of(chunk).zip(bits) {
+                self.is_released(group, self.release(group as u32 * GROUP_PAGES, bits));
+            }
+        }
+        let mut inner = self.inner.lock();
+        groups_of(chunk).zip(bits).for_each(|(group, bits)| self.restore(&mut inner, group, bits));
+    }
+
+    /// The free pages of a group whose memory the system can take.
+    fn releasable(&self, inner: &Inner, group: usize) -> u64 {
+        let unit_pages = (map::host_page_bytes() / PAGE_SIZE).max(1) as u32;
+        whole_units(self.resident[group].load(Ordering::Relaxed) & !inner.runs.taken(group), unit_pages)
+    }
+
+    /// Marks free pages as taken for as long as their memory is on its way back.
+    fn withhold(&self, inner: &mut Inner, group: usize, bits: u64) {
+        inner.runs.mark(group as u32 * GROUP_PAGES, bits, true);
+        inner.free_resident_pages -= self.resident_of(group, bits);
+    }
+
+    /// Makes withheld pages free again.
+    fn restore(&self, inner: &mut Inner, group: usize, bits: u64) {
+        inner.runs.mark(group as u32 * GROUP_PAGES, bits, false);
+        inner.free_resident_pages += self.resident_of(group, bits);
+    }
+
+    /// Of the withheld pages of a group those of `released` are in memory no more.
+    fn is_released(&self, group: usize, released: u64) {
+        let before = self.resident[group].fetch_and(!released, Ordering::Relaxed);
+        self.usage.charged_pages.sub(u64::from((before & released).count_ones()));
     }
 
     /// Gives the pages of `bits`, counted from page `first`, back to the system, and answers those

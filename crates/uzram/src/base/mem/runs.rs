@@ -32,6 +32,7 @@ pub(super) struct Runs {
     /// The longest free run of each group, at most 16.
     longest: Vec<u8>,
     chunks: Vec<Chunk>,
+    live: [Live; Account::ALL.len()],
     /// For each account the longest free run of each chunk; 0 for those of others, and for hidden
     /// ones.
     room: [Tree; Account::ALL.len()],
@@ -44,6 +45,23 @@ struct Chunk {
     /// Somebody while a run of it is taken.
     owner: Option<Account>,
     taken_pages: u16,
+    hidden: bool,
+}
+
+/// The taken runs of an account.
+#[derive(Clone, Copy, Default)]
+struct Live {
+    runs: u64,
+    pages: u64,
+}
+
+/// What a chunk is worth to who wants to empty chunks.
+pub(super) struct Survey {
+    pub(super) chunk: u32,
+    /// Pages to move if it is emptied.
+    pub(super) taken_pages: u16,
+    /// Pages that can move to it if it stays.
+    pub(super) room_pages: u16,
 }
 
 /// The bits of `pages` pages from `page` on, within their group.
@@ -59,6 +77,12 @@ pub(super) fn group_of(page: u32) -> usize {
     (page / GROUP_PAGES) as usize
 }
 
+/// The groups of a chunk.
+#[inline]
+pub(super) fn groups_of(chunk: usize) -> std::ops::Range<usize> {
+    chunk * CHUNK_GROUPS..(chunk + 1) * CHUNK_GROUPS
+}
+
 /// Set where `pages` free pages in a row start.
 fn starts(taken: u64, pages: u32) -> u64 {
     let (mut free, mut have) = (!taken, 1);
@@ -68,6 +92,17 @@ fn starts(taken: u64, pages: u32) -> u64 {
         have += step;
     }
     free
+}
+
+/// How many pages lie in free runs of at least `pages` pages.
+fn room(taken: u64, pages: u32) -> u32 {
+    let (mut room, mut have) = (starts(taken, pages), 1);
+    while have < pages {
+        let step = have.min(pages - have);
+        room |= room << step;
+        have += step;
+    }
+    room.count_ones()
 }
 
 fn longest_run(taken: u64) -> u8 {
@@ -84,6 +119,16 @@ impl Runs {
     /// How many groups there are.
     pub(super) fn groups(&self) -> usize {
         self.taken.len()
+    }
+
+    /// How many chunks there are.
+    pub(super) fn chunks(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// Whether no page of a chunk is taken.
+    pub(super) fn is_free(&self, chunk: usize) -> bool {
+        self.chunks[chunk].taken_pages == 0
     }
 
     /// The taken pages of a group.
@@ -122,14 +167,67 @@ impl Runs {
             self.chunks[chunk].owner = Some(account);
             Some(chunk)
         })?;
-        let mut groups = chunk * CHUNK_GROUPS..(chunk + 1) * CHUNK_GROUPS;
-        let group = groups.find(|group| usize::from(self.longest[*group]) >= pages)?;
+        let group = groups_of(chunk).find(|group| usize::from(self.longest[*group]) >= pages)?;
         let page = group as u32 * GROUP_PAGES + starts(self.taken[group], pages as u32).trailing_zeros();
         self.mark(page, mask(page, pages as u32), true);
+        let live = &mut self.live[account as usize];
+        (live.runs, live.pages) = (live.runs + 1, live.pages + pages as u64);
         Some(page)
     }
 
-    /// Marks the pages of `mask`, in the group of `page`, as taken or as free.
+    /// Gives a run back that was taken.
+    pub(super) fn put(&mut self, page: u32, pages: usize) {
+        if let Some(owner) = self.chunks[(page / CHUNK_PAGES) as usize].owner {
+            let live = &mut self.live[owner as usize];
+            (live.runs, live.pages) = (live.runs - 1, live.pages - pages as u64);
+        }
+        self.mark(page, mask(page, pages as u32), false);
+    }
+
+    /// Looks at a chunk of `account`'s. Room that is too short for the account's runs as they are
+    /// on average is none.
+    pub(super) fn survey(&self, account: Account, chunk: usize) -> Option<Survey> {
+        let Chunk { owner, taken_pages, .. } = self.chunks[chunk];
+        let live = self.live[account as usize];
+        let run_pages = live.pages.div_ceil(live.runs.max(1)).max(1) as u32;
+        let room_pages = |group: usize| room(self.taken[group], run_pages) as u16;
+        (owner == Some(account)).then(|| Survey {
+            chunk: chunk as u32,
+            taken_pages,
+            room_pages: groups_of(chunk).map(room_pages).sum(),
+        })
+    }
+
+    /// Hides a chunk if it is `account`'s, and says whether it is: no run of it is taken any more.
+    pub(super) fn hide(&mut self, chunk: usize, account: Account) -> bool {
+        if self.chunks[chunk].owner != Some(account) {
+            return false;
+        }
+        self.chunks[chunk].hidden = true;
+        self.refresh(chunk);
+        true
+    }
+
+    /// Ends the hiding of a chunk.
+    pub(super) fn show(&mut self, chunk: usize) {
+        self.chunks[chunk].hidden = false;
+        self.refresh(chunk);
+    }
+
+    /// Ends the hiding of all chunks, and says whether any were hidden.
+    pub(super) fn show_all(&mut self) -> bool {
+        let mut any = false;
+        for chunk in 0..self.chunks.len() {
+            if self.chunks[chunk].hidden {
+                any = true;
+                self.show(chunk);
+            }
+        }
+        any
+    }
+
+    /// Marks the pages of `mask`, in the group of `page`, as taken or as free for the time in which
+    /// their memory goes back; [`Runs::take`] and [`Runs::put`] do it for runs.
     pub(super) fn mark(&mut self, page: u32, mask: u64, taken: bool) {
         let group = group_of(page);
         debug_assert_eq!(self.taken[group] & mask, if taken { 0 } else { mask }, "pages {page}+: {mask:#x}");
@@ -144,13 +242,12 @@ impl Runs {
 
     /// Makes the trees tell the truth about a chunk.
     fn refresh(&mut self, chunk: usize) {
-        let Chunk { owner, taken_pages } = self.chunks[chunk];
-        let free = taken_pages == 0;
+        let Chunk { owner, taken_pages, hidden } = self.chunks[chunk];
+        let free = taken_pages == 0 && !hidden;
         self.free_chunks.set(chunk, u8::from(free));
         if let Some(owner) = owner {
-            let groups = chunk * CHUNK_GROUPS..(chunk + 1) * CHUNK_GROUPS;
-            let longest = self.longest[groups].iter().copied().max().unwrap_or(0);
-            self.room[owner as usize].set(chunk, if free { 0 } else { longest });
+            let longest = self.longest[groups_of(chunk)].iter().copied().max().unwrap_or(0);
+            self.room[owner as usize].set(chunk, if free || hidden { 0 } else { longest });
         }
         if free {
             self.chunks[chunk].owner = None;
@@ -173,6 +270,9 @@ mod tests {
                 let found = starts(taken, pages);
                 assert_eq!((found != 0).then(|| found.trailing_zeros()), scan, "seed {seed} pages {pages}");
                 assert_eq!(u32::from(longest_run(taken)) >= pages, scan.is_some(), "seed {seed}");
+                let at_all = (0..=64 - pages).filter(|at| taken & mask(*at, pages) == 0);
+                let naive = at_all.fold(0, |room, at| room | mask(at, pages)).count_ones();
+                assert_eq!(room(taken, pages), naive, "seed {seed} pages {pages}");
             }
         }
     }
@@ -185,16 +285,30 @@ mod tests {
             let mut random = Random::new(seed);
             let (mut runs, mut model) = (Runs::default(), Vec::<Option<Account>>::new());
             let mut live: Vec<(u32, usize)> = Vec::new();
+            let mut hidden = Vec::<usize>::new();
             for step in 0..6000 {
                 // Grows, shrinks, and grows again.
                 let takes = if step / 2000 == 1 { 3 } else { 7 };
-                if random.below(10) < takes {
+                if random.below(50) == 0 && !model.is_empty() {
+                    let (chunk, account) = (random.below(model.len() / CHUNK), Account::ALL[random.below(2)]);
+                    let owner = model[chunk * CHUNK..][..CHUNK].iter().find_map(|taken| *taken);
+                    if hidden.len() > 3 {
+                        assert!(runs.show_all());
+                        hidden.clear();
+                    } else if let Some(at) = hidden.iter().position(|hidden| *hidden == chunk) {
+                        runs.show(hidden.swap_remove(at));
+                    } else {
+                        assert_eq!(runs.hide(chunk, account), owner == Some(account), "seed {seed}");
+                        hidden.extend((owner == Some(account)).then_some(chunk));
+                    }
+                } else if random.below(10) < takes {
                     let (pages, account) = (1 + random.below(16), Account::ALL[random.below(2)]);
                     let is_of = |chunk: &[Option<Account>], owner: Option<Account>| {
                         chunk.iter().find_map(|taken| *taken) == owner
                     };
                     let fits = |at: usize, owner| {
                         at % 64 + pages <= 64
+                            && !hidden.contains(&(at / CHUNK))
                             && model[at..at + pages].iter().all(Option::is_none)
                             && is_of(&model[at / CHUNK * CHUNK..][..CHUNK], owner)
                     };
@@ -213,7 +327,7 @@ mod tests {
                     }
                 } else if !live.is_empty() {
                     let (page, pages) = live.swap_remove(random.below(live.len()));
-                    runs.mark(page, mask(page, pages as u32), false);
+                    runs.put(page, pages);
                     model[page as usize..page as usize + pages].fill(None);
                 }
             }

@@ -1,3 +1,5 @@
+mod chunks;
+
 use super::release::{KEPT_FREE_PAGES, whole_units};
 use super::*;
 use crate::base::random::Random;
@@ -8,6 +10,36 @@ fn touch(arena: &Arena, page: u32, pages: u32) {
         // SAFETY: the caller committed the page and is its only user.
         unsafe { arena.address(page).write(page as u8 | 1) };
     }
+}
+
+/// Commits and touches all pages of a run.
+fn fill(arena: &Arena, run: Run, account: Account) {
+    arena.commit(account, run.page, u32::from(run.pages)).expect("no limit");
+    touch(arena, run.page, u32::from(run.pages));
+}
+
+/// A run whose pages are all in memory.
+fn filled(arena: &Arena, pages: usize, account: Account) -> Run {
+    let run = arena.alloc_run(pages, account, Gfp::MayWait).expect("memory");
+    fill(arena, run, account);
+    run
+}
+
+/// Frees a run all of whose pages are committed.
+fn free(arena: &Arena, run: Run, account: Account) {
+    arena.free_run(run, account, u64::from(run.pages));
+}
+
+/// Asserts that every count is what the system says, however memory went.
+fn recount(arena: &Arena) {
+    assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64);
+    let chunk_bytes = CHUNK_PAGES as usize * PAGE_SIZE;
+    let in_chunk = |offset| arena.mapping.resident_bytes_in(offset, chunk_bytes);
+    let offsets = (0..arena.mapping.len_bytes()).step_by(chunk_bytes);
+    assert_eq!(arena.chunks_held(), offsets.filter(|offset| in_chunk(*offset) > 0).count() as u64);
+    let inner = arena.inner.lock();
+    let free = |group| arena.resident_of(group, !inner.runs.taken(group));
+    assert_eq!(inner.free_resident_pages, (0..inner.runs.groups()).map(free).sum::<u64>());
 }
 
 /// Runs of two accounts come, grow and go by seeded events; the counts always agree with a list of
@@ -55,7 +87,7 @@ fn counts_agree_with_a_model_and_with_the_system() {
             let used = used.map(|(_, _, committed)| u64::from(*committed)).sum::<u64>();
             assert_eq!(arena.used_pages(account), used, "seed {seed}");
         }
-        assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64, "seed {seed}");
+        recount(&arena);
         for (run, account, committed) in live.drain(..) {
             arena.free_run(run, account, u64::from(committed));
         }
@@ -189,40 +221,68 @@ fn the_reservation_ends_with_an_error() {
     assert_eq!(arena.set_run_cache_batch_pages(MAX_BATCH_PAGES + 1).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
+/// A thread that takes runs, writes its mark into every page, and checks it before they go.
+struct Taker<'a> {
+    arena: &'a Arena,
+    random: Random,
+    live: Vec<(Run, Account, u64)>,
+    next_mark: u64,
+}
+
+impl<'a> Taker<'a> {
+    fn new(arena: &'a Arena, thread: u64) -> Self {
+        Taker { arena, random: Random::new(thread), live: Vec::new(), next_mark: thread << 32 }
+    }
+
+    /// So many events; in the end everything is freed. The number of live runs rises and falls.
+    fn run(mut self, events: usize) {
+        for event in 0..events {
+            let wanted = [400, 40][event * 8 / events % 2];
+            let takes_of_4 = if self.live.len() < wanted { 3 } else { 1 };
+            if self.random.below(4) < takes_of_4 {
+                self.take();
+            } else if !self.live.is_empty() {
+                let runs = 1 + self.random.below(2);
+                self.free(runs);
+            }
+        }
+        self.free(usize::MAX);
+    }
+
+    fn take(&mut self) {
+        let account = Account::ALL[usize::from(self.random.below(8) == 0)];
+        let run = filled(self.arena, 1 + self.random.below(16), account);
+        self.next_mark += 1;
+        for page in run.page..run.page + u32::from(run.pages) {
+            // SAFETY: the run is this thread's, its pages are committed.
+            unsafe { self.arena.address(page).cast::<u64>().write(self.next_mark) };
+        }
+        self.live.push((run, account, self.next_mark));
+    }
+
+    fn free(&mut self, most: usize) {
+        for _ in 0..most.min(self.live.len()) {
+            let (run, account, mark) = self.live.swap_remove(self.random.below(self.live.len()));
+            for page in run.page..run.page + u32::from(run.pages) {
+                // SAFETY: as above.
+                let found = unsafe { self.arena.address(page).cast::<u64>().read() };
+                assert_eq!(found, mark, "page {page} belongs to two runs");
+            }
+            free(self.arena, run, account);
+        }
+    }
+}
+
 /// Threads take, fill, check and free runs at once: no page belongs to two.
 #[test]
 fn threads_never_share_a_page() {
     let arena = Arena::new(256 << 20).expect("address space");
     arena.set_run_cache_batch_pages(16).expect("batch");
     std::thread::scope(|scope| {
-        for thread in 0..4u64 {
+        for thread in 0..4 {
             let arena = &arena;
-            scope.spawn(move || {
-                let mut random = Random::new(thread);
-                let mut live = Vec::new();
-                for step in 0..20_000u64 {
-                    if live.len() < 50 && random.below(2) == 0 {
-                        let run = arena
-                            .alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait)
-                            .expect("memory");
-                        arena.commit(Account::Pool, run.page, u32::from(run.pages)).expect("no limit");
-                        let tag = thread << 32 | step;
-                        for page in 0..u32::from(run.pages) {
-                            // SAFETY: the run is this thread's, its pages are committed.
-                            unsafe { arena.address(run.page + page).cast::<u64>().write(tag) };
-                        }
-                        live.push((run, tag));
-                    } else if !live.is_empty() {
-                        let (run, tag) = live.swap_remove(random.below(live.len()));
-                        for page in 0..u32::from(run.pages) {
-                            // SAFETY: as above.
-                            let found = unsafe { arena.address(run.page + page).cast::<u64>().read() };
-                            assert_eq!(found, tag, "thread {thread}");
-                        }
-                        arena.free_run(run, Account::Pool, u64::from(run.pages));
-                    }
-                }
-            });
+            scope.spawn(move || Taker::new(arena, thread).run(20_000));
         }
     });
+    recount(&arena);
 }
