@@ -2,6 +2,7 @@
 
 use std::ptr::NonNull;
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::base::error::{Error, ErrorKind, Result};
@@ -89,16 +90,23 @@ impl Mapping {
     }
 
     /// Gives the memory of a part back to the system, which reads as zeros afterwards, and says
-    /// whether the system took it (it does not take locked memory). The part consists of whole
-    /// pages of the host.
+    /// whether the system took it (before Linux 5.18 it does not take locked memory). The part
+    /// consists of whole pages of the host.
     ///
     /// # Safety
     /// Nobody uses the part's contents, now or later.
     pub(super) unsafe fn release(&self, offset: usize, len: usize) -> bool {
         debug_assert!(offset.is_multiple_of(host_page_bytes()) && len.is_multiple_of(host_page_bytes()));
         let start = self.part(offset, len);
-        // SAFETY: the range lies inside this mapping, and the caller vouches for its contents.
-        unsafe { rustix::mm::madvise(start, len, Advice::LinuxDontNeed) }.is_ok()
+        let advise = |advice| {
+            // SAFETY: the range lies inside this mapping, and the caller vouches for its contents.
+            unsafe { rustix::mm::madvise(start, len, advice) }
+        };
+        match advise(Advice::LinuxDontNeed) {
+            // The answer for locked memory.
+            Err(Errno::INVAL) => advise(Advice::LinuxDontneedLocked).is_ok(),
+            answer => answer.is_ok(),
+        }
     }
 
     /// Counts the bytes in memory now, by asking the system about every page.

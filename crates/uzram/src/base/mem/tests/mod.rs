@@ -163,6 +163,32 @@ fn only_whole_pages_of_the_host_go_back() {
     assert_eq!((whole_units(u64::MAX, 64), whole_units(u64::MAX >> 1, 64)), (u64::MAX, 0));
 }
 
+/// Memory that was locked by who embeds the engine goes back like any other.
+#[test]
+fn locked_memory_goes_back() {
+    let arena = Arena::new(64 << 20).expect("address space");
+    let runs: Vec<Run> = (0..4).map(|_| filled(&arena, 4, Account::Pool)).collect();
+    let (start, len) = (arena.address(runs[1].page), 8 * PAGE_SIZE);
+    // SAFETY: advice for no bytes does nothing, and is refused if it is not known.
+    if unsafe { rustix::mm::madvise(start.cast(), 0, rustix::mm::Advice::LinuxDontneedLocked) }.is_err() {
+        println!("skipped: locked memory goes back since Linux 5.18");
+        return;
+    }
+    // SAFETY: the pages are this test's, and locking changes no contents.
+    if let Err(error) = unsafe { rustix::mm::mlock(start.cast(), len) } {
+        println!("skipped: no memory can be locked here ({error})");
+        return;
+    }
+    runs.into_iter().for_each(|run| free(&arena, run, Account::Pool));
+    arena.release_free();
+    recount(&arena);
+    assert_eq!(arena.charged_pages(), 0);
+    let again = filled(&arena, 16, Account::Pool);
+    // SAFETY: `filled` wrote to the first byte only.
+    assert_eq!(unsafe { arena.address(again.page + 5).add(1).read() }, 0);
+    recount(&arena);
+}
+
 /// Threads take and free while others give memory back; in the end every count is exact, and the
 /// limit never refuses what would fit.
 #[test]
