@@ -14,12 +14,17 @@
 //! back to the system. [`Arena::charged_pages`] counts these bits, so it is what the arena really
 //! takes, pages of freed runs included that are kept for reuse; [`Arena::set_limit_pages`] bounds
 //! it. (On hosts whose pages are larger than 4096 bytes the system may take up to a host page for
-//! each of ours.) Kept are up to two batches of each length in each CPU's run cache, and as much
-//! again as a sixteenth of what is in use; all of it goes back when the limit is met.
+//! each of ours.) Kept are up to two batches of each account and length in each CPU's run cache, and
+//! as much again as a sixteenth of what is in use; all of it goes back when the limit is met. A free
+//! gives back what is too much, or leaves that to a thread ([`Arena::set_releaser`]).
+//!
+//! Who can move the contents of runs empties chunks: [`Arena::hide_sparse_chunks`] chooses them and
+//! keeps them from filling up again meanwhile.
 //!
 //! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
 //! be called with any lock held. The others are not to be called under a size class's lock.
 
+mod charge;
 #[cfg(test)]
 mod faults;
 mod hide;
@@ -33,6 +38,7 @@ mod tree;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
+pub use charge::Full;
 pub use hide::Hidden;
 pub use run_cache::MAX_BATCH_PAGES;
 pub use runs::{CHUNK_PAGES, MAX_RUN_PAGES};
@@ -42,6 +48,9 @@ use super::cpu::{Padded, PerCpu};
 use super::error::{Error, ErrorKind, Result};
 use super::sync::{AtomicU64, Counter, Mutex, Ordering, classes};
 use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
+use std::thread::Thread;
+
+use charge::Usages;
 use map::{Access, Mapping};
 use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
@@ -80,16 +89,6 @@ pub struct Run {
     pub pages: u8,
 }
 
-/// No page could be charged: the limit is met. [`Arena::release_free`] may help.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
-
-impl From<Full> for Error {
-    fn from(_: Full) -> Self {
-        Error::new(ErrorKind::NoSpace, "the device's memory limit is reached").with_setting("mem_limit")
-    }
-}
-
 /// See the [module's documentation](self).
 pub struct Arena {
     mapping: Mapping,
@@ -97,7 +96,7 @@ pub struct Arena {
     /// of its run, one of a free page to the holder of the arena's lock.
     resident: Table<AtomicU64>,
     batch_pages: Counter,
-    /// Whether a [`Hidden`] exists that is not empty; changed under the arena's lock, or by it.
+    /// 1 while a [`Hidden`] exists that is not empty, or is being made.
     hiding: Counter,
     /// A bit for each chunk that is hidden.
     hidden: Table<AtomicU64>,
@@ -113,26 +112,17 @@ pub struct Arena {
 }
 
 /// Protected by the arena's lock.
+#[derive(Default)]
 struct Inner {
     runs: Runs,
     /// Pages of free runs (not those in CPU caches) that are in memory.
     free_resident_pages: u64,
     /// The group below which giving memory back goes on.
     release_below: usize,
-}
-
-#[derive(Default)]
-struct Usages {
-    /// The number of set bits in `resident`.
-    charged_pages: Counter,
-    pool: Usage,
-    slab: Usage,
-}
-
-#[derive(Default)]
-struct Usage {
-    pages: Counter,
-    pages_max: Counter,
+    /// Who gives surplus memory back.
+    releaser: Option<Thread>,
+    /// Whether it was told that there is some, and has not looked since.
+    releaser_is_told: bool,
 }
 
 impl Arena {
@@ -143,7 +133,6 @@ impl Arena {
     pub fn new(reserve_bytes: u64) -> Result<Self> {
         let chunk_pages = u64::from(CHUNK_PAGES);
         let max_pages = (1 << u32::BITS) - chunk_pages;
-        let inner = Inner { runs: Runs::default(), free_resident_pages: 0, release_below: 0 };
         let pages = bytes_to_pages(reserve_bytes).next_multiple_of(chunk_pages).clamp(chunk_pages, max_pages);
         Ok(Arena {
             mapping: Mapping::new((pages << PAGE_SHIFT) as usize, Access::None)?,
@@ -153,7 +142,7 @@ impl Arena {
             hidden: Table::new((pages / chunk_pages).div_ceil(u64::from(u64::BITS)) as usize)?,
             limit_pages: Counter::new(0),
             caches: PerCpu::new(|_| Mutex::new(&classes::RUN_CACHE, RunCache::new())),
-            inner: Padded(Mutex::new(&classes::ARENA, inner)),
+            inner: Padded(Mutex::new(&classes::ARENA, Inner::default())),
             reclaim: Mutex::new(&classes::RECLAIM, ()),
             usage: Padded::default(),
             #[cfg(test)]
@@ -211,93 +200,49 @@ impl Arena {
     }
 
     /// Gives a run back that was taken for `account`. `committed` of its pages were charged to it;
-    /// nobody uses their contents any more. With none committed it makes no system call.
+    /// nobody uses their contents any more. With none committed it makes no system call, and with a
+    /// releaser ([`Arena::set_releaser`]) hardly ever one.
     pub fn free_run(&self, run: Run, account: Account, committed: u64) {
+        self.free_runs(account, &[(run, committed)]);
+    }
+
+    /// Gives runs back as [`Arena::free_run`] does, each with its committed pages, and takes each
+    /// lock once for all of them.
+    #[inline]
+    pub fn free_runs(&self, account: Account, runs: &[(Run, u64)]) {
+        let committed: u64 = runs.iter().map(|(_, committed)| committed).sum();
         self.usage(account).pages.sub(committed);
-        let pages = usize::from(run.pages);
         let batch_pages = self.batch_pages.get() as usize;
         let inner = if batch_pages == 0 {
             let mut inner = self.inner.lock();
-            self.put(&mut inner, run.page, pages);
+            runs.iter().for_each(|(run, _)| self.put(&mut inner, run.page, usize::from(run.pages)));
             inner
         } else {
             let mut cache = self.caches.local().lock();
-            if self.is_hidden(run.page) {
-                let mut inner = self.inner.lock();
-                self.put(&mut inner, run.page, pages);
-                inner
-            } else {
+            let mut inner = None;
+            for (run, _) in runs {
+                let pages = usize::from(run.pages);
+                if self.is_hidden(run.page) {
+                    self.put(inner.get_or_insert_with(|| self.inner.lock()), run.page, pages);
+                    continue;
+                }
                 let stack = cache.stack(account, pages);
                 stack.push(run.page);
                 let batch = batch_runs(batch_pages, pages);
-                if stack.len() <= 2 * batch {
-                    return;
+                if stack.len() > 2 * batch {
+                    let inner = inner.get_or_insert_with(|| self.inner.lock());
+                    // The oldest go: the newest are warm.
+                    stack.drain(..batch).for_each(|page| self.put(inner, page, pages));
                 }
-                let mut inner = self.inner.lock();
-                // The oldest go: the newest are warm.
-                stack.drain(..batch).for_each(|page| self.put(&mut inner, page, pages));
-                inner
+            }
+            match inner {
+                Some(inner) => inner,
+                None => return,
             }
         };
-        // Without them there is no more free memory than before the run was taken.
+        // Without them there is no more free memory than before the runs were taken.
         if committed > 0 {
-            self.release_surplus_of(inner);
-        }
-    }
-
-    /// Charges pages to `account` that its owner will touch: `pages` pages from `page` on, of one
-    /// run, none of them committed yet.
-    ///
-    /// # Errors
-    /// `Full` when the limit does not allow it; nothing is charged then.
-    pub fn commit(&self, account: Account, page: u32, pages: u32) -> Result<(), Full> {
-        #[cfg(test)]
-        self.inject(faults::Faults::page).map_err(|_| Full)?;
-        let (bits, word) = (mask(page, pages), &self.resident[group_of(page)]);
-        let new = u64::from((bits & !word.load(Ordering::Relaxed)).count_ones());
-        if new > 0 {
-            if !self.usage.charged_pages.add_within(new, self.limit_pages.get()) {
-                return Err(Full);
-            }
-            word.fetch_or(bits, Ordering::Relaxed);
-        }
-        let usage = self.usage(account);
-        usage.pages_max.raise(usage.pages.add(u64::from(pages)));
-        Ok(())
-    }
-
-    /// Pages in memory: those in use and those of free runs kept for reuse. The limit bounds it.
-    pub fn charged_pages(&self) -> u64 {
-        self.usage.charged_pages.get()
-    }
-
-    /// Pages that `account` has committed.
-    pub fn used_pages(&self, account: Account) -> u64 {
-        self.usage(account).pages.get()
-    }
-
-    /// The most pages `account` ever had committed, since [`Arena::reset_used_max`].
-    pub fn used_pages_max(&self, account: Account) -> u64 {
-        self.usage(account).pages_max.get()
-    }
-
-    /// Starts the maximum anew from what is in use now.
-    pub fn reset_used_max(&self, account: Account) {
-        let usage = self.usage(account);
-        usage.pages_max.set(usage.pages.get());
-    }
-
-    /// The limit of [`Arena::charged_pages`]; 0 is none.
-    pub fn limit_pages(&self) -> u64 {
-        self.limit_pages.get()
-    }
-
-    /// Sets the limit. Free memory beyond it goes back at once; what is in use stays, and a limit
-    /// below it only stops growth.
-    pub fn set_limit_pages(&self, pages: u64) {
-        self.limit_pages.set(pages);
-        if pages > 0 && self.charged_pages() > pages {
-            self.release_free();
+            self.deal_with_surplus(inner);
         }
     }
 
@@ -328,13 +273,6 @@ impl Arena {
     #[cfg(test)]
     pub fn resident_bytes(&self) -> usize {
         self.mapping.resident_bytes()
-    }
-
-    fn usage(&self, account: Account) -> &Usage {
-        match account {
-            Account::Pool => &self.usage.pool,
-            Account::Slab => &self.usage.slab,
-        }
     }
 
     /// Takes a run, growing by a chunk if none is free and `gfp` allows it.

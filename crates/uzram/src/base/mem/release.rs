@@ -4,6 +4,8 @@
 //! on its way, instead of failing. The arena's lock is let go during the system calls, the pages
 //! being marked as taken meanwhile.
 
+use std::thread::Thread;
+
 use super::map;
 use super::runs::{CHUNK_GROUPS, CHUNK_PAGES, GROUP_PAGES, groups_of, mask};
 use super::{Account, Arena, Inner};
@@ -15,8 +17,10 @@ pub(super) const KEPT_FREE_PAGES: u64 = 256;
 /// Beyond that, one page is kept for so many in use: about what a compressed pool loses to partly
 /// filled zspages anyway.
 const USED_PER_KEPT_PAGE: u64 = 16;
-/// Groups that one free may give back before its caller goes on: 4 MiB.
-const GROUPS_PER_FREE: usize = 16;
+/// Groups that are given back before the caller, or another who waits, goes on: 4 MiB.
+const GROUPS_PER_STEP: usize = 16;
+/// So many times as much may be kept as without a releaser, before frees no longer wait for it.
+const MOST_KEPT_FOR_RELEASER: u64 = 8;
 
 impl Arena {
     /// Whether freed memory is kept that [`Arena::release_free`] could give back.
@@ -33,14 +37,55 @@ impl Arena {
         self.release_down_to(&reclaim, 0, usize::MAX);
     }
 
-    /// After a free: gives memory back if more is kept than is worth it.
-    pub(super) fn release_surplus_of(&self, inner: MutexGuard<'_, Inner>) {
+    /// While a thread is registered here, frees leave giving memory back to it: when more is kept
+    /// than is worth it they unpark it, once until it has called [`Arena::release_surplus`]. If it
+    /// does not keep up, they do give some back.
+    pub fn set_releaser(&self, thread: Option<Thread>) {
+        let mut inner = self.inner.lock();
+        inner.releaser = thread;
+        inner.releaser_is_told = false;
+    }
+
+    /// Gives memory back if more is kept than is worth it. For the registered releaser: others can
+    /// free, allocate and wait for memory in between.
+    pub fn release_surplus(&self) {
+        let (mut left, groups) = {
+            let mut inner = self.inner.lock();
+            inner.releaser_is_told = false;
+            (inner.free_resident_pages, inner.runs.groups())
+        };
+        let mut goal = self.keep_pages();
+        // So many steps look at every group.
+        for _ in 0..groups.div_ceil(GROUPS_PER_STEP) {
+            if left <= goal {
+                return;
+            }
+            goal = self.keep_pages() / 2;
+            left = self.release_down_to(&self.reclaim.lock(), goal, GROUPS_PER_STEP);
+        }
+    }
+
+    /// After a free: gives memory back, or has it given back, if more is kept than is worth it.
+    pub(super) fn deal_with_surplus(&self, mut inner: MutexGuard<'_, Inner>) {
         let keep = self.keep_pages();
-        let too_many = inner.free_resident_pages > keep;
+        if inner.free_resident_pages <= keep {
+            return;
+        }
+        if let Some(releaser) = &inner.releaser
+            && inner.free_resident_pages <= keep * MOST_KEPT_FOR_RELEASER
+        {
+            if !inner.releaser_is_told {
+                let releaser = releaser.clone();
+                inner.releaser_is_told = true;
+                drop(inner);
+                releaser.unpark();
+            }
+            return;
+        }
         drop(inner);
         // If another thread is at it already, that will do.
-        if too_many && let Some(reclaim) = self.reclaim.try_lock() {
-            self.release_down_to(&reclaim, keep / 2, GROUPS_PER_FREE);
+        if let Some(reclaim) = self.reclaim.try_lock() {
+            self.release_down_to(&reclaim, keep / 2, GROUPS_PER_STEP);
         }
     }
 
@@ -60,14 +105,14 @@ impl Arena {
     }
 
     /// Gives memory of free pages back, from the highest group down to the lowest and round, until
-    /// at most `keep` pages are left or `most_groups` have been dealt with. The arena's lock is let
-    /// go during the system calls; the pages are taken meanwhile.
-    fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) {
+    /// at most `keep` pages are left or `most_groups` have been dealt with, and answers how many
+    /// are left.
+    fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) -> u64 {
         let mut inner = self.inner.lock();
         let (mut released_groups, groups) = (0, inner.runs.groups());
         for _ in 0..groups {
             if inner.free_resident_pages <= keep || released_groups == most_groups {
-                return;
+                break;
             }
             let below = if inner.release_below == 0 { groups } else { inner.release_below };
             let group = below - 1;
@@ -85,6 +130,7 @@ impl Arena {
             inner = self.inner.lock();
             self.restore(&mut inner, group, bits);
         }
+        inner.free_resident_pages
     }
 
     /// Gives the memory of a chunk's free pages back, all of it at once if the whole chunk is free.

@@ -178,6 +178,13 @@ fn chunks_are_hidden_beside_takers() {
         arena.set_run_cache_batch_pages(batch).expect("batch");
         let (takers, hides) = (AtomicU64::new(3), AtomicU64::new(0));
         std::thread::scope(|scope| {
+            let releaser = scope.spawn(|| {
+                while takers.load(Relaxed) > 0 {
+                    std::thread::park_timeout(std::time::Duration::from_millis(10));
+                    arena.release_surplus();
+                }
+            });
+            arena.set_releaser(Some(releaser.thread().clone()));
             for thread in 0..3 {
                 let (arena, takers, hides) = (&arena, &takers, &hides);
                 scope.spawn(move || {

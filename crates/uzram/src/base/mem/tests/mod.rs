@@ -1,4 +1,5 @@
 mod chunks;
+mod surplus;
 
 use super::release::{KEPT_FREE_PAGES, whole_units};
 use super::*;
@@ -46,16 +47,20 @@ fn recount(arena: &Arena) {
 /// what is live, and the charge with the system's own count of the pages in memory.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
+    let mut hides = 0;
     for seed in 0..6 {
         let mut random = Random::new(seed);
         let arena = Arena::new(64 << 20).expect("address space");
         arena.set_run_cache_batch_pages([0, 8, 32][seed as usize % 3]).expect("batch");
+        arena.set_releaser((seed % 2 == 0).then(std::thread::current));
         let mut live: Vec<(Run, Account, u32)> = Vec::new();
+        let mut hidden = None::<Hidden<'_>>;
         for step in 0..4000 {
             match random.below(12) {
                 0..=4 => {
                     let account = Account::ALL[random.below(2)];
                     let run = arena.alloc_run(1 + random.below(16), account, Gfp::MayWait).expect("memory");
+                    assert!(hidden.as_ref().is_none_or(|hidden| !hidden.contains(run.page)), "seed {seed}");
                     live.push((run, account, 0));
                 }
                 5..=7 if !live.is_empty() => {
@@ -69,14 +74,35 @@ fn counts_agree_with_a_model_and_with_the_system() {
                         *committed += more;
                     }
                 }
-                8..=10 if !live.is_empty() => {
+                8..=9 if !live.is_empty() => {
                     let (run, account, committed) = live.swap_remove(random.below(live.len()));
                     arena.free_run(run, account, u64::from(committed));
                 }
-                11 if step % 50 == 0 => arena.release_free(),
+                10 if step % 20 == 0 => {
+                    // A third of one account's.
+                    let account = Account::ALL[random.below(2)];
+                    let is_freed = |of: &Account, page: u32| *of == account && page.is_multiple_of(3);
+                    let freed = live.iter().filter(|(run, of, _)| is_freed(of, run.page));
+                    let freed: Vec<_> =
+                        freed.map(|(run, _, committed)| (*run, u64::from(*committed))).collect();
+                    live.retain(|(run, of, _)| !is_freed(of, run.page));
+                    arena.free_runs(account, &freed);
+                }
+                11 if step % 10 == 0 => match random.below(4) {
+                    0 => arena.release_free(),
+                    1 => arena.release_surplus(),
+                    2 => hidden = None,
+                    _ if hidden.is_none() => {
+                        let chunks = arena.hide_sparse_chunks(Account::ALL[random.below(2)]);
+                        hides += u64::from(!chunks.is_empty());
+                        hidden = Some(chunks);
+                    }
+                    _ => {}
+                },
                 _ => {}
             }
         }
+        drop(hidden);
         let mut owners = HashMap::new();
         for (run, account, _) in &live {
             let owner = *owners.entry(run.page / CHUNK_PAGES).or_insert(*account);
@@ -95,6 +121,7 @@ fn counts_agree_with_a_model_and_with_the_system() {
         assert_eq!((arena.charged_pages(), arena.resident_bytes()), (0, 0), "seed {seed}");
         assert_eq!(Account::ALL.map(|account| arena.used_pages(account)), [0, 0]);
     }
+    assert!(hides > 3, "{hides}");
 }
 
 /// Chunks are not lost for one account because another had them once.
@@ -286,7 +313,9 @@ impl<'a> Taker<'a> {
         self.live.push((run, account, self.next_mark));
     }
 
+    /// Frees up to so many runs, those of an account together.
     fn free(&mut self, most: usize) {
+        let mut freed = [Vec::new(), Vec::new()];
         for _ in 0..most.min(self.live.len()) {
             let (run, account, mark) = self.live.swap_remove(self.random.below(self.live.len()));
             for page in run.page..run.page + u32::from(run.pages) {
@@ -294,7 +323,10 @@ impl<'a> Taker<'a> {
                 let found = unsafe { self.arena.address(page).cast::<u64>().read() };
                 assert_eq!(found, mark, "page {page} belongs to two runs");
             }
-            free(self.arena, run, account);
+            freed[account as usize].push((run, u64::from(run.pages)));
+        }
+        for (account, runs) in Account::ALL.into_iter().zip(freed) {
+            self.arena.free_runs(account, &runs);
         }
     }
 }

@@ -1,0 +1,95 @@
+//! What is charged to whom, and the limit of it. No lock: atomic counts and the pages' bits.
+
+use super::runs::{group_of, mask};
+use super::{Account, Arena};
+use crate::base::error::{Error, ErrorKind};
+use crate::base::sync::{Counter, Ordering};
+
+/// No page could be charged: the limit is met. [`Arena::release_free`] may help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+impl From<Full> for Error {
+    fn from(_: Full) -> Self {
+        Error::new(ErrorKind::NoSpace, "the device's memory limit is reached").with_setting("mem_limit")
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Usages {
+    /// The number of set bits in `resident`.
+    pub(super) charged_pages: Counter,
+    pool: Usage,
+    slab: Usage,
+}
+
+#[derive(Default)]
+pub(super) struct Usage {
+    pub(super) pages: Counter,
+    pages_max: Counter,
+}
+
+impl Arena {
+    /// Charges pages to `account` that its owner will touch: `pages` pages from `page` on, of one
+    /// run, none of them committed yet.
+    ///
+    /// # Errors
+    /// `Full` when the limit does not allow it; nothing is charged then.
+    pub fn commit(&self, account: Account, page: u32, pages: u32) -> Result<(), Full> {
+        #[cfg(test)]
+        self.inject(super::faults::Faults::page).map_err(|_| Full)?;
+        let (bits, word) = (mask(page, pages), &self.resident[group_of(page)]);
+        let new = u64::from((bits & !word.load(Ordering::Relaxed)).count_ones());
+        if new > 0 {
+            if !self.usage.charged_pages.add_within(new, self.limit_pages.get()) {
+                return Err(Full);
+            }
+            word.fetch_or(bits, Ordering::Relaxed);
+        }
+        let usage = self.usage(account);
+        usage.pages_max.raise(usage.pages.add(u64::from(pages)));
+        Ok(())
+    }
+
+    /// Pages in memory: those in use and those of free runs kept for reuse. The limit bounds it.
+    pub fn charged_pages(&self) -> u64 {
+        self.usage.charged_pages.get()
+    }
+
+    /// Pages that `account` has committed.
+    pub fn used_pages(&self, account: Account) -> u64 {
+        self.usage(account).pages.get()
+    }
+
+    /// The most pages `account` ever had committed, since [`Arena::reset_used_max`].
+    pub fn used_pages_max(&self, account: Account) -> u64 {
+        self.usage(account).pages_max.get()
+    }
+
+    /// Starts the maximum anew from what is in use now.
+    pub fn reset_used_max(&self, account: Account) {
+        let usage = self.usage(account);
+        usage.pages_max.set(usage.pages.get());
+    }
+
+    /// The limit of [`Arena::charged_pages`]; 0 is none.
+    pub fn limit_pages(&self) -> u64 {
+        self.limit_pages.get()
+    }
+
+    /// Sets the limit. Free memory beyond it goes back at once; what is in use stays, and a limit
+    /// below it only stops growth.
+    pub fn set_limit_pages(&self, pages: u64) {
+        self.limit_pages.set(pages);
+        if pages > 0 && self.charged_pages() > pages {
+            self.release_free();
+        }
+    }
+
+    pub(super) fn usage(&self, account: Account) -> &Usage {
+        match account {
+            Account::Pool => &self.usage.pool,
+            Account::Slab => &self.usage.slab,
+        }
+    }
+}
