@@ -36,7 +36,7 @@ fn moving_leaves_about_the_ideal_number_of_chunks() {
         for _ in 0..3 {
             while live.len() < runs {
                 live.push(filled(&arena, 1 + random.below(most_pages), Account::Pool));
-                if live.len() % 100 == 0 {
+                if live.len().is_multiple_of(100) {
                     slabs.push(filled(&arena, 1, Account::Slab));
                 }
             }
@@ -156,7 +156,7 @@ fn nothing_is_hidden_where_nothing_is_won() {
 /// Where no address space is left, hidden chunks are used rather than an allocation refused.
 #[test]
 fn hiding_refuses_nobody_who_may_wait() {
-    let arena = Arena::new(2 * 2 << 20).expect("address space");
+    let arena = Arena::new(4 << 20).expect("address space");
     scattered(&arena, 2, 4, |run| (run.page / 4).is_multiple_of(4));
     let hidden = arena.hide_sparse_chunks(Account::Pool);
     assert!(!hidden.is_empty());
