@@ -108,6 +108,18 @@ pub(super) static TABLE: &[Attribute] = &[
         set: None,
     },
     Attribute {
+        name: "compact",
+        help: "anything packs the pool's objects together, while reads and writes go on, and gives back what that frees",
+        get: None,
+        set: Some(compact),
+    },
+    Attribute {
+        name: "pool_design",
+        help: "how the pool is locked: pinned, class-indexed, consolidated or split; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.pool_design.to_string()),
+        set: Some(set_pool_design),
+    },
+    Attribute {
         name: "chain_size",
         help: "the most pages of a zspage, 4 to 16; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.chain_size.to_string()),
@@ -353,6 +365,19 @@ fn set_streams(device: &Device, value: &str) -> Result<()> {
 
 fn set_stream_alloc(device: &Device, value: &str) -> Result<()> {
     set_parsed(device, "stream_alloc", value, |params, alloc| params.stream_alloc = alloc)
+}
+
+fn compact(device: &Device, _: &str) -> Result<()> {
+    let Some(store) = device.state.lock().store.clone() else {
+        let what = "a device without a size has nothing to compact";
+        return Err(Error::invalid(what).with_setting("disksize"));
+    };
+    store.compact();
+    Ok(())
+}
+
+fn set_pool_design(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "pool_design", value, |params, design| params.pool_design = design)
 }
 
 fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {

@@ -22,6 +22,7 @@ use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::codec::Algorithm;
 use crate::store::{self, Store, StreamAlloc};
 use crate::stream::Design;
+use crate::zsmalloc::PoolDesign;
 
 /// The default of `chain_size`. Zspages are charged page by page, so that long ones waste nothing
 /// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
@@ -54,6 +55,7 @@ struct State {
 struct Params {
     algorithm: Algorithm,
     chain_size: usize,
+    pool_design: PoolDesign,
     checksum: bool,
     limit_pages: u64,
     run_cache_batch_pages: usize,
@@ -66,6 +68,7 @@ impl Default for Params {
         Params {
             algorithm: Algorithm::default(),
             chain_size: DEFAULT_CHAIN_SIZE,
+            pool_design: PoolDesign::default(),
             checksum: false,
             limit_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
@@ -201,7 +204,7 @@ impl Device {
             mem_fixed_bytes: store.fixed_bytes() as u64,
             mem_tables_bytes: 0,
             same_pages: stats.same_pages,
-            pages_compacted: 0,
+            pages_compacted: stats.pages_compacted,
             huge_pages: stats.huge_pages,
             huge_pages_since: stats.huge_pages_since,
             pages_read: stats.pages_read,
@@ -243,6 +246,7 @@ impl Device {
             pages,
             algorithm: params.algorithm.clone(),
             chain_size: params.chain_size,
+            pool_design: params.pool_design,
             checksum: params.checksum,
             limit_pages: params.limit_pages,
             run_cache_batch_pages: params.run_cache_batch_pages,

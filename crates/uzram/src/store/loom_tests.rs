@@ -14,6 +14,7 @@ fn config(pages: u64) -> Config {
         algorithm: Algorithm::default(),
         // The fewest classes: loom makes all their locks anew for each interleaving.
         chain_size: 1,
+        pool_design: PoolDesign::Pinned,
         checksum: false,
         limit_pages: 0,
         run_cache_batch_pages: 0,

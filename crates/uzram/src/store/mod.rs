@@ -25,7 +25,7 @@ use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use crate::codec::{Algorithm, StatelessDecoder};
 use crate::stream::{AnyStreams, Design, Streams};
-use crate::zsmalloc::{ClassStat, Handle, Pool};
+use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
 pub use slot::PageState;
 use slot::{Contents, SlotGuard, Slots};
 use stats::Counters;
@@ -54,6 +54,8 @@ pub struct Config {
     pub algorithm: Algorithm,
     /// The most pages of a zspage.
     pub chain_size: usize,
+    /// How the pool is locked.
+    pub pool_design: PoolDesign,
     /// Whether each page carries a checksum that every read verifies.
     pub checksum: bool,
     /// The most memory, as [`Stats::charged_pages`] counts it; 0 for no limit.
@@ -73,7 +75,7 @@ pub struct Store {
     /// What they and what they share take; it grows when a spare one is made.
     stream_bytes: Arc<Counter>,
     stream_alloc: StreamAlloc,
-    pool: Pool,
+    pool: AnyPool,
     arena: Arc<Arena>,
     counters: Counters,
     /// Where the algorithm decodes without state, reading takes no stream.
@@ -114,6 +116,8 @@ pub struct Stats {
     pub failed_writes: u64,
     /// Pages discarded.
     pub notify_free: u64,
+    /// Pages that compaction freed.
+    pub pages_compacted: u64,
     /// Objects found damaged when they were freed.
     pub corrupted: u64,
     /// Times a thread found all streams lent and waited.
@@ -135,8 +139,11 @@ impl Store {
         let arena = Arc::new(Arena::new(reserve_bytes)?);
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
-        let pool =
-            Pool::new(&config.name, Arc::clone(&arena), config.chain_size, config.pages + SPARE_OBJECTS)?;
+        let options = zsmalloc::Options {
+            chain_size: config.chain_size,
+            ..zsmalloc::Options::new(config.name.as_str(), config.pages + SPARE_OBJECTS)
+        };
+        let pool = AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?;
         let stream_bytes = Arc::new(Counter::new(config.algorithm.shared_bytes() as u64));
         let (algorithm, bytes) = (config.algorithm.clone(), Arc::clone(&stream_bytes));
         let make = move || {
@@ -280,10 +287,16 @@ impl Store {
             failed_reads: counters.sum(|share| &share.failed_reads),
             failed_writes: counters.sum(|share| &share.failed_writes),
             notify_free: counters.sum(|share| &share.notify_free),
+            pages_compacted: self.pool.pages_compacted(),
             corrupted: self.pool.corrupted(),
             stream_sleeps: self.streams.sleeps(),
             writestall: counters.sum(|share| &share.writestall),
         }
+    }
+
+    /// Packs the pool's objects together, and answers how many pages that freed.
+    pub fn compact(&self) -> u64 {
+        self.pool.compact(Effort::Tight, &mut Budget::unlimited())
     }
 
     /// The state of each size class.
@@ -324,18 +337,26 @@ impl Store {
         self.arena.set_run_cache_batch_pages(pages)
     }
 
-    /// Reads what a locked slot holds. The lock is let go as soon as the object is pinned, by
-    /// dropping `slot`; pass a reference to keep it.
+    /// Reads what a locked slot holds. The lock is let go by dropping `slot`, as soon as the pool allows
+    /// it; pass a reference to keep it.
     #[inline]
     fn load<'a>(&self, slot: impl Borrow<SlotGuard<'a>>, page: u64, out: &mut Page) -> Result<()> {
         match slot.borrow().contents() {
             Contents::Empty => out.fill(0),
             Contents::Same(word) => fill(out, word),
             Contents::Stored { handle, len, checksum } => {
-                let pinned = self.pool.pin(handle, page as u32, usize::from(len))?;
-                drop(slot);
-                self.decode(&pinned, out)?;
-                drop(pinned);
+                // SAFETY: the handle is the locked slot's, and is freed only after it is the slot's no more:
+                // after the slot's lock is let go, which waits for the end of reading unless that need not be.
+                let bytes = unsafe { self.pool.read(handle, page as u32, usize::from(len)) }?;
+                let kept = if self.pool.reads_outlive_frees() {
+                    drop(slot);
+                    None
+                } else {
+                    Some(slot)
+                };
+                self.decode(&bytes, out)?;
+                drop(bytes);
+                drop(kept);
                 if self.checksum && crc32fast::hash(out) != checksum {
                     let what = "the stored page is damaged: its checksum is wrong";
                     return Err(Error::new(ErrorKind::Corrupt, what));
@@ -389,7 +410,7 @@ impl Store {
 
     /// Stores a page without waiting for memory while a stream is held: where that takes waiting,
     /// the page is compressed once more after it.
-    fn store_released(&self, page: u64, contents: &Page) -> Result<(Handle, usize)> {
+    fn store_released(&self, page: u64, contents: &Page) -> Result<(u32, usize)> {
         let owner = page as u32;
         let stored = self.streams.with(|stream| {
             let bytes = self.compress(stream, page, contents);
@@ -420,7 +441,8 @@ impl Store {
         self.counters.local().switched(&old, &new);
         drop(slot);
         if let Contents::Stored { handle, .. } = old {
-            self.pool.free(handle);
+            // SAFETY: the slot held it, and this call alone took it out.
+            unsafe { self.pool.free(handle) };
         }
     }
 

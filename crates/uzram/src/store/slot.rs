@@ -16,7 +16,6 @@ use crate::base::error::Result;
 use crate::base::mem::{Entry, Table};
 use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, WaitTable};
 use crate::base::units::PAGE_SIZE;
-use crate::zsmalloc::Handle;
 
 const SAME: u32 = 1 << 29;
 const ZERO: u32 = 1 << 28;
@@ -49,7 +48,8 @@ pub(super) enum Contents {
     Same(u64),
     /// An object in the pool.
     Stored {
-        handle: Handle,
+        /// Its handle.
+        handle: u32,
         /// Its length, 1..=4096; 4096 for a huge page, which is stored as it is.
         len: u16,
         /// Of the page, where the device keeps checksums; else 0.
@@ -160,7 +160,7 @@ impl SlotGuard<'_> {
             return Contents::Same(what);
         }
         Contents::Stored {
-            handle: Handle::from_bits(what as u32),
+            handle: what as u32,
             len: (flags & LEN_MASK) as u16,
             checksum: (what >> u32::BITS) as u32,
         }
@@ -176,7 +176,7 @@ impl SlotGuard<'_> {
             Contents::Same(0) => (SAME | ZERO, 0),
             Contents::Same(word) => (SAME, word),
             Contents::Stored { handle, len, checksum } => {
-                (u32::from(len), u64::from(checksum) << u32::BITS | u64::from(handle.to_bits()))
+                (u32::from(len), u64::from(checksum) << u32::BITS | u64::from(handle))
             }
         };
         self.slot.access.write();
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn slots_keep_what_they_hold() {
         let slots = Slots::new(3).expect("memory");
-        let stored = |len| Contents::Stored { handle: Handle::from_bits(7), len, checksum: u32::MAX };
+        let stored = |len| Contents::Stored { handle: 7, len, checksum: u32::MAX };
         let all = [Contents::Same(0), Contents::Same(u64::MAX), stored(1), stored(4096), Contents::Empty];
         use PageState::*;
         let (mut before, mut state_before) = (Contents::Empty, Hole);

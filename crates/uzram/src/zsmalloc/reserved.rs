@@ -1,8 +1,9 @@
 //! Objects that are taken and not written yet: between the two, their owner may wait for other
 //! things than memory.
 
-use super::handle::Object;
-use super::{Handle, LINE_BYTES, Pool};
+use super::design::Design;
+use super::raw::{LINE_BYTES, RawPool};
+use super::word::Object;
 use crate::base::cpu::prefetch_write;
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
@@ -10,24 +11,26 @@ use crate::base::sync::Ordering;
 use crate::base::units::PAGE_SIZE;
 
 /// An object with room for as many bytes as it was reserved for. Dropped, it goes back.
-pub(crate) struct Reserved<'a> {
-    pool: &'a Pool,
+pub struct Reserved<'a, D: Design> {
+    pool: &'a RawPool<D>,
     handle: u32,
+    /// Held until the object is written: it has no header yet by which it could be moved.
+    zspage: u32,
     object: Object,
 }
 
-impl<'a> Reserved<'a> {
-    pub(super) fn new(pool: &'a Pool, handle: u32, object: Object) -> Self {
-        Reserved { pool, handle, object }
+impl<'a, D: Design> Reserved<'a, D> {
+    pub(super) fn new(pool: &'a RawPool<D>, handle: u32, zspage: u32, object: Object) -> Self {
+        Reserved { pool, handle, zspage, object }
     }
 
     /// Stores a copy of `bytes` for `owner`. If the object is of another class than they need, they
     /// get one of theirs, and this one goes back.
     ///
     /// # Errors
-    /// None for as many bytes as were reserved; else as [`Pool::store`], which may wait then.
+    /// None for as many bytes as were reserved; else as [`RawPool::store`], which may wait then.
     #[inline]
-    pub fn write(self, bytes: &[u8], owner: u32) -> Result<Handle> {
+    pub fn write(self, bytes: &[u8], owner: u32) -> Result<u32> {
         let pool = self.pool;
         let len_fits = (1..=PAGE_SIZE).contains(&bytes.len());
         if !len_fits || pool.classes.index_for(bytes.len()) != self.object.class {
@@ -35,14 +38,17 @@ impl<'a> Reserved<'a> {
             return pool.store(bytes, owner, Gfp::MayWait);
         }
         let (start, header_bytes) = pool.place(self.object);
+        pool.contents().write(self.object);
         // A new object is cold, and its lines come sooner all at once than one after another.
         (0..header_bytes + bytes.len())
             .step_by(LINE_BYTES)
             .for_each(|at| prefetch_write(start.wrapping_add(at)));
+        // SAFETY: the object of this reservation keeps the zspage in use.
+        let zspage = unsafe { pool.zspages.get(self.zspage) };
         if header_bytes == 0 {
-            let entry = &pool.page_table[self.object.page as usize];
-            let id = entry.load(Ordering::Relaxed) as u32;
-            entry.store(u64::from(owner) << 32 | u64::from(id), Ordering::Relaxed);
+            let entry = u64::from(owner) << 32 | u64::from(self.zspage);
+            pool.page_table[self.object.page as usize].store(entry, Ordering::Relaxed);
+            zspage.set_huge_handle(self.handle);
         } else {
             // SAFETY: the object is this reservation's alone, its pages are committed, objects are
             // 16-aligned and at least 32 bytes, so there is room for the header.
@@ -52,18 +58,25 @@ impl<'a> Reserved<'a> {
         // header and contents, and `bytes` cannot overlap memory that nobody has a reference to.
         unsafe { start.add(header_bytes).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         // SAFETY: the handle is this reservation's.
-        unsafe { pool.handles.get(self.handle) }.publish(self.object);
-        let handle = Handle(self.handle);
+        D::publish(unsafe { pool.handles.get(self.handle) }, self.object);
+        zspage.let_go();
+        let handle = self.handle;
         // The object is the handle's from now on.
         std::mem::forget(self);
         Ok(handle)
     }
 }
 
-impl Drop for Reserved<'_> {
+impl<D: Design> Drop for Reserved<'_, D> {
     fn drop(&mut self) {
+        let pool = self.pool;
+        let mut lists = pool.lists(self.object.class);
+        // SAFETY: the object of this reservation keeps the zspage in use.
+        unsafe { pool.zspages.get(self.zspage) }.let_go();
+        let emptied = pool.put(&mut lists, self.object);
+        drop(lists);
+        emptied.into_iter().for_each(|emptied| pool.give_back(emptied));
         // SAFETY: the handle is this reservation's, and known here only.
-        unsafe { self.pool.free_handle(self.handle) };
-        self.pool.put(self.object);
+        unsafe { pool.free_handle(self.handle) };
     }
 }

@@ -3,46 +3,45 @@
 //! A zspage is one run of pages, so an object is always contiguous in memory. Objects that were
 //! never used lie beyond `fresh`: they need no free list, and the pages only they would reach are
 //! not committed yet. Objects that were freed form a list through their own first bytes.
+//!
+//! Who has a zspage *held* knows that no object of it is moved: the kernel's zspage read lock. Holds
+//! are taken where moving is impossible (the design says how), so that moving only has to look.
 
 use crate::base::error::Result;
-use crate::base::mem::{Arena, Gfp, Run};
-use crate::base::sync::{Arc, Guarded};
+use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::{Arc, AtomicU32, Guarded, Ordering};
 use crate::slab::{Options, Typed};
+
+use super::class::SizeClass;
 
 /// Fullness groups: 0 is empty, 11 full, and group `g` between holds zspages from `(g - 1) * 10`
 /// to below `g * 10` percent full.
 pub const FULLNESS_GROUPS: usize = 12;
 pub(super) const GROUP_FULL: usize = FULLNESS_GROUPS - 1;
+/// Zspages that are being emptied for their memory: nothing is allocated in them.
+pub(super) const GROUP_ISOLATED: usize = FULLNESS_GROUPS;
+const LISTS: usize = FULLNESS_GROUPS + 1;
 
 /// No object, or no zspage.
 pub(super) const NONE_INDEX: u16 = u16::MAX;
 pub(super) const NONE: u32 = u32::MAX;
 
-/// A zspage's descriptor.
-#[derive(Debug, Default)]
-pub(super) struct Zspage {
+/// What changes of a zspage.
+#[derive(Debug)]
+pub struct Zspage {
     /// The run's first page.
     pub(super) page: u32,
-    /// Neighbours in the list of its fullness group.
-    pub(super) prev: u32,
-    pub(super) next: u32,
+    /// Neighbours in the circular list of its group.
+    prev: u32,
+    next: u32,
     /// The freed object to use next.
     pub(super) free: u16,
     /// Objects from here on were never used.
     pub(super) fresh: u16,
     pub(super) inuse: u16,
-    pub(super) class: u8,
-    pub(super) group: u8,
-    /// Pages of the run.
-    pub(super) pages: u8,
+    group: u8,
     /// Pages committed so far.
     pub(super) committed: u8,
-}
-
-impl Zspage {
-    pub(super) fn run(&self) -> Run {
-        Run { page: self.page, pages: self.pages }
-    }
 }
 
 /// The group of a zspage with `inuse` of `objs` objects in use.
@@ -55,13 +54,69 @@ pub(super) fn fullness_group(inuse: u16, objs: u16) -> usize {
     }
 }
 
-/// A descriptor in its slab. Its class's lock guards it.
-#[derive(Debug, Default)]
+/// A zspage's descriptor.
+#[derive(Debug)]
 #[cfg_attr(not(feature = "loom"), repr(align(32)))]
-pub(super) struct Descriptor(Guarded<Zspage>);
+pub struct Descriptor {
+    /// Its class's lock guards it.
+    guarded: Guarded<Zspage>,
+    holds: AtomicU32,
+    /// The handle of a huge object, which has no header to name it.
+    huge_handle: AtomicU32,
+    pub(super) class: u8,
+}
 
 #[cfg(not(feature = "loom"))]
 const _: () = assert!(size_of::<Descriptor>() == 32);
+
+impl Descriptor {
+    /// A zspage of no objects, whose run starts at `page`, held once.
+    pub(super) fn new(page: u32, class: u8) -> Self {
+        let zspage = Zspage {
+            page,
+            prev: NONE,
+            next: NONE,
+            free: NONE_INDEX,
+            fresh: 0,
+            inuse: 0,
+            group: 0,
+            committed: 0,
+        };
+        Descriptor {
+            guarded: Guarded::new(zspage),
+            holds: AtomicU32::new(1),
+            huge_handle: AtomicU32::new(NONE),
+            class,
+        }
+    }
+
+    /// Keeps the zspage's objects where they are. Call it where they cannot be moved.
+    #[inline]
+    pub(super) fn hold(&self) {
+        self.holds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Ends a hold: what was done under it is seen by who then finds the zspage not held.
+    #[inline]
+    pub(super) fn let_go(&self) {
+        self.holds.fetch_sub(1, Ordering::Release);
+    }
+
+    #[inline]
+    pub(super) fn is_held(&self) -> bool {
+        self.holds.load(Ordering::Acquire) > 0
+    }
+
+    #[inline]
+    pub(super) fn huge_handle(&self) -> u32 {
+        self.huge_handle.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(super) fn set_huge_handle(&self, handle: u32) {
+        self.huge_handle.store(handle, Ordering::Relaxed);
+    }
+}
 
 /// All descriptors of a pool.
 pub(super) struct Descriptors(Typed<Descriptor>);
@@ -74,9 +129,9 @@ impl Descriptors {
         Typed::new(arena, options).map(Descriptors)
     }
 
-    /// Takes a descriptor for `zspage`, which nobody else knows yet.
-    pub(super) fn alloc(&self, zspage: Zspage, gfp: Gfp) -> Result<u32> {
-        self.0.insert(Descriptor(Guarded::new(zspage)), gfp)
+    /// Takes a descriptor that nobody else knows yet.
+    pub(super) fn alloc(&self, descriptor: Descriptor, gfp: Gfp) -> Result<u32> {
+        self.0.insert(descriptor, gfp)
     }
 
     /// Gives back a descriptor that is in no list.
@@ -91,13 +146,24 @@ impl Descriptors {
         unsafe { self.0.remove(id) }
     }
 
-    /// Runs `f` on the descriptor of a zspage of the class that `_lists` belongs to: whoever has
-    /// its lists has the class's lock.
+    /// A descriptor.
+    ///
+    /// # Safety
+    /// It is in use for as long as the reference lives: an object of the zspage is, or the lock of the
+    /// lists that it is in is held.
+    #[inline]
+    pub(super) unsafe fn get(&self, id: u32) -> &Descriptor {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.get(id) }
+    }
+
+    /// Runs `f` on a zspage of the class that `_lists` belongs to: whoever has its lists has the class's
+    /// lock.
     #[inline]
     pub(super) fn with<R>(&self, _lists: &mut Lists, id: u32, f: impl FnOnce(&mut Zspage) -> R) -> R {
         // SAFETY: a zspage that the class's lists or its page table lead to has its descriptor until
         // it is taken off them. The class's lock is held, and `f` cannot come back: it has no `Lists`.
-        unsafe { self.0.get(id).0.with_mut(f) }
+        unsafe { self.0.get(id).guarded.with_mut(f) }
     }
 
     #[cfg(test)]
@@ -113,9 +179,10 @@ impl Descriptors {
 
 /// A class's zspages by fullness, and its counts.
 #[derive(Debug)]
-pub(super) struct Lists {
-    heads: [u32; FULLNESS_GROUPS],
-    pub(super) zspages: [u32; FULLNESS_GROUPS],
+pub struct Lists {
+    /// The first of each circular list.
+    heads: [u32; LISTS],
+    lengths: [u32; LISTS],
     /// A bit for each group that has zspages.
     groups: u16,
     pub(super) objs_used: u64,
@@ -124,8 +191,25 @@ pub(super) struct Lists {
 
 impl Lists {
     pub(super) fn new() -> Self {
-        let (heads, zspages) = ([NONE; FULLNESS_GROUPS], [0; FULLNESS_GROUPS]);
-        Lists { heads, zspages, groups: 0, objs_used: 0, pages_used: 0 }
+        Lists { heads: [NONE; LISTS], lengths: [0; LISTS], groups: 0, objs_used: 0, pages_used: 0 }
+    }
+
+    /// Zspages of a group.
+    pub(super) fn len(&self, group: usize) -> u32 {
+        self.lengths[group]
+    }
+
+    /// All zspages.
+    pub(super) fn zspages(&self) -> u64 {
+        self.lengths.iter().map(|len| u64::from(*len)).sum()
+    }
+
+    /// Zspages by fullness; those that are being emptied count as empty.
+    pub(super) fn by_fullness(&self) -> [u32; FULLNESS_GROUPS] {
+        let mut counts = [0; FULLNESS_GROUPS];
+        counts.copy_from_slice(&self.lengths[..FULLNESS_GROUPS]);
+        counts[0] += self.lengths[GROUP_ISOLATED];
+        counts
     }
 
     /// The first zspage of the fullest group that has room.
@@ -133,6 +217,55 @@ impl Lists {
     pub(super) fn fullest_with_room(&self) -> Option<u32> {
         let room = self.groups & ((1 << GROUP_FULL) - 1);
         (room != 0).then(|| self.heads[room.ilog2() as usize])
+    }
+
+    /// The first zspage of the emptiest group that is not empty, if it has room.
+    pub(super) fn emptiest(&self) -> Option<u32> {
+        let some = self.groups & ((1 << GROUP_FULL) - 2);
+        (some != 0).then(|| self.heads[some.trailing_zeros() as usize])
+    }
+
+    /// Makes the first zspage of the emptiest group that has some its last.
+    pub(super) fn rotate_emptiest(&mut self, all: &Descriptors) {
+        if let Some(first) = self.emptiest() {
+            let group = all.with(self, first, |zspage| usize::from(zspage.group));
+            self.rotate(all, group);
+        }
+    }
+
+    /// Of the zspages with room the fullest that is not `other`.
+    pub(super) fn fullest_but(&mut self, all: &Descriptors, other: u32) -> Option<u32> {
+        (1..GROUP_FULL).rev().find_map(|group| {
+            let first = self.heads[group];
+            if first != other {
+                return (first != NONE).then_some(first);
+            }
+            let next = all.with(self, first, |zspage| zspage.next);
+            (next != other).then_some(next)
+        })
+    }
+
+    /// Packing the class's objects together would free a zspage at least: the kernel's `zs_can_compact`.
+    pub(super) fn freeable_zspages(&self, class: &SizeClass) -> u64 {
+        let objs = u64::from(class.objs_per_zspage);
+        (self.zspages() * objs).saturating_sub(self.objs_used) / objs
+    }
+
+    /// Pages that the objects would take if they were packed without a gap.
+    pub(super) fn ideal_pages(&self, class: &SizeClass) -> u64 {
+        let objs = u64::from(class.objs_per_zspage);
+        let rest = class.pages_for((self.objs_used % objs) as usize) as u64;
+        self.objs_used / objs * u64::from(class.pages_per_zspage) + rest
+    }
+
+    /// Makes the first zspage of a group its last, and answers it.
+    pub(super) fn rotate(&mut self, all: &Descriptors, group: usize) -> Option<u32> {
+        let first = self.heads[group];
+        if first == NONE {
+            return None;
+        }
+        self.heads[group] = all.with(self, first, |zspage| zspage.next);
+        Some(first)
     }
 
     /// The first `most` zspages of each group that has room, fullest group first, as long as
@@ -145,10 +278,7 @@ impl Lists {
     ) -> Option<R> {
         for group in (1..GROUP_FULL).rev() {
             let mut id = self.heads[group];
-            for _ in 0..most {
-                if id == NONE {
-                    break;
-                }
+            for _ in 0..most.min(self.lengths[group] as usize) {
                 if let Some(found) = f(self, id) {
                     return Some(found);
                 }
@@ -161,37 +291,53 @@ impl Lists {
     /// Puts a zspage at the front of `group`.
     pub(super) fn insert(&mut self, all: &Descriptors, id: u32, group: usize) {
         let next = self.heads[group];
-        all.with(self, id, |zspage| (zspage.prev, zspage.next, zspage.group) = (NONE, next, group as u8));
-        if next != NONE {
-            all.with(self, next, |zspage| zspage.prev = id);
+        let (prev, next) = if next == NONE {
+            (id, id)
+        } else {
+            (all.with(self, next, |zspage| std::mem::replace(&mut zspage.prev, id)), next)
+        };
+        if prev != id {
+            all.with(self, prev, |zspage| zspage.next = id);
         }
+        all.with(self, id, |zspage| (zspage.prev, zspage.next, zspage.group) = (prev, next, group as u8));
         self.heads[group] = id;
         self.groups |= 1 << group;
-        self.zspages[group] += 1;
+        self.lengths[group] += 1;
     }
 
     /// Takes a zspage out of the list of its group.
     pub(super) fn remove(&mut self, all: &Descriptors, id: u32) {
         let (prev, next, group) = all.with(self, id, |zspage| (zspage.prev, zspage.next, zspage.group));
         let group = usize::from(group);
-        if prev == NONE {
-            self.heads[group] = next;
-        } else {
-            all.with(self, prev, |zspage| zspage.next = next);
-        }
-        if next != NONE {
-            all.with(self, next, |zspage| zspage.prev = prev);
-        }
-        self.zspages[group] -= 1;
-        if self.heads[group] == NONE {
+        self.lengths[group] -= 1;
+        if next == id {
+            self.heads[group] = NONE;
             self.groups &= !(1 << group);
+            return;
+        }
+        all.with(self, prev, |zspage| zspage.next = next);
+        all.with(self, next, |zspage| zspage.prev = prev);
+        if self.heads[group] == id {
+            self.heads[group] = next;
+        }
+    }
+
+    /// Puts a zspage into the list of its fullness, unless it is there or is being emptied.
+    #[inline]
+    pub(super) fn regroup(&mut self, all: &Descriptors, id: u32, objs_per_zspage: u16) {
+        let (old, inuse) = all.with(self, id, |zspage| (usize::from(zspage.group), zspage.inuse));
+        let new = fullness_group(inuse, objs_per_zspage);
+        if new != old && old != GROUP_ISOLATED {
+            self.remove(all, id);
+            self.insert(all, id, new);
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
+    use crate::base::random::Random;
 
     #[test]
     fn fullness_groups_are_the_kernels() {
@@ -200,5 +346,66 @@ mod tests {
             assert_eq!(fullness_group(percent, 100), group, "{percent} %");
         }
         assert_eq!((fullness_group(0, 1), fullness_group(1, 1)), (0, 11));
+    }
+
+    /// Zspages come, change their group, go round and go, against plain queues.
+    #[test]
+    fn lists_agree_with_queues() {
+        use std::collections::VecDeque;
+        let arena = Arc::new(Arena::new(16 << 20).expect("address space"));
+        let all = Descriptors::new("lists", arena, 1000).expect("descriptors");
+        for seed in 0..20 {
+            let (mut random, mut lists) = (Random::new(seed), Lists::new());
+            let mut model: [VecDeque<u32>; LISTS] = Default::default();
+            for page in 0..2000 {
+                let (from, to) = (random.below(LISTS), random.below(LISTS));
+                match random.below(4) {
+                    0 => {
+                        let id = all.alloc(Descriptor::new(page, 0), Gfp::MayWait).expect("memory");
+                        lists.insert(&all, id, to);
+                        model[to].push_front(id);
+                    }
+                    1 if !model[from].is_empty() => {
+                        let at = random.below(model[from].len());
+                        let id = model[from].remove(at).expect("in range");
+                        lists.remove(&all, id);
+                        // SAFETY: the zspage is this test's, and in no list.
+                        unsafe { all.free(id) }.expect("in use");
+                    }
+                    2 if !model[from].is_empty() => {
+                        let at = random.below(model[from].len());
+                        let id = model[from].remove(at).expect("in range");
+                        lists.remove(&all, id);
+                        lists.insert(&all, id, to);
+                        model[to].push_front(id);
+                    }
+                    _ => {
+                        assert_eq!(lists.rotate(&all, from), model[from].front().copied(), "seed {seed}");
+                        if let Some(id) = model[from].pop_front() {
+                            model[from].push_back(id);
+                        }
+                    }
+                }
+                let groups = 1..GROUP_FULL;
+                let first = |group: usize| model[group].front().copied();
+                let emptiest = groups.clone().find_map(first);
+                assert_eq!(lists.emptiest(), emptiest, "seed {seed}");
+                assert_eq!(lists.fullest_with_room(), (0..GROUP_FULL).rev().find_map(first));
+                let other = |group: usize| model[group].iter().find(|id| Some(**id) != emptiest).copied();
+                let but = emptiest.and_then(|emptiest| lists.fullest_but(&all, emptiest));
+                let others = groups.rev().find_map(other);
+                assert_eq!(but, emptiest.and(others), "seed {seed}");
+            }
+            for (group, ids) in model.iter_mut().enumerate() {
+                assert_eq!(lists.len(group) as usize, ids.len(), "seed {seed}");
+                for id in ids.drain(..) {
+                    assert_eq!(lists.rotate(&all, group), Some(id), "seed {seed}");
+                    lists.remove(&all, id);
+                    // SAFETY: as above.
+                    unsafe { all.free(id) }.expect("in use");
+                }
+            }
+            assert_eq!((lists.zspages(), lists.groups), (0, 0));
+        }
     }
 }

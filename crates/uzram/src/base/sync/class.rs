@@ -35,36 +35,45 @@ pub mod classes {
     pub static STREAM_LIST: LockClass = LockClass::new(2, "stream_list");
     /// A compression stream.
     pub static STREAM: LockClass = LockClass::new(3, "stream");
+    /// Compacting a zsmalloc pool, or emptying its coldest zspage.
+    pub static COMPACTION: LockClass = LockClass::new(4, "compaction");
+    /// A zsmalloc pool: the kernel's `pool->lock`.
+    pub static ZS_POOL: LockClass = LockClass::new(5, "zs_pool");
     /// A size class of zsmalloc.
-    pub static SIZE_CLASS: LockClass = LockClass::new(4, "size_class");
+    pub static SIZE_CLASS: LockClass = LockClass::new(6, "size_class");
+    /// The order in which a zsmalloc pool's zspages were last written.
+    pub static ZS_LRU: LockClass = LockClass::new(7, "zs_lru");
     /// Giving free memory of an arena back to the system.
-    pub static RECLAIM: LockClass = LockClass::new(5, "reclaim");
+    pub static RECLAIM: LockClass = LockClass::new(8, "reclaim");
     /// A CPU's cache of free runs.
-    pub static RUN_CACHE: LockClass = LockClass::new(6, "run_cache");
+    pub static RUN_CACHE: LockClass = LockClass::new(9, "run_cache");
     /// The arena's chunks.
-    pub static ARENA: LockClass = LockClass::new(7, "arena");
+    pub static ARENA: LockClass = LockClass::new(10, "arena");
     /// A CPU's sheaves in a slab cache.
-    pub static SLAB_SHEAF: LockClass = LockClass::new(8, "slab_sheaf");
+    pub static SLAB_SHEAF: LockClass = LockClass::new(11, "slab_sheaf");
     /// A slab cache's sheaves that no CPU has.
-    pub static SLAB_BARN: LockClass = LockClass::new(9, "slab_barn");
+    pub static SLAB_BARN: LockClass = LockClass::new(12, "slab_barn");
     /// A CPU's slabs in a slab cache.
-    pub static SLAB_CPU: LockClass = LockClass::new(10, "slab_cpu");
+    pub static SLAB_CPU: LockClass = LockClass::new(13, "slab_cpu");
     /// A slab cache's node partial list: the kernel's `list_lock`.
-    pub static SLAB_LIST: LockClass = LockClass::new(11, "slab_list");
+    pub static SLAB_LIST: LockClass = LockClass::new(14, "slab_list");
     /// A slab cache's free slab numbers.
-    pub static SLAB_TABLE: LockClass = LockClass::new(12, "slab_table");
+    pub static SLAB_TABLE: LockClass = LockClass::new(15, "slab_table");
     /// The list of slab caches.
-    pub static SLAB_CACHES: LockClass = LockClass::new(13, "slab_caches");
+    pub static SLAB_CACHES: LockClass = LockClass::new(16, "slab_caches");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(14, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(17, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 15] = [
+    pub static ALL: [&LockClass; 18] = [
         &DEVICE,
         &SLOT,
         &STREAM_LIST,
         &STREAM,
+        &COMPACTION,
+        &ZS_POOL,
         &SIZE_CLASS,
+        &ZS_LRU,
         &RECLAIM,
         &RUN_CACHE,
         &ARENA,

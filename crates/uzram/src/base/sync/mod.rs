@@ -9,6 +9,7 @@ mod bit_lock;
 mod class;
 mod guarded;
 mod mutex;
+mod rw_lock;
 
 pub use bit_lock::{BitGuard, BitLock, WaitTable};
 pub use class::{LockClass, classes};
@@ -16,6 +17,7 @@ pub use class::{LockClass, classes};
 pub use class::{LockStat, lock_stats};
 pub use guarded::{Access, Guarded};
 pub use mutex::{Mutex, MutexGuard};
+pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 
 #[cfg(not(feature = "loom"))]
 use std::hint::spin_loop;
@@ -31,6 +33,18 @@ use loom::hint::spin_loop;
 pub use loom::sync::Condvar;
 #[cfg(feature = "loom")]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Takes a lock by trying. The standard library is not instrumented: ThreadSanitizer sees what of it
+/// is inlined here, and would not see who was waited for.
+#[cfg(tsan)]
+fn wait_visibly<G>(try_take: impl Fn() -> Option<G>) -> G {
+    loop {
+        match try_take() {
+            Some(guard) => break guard,
+            None => std::thread::yield_now(),
+        }
+    }
+}
 
 /// A number that only informs: statistics and settings, on which no other memory depends.
 /// It is not modelled by loom, which would otherwise explore every order of counting.
@@ -59,6 +73,21 @@ impl Counter {
     #[inline]
     pub fn sub(&self, n: u64) {
         self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// Counts the caller as one who waits while `wait` takes a lock that `try_take` does not get.
+    /// Models only wait: it is the same to them.
+    #[inline]
+    fn while_waiting<G>(&self, try_take: impl FnOnce() -> Option<G>, wait: impl FnOnce() -> G) -> G {
+        if cfg!(feature = "loom") {
+            return wait();
+        }
+        try_take().unwrap_or_else(|| {
+            self.add(1);
+            let guard = wait();
+            self.sub(1);
+            guard
+        })
     }
 
     /// The value now.

@@ -2,6 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
+use super::Counter;
 use super::class::{Hold, LockClass};
 
 #[cfg(feature = "loom")]
@@ -13,6 +14,7 @@ use std::sync as imp;
 /// leave their data valid at each step that can panic, which is none but broken invariants.
 pub struct Mutex<T> {
     class: &'static LockClass,
+    waiters: Counter,
     inner: imp::Mutex<T>,
 }
 
@@ -20,33 +22,32 @@ pub struct Mutex<T> {
 pub struct MutexGuard<'a, T> {
     // Before `hold`: the lock is let go first, then its hold time is booked.
     guard: imp::MutexGuard<'a, T>,
+    waiters: &'a Counter,
     _hold: Hold,
 }
 
 impl<T> Mutex<T> {
     /// A free lock of `class` around `value`.
     pub fn new(class: &'static LockClass, value: T) -> Self {
-        Mutex { class, inner: imp::Mutex::new(value) }
+        Mutex { class, waiters: Counter::new(0), inner: imp::Mutex::new(value) }
     }
 
     /// Waits for the lock.
     #[inline]
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        #[cfg(not(tsan))]
-        let wait = || self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // The standard library is not instrumented: ThreadSanitizer sees what is inlined here, and
-        // would not see who was waited for.
-        #[cfg(tsan)]
-        let wait = || {
-            loop {
-                match self.try_inner() {
-                    Some(guard) => break guard,
-                    None => std::thread::yield_now(),
-                }
-            }
-        };
+        let wait = || self.waiters.while_waiting(|| self.try_inner(), || self.wait_inner());
         let (guard, hold) = Hold::take(self.class, || self.try_inner(), wait);
-        MutexGuard { guard, _hold: hold }
+        MutexGuard { guard, waiters: &self.waiters, _hold: hold }
+    }
+
+    #[cfg(not(tsan))]
+    fn wait_inner(&self) -> imp::MutexGuard<'_, T> {
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    #[cfg(tsan)]
+    fn wait_inner(&self) -> imp::MutexGuard<'_, T> {
+        super::wait_visibly(|| self.try_inner())
     }
 
     /// [`Mutex::lock`], telling `contended` if the lock is not free at once.
@@ -62,7 +63,8 @@ impl<T> Mutex<T> {
     /// Takes the lock if it is free.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.try_inner().map(|guard| MutexGuard { guard, _hold: Hold::new(self.class) })
+        let guard = self.try_inner()?;
+        Some(MutexGuard { guard, waiters: &self.waiters, _hold: Hold::new(self.class) })
     }
 
     fn try_inner(&self) -> Option<imp::MutexGuard<'_, T>> {
@@ -77,9 +79,17 @@ impl<T> Mutex<T> {
 impl<'a, T> MutexGuard<'a, T> {
     /// Waits on `condvar`, the lock being free meanwhile. It may come back without a notification.
     pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
-        let MutexGuard { guard, _hold } = self;
+        let MutexGuard { guard, waiters, _hold } = self;
         let guard = condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
-        MutexGuard { guard, _hold }
+        MutexGuard { guard, waiters, _hold }
+    }
+}
+
+impl<T> MutexGuard<'_, T> {
+    /// Whether others wait for the lock, who would like it to be let go: a hint. Never in models.
+    #[inline]
+    pub fn is_contended(&self) -> bool {
+        self.waiters.get() > 0
     }
 }
 

@@ -1,0 +1,108 @@
+//! A lock that readers share, with a lock class.
+
+use std::sync::{PoisonError, TryLockError, TryLockResult};
+
+use super::Counter;
+use super::class::{Hold, LockClass};
+
+#[cfg(feature = "loom")]
+use loom::sync as imp;
+#[cfg(not(feature = "loom"))]
+use std::sync as imp;
+
+/// A lock that any number of readers or one writer has. What it protects stands beside it.
+pub struct RwLock {
+    class: &'static LockClass,
+    waiters: Counter,
+    inner: imp::RwLock<()>,
+}
+
+/// Keeps writers out until it is dropped.
+pub struct ReadGuard<'a> {
+    _guard: imp::RwLockReadGuard<'a, ()>,
+    _hold: Hold,
+}
+
+/// Keeps all others out until it is dropped.
+pub struct WriteGuard<'a> {
+    _guard: imp::RwLockWriteGuard<'a, ()>,
+    waiters: &'a Counter,
+    _hold: Hold,
+}
+
+impl RwLock {
+    /// A free lock of `class`.
+    pub fn new(class: &'static LockClass) -> Self {
+        RwLock { class, waiters: Counter::new(0), inner: imp::RwLock::new(()) }
+    }
+
+    /// Waits until there is no writer.
+    #[inline]
+    pub fn read(&self) -> ReadGuard<'_> {
+        let try_take = || taken(self.inner.try_read());
+        #[cfg(not(tsan))]
+        let wait = || self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(tsan)]
+        let wait = || super::wait_visibly(try_take);
+        let (guard, hold) = Hold::take(self.class, try_take, || self.waiters.while_waiting(try_take, wait));
+        ReadGuard { _guard: guard, _hold: hold }
+    }
+
+    /// Waits until there is nobody else.
+    pub fn write(&self) -> WriteGuard<'_> {
+        let try_take = || taken(self.inner.try_write());
+        #[cfg(not(tsan))]
+        let wait = || self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        #[cfg(tsan)]
+        let wait = || super::wait_visibly(try_take);
+        let (guard, hold) = Hold::take(self.class, try_take, || self.waiters.while_waiting(try_take, wait));
+        WriteGuard { _guard: guard, waiters: &self.waiters, _hold: hold }
+    }
+}
+
+impl WriteGuard<'_> {
+    /// Whether others wait for the lock, who would like it to be let go: a hint. Never in models.
+    #[inline]
+    pub fn is_contended(&self) -> bool {
+        self.waiters.get() > 0
+    }
+}
+
+fn taken<G>(tried: TryLockResult<G>) -> Option<G> {
+    match tried {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::super::classes;
+    use super::*;
+
+    #[test]
+    fn a_writer_is_alone_and_sees_who_waits() {
+        let (lock, inside) = (RwLock::new(&classes::ZS_POOL), AtomicU32::new(0));
+        let (one, two) = (lock.read(), lock.inner.try_read());
+        assert!(two.is_ok() && lock.inner.try_write().is_err());
+        drop((one, two));
+        let writer = lock.write();
+        assert!(!writer.is_contended());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _read = lock.read();
+                inside.fetch_add(1, Ordering::Relaxed);
+            });
+            while !writer.is_contended() {
+                std::thread::yield_now();
+            }
+            assert_eq!(inside.load(Ordering::Relaxed), 0);
+            drop(writer);
+        });
+        assert_eq!(inside.load(Ordering::Relaxed), 1);
+        assert!(!lock.write().is_contended());
+    }
+}

@@ -1,0 +1,173 @@
+//! Taking objects.
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Account, Full, Gfp};
+use crate::base::sync::Ordering;
+use crate::base::units::PAGE_SIZE;
+
+use super::class::SizeClass;
+use super::design::Design;
+use super::raw::RawPool;
+use super::reserved::Reserved;
+use super::word::Object;
+use super::zspage::{Descriptor, Lists, NONE_INDEX};
+
+/// Zspages of a group that are looked at for a freed object when nothing may grow.
+const HOLE_SEARCH: usize = 32;
+
+impl<D: Design> RawPool<D> {
+    /// Stores a copy of `bytes` (1..=4096) for `owner`, and answers its handle.
+    ///
+    /// # Errors
+    /// As [`RawPool::reserve`]. Nothing is stored then.
+    #[inline]
+    pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
+        self.reserve(bytes.len(), gfp)?.write(bytes, owner)
+    }
+
+    /// Takes an object with room for `len` bytes (1..=4096), to be written later.
+    ///
+    /// # Errors
+    /// `Invalid` for another length, `NoSpace` when the arena's limit is met, `NoMemory` when the
+    /// system gives no more. If `gfp` forbids waiting, any of the latter two means no more than
+    /// that it takes waiting to know.
+    #[inline]
+    pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<Reserved<'_, D>> {
+        if len == 0 || len > PAGE_SIZE {
+            return Err(Error::invalid("an object has 1 to 4096 bytes"));
+        }
+        let handle = self.with_memory(gfp, || self.handles.insert(D::Cell::default(), gfp))?;
+        match self.with_memory(gfp, || self.alloc(self.classes.index_for(len), gfp)) {
+            Ok((zspage, object)) => {
+                self.counts.count(|share| &share.allocs);
+                Ok(Reserved::new(self, handle, zspage, object))
+            }
+            Err(error) => {
+                // SAFETY: the handle is new, and known here only.
+                unsafe { self.free_handle(handle) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs `f`; if it meets the limit and `gfp` allows it, once more after giving free memory back.
+    #[inline]
+    fn with_memory<R>(&self, gfp: Gfp, f: impl Fn() -> Result<R>) -> Result<R> {
+        match f() {
+            Err(error) if gfp == Gfp::MayWait && self.may_help(&error) => {
+                self.arena.release_free();
+                f()
+            }
+            done => done,
+        }
+    }
+
+    /// Whether giving free memory back may mend `error`: not if a limit is met by what is in use.
+    #[cold]
+    fn may_help(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::NoMemory => true,
+            ErrorKind::NoSpace => error.setting() != Some("mem_limit") || self.arena.keeps_free(),
+            _ => false,
+        }
+    }
+
+    /// Takes an object and answers it with its zspage, which is held for it.
+    #[inline]
+    fn alloc(&self, class: u8, gfp: Gfp) -> Result<(u32, Object)> {
+        let shape = self.classes.get(class);
+        if let Some(taken) = self.alloc_in_existing(&mut self.lists(class), shape)? {
+            return Ok(taken);
+        }
+        let zspage = self.alloc_zspage(class, gfp)?;
+        let mut lists = self.lists(class);
+        lists.insert(&self.zspages, zspage, 0);
+        match self.take(&mut lists, zspage, shape, true) {
+            Ok(object) => {
+                // SAFETY: the object keeps the zspage in use. The hold it was made with is one too many.
+                unsafe { self.zspages.get(zspage) }.let_go();
+                Ok((zspage, object))
+            }
+            Err(full) => {
+                let emptied = self.take_off_if_empty(&mut lists, zspage);
+                drop(lists);
+                emptied.into_iter().for_each(|emptied| self.give_back(emptied));
+                Err(full.into())
+            }
+        }
+    }
+
+    /// Takes an object of the fullest zspage with room, if there is any.
+    #[inline]
+    fn alloc_in_existing(&self, lists: &mut Lists, shape: &SizeClass) -> Result<Option<(u32, Object)>, Full> {
+        let Some(zspage) = lists.fullest_with_room() else { return Ok(None) };
+        if let Ok(object) = self.take(lists, zspage, shape, true) {
+            return Ok(Some((zspage, object)));
+        }
+        // The fullest may not grow, but another zspage may have room in pages it has already.
+        let hole = |lists: &mut Lists, zspage| {
+            self.take(lists, zspage, shape, false).ok().map(|object| (zspage, object))
+        };
+        lists.find_with_room(&self.zspages, HOLE_SEARCH, hole).map(Some).ok_or(Full)
+    }
+
+    /// Takes an object of a zspage that has room, growing it by pages only if it `may_grow`, and holds
+    /// the zspage: until the object is written, it cannot be moved.
+    #[inline]
+    pub(super) fn take(
+        &self,
+        lists: &mut Lists,
+        zspage_id: u32,
+        shape: &SizeClass,
+        may_grow: bool,
+    ) -> Result<Object, Full> {
+        let arena = &self.arena;
+        // SAFETY: the class's lists lead to it, and are locked.
+        let descriptor = unsafe { self.zspages.get(zspage_id) };
+        let taken = self.zspages.with(lists, zspage_id, |zspage| {
+            let mut grown = 0;
+            let index = zspage.free;
+            let index = if index != NONE_INDEX {
+                let offset = usize::from(index) * usize::from(shape.size_bytes);
+                let start = arena.address(zspage.page).wrapping_add(offset);
+                // SAFETY: a freed object's first bytes hold the tag and the next freed object;
+                // the class's lock is held, and the object belongs to nobody.
+                let [_, next] = unsafe { start.cast::<[u32; 2]>().read() };
+                zspage.free = next as u16;
+                index
+            } else {
+                let pages = shape.pages_for(usize::from(zspage.fresh) + 1) as u8;
+                grown = pages.saturating_sub(zspage.committed);
+                if grown > 0 {
+                    if !may_grow {
+                        return Err(Full);
+                    }
+                    let first = zspage.page + u32::from(zspage.committed);
+                    arena.commit(Account::Pool, first, u32::from(grown))?;
+                    zspage.committed = pages;
+                }
+                zspage.fresh += 1;
+                zspage.fresh - 1
+            };
+            zspage.inuse += 1;
+            Ok((Object { page: zspage.page, class: descriptor.class, index }, grown))
+        });
+        let (object, grown) = taken?;
+        descriptor.hold();
+        lists.objs_used += 1;
+        lists.pages_used += u64::from(grown);
+        lists.regroup(&self.zspages, zspage_id, shape.objs_per_zspage);
+        Ok(object)
+    }
+
+    /// Makes a zspage without objects, held once and in no list. No lock is held.
+    #[cold]
+    pub(super) fn alloc_zspage(&self, class: u8, gfp: Gfp) -> Result<u32> {
+        let shape = self.classes.get(class);
+        let run = self.arena.alloc_run(usize::from(shape.pages_per_zspage), Account::Pool, gfp)?;
+        let no_run = |_: &Error| self.arena.free_run(run, Account::Pool, 0);
+        let id = self.zspages.alloc(Descriptor::new(run.page, class), gfp).inspect_err(no_run)?;
+        self.page_table[run.page as usize].store(u64::from(id), Ordering::Relaxed);
+        Ok(id)
+    }
+}

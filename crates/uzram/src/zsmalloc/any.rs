@@ -1,0 +1,182 @@
+//! A pool of any design, chosen while the program runs.
+
+use std::ops::Deref;
+
+use crate::base::error::Result;
+use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::Arc;
+
+use super::compact::{Budget, Effort};
+use super::design::{ClassIndexed, Consolidated, Locks, Pinned, Split};
+use super::raw::{Options, RawPool, RawRead};
+use super::reserved::Reserved;
+use super::stats::{ClassStat, PoolDesign};
+
+/// A [`RawPool`] of one of the designs.
+pub(crate) enum AnyPool {
+    Pinned(RawPool<Pinned>),
+    ClassIndexed(RawPool<ClassIndexed>),
+    Consolidated(RawPool<Consolidated>),
+    Split(RawPool<Split>),
+}
+
+/// A [`Reserved`] of one of them.
+pub(crate) enum AnyReserved<'a> {
+    Pinned(Reserved<'a, Pinned>),
+    ClassIndexed(Reserved<'a, ClassIndexed>),
+    Consolidated(Reserved<'a, Consolidated>),
+    Split(Reserved<'a, Split>),
+}
+
+/// A [`RawRead`] of one of them.
+pub(crate) enum AnyRead<'a> {
+    Pinned(RawRead<'a, Pinned>),
+    ClassIndexed(RawRead<'a, ClassIndexed>),
+    Consolidated(RawRead<'a, Consolidated>),
+    Split(RawRead<'a, Split>),
+}
+
+/// `$then` with `$it` the one inside, whichever it is.
+macro_rules! each {
+    ($of:ident::$any:expr, $it:ident => $then:expr) => {
+        match $any {
+            $of::Pinned($it) => $then,
+            $of::ClassIndexed($it) => $then,
+            $of::Consolidated($it) => $then,
+            $of::Split($it) => $then,
+        }
+    };
+}
+
+/// The same, with what comes out put back into one of `$into`.
+macro_rules! map {
+    ($any:expr, $into:ident, $it:ident => $then:expr) => {
+        match $any {
+            AnyPool::Pinned($it) => $then.map($into::Pinned),
+            AnyPool::ClassIndexed($it) => $then.map($into::ClassIndexed),
+            AnyPool::Consolidated($it) => $then.map($into::Consolidated),
+            AnyPool::Split($it) => $then.map($into::Split),
+        }
+    };
+}
+
+impl AnyPool {
+    /// As [`RawPool::new`].
+    pub fn new(design: PoolDesign, arena: Arc<Arena>, options: &Options) -> Result<Self> {
+        match design {
+            PoolDesign::Pinned => RawPool::new(arena, options).map(AnyPool::Pinned),
+            PoolDesign::ClassIndexed => RawPool::new(arena, options).map(AnyPool::ClassIndexed),
+            PoolDesign::Consolidated => RawPool::new(arena, options).map(AnyPool::Consolidated),
+            PoolDesign::Split => RawPool::new(arena, options).map(AnyPool::Split),
+        }
+    }
+
+    /// Whether a reader may go on when its object is freed: [`Locks::READS_OUTLIVE_FREES`].
+    #[inline]
+    pub fn reads_outlive_frees(&self) -> bool {
+        match self {
+            AnyPool::Pinned(_) => Pinned::READS_OUTLIVE_FREES,
+            AnyPool::ClassIndexed(_) => ClassIndexed::<u64>::READS_OUTLIVE_FREES,
+            AnyPool::Consolidated(_) => Consolidated::<u64>::READS_OUTLIVE_FREES,
+            AnyPool::Split(_) => Split::<u64>::READS_OUTLIVE_FREES,
+        }
+    }
+
+    /// As [`RawPool::huge_threshold`].
+    #[inline]
+    pub fn huge_threshold(&self) -> usize {
+        each!(AnyPool::self, pool => pool.huge_threshold())
+    }
+
+    /// As [`RawPool::store`].
+    #[inline]
+    pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
+        each!(AnyPool::self, pool => pool.store(bytes, owner, gfp))
+    }
+
+    /// As [`RawPool::reserve`].
+    pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<AnyReserved<'_>> {
+        map!(self, AnyReserved, pool => pool.reserve(len, gfp))
+    }
+
+    /// As [`RawPool::read`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<AnyRead<'_>> {
+        // SAFETY: the caller's promise.
+        map!(self, AnyRead, pool => unsafe { pool.read(handle, owner, len) })
+    }
+
+    /// As [`RawPool::free`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    pub unsafe fn free(&self, handle: u32) {
+        // SAFETY: the caller's promise.
+        each!(AnyPool::self, pool => unsafe { pool.free(handle) });
+    }
+
+    /// As [`RawPool::prefetch`].
+    #[inline]
+    pub fn prefetch(&self, handle: u32) {
+        each!(AnyPool::self, pool => pool.prefetch(handle));
+    }
+
+    /// As [`RawPool::compact`].
+    pub fn compact(&self, effort: Effort, budget: &mut Budget) -> u64 {
+        each!(AnyPool::self, pool => pool.compact(effort, budget))
+    }
+
+    /// As [`RawPool::freeable_pages`].
+    pub fn freeable_pages(&self) -> u64 {
+        each!(AnyPool::self, pool => pool.freeable_pages())
+    }
+
+    /// As [`RawPool::pages_used`].
+    pub fn pages_used(&self) -> u64 {
+        each!(AnyPool::self, pool => pool.pages_used())
+    }
+
+    /// As [`RawPool::pages_compacted`].
+    pub fn pages_compacted(&self) -> u64 {
+        each!(AnyPool::self, pool => pool.pages_compacted())
+    }
+
+    /// As [`RawPool::corrupted`].
+    pub fn corrupted(&self) -> u64 {
+        each!(AnyPool::self, pool => pool.corrupted())
+    }
+
+    /// As [`RawPool::class_stats`].
+    pub fn class_stats(&self) -> Vec<ClassStat> {
+        each!(AnyPool::self, pool => pool.class_stats())
+    }
+
+    /// As [`RawPool::table_resident_bytes`].
+    #[cfg(not(feature = "loom"))]
+    pub fn table_resident_bytes(&self) -> usize {
+        each!(AnyPool::self, pool => pool.table_resident_bytes())
+    }
+}
+
+impl AnyReserved<'_> {
+    /// As [`Reserved::write`].
+    pub fn write(self, bytes: &[u8], owner: u32) -> Result<u32> {
+        each!(AnyReserved::self, reserved => reserved.write(bytes, owner))
+    }
+}
+
+impl Deref for AnyRead<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        each!(AnyRead::self, read => read)
+    }
+}

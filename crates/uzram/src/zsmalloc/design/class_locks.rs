@@ -1,0 +1,169 @@
+//! A lock for each class, and one for the pool that keeps objects where they are while a handle is
+//! looked up: the kernel's design since 2023, and its three steps of 2026.
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use crate::base::cpu::Padded;
+use crate::base::sync::{Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, classes};
+use crate::zsmalloc::counts::Counts;
+use crate::zsmalloc::word::{Object, ObjectWord};
+use crate::zsmalloc::zspage::Lists;
+use crate::zsmalloc::{RawPool, design};
+
+use super::{Locks, Released, Still};
+
+/// See the [module's documentation](self). `STEPS` are those of the series that are taken, added up:
+/// [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
+pub struct ClassLocks<const STEPS: u8, W = u64> {
+    pool: RwLock,
+    classes: Box<[Padded<Mutex<Lists>>]>,
+    _word: PhantomData<W>,
+}
+
+/// Step 1: a free takes the class's number from the object word, not from the zspage.
+pub const CLASS_IN_WORD: u8 = 1;
+/// Step 2: so a free takes no pool lock. Where the word has no room for the class, it does.
+pub const FREE_WITHOUT_POOL_LOCK: u8 = 2;
+/// Step 3: an emptied zspage's pages are given back after the class's lock is let go.
+pub const PAGES_AFTER_LOCK: u8 = 4;
+
+/// Before both series: the pool's lock is a readers' lock for finding objects and a writer's for moving
+/// them, each class has a lock of its own, and a zspage is held while an object in it is read.
+pub type Split<W = u64> = ClassLocks<0, W>;
+/// "mm/zsmalloc: reduce lock contention in zs_free()" (W. Hao, 2026).
+pub type ClassIndexed<W = u64> =
+    ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }, W>;
+
+impl<const STEPS: u8, W: ObjectWord> ClassLocks<STEPS, W> {
+    fn look_up(&self, counts: &Counts) -> ReadGuard<'_> {
+        counts.count(|share| &share.pool_locks);
+        self.pool.read()
+    }
+}
+
+/// The lists of a class, and the pool's lock.
+pub struct BothLocks<'a> {
+    // Before `pool`: let go in reverse.
+    lists: MutexGuard<'a, Lists>,
+    pool: WriteGuard<'a>,
+}
+
+impl Deref for BothLocks<'_> {
+    type Target = Lists;
+
+    fn deref(&self) -> &Lists {
+        &self.lists
+    }
+}
+
+impl DerefMut for BothLocks<'_> {
+    fn deref_mut(&mut self) -> &mut Lists {
+        &mut self.lists
+    }
+}
+
+impl Still for BothLocks<'_> {
+    fn is_contended(&self) -> bool {
+        self.lists.is_contended() || self.pool.is_contended()
+    }
+}
+
+impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
+    const NAME: &'static str = match STEPS {
+        0 => "split",
+        CLASS_IN_WORD => "class-in-word",
+        3 => "no-pool-lock",
+        PAGES_AFTER_LOCK => "pages-after-lock",
+        7 => "class-indexed",
+        _ => "class-locks",
+    };
+    const READS_OUTLIVE_FREES: bool = false;
+    const FREES_PAGES_LOCKED: bool = STEPS & PAGES_AFTER_LOCK == 0;
+    const MAX_PAGES: u64 = W::MAX_PAGES;
+    type Cell = W::Cell;
+    type Lists<'a> = MutexGuard<'a, Lists>;
+    type Still<'a> = BothLocks<'a>;
+
+    fn new(classes: usize) -> Self {
+        let lists = |_| Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
+        ClassLocks {
+            pool: RwLock::new(&classes::ZS_POOL),
+            classes: (0..classes).map(lists).collect(),
+            _word: PhantomData,
+        }
+    }
+
+    #[inline]
+    fn lists(&self, class: u8, counts: &Counts) -> MutexGuard<'_, Lists> {
+        counts.count(|share| &share.class_locks);
+        self.classes[usize::from(class)].lock()
+    }
+
+    fn still(&self, class: u8, counts: &Counts) -> BothLocks<'_> {
+        counts.count(|share| &share.pool_locks);
+        let pool = self.pool.write();
+        BothLocks { lists: self.lists(class, counts), pool }
+    }
+
+    #[inline]
+    fn publish(cell: &W::Cell, object: Object) {
+        W::store(cell, object);
+    }
+
+    fn is_movable(cell: &W::Cell, object: Object) -> bool {
+        design::leads_to::<W>(cell, object)
+    }
+
+    fn relocate(cell: &W::Cell, _: Object, to: Object) -> bool {
+        W::store(cell, to);
+        true
+    }
+
+    #[inline]
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+        let _look_up = pool.locks.look_up(&pool.counts);
+        // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
+        // lock for itself.
+        let object = unsafe { design::find::<_, W>(pool, handle) };
+        // SAFETY: as above.
+        unsafe { pool.zspage_at(object.page) }.hold();
+        object
+    }
+
+    #[inline]
+    unsafe fn unpin(pool: &RawPool<Self>, _: u32, object: Object) -> Option<Released<'_, Self>> {
+        // SAFETY: the pinned object keeps the zspage in use.
+        unsafe { pool.zspage_at(object.page) }.let_go();
+        None
+    }
+
+    #[inline]
+    unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
+        // SAFETY: the handle is in use (the caller's promise).
+        let in_word = W::load(unsafe { pool.handles.get(handle) }).class;
+        let in_word = in_word.filter(|_| STEPS & CLASS_IN_WORD != 0);
+        let lists = match in_word {
+            // An object that is moved stays in its class.
+            Some(class) if STEPS & FREE_WITHOUT_POOL_LOCK != 0 => pool.lists(class),
+            _ => {
+                let _look_up = pool.locks.look_up(&pool.counts);
+                let class = in_word.unwrap_or_else(|| {
+                    // SAFETY: as above; nothing is moved under the pool's lock.
+                    let page = W::load(unsafe { pool.handles.get(handle) }).page;
+                    // SAFETY: the object is in use, so its zspage is.
+                    unsafe { pool.zspage_at(page) }.class
+                });
+                pool.lists(class)
+            }
+        };
+        // SAFETY: as above; nothing is moved under the class's lock, and nobody else frees it.
+        let object = unsafe { design::find::<_, W>(pool, handle) };
+        pool.is_sound(handle, object).then_some((object, lists))
+    }
+
+    unsafe fn peek(cell: *const W::Cell) -> Option<Object> {
+        let _ = cell;
+        None
+    }
+}

@@ -1,0 +1,120 @@
+//! One lock for the pool, but for holding a zspage while an object in it is read: "zsmalloc: Consolidate
+//! zs_pool's migrate_lock and size_class's locks" (N. Pham, 2022).
+
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+
+use crate::base::sync::{Mutex, MutexGuard, classes};
+use crate::zsmalloc::counts::Counts;
+use crate::zsmalloc::word::{Object, ObjectWord};
+use crate::zsmalloc::zspage::Lists;
+use crate::zsmalloc::{RawPool, design};
+
+use super::{Locks, Released, Still};
+
+/// See the [module's documentation](self).
+pub struct Consolidated<W = u64> {
+    classes: Mutex<Box<[Lists]>>,
+    _word: PhantomData<W>,
+}
+
+/// The pool's lock, for the lists of a class.
+pub struct ClassLists<'a> {
+    classes: MutexGuard<'a, Box<[Lists]>>,
+    class: u8,
+}
+
+impl Deref for ClassLists<'_> {
+    type Target = Lists;
+
+    #[inline]
+    fn deref(&self) -> &Lists {
+        &self.classes[usize::from(self.class)]
+    }
+}
+
+impl DerefMut for ClassLists<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Lists {
+        &mut self.classes[usize::from(self.class)]
+    }
+}
+
+impl Still for ClassLists<'_> {
+    fn is_contended(&self) -> bool {
+        self.classes.is_contended()
+    }
+}
+
+impl<W: ObjectWord> Locks for Consolidated<W> {
+    const NAME: &'static str = "consolidated";
+    const READS_OUTLIVE_FREES: bool = false;
+    const FREES_PAGES_LOCKED: bool = true;
+    const MAX_PAGES: u64 = W::MAX_PAGES;
+    type Cell = W::Cell;
+    type Lists<'a> = ClassLists<'a>;
+    type Still<'a> = ClassLists<'a>;
+
+    fn new(classes: usize) -> Self {
+        let lists = (0..classes).map(|_| Lists::new()).collect();
+        Consolidated { classes: Mutex::new(&classes::ZS_POOL, lists), _word: PhantomData }
+    }
+
+    #[inline]
+    fn lists(&self, class: u8, counts: &Counts) -> ClassLists<'_> {
+        counts.count(|share| &share.pool_locks);
+        ClassLists { classes: self.classes.lock(), class }
+    }
+
+    fn still(&self, class: u8, counts: &Counts) -> ClassLists<'_> {
+        self.lists(class, counts)
+    }
+
+    #[inline]
+    fn publish(cell: &W::Cell, object: Object) {
+        W::store(cell, object);
+    }
+
+    fn is_movable(cell: &W::Cell, object: Object) -> bool {
+        design::leads_to::<W>(cell, object)
+    }
+
+    fn relocate(cell: &W::Cell, _: Object, to: Object) -> bool {
+        W::store(cell, to);
+        true
+    }
+
+    #[inline]
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+        // Which class it is does not matter here.
+        let _locked = pool.locks.lists(0, &pool.counts);
+        // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
+        // lock.
+        let object = unsafe { design::find::<_, W>(pool, handle) };
+        // SAFETY: as above.
+        unsafe { pool.zspage_at(object.page) }.hold();
+        object
+    }
+
+    #[inline]
+    unsafe fn unpin(pool: &RawPool<Self>, _: u32, object: Object) -> Option<Released<'_, Self>> {
+        // SAFETY: the pinned object keeps the zspage in use.
+        unsafe { pool.zspage_at(object.page) }.let_go();
+        None
+    }
+
+    #[inline]
+    unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
+        let mut lists = pool.lists(0);
+        // SAFETY: the handle is in use, and this call alone frees it (the caller's promise); moving takes
+        // the pool's lock.
+        let object = unsafe { design::find::<_, W>(pool, handle) };
+        lists.guard_mut().class = object.class;
+        pool.is_sound(handle, object).then_some((object, lists))
+    }
+
+    unsafe fn peek(cell: *const W::Cell) -> Option<Object> {
+        let _ = cell;
+        None
+    }
+}

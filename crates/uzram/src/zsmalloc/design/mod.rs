@@ -1,0 +1,130 @@
+//! Lock designs, as types: which locks a pool takes for what.
+//!
+//! | design | to allocate | to find an object | to free | to move |
+//! |---|---|---|---|---|
+//! | [`Split`] | class | pool (read), then the zspage is held | pool (read), class | pool (write), class |
+//! | [`ClassIndexed`] | class | as `Split` | class | as `Split` |
+//! | [`Consolidated`] | pool | pool, then the zspage is held | pool | pool |
+//! | [`Pinned`] | class | none: the object's word is pinned | class | class |
+//!
+//! `Split` is the kernel's design before two patch series, which are the two after it: "zsmalloc:
+//! Consolidate zs_pool's migrate_lock and size_class's locks" (N. Pham, 2022) and "mm/zsmalloc: reduce
+//! lock contention in zs_free()" (W. Hao, 2026). In both a reader keeps all objects of a zspage from
+//! being moved, and the caller keeps the one being read from being freed. [`Pinned`] came later: a
+//! reader pins its object alone, may read on when it is freed, and never waits.
+
+mod class_locks;
+mod consolidated;
+mod pinned;
+
+pub use class_locks::{ClassIndexed, ClassLocks, Split};
+pub use consolidated::Consolidated;
+pub use pinned::Pinned;
+
+use std::ops::DerefMut;
+
+use super::RawPool;
+use super::counts::{Counts, Held};
+use super::word::{Object, ObjectWord};
+use super::zspage::Lists;
+
+/// How a pool is locked. See the table of the designs.
+pub trait Design: Locks {}
+impl<L: Locks> Design for L {}
+
+/// The locks of a design, and what is done under them.
+pub trait Locks: Sized + Send + Sync + 'static {
+    /// Its name in settings and on paper.
+    const NAME: &'static str;
+    /// A reader may go on reading when its object is freed; it is then released after the last one.
+    /// Where not, the caller keeps the object from being freed while it is read.
+    const READS_OUTLIVE_FREES: bool;
+    /// The pages of an emptied zspage are given back while its class's lists are still locked.
+    const FREES_PAGES_LOCKED: bool;
+    /// The most pages of an arena that its words can name.
+    const MAX_PAGES: u64;
+    /// A handle's word in memory.
+    type Cell: Default + Send + Sync;
+    /// Locked lists of a class.
+    type Lists<'a>: DerefMut<Target = Lists>;
+    /// Locked lists of a class none of whose objects can be found meanwhile, and no zspage held.
+    type Still<'a>: Still;
+
+    /// The locks for so many classes.
+    fn new(classes: usize) -> Self;
+
+    /// Locks the lists of a class.
+    fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
+
+    /// Locks the lists of a class to move its objects.
+    fn still(&self, class: u8, counts: &Counts) -> Self::Still<'_>;
+
+    /// Leads a handle to its object, which is written.
+    fn publish(cell: &Self::Cell, object: Object);
+
+    /// Whether a handle leads to `object`, and it could be moved now. The lists are [`Locks::Still`].
+    fn is_movable(cell: &Self::Cell, object: Object) -> bool;
+
+    /// Leads a handle from one place to another, which has the same contents; answers false if the object
+    /// cannot be moved now. The lists are [`Locks::Still`].
+    fn relocate(cell: &Self::Cell, from: Object, to: Object) -> bool;
+
+    /// Finds a handle's object, and keeps it where it is until [`Locks::unpin`].
+    ///
+    /// # Safety
+    /// The handle is in use, and not being freed.
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object;
+
+    /// Ends a pin. Answers the object if it was freed meanwhile and the caller is to release it, with
+    /// the lists of its class.
+    ///
+    /// # Safety
+    /// The handle is pinned.
+    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, object: Object) -> Option<Released<'_, Self>>;
+
+    /// Finds a handle's object to free it: answers the object to release with the lists of its class,
+    /// unless a reader will do it.
+    ///
+    /// # Safety
+    /// The handle is in use, and this call alone frees it.
+    unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>>;
+
+    /// Where the object of a cell might be: a hint.
+    ///
+    /// # Safety
+    /// There is mapped memory, aligned for a cell; what is in it need be none.
+    unsafe fn peek(cell: *const Self::Cell) -> Option<Object>;
+}
+
+/// An object that nobody uses any more, and its class's lists, locked.
+pub type Released<'a, D> = (Object, Held<'a, <D as Locks>::Lists<'a>>);
+
+/// Locked lists whose holder moves objects.
+pub trait Still: DerefMut<Target = Lists> {
+    /// Whether others wait for one of the locks.
+    fn is_contended(&self) -> bool;
+}
+
+/// Finds an object by its word, where nothing can move it: under the pool's lock, or the class's.
+///
+/// # Safety
+/// The handle is in use, its object is not freed before the caller is done with the answer, and it
+/// cannot be moved.
+#[inline]
+unsafe fn find<D, W>(pool: &RawPool<D>, handle: u32) -> Object
+where
+    W: ObjectWord,
+    D: Locks<Cell = W::Cell>,
+{
+    // SAFETY: the handle is in use (the caller's promise).
+    let place = W::load(unsafe { pool.handles.get(handle) });
+    // SAFETY: the object is in use and stays where it is (the caller's promise), so its zspage is.
+    let class = place.class.unwrap_or_else(|| unsafe { pool.zspage_at(place.page) }.class);
+    Object { page: place.page, class, index: place.index }
+}
+
+/// Whether a handle's word leads to `object`.
+fn leads_to<W: ObjectWord>(cell: &W::Cell, object: Object) -> bool {
+    let place = W::load(cell);
+    (place.page, place.index) == (object.page, object.index)
+}

@@ -1,0 +1,138 @@
+//! A lock for each class, and readers that pin their object in its handle's word.
+//!
+//! ```text
+//! 63            12  11    10     0
+//! [ where it is   | freed | pins  ]
+//! ```
+//!
+//! A reader raises `pins` while it looks at the object; a free sets `freed`. The object is released by
+//! whoever sees both at rest: the free when nobody reads, else the last reader. So readers and writers
+//! never wait for each other, and a free finds the class in the word.
+//!
+//! An object that is neither read nor freed is moved by copying it and then exchanging the word, as a
+//! whole, for one that leads to the copy. A reader or a free that came first makes the exchange fail;
+//! one that comes later finds the copy. Nothing is written to a published object, so that the copy is
+//! as good as the object.
+//!
+//! A handle may only be pinned by someone who knows that it is not freed yet (the store holds the
+//! slot's lock meanwhile).
+
+use crate::base::cpu::Padded;
+use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
+use crate::zsmalloc::RawPool;
+use crate::zsmalloc::counts::Counts;
+use crate::zsmalloc::word::{DESIGN_BITS, Object};
+use crate::zsmalloc::zspage::Lists;
+
+use super::{Locks, Released, Still};
+
+const FREED: u64 = 1 << (DESIGN_BITS - 1);
+const PINS_MASK: u64 = FREED - 1;
+/// A thread that finds so many readers of one object takes its pin back and tries again, which
+/// leaves room for as many more to do the same.
+const MANY_PINS: u64 = PINS_MASK / 2;
+
+/// See the [module's documentation](self).
+pub struct Pinned {
+    classes: Box<[Padded<Mutex<Lists>>]>,
+}
+
+impl Still for MutexGuard<'_, Lists> {
+    fn is_contended(&self) -> bool {
+        MutexGuard::is_contended(self)
+    }
+}
+
+/// Whether a word that was `old` is now at rest, `last` being what was left to take from it: the object
+/// is to be released then.
+#[inline]
+fn at_rest(old: u64, last: u64) -> Option<Object> {
+    if old & (FREED | PINS_MASK) != last {
+        return None;
+    }
+    // What the readers did comes before what happens to the object now.
+    fence(Ordering::Acquire);
+    Some(Object::decode(old))
+}
+
+impl Pinned {
+    fn released(pool: &RawPool<Self>, handle: u32, object: Object) -> Option<Released<'_, Self>> {
+        pool.is_sound(handle, object).then(|| (object, pool.lists(object.class)))
+    }
+}
+
+impl Locks for Pinned {
+    const NAME: &'static str = "pinned";
+    const READS_OUTLIVE_FREES: bool = true;
+    const FREES_PAGES_LOCKED: bool = false;
+    const MAX_PAGES: u64 = 1 << 32;
+    type Cell = AtomicU64;
+    type Lists<'a> = MutexGuard<'a, Lists>;
+    type Still<'a> = MutexGuard<'a, Lists>;
+
+    fn new(classes: usize) -> Self {
+        let lists = |_| Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
+        Pinned { classes: (0..classes).map(lists).collect() }
+    }
+
+    #[inline]
+    fn lists(&self, class: u8, counts: &Counts) -> MutexGuard<'_, Lists> {
+        counts.count(|share| &share.class_locks);
+        self.classes[usize::from(class)].lock()
+    }
+
+    fn still(&self, class: u8, counts: &Counts) -> MutexGuard<'_, Lists> {
+        self.lists(class, counts)
+    }
+
+    #[inline]
+    fn publish(cell: &AtomicU64, object: Object) {
+        cell.store(object.encode(), Ordering::Release);
+    }
+
+    fn is_movable(cell: &AtomicU64, object: Object) -> bool {
+        cell.load(Ordering::Relaxed) == object.encode()
+    }
+
+    fn relocate(cell: &AtomicU64, from: Object, to: Object) -> bool {
+        let (from, to) = (from.encode(), to.encode());
+        // Acquire: what readers did who are gone comes before the old place is used again.
+        cell.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline]
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+        // SAFETY: the handle is in use (the caller's promise).
+        let cell = unsafe { pool.handles.get(handle) };
+        loop {
+            let old = cell.fetch_add(1, Ordering::Acquire);
+            debug_assert_eq!(old & FREED, 0, "pinned after it was freed");
+            if old & PINS_MASK < MANY_PINS {
+                return Object::decode(old);
+            }
+            cell.fetch_sub(1, Ordering::Relaxed);
+            std::thread::yield_now();
+        }
+    }
+
+    #[inline]
+    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, _: Object) -> Option<Released<'_, Self>> {
+        // SAFETY: the pin keeps the handle in use.
+        let old = unsafe { pool.handles.get(handle) }.fetch_sub(1, Ordering::Release);
+        at_rest(old, FREED | 1).and_then(|object| Self::released(pool, handle, object))
+    }
+
+    #[inline]
+    unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
+        // SAFETY: the handle is in use (the caller's promise).
+        let old = unsafe { pool.handles.get(handle) }.fetch_or(FREED, Ordering::AcqRel);
+        debug_assert_eq!(old & FREED, 0, "freed twice");
+        at_rest(old, 0).and_then(|object| Self::released(pool, handle, object))
+    }
+
+    #[inline]
+    unsafe fn peek(cell: *const AtomicU64) -> Option<Object> {
+        // SAFETY: the caller's promise; whatever is there is taken as a number.
+        Some(Object::decode(unsafe { cell.cast::<u64>().read_volatile() }))
+    }
+}

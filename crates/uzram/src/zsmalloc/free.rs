@@ -1,0 +1,134 @@
+//! Giving objects back.
+
+use crate::base::error::Result;
+use crate::base::mem::{Account, Run};
+
+use super::design::{Design, Released};
+use super::raw::RawPool;
+use super::word::Object;
+use super::zspage::Lists;
+
+/// What stands in the header of a free object instead of a handle.
+pub(super) const FREE_TAG: u32 = u32::MAX;
+
+/// A zspage that has run empty and is in no list.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "its pages are to be given back"]
+pub(super) struct Emptied {
+    pub(super) zspage: u32,
+    run: Run,
+    committed: u8,
+}
+
+impl<D: Design> RawPool<D> {
+    /// Frees an object, at once or when its last reader is done.
+    ///
+    /// # Safety
+    /// The handle is in use, and this call alone frees it; unless [`READS_OUTLIVE_FREES`] nobody reads its
+    /// object.
+    ///
+    /// [`READS_OUTLIVE_FREES`]: super::design::Locks::READS_OUTLIVE_FREES
+    #[inline]
+    pub unsafe fn free(&self, handle: u32) {
+        // SAFETY: the caller's promise.
+        if let Some(released) = unsafe { D::free(self, handle) } {
+            self.release(handle, released);
+        }
+    }
+
+    /// Whether a freed object's header is its own. If not, its neighbours may be damaged as well: better
+    /// lose the memory than reuse it.
+    pub(super) fn is_sound(&self, handle: u32, object: Object) -> bool {
+        let (start, header_bytes) = self.place(object);
+        // SAFETY: the object is no longer read, and not yet free: it is the caller's.
+        let is_sound = header_bytes == 0 || unsafe { start.cast::<[u32; 2]>().read() }[0] == handle;
+        if !is_sound {
+            self.corrupted.add(1);
+        }
+        is_sound
+    }
+
+    /// Takes back an object that nobody uses any more, then its handle: who moves objects may look at a
+    /// handle as long as an object's header names it.
+    #[inline(never)]
+    pub(super) fn release(&self, handle: u32, (object, mut lists): Released<'_, D>) {
+        self.counts.count(|share| &share.frees);
+        let emptied = self.put(&mut lists, object);
+        if D::FREES_PAGES_LOCKED
+            && let Some(emptied) = emptied
+        {
+            self.counts.count(|share| &share.runs_freed_locked);
+            self.give_back(emptied);
+            drop(lists);
+        } else {
+            drop(lists);
+            emptied.into_iter().for_each(|emptied| self.give_back(emptied));
+        }
+        // SAFETY: the handle was freed, and its last reader is gone.
+        unsafe { self.free_handle(handle) };
+    }
+
+    /// Gives a handle back.
+    ///
+    /// # Safety
+    /// The handle is in use, and nobody uses it any more.
+    pub(super) unsafe fn free_handle(&self, handle: u32) {
+        // SAFETY: the caller's promise.
+        self.note(unsafe { self.handles.remove(handle) });
+    }
+
+    /// Counts damage that a cache found.
+    fn note(&self, freed: Result<()>) {
+        if freed.is_err() {
+            self.corrupted.add(1);
+        }
+    }
+
+    /// Puts an object that is in no use back into its zspage. If that has run empty, it is taken off the
+    /// lists, and answered.
+    pub(super) fn put(&self, lists: &mut Lists, object: Object) -> Option<Emptied> {
+        let (start, header_bytes) = self.place(object);
+        let id = self.zspage_id_at(object.page);
+        self.contents().write(object);
+        let inuse = self.zspages.with(lists, id, |zspage| {
+            if header_bytes > 0 {
+                // SAFETY: the object is the caller's; the class's lock is held from here until it is on
+                // the list.
+                unsafe { start.cast::<[u32; 2]>().write([FREE_TAG, u32::from(zspage.free)]) };
+            }
+            zspage.free = object.index;
+            zspage.inuse -= 1;
+            zspage.inuse
+        });
+        lists.objs_used -= 1;
+        if inuse > 0 {
+            lists.regroup(&self.zspages, id, self.classes.get(object.class).objs_per_zspage);
+            return None;
+        }
+        Some(self.take_off(lists, id, object.class))
+    }
+
+    /// Takes an empty zspage off the lists.
+    fn take_off(&self, lists: &mut Lists, id: u32, class: u8) -> Emptied {
+        lists.remove(&self.zspages, id);
+        let (page, committed) = self.zspages.with(lists, id, |zspage| (zspage.page, zspage.committed));
+        lists.pages_used -= u64::from(committed);
+        let run = Run { page, pages: self.classes.get(class).pages_per_zspage };
+        Emptied { zspage: id, run, committed }
+    }
+
+    /// Takes a zspage off the lists if it is empty.
+    pub(super) fn take_off_if_empty(&self, lists: &mut Lists, id: u32) -> Option<Emptied> {
+        let inuse = self.zspages.with(lists, id, |zspage| zspage.inuse);
+        // SAFETY: the lists lead to it, and are locked.
+        (inuse == 0).then(|| self.take_off(lists, id, unsafe { self.zspages.get(id) }.class))
+    }
+
+    /// Gives the memory of a zspage back.
+    pub(super) fn give_back(&self, emptied: Emptied) {
+        self.counts.count(|share| &share.runs_freed);
+        // SAFETY: the zspage is empty and on no list.
+        self.note(unsafe { self.zspages.free(emptied.zspage) });
+        self.arena.free_run(emptied.run, Account::Pool, u64::from(emptied.committed));
+    }
+}

@@ -1,0 +1,98 @@
+//! What is told of a pool.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::base::error::{Error, Result};
+
+use super::class::SizeClass;
+use super::design::{ClassIndexed, Consolidated, Design, Locks, Pinned, Split};
+use super::raw::RawPool;
+use super::zspage::FULLNESS_GROUPS;
+
+/// A lock design, to choose while the program runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PoolDesign {
+    /// [`Pinned`].
+    #[default]
+    Pinned,
+    /// [`ClassIndexed`].
+    ClassIndexed,
+    /// [`Consolidated`].
+    Consolidated,
+    /// [`Split`].
+    Split,
+}
+
+impl PoolDesign {
+    /// All of them.
+    pub const ALL: [PoolDesign; 4] =
+        [PoolDesign::Pinned, PoolDesign::ClassIndexed, PoolDesign::Consolidated, PoolDesign::Split];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            PoolDesign::Pinned => Pinned::NAME,
+            PoolDesign::ClassIndexed => ClassIndexed::<u64>::NAME,
+            PoolDesign::Consolidated => Consolidated::<u64>::NAME,
+            PoolDesign::Split => Split::<u64>::NAME,
+        }
+    }
+}
+
+impl fmt::Display for PoolDesign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for PoolDesign {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        PoolDesign::ALL.into_iter().find(|design| design.name() == name).ok_or_else(|| {
+            let names = PoolDesign::ALL.map(PoolDesign::name).join(", ");
+            Error::invalid(format!("'{name}' is no lock design of a pool: {names}"))
+        })
+    }
+}
+
+/// One class in the columns of the kernel's `classes` file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassStat {
+    /// Its shape.
+    pub class: SizeClass,
+    /// Zspages by fullness group.
+    pub zspages: [u32; FULLNESS_GROUPS],
+    /// Objects that its zspages have room for.
+    pub obj_allocated: u64,
+    /// Objects in use.
+    pub obj_used: u64,
+    /// Pages committed to its zspages.
+    pub pages_used: u64,
+}
+
+impl ClassStat {
+    /// Pages that packing the class's objects together would free, the kernel's `freeable`.
+    pub fn freeable_pages(&self) -> u64 {
+        let spare = (self.obj_allocated - self.obj_used) / u64::from(self.class.objs_per_zspage);
+        spare * u64::from(self.class.pages_per_zspage)
+    }
+}
+
+impl<D: Design> RawPool<D> {
+    /// The state of each class, smallest first.
+    pub fn class_stats(&self) -> Vec<ClassStat> {
+        let stat = |(index, class): (usize, &SizeClass)| {
+            let lists = self.lists(index as u8);
+            ClassStat {
+                class: *class,
+                zspages: lists.by_fullness(),
+                obj_allocated: lists.zspages() * u64::from(class.objs_per_zspage),
+                obj_used: lists.objs_used,
+                pages_used: lists.pages_used,
+            }
+        };
+        self.classes.iter().enumerate().rev().map(stat).collect()
+    }
+}

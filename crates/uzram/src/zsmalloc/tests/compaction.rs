@@ -1,0 +1,123 @@
+//! What compaction moves, and what it leaves.
+
+use std::collections::HashMap;
+
+use super::check::{Live, check};
+use super::{free, object, pool, read};
+use crate::base::mem::Gfp;
+use crate::base::random::Random;
+use crate::base::units::PAGE_SIZE;
+use crate::zsmalloc::compact::{Budget, Effort};
+use crate::zsmalloc::design::Design;
+use crate::zsmalloc::raw::RawPool;
+
+for_every_design!(
+    compaction_packs_every_class,
+    compaction_stays_within_its_budget,
+    what_is_read_or_reserved_stays_where_it_is,
+    damaged_objects_are_not_moved,
+    at_the_limit_compaction_makes_room,
+);
+
+/// A pool with random objects of which most were freed again.
+fn scattered<D: Design>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
+    let pool = pool::<D>(16);
+    let mut random = Random::new(seed);
+    let mut live = HashMap::new();
+    for owner in 0..6000 {
+        let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
+        random.fill(&mut bytes);
+        let handle = pool.store(&bytes, owner, Gfp::MayWait).expect("memory");
+        live.insert(handle, Live { owner, bytes });
+    }
+    live.retain(|handle, _| {
+        let stays = random.below(4) == 0;
+        if !stays {
+            free(&pool, *handle);
+        }
+        stays
+    });
+    (pool, live)
+}
+
+/// Pages of all objects packed without gaps.
+fn ideal_pages<D: Design>(pool: &RawPool<D>) -> u64 {
+    (0..pool.classes.iter().len() as u8).map(|class| pool.lists(class).ideal_pages(pool.classes.get(class))).sum()
+}
+
+fn compaction_packs_every_class<D: Design>() {
+    let (pool, live) = scattered::<D>(1);
+    let (used, freeable) = (pool.pages_used(), pool.freeable_pages());
+    assert!(freeable > 0 && used > 2 * ideal_pages(&pool));
+    let freed = pool.compact(Effort::Zspages, &mut Budget::unlimited());
+    assert_eq!((pool.pages_used(), pool.pages_compacted()), (used - freed, freed));
+    assert_eq!(pool.freeable_pages(), 0, "nothing is in the way");
+    check(&pool, &live);
+    let tight = pool.compact(Effort::Tight, &mut Budget::unlimited());
+    assert_eq!((pool.pages_used(), pool.pages_compacted()), (ideal_pages(&pool), freed + tight));
+    check(&pool, &live);
+    assert_eq!(pool.compact(Effort::Tight, &mut Budget::unlimited()), 0, "there is nothing left to do");
+}
+
+fn compaction_stays_within_its_budget<D: Design>() {
+    let (pool, live) = scattered::<D>(2);
+    let used = pool.pages_used();
+    let (mut rounds, mut freed) = (0, 0);
+    while pool.freeable_pages() > 0 {
+        let mut budget = Budget::bytes(100_000);
+        freed += pool.compact(Effort::Zspages, &mut budget);
+        rounds += 1;
+        assert!(rounds < 1000);
+    }
+    // Some hundred objects of 2 KB on average.
+    assert!(rounds > 3, "{rounds}");
+    assert_eq!(pool.pages_used(), used - freed);
+    check(&pool, &live);
+}
+
+fn what_is_read_or_reserved_stays_where_it_is<D: Design>() {
+    let (pool, live) = scattered::<D>(3);
+    let (handle, Live { owner, bytes }) = live.iter().find(|(_, live)| live.bytes.len() < 3000).expect("some");
+    let before = object(&pool, *handle);
+    let reading = read(&pool, *handle, *owner, bytes.len()).expect("sound");
+    let reserved = pool.reserve(bytes.len(), Gfp::MayWait).expect("memory");
+    pool.compact(Effort::Tight, &mut Budget::unlimited());
+    assert_eq!(*reading, **bytes);
+    drop(reading);
+    assert_eq!(object(&pool, *handle), before, "it was read meanwhile");
+    let other = reserved.write(bytes, 77).expect("as long as was reserved");
+    assert_eq!(*read(&pool, other, 77, bytes.len()).expect("sound"), **bytes);
+    free(&pool, other);
+    pool.compact(Effort::Tight, &mut Budget::unlimited());
+    assert_eq!(pool.pages_used(), ideal_pages(&pool));
+    check(&pool, &live);
+}
+
+fn damaged_objects_are_not_moved<D: Design>() {
+    let (pool, live) = scattered::<D>(4);
+    let is_small = |(handle, live): &(&u32, &Live)| live.bytes.len() < 3000 && **handle != 5;
+    let damaged: Vec<u32> = live.iter().filter(is_small).map(|(handle, _)| *handle).take(3).collect();
+    let others = damaged.iter().map(|handle| object(&pool, *handle)).collect::<Vec<_>>();
+    for (object, name) in others.iter().zip([5, 0x7fff_ffff, damaged[0] ^ 1]) {
+        // SAFETY: the object is live, and this test is its only user.
+        unsafe { pool.place(*object).0.cast::<u32>().write(name) };
+    }
+    pool.compact(Effort::Tight, &mut Budget::unlimited());
+    let still_there = damaged.iter().map(|handle| object(&pool, *handle)).collect::<Vec<_>>();
+    assert_eq!(still_there, others);
+    for (handle, Live { owner, bytes }) in &live {
+        let found = read(&pool, *handle, *owner, bytes.len());
+        assert_eq!(found.map(|found| *found == **bytes).unwrap_or(false), !damaged.contains(handle));
+    }
+}
+
+fn at_the_limit_compaction_makes_room<D: Design>() {
+    let (pool, live) = scattered::<D>(5);
+    pool.arena.release_free();
+    pool.arena.set_limit_pages(pool.arena.charged_pages());
+    let freed = pool.compact(Effort::Zspages, &mut Budget::unlimited());
+    assert!(freed > 100 && pool.freeable_pages() < 100, "{freed} freed");
+    assert!(pool.arena.charged_pages() <= pool.arena.limit_pages());
+    check(&pool, &live);
+    assert!(D::NAME.len() > 3);
+}

@@ -1,0 +1,213 @@
+use super::design::{Design, Pinned};
+use super::raw::{Options, RawPool, RawRead};
+use crate::base::error::{ErrorKind, Result};
+use crate::base::mem::{Arena, Gfp};
+use crate::base::random::Random;
+use crate::base::sync::Arc;
+use crate::base::units::PAGE_SIZE;
+use check::zspages;
+
+mod check;
+mod compaction;
+mod library;
+mod model;
+
+fn pool<D: Design>(chain_size: usize) -> RawPool<D> {
+    let arena = Arc::new(Arena::new(256 << 20).expect("address space"));
+    arena.set_run_cache_batch_pages(32).expect("batch");
+    let options = Options { chain_size, ..Options::new("test", 1 << 20) };
+    RawPool::new(arena, &options).expect("pool")
+}
+
+/// Reads an object that the test does not free meanwhile.
+fn read<D: Design>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
+    // SAFETY: the handle is in use, and the test's; a test that frees it meanwhile has a design that
+    // allows that.
+    unsafe { pool.read(handle, owner, len) }
+}
+
+/// Frees a handle of a test that uses it no more.
+fn free<D: Design>(pool: &RawPool<D>, handle: u32) {
+    // SAFETY: the handle is in use, and the test's.
+    unsafe { pool.free(handle) };
+}
+
+/// What a handle that the test has not freed leads to.
+fn object<D: Design>(pool: &RawPool<D>, handle: u32) -> super::word::Object {
+    // SAFETY: the handle is in use.
+    unsafe {
+        let object = D::pin(pool, handle);
+        assert!(D::unpin(pool, handle, object).is_none());
+        object
+    }
+}
+
+/// Contents that only the object of this number has.
+fn contents(random: &mut Random, number: u64) -> Vec<u8> {
+    let len = match random.below(8) {
+        0 => PAGE_SIZE,
+        1 => 1 + random.below(64),
+        2 => 3600 + random.below(496),
+        _ => 1 + random.below(PAGE_SIZE),
+    };
+    let mut bytes = vec![0; len];
+    Random::new(number).fill(&mut bytes);
+    bytes
+}
+
+for_every_design!(
+    lengths_and_chain_sizes_out_of_range_are_refused,
+    without_waiting_only_what_is_there_is_taken,
+    bytes_need_not_be_as_long_as_what_was_reserved,
+    zspages_are_charged_as_far_as_they_are_reached,
+    new_objects_go_into_the_fullest_zspage,
+    another_owners_bytes_are_never_answered,
+    at_the_limit_freed_room_is_used_and_growth_is_refused,
+);
+
+fn lengths_and_chain_sizes_out_of_range_are_refused<D: Design>() {
+    let arena = Arc::new(Arena::new(1 << 20).expect("address space"));
+    let refused = RawPool::<D>::new(arena, &Options { chain_size: 17, ..Options::new("test", 100) }).err().expect("too long");
+    assert_eq!(refused.setting(), Some("chain_size"));
+    let pool = pool::<D>(8);
+    for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {
+        assert_eq!(pool.store(bytes, 0, Gfp::MayWait).unwrap_err().kind(), ErrorKind::Invalid);
+    }
+}
+
+/// Without waiting the pool neither grows nor gives memory back, and takes all that is there.
+fn without_waiting_only_what_is_there_is_taken<D: Design>() {
+    let pool = pool::<D>(8);
+    let refused = pool.store(&[1; 3000], 0, Gfp::NoWait).expect_err("there is no memory yet");
+    assert_eq!(refused.kind(), ErrorKind::NoMemory);
+    assert_eq!((pool.arena.charged_pages(), pool.handles.info().active_objs), (0, 0));
+    let first = pool.store(&[1; 3000], 0, Gfp::MayWait).expect("memory");
+    let mut handles = vec![first];
+    while let Ok(handle) = pool.store(&[1; 3000], 0, Gfp::NoWait) {
+        handles.push(handle);
+    }
+    // Of a chunk of 512 pages, two slabs of 16 are metadata; runs of other lengths leave gaps.
+    assert!(pool.pages_used() > 460, "{} pages", pool.pages_used());
+    assert_eq!(pool.zspages.in_use(), pool.class_stats().iter().map(zspages).sum(), "none is left over");
+    assert_eq!(pool.handles.info().active_objs, handles.len() as u64);
+
+    // At the limit, with free memory in runs of another length.
+    let kept = handles.len() - 40;
+    handles.drain(kept..).for_each(|handle| free(&pool, handle));
+    pool.arena.set_limit_pages(pool.arena.charged_pages());
+    let charged = pool.arena.charged_pages();
+    pool.store(&[2; PAGE_SIZE], 0, Gfp::NoWait).expect_err("free pages must go back first");
+    assert_eq!(pool.arena.charged_pages(), charged, "they have not");
+    pool.store(&[2; PAGE_SIZE], 0, Gfp::MayWait).expect("now they have");
+    assert!(pool.arena.charged_pages() < charged);
+}
+
+/// Bytes of another length than was reserved are stored all the same, and the object that they do
+/// not need goes back.
+fn bytes_need_not_be_as_long_as_what_was_reserved<D: Design>() {
+    let pool = pool::<D>(8);
+    for (reserved_len, len) in [(100, 3000), (3000, 100), (PAGE_SIZE, 1), (1, PAGE_SIZE), (500, 501)] {
+        let bytes = vec![len as u8; len];
+        let reserved = pool.reserve(reserved_len, Gfp::MayWait).expect("memory");
+        let handle = reserved.write(&bytes, 7).expect("memory");
+        assert_eq!(*read(&pool, handle, 7, len).expect("sound"), *bytes);
+        assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use()), (1, 1), "{reserved_len} {len}");
+        free(&pool, handle);
+    }
+    let reserved = pool.reserve(100, Gfp::MayWait).expect("memory");
+    assert_eq!(reserved.write(&[0; PAGE_SIZE + 1], 7).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use(), pool.pages_used()), (0, 0, 0));
+}
+
+fn zspages_are_charged_as_far_as_they_are_reached<D: Design>() {
+    let pool = pool::<D>(16);
+    let len = 3000;
+    let class = *pool.classes.get(pool.classes.index_for(len));
+    assert!(class.pages_per_zspage > 8, "{class:?}");
+    let handles: Vec<u32> = (0..class.objs_per_zspage)
+        .map(|number| {
+            let handle = pool.store(&vec![7; len], u32::from(number), Gfp::MayWait).expect("memory");
+            assert_eq!(pool.pages_used(), class.pages_for(usize::from(number) + 1) as u64);
+            handle
+        })
+        .collect();
+    assert_eq!(pool.zspages.in_use(), 1);
+    handles.into_iter().for_each(|handle| free(&pool, handle));
+    assert_eq!((pool.pages_used(), pool.zspages.in_use()), (0, 0));
+}
+
+fn new_objects_go_into_the_fullest_zspage<D: Design>() {
+    let pool = pool::<D>(8);
+    let (len, per_zspage) =
+        (1000, usize::from(pool.classes.get(pool.classes.index_for(1000)).objs_per_zspage));
+    let handles: Vec<u32> = (0..3 * per_zspage)
+        .map(|owner| pool.store(&vec![1; len], owner as u32, Gfp::MayWait).expect("memory"))
+        .collect();
+    let page = |handle: &u32| object(&pool, *handle).page;
+    let pages: Vec<u32> = handles.iter().map(page).collect();
+    let (first, second) = (&handles[..per_zspage], &handles[per_zspage..2 * per_zspage]);
+    first[..per_zspage - 1].iter().for_each(|handle| free(&pool, *handle));
+    second[..3].iter().for_each(|handle| free(&pool, *handle));
+    for _ in 0..3 {
+        let handle = pool.store(&vec![2; len], 0, Gfp::MayWait).expect("memory");
+        assert_eq!(page(&handle), pages[per_zspage], "the second zspage is the fullest with room");
+    }
+    assert_eq!(page(&pool.store(&vec![2; len], 0, Gfp::MayWait).expect("memory")), pages[0]);
+}
+
+#[test]
+fn a_read_outlives_the_free() {
+    let pool = pool::<Pinned>(8);
+    for len in [100, 2000, PAGE_SIZE] {
+        let bytes = vec![len as u8; len];
+        let handle = pool.store(&bytes, 1, Gfp::MayWait).expect("memory");
+        let (one, two) = (read(&pool, handle, 1, len).expect("sound"), read(&pool, handle, 1, len).expect("sound"));
+        free(&pool, handle);
+        let other = pool.store(&vec![0xff; len], 2, Gfp::MayWait).expect("memory");
+        drop(one);
+        assert_eq!(*two, *bytes);
+        assert_eq!(pool.handles.info().active_objs, 2);
+        drop(two);
+        assert_eq!(pool.handles.info().active_objs, 1);
+        free(&pool, other);
+    }
+}
+
+fn another_owners_bytes_are_never_answered<D: Design>() {
+    let pool = pool::<D>(8);
+    for len in [100, PAGE_SIZE] {
+        let handle = pool.store(&vec![1; len], 5, Gfp::MayWait).expect("memory");
+        assert_eq!(read(&pool, handle, 6, len).err().map(|error| error.kind()), Some(ErrorKind::Corrupt));
+        assert!(read(&pool, handle, 5, len).is_ok());
+        free(&pool, handle);
+    }
+    let handle = pool.store(&[1; 100], 5, Gfp::MayWait).expect("memory");
+    assert!(read(&pool, handle, 5, 200).is_err(), "longer than its class");
+    // Damage the header: it cannot be read, and its memory is not reused.
+    let object = object(&pool, handle);
+    // SAFETY: the object is live and this test is its only user.
+    unsafe { pool.place(object).0.write(!0) };
+    assert!(read(&pool, handle, 5, 100).is_err());
+    free(&pool, handle);
+    assert_eq!((pool.corrupted(), pool.handles.info().active_objs), (1, 1));
+}
+
+fn at_the_limit_freed_room_is_used_and_growth_is_refused<D: Design>() {
+    let pool = pool::<D>(8);
+    let mut handles = Vec::new();
+    pool.arena.set_limit_pages(64);
+    let refused = loop {
+        match pool.store(&[3; 1000], 0, Gfp::MayWait) {
+            Ok(handle) => handles.push(handle),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((refused.kind(), refused.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+    assert!(handles.len() > 200 && pool.arena.charged_pages() <= 64, "{}", handles.len());
+    for round in 0..100 {
+        free(&pool, handles.swap_remove(round * 7 % handles.len()));
+        handles.push(pool.store(&[4; 1000], 0, Gfp::MayWait).expect("as much as was freed"));
+    }
+    handles.into_iter().for_each(|handle| free(&pool, handle));
+    pool.store(&[5; 3000], 0, Gfp::MayWait).expect("memory freed by one class serves another");
+}

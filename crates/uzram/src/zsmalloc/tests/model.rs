@@ -1,0 +1,191 @@
+//! Seeded events against a naive model: a map.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::check::{Live, check};
+use super::{contents, free, pool, read};
+use crate::base::mem::Gfp;
+use crate::base::random::Random;
+use crate::base::units::PAGE_SIZE;
+use crate::zsmalloc::compact::{Budget, Effort};
+use crate::zsmalloc::design::Design;
+use crate::zsmalloc::raw::RawPool;
+
+for_every_design!(agrees_with_a_naive_model, threads_agree_with_naive_models);
+
+/// Stores in one of the ways there are, and now and then reserves an object in vain.
+fn store<D: Design>(pool: &RawPool<D>, bytes: &[u8], owner: u32, random: &mut Random) -> Option<u32> {
+    let other_len = 1 + random.below(PAGE_SIZE);
+    match random.below(4) {
+        0 => pool.store(bytes, owner, Gfp::MayWait).ok(),
+        1 => pool.store(bytes, owner, Gfp::NoWait).or_else(|_| pool.store(bytes, owner, Gfp::MayWait)).ok(),
+        2 => {
+            drop(pool.reserve(other_len, Gfp::NoWait));
+            pool.reserve(bytes.len(), Gfp::MayWait).and_then(|reserved| reserved.write(bytes, owner)).ok()
+        }
+        _ => pool.reserve(other_len, Gfp::MayWait).and_then(|reserved| reserved.write(bytes, owner)).ok(),
+    }
+}
+
+fn compact<D: Design>(pool: &RawPool<D>, random: &mut Random) {
+    let effort = if random.below(2) == 0 { Effort::Zspages } else { Effort::Tight };
+    let mut budget = if random.below(2) == 0 { Budget::unlimited() } else { Budget::bytes(20_000) };
+    pool.compact(effort, &mut budget);
+}
+
+/// One thread's events, failures of the arena among them; everything is checked as often as that.
+fn agrees_with_a_naive_model<D: Design>() {
+    for seed in 0..4 {
+        let mut random = Random::new(seed);
+        let pool = pool::<D>(4 + 4 * seed as usize);
+        let mut live: HashMap<u32, Live> = HashMap::new();
+        let (mut handles, mut refused) = (Vec::new(), 0);
+        for step in 0..6000u32 {
+            if step % 1000 == 500 {
+                pool.arena.inject_faults(seed, 3);
+            } else if step % 1000 == 999 {
+                pool.arena.inject_faults(0, 0);
+                check(&pool, &live);
+            }
+            if random.below(300) == 0 {
+                compact(&pool, &mut random);
+            }
+            // Grow for a while, then shrink.
+            if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
+                let bytes = contents(&mut random, u64::from(step));
+                let Some(handle) = store(&pool, &bytes, step, &mut random) else {
+                    refused += 1;
+                    continue;
+                };
+                let new = live.insert(handle, Live { owner: step, bytes });
+                assert_eq!(new, None, "seed {seed}: a handle in use");
+                handles.push(handle);
+            } else if !handles.is_empty() {
+                let handle = handles.swap_remove(random.below(handles.len()));
+                let Live { owner, bytes } = live.remove(&handle).expect("live");
+                assert_eq!(*read(&pool, handle, owner, bytes.len()).expect("sound"), *bytes, "seed {seed}");
+                free(&pool, handle);
+            }
+        }
+        check(&pool, &live);
+        live.into_keys().for_each(|handle| free(&pool, handle));
+        check(&pool, &HashMap::new());
+        assert_eq!(pool.corrupted(), 0);
+        assert!((10..2000).contains(&refused), "seed {seed}: {refused} refused");
+    }
+}
+
+/// Eight threads store, read and free, half of the time each other's objects, while one more compacts and
+/// the arena fails; in the end everything is counted anew.
+fn threads_agree_with_naive_models<D: Design>() {
+    const THREADS: u64 = 8;
+    const STEPS: u64 = 2000;
+    type Shared = Mutex<Option<(u32, Live)>>;
+    for seed in 0..2 {
+        let pool = pool::<D>(if seed == 0 { 16 } else { 5 });
+        if seed == 1 {
+            pool.arena.set_run_cache_batch_pages(0).expect("in range");
+        }
+        let shared: Vec<Shared> = (0..64).map(|_| Shared::default()).collect();
+        let (done, working) = (AtomicBool::new(false), AtomicU64::new(THREADS));
+        let own: Vec<HashMap<u32, Live>> = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random::new(seed);
+                while !done.load(Ordering::Relaxed) {
+                    compact(&pool, &mut random);
+                    std::thread::yield_now();
+                }
+            });
+            let worker = |thread: u64| {
+                let (pool, shared, working, done) = (&pool, &shared, &working, &done);
+                scope.spawn(move || {
+                    // Also when it panics.
+                    let _end = End { working, done };
+                    let mut random = Random::new(seed << 32 | thread);
+                    let mut live: HashMap<u32, Live> = HashMap::new();
+                    for step in 0..STEPS {
+                        if thread == 0 && step % 500 == 250 {
+                            pool.arena.inject_faults(seed, 5);
+                        } else if thread == 0 && step % 500 == 499 {
+                            pool.arena.inject_faults(0, 0);
+                        }
+                        let number = thread << 32 | step;
+                        step_of_a_thread(pool, shared, &mut live, &mut random, number);
+                    }
+                    live
+                })
+            };
+            let workers: Vec<_> = (0..THREADS).map(worker).collect();
+            workers.into_iter().map(|worker| worker.join().expect("no panic")).collect()
+        });
+        pool.arena.inject_faults(0, 0);
+        let shared = shared.into_iter().filter_map(|slot| slot.into_inner().expect("no panic"));
+        let live: HashMap<u32, Live> = shared.chain(own.into_iter().flatten()).collect();
+        check(&pool, &live);
+        let mut budget = Budget::unlimited();
+        pool.compact(Effort::Tight, &mut budget);
+        check(&pool, &live);
+        live.into_keys().for_each(|handle| free(&pool, handle));
+        check(&pool, &HashMap::new());
+        assert_eq!(pool.corrupted(), 0);
+    }
+}
+
+struct End<'a> {
+    working: &'a AtomicU64,
+    done: &'a AtomicBool,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        if self.working.fetch_sub(1, Ordering::Relaxed) == 1 || std::thread::panicking() {
+            self.done.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+fn step_of_a_thread<D: Design>(
+    pool: &RawPool<D>,
+    shared: &[Mutex<Option<(u32, Live)>>],
+    live: &mut HashMap<u32, Live>,
+    random: &mut Random,
+    number: u64,
+) {
+    let owner = number as u32;
+    let any = live.keys().next().copied();
+    match (random.below(8), any) {
+        (0..=2, _) if live.len() < 200 => {
+            let bytes = contents(random, number);
+            if let Some(handle) = store(pool, &bytes, owner, random) {
+                live.insert(handle, Live { owner, bytes });
+            }
+        }
+        (3, Some(handle)) => {
+            let Live { owner, bytes } = &live[&handle];
+            assert_eq!(*read(pool, handle, *owner, bytes.len()).expect("sound"), **bytes, "{number:#x}");
+            free(pool, handle);
+            live.remove(&handle);
+        }
+        // What others may have, as the store's slots: exchanged and read under a lock.
+        _ => {
+            let mut slot = shared[random.below(shared.len())].lock().expect("no panic");
+            let bytes = contents(random, number);
+            let Some(handle) = store(pool, &bytes, owner, random) else { return };
+            let Some((old, Live { owner, bytes })) = slot.replace((handle, Live { owner, bytes })) else {
+                return;
+            };
+            let reading = read(pool, old, owner, bytes.len());
+            drop(slot);
+            // A read that goes on while its object is freed, where that is allowed.
+            if D::READS_OUTLIVE_FREES {
+                free(pool, old);
+                assert_eq!(*reading.expect("sound"), *bytes, "{number:#x}");
+            } else {
+                assert_eq!(*reading.expect("sound"), *bytes, "{number:#x}");
+                free(pool, old);
+            }
+        }
+    }
+}
