@@ -32,8 +32,7 @@ pub const PAGES_AFTER_LOCK: u8 = 4;
 /// them, each class has a lock of its own, and a zspage is held while an object in it is read.
 pub type Split<W = u64> = ClassLocks<0, W>;
 /// "mm/zsmalloc: reduce lock contention in zs_free()" (W. Hao, 2026).
-pub type ClassIndexed<W = u64> =
-    ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }, W>;
+pub type ClassIndexed<W = u64> = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }, W>;
 
 impl<const STEPS: u8, W: ObjectWord> ClassLocks<STEPS, W> {
     fn look_up(&self, counts: &Counts) -> ReadGuard<'_> {

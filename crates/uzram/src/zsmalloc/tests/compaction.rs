@@ -42,7 +42,9 @@ fn scattered<D: Design>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
 
 /// Pages of all objects packed without gaps.
 fn ideal_pages<D: Design>(pool: &RawPool<D>) -> u64 {
-    (0..pool.classes.iter().len() as u8).map(|class| pool.lists(class).ideal_pages(pool.classes.get(class))).sum()
+    (0..pool.classes.iter().len() as u8)
+        .map(|class| pool.lists(class).ideal_pages(pool.classes.get(class)))
+        .sum()
 }
 
 fn compaction_packs_every_class<D: Design>() {
@@ -77,7 +79,8 @@ fn compaction_stays_within_its_budget<D: Design>() {
 
 fn what_is_read_or_reserved_stays_where_it_is<D: Design>() {
     let (pool, live) = scattered::<D>(3);
-    let (handle, Live { owner, bytes }) = live.iter().find(|(_, live)| live.bytes.len() < 3000).expect("some");
+    let (handle, Live { owner, bytes }) =
+        live.iter().find(|(_, live)| live.bytes.len() < 3000).expect("some");
     let before = object(&pool, *handle);
     let reading = read(&pool, *handle, *owner, bytes.len()).expect("sound");
     let reserved = pool.reserve(bytes.len(), Gfp::MayWait).expect("memory");

@@ -67,7 +67,9 @@ for_every_design!(
 
 fn lengths_and_chain_sizes_out_of_range_are_refused<D: Design>() {
     let arena = Arc::new(Arena::new(1 << 20).expect("address space"));
-    let refused = RawPool::<D>::new(arena, &Options { chain_size: 17, ..Options::new("test", 100) }).err().expect("too long");
+    let refused = RawPool::<D>::new(arena, &Options { chain_size: 17, ..Options::new("test", 100) })
+        .err()
+        .expect("too long");
     assert_eq!(refused.setting(), Some("chain_size"));
     let pool = pool::<D>(8);
     for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {
@@ -161,7 +163,8 @@ fn a_read_outlives_the_free() {
     for len in [100, 2000, PAGE_SIZE] {
         let bytes = vec![len as u8; len];
         let handle = pool.store(&bytes, 1, Gfp::MayWait).expect("memory");
-        let (one, two) = (read(&pool, handle, 1, len).expect("sound"), read(&pool, handle, 1, len).expect("sound"));
+        let (one, two) =
+            (read(&pool, handle, 1, len).expect("sound"), read(&pool, handle, 1, len).expect("sound"));
         free(&pool, handle);
         let other = pool.store(&vec![0xff; len], 2, Gfp::MayWait).expect("memory");
         drop(one);

@@ -1,0 +1,161 @@
+//! Pools of every design under loom: zspages of one page and two objects. Every object's bytes are
+//! watched, by place: what reads, writes, moves or frees them must be in order.
+
+use super::compact::{Budget, Effort};
+use super::design::Design;
+use super::raw::{Options, RawPool};
+use crate::base::mem::{Arena, Gfp};
+use crate::base::sync::Arc;
+use loom::thread;
+
+for_every_design!(
+    loom_zsmalloc_frees_against_compaction,
+    loom_zsmalloc_reads_against_compaction,
+    loom_zsmalloc_stores_against_compaction,
+    loom_zsmalloc_frees_that_empty_a_zspage,
+    loom_zsmalloc_stores_against_the_last_free,
+    loom_zsmalloc_compaction_against_compaction,
+);
+
+/// Two of them fill a zspage of one page.
+const LEN: usize = 1800;
+
+/// An object that the model has stored.
+#[derive(Clone, Copy)]
+struct Stored {
+    handle: u32,
+    owner: u32,
+}
+
+struct Model<D: Design>(RawPool<D>);
+
+impl<D: Design> Model<D> {
+    fn new() -> Arc<Self> {
+        let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
+        // The fewest classes: loom makes all their locks anew for each interleaving.
+        let options = Options { chain_size: 1, ..Options::new("model", 8) };
+        Arc::new(Model(RawPool::new(arena, &options).expect("pool")))
+    }
+
+    fn store(&self, owner: u32) -> Stored {
+        let handle = self.0.store(&[owner as u8; LEN], owner, Gfp::MayWait).expect("memory");
+        Stored { handle, owner }
+    }
+
+    /// Two zspages of which each has one object, that of the first two owners.
+    fn two_half_full(&self) -> [Stored; 2] {
+        let [one, two, three, four] = [1, 2, 3, 4].map(|owner| self.store(owner));
+        self.free(two);
+        self.free(four);
+        [one, three]
+    }
+
+    fn read(&self, object: Stored) {
+        // SAFETY: the model frees it later.
+        let read = unsafe { self.0.read(object.handle, object.owner, LEN) }.expect("sound");
+        assert!(read.iter().all(|byte| *byte == object.owner as u8));
+    }
+
+    fn free(&self, object: Stored) {
+        // SAFETY: the model frees it once, and nobody reads it.
+        unsafe { self.0.free(object.handle) };
+    }
+
+    fn compact(&self) {
+        self.0.compact(Effort::Zspages, &mut Budget::unlimited());
+    }
+
+    /// Exactly these are left, on so many pages.
+    fn end(&self, left: &[Stored], pages: u64) {
+        left.iter().for_each(|object| self.read(*object));
+        let stats = self.0.class_stats();
+        assert_eq!(stats.iter().map(|stat| stat.obj_used).sum::<u64>(), left.len() as u64);
+        assert_eq!(stats.iter().map(|stat| stat.pages_used).sum::<u64>(), self.0.pages_used());
+        assert_eq!((self.0.pages_used(), self.0.corrupted()), (pages, 0));
+        left.iter().for_each(|object| self.free(*object));
+        assert_eq!(self.0.pages_used(), 0);
+    }
+}
+
+/// `f` on a new pool, in every order that takes at most two switches of threads more than needed: three
+/// find no more, in many times the time. Set LOOM_MAX_PREEMPTIONS for more.
+fn model<D: Design>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(2));
+    // A pool is a long way from end to end.
+    builder.max_branches = 10_000;
+    builder.check(move || f(Model::new()));
+}
+
+fn beside<D: Design>(
+    pool: &Arc<Model<D>>,
+    f: impl FnOnce(&Model<D>) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let pool = Arc::clone(pool);
+    thread::spawn(move || f(&pool))
+}
+
+fn loom_zsmalloc_frees_against_compaction<D: Design>() {
+    model::<D>(|pool| {
+        let [one, other] = pool.two_half_full();
+        let freer = beside(&pool, move |pool| pool.free(one));
+        pool.compact();
+        freer.join().expect("no panic");
+        pool.end(&[other], 1);
+    });
+}
+
+fn loom_zsmalloc_reads_against_compaction<D: Design>() {
+    model::<D>(|pool| {
+        let both = pool.two_half_full();
+        let reader = beside(&pool, move |pool| both.iter().for_each(|object| pool.read(*object)));
+        pool.compact();
+        reader.join().expect("no panic");
+        // What is read stays where it is, and compaction gives up on it after some tries.
+        pool.compact();
+        pool.end(&both, 1);
+    });
+}
+
+fn loom_zsmalloc_stores_against_compaction<D: Design>() {
+    model::<D>(|pool| {
+        let [one, two] = pool.two_half_full();
+        let writer = {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || pool.store(5))
+        };
+        pool.compact();
+        let three = writer.join().expect("no panic");
+        pool.end(&[one, two, three], 2);
+    });
+}
+
+fn loom_zsmalloc_frees_that_empty_a_zspage<D: Design>() {
+    model::<D>(|pool| {
+        let (one, two) = (pool.store(1), pool.store(2));
+        let freer = beside(&pool, move |pool| pool.free(one));
+        pool.free(two);
+        freer.join().expect("no panic");
+        pool.end(&[], 0);
+    });
+}
+
+fn loom_zsmalloc_stores_against_the_last_free<D: Design>() {
+    model::<D>(|pool| {
+        let one = pool.store(1);
+        let freer = beside(&pool, move |pool| pool.free(one));
+        let two = pool.store(2);
+        freer.join().expect("no panic");
+        pool.end(&[two], 1);
+    });
+}
+
+fn loom_zsmalloc_compaction_against_compaction<D: Design>() {
+    model::<D>(|pool| {
+        let both = pool.two_half_full();
+        let other = beside(&pool, |pool| pool.compact());
+        pool.compact();
+        other.join().expect("no panic");
+        pool.end(&both, 1);
+    });
+}
