@@ -96,13 +96,16 @@ fn beside<D: Design>(
 }
 
 fn loom_zsmalloc_frees_against_compaction<D: Design>() {
-    model::<D>(|pool| {
-        let [one, other] = pool.two_half_full();
-        let freer = beside(&pool, move |pool| pool.free(one));
-        pool.compact();
-        freer.join().expect("no panic");
-        pool.end(&[other], 1);
-    });
+    // The one that is moved, and the one beside which it is put.
+    for freed in 0..2 {
+        model::<D>(move |pool| {
+            let both = pool.two_half_full();
+            let freer = beside(&pool, move |pool| pool.free(both[freed]));
+            pool.compact();
+            freer.join().expect("no panic");
+            pool.end(&[both[1 - freed]], 1);
+        });
+    }
 }
 
 fn loom_zsmalloc_reads_against_compaction<D: Design>() {
