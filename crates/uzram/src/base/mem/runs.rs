@@ -106,9 +106,12 @@ fn room(taken: u64, pages: u32) -> u32 {
 }
 
 fn longest_run(taken: u64) -> u8 {
+    if starts(taken, MAX_RUN_PAGES as u32) != 0 {
+        return MAX_RUN_PAGES as u8;
+    }
     let mut free = !taken;
     let mut longest = 0;
-    while free != 0 && longest < MAX_RUN_PAGES as u8 {
+    while free != 0 {
         free &= free >> 1;
         longest += 1;
     }
@@ -232,12 +235,16 @@ impl Runs {
         let group = group_of(page);
         debug_assert_eq!(self.taken[group] & mask, if taken { 0 } else { mask }, "pages {page}+: {mask:#x}");
         self.taken[group] ^= mask;
-        self.longest[group] = longest_run(self.taken[group]);
+        let longest = longest_run(self.taken[group]);
+        let longest_before = std::mem::replace(&mut self.longest[group], longest);
         let chunk = group / CHUNK_GROUPS;
         let pages = mask.count_ones() as u16;
         let taken_pages = &mut self.chunks[chunk].taken_pages;
-        *taken_pages = if taken { *taken_pages + pages } else { *taken_pages - pages };
-        self.refresh(chunk);
+        let before = *taken_pages;
+        *taken_pages = if taken { before + pages } else { before - pages };
+        if longest != longest_before || before == 0 || *taken_pages == 0 {
+            self.refresh(chunk);
+        }
     }
 
     /// Makes the trees tell the truth about a chunk.
