@@ -86,6 +86,7 @@ impl<D: Design> RawPool<D> {
         let _alone = self.compaction.lock();
         let classes = 0..self.classes.iter().len();
         let freed: i64 = classes.map(|class| self.compact_class(class as u8, effort, budget)).sum();
+        let freed = freed + self.empty_chunks(budget);
         let freed = u64::try_from(freed).unwrap_or(0);
         self.pages_compacted.add(freed);
         freed
@@ -181,7 +182,11 @@ impl<D: Design> RawPool<D> {
             self.move_objects(&mut lists, from, new, budget, &mut emptied);
         }
         if !emptied.iter().any(|emptied| emptied.zspage == new) {
-            emptied.extend(self.take_off_if_empty(&mut lists, new));
+            match self.take_off_if_empty(&mut lists, new) {
+                Some(unused) => emptied.push(unused),
+                // Who goes through the list has seen it.
+                None => lists.move_to_back(&self.zspages, new),
+            }
         }
         let freed = pages_before - lists.pages_used as i64;
         drop(lists);

@@ -25,6 +25,7 @@
 
 mod alloc;
 mod any;
+mod chunks;
 mod class;
 mod compact;
 mod counts;

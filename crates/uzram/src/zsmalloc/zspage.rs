@@ -225,6 +225,14 @@ impl Lists {
         (some != 0).then(|| self.heads[some.trailing_zeros() as usize])
     }
 
+    /// Makes a zspage the last of its group.
+    pub(super) fn move_to_back(&mut self, all: &Descriptors, id: u32) {
+        let group = all.with(self, id, |zspage| usize::from(zspage.group));
+        self.remove(all, id);
+        self.insert(all, id, group);
+        self.rotate(all, group);
+    }
+
     /// Makes the first zspage of the emptiest group that has some its last.
     pub(super) fn rotate_emptiest(&mut self, all: &Descriptors) {
         if let Some(first) = self.emptiest() {

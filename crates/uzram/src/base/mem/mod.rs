@@ -189,7 +189,9 @@ impl Arena {
         }
         let mut inner = self.inner.lock();
         let first = self.take(&mut inner, pages, account, gfp)?;
-        for _ in 1..batch_runs(batch_pages, pages) {
+        // While chunks are emptied, runs are taken to be filled, and no chunk is to be held for others.
+        let batch = if self.hiding.get() == 0 { batch_runs(batch_pages, pages) } else { 1 };
+        for _ in 1..batch {
             // What is free anyway comes along; growing is for those who need it now.
             match self.take_free(&mut inner, pages, account) {
                 Some(page) => cache.stack(account, pages).push(page),

@@ -17,6 +17,7 @@ for_every_design!(
     what_is_read_or_reserved_stays_where_it_is,
     damaged_objects_are_not_moved,
     at_the_limit_compaction_makes_room,
+    zspages_leave_sparse_chunks,
 );
 
 /// A pool with random objects of which most were freed again.
@@ -123,4 +124,36 @@ fn at_the_limit_compaction_makes_room<D: Design>() {
     assert!(pool.arena.charged_pages() <= pool.arena.limit_pages());
     check(&pool, &live);
     assert!(D::NAME.len() > 3);
+}
+
+/// Zspages that are full but few, all over many chunks, come together in as many as they need.
+fn zspages_leave_sparse_chunks<D: Design>() {
+    let pool = pool::<D>(16);
+    let mut random = Random::new(6);
+    let (mut live, mut zspages) = (HashMap::new(), Vec::new());
+    // Huge objects among them: zspages of one page, that can't be compacted otherwise.
+    for owner in 0..8000 {
+        let bytes = vec![owner as u8; if owner % 3 == 0 { PAGE_SIZE } else { 1000 + random.below(200) }];
+        let handle = pool.store(&bytes, owner, Gfp::MayWait).expect("memory");
+        zspages.push(object(&pool, handle).page);
+        live.insert(handle, Live { owner, bytes });
+    }
+    zspages.sort_unstable();
+    zspages.dedup();
+    let stays = |page: u32| zspages.binary_search(&page).expect("a zspage") % 8 == 0;
+    live.retain(|handle, _| {
+        let stays = stays(object(&pool, *handle).page);
+        if !stays {
+            free(&pool, *handle);
+        }
+        stays
+    });
+    pool.arena.release_free();
+    let (before, used) = (pool.arena.chunks_held(), pool.pages_used());
+    pool.compact(Effort::Zspages, &mut Budget::unlimited());
+    pool.arena.release_free();
+    // One more for the metadata, and one for what is left over at the ends.
+    let after = pool.arena.chunks_held();
+    assert!(before > 6 && after <= used.div_ceil(512) + 2, "{before} -> {after} chunks for {used} pages");
+    check(&pool, &live);
 }

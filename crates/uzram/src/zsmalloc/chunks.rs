@@ -1,0 +1,72 @@
+//! Moving zspages out of chunks of the arena that have few, so that whole chunks go back to the system.
+//!
+//! The arena says which: it hides its emptiest chunks, so that new zspages lie in the others, until this
+//! is done. What could not be moved, being read or written, keeps its chunk.
+
+use crate::base::mem::{Account, Gfp, Hidden};
+
+use super::compact::Budget;
+use super::design::Design;
+use super::raw::RawPool;
+use super::zspage::{GROUP_FULL, Lists};
+
+/// Rounds of choosing chunks: what is left of a chosen one for want of runs of the right length finds
+/// some in the next.
+const ROUNDS: usize = 4;
+/// Zspages that are looked at under one hold of a class's lock.
+const VISITS_PER_HOLD: u32 = 64;
+
+impl<D: Design> RawPool<D> {
+    /// Moves zspages out of chunks that so run empty, where there are any; answers how many pages that
+    /// freed in zspages with gaps, which may be less than none.
+    pub(super) fn empty_chunks(&self, budget: &mut Budget) -> i64 {
+        let mut freed = 0;
+        for _ in 0..ROUNDS {
+            let held = self.arena.chunks_held();
+            let hidden = self.arena.hide_sparse_chunks(Account::Pool);
+            if hidden.is_empty() {
+                break;
+            }
+            for class in 0..self.classes.iter().len() {
+                freed += self.leave_chunks(class as u8, &hidden, budget);
+            }
+            drop(hidden);
+            if self.arena.chunks_held() >= held {
+                break;
+            }
+        }
+        freed
+    }
+
+    /// Moves the zspages of a class out of the hidden chunks.
+    fn leave_chunks(&self, class: u8, hidden: &Hidden<'_>, budget: &mut Budget) -> i64 {
+        let mut freed = 0;
+        // A zspage of which some objects stay behind comes to a group that is looked at later.
+        for group in (1..=GROUP_FULL).rev() {
+            let mut left = self.lists(class).len(group);
+            while left > 0 && !budget.is_spent() {
+                // Without growing: that would win nothing.
+                let Ok(new) = self.alloc_zspage(class, Gfp::NoWait) else { return freed };
+                let mut lists = self.still(class);
+                let from = self.find_in(&mut lists, group, &mut left, hidden);
+                freed += self.move_to_new(lists, from, new, budget);
+            }
+        }
+        freed
+    }
+
+    /// The next zspage of a group that lies in a hidden chunk, of as many as may be looked at under one
+    /// hold and are `left` to be.
+    fn find_in(&self, lists: &mut Lists, group: usize, left: &mut u32, hidden: &Hidden<'_>) -> Option<u32> {
+        let visits = VISITS_PER_HOLD.min(*left);
+        for visit in 1..=visits {
+            let id = lists.rotate(&self.zspages, group)?;
+            if hidden.contains(self.zspages.with(lists, id, |zspage| zspage.page)) {
+                *left -= visit;
+                return Some(id);
+            }
+        }
+        *left -= visits;
+        None
+    }
+}
