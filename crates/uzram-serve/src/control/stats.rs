@@ -38,6 +38,7 @@ mirror! {
     mem_used_max_bytes,
     mem_limit_bytes,
     mem_charged_bytes,
+    mem_chunk_bytes,
     mem_fixed_bytes,
     mem_tables_bytes,
     same_pages,

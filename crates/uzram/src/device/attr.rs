@@ -13,6 +13,9 @@ use crate::zsmalloc::CHAIN_SIZES;
 
 use super::{Device, Params, State, Stats};
 
+/// Less would move less than an object at a time.
+const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
+
 /// One row of the table.
 #[derive(Clone, Copy)]
 pub struct Attribute {
@@ -112,6 +115,24 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "anything packs the pool's objects together, while reads and writes go on, and gives back what that frees",
         get: None,
         set: Some(compact),
+    },
+    Attribute {
+        name: "compact_threshold",
+        help: "percent of the pool's memory that compaction must free to begin by itself, 0 to 100; 0 for never; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.compact_threshold_percent.to_string()),
+        set: Some(set_compact_threshold),
+    },
+    Attribute {
+        name: "compact_rate",
+        help: "bytes of objects that it then moves in a second at most, from 1M; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.compact_rate_bytes.to_string()),
+        set: Some(set_compact_rate),
+    },
+    Attribute {
+        name: "mem_chunks",
+        help: "memory of all chunks of 2 MiB in which any of mem_charged lies (uzram only)",
+        get: Some(|device| device.counts().mem_chunk_bytes.to_string()),
+        set: None,
     },
     Attribute {
         name: "pool_design",
@@ -373,6 +394,31 @@ fn compact(device: &Device, _: &str) -> Result<()> {
         return Err(Error::invalid(what).with_setting("disksize"));
     };
     store.compact();
+    Ok(())
+}
+
+fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {
+    let wanted = || Error::invalid(format!("'{value}' is no compact_threshold: write 0 to 100"));
+    let percent = value.parse().ok().filter(|percent| *percent <= 100).ok_or_else(wanted)?;
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.set_compact_threshold_percent(percent);
+    }
+    state.params.compact_threshold_percent = percent;
+    Ok(())
+}
+
+fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
+    let bytes = parse_size(value)?;
+    if bytes < LEAST_COMPACT_RATE_BYTES {
+        let what = format!("'{value}' is no compact_rate: write 1M or more, or compact_threshold=0");
+        return Err(Error::invalid(what));
+    }
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.set_compact_rate_bytes(bytes);
+    }
+    state.params.compact_rate_bytes = bytes;
     Ok(())
 }
 

@@ -31,6 +31,10 @@ use crate::zsmalloc::PoolDesign;
 pub const DEFAULT_CHAIN_SIZE: usize = 16;
 /// The default of `run_cache_batch`.
 pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
+/// The default of `compact_threshold`.
+pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
+/// The default of `compact_rate`: some hundredths of what a core moves in a second.
+pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
 
 /// A zram device.
 pub struct Device {
@@ -61,6 +65,8 @@ struct Params {
     run_cache_batch_pages: usize,
     streams: Design,
     stream_alloc: StreamAlloc,
+    compact_threshold_percent: u64,
+    compact_rate_bytes: u64,
 }
 
 impl Default for Params {
@@ -74,6 +80,8 @@ impl Default for Params {
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
             streams: Design::PerCpu,
             stream_alloc: StreamAlloc::Held,
+            compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
+            compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
         }
     }
 }
@@ -95,6 +103,8 @@ pub struct Stats {
     pub mem_limit_bytes: u64,
     /// Memory of the pool and of its metadata slabs, and free memory kept for reuse.
     pub mem_charged_bytes: u64,
+    /// Memory of all chunks of 2 MiB in which any of that lies: what is held of the address space.
+    pub mem_chunk_bytes: u64,
     /// What the disk's size and the number of streams cost at most: slot table, streams, dictionary.
     /// It grows by a stream when all were lent and a spare one was made.
     pub mem_fixed_bytes: u64,
@@ -201,6 +211,7 @@ impl Device {
             mem_used_max_bytes: pages_to_bytes(stats.pool_pages_max),
             mem_limit_bytes: pages_to_bytes(stats.limit_pages),
             mem_charged_bytes: pages_to_bytes(stats.charged_pages),
+            mem_chunk_bytes: pages_to_bytes(stats.chunk_pages),
             mem_fixed_bytes: store.fixed_bytes() as u64,
             mem_tables_bytes: 0,
             same_pages: stats.same_pages,
@@ -252,6 +263,8 @@ impl Device {
             run_cache_batch_pages: params.run_cache_batch_pages,
             streams: params.streams,
             stream_alloc: params.stream_alloc,
+            compact_threshold_percent: params.compact_threshold_percent,
+            compact_rate_bytes: params.compact_rate_bytes,
         })?));
         state.disksize_bytes = pages_to_bytes(pages);
         Ok(())

@@ -7,6 +7,8 @@
 //! Lock order: slot, stream, then the pool's. A whole page is compressed before its slot is
 //! locked; a part of a page is read, changed and written back under the slot's lock.
 
+#[cfg(not(feature = "loom"))]
+mod maintenance;
 mod slot;
 mod stats;
 mod stream;
@@ -20,12 +22,14 @@ use std::borrow::Borrow;
 
 use crate::base::error::{Error, ErrorKind, Result};
 pub use crate::base::mem::MAX_BATCH_PAGES;
-use crate::base::mem::{Account, Arena, Gfp};
+use crate::base::mem::{Account, Arena, CHUNK_PAGES, Gfp};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use crate::codec::{Algorithm, StatelessDecoder};
 use crate::stream::{AnyStreams, Design, Streams};
 use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
+#[cfg(not(feature = "loom"))]
+use maintenance::Maintenance;
 pub use slot::PageState;
 use slot::{Contents, SlotGuard, Slots};
 use stats::Counters;
@@ -66,6 +70,10 @@ pub struct Config {
     pub streams: Design,
     /// What becomes of a writer's stream while it waits for memory.
     pub stream_alloc: StreamAlloc,
+    /// The pool is compacted by itself when that frees so many in a hundred of its pages; 0 for never.
+    pub compact_threshold_percent: u64,
+    /// Bytes of objects that are then moved in a second, at most.
+    pub compact_rate_bytes: u64,
 }
 
 /// See the [module's documentation](self).
@@ -75,12 +83,15 @@ pub struct Store {
     /// What they and what they share take; it grows when a spare one is made.
     stream_bytes: Arc<Counter>,
     stream_alloc: StreamAlloc,
-    pool: AnyPool,
+    pool: Arc<AnyPool>,
     arena: Arc<Arena>,
     counters: Counters,
     /// Where the algorithm decodes without state, reading takes no stream.
     stateless_decoder: Option<StatelessDecoder>,
     checksum: bool,
+    // Models start no threads of their own.
+    #[cfg(not(feature = "loom"))]
+    maintenance: Maintenance,
 }
 
 /// The counts of a store. Pages of 4096 bytes.
@@ -98,6 +109,8 @@ pub struct Stats {
     pub slab_pages: u64,
     /// Pages in memory for all of these, and for free runs kept: what the limit bounds.
     pub charged_pages: u64,
+    /// Pages of all chunks that any of these lie in.
+    pub chunk_pages: u64,
     /// The limit; 0 for none.
     pub limit_pages: u64,
     /// Pages that are one word, repeated.
@@ -143,7 +156,7 @@ impl Store {
             chain_size: config.chain_size,
             ..zsmalloc::Options::new(config.name.as_str(), config.pages + SPARE_OBJECTS)
         };
-        let pool = AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?;
+        let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?);
         let stream_bytes = Arc::new(Counter::new(config.algorithm.shared_bytes() as u64));
         let (algorithm, bytes) = (config.algorithm.clone(), Arc::clone(&stream_bytes));
         let make = move || {
@@ -152,7 +165,17 @@ impl Store {
             Ok::<_, Error>(stream)
         };
         let streams = AnyStreams::new(config.streams, make)?;
+        #[cfg(not(feature = "loom"))]
+        let maintenance = Maintenance::start(
+            &config.name,
+            Arc::clone(&pool),
+            Arc::clone(&arena),
+            config.compact_threshold_percent,
+            config.compact_rate_bytes,
+        )?;
         Ok(Store {
+            #[cfg(not(feature = "loom"))]
+            maintenance,
             slots: Slots::new(config.pages)?,
             streams,
             stream_bytes,
@@ -278,6 +301,7 @@ impl Store {
             pool_pages_max: arena.used_pages_max(Account::Pool),
             slab_pages: arena.used_pages(Account::Slab),
             charged_pages: arena.charged_pages(),
+            chunk_pages: arena.chunks_held() * u64::from(CHUNK_PAGES),
             limit_pages: arena.limit_pages(),
             same_pages: counters.sum(|share| &share.same_pages),
             huge_pages: counters.sum(|share| &share.huge_pages),
@@ -294,9 +318,23 @@ impl Store {
         }
     }
 
-    /// Packs the pool's objects together, and answers how many pages that freed.
+    /// Packs the pool's objects together, gives back what that frees, and answers how many pages it was.
     pub fn compact(&self) -> u64 {
-        self.pool.compact(Effort::Tight, &mut Budget::unlimited())
+        let freed = self.pool.compact(Effort::Tight, &mut Budget::unlimited());
+        self.arena.release_free();
+        freed
+    }
+
+    /// Sets [`Config::compact_threshold_percent`] anew.
+    #[cfg(not(feature = "loom"))]
+    pub fn set_compact_threshold_percent(&self, percent: u64) {
+        self.maintenance.set_threshold_percent(percent);
+    }
+
+    /// Sets [`Config::compact_rate_bytes`] anew.
+    #[cfg(not(feature = "loom"))]
+    pub fn set_compact_rate_bytes(&self, bytes: u64) {
+        self.maintenance.set_rate_bytes_per_s(bytes);
     }
 
     /// The state of each size class.

@@ -14,6 +14,8 @@ fn config(pages: u64) -> Config {
         run_cache_batch_pages: 32,
         streams: Design::PerCpu,
         stream_alloc: StreamAlloc::Held,
+        compact_threshold_percent: 0,
+        compact_rate_bytes: 0,
     }
 }
 

@@ -1,0 +1,137 @@
+//! What a store does by itself, on a thread of its own: it gives free memory back to the system, so that
+//! frees need not, and packs the pool's objects together when that is worth it.
+//!
+//! Lock order: the thread holds no lock between its steps, and stops between them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Account, Arena, CHUNK_PAGES};
+use crate::base::sync::{Arc, Counter};
+use crate::zsmalloc::{AnyPool, Budget, Effort};
+
+/// How often it is looked whether compaction is worth it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How often, while it is, a part is done of what the rate allows.
+const STEP_EVERY: Duration = Duration::from_millis(50);
+/// Chunks that may be held beyond those that all pages would fill, however few pages there are.
+const SPARE_CHUNKS: u64 = 4;
+
+/// The thread of a store. Dropped, it ends.
+pub(super) struct Maintenance {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    pool: Arc<AnyPool>,
+    arena: Arc<Arena>,
+    /// Compaction begins when it frees so many in a hundred of the pool's pages; 0 for never.
+    threshold_percent: Counter,
+    /// Bytes of objects that may be moved in a second.
+    rate_bytes_per_s: Counter,
+    ends: AtomicBool,
+}
+
+impl Maintenance {
+    /// Starts it for the store of that name.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives no thread.
+    pub(super) fn start(
+        name: &str,
+        pool: Arc<AnyPool>,
+        arena: Arc<Arena>,
+        threshold_percent: u64,
+        rate_bytes_per_s: u64,
+    ) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            pool,
+            arena,
+            threshold_percent: Counter::new(threshold_percent),
+            rate_bytes_per_s: Counter::new(rate_bytes_per_s),
+            ends: AtomicBool::new(false),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name(format!("uzram-{name}")).spawn(move || of_thread.run());
+        let thread = thread.map_err(|error| {
+            Error::new(ErrorKind::NoMemory, format!("the system gives no thread for '{name}': {error}"))
+        })?;
+        shared.arena.set_releaser(Some(thread.thread().clone()));
+        Ok(Maintenance { shared, thread: Some(thread) })
+    }
+
+    pub(super) fn set_threshold_percent(&self, percent: u64) {
+        self.shared.threshold_percent.set(percent);
+        // It may be asleep for good.
+        self.thread().into_iter().for_each(Thread::unpark);
+    }
+
+    pub(super) fn set_rate_bytes_per_s(&self, bytes: u64) {
+        self.shared.rate_bytes_per_s.set(bytes);
+    }
+
+    fn thread(&self) -> Option<&Thread> {
+        self.thread.as_ref().map(JoinHandle::thread)
+    }
+}
+
+impl Drop for Maintenance {
+    fn drop(&mut self) {
+        self.shared.arena.set_releaser(None);
+        self.shared.ends.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic there has been reported already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut wait = Some(LOOK_EVERY);
+        let mut last_step = Instant::now();
+        loop {
+            match wait {
+                Some(wait) => std::thread::park_timeout(wait),
+                None => std::thread::park(),
+            }
+            if self.ends.load(Ordering::Acquire) {
+                return;
+            }
+            self.arena.release_surplus();
+            let percent = self.threshold_percent.get();
+            let since = last_step.elapsed();
+            if percent == 0 {
+                wait = None;
+            } else if wait.is_none_or(|wait| since >= wait) {
+                last_step = Instant::now();
+                wait = Some(if self.step(percent, since) { STEP_EVERY } else { LOOK_EVERY });
+            }
+        }
+    }
+
+    /// Moves as much as the rate allows after that time, if it is worth it; answers whether it was.
+    fn step(&self, percent: u64, since: Duration) -> bool {
+        if !self.is_worth_it(percent) {
+            return false;
+        }
+        let rate = self.rate_bytes_per_s.get() as f64;
+        let mut budget = Budget::bytes((rate * since.min(LOOK_EVERY).as_secs_f64()) as u64);
+        self.pool.compact(Effort::Zspages, &mut budget);
+        // If it was not spent there is nothing more to move now, whatever the counts say.
+        budget.is_spent()
+    }
+
+    fn is_worth_it(&self, percent: u64) -> bool {
+        let used_pages = self.pool.pages_used();
+        let beyond = |pages: u64, of: u64| pages * 100 > of * percent;
+        let all_pages = used_pages + self.arena.used_pages(Account::Slab);
+        let chunk_pages = u64::from(CHUNK_PAGES);
+        let held = (self.arena.chunks_held() * chunk_pages).saturating_sub(SPARE_CHUNKS * chunk_pages);
+        beyond(self.pool.freeable_pages(), used_pages) || beyond(held.saturating_sub(all_pages), all_pages)
+    }
+}
