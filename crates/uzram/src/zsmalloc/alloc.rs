@@ -76,9 +76,12 @@ impl<D: Design> RawPool<D> {
     #[inline]
     fn alloc(&self, class: u8, gfp: Gfp) -> Result<(u32, Object)> {
         let shape = self.classes.get(class);
-        if let Some(taken) = self.alloc_in_existing(&mut self.lists(class), shape)? {
-            return Ok(taken);
+        let mut lists = self.lists(class);
+        if let Some((zspage, object)) = self.alloc_in_existing(&mut lists, shape)? {
+            self.note_store(object);
+            return Ok((zspage, object));
         }
+        drop(lists);
         let zspage = self.alloc_zspage(class, gfp)?;
         let mut lists = self.lists(class);
         lists.insert(&self.zspages, zspage, 0);
@@ -86,6 +89,7 @@ impl<D: Design> RawPool<D> {
             Ok(object) => {
                 // SAFETY: the object keeps the zspage in use. The hold it was made with is one too many.
                 unsafe { self.zspages.get(zspage) }.let_go();
+                self.note_store(object);
                 Ok((zspage, object))
             }
             Err(full) => {
@@ -94,6 +98,14 @@ impl<D: Design> RawPool<D> {
                 emptied.into_iter().for_each(|emptied| self.give_back(emptied));
                 Err(full.into())
             }
+        }
+    }
+
+    /// Notes that an object is stored into its zspage. Its class is locked.
+    #[inline]
+    fn note_store(&self, object: Object) {
+        if let Some(lru) = &self.lru {
+            lru.touch(object.page, object.class);
         }
     }
 

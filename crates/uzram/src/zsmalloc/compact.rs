@@ -19,6 +19,7 @@ use super::class::SizeClass;
 use super::counts::Held;
 use super::design::{Design, Locks, Still};
 use super::free::{Emptied, FREE_TAG};
+use super::lru::End;
 use super::raw::RawPool;
 use super::word::Object;
 use super::zspage::Lists;
@@ -185,7 +186,10 @@ impl<D: Design> RawPool<D> {
             match self.take_off_if_empty(&mut lists, new) {
                 Some(unused) => emptied.push(unused),
                 // Who goes through the list has seen it.
-                None => lists.move_to_back(&self.zspages, new),
+                None => {
+                    lists.move_to_back(&self.zspages, new);
+                    self.note_moved(&mut lists, new);
+                }
             }
         }
         let freed = pages_before - lists.pages_used as i64;
@@ -236,6 +240,15 @@ impl<D: Design> RawPool<D> {
             }
         }
         Outcome::Stuck
+    }
+
+    /// Gives a zspage whose objects came from another one a place among the coldest.
+    fn note_moved(&self, lists: &mut Lists, new: u32) {
+        if let Some(lru) = &self.lru {
+            let page = self.zspages.with(lists, new, |zspage| zspage.page);
+            // SAFETY: the lists lead to it, and are locked.
+            lru.insert(page, unsafe { self.zspages.get(new) }.class, End::Coldest);
+        }
     }
 
     /// The cell of the handle that leads to `object`, if there is one and it could be moved. The class's

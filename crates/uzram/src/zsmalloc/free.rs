@@ -113,6 +113,9 @@ impl<D: Design> RawPool<D> {
         lists.remove(&self.zspages, id);
         let (page, committed) = self.zspages.with(lists, id, |zspage| (zspage.page, zspage.committed));
         lists.pages_used -= u64::from(committed);
+        if let Some(lru) = &self.lru {
+            lru.remove(page);
+        }
         let run = Run { page, pages: self.classes.get(class).pages_per_zspage };
         Emptied { zspage: id, run, committed }
     }

@@ -15,6 +15,7 @@ for_every_design!(
     loom_zsmalloc_frees_that_empty_a_zspage,
     loom_zsmalloc_stores_against_the_last_free,
     loom_zsmalloc_compaction_against_compaction,
+    loom_zsmalloc_eviction_against_stores_and_frees,
 );
 
 /// Two of them fill a zspage of one page.
@@ -31,9 +32,13 @@ struct Model<D: Design>(RawPool<D>);
 
 impl<D: Design> Model<D> {
     fn new() -> Arc<Self> {
+        Self::with(false)
+    }
+
+    fn with(reclaim: bool) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
         // The fewest classes: loom makes all their locks anew for each interleaving.
-        let options = Options { chain_size: 1, ..Options::new("model", 8) };
+        let options = Options { chain_size: 1, reclaim, ..Options::new("model", 8) };
         Arc::new(Model(RawPool::new(arena, &options).expect("pool")))
     }
 
@@ -77,14 +82,19 @@ impl<D: Design> Model<D> {
     }
 }
 
-/// `f` on a new pool, in every order that takes at most two switches of threads more than needed: three
-/// find no more, in many times the time. Set LOOM_MAX_PREEMPTIONS for more.
+/// `f` on a new pool.
 fn model<D: Design>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
+    check(move || f(Model::new()));
+}
+
+/// `f` in every order that takes at most two switches of threads more than needed: three find no more, in
+/// many times the time. Set LOOM_MAX_PREEMPTIONS for more.
+fn check(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(2));
     // A pool is a long way from end to end.
     builder.max_branches = 10_000;
-    builder.check(move || f(Model::new()));
+    builder.check(f);
 }
 
 fn beside<D: Design>(
@@ -160,5 +170,30 @@ fn loom_zsmalloc_compaction_against_compaction<D: Design>() {
         pool.compact();
         other.join().expect("no panic");
         pool.end(&both, 1);
+    });
+}
+
+/// The owners of a zspage are asked while one of them frees its object and a third stores another.
+fn loom_zsmalloc_eviction_against_stores_and_frees<D: Design>() {
+    check(|| {
+        let pool = Model::<D>::with(true);
+        let (one, two) = (pool.store(1), pool.store(2));
+        let other = {
+            let pool = Arc::clone(&pool);
+            thread::spawn(move || {
+                pool.free(one);
+                pool.store(3)
+            })
+        };
+        let mut two_is_left = true;
+        let evict = |owner: u32| {
+            if owner == 2 && std::mem::take(&mut two_is_left) {
+                pool.free(two);
+            }
+        };
+        pool.0.reclaim(2, evict).expect("it keeps the order");
+        let three = other.join().expect("no panic");
+        let left = if two_is_left { vec![two, three] } else { vec![three] };
+        pool.end(&left, 1);
     });
 }

@@ -34,8 +34,10 @@ pub mod design;
 #[macro_use]
 mod every_design;
 mod free;
+mod lru;
 mod pool;
 mod raw;
+mod reclaim;
 mod reserved;
 mod stats;
 mod word;

@@ -85,6 +85,16 @@ impl<D: Design> Pool<D> {
         self.raw.compact(Effort::Tight, &mut Budget::unlimited())
     }
 
+    /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all have been
+    /// tried; answers how many pages that freed. `evict` is told the owner of each object in them, and is
+    /// to free its handle; one that it leaves stays. The pool is not locked meanwhile: `evict` may use it.
+    ///
+    /// # Errors
+    /// `Invalid` for a pool that was made without [`Options::reclaim`].
+    pub fn reclaim(&self, pages: u64, evict: impl FnMut(u32)) -> Result<u64> {
+        self.raw.reclaim(pages, evict)
+    }
+
     /// Pages that compaction would free at least.
     pub fn freeable_pages(&self) -> u64 {
         self.raw.freeable_pages()

@@ -12,6 +12,7 @@ use crate::slab::{self, Typed};
 use super::class::{CHAIN_SIZES, ClassTable, HEADER_BYTES};
 use super::counts::{Counts, Held, LockCounts};
 use super::design::Design;
+use super::lru::Lru;
 use super::word::Object;
 use super::zspage::{Descriptor, Descriptors};
 
@@ -29,12 +30,17 @@ pub struct Options {
     pub max_objects: u64,
     /// Whether it counts what it does with its locks ([`LockCounts`]).
     pub count_locks: bool,
+    /// Whether it keeps the order in which its zspages were stored into, to empty the coldest
+    /// ([`Pool::reclaim`](super::Pool::reclaim)). That takes a lock of the whole pool for each object that
+    /// is stored, and 12 bytes a page.
+    pub reclaim: bool,
 }
 
 impl Options {
-    /// A pool for so many objects, with zspages of up to 16 pages, that counts nothing.
+    /// A pool for so many objects, with zspages of up to 16 pages, and nothing beyond that.
     pub fn new(name: impl Into<String>, max_objects: u64) -> Self {
-        Options { name: name.into(), chain_size: *CHAIN_SIZES.end(), max_objects, count_locks: false }
+        let (name, chain_size) = (name.into(), *CHAIN_SIZES.end());
+        Options { name, chain_size, max_objects, count_locks: false, reclaim: false }
     }
 }
 
@@ -54,6 +60,8 @@ pub struct RawPool<D: Design> {
     /// Held by who moves objects.
     pub(super) compaction: Mutex<()>,
     pub(super) pages_compacted: Counter,
+    /// Where the options ask for it.
+    pub(super) lru: Option<Lru>,
     contents: Contents,
 }
 
@@ -87,6 +95,7 @@ impl<D: Design> RawPool<D> {
             counts: Counts::new(options.count_locks),
             compaction: Mutex::new(&classes::COMPACTION, ()),
             pages_compacted: Counter::new(0),
+            lru: options.reclaim.then(|| Lru::new(arena.reserved_pages())).transpose()?,
             contents: Contents::new(arena.reserved_pages()),
             classes,
             arena,

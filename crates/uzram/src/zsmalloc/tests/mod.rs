@@ -15,7 +15,7 @@ mod model;
 fn pool<D: Design>(chain_size: usize) -> RawPool<D> {
     let arena = Arc::new(Arena::new(256 << 20).expect("address space"));
     arena.set_run_cache_batch_pages(32).expect("batch");
-    let options = Options { chain_size, ..Options::new("test", 1 << 20) };
+    let options = Options { chain_size, reclaim: true, ..Options::new("test", 1 << 20) };
     RawPool::new(arena, &options).expect("pool")
 }
 

@@ -1,6 +1,6 @@
 //! Seeded events against a naive model: a map.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -35,6 +35,28 @@ fn compact<D: Design>(pool: &RawPool<D>, random: &mut Random) {
     pool.compact(effort, &mut budget);
 }
 
+/// Evicts some of the coldest objects, most of which their owners give up.
+fn evict<D: Design>(
+    pool: &RawPool<D>,
+    live: &mut HashMap<u32, Live>,
+    handles: &mut Vec<u32>,
+    random: &mut Random,
+) {
+    let before = pool.pages_used();
+    let by_owner: HashMap<u32, u32> = live.iter().map(|(handle, live)| (live.owner, *handle)).collect();
+    let mut asked = HashSet::new();
+    let freed = pool.reclaim(1 + random.below(60) as u64, |owner| {
+        let handle = by_owner[&owner];
+        assert!(asked.insert(handle), "asked twice");
+        if random.below(20) > 0 {
+            free(pool, handle);
+            live.remove(&handle);
+        }
+    });
+    assert_eq!(pool.pages_used(), before - freed.expect("it keeps the order"));
+    handles.retain(|handle| live.contains_key(handle));
+}
+
 /// One thread's events, failures of the arena among them; everything is checked as often as that.
 fn agrees_with_a_naive_model<D: Design>() {
     for seed in 0..4 {
@@ -49,8 +71,10 @@ fn agrees_with_a_naive_model<D: Design>() {
                 pool.arena.inject_faults(0, 0);
                 check(&pool, &live);
             }
-            if random.below(300) == 0 {
-                compact(&pool, &mut random);
+            match random.below(600) {
+                0 | 1 => compact(&pool, &mut random),
+                2 => evict(&pool, &mut live, &mut handles, &mut random),
+                _ => {}
             }
             // Grow for a while, then shrink.
             if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
