@@ -28,6 +28,11 @@ fn the_list_says_what_each_table_is() {
         "Delay freezing of CPU partial slabs",
         "delayed against eager, on-partial, unfreeze-first; sheaves against delayed",
         "messaging: 1 2 5; rawpkt: 1 2 4 8",
+        "zs-lock",
+        "consolidated against split; class-indexed, pinned against consolidated",
+        "zs-free",
+        "reduce lock contention in zs_free()",
+        "class-indexed against split, class-in-word, no-pool-lock, pages-after-lock; pinned against class-indexed",
     ] {
         assert!(text.contains(said), "{said}: {text}");
     }
@@ -36,8 +41,9 @@ fn the_list_says_what_each_table_is() {
 #[test]
 fn what_cannot_be_run_is_one_line() {
     for (args, mentions) in [
-        (&["slabs"][..], "no table 'slabs', only: streams, slab-freeze"),
+        (&["slabs"][..], "no table 'slabs', only: streams, slab-freeze, zs-lock, zs-free"),
         (&["slab-freeze", "--case", "randread"], "messaging, rawpkt"),
+        (&["zs-free", "--case", "randread"], "run-cache, no-run-cache"),
         (&["streams", "--case", "trim"], "--case"),
         (&["streams", "--jobs", "0"], "--jobs"),
         (&["streams", "--rounds", "0"], "--rounds"),

@@ -13,3 +13,5 @@ pub mod slab_freeze;
 pub mod stats;
 pub mod streams;
 pub mod targets;
+pub mod zs_free;
+pub mod zs_lock;

@@ -15,11 +15,9 @@ use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::codec::{Algorithm, Decoder, Encoder};
 use uzram::{Error, ErrorKind, Result};
 
+use super::packed::{ENCODED_MAX_BYTES, Packed};
 use super::{Target, Worker};
 use crate::corpus::{AlignedPage, Corpus};
-
-/// Room for the worst any codec makes of a page.
-const ENCODED_MAX_BYTES: usize = 2 * PAGE_SIZE;
 
 pub(super) struct CodecLoop {
     algorithm: Algorithm,
@@ -42,27 +40,15 @@ impl CodecLoop {
         corpus: &Corpus,
         page_count: usize,
     ) -> Result<CodecLoop> {
-        let mut encoder = Encoder::new(&algorithm)?;
-        let mut out = vec![0; ENCODED_MAX_BYTES];
         // Compress the corpus once, then lay it out as often as the device repeats it.
-        let mut once = Vec::new();
-        let mut once_spans = Vec::with_capacity(corpus.page_count());
-        for page in corpus.pages() {
-            let start = once.len();
-            match encoder.encode(page, &mut out) {
-                Some(len) if len < huge_threshold_bytes => once.extend_from_slice(&out[..len]),
-                _ => once.extend_from_slice(page),
-            }
-            once_spans.push(Span { start, len_bytes: once.len() - start });
-        }
-        let span_of = |page: usize| once_spans[page % once_spans.len()];
-        let total: usize = (0..page_count).map(|page| span_of(page).len_bytes).sum();
+        let once = Packed::new(&algorithm, huge_threshold_bytes, corpus)?;
+        let total: usize = (0..page_count).map(|page| once.page(page).len()).sum();
         let mut packed = reserve(total)?;
         let mut spans = Vec::with_capacity(page_count);
         for page in 0..page_count {
-            let Span { start, len_bytes } = span_of(page);
-            spans.push(Span { start: packed.len(), len_bytes });
-            packed.extend_from_slice(&once[start..start + len_bytes]);
+            let bytes = once.page(page);
+            spans.push(Span { start: packed.len(), len_bytes: bytes.len() });
+            packed.extend_from_slice(bytes);
         }
         Ok(CodecLoop { algorithm, packed, spans })
     }

@@ -22,6 +22,7 @@
 mod codec_loop;
 mod kernel;
 mod measure;
+mod packed;
 mod pattern;
 mod report;
 mod threads;
@@ -40,9 +41,10 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus, Kind};
 pub(crate) use measure::{Measurement, Plan, Until, mb_per_s, measure};
+pub(crate) use packed::Packed;
 pub use pattern::Pattern;
 pub use report::{KernelMemory, Memory, Report, Row};
-pub(crate) use threads::{Gate, Span, cpus, run_together};
+pub(crate) use threads::{CLOCKED, Gate, Part, Span, clocked, cpus, run_together};
 pub(crate) use usage::Usage;
 pub(crate) use uzram_device::UzramDevice;
 

@@ -80,6 +80,23 @@ where
     })
 }
 
+/// What a job does that is clocked; it answers how many units of work that were.
+pub(crate) type Part<'a> = &'a mut dyn FnMut() -> Result<u64>;
+
+/// What callgrind is to count where jobs are clocked by [`clocked`].
+pub(crate) const CLOCKED: &str = "uzram_lab::bench::threads::clocked";
+
+/// Runs a job's part and clocks it. Its name is what callgrind looks for ([`CLOCKED`]), so it stays a
+/// function of its own.
+#[inline(never)]
+pub(crate) fn clocked(part: Part<'_>) -> Result<(Span, u64)> {
+    let usage = Usage::of_this_thread()?;
+    let start = Instant::now();
+    let done = part()?;
+    let end = Instant::now();
+    Ok((Span { start, end, usage: Usage::of_this_thread()? - usage }, done))
+}
+
 /// The CPUs that jobs can run on.
 pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)

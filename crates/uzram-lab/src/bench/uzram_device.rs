@@ -19,12 +19,21 @@ pub(crate) struct UzramDevice {
 
 impl UzramDevice {
     pub(crate) fn new(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
+        let attributes = [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())];
+        Self::with_attributes(&attributes, size_bytes)
+    }
+
+    /// A device with these attributes.
+    pub(crate) fn with_attributes(attributes: &[(&str, String)], size_bytes: u64) -> Result<UzramDevice> {
         let device = Device::new("bench")?;
-        device.set("comp_algorithm", &algorithm.to_string())?;
-        device.set("streams", &streams.to_string())?;
+        attributes.iter().try_for_each(|(name, value)| device.set(name, value))?;
         device.set("disksize", &size_bytes.to_string())?;
         let page_count = uzram::base::units::page_of(size_bytes) as usize;
         Ok(UzramDevice { open: device.open()?, device, page_count })
+    }
+
+    pub(crate) fn disk(&self) -> &OpenDevice {
+        &self.open
     }
 
     pub(crate) fn stats(&self) -> Stats {

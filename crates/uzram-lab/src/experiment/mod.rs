@@ -30,11 +30,13 @@ use crate::corpus::Kind;
 use crate::slab_freeze::SlabFreeze;
 use crate::stats::MAX_PAIRS;
 use crate::streams::Streams;
+use crate::zs_free::ZsFree;
+use crate::zs_lock::ZsLock;
 pub use report::{Published, PublishedSide, Report, Row, Side, Values};
 pub use run::{measure_case, run};
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&dyn Table; 2] = [&Streams, &SlabFreeze];
+pub static TABLES: [&dyn Table; 4] = [&Streams, &SlabFreeze, &ZsLock, &ZsFree];
 
 /// The table of a name.
 ///
@@ -190,6 +192,11 @@ pub trait Table: Sync {
 
 /// A table's designs, ready to be measured.
 pub trait Experiment {
+    /// How much of a measurement's time is clocked, about; the rest is preparation.
+    fn clocked_share(&self) -> f64 {
+        1.0
+    }
+
     /// Prepares for a case; every design is then in the same state.
     ///
     /// # Errors

@@ -118,7 +118,7 @@ pub fn measure_case(
 /// row took about as long: a few units of work may do so by themselves, as starting threads takes time
 /// on a busy machine.
 fn calibrate(experiment: &mut dyn Experiment, design: usize, jobs: usize, options: &Options) -> Result<u64> {
-    let wanted = options.duration.as_secs_f64();
+    let wanted = options.duration.as_secs_f64() * experiment.clocked_share();
     let mut work = 64 * jobs as u64;
     let mut confirmed = 0;
     for _ in 0..CALIBRATIONS {

@@ -10,10 +10,9 @@ use uzram::base::mem::Arena;
 use uzram::slab::Policy;
 use uzram::{Error, Result};
 
-use super::Part;
 use super::objects::{Content, Objects};
 use super::queue::{Receiver, Sender, queue};
-use crate::bench::{Gate, run_together};
+use crate::bench::{Gate, Part, run_together};
 use crate::experiment::Plan;
 
 /// Senders of a group, and receivers.

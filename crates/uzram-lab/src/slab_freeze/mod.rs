@@ -26,13 +26,13 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uzram::base::mem::Arena;
 use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::bench::{Source, Span, Usage, cpus};
+use crate::bench::{CLOCKED, Part, Source, Span, Usage, clocked, cpus};
 use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
 use counters::{COUNTERS, Counting, counts};
 use objects::Objects;
@@ -172,7 +172,7 @@ impl Table for SlabFreeze {
     }
 
     fn counted_function(&self) -> &'static str {
-        "uzram_lab::slab_freeze::run_clocked"
+        CLOCKED
     }
 
     fn verdict(&self, rows: &[Row]) -> Vec<String> {
@@ -213,9 +213,9 @@ fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result
         Case::Messaging => messaging::caches::<P>(arena, plan.jobs)?,
         Case::Rawpkt => rawpkt::caches(arena, plan.jobs)?,
     };
-    let clocked = run(case, &caches, plan, run_clocked)?;
-    let objects = all_received(clocked.iter().map(|(_, received)| *received), plan)?;
-    let (elapsed, usage) = Span::together(clocked.iter().map(|(span, _)| *span));
+    let received = run(case, &caches, plan, clocked)?;
+    let objects = all_received(received.iter().map(|(_, received)| *received), plan)?;
+    let (elapsed, usage) = Span::together(received.iter().map(|(span, _)| *span));
 
     let before = counts(&caches);
     let counted = {
@@ -227,10 +227,8 @@ fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result
     Ok(sample(elapsed, usage, objects, &counts, counted))
 }
 
-/// What a thread does; it answers how many objects it received.
-type Part<'a> = &'a mut dyn FnMut() -> Result<u64>;
-
-/// Runs each thread's part by way of `how`, and answers what that gave for each.
+/// Runs each thread's part, which answers how many objects it received, by way of `how`, and answers what
+/// that gave for each.
 fn run<P: Policy, T: Send>(
     case: Case,
     caches: &[Objects<P>],
@@ -271,15 +269,4 @@ fn sample(elapsed: Duration, usage: Usage, objects: u64, counts: &[u64], counted
     let counts = COUNTERS.iter().zip(counts);
     values.extend(counts.map(|((_, name), count)| (*name, per_object(*count as f64, counted))));
     Sample { elapsed, values }
-}
-
-/// Runs a thread's part and clocks it. Its name is what callgrind looks for, so it stays a function of
-/// its own.
-#[inline(never)]
-fn run_clocked(part: Part<'_>) -> Result<(Span, u64)> {
-    let usage = Usage::of_this_thread()?;
-    let start = Instant::now();
-    let received = part()?;
-    let end = Instant::now();
-    Ok((Span { start, end, usage: Usage::of_this_thread()? - usage }, received))
 }

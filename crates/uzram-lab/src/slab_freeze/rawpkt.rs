@@ -20,9 +20,8 @@ use uzram::base::cpu::Padded;
 use uzram::base::mem::Arena;
 use uzram::slab::Policy;
 
-use super::Part;
 use super::objects::{Content, Objects};
-use crate::bench::{Gate, run_together};
+use crate::bench::{Gate, Part, run_together};
 use crate::experiment::Plan;
 
 /// Objects of a packet, each from a cache of its own.
