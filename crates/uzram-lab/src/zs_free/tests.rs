@@ -27,9 +27,8 @@ fn every_value_of_the_short_form_is_measured() {
                 assert!(rounds.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
             }
             assert!(ZsFree.columns().iter().all(|column| side.median(column.value).is_some()), "{name}");
-            // A free takes some ns at the least, and the mixture is of many classes.
+            // A free takes some ns at the least.
             assert!(side.median("ns_per_object").unwrap() > 1.0, "{name}");
-            assert!(side.median("equal_classes").unwrap() > 5.0, "{name}");
         }
         // All designs did the same work.
         let objects = |side: &Side| 1e9 * side.values["elapsed_s"][0] / side.values["ns_per_object"][0];
@@ -77,6 +76,8 @@ fn each_step_takes_its_locks_away() {
                 assert_eq!(value("locked_frees_per_zspage"), arena, "{name}");
                 assert_eq!(value("class_locks_per_object"), 1.0, "{name}");
                 assert!(value("lists_hold_ns_per_object") > 0.0, "{name}");
+                // The mixture is of many classes.
+                assert!(value("equal_classes") > 5.0, "{name}");
                 let emptied = value("zspages_emptied_per_object");
                 assert!(emptied > 0.05 && emptied < 1.0, "{name}: {emptied}");
             }
