@@ -20,13 +20,15 @@ mod verdict;
 #[cfg(test)]
 mod tests;
 
+use std::time::Duration;
+
 use uzram::codec::Algorithm;
 use uzram::device::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES};
 use uzram::zsmalloc::design::{ClassIndexed, ClassLocks, Design, Locks, Pinned, Split};
 use uzram::zsmalloc::{LockCounts, huge_threshold};
 use uzram::{Error, Result};
 
-use crate::bench::{CLOCKED, Packed, Source, Span, clocked};
+use crate::bench::{CLOCKED, Packed, Source, Span, Usage, clocked, cpus};
 use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
 use passes::{Memory, Passes};
 
@@ -181,7 +183,7 @@ impl Table for ZsFree {
     }
 
     fn verdict(&self, rows: &[Row]) -> Vec<String> {
-        verdict::of(rows, crate::bench::cpus())
+        verdict::of(rows, cpus())
     }
 }
 
@@ -237,8 +239,7 @@ fn measure<D: Design>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Resul
 }
 
 fn sample(jobs: usize, freed: &Passes<(Span, u64)>, counts: &LockCounts) -> Sample {
-    let (mut elapsed, mut usage, mut objects) =
-        (std::time::Duration::ZERO, crate::bench::Usage::default(), 0);
+    let (mut elapsed, mut usage, mut objects) = (Duration::ZERO, Usage::default(), 0);
     for ended in &freed.ended {
         let (pass_elapsed, pass_usage) = Span::together(ended.iter().map(|(span, _)| *span));
         elapsed += pass_elapsed;
