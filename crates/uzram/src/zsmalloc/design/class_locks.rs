@@ -13,8 +13,8 @@ use crate::zsmalloc::{RawPool, design};
 
 use super::{Locks, Released, Still};
 
-/// See the [module's documentation](self). `STEPS` are those of the series that are taken, added up:
-/// [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
+/// A lock for each class and one for the pool. `STEPS` are the steps of the series that are taken, added
+/// up: [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
 pub struct ClassLocks<const STEPS: u8, W = u64> {
     pool: RwLock,
     classes: Box<[Padded<Mutex<Lists>>]>,
@@ -124,15 +124,12 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
         let _look_up = pool.locks.look_up(&pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock for itself.
-        let object = unsafe { design::find::<_, W>(pool, handle) };
-        // SAFETY: as above.
-        unsafe { pool.zspage_at(object.page) }.hold();
-        object
+        unsafe { design::find_and_hold::<_, W>(pool, handle) }
     }
 
     #[inline]
     unsafe fn unpin(pool: &RawPool<Self>, _: u32, object: Object) -> Option<Released<'_, Self>> {
-        // SAFETY: the pinned object keeps the zspage in use.
+        // SAFETY: the object is in use (the caller's promise), and stays where it is as it is pinned.
         unsafe { pool.zspage_at(object.page) }.let_go();
         None
     }

@@ -12,7 +12,7 @@ use crate::zsmalloc::{RawPool, design};
 
 use super::{Locks, Released, Still};
 
-/// See the [module's documentation](self).
+/// One lock for the whole pool.
 pub struct Consolidated<W = u64> {
     classes: Mutex<Box<[Lists]>>,
     _word: PhantomData<W>,
@@ -90,15 +90,12 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
         let _locked = pool.locks.lists(0, &pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock.
-        let object = unsafe { design::find::<_, W>(pool, handle) };
-        // SAFETY: as above.
-        unsafe { pool.zspage_at(object.page) }.hold();
-        object
+        unsafe { design::find_and_hold::<_, W>(pool, handle) }
     }
 
     #[inline]
     unsafe fn unpin(pool: &RawPool<Self>, _: u32, object: Object) -> Option<Released<'_, Self>> {
-        // SAFETY: the pinned object keeps the zspage in use.
+        // SAFETY: the object is in use (the caller's promise), and stays where it is as it is pinned.
         unsafe { pool.zspage_at(object.page) }.let_go();
         None
     }

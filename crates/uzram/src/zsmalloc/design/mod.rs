@@ -17,7 +17,9 @@ mod class_locks;
 mod consolidated;
 mod pinned;
 
-pub use class_locks::{ClassIndexed, ClassLocks, Split};
+pub use class_locks::{
+    CLASS_IN_WORD, ClassIndexed, ClassLocks, FREE_WITHOUT_POOL_LOCK, PAGES_AFTER_LOCK, Split,
+};
 pub use consolidated::Consolidated;
 pub use pinned::Pinned;
 
@@ -121,6 +123,23 @@ where
     // SAFETY: the object is in use and stays where it is (the caller's promise), so its zspage is.
     let class = place.class.unwrap_or_else(|| unsafe { pool.zspage_at(place.page) }.class);
     Object { page: place.page, class, index: place.index }
+}
+
+/// Finds an object by its word, and holds its zspage.
+///
+/// # Safety
+/// As [`find`].
+#[inline]
+unsafe fn find_and_hold<D, W>(pool: &RawPool<D>, handle: u32) -> Object
+where
+    W: ObjectWord,
+    D: Locks<Cell = W::Cell>,
+{
+    // SAFETY: the caller's promise.
+    let object = unsafe { find::<D, W>(pool, handle) };
+    // SAFETY: the object is in use and cannot be moved (the caller's promise), so its zspage is in use.
+    unsafe { pool.zspage_at(object.page) }.hold();
+    object
 }
 
 /// Whether a handle's word leads to `object`.

@@ -32,7 +32,7 @@ const PINS_MASK: u64 = FREED - 1;
 /// leaves room for as many more to do the same.
 const MANY_PINS: u64 = PINS_MASK / 2;
 
-/// See the [module's documentation](self).
+/// A lock for each class, and readers that pin their object.
 pub struct Pinned {
     classes: Box<[Padded<Mutex<Lists>>]>,
 }

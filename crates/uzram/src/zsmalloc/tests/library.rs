@@ -1,4 +1,5 @@
 //! The pool as others use it.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -73,7 +73,10 @@ fn lengths_and_chain_sizes_out_of_range_are_refused<D: Design>() {
     assert_eq!(refused.setting(), Some("chain_size"));
     let pool = pool::<D>(8);
     for bytes in [&[][..], &[1; PAGE_SIZE + 1]] {
-        assert_eq!(pool.store(bytes, 0, Gfp::MayWait).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(
+            pool.store(bytes, 0, Gfp::MayWait).expect_err("too long or too short").kind(),
+            ErrorKind::Invalid
+        );
     }
 }
 
@@ -117,7 +120,7 @@ fn bytes_need_not_be_as_long_as_what_was_reserved<D: Design>() {
         free(&pool, handle);
     }
     let reserved = pool.reserve(100, Gfp::MayWait).expect("memory");
-    assert_eq!(reserved.write(&[0; PAGE_SIZE + 1], 7).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(reserved.write(&[0; PAGE_SIZE + 1], 7).expect_err("too long").kind(), ErrorKind::Invalid);
     assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use(), pool.pages_used()), (0, 0, 0));
 }
 
