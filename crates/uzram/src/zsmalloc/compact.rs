@@ -61,6 +61,15 @@ impl Budget {
     fn spend(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
+
+    /// Runs `f` with at most `bytes` of the budget.
+    fn with_at_most<R>(&mut self, bytes: u64, f: impl FnOnce(&mut Budget) -> R) -> R {
+        let given = self.bytes.min(bytes);
+        let mut part = Budget { bytes: given };
+        let done = f(&mut part);
+        self.spend(given - part.bytes);
+        done
+    }
 }
 
 /// How moving a zspage's objects ended.
@@ -107,6 +116,15 @@ impl<D: Design> RawPool<D> {
 
     /// Compacts one class, and answers how many pages that freed.
     fn compact_class(&self, class: u8, effort: Effort, budget: &mut Budget) -> i64 {
+        // Every object once at most: others may go on making gaps for ever.
+        let all_bytes = self.lists(class).objs_used * u64::from(self.classes.get(class).size_bytes);
+        let freed = budget.with_at_most(all_bytes, |budget| self.pack(class, effort, budget));
+        if effort == Effort::Tight { freed + self.tighten(class, budget) } else { freed }
+    }
+
+    /// Moves objects of a class from its emptiest zspages to its fullest, and answers how many pages that
+    /// freed.
+    fn pack(&self, class: u8, effort: Effort, budget: &mut Budget) -> i64 {
         let shape = self.classes.get(class);
         let (mut freed, mut stuck, mut met_limit) = (0, 0, false);
         while stuck < STUCK_ZSPAGES && !budget.is_spent() {
@@ -138,7 +156,7 @@ impl<D: Design> RawPool<D> {
                 _ => break,
             }
         }
-        if effort == Effort::Tight { freed + self.tighten(class, budget) } else { freed }
+        freed
     }
 
     /// From which zspage of a class objects are to be moved to which other, if any.
