@@ -40,7 +40,7 @@ fuzz: ## Fuzz what takes bytes from outside
 asan: ## The tests of codecs (C included) and slab caches under AddressSanitizer (minutes)
 	@tools/bounded 1200 tools/asan
 
-tsan: ## The slab caches' tests with threads under ThreadSanitizer (minutes)
+tsan: ## The tests with threads of slab caches and pools under ThreadSanitizer (minutes)
 	@tools/bounded 1800 tools/tsan
 
 loom: ## The loom models with long bounds (minutes)

@@ -2,6 +2,7 @@
 
 use uzram::base::units::parse_size;
 use uzram::stream::Design;
+use uzram::zsmalloc::PoolDesign;
 
 /// Options of a new device.
 #[derive(clap::Args)]
@@ -22,6 +23,13 @@ pub struct DeviceArgs {
     /// Who may compress at once: percpu, or the number of streams on a locked list [default: the device's]
     #[arg(long, value_name = "percpu|N")]
     streams: Option<Design>,
+    /// How its pool is locked: pinned, class-indexed, consolidated or split [default: the device's]
+    #[arg(long, value_name = "NAME")]
+    pool_design: Option<PoolDesign>,
+    /// Percent of the pool's memory that compaction must free to begin by itself, 0 for never
+    /// [default: the device's]
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
+    compact_threshold: Option<u8>,
 }
 
 /// An option that was given, as the attribute it sets.
@@ -42,6 +50,12 @@ impl DeviceArgs {
             ("--algorithm", "comp_algorithm", self.algorithm.clone()),
             ("--chain", "chain_size", self.chain.map(|pages| pages.to_string())),
             ("--streams", "streams", self.streams.map(|design| design.to_string())),
+            ("--pool-design", "pool_design", self.pool_design.map(|design| design.to_string())),
+            (
+                "--compact-threshold",
+                "compact_threshold",
+                self.compact_threshold.map(|percent| percent.to_string()),
+            ),
             ("--mem-limit", "mem_limit", self.mem_limit.map(|bytes| bytes.to_string())),
             ("--size", "disksize", Some(self.size.to_string())),
         ];
