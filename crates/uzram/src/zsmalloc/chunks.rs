@@ -57,10 +57,20 @@ impl<D: Design> RawPool<D> {
 
     /// The next zspage of a group that lies in a hidden chunk, of as many as may be looked at under one
     /// hold and are `left` to be.
-    fn find_in(&self, lists: &mut Lists, group: usize, left: &mut u32, hidden: &Hidden<'_>) -> Option<u32> {
+    pub(super) fn find_in(
+        &self,
+        lists: &mut Lists,
+        group: usize,
+        left: &mut u32,
+        hidden: &Hidden<'_>,
+    ) -> Option<u32> {
         let visits = VISITS_PER_HOLD.min(*left);
         for visit in 1..=visits {
-            let id = lists.rotate(&self.zspages, group)?;
+            let Some(id) = lists.rotate(&self.zspages, group) else {
+                // Others have emptied the group since it was counted.
+                *left = 0;
+                return None;
+            };
             if hidden.contains(self.zspages.with(lists, id, |zspage| zspage.page)) {
                 *left -= visit;
                 return Some(id);

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 
 use super::check::{Live, check};
 use super::{free, object, pool, read};
-use crate::base::mem::Gfp;
+use crate::base::mem::{Account, Gfp};
 use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
 use crate::zsmalloc::compact::{Budget, Effort};
 use crate::zsmalloc::design::Design;
 use crate::zsmalloc::raw::RawPool;
+use crate::zsmalloc::zspage::GROUP_FULL;
 
 for_every_design!(
     compaction_packs_every_class,
@@ -18,6 +19,7 @@ for_every_design!(
     damaged_objects_are_not_moved,
     at_the_limit_compaction_makes_room,
     zspages_leave_sparse_chunks,
+    a_group_that_ran_empty_is_left,
 );
 
 /// A pool with random objects of which most were freed again.
@@ -156,4 +158,13 @@ fn zspages_leave_sparse_chunks<D: Design>() {
     let after = pool.arena.chunks_held();
     assert!(before > 6 && after <= used.div_ceil(512) + 2, "{before} -> {after} chunks for {used} pages");
     check(&pool, &live);
+}
+
+/// Others may take the last zspage out of a group after its zspages were counted.
+fn a_group_that_ran_empty_is_left<D: Design>() {
+    let pool = pool::<D>(16);
+    let hidden = pool.arena.hide_sparse_chunks(Account::Pool);
+    let mut left = 3;
+    assert_eq!(pool.find_in(&mut pool.still(0), GROUP_FULL, &mut left, &hidden), None);
+    assert_eq!(left, 0);
 }
