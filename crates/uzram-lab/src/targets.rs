@@ -12,6 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 use uzram::{Error, ErrorKind, Result};
 
+use crate::bench::compaction::{self, Compactor};
 use crate::bench::{self, Against, Pattern, Source};
 use crate::corpus::{self, Kind};
 use crate::nbd_bench;
@@ -30,6 +31,8 @@ pub struct Options {
     pub corpus_pages: usize,
     /// The size of the device whose memory is measured beside one of the corpus's size.
     pub large_size_bytes: u64,
+    /// The size of the device that is scattered and compacted.
+    pub compacted_size_bytes: u64,
     /// Set it and the run ends with an error after removing what it added and started.
     pub stop: Arc<AtomicBool>,
 }
@@ -42,6 +45,7 @@ impl Default for Options {
             repeat: 5,
             corpus_pages: bench::DEFAULT_CORPUS_PAGES,
             large_size_bytes: 1 << 30,
+            compacted_size_bytes: 256 << 20,
             stop: Arc::default(),
         }
     }
@@ -99,6 +103,8 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The throughputs behind the ratios.
     pub bench: bench::Report,
+    /// What compaction brings and costs.
+    pub compaction: compaction::Report,
     /// The throughputs over NBD, when they were measured.
     pub nbd: Option<nbd_bench::Report>,
 }
@@ -131,12 +137,22 @@ pub fn run(options: &Options) -> Result<Report> {
     let small = bench::run(memory.clone())?;
     let large = bench::run(bench::Options { size_bytes: Some(options.large_size_bytes), ..memory })?;
 
+    let compaction = compaction::run(&compaction::Options {
+        corpus: Source::File(path.clone()),
+        size_bytes: options.compacted_size_bytes,
+        duration: options.duration,
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+        ..compaction::Options::default()
+    })?;
+
     let mut targets = speed_targets(&speed);
     targets.push(memory_target(&small, 1.065, &mut notes));
     targets.push(memory_target(&large, 1.02, &mut notes));
+    targets.extend(compaction_targets(&compaction));
     let nbd = nbd_report(options, path, &mut notes)?;
     targets.extend(nbd_targets(nbd.as_ref()));
-    Ok(Report { targets, notes, bench: speed, nbd })
+    Ok(Report { targets, notes, bench: speed, compaction, nbd })
 }
 
 /// Those that the in-process benchmark answers.
@@ -179,6 +195,23 @@ fn memory_target(report: &bench::Report, wanted: f64, notes: &mut Vec<String>) -
     }
     let name = format!("pool memory / compressed after filling {size} in order");
     Target::at_most(name, wanted, report.memory.used_per_compressed)
+}
+
+/// Those of a pool that was scattered and compacted, and of reads meanwhile.
+fn compaction_targets(report: &compaction::Report) -> Vec<Target> {
+    let density = &report.density;
+    let mut targets = vec![
+        Target::at_most("scattered, then compacted: pool memory / ideal", 1.05, density.used_per_ideal()),
+        Target::at_most("the same: chunks held / memory in use there", 1.1, density.chunks_per_charged()),
+        Target::at_most("the same: pool memory / kernel zram's", 0.98, density.used_per_kernel()),
+    ];
+    for jobs in [1, 2] {
+        let row = report.reads(jobs, Compactor::Background);
+        let name = |what| format!("randread, {}, {what} during compaction / idle", jobs_text(jobs));
+        targets.push(Target::at_least(name("speed"), 0.9, row.map(|row| row.speed_ratio)));
+        targets.push(Target::at_most(name("p99.9"), 2.0, row.map(|row| row.p999_ratio)));
+    }
+    targets
 }
 
 /// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
@@ -265,7 +298,7 @@ impl fmt::Display for Report {
         write!(f, "{}", Targets(&self.targets))?;
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
-        write!(f, "\n{}", self.bench)?;
+        write!(f, "\n{}\n{}", self.bench, self.compaction)?;
         match &self.nbd {
             Some(nbd) => write!(f, "\n{nbd}"),
             None => Ok(()),
@@ -297,10 +330,11 @@ mod tests {
             repeat: 1,
             corpus_pages: 48,
             large_size_bytes: 1 << 20,
+            compacted_size_bytes: 1 << 20,
             ..Options::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 2 + 6);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 2 + 7 + 6);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);

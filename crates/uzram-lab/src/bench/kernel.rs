@@ -59,6 +59,11 @@ impl KernelDevice {
         Ok(KernelDevice { disk, page_count: page_of(size_bytes) as usize, added })
     }
 
+    /// Packs its pool's objects together.
+    pub(super) fn compact(&self) -> Result<()> {
+        self.added.write("compact", "1")
+    }
+
     /// What `mm_stat` says.
     pub(super) fn memory(&self) -> Result<KernelMemory> {
         let text = read(&self.added.attribute("mm_stat"))?;

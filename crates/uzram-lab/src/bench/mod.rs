@@ -20,6 +20,7 @@
 //! together, `usage` asks what they cost, one file each is a target, and [`Report`] prints.
 
 mod codec_loop;
+pub mod compaction;
 mod kernel;
 mod measure;
 mod packed;

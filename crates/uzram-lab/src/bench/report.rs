@@ -102,7 +102,7 @@ pub struct KernelMemory {
     pub used_per_compressed: Option<f64>,
 }
 
-fn quotient(a: u64, b: u64) -> Option<f64> {
+pub(super) fn quotient(a: u64, b: u64) -> Option<f64> {
     (b > 0).then(|| a as f64 / b as f64)
 }
 

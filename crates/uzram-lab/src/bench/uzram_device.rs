@@ -7,6 +7,7 @@ use uzram::base::units::{Page, pages_to_bytes};
 use uzram::codec::Algorithm;
 use uzram::device::{Device, OpenDevice, Stats};
 use uzram::stream::Design;
+use uzram::zsmalloc::ClassStat;
 
 use super::{Target, Worker, fill_in_order};
 use crate::corpus::{AlignedPage, Corpus};
@@ -38,6 +39,14 @@ impl UzramDevice {
 
     pub(crate) fn stats(&self) -> Stats {
         self.device.stats()
+    }
+
+    pub(crate) fn class_stats(&self) -> Vec<ClassStat> {
+        self.device.class_stats()
+    }
+
+    pub(crate) fn set(&self, attribute: &str, value: &str) -> Result<()> {
+        self.device.set(attribute, value)
     }
 }
 

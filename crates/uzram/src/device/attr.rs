@@ -315,10 +315,8 @@ fn classes(device: &Device) -> String {
     let counts = ["obj_allocated", "obj_used", "pages_used", "pages_per_zspage", "freeable"];
     percent.iter().for_each(|column| text += &format!(" {column:>7}"));
     counts.iter().for_each(|column| text += &format!(" {column:>16}"));
-    let store = device.state.lock().store.clone();
-    let stats = store.map(|store| store.class_stats()).unwrap_or_default();
     let mut total = [0u64; 15];
-    for (index, stat) in stats.iter().enumerate() {
+    for (index, stat) in device.class_stats().iter().enumerate() {
         let zspages = stat.zspages[1..].iter().map(|count| u64::from(*count));
         let shape = stat.class;
         let counts = [stat.obj_allocated, stat.obj_used, stat.pages_used];

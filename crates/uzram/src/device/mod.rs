@@ -22,7 +22,7 @@ use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::codec::Algorithm;
 use crate::store::{self, Store, StreamAlloc};
 use crate::stream::Design;
-use crate::zsmalloc::PoolDesign;
+use crate::zsmalloc::{ClassStat, PoolDesign};
 
 /// The default of `chain_size`. Zspages are charged page by page, so that long ones waste nothing
 /// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
@@ -227,6 +227,13 @@ impl Device {
             stream_sleeps: stats.stream_sleeps,
             writestall: stats.writestall,
         }
+    }
+
+    /// The state of each size class of the pool, smallest first; none while uninitialised.
+    pub fn class_stats(&self) -> Vec<ClassStat> {
+        // Without the lock: it looks through all classes.
+        let store = self.state.lock().store.clone();
+        store.map(|store| store.class_stats()).unwrap_or_default()
     }
 
     /// Opens the disk for I/O; until all are dropped, `reset` answers `Busy`.

@@ -1,0 +1,213 @@
+//! What compaction brings and what it costs: how tightly a scattered pool is packed (`density`), and how
+//! reads fare while it goes on (`reads`). Both scatter the pool in the same way (`churn`).
+
+mod churn;
+mod density;
+mod reads;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use serde::Serialize;
+use uzram::Result;
+use uzram::base::units::{format_size, page_of};
+use uzram::codec::Algorithm;
+
+use super::Source;
+use crate::corpus::Kind;
+use churn::Halves;
+pub use density::{Density, Held};
+pub use reads::{Compactor, ReadRow};
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The pages that are stored.
+    pub corpus: Source,
+    /// The size of the device; a shorter corpus is repeated.
+    pub size_bytes: u64,
+    /// How long the reads of one round last.
+    pub duration: Duration,
+    /// How many rounds of them.
+    pub repeat: usize,
+    /// What compresses the pages, in kernel zram as well.
+    pub algorithm: Algorithm,
+    /// Seeds which pages are taken.
+    pub seed: u64,
+    /// Set it and the run ends with an error after removing what it added to the kernel.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            corpus: Source::Built(Kind::Mixed, super::DEFAULT_CORPUS_PAGES),
+            size_bytes: 256 << 20,
+            duration: Duration::from_secs(1),
+            repeat: 5,
+            algorithm: Algorithm::default(),
+            seed: 1,
+            stop: Arc::default(),
+        }
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The size of the device.
+    pub size_bytes: u64,
+    /// Memory before and after.
+    pub density: Density,
+    /// Reads meanwhile: for each number of jobs a row for each compactor, nobody first.
+    pub reads: Vec<ReadRow>,
+    /// What was left out, and why.
+    pub notes: Vec<String>,
+}
+
+/// Measures both.
+///
+/// # Errors
+/// A device that cannot be had, a page that does not read back, a stop.
+pub fn run(options: &Options) -> Result<Report> {
+    let corpus = options.corpus.load()?;
+    let halves = Halves::new(&corpus, &options.algorithm)?;
+    let page_count = page_of(options.size_bytes) as usize;
+    let mut notes = Vec::new();
+    let density = density::measure(options, &corpus, &halves, page_count, &mut notes)?;
+    let reads = reads::measure(options, &corpus, &halves, page_count)?;
+    Ok(Report { size_bytes: options.size_bytes, density, reads, notes })
+}
+
+impl Report {
+    /// The reads by so many jobs beside that compactor.
+    pub fn reads(&self, jobs: usize, compactor: Compactor) -> Option<&ReadRow> {
+        self.reads.iter().find(|row| row.jobs == jobs && row.compactor == compactor)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.density.fmt_table(f, self.size_bytes)?;
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<16} {:>4} {:>8} {:>8} {:>8} {:>8}  {:>10} {:>12} {:>13}",
+            "randread beside",
+            "jobs",
+            "MB/s",
+            "p50 µs",
+            "p99 µs",
+            "p99.9 µs",
+            "MB/s ratio",
+            "p99.9 ratio",
+            "pages freed/s"
+        )?;
+        for row in &self.reads {
+            writeln!(
+                f,
+                "{:<16} {:>4} {:>8.0} {:>8.2} {:>8.2} {:>8.2}  {:>10.2} {:>12.2} {:>13.0}",
+                row.compactor.name(),
+                row.jobs,
+                row.mb_per_s,
+                row.p50_us,
+                row.p99_us,
+                row.p999_us,
+                row.speed_ratio,
+                row.p999_ratio,
+                row.compacted_per_s
+            )?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+impl Density {
+    fn fmt_table(&self, f: &mut fmt::Formatter<'_>, size_bytes: u64) -> fmt::Result {
+        writeln!(
+            f,
+            "compaction of {} after {} overwrites, in {:.0} ms; objects {}, packed by class {}",
+            format_size(size_bytes),
+            self.overwrites,
+            self.compact_ms,
+            format_size(self.object_bytes),
+            format_size(self.ideal_bytes)
+        )?;
+        writeln!(
+            f,
+            "{:<10} {:>11} {:>11} {:>11} {:>12} {:>12} {:>15}",
+            "", "used", "charged", "chunks", "used/objects", "used/packed", "chunks/charged"
+        )?;
+        for (name, held) in [("scattered", &self.scattered), ("compacted", &self.compacted)] {
+            writeln!(
+                f,
+                "{name:<10} {:>11} {:>11} {:>11} {:>12.3} {:>12.3} {:>15.3}",
+                format_size(held.used_bytes),
+                format_size(held.charged_bytes),
+                format_size(held.chunk_bytes),
+                held.used_bytes as f64 / self.object_bytes as f64,
+                held.used_bytes as f64 / self.ideal_bytes as f64,
+                held.chunk_bytes as f64 / held.charged_bytes as f64
+            )?;
+        }
+        if let Some([scattered, compacted]) = self.kernel_used_bytes {
+            writeln!(
+                f,
+                "kernel zram: used {}, compacted {}",
+                format_size(scattered),
+                format_size(compacted)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_scattered_pool_is_packed_and_reads_go_on() {
+        let options = Options {
+            corpus: Source::Built(Kind::Mixed, 96),
+            size_bytes: 4 << 20,
+            duration: Duration::from_millis(20),
+            repeat: 2,
+            ..Options::default()
+        };
+        let report = run(&options).unwrap();
+        let Density { scattered, compacted, ideal_bytes, object_bytes, .. } = report.density;
+        assert!(compacted.used_bytes < scattered.used_bytes, "{:?}", report.density);
+        assert!(object_bytes <= ideal_bytes && ideal_bytes <= compacted.used_bytes, "{:?}", report.density);
+        assert!(
+            compacted.used_bytes < compacted.charged_bytes && compacted.charged_bytes < compacted.chunk_bytes
+        );
+        assert_eq!(report.reads.len(), 6);
+        for row in &report.reads {
+            assert!(row.mb_per_s > 0.0 && row.p50_us <= row.p999_us && row.speed_ratio > 0.0, "{row:?}");
+            assert_eq!(row.compactor == Compactor::Nobody, row.speed_ratio == 1.0, "{row:?}");
+        }
+        let text = report.to_string();
+        assert!(text.contains("compacted") && text.contains("compact, looped"), "{text}");
+        if report.density.kernel_used_bytes.is_none() {
+            println!("skipped: {}", report.notes[0]);
+        }
+    }
+
+    #[test]
+    fn a_stop_ends_it() {
+        let stop = Arc::new(AtomicBool::new(true));
+        let options = Options {
+            corpus: Source::Built(Kind::Text, 8),
+            size_bytes: 1 << 20,
+            duration: Duration::from_secs(600),
+            stop,
+            ..Options::default()
+        };
+        assert_eq!(run(&options).unwrap_err().to_string(), "interrupted");
+    }
+}
