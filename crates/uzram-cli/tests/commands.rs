@@ -36,6 +36,8 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["up", "--chain", "many"], "--chain"),
         (&["up", "--streams", "0"], "must have 1 to 1024"),
         (&["up", "--streams", "per-cpu"], "write percpu, or a number"),
+        (&["up", "--pool-design", "spin"], "pinned, class-indexed, consolidated, split"),
+        (&["up", "--compact-threshold", "101"], "--compact-threshold"),
         (&["up", "--name", "a/b"], "--name"),
         (&["up", "--log", "loud"], "--log"),
         (&["up", "--fast"], "--fast"),
