@@ -24,7 +24,10 @@ use std::time::Duration;
 
 use uzram::codec::Algorithm;
 use uzram::device::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES};
-use uzram::zsmalloc::design::{ClassIndexed, ClassLocks, Design, Locks, Pinned, Split};
+use uzram::zsmalloc::design::{
+    CLASS_IN_WORD, ClassIndexed, ClassLocks, Design, FREE_WITHOUT_POOL_LOCK, Locks, PAGES_AFTER_LOCK, Pinned,
+    Split,
+};
 use uzram::zsmalloc::{LockCounts, huge_threshold};
 use uzram::{Error, Result};
 
@@ -36,10 +39,10 @@ use passes::{Memory, Passes};
 pub struct ZsFree;
 
 /// Before the series, and its patches one by one.
-type ClassInWord = ClassLocks<1>;
-type NoPoolLock = ClassLocks<3>;
+type ClassInWord = ClassLocks<{ CLASS_IN_WORD }>;
+type NoPoolLock = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK }>;
 /// Its last patch alone.
-type PagesAfterLock = ClassLocks<4>;
+type PagesAfterLock = ClassLocks<{ PAGES_AFTER_LOCK }>;
 
 /// The designs: those before, the one after, the one beyond.
 const DESIGNS: [(&str, Measure); 6] = [
