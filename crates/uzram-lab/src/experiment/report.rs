@@ -119,6 +119,18 @@ impl Row {
     }
 }
 
+impl Row {
+    /// How the processor time of the designs compares. It leaves out what threads waited for, and other
+    /// programs on the machine disturb it less than elapsed time.
+    pub fn processor_time(&self) -> Option<PairedRatio> {
+        let seconds = |side: &Side| -> Option<Vec<f64>> {
+            let (user, system) = (side.values.get("user_s")?, side.values.get("system_s")?);
+            Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
+        };
+        PairedRatio::new(&seconds(&self.before)?, &seconds(&self.after)?)
+    }
+}
+
 /// What a table found. `Display` prints it; [`Report::to_json`] gives the JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {

@@ -7,7 +7,7 @@ use uzram::zsmalloc::design::{Locks, Pinned};
 
 use super::{AFTER, BEFORE, Case, ClassInWord, NoPoolLock, PagesAfterLock, published};
 use crate::experiment::{Row, Side};
-use crate::stats::{can_judge, median};
+use crate::stats::{PairedRatio, can_judge, median};
 
 /// How many times as fast as before the series a free should be with so many jobs.
 fn wanted_gain(jobs: usize) -> f64 {
@@ -91,7 +91,20 @@ fn speed(case: Case, rows: &[&Row]) -> String {
             let _ = write!(text, "; {what} with {}", named(rows));
         }
     }
-    text + "."
+    text += ".";
+    let by_processor_time = rows.iter().filter_map(|row| {
+        let PairedRatio { ratio, low, high, .. } = row.processor_time()?;
+        Some(format!("{ratio:.2} [{low:.2}, {high:.2}] with {}", jobs(row)))
+    });
+    let by_processor_time: Vec<String> = by_processor_time.collect();
+    if !by_processor_time.is_empty() {
+        let _ = write!(
+            text,
+            " By processor time, which leaves out waiting and which other programs disturb less: {}.",
+            by_processor_time.join(", ")
+        );
+    }
+    text
 }
 
 /// What a quantity of a design is in a case, median of the rows with 2 jobs or more.
@@ -170,6 +183,8 @@ mod tests {
     fn side(design: &str, elapsed_s: f64, pool_locks: f64, held_ns: f64) -> Side {
         let values: Values = [
             ("elapsed_s", elapsed_s),
+            ("user_s", 0.5 * elapsed_s),
+            ("system_s", 0.25),
             ("ns_per_object", 100.0 * elapsed_s),
             ("cpu_ns_per_object", 200.0),
             ("pool_locks_per_object", pool_locks),
@@ -202,7 +217,9 @@ mod tests {
         let verdict = of(&rows, 2).join("\n");
         for said in [
             "Locks: for each object freed, split takes the pool's lock 1.00 times and class-indexed 0.00;",
-            "Speed, run-cache: class-indexed should be at least 1.05 times as fast as split with one job and 1.40 times with more, and is in 2 of 2 rows; reached with 1 job: 1.06 [1.06, 1.06] (published 1.19 and 1.05), 2 jobs: 1.41 [1.41, 1.41] (published 1.40 and 1.42).",
+            "Speed, run-cache: class-indexed should be at least 1.05 times as fast as split with one job and 1.40 times with more, and is in 2 of 2 rows; reached with 1 job: 1.06 [1.06, 1.06] (published 1.19 and 1.05), 2 jobs: 1.41 [1.41, 1.41] (published 1.40 and 1.42). By processor",
+            // 0.705 + 0.25 s and 0.5 + 0.25.
+            "1.04 [1.04, 1.04] with 1 job, 1.27 [1.27, 1.27] with 2 jobs.",
             "Speed, no-run-cache: not measured",
             "141 (split), 141 (class-in-word), 141 (no-pool-lock), 100 (class-indexed); the last step alone: 141",
             // 80 of 200 ns, and 20, over 40 classes.
