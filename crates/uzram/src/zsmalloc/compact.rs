@@ -144,7 +144,7 @@ impl<D: Design> RawPool<D> {
             }
             freed += pages_before - lists.pages_used as i64;
             drop(lists);
-            emptied.into_iter().for_each(|emptied| self.give_back(emptied));
+            self.give_back_all(&emptied);
             match last {
                 Some(Outcome::Stuck) => stuck += 1,
                 Some(Outcome::Yield) => relax(),
@@ -212,7 +212,7 @@ impl<D: Design> RawPool<D> {
         }
         let freed = pages_before - lists.pages_used as i64;
         drop(lists);
-        emptied.into_iter().for_each(|emptied| self.give_back(emptied));
+        self.give_back_all(&emptied);
         freed
     }
 

@@ -130,8 +130,23 @@ impl<D: Design> RawPool<D> {
     /// Gives the memory of a zspage back.
     pub(super) fn give_back(&self, emptied: Emptied) {
         self.counts.count(|share| &share.runs_freed);
+        let (run, committed) = self.give_descriptor_back(emptied);
+        self.arena.free_run(run, Account::Pool, committed);
+    }
+
+    /// Gives the memory of zspages back, all at once.
+    pub(super) fn give_back_all(&self, emptied: &[Emptied]) {
+        let runs: Vec<_> = emptied.iter().map(|emptied| self.give_descriptor_back(*emptied)).collect();
+        if !runs.is_empty() {
+            self.counts.count(|share| &share.runs_freed);
+            self.arena.free_runs(Account::Pool, &runs);
+        }
+    }
+
+    /// Gives a descriptor back, and answers what it described: a run, and its committed pages.
+    fn give_descriptor_back(&self, emptied: Emptied) -> (Run, u64) {
         // SAFETY: the zspage is empty and on no list.
         self.note(unsafe { self.zspages.free(emptied.zspage) });
-        self.arena.free_run(emptied.run, Account::Pool, u64::from(emptied.committed));
+        (emptied.run, u64::from(emptied.committed))
     }
 }

@@ -21,7 +21,8 @@ const CHUNKS_PER_HOLD: usize = 64;
 /// Chunks that are being emptied: no run of them is taken until this is dropped. The memory of
 /// their free pages goes back to the system then, that of an empty chunk all at once.
 ///
-/// There is one at a time that is not empty. (Where the reservation is used up, an allocation that
+/// Meanwhile a run that is taken without waiting is one of a chunk that is in use anyway: no free chunk is
+/// begun for what is moved. There is one of these at a time that is not empty. (Where the reservation is used up, an allocation that
 /// finds no other run ends the hiding early, which costs nothing but its purpose.)
 pub struct Hidden<'a> {
     arena: &'a Arena,

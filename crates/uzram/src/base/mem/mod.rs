@@ -193,7 +193,7 @@ impl Arena {
         let batch = if self.hiding.get() == 0 { batch_runs(batch_pages, pages) } else { 1 };
         for _ in 1..batch {
             // What is free anyway comes along; growing is for those who need it now.
-            match self.take_free(&mut inner, pages, account) {
+            match self.take_free(&mut inner, pages, account, true) {
                 Some(page) => cache.stack(account, pages).push(page),
                 None => break,
             }
@@ -280,7 +280,9 @@ impl Arena {
     /// Takes a run, growing by a chunk if none is free and `gfp` allows it.
     fn take(&self, inner: &mut Inner, pages: usize, account: Account, gfp: Gfp) -> Result<u32> {
         loop {
-            if let Some(page) = self.take_free(inner, pages, account) {
+            // Who empties chunks wins nothing by beginning another.
+            let begins_chunk = gfp == Gfp::MayWait || self.hiding.get() == 0;
+            if let Some(page) = self.take_free(inner, pages, account, begins_chunk) {
                 return Ok(page);
             }
             if gfp == Gfp::NoWait {
@@ -306,8 +308,15 @@ impl Arena {
         inner.runs.add_chunk()
     }
 
-    fn take_free(&self, inner: &mut Inner, pages: usize, account: Account) -> Option<u32> {
-        let page = inner.runs.take(account, pages)?;
+    fn take_free(
+        &self,
+        inner: &mut Inner,
+        pages: usize,
+        account: Account,
+        begins_chunk: bool,
+    ) -> Option<u32> {
+        let runs = &mut inner.runs;
+        let page = if begins_chunk { runs.take(account, pages) } else { runs.take_own(account, pages) }?;
         inner.free_resident_pages -= self.resident_in(page, pages);
         Some(page)
     }

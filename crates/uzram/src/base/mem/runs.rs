@@ -163,13 +163,21 @@ impl Runs {
     /// Takes a run of `pages` pages for `account` and answers its first page: the lowest run of
     /// the account's chunks, else the first of the lowest free chunk.
     pub(super) fn take(&mut self, account: Account, pages: usize) -> Option<u32> {
-        debug_assert!((1..=MAX_RUN_PAGES).contains(&pages));
-        let own = self.room[account as usize].first(pages as u8);
-        let chunk = own.or_else(|| {
+        self.take_own(account, pages).or_else(|| {
             let chunk = self.free_chunks.first(1)?;
             self.chunks[chunk].owner = Some(account);
-            Some(chunk)
-        })?;
+            self.take_in(chunk, account, pages)
+        })
+    }
+
+    /// Takes the lowest run of `pages` pages in the account's chunks, and answers its first page.
+    pub(super) fn take_own(&mut self, account: Account, pages: usize) -> Option<u32> {
+        let chunk = self.room[account as usize].first(pages as u8)?;
+        self.take_in(chunk, account, pages)
+    }
+
+    fn take_in(&mut self, chunk: usize, account: Account, pages: usize) -> Option<u32> {
+        debug_assert!((1..=MAX_RUN_PAGES).contains(&pages));
         let group = groups_of(chunk).find(|group| usize::from(self.longest[*group]) >= pages)?;
         let page = group as u32 * GROUP_PAGES + starts(self.taken[group], pages as u32).trailing_zeros();
         self.mark(page, mask(page, pages as u32), true);
