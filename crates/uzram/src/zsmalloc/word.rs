@@ -82,6 +82,16 @@ pub trait ObjectWord: Send + Sync + 'static {
 
     /// Where the handle leads.
     fn load(cell: &Self::Cell) -> Place;
+
+    /// Where the object of a cell might be, if the word says enough: a hint.
+    ///
+    /// # Safety
+    /// There is mapped memory, aligned for a cell; what is in it need be none.
+    #[inline]
+    unsafe fn peek(cell: *const Self::Cell) -> Option<Object> {
+        let _ = cell;
+        None
+    }
 }
 
 impl ObjectWord for u64 {
@@ -98,6 +108,12 @@ impl ObjectWord for u64 {
     fn load(cell: &AtomicU64) -> Place {
         let Object { page, class, index } = Object::decode(cell.load(Ordering::Acquire));
         Place { page, index, class: Some(class) }
+    }
+
+    #[inline]
+    unsafe fn peek(cell: *const AtomicU64) -> Option<Object> {
+        // SAFETY: the caller's promise; whatever is there is taken as a number.
+        Some(Object::decode(unsafe { cell.cast::<u64>().read_volatile() }))
     }
 }
 

@@ -16,7 +16,8 @@ use super::{Locks, Released, Still};
 /// A lock for each class and one for the pool. `STEPS` are the steps of the series that are taken, added
 /// up: [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
 pub struct ClassLocks<const STEPS: u8, W = u64> {
-    pool: RwLock,
+    /// On lines of its own, as every class's is: what others only read is beside it otherwise.
+    pool: Padded<RwLock>,
     classes: Box<[Padded<Mutex<Lists>>]>,
     _word: PhantomData<W>,
 }
@@ -87,7 +88,7 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
     fn new(classes: usize) -> Self {
         let lists = |_| Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
         ClassLocks {
-            pool: RwLock::new(&classes::ZS_POOL),
+            pool: Padded(RwLock::new(&classes::ZS_POOL)),
             classes: (0..classes).map(lists).collect(),
             _word: PhantomData,
         }
@@ -158,8 +159,9 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
         pool.is_sound(handle, object).then_some((object, lists))
     }
 
+    #[inline]
     unsafe fn peek(cell: *const W::Cell) -> Option<Object> {
-        let _ = cell;
-        None
+        // SAFETY: the caller's promise.
+        unsafe { W::peek(cell) }
     }
 }

@@ -4,6 +4,7 @@
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, classes};
 use crate::zsmalloc::counts::Counts;
 use crate::zsmalloc::word::{Object, ObjectWord};
@@ -14,7 +15,8 @@ use super::{Locks, Released, Still};
 
 /// One lock for the whole pool.
 pub struct Consolidated<W = u64> {
-    classes: Mutex<Box<[Lists]>>,
+    /// On lines of its own: what others only read is beside it otherwise.
+    classes: Padded<Mutex<Box<[Lists]>>>,
     _word: PhantomData<W>,
 }
 
@@ -57,7 +59,7 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
 
     fn new(classes: usize) -> Self {
         let lists = (0..classes).map(|_| Lists::new()).collect();
-        Consolidated { classes: Mutex::new(&classes::ZS_POOL, lists), _word: PhantomData }
+        Consolidated { classes: Padded(Mutex::new(&classes::ZS_POOL, lists)), _word: PhantomData }
     }
 
     #[inline]
@@ -110,8 +112,9 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
         pool.is_sound(handle, object).then_some((object, lists))
     }
 
+    #[inline]
     unsafe fn peek(cell: *const W::Cell) -> Option<Object> {
-        let _ = cell;
-        None
+        // SAFETY: the caller's promise.
+        unsafe { W::peek(cell) }
     }
 }

@@ -21,7 +21,7 @@ use crate::base::cpu::Padded;
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{DESIGN_BITS, Object};
+use crate::zsmalloc::word::{DESIGN_BITS, Object, ObjectWord};
 use crate::zsmalloc::zspage::Lists;
 
 use super::{Locks, Released, Still};
@@ -132,7 +132,7 @@ impl Locks for Pinned {
 
     #[inline]
     unsafe fn peek(cell: *const AtomicU64) -> Option<Object> {
-        // SAFETY: the caller's promise; whatever is there is taken as a number.
-        Some(Object::decode(unsafe { cell.cast::<u64>().read_volatile() }))
+        // SAFETY: the caller's promise.
+        unsafe { <u64 as ObjectWord>::peek(cell) }
     }
 }
