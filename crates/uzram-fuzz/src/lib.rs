@@ -1,5 +1,5 @@
-//! The fuzz targets: for each parser of bytes from outside, and for the device itself, a function
-//! that takes any bytes and panics when a promise is broken.
+//! The fuzz targets: for each parser of bytes from outside, for the device itself and for the pool that
+//! is its heart, a function that takes any bytes and panics when a promise is broken.
 //!
 //! The same functions run in two ways: in this crate's tests, over the seeds and random mutations
 //! of them, with the stable toolchain and in seconds; and under libFuzzer with coverage and
@@ -22,6 +22,7 @@ mod model;
 pub mod nbd_handshake;
 pub mod nbd_tls;
 pub mod nbd_transmission;
+pub mod pool_ops;
 mod wire;
 
 /// One fuzz target.
@@ -46,6 +47,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "codec_decode", run: codec_decode::run, seeds: codec_decode::seeds },
     Target { name: "codec_round_trip", run: codec_round_trip::run, seeds: codec_round_trip::seeds },
     Target { name: "device_ops", run: device_ops::run, seeds: device_ops::seeds },
+    Target { name: "pool_ops", run: pool_ops::run, seeds: pool_ops::seeds },
     Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
 ];
 

@@ -102,6 +102,11 @@ fn device_ops() {
 }
 
 #[test]
+fn pool_ops() {
+    run_mutations("pool_ops", 1500);
+}
+
+#[test]
 fn attributes() {
     run_mutations("attributes", 1500);
 }
