@@ -18,6 +18,23 @@ use super::stats::ClassStat;
 ///
 /// All methods can be called from any number of threads. Memory comes from an [`Arena`], whose limit
 /// bounds it; what compaction frees goes back to the arena, and from there to the system.
+///
+/// ```
+/// use std::sync::Arc;
+/// use uzram::base::mem::Arena;
+/// use uzram::zsmalloc::{Options, Pool};
+///
+/// let arena = Arc::new(Arena::new(64 << 20)?); // address space, of which memory is taken as it is needed
+/// arena.set_limit_pages(4096);
+/// let pool: Pool = Pool::new(arena, &Options::new("names", 100_000))?;
+/// let handle = pool.store(b"some bytes", 7)?;
+/// assert_eq!(&*pool.read(&handle)?, b"some bytes");
+/// pool.free(handle)?;
+/// assert_eq!(pool.pages_used(), 0);
+/// # Ok::<_, uzram::Error>(())
+/// ```
+///
+/// The example `compressed_cache` is a cache that evicts its coldest entries at the limit.
 pub struct Pool<D: Design = Pinned> {
     raw: RawPool<D>,
     id: u32,

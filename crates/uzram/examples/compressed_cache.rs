@@ -1,0 +1,225 @@
+//! A cache of pages that keeps them compressed, and forgets the coldest when its memory is full.
+//!
+//! `cargo run --release --example compressed_cache [MEMORY_MIB]`
+//!
+//! Keys lead to [`Handle`]s; what is behind them, lz4's output, lies in a [`Pool`]. The pool's [`Arena`] has
+//! a limit. When it is met, [`Pool::reclaim`] names the entries to forget: they share the pages that were
+//! stored into longest ago, so that forgetting them frees whole pages. (Forgetting as many entries in any
+//! order would only leave holes.)
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uzram::base::mem::Arena;
+use uzram::base::random::Random;
+use uzram::base::units::{PAGE_SIZE, Page};
+use uzram::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
+use uzram::zsmalloc::{Handle, Options, Pool};
+use uzram::{ErrorKind, Result};
+
+/// Maps that the keys are spread over, each with a lock, so that threads seldom wait for each other.
+const SHARDS: usize = 16;
+/// Pages that are made free at a time.
+const RECLAIM_PAGES: u64 = 32;
+
+/// Pages by number. All methods can be called from any number of threads.
+struct Cache {
+    pool: Pool,
+    arena: Arc<Arena>,
+    shards: [Mutex<HashMap<u32, Handle>>; SHARDS],
+    /// Held by who makes room: others wait, and then find some.
+    evicting: Mutex<()>,
+    hits: AtomicU64,
+    misses: AtomicU64,
+    evicted: AtomicU64,
+}
+
+/// What compresses and decompresses: one a thread.
+struct Codec {
+    encoder: Encoder,
+    decoder: Decoder,
+    compressed: [u8; ROOM_BYTES],
+}
+
+impl Codec {
+    fn new() -> Result<Self> {
+        let algorithm = Algorithm::default();
+        let (encoder, decoder) = (Encoder::new(&algorithm)?, Decoder::new(&algorithm)?);
+        Ok(Codec { encoder, decoder, compressed: [0; ROOM_BYTES] })
+    }
+}
+
+impl Cache {
+    /// An empty cache that takes at most `limit_bytes`, beside the map of its keys.
+    fn new(limit_bytes: u64) -> Result<Self> {
+        let limit_pages = limit_bytes / PAGE_SIZE as u64;
+        // Address space is free; a page can hold many entries that compress well.
+        let arena = Arc::new(Arena::new(4 * limit_bytes)?);
+        arena.set_limit_pages(limit_pages);
+        let options = Options { reclaim: true, ..Options::new("cache", 64 * limit_pages) };
+        Ok(Cache {
+            pool: Pool::new(Arc::clone(&arena), &options)?,
+            arena,
+            shards: Default::default(),
+            evicting: Mutex::default(),
+            hits: AtomicU64::new(0),
+            misses: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        })
+    }
+
+    fn shard(&self, key: u32) -> MutexGuard<'_, HashMap<u32, Handle>> {
+        self.shards[key as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads a page, and answers whether it was there.
+    fn get(&self, key: u32, codec: &mut Codec, page: &mut Page) -> Result<bool> {
+        let shard = self.shard(key);
+        let Some(handle) = shard.get(&key) else {
+            self.misses.fetch_add(1, Ordering::Relaxed);
+            return Ok(false);
+        };
+        let bytes = self.pool.read(handle)?;
+        if bytes.len() == PAGE_SIZE {
+            page.copy_from_slice(&bytes);
+        } else {
+            codec.decoder.decode(&bytes, page)?;
+        }
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Writes a page, and forgets others where that takes it.
+    fn insert(&self, key: u32, page: &Page, codec: &mut Codec) -> Result<()> {
+        let len = codec.encoder.encode(page, &mut codec.compressed).filter(|len| *len < PAGE_SIZE);
+        let bytes = len.map_or(&page[..], |len| &codec.compressed[..len]);
+        let handle = loop {
+            match self.pool.store(bytes, key) {
+                Err(error) if error.kind() == ErrorKind::NoSpace && self.make_room()? => {}
+                stored => break stored?,
+            }
+        };
+        // No lock is held while the pool looks for memory: making room locks any shard.
+        if let Some(old) = self.shard(key).insert(key, handle) {
+            self.pool.free(old)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets the coldest pages, and answers whether there were any.
+    fn make_room(&self) -> Result<bool> {
+        let _alone = self.evicting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut evicted = 0;
+        self.pool.reclaim(RECLAIM_PAGES, |key| {
+            // It may be gone already, or, if it was written anew just now, be elsewhere: no harm, it is
+            // a cache.
+            if let Some(handle) = self.shard(key).remove(&key) {
+                evicted += u64::from(self.pool.free(handle).is_ok());
+            }
+        })?;
+        self.evicted.fetch_add(evicted, Ordering::Relaxed);
+        Ok(evicted > 0)
+    }
+
+    fn print(&self) {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (hits, misses) = (count(&self.hits), count(&self.misses));
+        let entries: usize = (0..SHARDS as u32).map(|key| self.shard(key).len()).sum();
+        let kib = |pages: u64| pages * PAGE_SIZE as u64 / 1024;
+        let charged = self.arena.charged_pages();
+        println!("{:10} hits, {:.1} %", hits, 100.0 * hits as f64 / (hits + misses).max(1) as f64);
+        println!("{misses:10} misses");
+        println!("{entries:10} pages cached, {} evicted", count(&self.evicted));
+        println!("{:10} KiB in memory, of {} KiB", kib(charged), kib(self.arena.limit_pages()));
+        println!("{:10.2} times as much cached as memory taken", entries as f64 / charged.max(1) as f64);
+    }
+}
+
+/// What is slow to get, so that it is worth caching: text for most pages, noise for some.
+fn fetch(key: u32) -> Page {
+    const WORDS: [&str; 12] = [
+        "page",
+        "zspage",
+        "object",
+        "the",
+        "of",
+        "a",
+        "class",
+        "lock",
+        "is",
+        "freed",
+        "handle",
+        "compressed",
+    ];
+    let (mut page, mut random) = ([0; PAGE_SIZE], Random::new(u64::from(key)));
+    if key % 16 == 0 {
+        random.fill(&mut page);
+        return page;
+    }
+    let mut at = 0;
+    while at < PAGE_SIZE {
+        let word = WORDS[random.below(WORDS.len())].as_bytes();
+        let len = word.len().min(PAGE_SIZE - at);
+        page[at..at + len].copy_from_slice(&word[..len]);
+        at += len + 1;
+    }
+    page
+}
+
+/// A key: the smaller, the likelier.
+fn popular(random: &mut Random) -> u32 {
+    let below = 1 + random.below(10_000);
+    random.below(below) as u32
+}
+
+/// Looks pages up, some far more often than others, and fetches those that are not there.
+fn work(cache: &Cache, seed: u64) -> Result<()> {
+    let (mut codec, mut random, mut page) = (Codec::new()?, Random::new(seed), [0; PAGE_SIZE]);
+    for _ in 0..8000 {
+        let key = popular(&mut random);
+        if cache.get(key, &mut codec, &mut page)? {
+            assert!(page == fetch(key), "the cache answered another page");
+        } else {
+            cache.insert(key, &fetch(key), &mut codec)?;
+        }
+    }
+    Ok(())
+}
+
+/// Several threads at work on one cache.
+fn work_together(cache: &Cache) -> Result<()> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || work(cache, seed))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, Result<()>>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        threads.into_iter().try_for_each(join)
+    })
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let memory_mib: u64 = std::env::args().nth(1).map_or(Ok(8), |text| text.parse())?;
+    if !(1..=1 << 20).contains(&memory_mib) {
+        return Err("the memory is 1 to 1048576 MiB".into());
+    }
+    let cache = Cache::new(memory_mib << 20)?;
+    work_together(&cache)?;
+    cache.print();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_stays_within_its_limit() {
+        let cache = Cache::new(2 << 20).expect("address space");
+        work_together(&cache).expect("memory");
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        assert!(count(&cache.hits) > 1000 && count(&cache.evicted) > 1000);
+        assert!(cache.arena.charged_pages() <= cache.arena.limit_pages());
+        cache.print();
+    }
+}
