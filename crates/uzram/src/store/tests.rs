@@ -24,12 +24,14 @@ fn list(count: usize) -> Design {
     Design::IdleList(count.try_into().expect("in range"))
 }
 
-/// Every way to share streams and to treat one while memory is waited for.
-fn with_streams(base: &Config) -> Vec<Config> {
+/// Every way to share streams, to treat one while memory is waited for, and to lock the pool.
+fn with_designs(base: &Config) -> Vec<Config> {
     let mut configs = Vec::new();
-    for streams in [Design::PerCpu, list(1), list(3)] {
-        for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
-            configs.push(Config { streams, stream_alloc, ..base.clone() });
+    for pool_design in PoolDesign::ALL {
+        for streams in [Design::PerCpu, list(1), list(3)] {
+            for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
+                configs.push(Config { pool_design, streams, stream_alloc, ..base.clone() });
+            }
         }
     }
     configs
@@ -88,12 +90,12 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
     assert_eq!(stats.corrupted, 0);
 }
 
-/// Seeded writes, part writes, zeroed parts, discards and reads against an array of pages. A
+/// Seeded writes, part writes, zeroed parts, discards, reads and compactions against an array of pages. A
 /// request that fails, by the limit or by injection, changes nothing.
 #[test]
 fn agrees_with_a_naive_model() {
     const PAGES: u64 = 60;
-    let configs: Vec<Config> = configs(PAGES).iter().flat_map(with_streams).collect();
+    let configs: Vec<Config> = configs(PAGES).iter().flat_map(with_designs).collect();
     for (seed, config) in (0..).zip(&configs) {
         let mut random = Random::new(seed);
         let store = Store::new(config).expect("store");
@@ -105,6 +107,8 @@ fn agrees_with_a_naive_model() {
             } else if step % 500 == 0 {
                 store.arena.inject_faults(0, 0);
                 check_stats(&store, &model);
+            } else if random.below(100) == 0 {
+                store.compact();
             }
             let number = random.below(PAGES as usize);
             let (at, len) = (random.below(PAGE_SIZE), 1 + random.below(PAGE_SIZE));
@@ -162,12 +166,13 @@ fn agrees_with_a_naive_model() {
     }
 }
 
-/// Eight threads on 64 pages: every read is one of the values written there, whole.
+/// Eight threads on 64 pages, which compact them too: every read is one of the values written there, whole.
+/// (The kernel's bf62f69574b1 and others: an object was used after it had been freed.)
 #[test]
 fn reads_under_writes_are_whole_pages_of_theirs() {
     const PAGES: u64 = 64;
     let zstd = Config { algorithm: "zstd".parse().expect("known"), checksum: true, ..config(PAGES) };
-    for config in with_streams(&config(PAGES)).into_iter().chain(with_streams(&zstd)) {
+    for config in with_designs(&config(PAGES)).into_iter().chain(with_designs(&zstd)) {
         let store = Store::new(&config).expect("store");
         // Page `number`, version `version`: its first word says so, the rest follows from it.
         let make = |number: u64, version: u64| {
@@ -184,8 +189,11 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
                 scope.spawn(move || {
                     let mut random = Random::new(thread);
                     let mut read = [0; PAGE_SIZE];
-                    for _ in 0..1500 {
+                    for step in 0..1500 {
                         let number = random.below(PAGES as usize) as u64;
+                        if step % 50 == 7 * thread {
+                            store.compact();
+                        }
                         match random.below(10) {
                             0 => store.discard(number),
                             1..=4 => {
@@ -208,6 +216,28 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
                 });
             }
         });
+        let stats = store.stats();
+        let objects: u64 = store.class_stats().iter().map(|stat| stat.obj_used).sum();
+        assert_eq!((stats.pages_stored - stats.same_pages, stats.corrupted), (objects, 0), "{config:?}");
+        (0..PAGES).for_each(|number| store.discard(number));
+        assert_eq!(store.stats().pool_pages, 0, "{config:?}");
+    }
+}
+
+/// A page whose object is shorter than the one before it, in the same class, reads as it was written: nothing
+/// of the old one follows. (The kernel's 3bf1c285dc40: it showed bytes behind an object's end.)
+#[test]
+fn shorter_contents_leave_nothing_of_longer_ones() {
+    for pool_design in PoolDesign::ALL {
+        let store = Store::new(&Config { pool_design, ..config(4) }).expect("store");
+        let (mut contents, mut read) = ([0; PAGE_SIZE], [1; PAGE_SIZE]);
+        for len in (8..PAGE_SIZE).rev().step_by(3) {
+            contents[len..].fill(0);
+            Random::new(len as u64).fill(&mut contents[..len]);
+            store.write(1, &contents).expect("memory");
+            store.read(1, &mut read).expect("sound");
+            assert!(read == contents, "{pool_design} {len}");
+        }
     }
 }
 
@@ -282,23 +312,30 @@ fn sizes_out_of_range_are_refused() {
     }
 }
 
-/// Writers of stored and of same-filled pages, and discards, all of one page, with memory going
-/// back all the while: nothing panics, statistics never wrap, and the counts are exact at the end.
+/// Writers of compressed, huge and same-filled pages, and discards, all of one page, with compaction and memory
+/// going back all the while: nothing panics, statistics never wrap, and the counts are exact at the end. (The
+/// kernel's b0377ee80429: `huge_pages` went below zero.)
 #[test]
 fn one_busy_page_keeps_its_counts() {
-    let store = Store::new(&Config { limit_pages: 400, ..config(1 << 20) }).expect("store");
+    PoolDesign::ALL.into_iter().for_each(one_busy_page);
+}
+
+fn one_busy_page(pool_design: PoolDesign) {
+    let store = Store::new(&Config { pool_design, limit_pages: 400, ..config(1 << 20) }).expect("store");
     let stop = std::sync::atomic::AtomicBool::new(false);
-    let mut stored = [0; PAGE_SIZE];
+    let (mut stored, mut huge) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     Random::new(3).fill(&mut stored[..2000]);
+    Random::new(4).fill(&mut huge);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..4)
             .map(|thread| {
-                let (store, stored) = (&store, &stored);
+                let (store, stored, huge) = (&store, &stored, &huge);
                 scope.spawn(move || {
                     for round in 0..8000u64 {
-                        match (round + thread) % 3 {
+                        match (round + thread) % 4 {
                             0 => store.write(7, stored).expect("memory"),
-                            1 => store.write(7, &[0xde; PAGE_SIZE]).expect("memory"),
+                            1 => store.write(7, huge).expect("memory"),
+                            2 => store.write(7, &[0xde; PAGE_SIZE]).expect("memory"),
                             _ => store.discard(7),
                         }
                     }
@@ -310,8 +347,9 @@ fn one_busy_page_keeps_its_counts() {
                 let stats = store.stats();
                 // The CPUs' shares are read one after the other: what was written between may be counted
                 // on one side only, but never makes a sum wrap.
-                assert!(stats.pages_stored.max(stats.same_pages) <= 4 * 8000, "{stats:?}");
-                store.arena.release_free();
+                let pages = stats.pages_stored.max(stats.same_pages).max(stats.huge_pages);
+                assert!(pages <= 4 * 8000, "{stats:?}");
+                store.compact();
             }
         });
         let ended: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
@@ -320,8 +358,8 @@ fn one_busy_page_keeps_its_counts() {
     });
     store.discard(7);
     let stats = store.stats();
-    let counts = (stats.pages_stored, stats.same_pages, stats.compr_data_bytes, stats.pool_pages);
-    assert_eq!(counts, (0, 0, 0, 0));
+    let counts = [stats.pages_stored, stats.same_pages, stats.huge_pages, stats.compr_data_bytes];
+    assert_eq!((counts, stats.pool_pages, stats.corrupted), ([0; 4], 0, 0), "{pool_design}");
 }
 
 /// Eight writers at the limit: what is charged never exceeds it, and a write that fails leaves the
@@ -329,7 +367,7 @@ fn one_busy_page_keeps_its_counts() {
 #[test]
 fn the_limit_holds_under_many_writers() {
     let base = Config { limit_pages: 300, ..config(4096) };
-    with_streams(&base).iter().for_each(writers_at_the_limit);
+    with_designs(&base).iter().for_each(writers_at_the_limit);
 }
 
 fn writers_at_the_limit(config: &Config) {
@@ -363,6 +401,9 @@ fn writers_at_the_limit(config: &Config) {
                                 counts.1 += 1;
                             }
                         }
+                        if round % 300 == 20 * thread {
+                            store.compact();
+                        }
                         assert!(store.stats().charged_pages <= config.limit_pages);
                     }
                     counts
@@ -381,7 +422,7 @@ fn writers_at_the_limit(config: &Config) {
 /// no others, and none at all where the stream is held.
 #[test]
 fn writes_that_wait_for_memory_without_a_stream_are_counted() {
-    for config in with_streams(&config(1000)) {
+    for config in with_designs(&config(1000)) {
         let (store, mut random) = (Store::new(&config).expect("store"), Random::new(1));
         let (mut huge, mut half, mut quarter) = ([0; PAGE_SIZE], [0; PAGE_SIZE], [0; PAGE_SIZE]);
         random.fill(&mut huge);
@@ -421,7 +462,7 @@ fn writes_that_wait_for_memory_without_a_stream_are_counted() {
 /// stream, and then succeeds.
 #[test]
 fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
-    for config in with_streams(&config(1000)) {
+    for config in with_designs(&config(1000)) {
         let store = Store::new(&config).expect("store");
         let (mut small, mut large) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
         Random::new(1).fill(&mut small[..1000]);

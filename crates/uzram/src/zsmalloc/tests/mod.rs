@@ -1,3 +1,4 @@
+use super::class::{CHAIN_SIZES, HEADER_BYTES};
 use super::design::{Design, Pinned};
 use super::raw::{Options, RawPool, RawRead};
 use crate::base::error::{ErrorKind, Result};
@@ -62,6 +63,8 @@ for_every_design!(
     zspages_are_charged_as_far_as_they_are_reached,
     new_objects_go_into_the_fullest_zspage,
     another_owners_bytes_are_never_answered,
+    lengths_beside_every_class_border_fit,
+    a_shorter_object_shows_nothing_of_a_longer_one,
     at_the_limit_freed_room_is_used_and_growth_is_refused,
 );
 
@@ -196,6 +199,55 @@ fn another_owners_bytes_are_never_answered<D: Design>() {
     assert!(read(&pool, handle, 5, 100).is_err());
     free(&pool, handle);
     assert_eq!((pool.corrupted(), pool.handles.info().active_objs), (1, 1));
+}
+
+/// Objects that just fit their class and those that just do not, of all classes and chain sizes: each keeps
+/// its bytes beside its neighbours, and none is read beyond its class. (The kernel's 894913e2d35c and
+/// 391f057f44a5: scans and states went one beyond the last.)
+fn lengths_beside_every_class_border_fit<D: Design>() {
+    for chain_size in CHAIN_SIZES {
+        let pool = pool::<D>(chain_size);
+        let sizes = pool.classes.iter().map(|class| (usize::from(class.size_bytes), class.is_huge()));
+        let lens = sizes.flat_map(|(size_bytes, is_huge)| {
+            let most = if is_huge { size_bytes } else { size_bytes - HEADER_BYTES };
+            [(most, most), ((most + 1).min(PAGE_SIZE), usize::MAX)]
+        });
+        let objects: Vec<_> = lens
+            .enumerate()
+            .map(|(owner, (len, room))| {
+                let handle = pool.store(&vec![owner as u8; len], owner as u32, Gfp::MayWait).expect("memory");
+                (handle, owner as u32, len, room)
+            })
+            .collect();
+        for (handle, owner, len, room) in objects {
+            assert_eq!(*read(&pool, handle, owner, len).expect("sound"), *vec![owner as u8; len]);
+            if room < usize::MAX {
+                let beyond = read(&pool, handle, owner, room + 1).err().map(|error| error.kind());
+                assert_eq!(beyond, Some(ErrorKind::Corrupt), "{room} bytes is all there is");
+            }
+            free(&pool, handle);
+        }
+        assert_eq!((pool.pages_used(), pool.corrupted()), (0, 0));
+    }
+}
+
+/// Where a longer object was, a shorter one is read as long as it is, and moved so. (The kernel's 3bf1c285dc40:
+/// bytes behind an object's end were shown.)
+fn a_shorter_object_shows_nothing_of_a_longer_one<D: Design>() {
+    let pool = pool::<D>(8);
+    for (long, short) in [(56, 41), (3000, 2985), (PAGE_SIZE, 4000), (24, 1)] {
+        let handle = pool.store(&vec![0xaa; long], 1, Gfp::MayWait).expect("memory");
+        let place = object(&pool, handle);
+        // Another one, so that the zspage stays.
+        let other = pool.store(&vec![0xbb; long], 2, Gfp::MayWait).expect("memory");
+        free(&pool, handle);
+        let handle = pool.store(&vec![0xcc; short], 3, Gfp::MayWait).expect("memory");
+        assert!(long == PAGE_SIZE || object(&pool, handle) == place, "{short} bytes take another place");
+        assert_eq!(*read(&pool, handle, 3, short).expect("sound"), *vec![0xcc; short]);
+        assert_eq!(*read(&pool, other, 2, long).expect("sound"), *vec![0xbb; long]);
+        free(&pool, handle);
+        free(&pool, other);
+    }
 }
 
 fn at_the_limit_freed_room_is_used_and_growth_is_refused<D: Design>() {
