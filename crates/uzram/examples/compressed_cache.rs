@@ -153,7 +153,7 @@ fn fetch(key: u32) -> Page {
         "compressed",
     ];
     let (mut page, mut random) = ([0; PAGE_SIZE], Random::new(u64::from(key)));
-    if key % 16 == 0 {
+    if key.is_multiple_of(16) {
         random.fill(&mut page);
         return page;
     }
