@@ -230,11 +230,12 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
 fn shorter_contents_leave_nothing_of_longer_ones() {
     for pool_design in PoolDesign::ALL {
         let store = Store::new(&Config { pool_design, ..config(4) }).expect("store");
-        let (mut contents, mut read) = ([0; PAGE_SIZE], [1; PAGE_SIZE]);
+        let mut contents = [0; PAGE_SIZE];
         for len in (8..PAGE_SIZE).rev().step_by(3) {
             contents[len..].fill(0);
             Random::new(len as u64).fill(&mut contents[..len]);
             store.write(1, &contents).expect("memory");
+            let mut read = [1; PAGE_SIZE];
             store.read(1, &mut read).expect("sound");
             assert!(read == contents, "{pool_design} {len}");
         }
