@@ -154,6 +154,7 @@ impl Store {
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let options = zsmalloc::Options {
             chain_size: config.chain_size,
+            max_objects_setting: "disksize",
             ..zsmalloc::Options::new(config.name.as_str(), config.pages + SPARE_OBJECTS)
         };
         let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?);

@@ -54,7 +54,9 @@ pub struct Handle {
 pub struct Read<'a, D: Design = Pinned>(RawRead<'a, D>);
 
 impl<D: Design> Pool<D> {
-    /// An empty pool in the memory of `arena`.
+    /// An empty pool in the memory of `arena`, which is to be its alone, as [`Pool::pages_used`] counts all
+    /// zspages of the arena, and large enough for two chunks of [`CHUNK_PAGES`](crate::base::mem::CHUNK_PAGES):
+    /// objects and what the pool keeps beside them never share one.
     ///
     /// # Errors
     /// `Invalid` for a chain size outside [`CHAIN_SIZES`](super::CHAIN_SIZES), or an arena larger than the

@@ -28,6 +28,8 @@ pub struct Options {
     pub chain_size: usize,
     /// How many objects it can hold.
     pub max_objects: u64,
+    /// The setting that an error names when there are so many.
+    pub max_objects_setting: &'static str,
     /// Whether it counts what it does with its locks ([`LockCounts`]).
     pub count_locks: bool,
     /// Whether it keeps the order in which its zspages were stored into, to empty the coldest
@@ -40,7 +42,14 @@ impl Options {
     /// A pool for so many objects, with zspages of up to 16 pages, and nothing beyond that.
     pub fn new(name: impl Into<String>, max_objects: u64) -> Self {
         let (name, chain_size) = (name.into(), *CHAIN_SIZES.end());
-        Options { name, chain_size, max_objects, count_locks: false, reclaim: false }
+        Options {
+            name,
+            chain_size,
+            max_objects,
+            max_objects_setting: "max_objects",
+            count_locks: false,
+            reclaim: false,
+        }
     }
 }
 
@@ -85,7 +94,8 @@ impl<D: Design> RawPool<D> {
         let locks = D::new(classes.iter().len());
         let handles = Typed::<D::Cell>::options(format!("zs_handle-{name}"), *max_objects);
         // A pool ends with what is stored in it.
-        let handles = slab::Options { dropped_whole: true, ..handles };
+        let max_objects_setting = options.max_objects_setting;
+        let handles = slab::Options { dropped_whole: true, max_objects_setting, ..handles };
         Ok(RawPool {
             locks,
             handles: Typed::new(Arc::clone(&arena), handles)?,

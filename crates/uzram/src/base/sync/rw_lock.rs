@@ -1,6 +1,6 @@
 //! A lock that readers share, with a lock class.
 
-use std::sync::{PoisonError, TryLockError, TryLockResult};
+use std::sync::{TryLockError, TryLockResult};
 
 use super::Counter;
 use super::class::{Hold, LockClass};
@@ -41,7 +41,7 @@ impl RwLock {
     pub fn read(&self) -> ReadGuard<'_> {
         let try_take = || taken(self.inner.try_read());
         #[cfg(not(tsan))]
-        let wait = || self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        let wait = || self.inner.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         #[cfg(tsan)]
         let wait = || super::wait_visibly(try_take);
         let (guard, hold) = Hold::take(self.class, try_take, || self.waiters.while_waiting(try_take, wait));
@@ -52,7 +52,7 @@ impl RwLock {
     pub fn write(&self) -> WriteGuard<'_> {
         let try_take = || taken(self.inner.try_write());
         #[cfg(not(tsan))]
-        let wait = || self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        let wait = || self.inner.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         #[cfg(tsan)]
         let wait = || super::wait_visibly(try_take);
         let (guard, hold) = Hold::take(self.class, try_take, || self.waiters.while_waiting(try_take, wait));

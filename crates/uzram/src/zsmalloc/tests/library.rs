@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
-use std::sync::Mutex;
 
 use super::Arc;
 use crate::base::error::ErrorKind;
 use crate::base::mem::Arena;
 use crate::base::random::Random;
+use crate::base::sync::{Mutex, classes};
 use crate::zsmalloc::{Design, Options, Pool};
 
 for_every_design!(
@@ -95,15 +95,15 @@ fn eviction_goes_on_beside_everything_else<D: Design>() {
     type Shelf = Mutex<HashMap<u32, super::super::Handle>>;
     const KEYS: usize = 3000;
     let pool = new::<D>();
-    let shelves: Vec<Shelf> = (0..16).map(|_| Shelf::default()).collect();
-    let shelf = |key: u32| shelves[key as usize % shelves.len()].lock().unwrap();
+    let shelves: Vec<Shelf> = (0..16).map(|_| Mutex::new(&classes::SLOT, HashMap::new())).collect();
+    let shelf = |key: u32| shelves[key as usize % shelves.len()].lock();
     let value = |key: u32| vec![key as u8; 1 + key as usize * 37 % 4096];
     std::thread::scope(|scope| {
         for thread in 0..8 {
             let (pool, shelf) = (&pool, &shelf);
             scope.spawn(move || {
                 let mut random = Random::new(thread);
-                for step in 0..1500 {
+                for step in 0..if cfg!(tsan) { 200 } else { 1500 } {
                     let key = random.below(KEYS) as u32;
                     if thread == 0 && step % 50 == 0 {
                         pool.compact();
@@ -124,7 +124,7 @@ fn eviction_goes_on_beside_everything_else<D: Design>() {
             });
         }
     });
-    let all: HashMap<u32, _> = shelves.into_iter().flat_map(|shelf| shelf.into_inner().unwrap()).collect();
+    let all: HashMap<u32, _> = shelves.iter().flat_map(|shelf| std::mem::take(&mut *shelf.lock())).collect();
     for (key, handle) in &all {
         assert_eq!(*pool.read(handle).unwrap(), value(*key));
     }
