@@ -1,3 +1,5 @@
+//! The pool with handles as numbers: what is stored, refused, freed and found damaged.
+
 use super::class::{CHAIN_SIZES, HEADER_BYTES};
 use super::design::{Design, Pinned};
 use super::raw::{Options, RawPool, RawRead};

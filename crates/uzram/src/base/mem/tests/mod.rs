@@ -1,3 +1,5 @@
+//! The arena against models, the system's own counts and threads.
+
 mod chunks;
 mod surplus;
 
