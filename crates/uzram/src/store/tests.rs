@@ -507,3 +507,43 @@ fn resident_dirty_kib() -> u64 {
     let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("a kernel of 4.5 or later");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
+
+/// A store whose pages were overwritten by smaller and larger ones packs them by itself, if and when it is
+/// asked to; dropped, it ends its thread in the middle of that.
+#[test]
+fn a_scattered_store_is_compacted_by_itself() {
+    let scattered = |compact_threshold_percent| {
+        let config = Config { compact_threshold_percent, compact_rate_bytes: 64 << 20, ..config(4096) };
+        let store = Store::new(&config).expect("store");
+        let mut random = Random::new(1);
+        let mut contents = [0; PAGE_SIZE];
+        for _ in 0..3 {
+            for page in 0..4096 {
+                contents.fill(0);
+                let len = 256 + random.below(3000);
+                random.fill(&mut contents[..len]);
+                store.write(page, &contents).expect("memory");
+            }
+        }
+        (0..4096).filter(|page| page % 4 != 0).for_each(|page| store.discard(page));
+        store
+    };
+    let freeable = |store: &Store| store.class_stats().iter().map(ClassStat::freeable_pages).sum::<u64>();
+    let wait_until = |what: &str, done: &dyn Fn() -> bool| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !done() {
+            assert!(std::time::Instant::now() < deadline, "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    };
+    let store = scattered(0);
+    let before = store.stats().pool_pages;
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    assert_eq!((store.stats().pages_compacted, store.stats().pool_pages), (0, before), "nobody asked for it");
+    assert!(freeable(&store) * 100 > before * 20, "{} of {before}", freeable(&store));
+    store.set_compact_threshold_percent(20);
+    wait_until("compacted", &|| freeable(&store) * 100 <= store.stats().pool_pages * 20);
+    assert!(store.stats().pages_compacted > 0 && store.stats().pool_pages < before);
+    let store = scattered(10);
+    wait_until("begun", &|| store.stats().pages_compacted > 0);
+}
