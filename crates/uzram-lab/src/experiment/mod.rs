@@ -169,7 +169,9 @@ pub trait Table: Sync {
 
     /// Under what name the rows stand that add up the seconds of all cases, when all were run; none
     /// where cases have different numbers of jobs.
-    fn total(&self) -> Option<&'static str>;
+    fn total(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Prepares to measure `designs`.
     ///
@@ -188,6 +190,18 @@ pub trait Table: Sync {
 
     /// What the rows say, in words: paragraphs.
     fn verdict(&self, rows: &[Row]) -> Vec<String>;
+}
+
+/// What a table has for one of its designs, by the design's name.
+///
+/// # Errors
+/// `Invalid`, with the names there are.
+pub(crate) fn by_name<T: Copy>(designs: &[(&'static str, T)], name: &str) -> Result<T> {
+    let found = designs.iter().find(|(other, _)| *other == name);
+    found.map(|(_, design)| *design).ok_or_else(|| {
+        let names: Vec<_> = designs.iter().map(|(name, _)| *name).collect();
+        Error::invalid(format!("'{name}' is no design of this table, only: {}", names.join(", ")))
+    })
 }
 
 /// A table's designs, ready to be measured.

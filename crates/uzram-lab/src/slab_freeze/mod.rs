@@ -33,7 +33,9 @@ use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, Unfree
 use uzram::{Error, ErrorKind, Result};
 
 use crate::bench::{CLOCKED, Part, Source, Span, Usage, clocked, cpus};
-use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
+use crate::experiment::{
+    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+};
 use counters::{COUNTERS, Counting, counts};
 use objects::Objects;
 
@@ -157,12 +159,8 @@ impl Table for SlabFreeze {
         ]
     }
 
-    fn total(&self) -> Option<&'static str> {
-        None
-    }
-
     fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        let designs = designs.iter().map(|design| measure_of(design)).collect::<Result<_>>()?;
+        let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
         Ok(Box::new(Caches { arena: Arc::new(Arena::new(ARENA_BYTES)?), designs, case: Case::Messaging }))
     }
 
@@ -178,15 +176,6 @@ impl Table for SlabFreeze {
     fn verdict(&self, rows: &[Row]) -> Vec<String> {
         verdict::of(rows, cpus())
     }
-}
-
-/// How a design is measured.
-fn measure_of(design: &str) -> Result<Measure> {
-    let found = DESIGNS.iter().find(|(name, _)| *name == design);
-    found.map(|(_, measure)| *measure).ok_or_else(|| {
-        let names = DESIGNS.map(|(name, _)| name).join(", ");
-        Error::invalid(format!("'{design}' is no design of slab caches, only: {names}"))
-    })
 }
 
 /// Where the caches of each measurement are made.

@@ -112,7 +112,7 @@ fn more_threads_than_there_may_be_are_refused() {
     let stop = AtomicBool::new(false);
     let error = open("messaging").measure(&plan(0, 65, 1, &stop)).unwrap_err();
     assert!(error.to_string().contains("--jobs"), "{error}");
-    assert!(measure_of("frozen").unwrap_err().to_string().contains("eager, on-partial"));
+    assert!(by_name(&DESIGNS, "frozen").unwrap_err().to_string().contains("eager, on-partial"));
 }
 
 #[test]

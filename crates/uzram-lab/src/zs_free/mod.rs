@@ -32,7 +32,9 @@ use uzram::zsmalloc::{LockCounts, huge_threshold};
 use uzram::{Error, Result};
 
 use crate::bench::{CLOCKED, Packed, Source, Span, Usage, clocked, cpus};
-use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
+use crate::experiment::{
+    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+};
 use passes::{Memory, Passes};
 
 /// See the [module's documentation](self).
@@ -164,12 +166,8 @@ impl Table for ZsFree {
         ]
     }
 
-    fn total(&self) -> Option<&'static str> {
-        None
-    }
-
     fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        let designs = designs.iter().map(|design| measure_of(design)).collect::<Result<_>>()?;
+        let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
         // Same-filled pages never come to a pool.
         let corpus = corpus.load()?.without_same_filled()?;
         let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
@@ -188,15 +186,6 @@ impl Table for ZsFree {
     fn verdict(&self, rows: &[Row]) -> Vec<String> {
         verdict::of(rows, cpus())
     }
-}
-
-/// How a design is measured.
-fn measure_of(design: &str) -> Result<Measure> {
-    let found = DESIGNS.iter().find(|(name, _)| *name == design);
-    found.map(|(_, measure)| *measure).ok_or_else(|| {
-        let names = DESIGNS.map(|(name, _)| name).join(", ");
-        Error::invalid(format!("'{design}' is no lock design of this table, only: {names}"))
-    })
 }
 
 /// What is stored in each measurement's pool, and where.

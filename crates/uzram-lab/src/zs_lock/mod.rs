@@ -100,10 +100,6 @@ impl Table for ZsLock {
         ]
     }
 
-    fn total(&self) -> Option<&'static str> {
-        None
-    }
-
     fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
         let corpus = corpus.load()?;
         let disk = |design: &String| {
