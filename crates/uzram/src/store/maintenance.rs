@@ -3,7 +3,6 @@
 //!
 //! Lock order: the thread holds no lock between its steps, and stops between them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -32,7 +31,8 @@ struct Shared {
     threshold_percent: Counter,
     /// Bytes of objects that may be moved in a second.
     rate_bytes_per_s: Counter,
-    ends: AtomicBool,
+    /// Not 0 when the thread is to end.
+    ends: Counter,
 }
 
 impl Maintenance {
@@ -52,7 +52,7 @@ impl Maintenance {
             arena,
             threshold_percent: Counter::new(threshold_percent),
             rate_bytes_per_s: Counter::new(rate_bytes_per_s),
-            ends: AtomicBool::new(false),
+            ends: Counter::new(0),
         });
         let of_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(format!("uzram-{name}")).spawn(move || of_thread.run());
@@ -81,7 +81,7 @@ impl Maintenance {
 impl Drop for Maintenance {
     fn drop(&mut self) {
         self.shared.arena.set_releaser(None);
-        self.shared.ends.store(true, Ordering::Release);
+        self.shared.ends.set(1);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // A panic there has been reported already.
@@ -99,7 +99,7 @@ impl Shared {
                 Some(wait) => std::thread::park_timeout(wait),
                 None => std::thread::park(),
             }
-            if self.ends.load(Ordering::Acquire) {
+            if self.ends.get() != 0 {
                 return;
             }
             self.arena.release_surplus();

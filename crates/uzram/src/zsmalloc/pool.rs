@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Arena, Gfp};
-use crate::base::sync::Arc;
+use crate::base::sync::{Arc, Counter};
 
 use super::compact::{Budget, Effort};
 use super::counts::LockCounts;
@@ -62,9 +61,9 @@ impl<D: Design> Pool<D> {
     /// `Invalid` for a chain size outside [`CHAIN_SIZES`](super::CHAIN_SIZES), or an arena larger than the
     /// design's object words can name; `NoMemory` when there is no address space for the tables.
     pub fn new(arena: Arc<Arena>, options: &Options) -> Result<Self> {
-        // Not modelled: it only has to differ.
-        static POOLS: AtomicU32 = AtomicU32::new(0);
-        Ok(Pool { raw: RawPool::new(arena, options)?, id: POOLS.fetch_add(1, Ordering::Relaxed) })
+        // It only has to differ.
+        static POOLS: Counter = Counter::new(0);
+        Ok(Pool { raw: RawPool::new(arena, options)?, id: POOLS.add(1) as u32 })
     }
 
     /// Stores a copy of `bytes` (1..=4096). `owner` is whatever the caller wants to find again.
