@@ -21,7 +21,7 @@ use super::design::{Design, Locks, Still};
 use super::free::{Emptied, FREE_TAG};
 use super::lru::End;
 use super::raw::RawPool;
-use super::word::Object;
+use super::word::{Cell, Object};
 use super::zspage::Lists;
 
 /// Zspages of a class that could not be emptied, after which its compaction ends.
@@ -241,7 +241,7 @@ impl<D: Design> RawPool<D> {
             self.copy(object, place, to);
             // SAFETY: `take` held it, and its object is in use.
             unsafe { self.zspages.get(to) }.let_go();
-            if !D::relocate(cell, object, place) {
+            if !cell.relocate(object, place) {
                 emptied.extend(self.put(lists, place));
                 return Outcome::Stuck;
             }
@@ -285,7 +285,7 @@ impl<D: Design> RawPool<D> {
             return None;
         }
         // A damaged header may name anything, and nothing is moved for it.
-        self.cell(handle).filter(|cell| D::is_movable(cell, object))
+        self.cell(handle).filter(|cell| cell.is_movable(object))
     }
 
     /// Copies an object to another place of its class.

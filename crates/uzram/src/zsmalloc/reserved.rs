@@ -3,7 +3,7 @@
 
 use super::design::Design;
 use super::raw::{LINE_BYTES, RawPool};
-use super::word::Object;
+use super::word::{Cell, Object};
 use crate::base::cpu::prefetch_write;
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
@@ -58,7 +58,7 @@ impl<'a, D: Design> Reserved<'a, D> {
         // header and contents, and `bytes` cannot overlap memory that nobody has a reference to.
         unsafe { start.add(header_bytes).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         // SAFETY: the handle is this reservation's.
-        D::publish(unsafe { pool.handles.get(self.handle) }, self.object);
+        unsafe { pool.handles.get(self.handle) }.publish(self.object);
         zspage.let_go();
         let handle = self.handle;
         // The object is the handle's from now on.

@@ -69,70 +69,103 @@ pub struct Place {
 }
 
 /// A layout of object words.
-pub trait ObjectWord: Send + Sync + 'static {
-    /// How it is called.
-    const NAME: &'static str;
+pub trait ObjectWord: Default + Send + Sync + 'static {
     /// How many pages it can tell apart.
     const MAX_PAGES: u64;
-    /// A handle's word in memory.
-    type Cell: Default + Send + Sync;
+    /// A word in memory.
+    type Atomic: Default + Send + Sync;
 
-    /// Leads the handle to an object.
-    fn store(cell: &Self::Cell, object: Object);
+    /// Makes a word lead to an object.
+    fn store(word: &Self::Atomic, object: Object);
 
-    /// Where the handle leads.
-    fn load(cell: &Self::Cell) -> Place;
-
-    /// Where the object of a cell might be, if the word says enough: a hint.
-    ///
-    /// # Safety
-    /// There is mapped memory, aligned for a cell; what is in it need be none.
-    #[inline]
-    unsafe fn peek(cell: *const Self::Cell) -> Option<Object> {
-        let _ = cell;
-        None
-    }
+    /// Where a word leads.
+    fn load(word: &Self::Atomic) -> Place;
 }
 
 impl ObjectWord for u64 {
-    const NAME: &'static str = "u64";
     const MAX_PAGES: u64 = 1 << 32;
-    type Cell = AtomicU64;
+    type Atomic = AtomicU64;
 
     #[inline]
-    fn store(cell: &AtomicU64, object: Object) {
-        cell.store(object.encode(), Ordering::Release);
+    fn store(word: &AtomicU64, object: Object) {
+        word.store(object.encode(), Ordering::Release);
     }
 
     #[inline]
-    fn load(cell: &AtomicU64) -> Place {
-        let Object { page, class, index } = Object::decode(cell.load(Ordering::Acquire));
+    fn load(word: &AtomicU64) -> Place {
+        let Object { page, class, index } = Object::decode(word.load(Ordering::Acquire));
         Place { page, index, class: Some(class) }
-    }
-
-    #[inline]
-    unsafe fn peek(cell: *const AtomicU64) -> Option<Object> {
-        // SAFETY: the caller's promise; whatever is there is taken as a number.
-        Some(Object::decode(unsafe { cell.cast::<u64>().read_volatile() }))
     }
 }
 
 impl ObjectWord for u32 {
-    const NAME: &'static str = "u32";
     const MAX_PAGES: u64 = 1 << (u32::BITS - INDEX_BITS_32);
-    type Cell = AtomicU32;
+    type Atomic = AtomicU32;
 
     #[inline]
-    fn store(cell: &AtomicU32, object: Object) {
+    fn store(word: &AtomicU32, object: Object) {
         debug_assert!(u64::from(object.page) < Self::MAX_PAGES, "the pool is no larger");
-        cell.store(object.page << INDEX_BITS_32 | u32::from(object.index), Ordering::Release);
+        word.store(object.page << INDEX_BITS_32 | u32::from(object.index), Ordering::Release);
     }
 
     #[inline]
-    fn load(cell: &AtomicU32) -> Place {
-        let word = cell.load(Ordering::Acquire);
+    fn load(word: &AtomicU32) -> Place {
+        let word = word.load(Ordering::Acquire);
         let index = word as u16 & ((1 << INDEX_BITS_32) - 1);
         Place { page: word >> INDEX_BITS_32, index, class: None }
+    }
+}
+
+/// A handle's word, by the rules of a design. Any bytes are a cell.
+pub trait Cell: Default + Send + Sync + 'static {
+    /// Leads the handle to its object, which is written.
+    fn publish(&self, object: Object);
+
+    /// Whether the handle leads to `object`, and it could be moved now. The lists of its class are
+    /// [`Still`](super::design::Still).
+    fn is_movable(&self, object: Object) -> bool;
+
+    /// Leads the handle from one place to another, which has the same contents; answers false if the
+    /// object cannot be moved now. The lists of its class are [`Still`](super::design::Still).
+    fn relocate(&self, from: Object, to: Object) -> bool;
+
+    /// Where the object might be, if the word says enough: a hint, whatever the bytes are.
+    fn hint(&self) -> Option<Object>;
+}
+
+/// A cell of nothing but a word, which locks protect.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct WordCell<W: ObjectWord>(W::Atomic);
+
+impl<W: ObjectWord> WordCell<W> {
+    /// Where the handle leads.
+    #[inline]
+    pub fn place(&self) -> Place {
+        W::load(&self.0)
+    }
+}
+
+impl<W: ObjectWord> Cell for WordCell<W> {
+    #[inline]
+    fn publish(&self, object: Object) {
+        W::store(&self.0, object);
+    }
+
+    fn is_movable(&self, object: Object) -> bool {
+        let Place { page, index, .. } = self.place();
+        (page, index) == (object.page, object.index)
+    }
+
+    fn relocate(&self, _: Object, to: Object) -> bool {
+        W::store(&self.0, to);
+        true
+    }
+
+    #[inline]
+    fn hint(&self) -> Option<Object> {
+        let Place { page, index, class } = self.place();
+        class.map(|class| Object { page, class, index })
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, classes};
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Object, ObjectWord};
+use crate::zsmalloc::word::{Object, ObjectWord, WordCell};
 use crate::zsmalloc::zspage::Lists;
 use crate::zsmalloc::{RawPool, design};
 
@@ -81,7 +81,7 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
     const READS_OUTLIVE_FREES: bool = false;
     const FREES_PAGES_LOCKED: bool = STEPS & PAGES_AFTER_LOCK == 0;
     const MAX_PAGES: u64 = W::MAX_PAGES;
-    type Cell = W::Cell;
+    type Cell = WordCell<W>;
     type Lists<'a> = MutexGuard<'a, Lists>;
     type Still<'a> = BothLocks<'a>;
 
@@ -107,20 +107,6 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
     }
 
     #[inline]
-    fn publish(cell: &W::Cell, object: Object) {
-        W::store(cell, object);
-    }
-
-    fn is_movable(cell: &W::Cell, object: Object) -> bool {
-        design::leads_to::<W>(cell, object)
-    }
-
-    fn relocate(cell: &W::Cell, _: Object, to: Object) -> bool {
-        W::store(cell, to);
-        true
-    }
-
-    #[inline]
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
         let _look_up = pool.locks.look_up(&pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
@@ -129,16 +115,9 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
     }
 
     #[inline]
-    unsafe fn unpin(pool: &RawPool<Self>, _: u32, object: Object) -> Option<Released<'_, Self>> {
-        // SAFETY: the object is in use (the caller's promise), and stays where it is as it is pinned.
-        unsafe { pool.zspage_at(object.page) }.let_go();
-        None
-    }
-
-    #[inline]
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
         // SAFETY: the handle is in use (the caller's promise).
-        let in_word = W::load(unsafe { pool.handles.get(handle) }).class;
+        let in_word = unsafe { pool.handles.get(handle) }.place().class;
         let in_word = in_word.filter(|_| STEPS & CLASS_IN_WORD != 0);
         let lists = match in_word {
             // An object that is moved stays in its class.
@@ -147,7 +126,7 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
                 let _look_up = pool.locks.look_up(&pool.counts);
                 let class = in_word.unwrap_or_else(|| {
                     // SAFETY: as above; nothing is moved under the pool's lock.
-                    let page = W::load(unsafe { pool.handles.get(handle) }).page;
+                    let page = unsafe { pool.handles.get(handle) }.place().page;
                     // SAFETY: the object is in use, so its zspage is.
                     unsafe { pool.zspage_at(page) }.class
                 });
@@ -157,11 +136,5 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
         // SAFETY: as above; nothing is moved under the class's lock, and nobody else frees it.
         let object = unsafe { design::find::<_, W>(pool, handle) };
         pool.is_sound(handle, object).then_some((object, lists))
-    }
-
-    #[inline]
-    unsafe fn peek(cell: *const W::Cell) -> Option<Object> {
-        // SAFETY: the caller's promise.
-        unsafe { W::peek(cell) }
     }
 }

@@ -7,7 +7,7 @@ use std::ops::{Deref, DerefMut};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, classes};
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Object, ObjectWord};
+use crate::zsmalloc::word::{Object, ObjectWord, WordCell};
 use crate::zsmalloc::zspage::Lists;
 use crate::zsmalloc::{RawPool, design};
 
@@ -53,7 +53,7 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
     const READS_OUTLIVE_FREES: bool = false;
     const FREES_PAGES_LOCKED: bool = true;
     const MAX_PAGES: u64 = W::MAX_PAGES;
-    type Cell = W::Cell;
+    type Cell = WordCell<W>;
     type Lists<'a> = ClassLists<'a>;
     type Still<'a> = ClassLists<'a>;
 
@@ -73,33 +73,12 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
     }
 
     #[inline]
-    fn publish(cell: &W::Cell, object: Object) {
-        W::store(cell, object);
-    }
-
-    fn is_movable(cell: &W::Cell, object: Object) -> bool {
-        design::leads_to::<W>(cell, object)
-    }
-
-    fn relocate(cell: &W::Cell, _: Object, to: Object) -> bool {
-        W::store(cell, to);
-        true
-    }
-
-    #[inline]
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
         // Which class it is does not matter here.
         let _locked = pool.locks.lists(0, &pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock.
         unsafe { design::find_and_hold::<_, W>(pool, handle) }
-    }
-
-    #[inline]
-    unsafe fn unpin(pool: &RawPool<Self>, _: u32, object: Object) -> Option<Released<'_, Self>> {
-        // SAFETY: the object is in use (the caller's promise), and stays where it is as it is pinned.
-        unsafe { pool.zspage_at(object.page) }.let_go();
-        None
     }
 
     #[inline]
@@ -110,11 +89,5 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
         let object = unsafe { design::find::<_, W>(pool, handle) };
         lists.guard_mut().class = object.class;
         pool.is_sound(handle, object).then_some((object, lists))
-    }
-
-    #[inline]
-    unsafe fn peek(cell: *const W::Cell) -> Option<Object> {
-        // SAFETY: the caller's promise.
-        unsafe { W::peek(cell) }
     }
 }

@@ -27,7 +27,7 @@ use std::ops::DerefMut;
 
 use super::RawPool;
 use super::counts::{Counts, Held};
-use super::word::{Object, ObjectWord};
+use super::word::{Cell, Object, ObjectWord, WordCell};
 use super::zspage::Lists;
 
 /// How a pool is locked. See the table of the designs.
@@ -46,7 +46,7 @@ pub trait Locks: Sized + Send + Sync + 'static {
     /// The most pages of an arena that its words can name.
     const MAX_PAGES: u64;
     /// A handle's word in memory.
-    type Cell: Default + Send + Sync;
+    type Cell: Cell;
     /// Locked lists of a class.
     type Lists<'a>: DerefMut<Target = Lists>;
     /// Locked lists of a class none of whose objects can be found meanwhile, and no zspage held.
@@ -61,28 +61,24 @@ pub trait Locks: Sized + Send + Sync + 'static {
     /// Locks the lists of a class to move its objects.
     fn still(&self, class: u8, counts: &Counts) -> Self::Still<'_>;
 
-    /// Leads a handle to its object, which is written.
-    fn publish(cell: &Self::Cell, object: Object);
-
-    /// Whether a handle leads to `object`, and it could be moved now. The lists are [`Locks::Still`].
-    fn is_movable(cell: &Self::Cell, object: Object) -> bool;
-
-    /// Leads a handle from one place to another, which has the same contents; answers false if the object
-    /// cannot be moved now. The lists are [`Locks::Still`].
-    fn relocate(cell: &Self::Cell, from: Object, to: Object) -> bool;
-
     /// Finds a handle's object, and keeps it where it is until [`Locks::unpin`].
     ///
     /// # Safety
     /// The handle is in use, and not being freed.
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object;
 
-    /// Ends a pin. Answers the object if it was freed meanwhile and the caller is to release it, with
-    /// the lists of its class.
+    /// Ends a pin; of a design that pins by holding the zspage, that hold. Answers the object if it was
+    /// freed meanwhile and the caller is to release it, with the lists of its class.
     ///
     /// # Safety
     /// The handle is pinned.
-    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, object: Object) -> Option<Released<'_, Self>>;
+    #[inline]
+    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, object: Object) -> Option<Released<'_, Self>> {
+        let _ = handle;
+        // SAFETY: the object is in use (the caller's promise), and stays where it is as its zspage is held.
+        unsafe { pool.zspage_at(object.page) }.let_go();
+        None
+    }
 
     /// Finds a handle's object to free it: answers the object to release with the lists of its class,
     /// unless a reader will do it.
@@ -90,12 +86,6 @@ pub trait Locks: Sized + Send + Sync + 'static {
     /// # Safety
     /// The handle is in use, and this call alone frees it.
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>>;
-
-    /// Where the object of a cell might be: a hint.
-    ///
-    /// # Safety
-    /// There is mapped memory, aligned for a cell; what is in it need be none.
-    unsafe fn peek(cell: *const Self::Cell) -> Option<Object>;
 }
 
 /// An object that nobody uses any more, and its class's lists, locked.
@@ -116,10 +106,10 @@ pub trait Still: DerefMut<Target = Lists> {
 unsafe fn find<D, W>(pool: &RawPool<D>, handle: u32) -> Object
 where
     W: ObjectWord,
-    D: Locks<Cell = W::Cell>,
+    D: Locks<Cell = WordCell<W>>,
 {
     // SAFETY: the handle is in use (the caller's promise).
-    let place = W::load(unsafe { pool.handles.get(handle) });
+    let place = unsafe { pool.handles.get(handle) }.place();
     // SAFETY: the object is in use and stays where it is (the caller's promise), so its zspage is.
     let class = place.class.unwrap_or_else(|| unsafe { pool.zspage_at(place.page) }.class);
     Object { page: place.page, class, index: place.index }
@@ -133,17 +123,11 @@ where
 unsafe fn find_and_hold<D, W>(pool: &RawPool<D>, handle: u32) -> Object
 where
     W: ObjectWord,
-    D: Locks<Cell = W::Cell>,
+    D: Locks<Cell = WordCell<W>>,
 {
     // SAFETY: the caller's promise.
     let object = unsafe { find::<D, W>(pool, handle) };
     // SAFETY: the object is in use and cannot be moved (the caller's promise), so its zspage is in use.
     unsafe { pool.zspage_at(object.page) }.hold();
     object
-}
-
-/// Whether a handle's word leads to `object`.
-fn leads_to<W: ObjectWord>(cell: &W::Cell, object: Object) -> bool {
-    let place = W::load(cell);
-    (place.page, place.index) == (object.page, object.index)
 }

@@ -21,7 +21,7 @@ use crate::base::cpu::Padded;
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{DESIGN_BITS, Object, ObjectWord};
+use crate::zsmalloc::word::{Cell, DESIGN_BITS, Object};
 use crate::zsmalloc::zspage::Lists;
 
 use super::{Locks, Released, Still};
@@ -35,6 +35,33 @@ const MANY_PINS: u64 = PINS_MASK / 2;
 /// A lock for each class, and readers that pin their object.
 pub struct Pinned {
     classes: Box<[Padded<Mutex<Lists>>]>,
+}
+
+/// A word with pins.
+#[derive(Default)]
+#[repr(transparent)]
+pub struct PinCell(AtomicU64);
+
+impl Cell for PinCell {
+    #[inline]
+    fn publish(&self, object: Object) {
+        self.0.store(object.encode(), Ordering::Release);
+    }
+
+    fn is_movable(&self, object: Object) -> bool {
+        self.0.load(Ordering::Relaxed) == object.encode()
+    }
+
+    fn relocate(&self, from: Object, to: Object) -> bool {
+        let (from, to) = (from.encode(), to.encode());
+        // Acquire: what readers did who are gone comes before the old place is used again.
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    #[inline]
+    fn hint(&self) -> Option<Object> {
+        Some(Object::decode(self.0.load(Ordering::Relaxed)))
+    }
 }
 
 impl Still for MutexGuard<'_, Lists> {
@@ -66,7 +93,7 @@ impl Locks for Pinned {
     const READS_OUTLIVE_FREES: bool = true;
     const FREES_PAGES_LOCKED: bool = false;
     const MAX_PAGES: u64 = 1 << 32;
-    type Cell = AtomicU64;
+    type Cell = PinCell;
     type Lists<'a> = MutexGuard<'a, Lists>;
     type Still<'a> = MutexGuard<'a, Lists>;
 
@@ -86,31 +113,16 @@ impl Locks for Pinned {
     }
 
     #[inline]
-    fn publish(cell: &AtomicU64, object: Object) {
-        cell.store(object.encode(), Ordering::Release);
-    }
-
-    fn is_movable(cell: &AtomicU64, object: Object) -> bool {
-        cell.load(Ordering::Relaxed) == object.encode()
-    }
-
-    fn relocate(cell: &AtomicU64, from: Object, to: Object) -> bool {
-        let (from, to) = (from.encode(), to.encode());
-        // Acquire: what readers did who are gone comes before the old place is used again.
-        cell.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    }
-
-    #[inline]
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
         // SAFETY: the handle is in use (the caller's promise).
-        let cell = unsafe { pool.handles.get(handle) };
+        let PinCell(word) = unsafe { pool.handles.get(handle) };
         loop {
-            let old = cell.fetch_add(1, Ordering::Acquire);
+            let old = word.fetch_add(1, Ordering::Acquire);
             debug_assert_eq!(old & FREED, 0, "pinned after it was freed");
             if old & PINS_MASK < MANY_PINS {
                 return Object::decode(old);
             }
-            cell.fetch_sub(1, Ordering::Relaxed);
+            word.fetch_sub(1, Ordering::Relaxed);
             std::thread::yield_now();
         }
     }
@@ -118,21 +130,15 @@ impl Locks for Pinned {
     #[inline]
     unsafe fn unpin(pool: &RawPool<Self>, handle: u32, _: Object) -> Option<Released<'_, Self>> {
         // SAFETY: the pin keeps the handle in use.
-        let old = unsafe { pool.handles.get(handle) }.fetch_sub(1, Ordering::Release);
+        let old = unsafe { pool.handles.get(handle) }.0.fetch_sub(1, Ordering::Release);
         at_rest(old, FREED | 1).and_then(|object| Self::released(pool, handle, object))
     }
 
     #[inline]
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
         // SAFETY: the handle is in use (the caller's promise).
-        let old = unsafe { pool.handles.get(handle) }.fetch_or(FREED, Ordering::AcqRel);
+        let old = unsafe { pool.handles.get(handle) }.0.fetch_or(FREED, Ordering::AcqRel);
         debug_assert_eq!(old & FREED, 0, "freed twice");
         at_rest(old, 0).and_then(|object| Self::released(pool, handle, object))
-    }
-
-    #[inline]
-    unsafe fn peek(cell: *const AtomicU64) -> Option<Object> {
-        // SAFETY: the caller's promise.
-        unsafe { <u64 as ObjectWord>::peek(cell) }
     }
 }
