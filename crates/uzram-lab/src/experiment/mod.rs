@@ -17,6 +17,8 @@ mod report;
 mod run;
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;

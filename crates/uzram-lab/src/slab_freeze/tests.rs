@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::corpus::Kind;
+use crate::experiment::testing::{assert_complete, assert_measured, begun, plan};
 use crate::experiment::{Options, Side, run};
 
 /// The whole table, short: what is measured is measured, whatever it comes to.
@@ -16,13 +17,10 @@ fn every_value_of_the_short_form_is_measured() {
     assert_eq!(report.rows.len(), 7 * 4);
     for row in &report.rows {
         let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
+        assert_measured(row, 1);
+        assert_complete(&SlabFreeze, row);
         for side in [&row.before, &row.after] {
-            for (quantity, rounds) in &side.values {
-                assert_eq!(rounds.len(), 1, "{name}: {quantity}");
-                assert!(rounds.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
-            }
             assert!(COUNTERS.iter().all(|(_, counter)| side.values.contains_key(counter)), "{name}");
-            assert!(SlabFreeze.columns().iter().all(|column| side.median(column.value).is_some()), "{name}");
             let time = |quantity| side.median(quantity).unwrap();
             assert!(time("user_s") + time("system_s") > 0.0 && time("ns_per_object") > 1.0, "{name}");
         }
@@ -72,14 +70,8 @@ fn slabs_go_round_by_way_of_both_partial_lists() {
     assert!(sheaves < 0.5 * delayed, "{counts:?}");
 }
 
-fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> Plan<'_> {
-    Plan { design, jobs, work, seed: 7, stop }
-}
-
 fn open(case: &str) -> Box<dyn Experiment> {
-    let mut caches = SlabFreeze.open(&Source::Built(Kind::Mixed, 1), &SlabFreeze.designs().all()).unwrap();
-    caches.begin(case).unwrap();
-    caches
+    begun(&SlabFreeze, &Source::Built(Kind::Mixed, 1), case)
 }
 
 #[test]

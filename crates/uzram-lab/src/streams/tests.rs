@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::corpus::Kind;
+use crate::experiment::testing::assert_measured;
 use crate::experiment::{Options, Side, run};
 
 /// The whole table, short: what is measured is measured, whatever it comes to.
@@ -23,10 +24,7 @@ fn every_value_of_the_short_form_is_measured() {
     let mut seconds = Vec::new();
     for row in &report.rows {
         let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
-        for (quantity, rounds) in row.before.values.iter().chain(&row.after.values) {
-            assert_eq!(rounds.len(), 2, "{name}: {quantity}");
-            assert!(rounds.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
-        }
+        assert_measured(row, 2);
         for side in [&row.before, &row.after] {
             seconds.extend(&side.values["elapsed_s"]);
             let cpu_s = side.median("user_s").unwrap() + side.median("system_s").unwrap();

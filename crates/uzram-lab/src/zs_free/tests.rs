@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::corpus::Kind;
+use crate::experiment::testing::{assert_complete, assert_measured, begun, plan};
 use crate::experiment::{Options, Side, run};
 
 fn corpus() -> Source {
@@ -21,12 +22,9 @@ fn every_value_of_the_short_form_is_measured() {
     assert_eq!(report.rows.len(), 2 * 3 * 5);
     for row in &report.rows {
         let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
+        assert_measured(row, 1);
+        assert_complete(&ZsFree, row);
         for side in [&row.before, &row.after] {
-            for (quantity, rounds) in &side.values {
-                assert_eq!(rounds.len(), 1, "{name}: {quantity}");
-                assert!(rounds.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
-            }
-            assert!(ZsFree.columns().iter().all(|column| side.median(column.value).is_some()), "{name}");
             // A free takes some ns at the least.
             assert!(side.median("ns_per_object").unwrap() > 1.0, "{name}");
         }
@@ -45,14 +43,8 @@ fn every_value_of_the_short_form_is_measured() {
     println!("{text}");
 }
 
-fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> Plan<'_> {
-    Plan { design, jobs, work, seed: 7, stop }
-}
-
 fn open(case: &str) -> Box<dyn Experiment> {
-    let mut pools = ZsFree.open(&corpus(), &ZsFree.designs().all()).unwrap();
-    pools.begin(case).unwrap();
-    pools
+    begun(&ZsFree, &corpus(), case)
 }
 
 /// Which locks a free takes is no matter of chance.

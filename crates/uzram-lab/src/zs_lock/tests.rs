@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::corpus::Kind;
+use crate::experiment::testing::{assert_complete, assert_measured};
 use crate::experiment::{Options, Side, run};
 
 fn corpus() -> Source {
@@ -21,12 +22,9 @@ fn every_value_of_the_short_form_is_measured() {
     assert_eq!(report.rows.len(), 4 * 3);
     for row in &report.rows {
         let name = format!("{} jobs, {} against {}", row.jobs, row.before.design, row.after.design);
+        assert_measured(row, 2);
+        assert_complete(&ZsLock, row);
         for side in [&row.before, &row.after] {
-            for (quantity, rounds) in &side.values {
-                assert_eq!(rounds.len(), 2, "{name}: {quantity}");
-                assert!(rounds.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
-            }
-            assert!(ZsLock.columns().iter().all(|column| side.median(column.value).is_some()), "{name}");
             assert!(side.median("user_s").unwrap() + side.median("system_s").unwrap() > 0.0, "{name}");
         }
         // All designs did the same work.

@@ -5,8 +5,9 @@
 
 use uzram::Result;
 use uzram::base::units::PAGE_SIZE;
-use uzram::codec::{Algorithm, Encoder};
+use uzram::codec::Algorithm;
 
+use crate::bench::Packed;
 use crate::corpus::Corpus;
 
 /// The pages of a corpus in two halves.
@@ -17,12 +18,9 @@ pub(super) struct Halves {
 impl Halves {
     /// By the sizes that the algorithm brings.
     pub(super) fn new(corpus: &Corpus, algorithm: &Algorithm) -> Result<Halves> {
-        let mut encoder = Encoder::new(algorithm)?;
-        let mut out = vec![0; 2 * PAGE_SIZE];
-        let mut size_of = |page| encoder.encode(page, &mut out).unwrap_or(PAGE_SIZE);
-        let sizes: Vec<usize> = corpus.pages().map(&mut size_of).collect();
-        let mut by_size: Vec<usize> = (0..sizes.len()).collect();
-        by_size.sort_by_key(|page| sizes[*page]);
+        let packed = Packed::new(algorithm, PAGE_SIZE, corpus)?;
+        let mut by_size: Vec<usize> = (0..corpus.page_count()).collect();
+        by_size.sort_by_key(|page| packed.page(*page).len());
         Ok(Halves { by_size })
     }
 
