@@ -16,11 +16,8 @@ const DESIGNS: [&str; 2] = ["pinned", "split"];
 /// A daemon with a disk of 64 MiB whose pool has that design, and is not compacted unasked.
 fn up(place: &Place, design: &str) -> Daemon {
     // Nobody reads its log, of which compactions write more than a pipe holds.
-    let daemon = place.up_sized("64M", &["--log", "warn"]);
-    place.run(&["reset", "zram0"]).ok();
-    place
-        .run(&["set", "zram0", &format!("pool_design={design}"), "compact_threshold=0", "disksize=64M"])
-        .ok();
+    let options = ["--log", "warn", "--compact-threshold", "0", "--pool-design", design];
+    let daemon = place.up_sized("64M", &options);
     assert_eq!(place.run(&["stat", "zram0", "pool_design"]).ok().trim(), design);
     daemon
 }
