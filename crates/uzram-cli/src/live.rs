@@ -76,7 +76,9 @@ impl Write for AboveLiveLine {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let mut stderr = io::stderr().lock();
         if SHOWN.swap(false, Ordering::Relaxed) {
-            stderr.write_all(ERASE.as_bytes())?;
+            // At once, so that a terminal shows both or neither.
+            stderr.write_all(&[ERASE.as_bytes(), buf].concat())?;
+            return Ok(buf.len());
         }
         stderr.write(buf)
     }

@@ -287,7 +287,8 @@ fn no_runtime_directory_at_all_is_one_line() {
 /// Runs `uzram args` on a terminal, presses ^C once it has shown `ready`, and returns what it showed.
 fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String) {
     let mut script = std::process::Command::new("timeout");
-    let line = format!("stty cols 60; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
+    // A terminal drops what it has yet to show when ^C is pressed, unless told not to.
+    let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
     let mut child = script
         .args(["20", "script", "-q", "-e", "-c", &line, "/dev/null"])
         .env("UZRAM_RUNTIME_DIR", place.dir())
