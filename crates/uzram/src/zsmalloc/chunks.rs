@@ -11,8 +11,8 @@ use super::raw::RawPool;
 use super::zspage::{GROUP_FULL, Lists};
 
 /// Rounds of choosing chunks: what is left of a chosen one for want of runs of the right length finds
-/// some in the next.
-const ROUNDS: usize = 4;
+/// some in the next, or in one that chooses fewer.
+const ROUNDS: usize = 16;
 /// Zspages that are looked at under one hold of a class's lock.
 const VISITS_PER_HOLD: u32 = 64;
 
@@ -20,19 +20,25 @@ impl<D: Design> RawPool<D> {
     /// Moves zspages out of chunks that so run empty, where there are any; answers how many pages that
     /// freed in zspages with gaps, which may be less than none.
     pub(super) fn empty_chunks(&self, budget: &mut Budget) -> i64 {
-        let mut freed = 0;
+        let (mut freed, mut most, mut kept) = (0, usize::MAX, Vec::new());
         for _ in 0..ROUNDS {
             let held = self.arena.chunks_held();
-            let hidden = self.arena.hide_sparse_chunks(Account::Pool);
-            if hidden.is_empty() {
-                break;
-            }
+            let hidden = self.arena.hide_sparse_chunks(Account::Pool, most, &kept);
             for class in 0..self.classes.iter().len() {
                 freed += self.leave_chunks(class as u8, &hidden, budget);
             }
+            let chosen = hidden.chunks().to_vec();
             drop(hidden);
-            if self.arena.chunks_held() >= held {
+            if chosen.is_empty() || budget.is_spent() {
                 break;
+            }
+            if self.arena.chunks_held() < held {
+                continue;
+            }
+            // Each lacked runs of the right length. They may find them in one another, or others in them.
+            most = chosen.len() / 2;
+            if most == 0 {
+                (most, kept) = (usize::MAX, [kept, chosen].concat());
             }
         }
         freed

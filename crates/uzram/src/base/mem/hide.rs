@@ -21,9 +21,10 @@ const CHUNKS_PER_HOLD: usize = 64;
 /// Chunks that are being emptied: no run of them is taken until this is dropped. The memory of
 /// their free pages goes back to the system then, that of an empty chunk all at once.
 ///
-/// Meanwhile a run that is taken without waiting is one of a chunk that is in use anyway: no free chunk is
-/// begun for what is moved. There is one of these at a time that is not empty. (Where the reservation is used up, an allocation that
-/// finds no other run ends the hiding early, which costs nothing but its purpose.)
+/// Meanwhile a run that is taken without waiting is one of a chunk that is in use anyway: no free chunk
+/// is begun for what is moved. There is one of these at a time that is not empty. (Where the reservation
+/// is used up, an allocation that finds no other run ends the hiding early, which costs nothing but its
+/// purpose.)
 pub struct Hidden<'a> {
     arena: &'a Arena,
     /// In ascending order.
@@ -34,6 +35,11 @@ impl Hidden<'_> {
     /// Whether a page lies in one of the chunks, so that its run is to be moved.
     pub fn contains(&self, page: u32) -> bool {
         self.chunks.binary_search(&(page / CHUNK_PAGES)).is_ok()
+    }
+
+    /// The chunks, in ascending order.
+    pub fn chunks(&self) -> &[u32] {
+        &self.chunks
     }
 
     /// Whether there is nothing to empty.
@@ -52,9 +58,10 @@ impl Drop for Hidden<'_> {
 }
 
 impl Arena {
-    /// Hides the emptiest chunks of `account`, as many as there is room for in its others. None
-    /// are hidden if that would gain nothing, or while another's are.
-    pub fn hide_sparse_chunks(&self, account: Account) -> Hidden<'_> {
+    /// Hides the emptiest chunks of `account`, as many as there is room for in its others, but at most
+    /// `most` and none of `kept`. None are hidden if that would gain nothing, or while another's are. There
+    /// being room is an estimate: runs of the right length may lack. Who emptied none may with others.
+    pub fn hide_sparse_chunks(&self, account: Account, most: usize, kept: &[u32]) -> Hidden<'_> {
         let mut hidden = Hidden { arena: self, chunks: Vec::new() };
         {
             let _inner = self.inner.lock();
@@ -64,7 +71,7 @@ impl Arena {
             self.hiding.set(1);
         }
         self.flush_caches();
-        hidden.chunks = choose(self.survey(account));
+        hidden.chunks = choose(self.survey(account), most, kept);
         {
             let mut inner = self.inner.lock();
             hidden.chunks.retain(|chunk| inner.runs.hide(*chunk as usize, account));
@@ -128,9 +135,9 @@ impl Arena {
     }
 }
 
-/// Of all chunks of an account those to empty, in ascending order: the emptiest, whose taken pages
-/// together fit into the others.
-fn choose(mut surveys: Vec<Survey>) -> Vec<u32> {
+/// Of all chunks of an account those to empty, at most `most` and none of `kept`, in ascending order: the
+/// emptiest, whose taken pages together fit into the others.
+fn choose(mut surveys: Vec<Survey>, most: usize, kept: &[u32]) -> Vec<u32> {
     // Of equals the last, as runs are taken from the first.
     surveys.sort_unstable_by_key(|survey| (survey.taken_pages, std::cmp::Reverse(survey.chunk)));
     let mut room: u64 = surveys.iter().map(|survey| u64::from(survey.room_pages)).sum();
@@ -141,7 +148,8 @@ fn choose(mut surveys: Vec<Survey>) -> Vec<u32> {
         moved += taken;
         taken * 8 <= MOST_EIGHTHS_TAKEN * u64::from(CHUNK_PAGES) && moved + moved / SLACK <= room
     };
-    let chosen = surveys.iter().take_while(fits).count();
+    surveys.retain(|survey| !kept.contains(&survey.chunk));
+    let chosen = surveys.iter().take(most).take_while(fits).count();
     let mut chunks: Vec<u32> = surveys.into_iter().take(chosen).map(|survey| survey.chunk).collect();
     chunks.sort_unstable();
     chunks
@@ -153,17 +161,21 @@ mod tests {
 
     #[test]
     fn chooses_the_emptiest_that_fit_into_the_others() {
-        let chunks_of = |taken: &[u16]| {
+        let chunks_but = |most, kept: &[u32], taken: &[u16]| {
             let survey = |(chunk, taken_pages): (usize, &u16)| Survey {
                 chunk: chunk as u32,
                 taken_pages: *taken_pages,
                 room_pages: CHUNK_PAGES as u16 - taken_pages,
             };
-            choose(taken.iter().enumerate().map(survey).collect())
+            choose(taken.iter().enumerate().map(survey).collect(), most, kept)
         };
+        let chunks_of = |taken: &[u16]| chunks_but(100, &[], taken);
         assert_eq!(chunks_of(&[]), []);
         assert_eq!(chunks_of(&[1]), [], "there is no other");
         assert_eq!(chunks_of(&[30, 20, 30]), [1, 2]);
+        assert_eq!(chunks_but(1, &[], &[30, 20, 30]), [1]);
+        assert_eq!(chunks_but(100, &[1], &[30, 20, 30]), [0, 2], "what is kept has room");
+        assert_eq!(chunks_but(1, &[1, 2], &[30, 20, 30]), [0]);
         assert_eq!(chunks_of(&[257, 257]), []);
         assert_eq!(chunks_of(&[500, 500, 500, 24]), [3]);
         assert_eq!(chunks_of(&[500, 500, 500, 36]), [], "some would find no place");

@@ -163,7 +163,7 @@ fn zspages_leave_sparse_chunks<D: Design>() {
 /// Others may take the last zspage out of a group after its zspages were counted.
 fn a_group_that_ran_empty_is_left<D: Design>() {
     let pool = pool::<D>(16);
-    let hidden = pool.arena.hide_sparse_chunks(Account::Pool);
+    let hidden = pool.arena.hide_sparse_chunks(Account::Pool, usize::MAX, &[]);
     let mut left = 3;
     assert_eq!(pool.find_in(&mut pool.still(0), GROUP_FULL, &mut left, &hidden), None);
     assert_eq!(left, 0);

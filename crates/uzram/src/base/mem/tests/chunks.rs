@@ -48,7 +48,7 @@ fn moving_leaves_about_the_ideal_number_of_chunks() {
         let before = arena.chunks_held();
         let mut rounds = 0;
         loop {
-            let hidden = arena.hide_sparse_chunks(Account::Pool);
+            let hidden = hide(&arena, Account::Pool);
             if hidden.is_empty() {
                 break;
             }
@@ -77,12 +77,12 @@ fn no_run_of_a_hidden_chunk_is_taken() {
         let mut live = scattered(&arena, 2, 4, |run| {
             (run.page / 4).is_multiple_of(if run.page < chunk_pages { 2 } else { 8 })
         });
-        let hidden = arena.hide_sparse_chunks(Account::Pool);
+        let hidden = hide(&arena, Account::Pool);
         assert!(hidden.contains(chunk_pages) && hidden.contains(2 * chunk_pages - 1));
         assert!(
             !hidden.contains(0) && !hidden.contains(chunk_pages - 1) && !hidden.contains(2 * chunk_pages)
         );
-        assert!(arena.hide_sparse_chunks(Account::Pool).is_empty(), "one at a time");
+        assert!(hide(&arena, Account::Pool).is_empty(), "one at a time");
 
         // What is freed there does not come back, nor does what was free before.
         let inside = live.iter().position(|run| hidden.contains(run.page)).expect("an eighth");
@@ -114,7 +114,7 @@ fn no_run_of_a_hidden_chunk_is_taken() {
 fn a_chunk_that_is_not_emptied_is_shown_again() {
     let arena = Arena::new(64 << 20).expect("address space");
     let live = scattered(&arena, 2, 4, |run| (run.page / 4).is_multiple_of(4));
-    let hidden = arena.hide_sparse_chunks(Account::Pool);
+    let hidden = hide(&arena, Account::Pool);
     assert!(hidden.contains(CHUNK_PAGES));
     drop(hidden);
     recount(&arena);
@@ -133,14 +133,14 @@ fn a_chunk_that_is_not_emptied_is_shown_again() {
 #[test]
 fn nothing_is_hidden_where_nothing_is_won() {
     let arena = Arena::new(64 << 20).expect("address space");
-    assert!(arena.hide_sparse_chunks(Account::Pool).is_empty());
+    assert!(hide(&arena, Account::Pool).is_empty());
     let slab = filled(&arena, 1, Account::Slab);
     let mut live = vec![filled(&arena, 1, Account::Pool)];
-    assert!(arena.hide_sparse_chunks(Account::Pool).is_empty(), "there is one chunk");
+    assert!(hide(&arena, Account::Pool).is_empty(), "there is one chunk");
     live.extend((0..CHUNK_PAGES).map(|_| filled(&arena, 1, Account::Pool)));
     // The second chunk's only page finds no room in the first.
-    assert!(arena.hide_sparse_chunks(Account::Pool).is_empty());
-    let hidden = arena.hide_sparse_chunks(Account::Slab);
+    assert!(hide(&arena, Account::Pool).is_empty());
+    let hidden = hide(&arena, Account::Slab);
     assert!(hidden.is_empty() && !hidden.contains(slab.page));
     // Half of the pages are free, but one at a time: no run of two finds room.
     let arena = Arena::new(64 << 20).expect("address space");
@@ -149,7 +149,7 @@ fn nothing_is_hidden_where_nothing_is_won() {
     (0..4 * pairs).for_each(|_| {
         filled(&arena, 2, Account::Pool);
     });
-    let hidden = arena.hide_sparse_chunks(Account::Pool);
+    let hidden = hide(&arena, Account::Pool);
     assert!(hidden.is_empty());
 }
 
@@ -158,7 +158,7 @@ fn nothing_is_hidden_where_nothing_is_won() {
 fn hiding_refuses_nobody_who_may_wait() {
     let arena = Arena::new(4 << 20).expect("address space");
     scattered(&arena, 2, 4, |run| (run.page / 4).is_multiple_of(4));
-    let hidden = arena.hide_sparse_chunks(Account::Pool);
+    let hidden = hide(&arena, Account::Pool);
     assert!(!hidden.is_empty());
     for _ in 0..2 * CHUNK_PAGES / 4 * 3 / 4 {
         filled(&arena, 4, Account::Pool);
@@ -199,7 +199,7 @@ fn chunks_are_hidden_beside_takers() {
             }
             scope.spawn(|| {
                 while takers.load(Relaxed) > 0 {
-                    let hidden = arena.hide_sparse_chunks(Account::Pool);
+                    let hidden = hide(&arena, Account::Pool);
                     hides.fetch_add(u64::from(!hidden.is_empty()), Relaxed);
                     for _ in 0..100 {
                         let run = arena.alloc_run(2, Account::Pool, Gfp::MayWait).expect("address space");
