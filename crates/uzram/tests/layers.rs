@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const LAYERS: [&str; 7] = ["base", "slab", "codec", "stream", "zsmalloc", "store", "device"];
+const LAYERS: [&str; 8] = ["base", "slab", "codec", "stream", "zsmalloc", "lru", "store", "device"];
 const BASE: [&str; 6] = ["error", "units", "random", "sync", "cpu", "mem"];
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {

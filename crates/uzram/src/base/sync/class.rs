@@ -8,6 +8,10 @@ pub struct LockClass {
     // Only debug builds check the order.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: u32,
+    /// Whether a thread may wait for one while it holds others of the class: it takes them in an order that
+    /// everybody keeps.
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    several: bool,
     #[cfg(feature = "lock-stats")]
     stats: stats::Counters,
 }
@@ -17,6 +21,7 @@ impl LockClass {
         LockClass {
             name,
             rank,
+            several: false,
             #[cfg(feature = "lock-stats")]
             stats: stats::Counters::new(),
         }
@@ -61,11 +66,17 @@ pub mod classes {
     pub static SLAB_TABLE: LockClass = LockClass::new(15, "slab_table");
     /// The list of slab caches.
     pub static SLAB_CACHES: LockClass = LockClass::new(16, "slab_caches");
+    /// A CPU's pagevec of an LRU.
+    pub static LRU_PAGEVEC: LockClass = LockClass::new(17, "lru_pagevec");
+    /// The batches of one tag in an LRU. Several are taken by ascending tag.
+    pub static LRU_BATCH: LockClass = LockClass { several: true, ..LockClass::new(18, "lru_batch") };
+    /// The edges of batches in an LRU: the kernel's `lru_lock`.
+    pub static LRU_LOCK: LockClass = LockClass::new(19, "lru_lock");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(17, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(20, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 18] = [
+    pub static ALL: [&LockClass; 21] = [
         &DEVICE,
         &SLOT,
         &STREAM_LIST,
@@ -83,6 +94,9 @@ pub mod classes {
         &SLAB_LIST,
         &SLAB_TABLE,
         &SLAB_CACHES,
+        &LRU_PAGEVEC,
+        &LRU_BATCH,
+        &LRU_LOCK,
         &WAIT_TABLE,
     ];
 }
@@ -186,8 +200,9 @@ mod order {
 
     pub(super) fn check(class: &LockClass) {
         HELD.with(|cell| {
-            if let Some(rank) = cell.get()[class.rank as usize..].iter().position(|held| *held > 0) {
-                let holder = super::classes::ALL[class.rank as usize + rank].name;
+            let first = class.rank as usize + usize::from(class.several);
+            if let Some(rank) = cell.get()[first..].iter().position(|held| *held > 0) {
+                let holder = super::classes::ALL[first + rank].name;
                 panic!("lock order: waiting for '{}' while holding '{holder}'", class.name);
             }
         });

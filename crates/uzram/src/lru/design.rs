@@ -1,0 +1,87 @@
+//! How the lists are locked.
+
+use super::Options;
+use super::counts::Counts;
+use super::node::{DOOMED, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
+
+/// What every design works on.
+pub struct Lists {
+    pub(super) nodes: Nodes,
+    pub(super) counts: Counts,
+}
+
+/// A way to lock the lists. Pages that are handed in to be put at the front are in a place of their own, so
+/// that nobody else takes them out.
+pub trait Design: Sized + Send + Sync + 'static {
+    /// How it is called.
+    const NAME: &'static str;
+    /// All locks at once.
+    type All<'a>: All;
+
+    /// A design with these parameters, as far as it has them.
+    fn new(options: &Options) -> Self;
+
+    /// Puts pages at the front of the inactive and of the active list, the last of each in front, and
+    /// answers those that were doomed meanwhile.
+    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32>;
+
+    /// Moves those of the pages that are in the inactive list and promoted to the front of the active
+    /// list, and answers those that were doomed meanwhile.
+    fn activate(&self, lists: &Lists, pages: &[u32]) -> Vec<u32>;
+
+    /// Takes those of the pages that are in a list and doomed out of it, and answers those that got
+    /// contents meanwhile, to be added again.
+    fn remove(&self, lists: &Lists, pages: &[u32]) -> Vec<u32>;
+
+    /// Takes all locks, for scans.
+    fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::All<'a>;
+}
+
+/// All locks of a design.
+pub trait All {
+    /// Takes a page out of its list.
+    fn unlink(&mut self, page: u32);
+
+    /// Puts a page that is in no list at the front of one.
+    fn put_front(&mut self, list: List, page: u32);
+}
+
+impl Lists {
+    /// Makes a page that was linked one of `list`, and says whether it was doomed meanwhile.
+    pub(super) fn linked(&self, page: u32, list: List) -> bool {
+        self.counts.len(list).add(1);
+        let on = |state: State| Some(state.at(Place::On(list)).without(PROMOTED));
+        self.nodes.change(page, on).is_some_and(|state| state.has(DOOMED))
+    }
+
+    /// Makes a page that was unlinked one without contents, unless it got new ones: says whether it did.
+    pub(super) fn unlinked_doomed(&self, page: u32) -> bool {
+        let out = |state: State| {
+            let doomed = state.has(DOOMED);
+            Some(State::only(if doomed { Place::Out } else { Place::Pending }))
+        };
+        self.nodes.change(page, out).is_some_and(|state| !state.has(DOOMED))
+    }
+
+    /// Takes a page out of the list that it is on.
+    pub(super) fn unlink(&self, page: u32, list: List) {
+        self.nodes.link(self.nodes.prev(page), self.nodes.next(page));
+        self.counts.len(list).sub(1);
+    }
+
+    /// The last page of a list that is locked, unless there is none, or who puts it there has not done yet.
+    pub(super) fn coldest(&self, list: List) -> Option<(u32, State)> {
+        let last = self.nodes.last(list)?;
+        let state = self.nodes.state(last);
+        (state.place() == Place::On(list)).then_some((last, state))
+    }
+
+    /// A page of the inactive list that is to be moved to the active one: nobody else takes it out then.
+    pub(super) fn claim_promoted(&self, page: u32) -> bool {
+        let claim = |state: State| {
+            let promoted = state.place() == Place::On(List::Inactive) && state.has(PROMOTED);
+            promoted.then(|| state.at(Place::Linking).without(OPEN | SENTINEL))
+        };
+        self.nodes.change(page, claim).is_some()
+    }
+}

@@ -1,0 +1,264 @@
+//! Both designs under loom: two batch locks and batches of three pages. After each interleaving the lists
+//! have what they should, links agree both ways, and what holds for batches does.
+
+use super::*;
+use crate::base::sync::Arc;
+use loom::thread;
+
+const PAGES: u32 = 6;
+
+/// A model for each design and way to batch.
+macro_rules! for_every_design {
+    ($($model:ident),* $(,)?) => {
+        $(mod $model {
+            use super::*;
+
+            const SMALL: Batching = Batching { locks: 2, max_pages: 3, two_passes: false, splice: true };
+
+            #[test]
+            fn single_lock() {
+                super::$model::<SingleLock>(SMALL);
+            }
+
+            #[test]
+            fn batched() {
+                super::$model::<Batched>(SMALL);
+            }
+
+            #[test]
+            fn one_tag_for_all() {
+                super::$model::<Batched>(Batching { locks: 1, ..SMALL });
+            }
+
+            #[test]
+            fn open_batches() {
+                super::$model::<Batched>(Batching { splice: false, ..SMALL });
+            }
+        })*
+    };
+}
+
+for_every_design!(
+    loom_lru_neighbours_are_removed,
+    loom_lru_removal_meets_a_promoted_sentinel,
+    loom_lru_removal_meets_pages_that_come,
+    loom_lru_front_is_removed_while_pages_come,
+    loom_lru_page_is_removed_from_two_batches,
+    loom_lru_scan_meets_removal,
+    loom_lru_scan_meets_removal_in_a_batch,
+    loom_lru_scan_meets_pages_that_come,
+    loom_lru_pagevec_meets_removal,
+    loom_lru_doomed_page_comes_back,
+    loom_lru_activation_meets_removal,
+    loom_lru_scans_meet,
+);
+
+struct Model<D: Design>(Lru<D>);
+
+impl<D: Design> Model<D> {
+    /// Pages are put in `pagevec_pages` at a time; the first `pages` are there.
+    fn new(batching: Batching, pages: u32) -> Arc<Self> {
+        let options = Options { pages: u64::from(PAGES), pagevec_pages: 1, batching };
+        let lru = Lru::new(&options).expect("memory");
+        let _ = lru.set_pagevec_pages(3);
+        (0..pages).for_each(|page| lru.add(page));
+        lru.drain_all();
+        let _ = lru.set_pagevec_pages(1);
+        Arc::new(Model(lru))
+    }
+
+    /// Exactly these are in the lists, in whichever order.
+    fn end(&self, inactive: &[u32], active: &[u32]) {
+        self.0.drain_all();
+        for (list, wanted) in [(List::Inactive, inactive), (List::Active, active)] {
+            let mut pages = self.0.lists.nodes.pages_of(list);
+            assert_eq!(self.0.len(list), pages.len() as u64);
+            pages.sort_unstable();
+            assert_eq!(pages, wanted, "{list:?}");
+            if D::NAME == Batched::NAME {
+                self.0.lists.nodes.check_batches(list);
+            }
+        }
+        let is_gone = |page: &u32| !inactive.contains(page) && !active.contains(page);
+        for page in (0..PAGES).filter(is_gone) {
+            let place = self.0.lists.nodes.state(page).place();
+            assert!(matches!(place, Place::Out | Place::Evicted), "page {page} is {place:?}");
+        }
+    }
+}
+
+/// Runs two threads on what `make` made, and then `end`.
+fn run<D: Design>(
+    make: impl Fn() -> Arc<Model<D>> + Send + Sync + 'static,
+    one: impl Fn(&Lru<D>) + Send + Sync + Clone + 'static,
+    other: impl Fn(&Lru<D>) + Send + Sync + 'static,
+    end: impl Fn(&Model<D>) + Send + Sync + 'static,
+) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(move || {
+        let model = make();
+        let thread = {
+            let (model, one) = (Arc::clone(&model), one.clone());
+            thread::spawn(move || one(&model.0))
+        };
+        other(&model.0);
+        thread.join().expect("no panic");
+        end(&model);
+    });
+}
+
+/// Pages 0, 1, 2 are a batch, whose middle one is no sentinel, then 3.
+fn loom_lru_neighbours_are_removed<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 4);
+    run(make, |lru| lru.remove(1), |lru| lru.remove(2), |model| model.end(&[0, 3], &[]));
+}
+
+/// Removing the first of a batch makes the second a sentinel, which is being removed.
+fn loom_lru_removal_meets_a_promoted_sentinel<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 3);
+    let one = |lru: &Lru<D>| {
+        lru.remove(2);
+        lru.remove(0);
+    };
+    run(make, one, |lru| lru.remove(1), |model| model.end(&[], &[]));
+}
+
+fn loom_lru_removal_meets_pages_that_come<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 3);
+    let one = |lru: &Lru<D>| {
+        lru.add(3);
+        lru.add(4);
+        lru.remove(3);
+    };
+    let other = |lru: &Lru<D>| {
+        let doomed: Vec<u32> = [1, 2].into_iter().filter(|page| lru.doom(*page)).collect();
+        lru.remove_doomed(&doomed);
+    };
+    run(make, one, other, |model| model.end(&[0, 4], &[]));
+}
+
+/// What was within a batch is at the front of the list then.
+fn loom_lru_front_is_removed_while_pages_come<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 3);
+    let one = |lru: &Lru<D>| {
+        lru.remove(2);
+        lru.remove(1);
+    };
+    run(make, one, |lru| lru.add(3), |model| model.end(&[0, 3], &[]));
+}
+
+/// One finds the page's batch, which is another one by the time its lock is taken.
+fn loom_lru_page_is_removed_from_two_batches<D: Design>(batching: Batching) {
+    let make = move || {
+        let model = Model::<D>::new(batching, 3);
+        let _ = model.0.set_pagevec_pages(3);
+        assert!(model.0.doom(1));
+        model
+    };
+    let again = |lru: &Lru<D>| {
+        lru.remove_doomed(&[1]);
+        [4, 1, 5].into_iter().for_each(|page| lru.add(page));
+        let doomed: Vec<u32> = [1, 4].into_iter().filter(|page| lru.doom(*page)).collect();
+        lru.remove_doomed(&[4]);
+        lru.remove_doomed(&doomed);
+    };
+    run(make, |lru| lru.remove_doomed(&[1]), again, |model| model.end(&[0, 2, 5], &[]));
+}
+
+/// A page that is removed is not given out as well, or is and then it is gone.
+fn loom_lru_scan_meets_removal<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 3);
+    let scan = |lru: &Lru<D>| {
+        let mut out = Vec::new();
+        lru.isolate(1, &mut out);
+        assert!(out.len() == 1 && out[0] < 2, "{out:?}");
+        lru.put_back(&out);
+    };
+    run(make, scan, |lru| lru.remove(0), |model| model.end(&[1, 2], &[]));
+}
+
+/// The neighbour of what is given out.
+fn loom_lru_scan_meets_removal_in_a_batch<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 3);
+    let scan = |lru: &Lru<D>| {
+        let mut out = Vec::new();
+        lru.isolate(1, &mut out);
+        assert_eq!(out, [0]);
+        lru.evicted(0);
+    };
+    run(make, scan, |lru| lru.remove(1), |model| model.end(&[2], &[]));
+}
+
+fn loom_lru_scan_meets_pages_that_come<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 1);
+    let scan = |lru: &Lru<D>| {
+        let mut out = Vec::new();
+        lru.isolate(2, &mut out);
+        out.iter().for_each(|page| lru.evicted(*page));
+    };
+    let come = |lru: &Lru<D>| {
+        lru.add(1);
+        lru.mark(1);
+    };
+    run(make, scan, come, |model| {
+        let lru = &model.0;
+        let stats = lru.stats();
+        assert_eq!(stats.added, 2);
+        lru.drain_all();
+        assert_eq!(lru.len(List::Inactive) + lru.len(List::Active) + stats.evicted, 2, "{stats:?}");
+    });
+}
+
+/// A page is removed while it waits in a pagevec and while it is put in.
+fn loom_lru_pagevec_meets_removal<D: Design>(batching: Batching) {
+    let make = move || {
+        let model = Model::<D>::new(batching, 1);
+        let _ = model.0.set_pagevec_pages(8);
+        model.0.add(1);
+        model.0.add(2);
+        model
+    };
+    run(make, |lru| lru.drain_all(), |lru| lru.remove(1), |model| model.end(&[0, 2], &[]));
+}
+
+/// One that has contents again is not lost, whenever it gets them.
+fn loom_lru_doomed_page_comes_back<D: Design>(batching: Batching) {
+    let make = move || {
+        let model = Model::<D>::new(batching, 3);
+        assert!(model.0.doom(1));
+        model
+    };
+    let one = |lru: &Lru<D>| lru.remove_doomed(&[0, 1]);
+    run(make, one, |lru| lru.add(1), |model| model.end(&[0, 1, 2], &[]));
+}
+
+fn loom_lru_activation_meets_removal<D: Design>(batching: Batching) {
+    let make = move || {
+        let model = Model::<D>::new(batching, 3);
+        model.0.mark(1);
+        model
+    };
+    run(make, |lru| lru.mark(1), |lru| lru.remove(0), |model| model.end(&[2], &[1]));
+    let make = move || {
+        let model = Model::<D>::new(batching, 3);
+        model.0.mark(1);
+        model
+    };
+    run(make, |lru| lru.mark(1), |lru| lru.remove(1), |model| model.end(&[0, 2], &[]));
+}
+
+/// No page is given out to two.
+fn loom_lru_scans_meet<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 2);
+    let scan = |lru: &Lru<D>| {
+        let mut out = Vec::new();
+        lru.isolate(1, &mut out);
+        assert_eq!(out.len(), 1);
+        lru.evicted(out[0]);
+    };
+    run(make, scan, scan, |model| {
+        model.end(&[], &[]);
+        assert_eq!(model.0.stats().evicted, 2);
+    });
+}

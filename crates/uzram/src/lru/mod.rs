@@ -1,0 +1,456 @@
+//! Which pages are cold: an inactive and an active list, and who may change them at once.
+//!
+//! A page comes to the front of the inactive list. Its first use after that marks it, its second moves it to
+//! the front of the active list; at the cold end of the inactive list a marked page moves there too, and any
+//! other is given out to have its contents moved elsewhere. The active list's cold end goes to the front of the
+//! inactive one as long as that is the shorter. A page that comes back after its contents went away is active
+//! at once if fewer pages went or were promoted meanwhile than the active list has: a longer inactive list
+//! would have kept it ("Refault Distance", J. Weiner, 2013).
+//!
+//! Uses only change a word of the page. Pages that come or are promoted are collected in each CPU's *pagevec*
+//! first, so that the lists are locked once for many of them; how, is the [`Design`]: [`SingleLock`] or
+//! [`Batched`].
+//!
+//! What is answered about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
+//! to one at a time; and one that [`Lru::add`] was told of later than of [`Lru::doom`] is in the lists, or on its way.
+
+mod batched;
+mod counts;
+mod design;
+#[cfg(all(test, feature = "loom"))]
+mod loom_tests;
+mod node;
+mod single_lock;
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;
+
+pub use batched::{Batched, Batching};
+pub use design::{All, Design, Lists};
+pub use node::List;
+pub use single_lock::SingleLock;
+
+use crate::base::cpu::PerCpu;
+use crate::base::error::{Error, Result};
+use crate::base::sync::{Counter, Mutex, classes};
+
+use counts::Counts;
+use node::{DOOMED, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
+
+/// What a node takes: the fixed cost of a page.
+pub const NODE_BYTES: usize = 12;
+/// The most pages of a pagevec.
+pub const MAX_PAGEVEC_PAGES: usize = 128;
+/// Pages of a pagevec unless told otherwise: a batch.
+pub const DEFAULT_PAGEVEC_PAGES: usize = 14;
+/// Pages that are looked at under one hold of all locks.
+const SCAN_PAGES: usize = 32;
+
+/// What an LRU is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Pages there are, at most 2^32 - 16.
+    pub pages: u64,
+    /// Pages that a CPU collects, 1 to [`MAX_PAGEVEC_PAGES`].
+    pub pagevec_pages: usize,
+    /// For [`Batched`].
+    pub batching: Batching,
+}
+
+impl Options {
+    /// For so many pages.
+    pub fn new(pages: u64) -> Self {
+        Options { pages, pagevec_pages: DEFAULT_PAGEVEC_PAGES, batching: Batching::default() }
+    }
+}
+
+/// What an LRU has and has done. Counts of pages, but for the locks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// In the inactive list.
+    pub inactive: u64,
+    /// In the active list.
+    pub active: u64,
+    /// Put into a list for the first time, or anew.
+    pub added: u64,
+    /// Moved from the inactive to the active list.
+    pub activated: u64,
+    /// Moved from the active to the inactive list.
+    pub demoted: u64,
+    /// Taken out because their contents went.
+    pub removed: u64,
+    /// Given out from the cold end.
+    pub isolated: u64,
+    /// Given back.
+    pub put_back: u64,
+    /// Given out, and their contents moved elsewhere.
+    pub evicted: u64,
+    /// Come back so soon that they were active at once.
+    pub refaulted: u64,
+    /// Looked at, at the cold ends.
+    pub scanned: u64,
+    /// Times `lru_lock` was taken.
+    pub lru_locks: u64,
+    /// Times somebody else had it.
+    pub lru_locks_contended: u64,
+    /// Times a batch lock was taken.
+    pub batch_locks: u64,
+    /// Times somebody else had it.
+    pub batch_locks_contended: u64,
+}
+
+/// See the [module's documentation](self).
+pub struct Lru<D: Design> {
+    lists: Lists,
+    design: D,
+    pagevecs: PerCpu<Mutex<Pagevec>>,
+    pagevec_pages: Counter,
+}
+
+/// Pages that are to be put into the lists.
+#[derive(Clone, Copy)]
+struct Pagevec {
+    pages: [u32; MAX_PAGEVEC_PAGES],
+    len: usize,
+}
+
+impl<D: Design> Lru<D> {
+    /// An LRU of no pages yet.
+    ///
+    /// # Errors
+    /// `Invalid` for too many pages, or a pagevec of no or too many; `NoMemory` when there is none.
+    pub fn new(options: &Options) -> Result<Self> {
+        let pages = u32::try_from(options.pages).ok().filter(|pages| *pages <= u32::MAX - 15);
+        let pages = pages.ok_or_else(|| {
+            Error::invalid("an LRU has less than 2^32 - 15 pages, 16 TiB").with_setting("disksize")
+        })?;
+        let empty = |_| Mutex::new(&classes::LRU_PAGEVEC, Pagevec::EMPTY);
+        let lru = Lru {
+            lists: Lists { nodes: Nodes::new(pages)?, counts: Counts::new() },
+            design: D::new(options),
+            pagevecs: PerCpu::new(empty),
+            pagevec_pages: Counter::default(),
+        };
+        lru.set_pagevec_pages(options.pagevec_pages)?;
+        Ok(lru)
+    }
+
+    /// Sets how many pages a CPU collects from now on.
+    ///
+    /// # Errors
+    /// `Invalid` for none and for more than [`MAX_PAGEVEC_PAGES`].
+    pub fn set_pagevec_pages(&self, pages: usize) -> Result<()> {
+        if !(1..=MAX_PAGEVEC_PAGES).contains(&pages) {
+            let range = format!("a pagevec has 1 to {MAX_PAGEVEC_PAGES} pages");
+            return Err(Error::invalid(range).with_setting("lru_pagevec"));
+        }
+        self.pagevec_pages.set(pages as u64);
+        Ok(())
+    }
+
+    /// A page got contents: it comes to the front of the inactive list. For one that has some, this is a use.
+    ///
+    /// # Panics
+    /// As all of these, when there is no such page.
+    #[inline]
+    pub fn add(&self, page: u32) {
+        let nodes = &self.lists.nodes;
+        let come = |state: State| match state.place() {
+            Place::Out => Some(State::only(Place::Pending)),
+            Place::Evicted => {
+                let is_recent = self.is_recent(nodes.age(page));
+                Some(State::only(Place::Pending).with(if is_recent { PROMOTED } else { 0 }))
+            }
+            _ => state.has(DOOMED).then(|| state.without(DOOMED | REFERENCED)),
+        };
+        match nodes.change(page, come).map(State::place) {
+            None => self.mark(page),
+            Some(Place::Out | Place::Evicted) => self.queue(page),
+            // It has been on its way out.
+            Some(_) => {}
+        }
+    }
+
+    /// A page was used.
+    #[inline]
+    pub fn mark(&self, page: u32) {
+        let nodes = &self.lists.nodes;
+        let state = nodes.state(page);
+        let is_inactive = state.place() == Place::On(List::Inactive);
+        if state.has(DOOMED) || state.has(REFERENCED) && (!is_inactive || state.has(PROMOTED)) {
+            return;
+        }
+        let mut promotes = false;
+        let used = |state: State| match state.place() {
+            Place::Out | Place::Evicted | Place::Head => None,
+            place => {
+                promotes =
+                    state.has(REFERENCED) && place == Place::On(List::Inactive) && !state.has(PROMOTED);
+                Some(state.with(if promotes { PROMOTED } else { REFERENCED }))
+            }
+        };
+        if nodes.change(page, used).is_some() && promotes {
+            self.queue(page);
+        }
+    }
+
+    /// A page's contents are gone. Answers whether it is in a list, so that [`Lru::remove_doomed`] is to be
+    /// told of it, sooner or later.
+    #[inline]
+    pub fn doom(&self, page: u32) -> bool {
+        let gone = |state: State| match state.place() {
+            Place::Out | Place::Head => None,
+            Place::Pending | Place::Isolated | Place::Evicted => Some(State::only(Place::Out)),
+            Place::Linking | Place::On(_) => Some(state.with(DOOMED)),
+        };
+        self.lists.nodes.change(page, gone).is_some_and(State::is_on_list)
+    }
+
+    /// Takes pages out of the lists that were doomed, unless they have contents again.
+    pub fn remove_doomed(&self, pages: &[u32]) {
+        if pages.is_empty() {
+            return;
+        }
+        let revived = self.design.remove(&self.lists, pages);
+        self.lists.counts.local().removed.add((pages.len() - revived.len()) as u64);
+        revived.into_iter().for_each(|page| self.queue(page));
+    }
+
+    /// A page's contents are gone: it is in no list afterwards.
+    pub fn remove(&self, page: u32) {
+        if self.doom(page) {
+            self.remove_doomed(&[page]);
+        }
+    }
+
+    /// Takes up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each is
+    /// this caller's until it says [`Lru::put_back`] or [`Lru::evicted`], or another [`Lru::doom`].
+    ///
+    /// Pages are looked at only once: where all are in use, it answers few or none.
+    pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
+        self.drain_all();
+        let wanted = out.len() + most;
+        let mut scans = self.len(List::Inactive) + 2 * self.len(List::Active) + 1;
+        while out.len() < wanted && scans > 0 {
+            let scan_pages = SCAN_PAGES.min(usize::try_from(scans).unwrap_or(SCAN_PAGES));
+            let mut doomed = Vec::new();
+            let mut all = self.design.lock_all(&self.lists);
+            self.balance(&mut all, &mut doomed);
+            let before = out.len();
+            let scanned = self.scan(&mut all, scan_pages, wanted, out, &mut doomed);
+            drop(all);
+            self.remove_doomed(&doomed);
+            let share = self.lists.counts.local();
+            share.scanned.add(scanned as u64);
+            share.isolated.add((out.len() - before) as u64);
+            if scanned == 0 && self.len(List::Active) == 0 {
+                break;
+            }
+            scans = scans.saturating_sub(scan_pages as u64);
+        }
+    }
+
+    /// Gives back pages that [`Lru::isolate`] gave out, and that stay: they come to the front of their list.
+    pub fn put_back(&self, pages: &[u32]) {
+        for page in pages {
+            let back = |state: State| {
+                let promoted = if state.has(REFERENCED) { PROMOTED } else { 0 };
+                let isolated = state.place() == Place::Isolated;
+                isolated.then(|| State::only(Place::Pending).with(promoted))
+            };
+            if self.lists.nodes.change(*page, back).is_some() {
+                self.lists.counts.local().put_back.add(1);
+                self.queue(*page);
+            }
+        }
+    }
+
+    /// The contents of a page that [`Lru::isolate`] gave out went elsewhere.
+    pub fn evicted(&self, page: u32) {
+        let nodes = &self.lists.nodes;
+        if nodes.state(page).place() != Place::Isolated {
+            return;
+        }
+        nodes.set_age(page, self.age());
+        let gone = |state: State| (state.place() == Place::Isolated).then(|| State::only(Place::Evicted));
+        if nodes.change(page, gone).is_some() {
+            self.lists.counts.local().evicted.add(1);
+        }
+    }
+
+    /// Puts what the CPUs have collected into the lists.
+    pub fn drain_all(&self) {
+        for pagevec in self.pagevecs.iter() {
+            let full = std::mem::replace(&mut *pagevec.lock(), Pagevec::EMPTY);
+            self.drain(&full);
+        }
+    }
+
+    /// Pages of a list, an estimate while others change it.
+    pub fn len(&self, list: List) -> u64 {
+        self.lists.counts.total_len(list)
+    }
+
+    /// Whether both lists have no pages.
+    pub fn is_empty(&self) -> bool {
+        self.len(List::Inactive) + self.len(List::Active) == 0
+    }
+
+    /// What there is and was, each number for itself.
+    pub fn stats(&self) -> Stats {
+        let counts = &self.lists.counts;
+        Stats {
+            inactive: self.len(List::Inactive),
+            active: self.len(List::Active),
+            added: counts.sum(|share| &share.added),
+            activated: counts.sum(|share| &share.activated),
+            demoted: counts.sum(|share| &share.demoted),
+            removed: counts.sum(|share| &share.removed),
+            isolated: counts.sum(|share| &share.isolated),
+            put_back: counts.sum(|share| &share.put_back),
+            evicted: counts.sum(|share| &share.evicted),
+            refaulted: counts.sum(|share| &share.refaulted),
+            scanned: counts.sum(|share| &share.scanned),
+            lru_locks: counts.sum(|share| &share.lru_locks),
+            lru_locks_contended: counts.sum(|share| &share.lru_locks_contended),
+            batch_locks: counts.sum(|share| &share.batch_locks),
+            batch_locks_contended: counts.sum(|share| &share.batch_locks_contended),
+        }
+    }
+
+    /// The memory that the nodes can take.
+    pub fn max_bytes(&self) -> usize {
+        self.lists.nodes.max_bytes()
+    }
+
+    /// The memory that the nodes take now.
+    #[cfg(not(feature = "loom"))]
+    pub fn resident_bytes(&self) -> usize {
+        self.lists.nodes.resident_bytes()
+    }
+
+    /// Whether a page whose contents went at `age` would have been kept by an inactive list that is longer
+    /// by the active one.
+    fn is_recent(&self, age: u32) -> bool {
+        u64::from(self.age().wrapping_sub(age)) <= self.len(List::Active)
+    }
+
+    /// Pages evicted and activated so far: how far the cold end has moved.
+    fn age(&self) -> u32 {
+        let counts = &self.lists.counts;
+        (counts.sum(|share| &share.evicted) + counts.sum(|share| &share.activated)) as u32
+    }
+
+    /// Has a page put into its list when this CPU has collected enough.
+    fn queue(&self, page: u32) {
+        let full = {
+            let mut pagevec = self.pagevecs.local().lock();
+            pagevec.push(page);
+            if pagevec.len < self.pagevec_pages.get() as usize {
+                return;
+            }
+            std::mem::replace(&mut *pagevec, Pagevec::EMPTY)
+        };
+        self.drain(&full);
+    }
+
+    /// Puts pages into the lists that are to be there, and leaves the others.
+    fn drain(&self, pagevec: &Pagevec) {
+        let nodes = &self.lists.nodes;
+        let [mut inactive, mut active, mut promoted] = [Pagevec::EMPTY; 3];
+        for page in pagevec.pages() {
+            let claim = |state: State| (state.place() == Place::Pending).then(|| state.at(Place::Linking));
+            match nodes.change(*page, claim) {
+                Some(state) if state.has(PROMOTED) => active.push(*page),
+                Some(_) => inactive.push(*page),
+                None if nodes.state(*page).has(PROMOTED) => promoted.push(*page),
+                None => {}
+            }
+        }
+        let share = self.lists.counts.local();
+        let added = inactive.len + active.len;
+        if added > 0 {
+            share.added.add(added as u64);
+            share.refaulted.add(active.len as u64);
+            let doomed = self.design.add(&self.lists, [inactive.pages(), active.pages()]);
+            self.remove_doomed(&doomed);
+        }
+        if promoted.len > 0 {
+            let doomed = self.design.activate(&self.lists, promoted.pages());
+            self.remove_doomed(&doomed);
+        }
+    }
+
+    /// Moves pages from the cold end of the active list as long as the inactive one is shorter: those that
+    /// were used go round.
+    fn balance(&self, all: &mut D::All<'_>, doomed: &mut Vec<u32>) {
+        let lists = &self.lists;
+        let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)) / 2;
+        for _ in 0..SCAN_PAGES {
+            let Some((page, state)) = lists.coldest(List::Active).filter(|_| short > 0) else { return };
+            let was_used = state.has(REFERENCED);
+            let list = if was_used { List::Active } else { List::Inactive };
+            if !was_used {
+                short -= 1;
+                lists.counts.local().demoted.add(1);
+            }
+            self.shift(all, page, list, doomed);
+        }
+    }
+
+    /// Looks at up to `most` pages at the cold end of the inactive list, and answers at how many it did: those
+    /// that were used become active, the others go out until there are `wanted`.
+    fn scan(
+        &self,
+        all: &mut D::All<'_>,
+        most: usize,
+        wanted: usize,
+        out: &mut Vec<u32>,
+        doomed: &mut Vec<u32>,
+    ) -> usize {
+        let lists = &self.lists;
+        for scanned in 0..most {
+            let Some((page, state)) = lists.coldest(List::Inactive).filter(|_| out.len() < wanted) else {
+                return scanned;
+            };
+            if state.has(REFERENCED) {
+                lists.counts.local().activated.add(1);
+                self.shift(all, page, List::Active, doomed);
+                continue;
+            }
+            all.unlink(page);
+            let isolated = |state: State| {
+                let place = if state.has(DOOMED) { Place::Out } else { Place::Isolated };
+                Some(State::only(place))
+            };
+            match lists.nodes.change(page, isolated) {
+                Some(state) if !state.has(DOOMED) => out.push(page),
+                _ => {
+                    lists.counts.local().removed.add(1);
+                }
+            }
+        }
+        most
+    }
+
+    /// Moves a page to the front of a list, as one that was not used since.
+    fn shift(&self, all: &mut D::All<'_>, page: u32, list: List, doomed: &mut Vec<u32>) {
+        let flags = OPEN | SENTINEL | REFERENCED | PROMOTED;
+        all.unlink(page);
+        self.lists.nodes.change(page, |state| Some(state.at(Place::Linking).without(flags)));
+        all.put_front(list, page);
+        doomed.extend(self.lists.linked(page, list).then_some(page));
+    }
+}
+
+impl Pagevec {
+    const EMPTY: Pagevec = Pagevec { pages: [0; MAX_PAGEVEC_PAGES], len: 0 };
+
+    fn push(&mut self, page: u32) {
+        self.pages[self.len] = page;
+        self.len += 1;
+    }
+
+    fn pages(&self) -> &[u32] {
+        &self.pages[..self.len]
+    }
+}

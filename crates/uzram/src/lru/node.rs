@@ -1,0 +1,267 @@
+//! Nodes of the lists, one for each page, and what may be done to them.
+//!
+//! A node's links belong to whoever has locked its place in the lists, its state to everybody: it changes
+//! by compare-exchange only.
+//!
+//! ```text
+//! state   31      16 15      8   7          6        5            4      3          2      0
+//!         [ unused ] [ tag   ] [ promoted | doomed | referenced | open | sentinel | place  ]
+//! ```
+
+use crate::base::error::Result;
+use crate::base::mem::{Entry, Table};
+use crate::base::sync::{AtomicU32, Ordering};
+
+/// The lists of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum List {
+    /// Pages that were used once since they came.
+    Inactive,
+    /// Pages that were used again.
+    Active,
+}
+
+/// Both.
+pub(super) const LISTS: [List; 2] = [List::Inactive, List::Active];
+
+/// Where a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// The page has no contents.
+    Out,
+    /// In a CPU's pagevec, to be put into a list.
+    Pending,
+    /// Being put into a list, or being moved, by one thread: nobody else takes it out.
+    Linking,
+    /// In a list.
+    On(List),
+    /// Taken from the cold end, for the caller to do what it wants.
+    Isolated,
+    /// The page's contents went away from the cold end; where the link was is the age at which.
+    Evicted,
+    /// The node is the head of a list.
+    Head,
+}
+
+/// The first or last of a batch: its neighbours may be of other batches.
+pub(super) const SENTINEL: u32 = 1 << 3;
+/// Of the batch at the front of a list that is not complete yet, of which all are sentinels.
+pub(super) const OPEN: u32 = 1 << 4;
+/// Used since it came where it is.
+pub(super) const REFERENCED: u32 = 1 << 5;
+/// The page's contents are gone, and the node is to be taken out.
+pub(super) const DOOMED: u32 = 1 << 6;
+/// To be put into the active list.
+pub(super) const PROMOTED: u32 = 1 << 7;
+const PLACE_MASK: u32 = 7;
+const TAG_SHIFT: u32 = 8;
+const TAG_MASK: u32 = 0xff << TAG_SHIFT;
+
+/// A node's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct State(u32);
+
+impl State {
+    pub(super) fn place(self) -> Place {
+        match self.0 & PLACE_MASK {
+            0 => Place::Out,
+            1 => Place::Pending,
+            2 => Place::Linking,
+            3 => Place::On(List::Inactive),
+            4 => Place::On(List::Active),
+            5 => Place::Isolated,
+            6 => Place::Evicted,
+            _ => Place::Head,
+        }
+    }
+
+    pub(super) fn has(self, flag: u32) -> bool {
+        self.0 & flag != 0
+    }
+
+    pub(super) fn tag(self) -> u8 {
+        (self.0 >> TAG_SHIFT) as u8
+    }
+
+    pub(super) fn is_on_list(self) -> bool {
+        matches!(self.place(), Place::On(_))
+    }
+
+    pub(super) fn at(self, place: Place) -> Self {
+        let place = match place {
+            Place::Out => 0,
+            Place::Pending => 1,
+            Place::Linking => 2,
+            Place::On(List::Inactive) => 3,
+            Place::On(List::Active) => 4,
+            Place::Isolated => 5,
+            Place::Evicted => 6,
+            Place::Head => 7,
+        };
+        State(self.0 & !PLACE_MASK | place)
+    }
+
+    pub(super) fn with(self, flags: u32) -> Self {
+        State(self.0 | flags)
+    }
+
+    pub(super) fn without(self, flags: u32) -> Self {
+        State(self.0 & !flags)
+    }
+
+    pub(super) fn tagged(self, tag: u8) -> Self {
+        State(self.0 & !TAG_MASK | u32::from(tag) << TAG_SHIFT)
+    }
+
+    /// Nothing but a place.
+    pub(super) fn only(place: Place) -> Self {
+        State(0).at(place)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    prev: AtomicU32,
+    next: AtomicU32,
+    state: AtomicU32,
+}
+
+// SAFETY: three atomic integers, of which zeros are the default, and which have no destructors.
+unsafe impl Entry for Node {}
+
+#[cfg(not(feature = "loom"))]
+const _: () = assert!(size_of::<Node>() == super::NODE_BYTES);
+
+/// The nodes of all pages, and behind them the heads of the lists, which are circles.
+///
+/// Links are in order by the locks that protect them, which is why they are loaded and stored relaxed.
+pub(super) struct Nodes {
+    table: Table<Node>,
+    pages: u32,
+}
+
+impl Nodes {
+    pub(super) fn new(pages: u32) -> Result<Self> {
+        let nodes = Nodes { table: Table::new(pages as usize + LISTS.len())?, pages };
+        for list in LISTS {
+            let head = nodes.head(list);
+            nodes.node(head).state.store(State::only(Place::Head).with(SENTINEL).0, Ordering::Relaxed);
+            nodes.link(head, head);
+        }
+        Ok(nodes)
+    }
+
+    #[cfg(not(feature = "loom"))]
+    pub(super) fn resident_bytes(&self) -> usize {
+        self.table.resident_bytes()
+    }
+
+    pub(super) fn max_bytes(&self) -> usize {
+        self.table.max_bytes()
+    }
+
+    #[inline]
+    fn node(&self, id: u32) -> &Node {
+        &self.table[id as usize]
+    }
+
+    pub(super) fn head(&self, list: List) -> u32 {
+        self.pages + list as u32
+    }
+
+    pub(super) fn prev(&self, id: u32) -> u32 {
+        self.node(id).prev.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn next(&self, id: u32) -> u32 {
+        self.node(id).next.load(Ordering::Relaxed)
+    }
+
+    /// Makes two nodes neighbours.
+    pub(super) fn link(&self, prev: u32, next: u32) {
+        self.node(prev).next.store(next, Ordering::Relaxed);
+        self.node(next).prev.store(prev, Ordering::Relaxed);
+    }
+
+    /// Puts nodes that are linked with each other between the head of a list and its first.
+    pub(super) fn link_at_front(&self, list: List, first: u32, last: u32) {
+        let head = self.head(list);
+        self.link(last, self.next(head));
+        self.link(head, first);
+    }
+
+    /// The last node of a list.
+    pub(super) fn last(&self, list: List) -> Option<u32> {
+        let last = self.prev(self.head(list));
+        (last != self.head(list)).then_some(last)
+    }
+
+    /// The age that [`Nodes::set_age`] noted in a node that is in no list.
+    pub(super) fn age(&self, id: u32) -> u32 {
+        self.prev(id)
+    }
+
+    pub(super) fn set_age(&self, id: u32, age: u32) {
+        self.node(id).prev.store(age, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(super) fn state(&self, id: u32) -> State {
+        State(self.node(id).state.load(Ordering::Acquire))
+    }
+
+    /// Changes a state to what `f` answers, and answers what it was, unless `f` leaves it.
+    #[inline]
+    pub(super) fn change(&self, id: u32, mut f: impl FnMut(State) -> Option<State>) -> Option<State> {
+        let state = &self.node(id).state;
+        let change = |old: u32| f(State(old)).map(|new| new.0);
+        state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).ok().map(State)
+    }
+
+    pub(super) fn set(&self, id: u32, flag: u32) {
+        if !self.state(id).has(flag) {
+            self.node(id).state.fetch_or(flag, Ordering::AcqRel);
+        }
+    }
+
+    pub(super) fn clear(&self, id: u32, flags: u32) {
+        self.node(id).state.fetch_and(!flags, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+impl Nodes {
+    /// The pages of a list, the hottest first, and whether its links agree both ways.
+    pub(super) fn pages_of(&self, list: List) -> Vec<u32> {
+        let (mut pages, mut at) = (Vec::new(), self.head(list));
+        loop {
+            let next = self.next(at);
+            assert_eq!(self.prev(next), at, "links of {at} and {next}");
+            if next == self.head(list) {
+                return pages;
+            }
+            assert_eq!(self.state(next).place(), Place::On(list), "page {next}");
+            pages.push(next);
+            assert!(pages.len() <= self.pages as usize, "a circle without a head");
+            at = next;
+        }
+    }
+
+    /// What holds for batches: both neighbours of a page that is no sentinel have its tag, and only the
+    /// first and the last of a batch are sentinels, or all of an open one.
+    pub(super) fn check_batches(&self, list: List) {
+        let mut open = true;
+        for page in self.pages_of(list) {
+            let (prev, state, next) = (self.prev(page), self.state(page), self.next(page));
+            let [before, after] = [prev, next].map(|id| self.state(id));
+            open &= state.has(OPEN);
+            assert_eq!(state.has(OPEN), open, "page {page}: the open batch is the first");
+            if !state.has(SENTINEL) {
+                assert!(!open && before.tag() == state.tag() && after.tag() == state.tag(), "page {page}");
+                assert!(before.place() != Place::Head && after.place() != Place::Head, "page {page}");
+            } else {
+                assert!(before.has(SENTINEL) || after.has(SENTINEL), "page {page} is within a batch");
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! One lock for both lists: what the batch locks replace.
+
+use crate::base::sync::{Mutex, MutexGuard, classes};
+
+use super::Options;
+use super::design::{All, Design, Lists};
+use super::node::{DOOMED, List, Place};
+
+/// `lru_lock` alone.
+pub struct SingleLock {
+    lru_lock: Mutex<()>,
+}
+
+/// `lru_lock`, taken.
+pub struct Locked<'a> {
+    lists: &'a Lists,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl SingleLock {
+    fn lock<'a>(&'a self, lists: &'a Lists) -> Locked<'a> {
+        let share = lists.counts.local();
+        share.lru_locks.add(1);
+        let guard = self.lru_lock.lock_noticing(|| {
+            share.lru_locks_contended.add(1);
+        });
+        Locked { lists, _guard: guard }
+    }
+}
+
+impl All for Locked<'_> {
+    fn unlink(&mut self, page: u32) {
+        if let Place::On(list) = self.lists.nodes.state(page).place() {
+            self.lists.unlink(page, list);
+        }
+    }
+
+    fn put_front(&mut self, list: List, page: u32) {
+        self.lists.nodes.link_at_front(list, page, page);
+    }
+}
+
+impl Design for SingleLock {
+    const NAME: &'static str = "single-lock";
+    type All<'a> = Locked<'a>;
+
+    fn new(_: &Options) -> Self {
+        SingleLock { lru_lock: Mutex::new(&classes::LRU_LOCK, ()) }
+    }
+
+    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32> {
+        let mut doomed = Vec::new();
+        let mut locked = self.lock(lists);
+        for (list, pages) in [List::Inactive, List::Active].into_iter().zip(pages) {
+            for page in pages {
+                locked.put_front(list, *page);
+                if lists.linked(*page, list) {
+                    doomed.push(*page);
+                }
+            }
+        }
+        doomed
+    }
+
+    fn activate(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
+        let mut doomed = Vec::new();
+        let mut locked = self.lock(lists);
+        for page in pages {
+            if !lists.claim_promoted(*page) {
+                continue;
+            }
+            lists.unlink(*page, List::Inactive);
+            locked.put_front(List::Active, *page);
+            lists.counts.local().activated.add(1);
+            if lists.linked(*page, List::Active) {
+                doomed.push(*page);
+            }
+        }
+        doomed
+    }
+
+    fn remove(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
+        let mut revived = Vec::new();
+        let _locked = self.lock(lists);
+        for page in pages {
+            let state = lists.nodes.state(*page);
+            let Place::On(list) = state.place() else { continue };
+            if !state.has(DOOMED) {
+                continue;
+            }
+            lists.unlink(*page, list);
+            if lists.unlinked_doomed(*page) {
+                revived.push(*page);
+            }
+        }
+        revived
+    }
+
+    fn lock_all<'a>(&'a self, lists: &'a Lists) -> Locked<'a> {
+        self.lock(lists)
+    }
+}

@@ -1,0 +1,411 @@
+//! The LRU of each design against a naive one, and with many threads.
+
+use super::*;
+use crate::base::random::Random;
+use std::collections::{HashMap, VecDeque};
+
+/// A test of every design and way to batch.
+macro_rules! for_every_design {
+    ($($test:ident),* $(,)?) => {
+        $(mod $test {
+            use super::*;
+
+            #[test]
+            fn single_lock() {
+                super::$test::<SingleLock>(Batching::default());
+            }
+
+            #[test]
+            fn batched() {
+                super::$test::<Batched>(Batching::default());
+            }
+
+            #[test]
+            fn few_long_batches_in_one_pass() {
+                let batching = Batching { locks: 2, max_pages: 40, two_passes: false, splice: true };
+                super::$test::<Batched>(batching);
+            }
+
+            #[test]
+            fn short_open_batches() {
+                let batching = Batching { locks: 3, max_pages: 4, two_passes: true, splice: false };
+                super::$test::<Batched>(batching);
+            }
+
+            #[test]
+            fn open_batches_in_one_pass() {
+                let batching = Batching { two_passes: false, splice: false, ..Batching::default() };
+                super::$test::<Batched>(batching);
+            }
+        })*
+    };
+}
+
+for_every_design!(
+    agrees_with_a_naive_model,
+    keeps_its_order_among_threads,
+    bulk_removal,
+    pagevecs,
+    keeps_what_an_exact_lru_keeps,
+);
+
+fn lru<D: Design>(pages: u64, pagevec_pages: usize, batching: Batching) -> Lru<D> {
+    Lru::new(&Options { pages, pagevec_pages, batching }).expect("memory")
+}
+
+fn check<D: Design>(lru: &Lru<D>) {
+    for list in [List::Inactive, List::Active] {
+        assert_eq!(lru.len(list), lru.lists.nodes.pages_of(list).len() as u64, "{list:?} of {}", D::NAME);
+        if D::NAME == Batched::NAME {
+            lru.lists.nodes.check_batches(list);
+        }
+    }
+}
+
+/// The same in plain queues, the hottest in front. Pages come to the lists at once.
+#[derive(Default)]
+struct Model {
+    inactive: VecDeque<u32>,
+    active: VecDeque<u32>,
+    referenced: HashMap<u32, bool>,
+    isolated: Vec<u32>,
+    evicted: HashMap<u32, u32>,
+    age: u32,
+}
+
+impl Model {
+    fn take(&mut self, page: u32) -> bool {
+        let before = self.inactive.len() + self.active.len();
+        self.inactive.retain(|other| *other != page);
+        self.active.retain(|other| *other != page);
+        before > self.inactive.len() + self.active.len()
+    }
+
+    fn is_known(&self, page: u32) -> bool {
+        [&self.inactive, &self.active].iter().any(|list| list.contains(&page))
+            || self.isolated.contains(&page)
+    }
+
+    fn add(&mut self, page: u32) {
+        if self.is_known(page) {
+            return self.mark(page);
+        }
+        self.referenced.insert(page, false);
+        match self.evicted.remove(&page) {
+            Some(age) if u64::from(self.age - age) <= self.active.len() as u64 => {
+                self.active.push_front(page)
+            }
+            _ => self.inactive.push_front(page),
+        }
+    }
+
+    fn mark(&mut self, page: u32) {
+        if !self.is_known(page) {
+            return;
+        }
+        let was = self.referenced.insert(page, true);
+        if was == Some(true) && self.inactive.contains(&page) {
+            self.take(page);
+            self.active.push_front(page);
+            self.age += 1;
+        }
+    }
+
+    fn remove(&mut self, page: u32) {
+        self.take(page);
+        self.isolated.retain(|other| *other != page);
+        self.evicted.remove(&page);
+    }
+
+    fn isolate(&mut self, most: usize) -> Vec<u32> {
+        let mut out = Vec::new();
+        let mut scans = self.inactive.len() + 2 * self.active.len() + 1;
+        while out.len() < most && scans > 0 {
+            let mut short = self.active.len().saturating_sub(self.inactive.len()) / 2;
+            for _ in 0..SCAN_PAGES {
+                let Some(page) = self.active.back().copied().filter(|_| short > 0) else { break };
+                self.take(page);
+                if self.referenced.insert(page, false) == Some(true) {
+                    self.active.push_front(page);
+                } else {
+                    self.inactive.push_front(page);
+                    short -= 1;
+                }
+            }
+            let mut scanned = 0;
+            while scanned < SCAN_PAGES.min(scans) && out.len() < most {
+                let Some(page) = self.inactive.pop_back() else { break };
+                scanned += 1;
+                if self.referenced.insert(page, false) == Some(true) {
+                    self.active.push_front(page);
+                    self.age += 1;
+                } else {
+                    self.isolated.push(page);
+                    out.push(page);
+                }
+            }
+            if scanned == 0 && self.active.is_empty() {
+                break;
+            }
+            scans -= SCAN_PAGES.min(scans);
+        }
+        out
+    }
+
+    fn put_back(&mut self, page: u32) {
+        if !self.isolated.contains(&page) {
+            return;
+        }
+        self.isolated.retain(|other| *other != page);
+        let list = if self.referenced[&page] { &mut self.active } else { &mut self.inactive };
+        list.push_front(page);
+        self.referenced.insert(page, false);
+    }
+
+    fn evict(&mut self, page: u32) {
+        if self.isolated.contains(&page) {
+            self.isolated.retain(|other| *other != page);
+            self.evicted.insert(page, self.age);
+            self.age += 1;
+        }
+    }
+}
+
+fn agrees_with_a_naive_model<D: Design>(batching: Batching) {
+    for seed in 0..6 {
+        let mut random = Random::new(seed);
+        let lru = lru::<D>(200, 1, batching);
+        let mut model = Model::default();
+        let mut out: Vec<u32> = Vec::new();
+        for step in 0..4000 {
+            let page = random.below(200) as u32;
+            match random.below(12) {
+                0..4 => (lru.add(page), model.add(page)).0,
+                4..7 => (lru.mark(page), model.mark(page)).0,
+                7 | 8 => (lru.remove(page), model.remove(page)).0,
+                9 => {
+                    let most = random.below(12);
+                    let at = out.len();
+                    lru.isolate(most, &mut out);
+                    assert_eq!(out[at..], model.isolate(most), "seed {seed} step {step}");
+                }
+                10 if !out.is_empty() => {
+                    let page = out.swap_remove(random.below(out.len()));
+                    (lru.put_back(&[page]), model.put_back(page)).0
+                }
+                _ if !out.is_empty() => {
+                    let page = out.swap_remove(random.below(out.len()));
+                    (lru.evicted(page), model.evict(page)).0
+                }
+                _ => {}
+            }
+            check(&lru);
+            let nodes = &lru.lists.nodes;
+            assert_eq!(model.inactive, nodes.pages_of(List::Inactive), "seed {seed} step {step}");
+            assert_eq!(model.active, nodes.pages_of(List::Active), "seed {seed} step {step}");
+        }
+        let stats = lru.stats();
+        assert_eq!(stats.active + stats.inactive, (model.active.len() + model.inactive.len()) as u64);
+        let came = stats.added;
+        let left = stats.removed + stats.isolated + stats.active + stats.inactive;
+        assert_eq!(came, left, "seed {seed}: {stats:?}");
+    }
+}
+
+/// Threads use pages as a store does, whose slots order what is done with one page.
+fn keeps_its_order_among_threads<D: Design>(batching: Batching) {
+    const PAGES: usize = 300;
+    for seed in 0..3 {
+        let lru = lru::<D>(PAGES as u64, 5, batching);
+        let slots: Vec<_> = (0..PAGES).map(|_| Mutex::new(&classes::SLOT, false)).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (lru, slots) = (&lru, &slots);
+                scope.spawn(move || {
+                    let mut random = Random::new(seed * 100 + thread);
+                    let mut doomed = Vec::new();
+                    for _ in 0..20_000 {
+                        let page = random.below(PAGES);
+                        match random.below(10) {
+                            0..4 => {
+                                let mut has = slots[page].lock();
+                                *has = true;
+                                lru.add(page as u32);
+                            }
+                            4..6 => lru.mark(page as u32),
+                            6..9 => {
+                                let mut has = slots[page].lock();
+                                if std::mem::take(&mut *has) && lru.doom(page as u32) {
+                                    doomed.push(page as u32);
+                                }
+                            }
+                            _ => {
+                                lru.remove_doomed(&doomed);
+                                doomed.clear();
+                                let mut out = Vec::new();
+                                lru.isolate(random.below(20), &mut out);
+                                for page in out {
+                                    if random.below(2) == 0 {
+                                        lru.put_back(&[page]);
+                                        continue;
+                                    }
+                                    let mut has = slots[page as usize].lock();
+                                    // Gone and come anew it is somebody else's.
+                                    if *has && lru.lists.nodes.state(page).place() == Place::Isolated {
+                                        *has = false;
+                                        lru.evicted(page);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                    lru.remove_doomed(&doomed);
+                });
+            }
+        });
+        lru.drain_all();
+        check(&lru);
+        for (page, has) in slots.iter().enumerate() {
+            let state = lru.lists.nodes.state(page as u32);
+            assert_eq!(state.is_on_list(), *has.lock(), "seed {seed} page {page}: {state:?}");
+            assert!(!state.has(DOOMED));
+        }
+    }
+}
+
+/// A range that is discarded, as a whole and in parts.
+fn bulk_removal<D: Design>(batching: Batching) {
+    let lru = lru::<D>(4096, 14, batching);
+    (0..4096).for_each(|page| lru.add(page));
+    lru.drain_all();
+    assert_eq!(lru.len(List::Inactive), 4096);
+    let range: Vec<u32> = (1000..2000).filter(|page| lru.doom(*page)).collect();
+    assert_eq!(range.len(), 1000);
+    lru.remove_doomed(&range);
+    check(&lru);
+    assert_eq!(lru.len(List::Inactive), 3096);
+    // What has contents again stays.
+    let (odd, all): (Vec<u32>, Vec<u32>) =
+        ((0..1000).filter(|page| page % 2 == 1).collect(), (0..1000).collect());
+    assert!(all.iter().all(|page| lru.doom(*page)));
+    odd.iter().for_each(|page| lru.add(*page));
+    lru.remove_doomed(&all);
+    check(&lru);
+    assert_eq!(lru.len(List::Inactive), 2596);
+    let mut out = Vec::new();
+    lru.isolate(5000, &mut out);
+    assert_eq!(out.len(), 2596);
+    assert!(out.starts_with(&odd), "the coldest first");
+    assert!(lru.is_empty());
+}
+
+/// Pages wait in a CPU's pagevec, whose size is a setting, and come in the order they came in.
+fn pagevecs<D: Design>(batching: Batching) {
+    let lru = lru::<D>(100, 8, batching);
+    (0..7).for_each(|page| lru.add(page));
+    assert!(lru.len(List::Inactive) <= 7);
+    // One that is gone and one that is back are not put in twice.
+    lru.remove(3);
+    lru.add(3);
+    lru.remove(4);
+    lru.drain_all();
+    let mut pages = lru.lists.nodes.pages_of(List::Inactive);
+    pages.sort_unstable();
+    assert_eq!(pages, [0, 1, 2, 3, 5, 6]);
+    lru.set_pagevec_pages(1).expect("in range");
+    lru.add(50);
+    assert_eq!(lru.lists.nodes.pages_of(List::Inactive)[0], 50);
+    for size in [0, MAX_PAGEVEC_PAGES + 1] {
+        let error = lru.set_pagevec_pages(size).expect_err("out of range");
+        assert!(error.to_string().contains("lru_pagevec"), "{error}");
+    }
+    check(&lru);
+}
+
+#[test]
+fn too_many_pages_are_refused() {
+    let error = Lru::<Batched>::new(&Options::new(1 << 32)).err().expect("too many");
+    assert!(error.to_string().contains("disksize"), "{error}");
+    let lru = Lru::<Batched>::new(&Options::new(1 << 30)).expect("address space");
+    assert!(lru.max_bytes() >= NODE_BYTES << 30 && lru.resident_bytes() < 1 << 20);
+}
+
+/// How many of a trace's uses find their page among the `kept` that were not evicted.
+fn hits<D: Design>(trace: &[u32], pages: u32, kept: usize, batching: Batching) -> usize {
+    let lru = lru::<D>(u64::from(pages), DEFAULT_PAGEVEC_PAGES, batching);
+    let (mut present, mut count, mut hits) = (vec![false; pages as usize], 0, 0);
+    let mut out = Vec::new();
+    for page in trace {
+        if std::mem::replace(&mut present[*page as usize], true) {
+            hits += 1;
+            lru.mark(*page);
+            continue;
+        }
+        lru.add(*page);
+        count += 1;
+        while count > kept {
+            lru.isolate(8.min(count - kept + 4), &mut out);
+            count -= out.len();
+            for page in out.drain(..) {
+                present[page as usize] = false;
+                lru.evicted(page);
+            }
+        }
+    }
+    check(&lru);
+    hits
+}
+
+/// The same by the time of each page's last use.
+fn exact_hits(trace: &[u32], pages: u32, kept: usize) -> usize {
+    let mut last_use = vec![None; pages as usize];
+    let mut by_use = std::collections::BTreeMap::new();
+    let mut hits = 0;
+    for (now, page) in trace.iter().enumerate() {
+        if let Some(before) = last_use[*page as usize].replace(now) {
+            by_use.remove(&before);
+            hits += 1;
+        }
+        by_use.insert(now, *page);
+        if by_use.len() > kept {
+            let (_, coldest) = by_use.pop_first().expect("there are some");
+            last_use[coldest as usize] = None;
+        }
+    }
+    hits
+}
+
+/// Uses of `pages` pages of which the nth is used in proportion to 1 / n, a page's place being random.
+fn zipf(seed: u64, pages: u32, uses: usize) -> Vec<u32> {
+    let mut random = Random::new(seed);
+    let mut names: Vec<u32> = (0..pages).collect();
+    (1..pages as usize).rev().for_each(|at| names.swap(at, random.below(at + 1)));
+    let mut sums: Vec<f64> = (1..=pages).map(|n| 1.0 / f64::from(n)).collect();
+    (1..sums.len()).for_each(|at| sums[at] += sums[at - 1]);
+    let whole = sums[sums.len() - 1];
+    let mut page = || {
+        let share = (random.next() >> 11) as f64 / (1u64 << 53) as f64 * whole;
+        names[sums.partition_point(|sum| *sum < share).min(names.len() - 1)]
+    };
+    (0..uses).map(|_| page()).collect()
+}
+
+fn keeps_what_an_exact_lru_keeps<D: Design>(batching: Batching) {
+    const PAGES: u32 = 20_000;
+    let uses = zipf(1, PAGES, 200_000);
+    // Through the same, each page of the upper half in turn.
+    let scanned = (PAGES / 2..PAGES).cycle();
+    let with_scan: Vec<u32> =
+        uses.iter().zip(scanned).flat_map(|(page, once)| [page % (PAGES / 2), once]).collect();
+    let round: Vec<u32> = (0..5000).cycle().take(100_000).collect();
+    for (name, trace, least_points) in
+        [("zipf", &uses, -1.0), ("scan", &with_scan, 0.0), ("round", &round, -1.0)]
+    {
+        for kept in [1000, 4000] {
+            let (hits, exact) = (hits::<D>(trace, PAGES, kept, batching), exact_hits(trace, PAGES, kept));
+            let points = (hits as f64 - exact as f64) / trace.len() as f64 * 100.0;
+            println!("{name}, {kept} kept: {hits} hits, of an exact LRU {exact}: {points:.2} points");
+            assert!(points >= least_points, "{name}, {kept} kept: {points:.2} points");
+        }
+    }
+}
