@@ -1,6 +1,7 @@
 //! What a device is made of, as options of the commands that make one.
 
 use uzram::base::units::parse_size;
+use uzram::lru::LruDesign;
 use uzram::stream::Design;
 use uzram::zsmalloc::PoolDesign;
 
@@ -26,6 +27,10 @@ pub struct DeviceArgs {
     /// How its pool is locked: pinned, class-indexed, consolidated or split [default: the device's]
     #[arg(long, value_name = "NAME")]
     pool_design: Option<PoolDesign>,
+    /// How the lists of its pages by their use are locked: batched, single-lock, or none for no lists
+    /// [default: the device's]
+    #[arg(long, value_name = "NAME")]
+    lru_design: Option<LruDesign>,
     /// Percent of the pool's memory that compaction must free to begin by itself, 0 for never
     /// [default: the device's]
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
@@ -51,6 +56,7 @@ impl DeviceArgs {
             ("--chain", "chain_size", self.chain.map(|pages| pages.to_string())),
             ("--streams", "streams", self.streams.map(|design| design.to_string())),
             ("--pool-design", "pool_design", self.pool_design.map(|design| design.to_string())),
+            ("--lru-design", "lru_design", self.lru_design.map(|design| design.to_string())),
             (
                 "--compact-threshold",
                 "compact_threshold",

@@ -55,7 +55,7 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         (
             "tables",
             format_size(stats.mem_tables_bytes),
-            format!("slot table, streams: {} at most; page table", format_size(stats.mem_fixed_bytes)),
+            format!("slot table, LRU, streams: {} at most; page table", format_size(stats.mem_fixed_bytes)),
         ),
         (
             "ratio",

@@ -166,7 +166,10 @@ fn announcement(args: &Args, address: &Address, device: &Device) -> String {
         ("control", Some(address.control_socket.display().to_string())),
         ("size", Some(format_size(stats.disksize_bytes))),
         ("algorithm", algorithm),
-        ("fixed cost", Some(format!("{} at most: slot table, streams", format_size(stats.mem_fixed_bytes)))),
+        (
+            "fixed cost",
+            Some(format!("{} at most: slot table, LRU, streams", format_size(stats.mem_fixed_bytes))),
+        ),
     ];
     exports.chain(facts).filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
 }

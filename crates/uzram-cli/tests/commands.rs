@@ -37,6 +37,7 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["up", "--streams", "0"], "must have 1 to 1024"),
         (&["up", "--streams", "per-cpu"], "write percpu, or a number"),
         (&["up", "--pool-design", "spin"], "pinned, class-indexed, consolidated, split"),
+        (&["up", "--lru-design", "exact"], "batched, single-lock, none"),
         (&["up", "--compact-threshold", "101"], "--compact-threshold"),
         (&["up", "--name", "a/b"], "--name"),
         (&["up", "--log", "loud"], "--log"),

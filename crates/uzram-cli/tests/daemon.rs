@@ -23,7 +23,7 @@ fn mode(path: &std::path::Path) -> u32 {
 #[test]
 fn a_device_is_shown_set_and_reset() {
     let place = Place::new();
-    let pool = ["--pool-design", "split", "--compact-threshold", "7"];
+    let pool = ["--pool-design", "split", "--compact-threshold", "7", "--lru-design", "single-lock"];
     let mut daemon =
         place.up(&[&["--name", "zram7", "--mem-limit", "8M", "--streams", "2"][..], &pool].concat());
     let uri = format!("nbd+unix:///zram7?socket={}", place.socket("nbd.sock").display());
@@ -48,8 +48,9 @@ fn a_device_is_shown_set_and_reset() {
     assert_eq!(json["stats"]["disksize_bytes"], 16 << 20);
     assert_eq!(json["attributes"]["disksize"], "16777216");
     assert_eq!((&json["attributes"]["streams"], &json["stats"]["stream_sleeps"]), (&"2".into(), &0.into()));
-    let pool = ["pool_design", "compact_threshold"].map(|name| &json["attributes"][name]);
-    assert_eq!(pool, [&Value::from("split"), &"7".into()]);
+    let designs = ["pool_design", "compact_threshold", "lru_design"].map(|name| &json["attributes"][name]);
+    assert_eq!(designs, [&Value::from("split"), &"7".into(), &"single-lock".into()]);
+    assert!(place.run(&["stat", "zram7", "lru"]).ok().starts_with("inactive              0\nactive"));
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "16777216\n");
     let json = place.run(&["stat", "zram7", "mem_limit", "--json"]).ok();
     assert_eq!(serde_json::from_str::<Value>(&json).unwrap()["value"], (8 << 20).to_string());

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
 use crate::codec::{Algorithm, Dictionary, Kind};
+use crate::lru::MAX_PAGEVEC_PAGES;
 use crate::store::MAX_BATCH_PAGES;
 use crate::zsmalloc::CHAIN_SIZES;
 
@@ -100,7 +101,7 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "mem_fixed",
-        help: "the most memory that slot table, streams and dictionary can take; more by a stream whenever all were lent and a spare one was made, up to 4 a CPU (uzram only)",
+        help: "the most memory that slot table, LRU, streams and dictionary can take; more by a stream whenever all were lent and a spare one was made, up to 4 a CPU (uzram only)",
         get: Some(|device| device.counts().mem_fixed_bytes.to_string()),
         set: None,
     },
@@ -139,6 +140,24 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "how the pool is locked: pinned, class-indexed, consolidated or split; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.pool_design.to_string()),
         set: Some(set_pool_design),
+    },
+    Attribute {
+        name: "lru",
+        help: "pages by their use: lengths of the lists, flows between them, pages looked at, locks taken and found taken; all 0 without lists (uzram only)",
+        get: Some(lru),
+        set: None,
+    },
+    Attribute {
+        name: "lru_design",
+        help: "how the lists of pages by their use are locked: batched or single-lock, or none for no lists; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.lru_design.to_string()),
+        set: Some(set_lru_design),
+    },
+    Attribute {
+        name: "lru_pagevec",
+        help: "pages that each CPU collects before they are put into the lists, 1 to 128; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.lru_pagevec_pages.to_string()),
+        set: Some(set_lru_pagevec),
     },
     Attribute {
         name: "chain_size",
@@ -422,6 +441,46 @@ fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
 
 fn set_pool_design(device: &Device, value: &str) -> Result<()> {
     set_parsed(device, "pool_design", value, |params, design| params.pool_design = design)
+}
+
+fn set_lru_design(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "lru_design", value, |params, design| params.lru_design = design)
+}
+
+fn set_lru_pagevec(device: &Device, value: &str) -> Result<()> {
+    let wanted = || Error::invalid(format!("'{value}' is no lru_pagevec: write 1 to {MAX_PAGEVEC_PAGES}"));
+    let in_range = |pages: &usize| (1..=MAX_PAGEVEC_PAGES).contains(pages);
+    let pages = value.parse().ok().filter(in_range).ok_or_else(wanted)?;
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.set_lru_pagevec_pages(pages)?;
+    }
+    state.params.lru_pagevec_pages = pages;
+    Ok(())
+}
+
+/// A line for each count.
+fn lru(device: &Device) -> String {
+    let stats = device.lru_stats();
+    let counts = [
+        ("inactive", stats.inactive),
+        ("active", stats.active),
+        ("added", stats.added),
+        ("refaulted", stats.refaulted),
+        ("activated", stats.activated),
+        ("demoted", stats.demoted),
+        ("removed", stats.removed),
+        ("scanned", stats.scanned),
+        ("isolated", stats.isolated),
+        ("put_back", stats.put_back),
+        ("evicted", stats.evicted),
+        ("lru_lock", stats.lru_locks),
+        ("lru_lock_contended", stats.lru_locks_contended),
+        ("batch_locks", stats.batch_locks),
+        ("batch_locks_contended", stats.batch_locks_contended),
+    ];
+    let lines = counts.map(|(name, count)| format!("{name:21} {count}"));
+    lines.join("\n")
 }
 
 fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {

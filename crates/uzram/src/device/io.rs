@@ -1,5 +1,7 @@
 //! Byte ranges of an open device, cut into pages.
 
+use std::ops::Range;
+
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, bytes_to_pages, offset_in_page, page_of, pages_to_bytes};
@@ -44,6 +46,12 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
             piece
         })
     })
+}
+
+/// Pages that lie in a byte range as a whole.
+fn whole_pages(offset: u64, len: u64) -> Range<u64> {
+    let (first, end) = (bytes_to_pages(offset), page_of(offset + len));
+    first..end.max(first)
 }
 
 /// Pages that a byte range lies in, at least in part.
@@ -165,11 +173,7 @@ impl OpenDevice {
     /// `OutOfRange` beyond the end.
     pub fn discard(&self, offset: u64, len: u64) -> Result<()> {
         self.check(offset, len, true)?;
-        for piece in pieces(offset, len) {
-            if piece.len == PAGE_SIZE {
-                self.store.discard(piece.page);
-            }
-        }
+        self.store.discard_pages(whole_pages(offset, len));
         Ok(())
     }
 
@@ -193,11 +197,14 @@ impl OpenDevice {
 
     fn zero(&self, offset: u64, len: u64, allocate: bool) -> Result<()> {
         self.check(offset, len, true)?;
+        if !allocate {
+            self.store.discard_pages(whole_pages(offset, len));
+        }
         for piece in pieces(offset, len) {
-            match (piece.len == PAGE_SIZE, allocate) {
-                (true, false) => self.store.discard(piece.page),
-                (true, true) => self.store.zero(piece.page),
-                (false, _) => self.store.zero_part(piece.page, piece.at, piece.len, allocate)?,
+            match piece.len == PAGE_SIZE {
+                true if allocate => self.store.zero(piece.page),
+                true => {}
+                false => self.store.zero_part(piece.page, piece.at, piece.len, allocate)?,
             }
         }
         Ok(())

@@ -20,6 +20,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::codec::Algorithm;
+use crate::lru::{self, LruDesign};
 use crate::store::{self, Store, StreamAlloc};
 use crate::stream::Design;
 use crate::zsmalloc::{ClassStat, PoolDesign};
@@ -60,6 +61,8 @@ struct Params {
     algorithm: Algorithm,
     chain_size: usize,
     pool_design: PoolDesign,
+    lru_design: LruDesign,
+    lru_pagevec_pages: usize,
     checksum: bool,
     limit_pages: u64,
     run_cache_batch_pages: usize,
@@ -75,6 +78,8 @@ impl Default for Params {
             algorithm: Algorithm::default(),
             chain_size: DEFAULT_CHAIN_SIZE,
             pool_design: PoolDesign::default(),
+            lru_design: LruDesign::default(),
+            lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
             checksum: false,
             limit_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
@@ -105,7 +110,7 @@ pub struct Stats {
     pub mem_charged_bytes: u64,
     /// Memory of all chunks of 2 MiB in which any of that lies: what is held of the address space.
     pub mem_chunk_bytes: u64,
-    /// What the disk's size and the number of streams cost at most: slot table, streams, dictionary.
+    /// What the disk's size and the number of streams cost at most: slot table, LRU, streams, dictionary.
     /// It grows by a stream when all were lent and a spare one was made.
     pub mem_fixed_bytes: u64,
     /// What these, and the tables that grow with the pool, cost now.
@@ -229,6 +234,11 @@ impl Device {
         }
     }
 
+    /// What the lists of pages by their use have and did; nothing while uninitialised.
+    pub fn lru_stats(&self) -> lru::Stats {
+        self.state.lock().store.as_ref().map(|store| store.lru_stats()).unwrap_or_default()
+    }
+
     /// The state of each size class of the pool, smallest first; none while uninitialised.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         // Without the lock: it looks through all classes.
@@ -265,6 +275,8 @@ impl Device {
             algorithm: params.algorithm.clone(),
             chain_size: params.chain_size,
             pool_design: params.pool_design,
+            lru_design: params.lru_design,
+            lru_pagevec_pages: params.lru_pagevec_pages,
             checksum: params.checksum,
             limit_pages: params.limit_pages,
             run_cache_batch_pages: params.run_cache_batch_pages,

@@ -224,6 +224,7 @@ fn the_life_cycle_is_the_kernels() {
         ("chain_size", "8"),
         ("checksum", "1"),
         ("streams", "2"),
+        ("lru_design", "none"),
     ] {
         assert_eq!(device.set(name, value).unwrap_err().kind(), ErrorKind::Busy, "{name}");
     }
@@ -401,4 +402,39 @@ fn streams_cost_what_there_are_of_them() {
     device.set("streams", "3").expect("uninitialised");
     device.set("reset", "1").expect("unused");
     assert_eq!(device.get("streams"), Ok("percpu".into()), "a reset forgets it");
+}
+
+/// The lists of pages by their use have the pages that take memory, whatever is done to the disk.
+#[test]
+fn the_lru_has_the_pages_that_take_memory() {
+    for design in ["batched", "single-lock", "none"] {
+        let device = device(&[("lru_design", design), ("lru_pagevec", "1"), ("disksize", "4M")]);
+        let disk = device.open().expect("initialised");
+        let mut random = Random::new(1);
+        let mut page = [0; 4096];
+        for _ in 0..4000 {
+            let offset = 4096 * random.below(1024) as u64;
+            match random.below(8) {
+                0..4 => {
+                    random.fill(&mut page[..2000]);
+                    disk.write(offset, &page).expect("memory");
+                }
+                4 => disk.write(offset, &[7; 4096]).expect("memory"),
+                5 => disk.write(offset + 100, &[8; 50]).expect("memory"),
+                6 => disk.discard(offset, (4 << 20) - offset).expect("in range"),
+                _ => disk.read(offset, &mut page).expect("sound"),
+            }
+            let (stats, lru) = (device.stats(), device.lru_stats());
+            let stored = (stats.orig_data_bytes / 4096).saturating_sub(stats.same_pages);
+            let wanted = if design == "none" { 0 } else { stored };
+            assert_eq!(lru.active + lru.inactive, wanted, "{design}: {stats:?} {lru:?}");
+        }
+        let lru = device.lru_stats();
+        assert_eq!(lru.activated > 0 && lru.removed > 1000, design != "none", "{lru:?}");
+        let shown = device.get("lru").expect("readable");
+        assert!(shown.contains(&format!("\nactivated             {}\n", lru.activated)), "{shown}");
+        device.set("lru_pagevec", "64").expect("at any time");
+        let error = device.set("lru_pagevec", "0").expect_err("none");
+        assert!(error.to_string().contains("lru_pagevec"), "{error}");
+    }
 }

@@ -14,6 +14,7 @@
 //! What is answered about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
 //! to one at a time; and one that [`Lru::add`] was told of later than of [`Lru::doom`] is in the lists, or on its way.
 
+mod any;
 mod batched;
 mod counts;
 mod design;
@@ -24,6 +25,8 @@ mod single_lock;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
+pub(crate) use any::AnyLru;
+pub use any::LruDesign;
 pub use batched::{Batched, Batching};
 pub use design::{All, Design, Lists};
 pub use node::List;
@@ -151,8 +154,16 @@ impl<D: Design> Lru<D> {
     ///
     /// # Panics
     /// As all of these, when there is no such page.
-    #[inline]
     pub fn add(&self, page: u32) {
+        if self.arrive(page) {
+            self.queue(page);
+        }
+    }
+
+    /// The first part of [`Lru::add`], for who has a lock on the page, and answers whether [`Lru::queue`] is
+    /// to follow once that is let go.
+    #[inline]
+    pub fn arrive(&self, page: u32) -> bool {
         let nodes = &self.lists.nodes;
         let come = |state: State| match state.place() {
             Place::Out => Some(State::only(Place::Pending)),
@@ -160,14 +171,33 @@ impl<D: Design> Lru<D> {
                 let is_recent = self.is_recent(nodes.age(page));
                 Some(State::only(Place::Pending).with(if is_recent { PROMOTED } else { 0 }))
             }
+            // It has been on its way out.
             _ => state.has(DOOMED).then(|| state.without(DOOMED | REFERENCED)),
         };
         match nodes.change(page, come).map(State::place) {
             None => self.mark(page),
-            Some(Place::Out | Place::Evicted) => self.queue(page),
-            // It has been on its way out.
-            Some(_) => {}
+            Some(place) => return matches!(place, Place::Out | Place::Evicted),
         }
+        false
+    }
+
+    /// Asks for the cache line of a page's node.
+    #[inline]
+    pub fn prefetch(&self, page: u32) {
+        self.lists.nodes.prefetch(page);
+    }
+
+    /// Has a page put into its list when this CPU has collected enough: the second part of [`Lru::add`].
+    pub fn queue(&self, page: u32) {
+        let full = {
+            let mut pagevec = self.pagevecs.local().lock();
+            pagevec.push(page);
+            if pagevec.len < self.pagevec_pages.get() as usize {
+                return;
+            }
+            std::mem::replace(&mut *pagevec, Pagevec::EMPTY)
+        };
+        self.drain(&full);
     }
 
     /// A page was used.
@@ -338,19 +368,6 @@ impl<D: Design> Lru<D> {
     fn age(&self) -> u32 {
         let counts = &self.lists.counts;
         (counts.sum(|share| &share.evicted) + counts.sum(|share| &share.activated)) as u32
-    }
-
-    /// Has a page put into its list when this CPU has collected enough.
-    fn queue(&self, page: u32) {
-        let full = {
-            let mut pagevec = self.pagevecs.local().lock();
-            pagevec.push(page);
-            if pagevec.len < self.pagevec_pages.get() as usize {
-                return;
-            }
-            std::mem::replace(&mut *pagevec, Pagevec::EMPTY)
-        };
-        self.drain(&full);
     }
 
     /// Puts pages into the lists that are to be there, and leaves the others.

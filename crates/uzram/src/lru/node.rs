@@ -8,6 +8,7 @@
 //!         [ unused ] [ tag   ] [ promoted | doomed | referenced | open | sentinel | place  ]
 //! ```
 
+use crate::base::cpu::prefetch_write;
 use crate::base::error::Result;
 use crate::base::mem::{Entry, Table};
 use crate::base::sync::{AtomicU32, Ordering};
@@ -158,6 +159,11 @@ impl Nodes {
 
     pub(super) fn max_bytes(&self) -> usize {
         self.table.max_bytes()
+    }
+
+    #[inline]
+    pub(super) fn prefetch(&self, id: u32) {
+        prefetch_write(self.node(id));
     }
 
     #[inline]

@@ -15,6 +15,9 @@ fn config(pages: u64) -> Config {
         // The fewest classes: loom makes all their locks anew for each interleaving.
         chain_size: 1,
         pool_design: PoolDesign::Pinned,
+        // It has models of its own.
+        lru_design: LruDesign::None,
+        lru_pagevec_pages: 1,
         checksum: false,
         limit_pages: 0,
         run_cache_batch_pages: 0,

@@ -1,10 +1,11 @@
-//! The store: page number to contents. A slot table, compression streams and a zsmalloc pool.
+//! The store: page number to contents. A slot table, compression streams, a zsmalloc pool, and
+//! lists that say which pages are cold.
 //!
 //! A page is compressed and stored first, then its slot is switched to the new object under the
 //! slot's lock, then the old object is freed: whatever fails before the switch leaves the old
 //! contents readable. A reader holds the slot's lock only to pin the object it reads.
 //!
-//! Lock order: slot, stream, then the pool's. A whole page is compressed before its slot is
+//! Lock order: slot, stream, then the pool's or the lists'. A whole page is compressed before its slot is
 //! locked; a part of a page is read, changed and written back under the slot's lock.
 
 #[cfg(not(feature = "loom"))]
@@ -19,6 +20,7 @@ mod loom_tests;
 mod tests;
 
 use std::borrow::Borrow;
+use std::ops::Range;
 
 use crate::base::error::{Error, ErrorKind, Result};
 pub use crate::base::mem::MAX_BATCH_PAGES;
@@ -26,6 +28,7 @@ use crate::base::mem::{Account, Arena, CHUNK_PAGES, Gfp};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use crate::codec::{Algorithm, StatelessDecoder};
+use crate::lru::{self, AnyLru, LruDesign};
 use crate::stream::{AnyStreams, Design, Streams};
 use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
 #[cfg(not(feature = "loom"))]
@@ -47,6 +50,20 @@ const RESERVE_BASE_BYTES: u64 = if cfg!(feature = "loom") { 1 << 19 } else { 64 
 /// Objects beyond one a page: pages being overwritten, and old objects that are still being read.
 const SPARE_OBJECTS: u64 = if cfg!(feature = "loom") { 8 } else { 65536 };
 
+/// Discarded pages that are taken out of their lists at once: the patch series' bitmap of them.
+const DOOMED_AT_ONCE: usize = 512;
+
+/// Whether a page is in the lists of pages by their use as it should be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Listing {
+    /// It is.
+    Right,
+    /// It is to be put in.
+    New,
+    /// It is to be taken out.
+    Doomed,
+}
+
 /// How to make a [`Store`].
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -60,6 +77,10 @@ pub struct Config {
     pub chain_size: usize,
     /// How the pool is locked.
     pub pool_design: PoolDesign,
+    /// How the lists of pages by their use are locked, if there are any.
+    pub lru_design: LruDesign,
+    /// Pages that a CPU collects for these lists, 1 to [`lru::MAX_PAGEVEC_PAGES`].
+    pub lru_pagevec_pages: usize,
     /// Whether each page carries a checksum that every read verifies.
     pub checksum: bool,
     /// The most memory, as [`Stats::charged_pages`] counts it; 0 for no limit.
@@ -85,6 +106,7 @@ pub struct Store {
     stream_alloc: StreamAlloc,
     pool: Arc<AnyPool>,
     arena: Arc<Arena>,
+    lru: Option<AnyLru>,
     counters: Counters,
     /// Where the algorithm decodes without state, reading takes no stream.
     stateless_decoder: Option<StatelessDecoder>,
@@ -157,6 +179,9 @@ impl Store {
             max_objects_setting: "disksize",
             ..zsmalloc::Options::new(config.name.as_str(), config.pages + SPARE_OBJECTS)
         };
+        let lru_options =
+            lru::Options { pagevec_pages: config.lru_pagevec_pages, ..lru::Options::new(config.pages) };
+        let lru = AnyLru::new(config.lru_design, &lru_options)?;
         let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?);
         let stream_bytes = Arc::new(Counter::new(config.algorithm.shared_bytes() as u64));
         let (algorithm, bytes) = (config.algorithm.clone(), Arc::clone(&stream_bytes));
@@ -183,6 +208,7 @@ impl Store {
             stream_alloc: config.stream_alloc,
             pool,
             arena,
+            lru,
             counters: Counters::new(),
             stateless_decoder: config.algorithm.stateless_decoder(),
             checksum: config.checksum,
@@ -206,7 +232,14 @@ impl Store {
             out.fill(0);
             Ok(())
         } else {
-            self.load(self.slots.lock(page), page, out)
+            if let Some(lru) = &self.lru {
+                lru.prefetch(page as u32);
+            }
+            let done = self.load(self.slots.lock(page), page, out);
+            if let Some(lru) = &self.lru {
+                lru.mark(page as u32);
+            }
+            done
         };
         let share = self.counters.local();
         count(done, &share.pages_read, &share.failed_reads)
@@ -229,7 +262,7 @@ impl Store {
     /// `NoSpace` when the limit is met, `NoMemory` when the system gives no more; the page keeps
     /// its old contents.
     pub fn write(&self, page: u64, contents: &Page) -> Result<()> {
-        let done = self.make(page, contents).map(|new| self.switch(self.slots.lock(page), new));
+        let done = self.make(page, contents).map(|new| self.switch(self.slots.lock(page), page, new));
         self.count_write(done)
     }
 
@@ -262,7 +295,7 @@ impl Store {
 
     /// Makes a page read as zeros and hold them: it is not a hole afterwards.
     pub fn zero(&self, page: u64) {
-        self.switch(self.slots.lock(page), Contents::Same(0));
+        self.switch(self.slots.lock(page), page, Contents::Same(0));
         self.counters.local().pages_written.add(1);
     }
 
@@ -280,10 +313,26 @@ impl Store {
 
     /// Forgets a page: it reads as zeros.
     pub fn discard(&self, page: u64) {
-        if !self.slots.is_empty(page) {
-            self.switch(self.slots.lock(page), Contents::Empty);
+        self.discard_pages(page..page + 1);
+    }
+
+    /// Forgets pages: they read as zeros.
+    pub fn discard_pages(&self, pages: Range<u64>) {
+        let (mut doomed, mut count) = ([0; DOOMED_AT_ONCE], 0);
+        self.counters.local().notify_free.add(pages.end.saturating_sub(pages.start));
+        for page in pages.filter(|page| !self.slots.is_empty(*page)) {
+            if self.switch_but_list(self.slots.lock(page), page, Contents::Empty) == Listing::Doomed {
+                doomed[count] = page as u32;
+                count += 1;
+            }
+            if let Some(lru) = self.lru.as_ref().filter(|_| count == DOOMED_AT_ONCE) {
+                lru.remove_doomed(&doomed);
+                count = 0;
+            }
         }
-        self.counters.local().notify_free.add(1);
+        if let Some(lru) = &self.lru {
+            lru.remove_doomed(&doomed[..count]);
+        }
     }
 
     /// Counts a request that failed before it came to any page.
@@ -343,9 +392,23 @@ impl Store {
         self.pool.class_stats()
     }
 
-    /// The memory that slot table, streams, dictionary and counters take at most, whatever is stored.
+    /// What the lists of pages by their use have and did; nothing where there are none.
+    pub fn lru_stats(&self) -> lru::Stats {
+        self.lru.as_ref().map(AnyLru::stats).unwrap_or_default()
+    }
+
+    /// Sets [`Config::lru_pagevec_pages`] anew.
+    ///
+    /// # Errors
+    /// `Invalid` for none, or beyond [`lru::MAX_PAGEVEC_PAGES`].
+    pub fn set_lru_pagevec_pages(&self, pages: usize) -> Result<()> {
+        self.lru.as_ref().map_or(Ok(()), |lru| lru.set_pagevec_pages(pages))
+    }
+
+    /// The memory that slot table, LRU, streams, dictionary and counters take at most, whatever is stored.
     pub fn fixed_bytes(&self) -> usize {
-        self.slots.max_bytes() + self.stream_bytes.get() as usize + self.counters.bytes()
+        let lru_bytes = self.lru.as_ref().map_or(0, AnyLru::max_bytes);
+        self.slots.max_bytes() + lru_bytes + self.stream_bytes.get() as usize + self.counters.bytes()
     }
 
     /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with
@@ -353,7 +416,9 @@ impl Store {
     #[cfg(not(feature = "loom"))]
     pub fn table_resident_bytes(&self) -> usize {
         // Whole pages are resident, of which the last may be used in part.
-        let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes());
+        let unused_by_lru = |lru: &AnyLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
+        let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes())
+            + self.lru.as_ref().map_or(0, unused_by_lru);
         self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
     }
 
@@ -425,6 +490,9 @@ impl Store {
         }
         let checksum = if self.checksum { crc32fast::hash(contents) } else { 0 };
         self.slots.prefetch(page);
+        if let Some(lru) = &self.lru {
+            lru.prefetch(page as u32);
+        }
         let (handle, len) = match self.stream_alloc {
             StreamAlloc::Held => self.streams.with(|stream| {
                 let bytes = self.compress(stream, page, contents);
@@ -474,15 +542,32 @@ impl Store {
 
     /// Switches a locked slot to `new`, lets it go, and frees what it held.
     #[inline]
-    fn switch(&self, mut slot: SlotGuard<'_>, new: Contents) {
+    fn switch(&self, slot: SlotGuard<'_>, page: u64, new: Contents) {
+        let listing = self.switch_but_list(slot, page, new);
+        match &self.lru {
+            Some(lru) if listing == Listing::New => lru.queue(page as u32),
+            Some(lru) if listing == Listing::Doomed => lru.remove_doomed(&[page as u32]),
+            _ => {}
+        }
+    }
+
+    /// Switches a slot, and answers what is still to be done in the lists of pages.
+    fn switch_but_list(&self, mut slot: SlotGuard<'_>, page: u64, new: Contents) -> Listing {
         let old = slot.replace(new);
         // Counted before others can change the page again, so that they do not count it first.
         self.counters.local().switched(&old, &new);
+        let is_stored = matches!(new, Contents::Stored { .. });
+        let listing = match &self.lru {
+            Some(lru) if is_stored && lru.arrive(page as u32) => Listing::New,
+            Some(lru) if !is_stored && lru.doom(page as u32) => Listing::Doomed,
+            _ => Listing::Right,
+        };
         drop(slot);
         if let Contents::Stored { handle, .. } = old {
             // SAFETY: the slot held it, and this call alone took it out.
             unsafe { self.pool.free(handle) };
         }
+        listing
     }
 
     fn change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {
@@ -496,7 +581,7 @@ impl Store {
         self.load(&slot, page, &mut whole)?;
         change(&mut whole);
         let new = self.make(page, &whole)?;
-        self.switch(slot, new);
+        self.switch(slot, page, new);
         Ok(())
     }
 

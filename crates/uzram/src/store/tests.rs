@@ -9,6 +9,8 @@ fn config(pages: u64) -> Config {
         algorithm: Algorithm::default(),
         chain_size: 16,
         pool_design: PoolDesign::default(),
+        lru_design: LruDesign::default(),
+        lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
         checksum: false,
         limit_pages: 0,
         run_cache_batch_pages: 32,

@@ -1,0 +1,133 @@
+//! An LRU of any design, chosen while the program runs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::base::error::{Error, Result};
+
+use super::{Batched, Design, Lru, Options, SingleLock, Stats};
+
+/// A lock design, to choose while the program runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LruDesign {
+    /// [`Batched`].
+    #[default]
+    Batched,
+    /// [`SingleLock`].
+    SingleLock,
+    /// No LRU.
+    None,
+}
+
+impl LruDesign {
+    /// All of them.
+    pub const ALL: [LruDesign; 3] = [LruDesign::Batched, LruDesign::SingleLock, LruDesign::None];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LruDesign::Batched => Batched::NAME,
+            LruDesign::SingleLock => SingleLock::NAME,
+            LruDesign::None => "none",
+        }
+    }
+}
+
+impl fmt::Display for LruDesign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for LruDesign {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        LruDesign::ALL.into_iter().find(|design| design.name() == name).ok_or_else(|| {
+            let names = LruDesign::ALL.map(LruDesign::name).join(", ");
+            Error::invalid(format!("'{name}' is no lock design of an LRU: {names}"))
+        })
+    }
+}
+
+/// An [`Lru`] of one of the designs.
+pub(crate) enum AnyLru {
+    Batched(Lru<Batched>),
+    SingleLock(Lru<SingleLock>),
+}
+
+/// `$then` with `$lru` the one inside, whichever it is.
+macro_rules! each {
+    ($any:expr, $lru:ident => $then:expr) => {
+        match $any {
+            AnyLru::Batched($lru) => $then,
+            AnyLru::SingleLock($lru) => $then,
+        }
+    };
+}
+
+impl AnyLru {
+    /// As [`Lru::new`], unless there is to be none.
+    pub fn new(design: LruDesign, options: &Options) -> Result<Option<Self>> {
+        Ok(match design {
+            LruDesign::Batched => Some(AnyLru::Batched(Lru::new(options)?)),
+            LruDesign::SingleLock => Some(AnyLru::SingleLock(Lru::new(options)?)),
+            LruDesign::None => None,
+        })
+    }
+
+    /// As [`Lru::arrive`].
+    #[inline]
+    pub fn arrive(&self, page: u32) -> bool {
+        each!(self, lru => lru.arrive(page))
+    }
+
+    /// As [`Lru::queue`].
+    pub fn queue(&self, page: u32) {
+        each!(self, lru => lru.queue(page));
+    }
+
+    /// As [`Lru::mark`].
+    #[inline]
+    pub fn mark(&self, page: u32) {
+        each!(self, lru => lru.mark(page));
+    }
+
+    /// As [`Lru::prefetch`].
+    #[inline]
+    pub fn prefetch(&self, page: u32) {
+        each!(self, lru => lru.prefetch(page));
+    }
+
+    /// As [`Lru::doom`].
+    #[inline]
+    pub fn doom(&self, page: u32) -> bool {
+        each!(self, lru => lru.doom(page))
+    }
+
+    /// As [`Lru::remove_doomed`].
+    pub fn remove_doomed(&self, pages: &[u32]) {
+        each!(self, lru => lru.remove_doomed(pages));
+    }
+
+    /// As [`Lru::set_pagevec_pages`].
+    pub fn set_pagevec_pages(&self, pages: usize) -> Result<()> {
+        each!(self, lru => lru.set_pagevec_pages(pages))
+    }
+
+    /// As [`Lru::stats`].
+    pub fn stats(&self) -> Stats {
+        each!(self, lru => lru.stats())
+    }
+
+    /// As [`Lru::max_bytes`].
+    pub fn max_bytes(&self) -> usize {
+        each!(self, lru => lru.max_bytes())
+    }
+
+    /// As [`Lru::resident_bytes`].
+    #[cfg(not(feature = "loom"))]
+    pub fn resident_bytes(&self) -> usize {
+        each!(self, lru => lru.resident_bytes())
+    }
+}
