@@ -41,6 +41,8 @@ use node::{DOOMED, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
 
 /// What a node takes: the fixed cost of a page.
 pub const NODE_BYTES: usize = 12;
+/// The most pages that an LRU can tell apart: two numbers are its lists'.
+pub const MAX_PAGES: u64 = (1 << u32::BITS) - 2;
 /// The most pages of a pagevec.
 pub const MAX_PAGEVEC_PAGES: usize = 128;
 /// Pages of a pagevec unless told otherwise: a batch.
@@ -51,7 +53,7 @@ const SCAN_PAGES: usize = 32;
 /// What an LRU is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Pages there are, at most 2^32 - 16.
+    /// Pages there are. Those from [`MAX_PAGES`] on are never cold.
     pub pages: u64,
     /// Pages that a CPU collects, 1 to [`MAX_PAGEVEC_PAGES`].
     pub pagevec_pages: usize,
@@ -120,12 +122,9 @@ impl<D: Design> Lru<D> {
     /// An LRU of no pages yet.
     ///
     /// # Errors
-    /// `Invalid` for too many pages, or a pagevec of no or too many; `NoMemory` when there is none.
+    /// `Invalid` for a pagevec of no or too many pages; `NoMemory` when there is none.
     pub fn new(options: &Options) -> Result<Self> {
-        let pages = u32::try_from(options.pages).ok().filter(|pages| *pages <= u32::MAX - 15);
-        let pages = pages.ok_or_else(|| {
-            Error::invalid("an LRU has less than 2^32 - 15 pages, 16 TiB").with_setting("disksize")
-        })?;
+        let pages = options.pages.min(MAX_PAGES) as u32;
         let empty = |_| Mutex::new(&classes::LRU_PAGEVEC, Pagevec::EMPTY);
         let lru = Lru {
             lists: Lists { nodes: Nodes::new(pages)?, counts: Counts::new() },
@@ -151,9 +150,6 @@ impl<D: Design> Lru<D> {
     }
 
     /// A page got contents: it comes to the front of the inactive list. For one that has some, this is a use.
-    ///
-    /// # Panics
-    /// As all of these, when there is no such page.
     pub fn add(&self, page: u32) {
         if self.arrive(page) {
             self.queue(page);
@@ -174,6 +170,9 @@ impl<D: Design> Lru<D> {
             // It has been on its way out.
             _ => state.has(DOOMED).then(|| state.without(DOOMED | REFERENCED)),
         };
+        if !nodes.has(page) {
+            return false;
+        }
         match nodes.change(page, come).map(State::place) {
             None => self.mark(page),
             Some(place) => return matches!(place, Place::Out | Place::Evicted),
@@ -184,7 +183,9 @@ impl<D: Design> Lru<D> {
     /// Asks for the cache line of a page's node.
     #[inline]
     pub fn prefetch(&self, page: u32) {
-        self.lists.nodes.prefetch(page);
+        if self.lists.nodes.has(page) {
+            self.lists.nodes.prefetch(page);
+        }
     }
 
     /// Has a page put into its list when this CPU has collected enough: the second part of [`Lru::add`].
@@ -204,6 +205,9 @@ impl<D: Design> Lru<D> {
     #[inline]
     pub fn mark(&self, page: u32) {
         let nodes = &self.lists.nodes;
+        if !nodes.has(page) {
+            return;
+        }
         let state = nodes.state(page);
         let is_inactive = state.place() == Place::On(List::Inactive);
         if state.has(DOOMED) || state.has(REFERENCED) && (!is_inactive || state.has(PROMOTED)) {
@@ -232,7 +236,8 @@ impl<D: Design> Lru<D> {
             Place::Pending | Place::Isolated | Place::Evicted => Some(State::only(Place::Out)),
             Place::Linking | Place::On(_) => Some(state.with(DOOMED)),
         };
-        self.lists.nodes.change(page, gone).is_some_and(State::is_on_list)
+        let nodes = &self.lists.nodes;
+        nodes.has(page) && nodes.change(page, gone).is_some_and(State::is_on_list)
     }
 
     /// Takes pages out of the lists that were doomed, unless they have contents again.

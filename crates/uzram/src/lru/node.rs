@@ -161,6 +161,12 @@ impl Nodes {
         self.table.max_bytes()
     }
 
+    /// Whether there is such a page.
+    #[inline]
+    pub(super) fn has(&self, page: u32) -> bool {
+        page < self.pages
+    }
+
     #[inline]
     pub(super) fn prefetch(&self, id: u32) {
         prefetch_write(self.node(id));
