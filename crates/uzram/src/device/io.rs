@@ -197,14 +197,15 @@ impl OpenDevice {
 
     fn zero(&self, offset: u64, len: u64, allocate: bool) -> Result<()> {
         self.check(offset, len, true)?;
-        if !allocate {
-            self.store.discard_pages(whole_pages(offset, len));
-        }
+        // In the order of the pages: none is changed after one that could not be.
+        let whole = whole_pages(offset, len);
         for piece in pieces(offset, len) {
-            match piece.len == PAGE_SIZE {
-                true if allocate => self.store.zero(piece.page),
-                true => {}
-                false => self.store.zero_part(piece.page, piece.at, piece.len, allocate)?,
+            if piece.len < PAGE_SIZE {
+                self.store.zero_part(piece.page, piece.at, piece.len, allocate)?;
+            } else if allocate {
+                self.store.zero(piece.page);
+            } else if piece.page == whole.start {
+                self.store.discard_pages(whole.clone());
             }
         }
         Ok(())

@@ -219,49 +219,53 @@ fn keeps_its_order_among_threads<D: Design>(batching: Batching) {
         let lru = lru::<D>(PAGES as u64, 5, batching);
         let slots: Vec<_> = (0..PAGES).map(|_| Mutex::new(&classes::SLOT, false)).collect();
         std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let (lru, slots) = (&lru, &slots);
-                scope.spawn(move || {
-                    let mut random = Random::new(seed * 100 + thread);
-                    let mut doomed = Vec::new();
-                    for _ in 0..20_000 {
-                        let page = random.below(PAGES);
-                        match random.below(10) {
-                            0..4 => {
-                                let mut has = slots[page].lock();
-                                *has = true;
-                                lru.add(page as u32);
-                            }
-                            4..6 => lru.mark(page as u32),
-                            6..9 => {
-                                let mut has = slots[page].lock();
-                                if std::mem::take(&mut *has) && lru.doom(page as u32) {
-                                    doomed.push(page as u32);
+            let threads: Vec<_> = (0..4)
+                .map(|thread| {
+                    let (lru, slots) = (&lru, &slots);
+                    scope.spawn(move || {
+                        let mut random = Random::new(seed * 100 + thread);
+                        let mut doomed = Vec::new();
+                        for _ in 0..20_000 {
+                            let page = random.below(PAGES);
+                            match random.below(10) {
+                                0..4 => {
+                                    let mut has = slots[page].lock();
+                                    *has = true;
+                                    lru.add(page as u32);
                                 }
-                            }
-                            _ => {
-                                lru.remove_doomed(&doomed);
-                                doomed.clear();
-                                let mut out = Vec::new();
-                                lru.isolate(random.below(20), &mut out);
-                                for page in out {
-                                    if random.below(2) == 0 {
-                                        lru.put_back(&[page]);
-                                        continue;
+                                4..6 => lru.mark(page as u32),
+                                6..9 => {
+                                    let mut has = slots[page].lock();
+                                    if std::mem::take(&mut *has) && lru.doom(page as u32) {
+                                        doomed.push(page as u32);
                                     }
-                                    let mut has = slots[page as usize].lock();
-                                    // Gone and come anew it is somebody else's.
-                                    if *has && lru.lists.nodes.state(page).place() == Place::Isolated {
-                                        *has = false;
-                                        lru.evicted(page);
+                                }
+                                _ => {
+                                    lru.remove_doomed(&doomed);
+                                    doomed.clear();
+                                    let mut out = Vec::new();
+                                    lru.isolate(random.below(20), &mut out);
+                                    for page in out {
+                                        if random.below(2) == 0 {
+                                            lru.put_back(&[page]);
+                                            continue;
+                                        }
+                                        let mut has = slots[page as usize].lock();
+                                        // Gone and come anew it is somebody else's.
+                                        if *has && lru.lists.nodes.state(page).place() == Place::Isolated {
+                                            *has = false;
+                                            lru.evicted(page);
+                                        }
                                     }
                                 }
                             }
                         }
-                    }
-                    lru.remove_doomed(&doomed);
-                });
-            }
+                        lru.remove_doomed(&doomed);
+                    })
+                })
+                .collect();
+            // ThreadSanitizer sees who is joined, not how a scope ends.
+            threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         });
         lru.drain_all();
         check(&lru);
