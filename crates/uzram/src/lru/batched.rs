@@ -28,7 +28,7 @@ use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
 use super::Options;
 use super::design::{All, Design, Lists};
-use super::node::{DOOMED, List, OPEN, PROMOTED, Place, SENTINEL, State};
+use super::node::{DOOMED, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
 
 /// Parameters of [`Batched`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,18 +196,13 @@ impl Batched {
     /// Makes the open batch of a list, if there is one, a complete one.
     fn close(&self, lists: &Lists, fronts: &mut Fronts, list: List) {
         let nodes = &lists.nodes;
-        let first = nodes.next(nodes.head(list));
         let pages = std::mem::take(&mut fronts.open[list as usize].pages);
-        if pages == 0 {
-            return;
-        }
-        nodes.clear(first, OPEN);
-        let mut page = nodes.next(first);
-        for _ in 1..pages {
+        let mut page = nodes.next(nodes.head(list));
+        for at in 0..pages {
             // A page that is no sentinel may be gone at once: what follows it is looked up before.
             let next = nodes.next(page);
-            let is_last = !nodes.state(next).has(OPEN);
-            nodes.clear(page, if is_last { OPEN } else { OPEN | SENTINEL });
+            let is_edge = at == 0 || at + 1 == pages;
+            nodes.clear(page, if is_edge { OPEN } else { OPEN | SENTINEL });
             page = next;
         }
     }
@@ -277,7 +272,7 @@ impl Design for Batched {
         let mut doomed = Vec::new();
         if !self.batching.splice {
             let mut fronts = self.lock_lru(lists);
-            for (list, pages) in [List::Inactive, List::Active].into_iter().zip(pages) {
+            for (list, pages) in LISTS.into_iter().zip(pages) {
                 for page in pages {
                     self.push(lists, &mut fronts, list, *page);
                     doomed.extend(lists.linked(*page, list).then_some(*page));
@@ -291,7 +286,7 @@ impl Design for Batched {
         self.splice(lists, &mut fronts, List::Active, pages[1]);
         drop(fronts);
         // Nobody takes a page out before this.
-        for (list, pages) in [List::Inactive, List::Active].into_iter().zip(pages) {
+        for (list, pages) in LISTS.into_iter().zip(pages) {
             doomed.extend(pages.iter().filter(|page| lists.linked(**page, list)));
         }
         doomed
@@ -326,8 +321,8 @@ impl Design for Batched {
                     lists.nodes.clear(*page, PROMOTED);
                     continue;
                 }
+                lists.claim_promoted(*page);
                 Batched::unlink(lists, Some(&mut fronts), *page, state);
-                lists.nodes.change(*page, |state| Some(state.at(Place::Linking).without(OPEN | SENTINEL)));
                 self.push(lists, &mut fronts, List::Active, *page);
                 lists.counts.local().activated.add(1);
                 doomed.extend(lists.linked(*page, List::Active).then_some(*page));

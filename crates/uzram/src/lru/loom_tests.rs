@@ -50,6 +50,7 @@ for_every_design!(
     loom_lru_pagevec_meets_removal,
     loom_lru_doomed_page_comes_back,
     loom_lru_activation_meets_removal,
+    loom_lru_evicted_page_comes_anew,
     loom_lru_scans_meet,
 );
 
@@ -246,6 +247,22 @@ fn loom_lru_activation_meets_removal<D: Design>(batching: Batching) {
         model
     };
     run(make, |lru| lru.mark(1), |lru| lru.remove(1), |model| model.end(&[0, 2], &[]));
+}
+
+/// One that was given out goes and comes again before it is said to be evicted, by who has no lock on it.
+fn loom_lru_evicted_page_comes_anew<D: Design>(batching: Batching) {
+    let make = move || {
+        let model = Model::<D>::new(batching, 2);
+        let mut out = Vec::new();
+        model.0.isolate(1, &mut out);
+        assert_eq!(out, [0]);
+        model
+    };
+    let anew = |lru: &Lru<D>| {
+        lru.remove(0);
+        lru.add(0);
+    };
+    run(make, |lru| lru.evicted(0), anew, |model| model.end(&[0, 1], &[]));
 }
 
 /// No page is given out to two.

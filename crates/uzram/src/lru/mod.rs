@@ -164,7 +164,7 @@ impl<D: Design> Lru<D> {
         let come = |state: State| match state.place() {
             Place::Out => Some(State::only(Place::Pending)),
             Place::Evicted => {
-                let is_recent = self.is_recent(nodes.age(page));
+                let is_recent = u64::from(state.distance_to(self.age())) <= self.len(List::Active);
                 Some(State::only(Place::Pending).with(if is_recent { PROMOTED } else { 0 }))
             }
             // It has been on its way out.
@@ -301,13 +301,9 @@ impl<D: Design> Lru<D> {
 
     /// The contents of a page that [`Lru::isolate`] gave out went elsewhere.
     pub fn evicted(&self, page: u32) {
-        let nodes = &self.lists.nodes;
-        if nodes.state(page).place() != Place::Isolated {
-            return;
-        }
-        nodes.set_age(page, self.age());
-        let gone = |state: State| (state.place() == Place::Isolated).then(|| State::only(Place::Evicted));
-        if nodes.change(page, gone).is_some() {
+        let age = self.age();
+        let gone = |state: State| (state.place() == Place::Isolated).then(|| State::evicted(age));
+        if self.lists.nodes.change(page, gone).is_some() {
             self.lists.counts.local().evicted.add(1);
         }
     }
@@ -361,12 +357,6 @@ impl<D: Design> Lru<D> {
     #[cfg(not(feature = "loom"))]
     pub fn resident_bytes(&self) -> usize {
         self.lists.nodes.resident_bytes()
-    }
-
-    /// Whether a page whose contents went at `age` would have been kept by an inactive list that is longer
-    /// by the active one.
-    fn is_recent(&self, age: u32) -> bool {
-        u64::from(self.age().wrapping_sub(age)) <= self.len(List::Active)
     }
 
     /// Pages evicted and activated so far: how far the cold end has moved.

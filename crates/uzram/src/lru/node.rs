@@ -6,6 +6,7 @@
 //! ```text
 //! state   31      16 15      8   7          6        5            4      3          2      0
 //!         [ unused ] [ tag   ] [ promoted | doomed | referenced | open | sentinel | place  ]
+//!         [ age              ] [ 0                                               | evicted ]
 //! ```
 
 use crate::base::cpu::prefetch_write;
@@ -38,7 +39,7 @@ pub(super) enum Place {
     On(List),
     /// Taken from the cold end, for the caller to do what it wants.
     Isolated,
-    /// The page's contents went away from the cold end; where the link was is the age at which.
+    /// The page's contents went away from the cold end; behind the place is the age at which.
     Evicted,
     /// The node is the head of a list.
     Head,
@@ -57,6 +58,7 @@ pub(super) const PROMOTED: u32 = 1 << 7;
 const PLACE_MASK: u32 = 7;
 const TAG_SHIFT: u32 = 8;
 const TAG_MASK: u32 = 0xff << TAG_SHIFT;
+const FLAGS_MASK: u32 = (1 << TAG_SHIFT) - 1;
 
 /// A node's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +114,16 @@ impl State {
 
     pub(super) fn tagged(self, tag: u8) -> Self {
         State(self.0 & !TAG_MASK | u32::from(tag) << TAG_SHIFT)
+    }
+
+    /// [`Place::Evicted`], at an age of which the lowest bits are kept.
+    pub(super) fn evicted(age: u32) -> Self {
+        State(age << TAG_SHIFT).at(Place::Evicted)
+    }
+
+    /// How much older than a page that was evicted `age` is, unless that is more than 2^24 pages.
+    pub(super) fn distance_to(self, age: u32) -> u32 {
+        (age << TAG_SHIFT).wrapping_sub(self.0 & !FLAGS_MASK) >> TAG_SHIFT
     }
 
     /// Nothing but a place.
@@ -208,15 +220,6 @@ impl Nodes {
         (last != self.head(list)).then_some(last)
     }
 
-    /// The age that [`Nodes::set_age`] noted in a node that is in no list.
-    pub(super) fn age(&self, id: u32) -> u32 {
-        self.prev(id)
-    }
-
-    pub(super) fn set_age(&self, id: u32, age: u32) {
-        self.node(id).prev.store(age, Ordering::Relaxed);
-    }
-
     #[inline]
     pub(super) fn state(&self, id: u32) -> State {
         State(self.node(id).state.load(Ordering::Acquire))
@@ -238,6 +241,19 @@ impl Nodes {
 
     pub(super) fn clear(&self, id: u32, flags: u32) {
         self.node(id).state.fetch_and(!flags, Ordering::AcqRel);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evicted_page_keeps_the_age_at_which() {
+        for (age, now, distance) in [(0, 0, 0), (5, 9, 4), ((1 << 24) - 1, 1 << 24, 1), (u32::MAX, 3, 4)] {
+            let state = State::evicted(age);
+            assert_eq!((state.place(), state.distance_to(now)), (Place::Evicted, distance), "{age} {now}");
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::base::sync::{Mutex, MutexGuard, classes};
 
 use super::Options;
 use super::design::{All, Design, Lists};
-use super::node::{DOOMED, List, Place};
+use super::node::{DOOMED, LISTS, List, Place};
 
 /// `lru_lock` alone.
 pub struct SingleLock {
@@ -51,7 +51,7 @@ impl Design for SingleLock {
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32> {
         let mut doomed = Vec::new();
         let mut locked = self.lock(lists);
-        for (list, pages) in [List::Inactive, List::Active].into_iter().zip(pages) {
+        for (list, pages) in LISTS.into_iter().zip(pages) {
             for page in pages {
                 locked.put_front(list, *page);
                 if lists.linked(*page, list) {

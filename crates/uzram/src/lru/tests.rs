@@ -1,5 +1,6 @@
 //! The LRU of each design against a naive one, and with many threads.
 
+use super::node::LISTS;
 use super::*;
 use crate::base::random::Random;
 use std::collections::{HashMap, VecDeque};
@@ -54,7 +55,7 @@ fn lru<D: Design>(pages: u64, pagevec_pages: usize, batching: Batching) -> Lru<D
 }
 
 fn check<D: Design>(lru: &Lru<D>) {
-    for list in [List::Inactive, List::Active] {
+    for list in LISTS {
         assert_eq!(lru.len(list), lru.lists.nodes.pages_of(list).len() as u64, "{list:?} of {}", D::NAME);
         if D::NAME == Batched::NAME {
             lru.lists.nodes.check_batches(list);
