@@ -3,6 +3,8 @@
 //! Names, formats and life cycle are the kernel's where the kernel has the attribute; what only
 //! uzram has is marked so. Some that the kernel can only write can be read here as well.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
@@ -12,7 +14,7 @@ use crate::lru::MAX_PAGEVEC_PAGES;
 use crate::store::MAX_BATCH_PAGES;
 use crate::zsmalloc::CHAIN_SIZES;
 
-use super::{Device, Params, State, Stats};
+use super::{Device, Params, Stats};
 
 /// Less would move less than an object at a time.
 const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
@@ -355,32 +357,37 @@ fn classes(device: &Device) -> String {
 fn before_initialisation<T>(
     device: &Device,
     name: &str,
-    value: Option<T>,
-    wanted: impl FnOnce() -> String,
-    set: impl FnOnce(&mut State, T),
+    value: T,
+    set: impl FnOnce(&mut Params, T),
 ) -> Result<()> {
-    let value = value.ok_or_else(|| Error::invalid(wanted()))?;
     let mut state = device.state.lock();
     state.uninitialised(name)?;
-    set(&mut state, value);
+    set(&mut state.params, value);
     Ok(())
 }
 
-fn set_chain_size(device: &Device, value: &str) -> Result<()> {
-    let pages = value.parse().ok().filter(|pages| CHAIN_SIZES.contains(pages));
+/// An attribute's value that is a number in a range.
+fn number_within<T>(name: &str, value: &str, range: RangeInclusive<T>) -> Result<T>
+where
+    T: FromStr + PartialOrd + Display,
+{
     let wanted =
-        || format!("'{value}' is no chain_size: write {} to {}", CHAIN_SIZES.start(), CHAIN_SIZES.end());
-    before_initialisation(device, "chain_size", pages, wanted, |state, pages| state.params.chain_size = pages)
+        || Error::invalid(format!("'{value}' is no {name}: write {} to {}", range.start(), range.end()));
+    value.parse().ok().filter(|number| range.contains(number)).ok_or_else(wanted)
+}
+
+fn set_chain_size(device: &Device, value: &str) -> Result<()> {
+    let pages = number_within("chain_size", value, CHAIN_SIZES)?;
+    before_initialisation(device, "chain_size", pages, |params, pages| params.chain_size = pages)
 }
 
 fn set_checksum(device: &Device, value: &str) -> Result<()> {
     let on = match value {
-        "0" => Some(false),
-        "1" => Some(true),
-        _ => None,
+        "0" => false,
+        "1" => true,
+        _ => return Err(Error::invalid(format!("'{value}' is no checksum: write 0 or 1"))),
     };
-    let wanted = || format!("'{value}' is no checksum: write 0 or 1");
-    before_initialisation(device, "checksum", on, wanted, |state, on| state.params.checksum = on)
+    before_initialisation(device, "checksum", on, |params, on| params.checksum = on)
 }
 
 /// An attribute whose values are read and told apart by their type.
@@ -390,11 +397,7 @@ fn set_parsed<T: FromStr<Err = Error>>(
     value: &str,
     set: impl FnOnce(&mut Params, T),
 ) -> Result<()> {
-    let value = value.parse()?;
-    let mut state = device.state.lock();
-    state.uninitialised(name)?;
-    set(&mut state.params, value);
-    Ok(())
+    before_initialisation(device, name, value.parse()?, set)
 }
 
 fn set_streams(device: &Device, value: &str) -> Result<()> {
@@ -415,8 +418,7 @@ fn compact(device: &Device, _: &str) -> Result<()> {
 }
 
 fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {
-    let wanted = || Error::invalid(format!("'{value}' is no compact_threshold: write 0 to 100"));
-    let percent = value.parse().ok().filter(|percent| *percent <= 100).ok_or_else(wanted)?;
+    let percent = number_within("compact_threshold", value, 0..=100)?;
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
         store.set_compact_threshold_percent(percent);
@@ -448,9 +450,7 @@ fn set_lru_design(device: &Device, value: &str) -> Result<()> {
 }
 
 fn set_lru_pagevec(device: &Device, value: &str) -> Result<()> {
-    let wanted = || Error::invalid(format!("'{value}' is no lru_pagevec: write 1 to {MAX_PAGEVEC_PAGES}"));
-    let in_range = |pages: &usize| (1..=MAX_PAGEVEC_PAGES).contains(pages);
-    let pages = value.parse().ok().filter(in_range).ok_or_else(wanted)?;
+    let pages = number_within("lru_pagevec", value, 1..=MAX_PAGEVEC_PAGES)?;
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
         store.set_lru_pagevec_pages(pages)?;
@@ -484,8 +484,7 @@ fn lru(device: &Device) -> String {
 }
 
 fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {
-    let wanted = || Error::invalid(format!("'{value}' is no run_cache_batch: write 0 to {MAX_BATCH_PAGES}"));
-    let pages = value.parse().ok().filter(|pages| *pages <= MAX_BATCH_PAGES).ok_or_else(wanted)?;
+    let pages = number_within("run_cache_batch", value, 0..=MAX_BATCH_PAGES)?;
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
         store.set_run_cache_batch_pages(pages)?;
