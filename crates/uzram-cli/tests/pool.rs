@@ -31,16 +31,22 @@ fn fill(place: &Place, uri: &str) {
     }
 }
 
+/// [`up`] with a full disk, and fio's argument for that.
+fn up_and_full(design: &str) -> (Place, Daemon, String) {
+    let place = Place::new();
+    let daemon = up(&place, design);
+    let uri = format!("--uri={}", place.uri());
+    fill(&place, &uri);
+    (place, daemon, uri)
+}
+
 #[test]
 fn memory_falls_when_a_pool_of_random_discards_is_compacted() {
     if missing(&["fio", "nbdcopy"]) {
         return;
     }
     for design in DESIGNS {
-        let place = Place::new();
-        let _daemon = up(&place, design);
-        let uri = format!("--uri={}", place.uri());
-        fill(&place, &uri);
+        let (place, _daemon, uri) = up_and_full(design);
         // Three pages in four.
         succeed(&place, "fio", &fio(&uri, &["--rw=randtrim", "--bs=4k", "--size=64M", "--io_size=48M"]));
         let copies = ["before", "after"].map(|name| place.root().join(name));
@@ -72,10 +78,7 @@ fn fio_verifies_while_compaction_never_stops() {
         return;
     }
     for design in DESIGNS {
-        let place = Place::new();
-        let _daemon = up(&place, design);
-        let uri = format!("--uri={}", place.uri());
-        fill(&place, &uri);
+        let (place, _daemon, uri) = up_and_full(design);
         // Which it does by itself as well.
         place.run(&["set", "zram0", "compact_threshold=1", "compact_rate=256M"]).ok();
         let ends = AtomicBool::new(false);
