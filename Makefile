@@ -32,7 +32,7 @@ bench: ## Measure every target of the project (minutes)
 lab: ## Run every table of the lab in full, instruction counts included (minutes)
 	@cargo build --release
 	@tools/install-programs valgrind
-	@tools/bounded 3600 $(UZRAM) lab run streams slab-freeze zs-lock zs-free --callgrind
+	@tools/bounded 3600 $(UZRAM) lab run streams slab-freeze zs-lock zs-free lru-batch --callgrind
 
 fuzz: ## Fuzz what takes bytes from outside
 	@fuzz/run

@@ -31,6 +31,7 @@ fn the_list_says_what_each_table_is() {
         "zs-lock",
         "consolidated against split; class-indexed, pinned against consolidated",
         "zs-free",
+        "lru-batch",
         "reduce lock contention in zs_free()",
         "class-indexed against split, class-in-word, no-pool-lock, pages-after-lock; pinned against class-indexed",
     ] {
@@ -41,7 +42,7 @@ fn the_list_says_what_each_table_is() {
 #[test]
 fn what_cannot_be_run_is_one_line() {
     for (args, mentions) in [
-        (&["slabs"][..], "no table 'slabs', only: streams, slab-freeze, zs-lock, zs-free"),
+        (&["slabs"][..], "no table 'slabs', only: streams, slab-freeze, zs-lock, zs-free, lru-batch"),
         (&["slab-freeze", "--case", "randread"], "messaging, rawpkt"),
         (&["zs-free", "--case", "randread"], "run-cache, no-run-cache"),
         (&["streams", "--case", "trim"], "--case"),

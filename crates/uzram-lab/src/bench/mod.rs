@@ -21,6 +21,7 @@
 
 mod codec_loop;
 pub mod compaction;
+mod kept_arena;
 mod kernel;
 mod measure;
 mod packed;
@@ -41,6 +42,7 @@ use uzram::stream::Design;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus, Kind};
+pub(crate) use kept_arena::kept_arena;
 pub(crate) use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub(crate) use packed::Packed;
 pub use pattern::Pattern;

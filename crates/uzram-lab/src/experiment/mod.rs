@@ -29,6 +29,7 @@ use uzram::{Error, Result};
 
 use crate::bench::{DEFAULT_CORPUS_PAGES, Source};
 use crate::corpus::Kind;
+use crate::lru_batch::LruBatch;
 use crate::slab_freeze::SlabFreeze;
 use crate::stats::MAX_PAIRS;
 use crate::streams::Streams;
@@ -38,7 +39,7 @@ pub use report::{Published, PublishedSide, Report, Row, Side, Values};
 pub use run::{measure_case, run};
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&dyn Table; 4] = [&Streams, &SlabFreeze, &ZsLock, &ZsFree];
+pub static TABLES: [&dyn Table; 5] = [&Streams, &SlabFreeze, &ZsLock, &ZsFree, &LruBatch];
 
 /// The table of a name.
 ///

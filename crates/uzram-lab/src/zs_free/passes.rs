@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
 
-use uzram::base::mem::{Account, Arena, Gfp, MAX_RUN_PAGES};
-use uzram::base::units::{PAGE_SIZE, pages_to_bytes};
+use uzram::base::mem::Arena;
+use uzram::base::units::PAGE_SIZE;
 use uzram::zsmalloc::{Design, Handle, LockCounts, Options, Pool};
 use uzram::{Error, ErrorKind, Result};
 
 use super::Case;
-use crate::bench::{Gate, Packed, Part, run_together};
+use crate::bench::{Gate, Packed, Part, kept_arena, run_together};
 use crate::experiment::Plan;
 
 /// What a thread stores at most before it frees: 256 MiB of pages, as the authors' processes had.
@@ -39,21 +38,12 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// For so many objects of that length on average. What they leave stays in the arena, as memory stays
-    /// in the kernel: a device has a thread that gives some of it back meanwhile, which is not measured here.
+    /// For so many objects of that length on average. What they leave stays in the arena.
     pub(super) fn new(case: Case, objects: u64, mean_bytes: f64) -> Result<Self> {
         const SPARE_PAGES: u64 = 1 << 14;
         let pool_pages = (1.25 * objects as f64 * mean_bytes) as u64 / PAGE_SIZE as u64 + SPARE_PAGES;
-        // As long as somebody else is to give memory back, as much is kept as half of what is in use, if that
-        // was never touched either.
-        let used_pages = 2 * pool_pages;
-        let arena = Arena::new(pages_to_bytes(used_pages + 4 * pool_pages))?;
-        for _ in 0..used_pages.div_ceil(MAX_RUN_PAGES as u64) {
-            let run = arena.alloc_run(MAX_RUN_PAGES, Account::Slab, Gfp::MayWait)?;
-            arena.commit(Account::Slab, run.page, u32::from(run.pages))?;
-        }
+        let arena = kept_arena(pool_pages)?;
         arena.set_run_cache_batch_pages(case.batch_pages())?;
-        arena.set_releaser(Some(thread::current()));
         Ok(Memory { arena: Arc::new(arena), case, objects })
     }
 }

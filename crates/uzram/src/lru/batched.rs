@@ -27,6 +27,7 @@ use crate::base::cpu::{Padded, PerCpu};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
 use super::Options;
+use super::counts::LruGuard;
 use super::design::{All, Design, Lists};
 use super::node::{DOOMED, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
 
@@ -79,7 +80,7 @@ pub struct AllLocked<'a> {
     design: &'a Batched,
     lists: &'a Lists,
     // Before the batch locks: it is let go first, and they in reverse.
-    fronts: MutexGuard<'a, Fronts>,
+    fronts: LruGuard<'a, Fronts>,
     _batches: Reversed<'a>,
 }
 
@@ -96,7 +97,7 @@ impl Drop for Reversed<'_> {
 struct Taken<'a> {
     design: &'a Batched,
     lists: &'a Lists,
-    fronts: Option<MutexGuard<'a, Fronts>>,
+    fronts: Option<LruGuard<'a, Fronts>>,
     batch: Option<(u8, MutexGuard<'a, ()>)>,
 }
 
@@ -117,12 +118,8 @@ impl<'a> Taken<'a> {
 }
 
 impl Batched {
-    fn lock_lru<'a>(&'a self, lists: &'a Lists) -> MutexGuard<'a, Fronts> {
-        let share = lists.counts.local();
-        share.lru_locks.add(1);
-        self.lru_lock.lock_noticing(|| {
-            share.lru_locks_contended.add(1);
-        })
+    fn lock_lru<'a>(&'a self, lists: &'a Lists) -> LruGuard<'a, Fronts> {
+        lists.counts.lock_lru(&self.lru_lock)
     }
 
     fn lock_batch<'a>(&'a self, lists: &'a Lists, tag: u8) -> MutexGuard<'a, ()> {

@@ -1,9 +1,12 @@
 //! What the lists hold, and what was done with them.
 
 use crate::base::cpu::PerCpu;
-use crate::base::sync::Counter;
+use crate::base::sync::{Counter, Mutex, MutexGuard, Timed};
 
 use super::node::List;
+
+/// `lru_lock`, taken.
+pub(super) type LruGuard<'a, T> = Timed<'a, MutexGuard<'a, T>>;
 
 /// A CPU's share of the counts.
 #[derive(Debug, Default)]
@@ -20,22 +23,38 @@ pub(super) struct Share {
     pub(super) scanned: Counter,
     pub(super) lru_locks: Counter,
     pub(super) lru_locks_contended: Counter,
+    pub(super) lru_lock_hold_ns: Counter,
     pub(super) batch_locks: Counter,
     pub(super) batch_locks_contended: Counter,
 }
 
 /// The counts, each CPU's for itself.
 #[derive(Debug)]
-pub struct Counts(PerCpu<Share>);
+pub struct Counts {
+    shares: PerCpu<Share>,
+    times_holds: bool,
+}
 
 impl Counts {
-    pub(super) fn new() -> Self {
-        Counts(PerCpu::new(|_| Share::default()))
+    /// Counts of nothing yet. `times_holds`: for how long `lru_lock` is held counts as well.
+    pub(super) fn new(times_holds: bool) -> Self {
+        Counts { shares: PerCpu::new(|_| Share::default()), times_holds }
     }
 
     #[inline]
     pub(super) fn local(&self) -> &Share {
-        self.0.local()
+        self.shares.local()
+    }
+
+    /// Takes `lru_lock`.
+    #[inline]
+    pub(super) fn lock_lru<'a, T>(&'a self, lru_lock: &'a Mutex<T>) -> LruGuard<'a, T> {
+        let share = self.local();
+        share.lru_locks.add(1);
+        let guard = lru_lock.lock_noticing(|| {
+            share.lru_locks_contended.add(1);
+        });
+        Timed::new(guard, self.times_holds.then_some(&share.lru_lock_hold_ns))
     }
 
     #[inline]
@@ -51,6 +70,6 @@ impl Counts {
     }
 
     pub(super) fn sum(&self, which: impl Fn(&Share) -> &Counter) -> u64 {
-        self.0.iter().fold(0, |sum: u64, share| sum.wrapping_add(which(share).get()))
+        self.shares.iter().fold(0, |sum: u64, share| sum.wrapping_add(which(share).get()))
     }
 }

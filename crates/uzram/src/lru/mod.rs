@@ -59,12 +59,19 @@ pub struct Options {
     pub pagevec_pages: usize,
     /// For [`Batched`].
     pub batching: Batching,
+    /// Whether [`Stats::lru_lock_hold_ns`] is measured, which takes two looks at the clock each time.
+    pub times_holds: bool,
 }
 
 impl Options {
     /// For so many pages.
     pub fn new(pages: u64) -> Self {
-        Options { pages, pagevec_pages: DEFAULT_PAGEVEC_PAGES, batching: Batching::default() }
+        Options {
+            pages,
+            pagevec_pages: DEFAULT_PAGEVEC_PAGES,
+            batching: Batching::default(),
+            times_holds: false,
+        }
     }
 }
 
@@ -97,6 +104,8 @@ pub struct Stats {
     pub lru_locks: u64,
     /// Times somebody else had it.
     pub lru_locks_contended: u64,
+    /// For how long it was held, in ns, if that is measured: [`Options::times_holds`].
+    pub lru_lock_hold_ns: u64,
     /// Times a batch lock was taken.
     pub batch_locks: u64,
     /// Times somebody else had it.
@@ -127,7 +136,7 @@ impl<D: Design> Lru<D> {
         let pages = options.pages.min(MAX_PAGES) as u32;
         let empty = |_| Mutex::new(&classes::LRU_PAGEVEC, Pagevec::EMPTY);
         let lru = Lru {
-            lists: Lists { nodes: Nodes::new(pages)?, counts: Counts::new() },
+            lists: Lists { nodes: Nodes::new(pages)?, counts: Counts::new(options.times_holds) },
             design: D::new(options),
             pagevecs: PerCpu::new(empty),
             pagevec_pages: Counter::default(),
@@ -343,6 +352,7 @@ impl<D: Design> Lru<D> {
             scanned: counts.sum(|share| &share.scanned),
             lru_locks: counts.sum(|share| &share.lru_locks),
             lru_locks_contended: counts.sum(|share| &share.lru_locks_contended),
+            lru_lock_hold_ns: counts.sum(|share| &share.lru_lock_hold_ns),
             batch_locks: counts.sum(|share| &share.batch_locks),
             batch_locks_contended: counts.sum(|share| &share.batch_locks_contended),
         }

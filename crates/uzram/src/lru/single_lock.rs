@@ -1,10 +1,14 @@
 //! One lock for both lists: what the batch locks replace.
 
-use crate::base::sync::{Mutex, MutexGuard, classes};
+use crate::base::sync::{Mutex, classes};
 
 use super::Options;
+use super::counts::LruGuard;
 use super::design::{All, Design, Lists};
 use super::node::{DOOMED, LISTS, List, Place};
+
+/// Pages that are taken out under one hold: the kernel's, when it frees many (`SWAP_CLUSTER_MAX`).
+const HELD_PAGES: usize = 32;
 
 /// `lru_lock` alone.
 pub struct SingleLock {
@@ -14,17 +18,12 @@ pub struct SingleLock {
 /// `lru_lock`, taken.
 pub struct Locked<'a> {
     lists: &'a Lists,
-    _guard: MutexGuard<'a, ()>,
+    _guard: LruGuard<'a, ()>,
 }
 
 impl SingleLock {
     fn lock<'a>(&'a self, lists: &'a Lists) -> Locked<'a> {
-        let share = lists.counts.local();
-        share.lru_locks.add(1);
-        let guard = self.lru_lock.lock_noticing(|| {
-            share.lru_locks_contended.add(1);
-        });
-        Locked { lists, _guard: guard }
+        Locked { lists, _guard: lists.counts.lock_lru(&self.lru_lock) }
     }
 }
 
@@ -81,16 +80,18 @@ impl Design for SingleLock {
 
     fn remove(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
         let mut revived = Vec::new();
-        let _locked = self.lock(lists);
-        for page in pages {
-            let state = lists.nodes.state(*page);
-            let Place::On(list) = state.place() else { continue };
-            if !state.has(DOOMED) {
-                continue;
-            }
-            lists.unlink(*page, list);
-            if lists.unlinked_doomed(*page) {
-                revived.push(*page);
+        for pages in pages.chunks(HELD_PAGES) {
+            let _locked = self.lock(lists);
+            for page in pages {
+                let state = lists.nodes.state(*page);
+                let Place::On(list) = state.place() else { continue };
+                if !state.has(DOOMED) {
+                    continue;
+                }
+                lists.unlink(*page, list);
+                if lists.unlinked_doomed(*page) {
+                    revived.push(*page);
+                }
             }
         }
         revived

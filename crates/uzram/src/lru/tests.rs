@@ -51,7 +51,7 @@ for_every_design!(
 );
 
 fn lru<D: Design>(pages: u64, pagevec_pages: usize, batching: Batching) -> Lru<D> {
-    Lru::new(&Options { pages, pagevec_pages, batching }).expect("memory")
+    Lru::new(&Options { pagevec_pages, batching, ..Options::new(pages) }).expect("memory")
 }
 
 fn check<D: Design>(lru: &Lru<D>) {

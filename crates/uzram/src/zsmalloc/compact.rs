@@ -14,9 +14,9 @@
 
 use crate::base::cpu::relax;
 use crate::base::mem::Gfp;
+use crate::base::sync::Timed;
 
 use super::class::SizeClass;
-use super::counts::Held;
 use super::design::{Design, Locks, Still};
 use super::free::{Emptied, FREE_TAG};
 use super::lru::End;
@@ -87,7 +87,7 @@ enum Outcome {
     Full,
 }
 
-type StillLists<'a, D> = Held<'a, <D as Locks>::Still<'a>>;
+type StillLists<'a, D> = Timed<'a, <D as Locks>::Still<'a>>;
 
 impl<D: Design> RawPool<D> {
     /// Moves objects together, and answers how many pages that freed. One thread at a time does; others
@@ -111,7 +111,7 @@ impl<D: Design> RawPool<D> {
     }
 
     pub(super) fn still(&self, class: u8) -> StillLists<'_, D> {
-        Held::new(self.locks.still(class, &self.counts), &self.counts)
+        Timed::new(self.locks.still(class, &self.counts), self.counts.lists_hold_ns())
     }
 
     /// Compacts one class, and answers how many pages that freed.

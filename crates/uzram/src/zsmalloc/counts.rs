@@ -1,8 +1,7 @@
 //! What a pool counts of its locks, on each CPU for itself, for those who want to know. A pool that was
 //! not asked to count spends a test of a pointer on it.
 
-use std::ops::{AddAssign, Deref, DerefMut};
-use std::time::Instant;
+use std::ops::AddAssign;
 
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;
@@ -68,6 +67,12 @@ impl Counts {
         }
     }
 
+    /// Where the time is added up for which lists are locked.
+    #[inline]
+    pub(super) fn lists_hold_ns(&self) -> Option<&Counter> {
+        self.0.as_ref().map(|shares| &shares.local().lists_hold_ns)
+    }
+
     pub(super) fn sum(&self) -> LockCounts {
         let mut sum = LockCounts::default();
         for share in self.0.iter().flat_map(PerCpu::iter) {
@@ -82,49 +87,5 @@ impl Counts {
             };
         }
         sum
-    }
-}
-
-/// Locked lists, and since when if that is wanted.
-pub struct Held<'a, G> {
-    guard: G,
-    since: Option<(Instant, &'a PerCpu<Share>)>,
-}
-
-impl<'a, G> Held<'a, G> {
-    #[inline]
-    pub(super) fn new(guard: G, counts: &'a Counts) -> Self {
-        Held { guard, since: counts.0.as_ref().map(|shares| (Instant::now(), shares)) }
-    }
-
-    /// The lock itself.
-    #[inline]
-    pub(super) fn guard_mut(&mut self) -> &mut G {
-        &mut self.guard
-    }
-}
-
-impl<G: Deref> Deref for Held<'_, G> {
-    type Target = G::Target;
-
-    #[inline]
-    fn deref(&self) -> &G::Target {
-        &self.guard
-    }
-}
-
-impl<G: DerefMut> DerefMut for Held<'_, G> {
-    #[inline]
-    fn deref_mut(&mut self) -> &mut G::Target {
-        &mut self.guard
-    }
-}
-
-impl<G> Drop for Held<'_, G> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some((since, shares)) = self.since {
-            shares.local().lists_hold_ns.add(since.elapsed().as_nanos() as u64);
-        }
     }
 }

@@ -6,11 +6,11 @@ use std::ptr::NonNull;
 use crate::base::cpu::prefetch;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, Arena, Table};
-use crate::base::sync::{Access, Arc, AtomicU64, Counter, Mutex, Ordering, classes};
+use crate::base::sync::{Access, Arc, AtomicU64, Counter, Mutex, Ordering, Timed, classes};
 use crate::slab::{self, Typed};
 
 use super::class::{CHAIN_SIZES, ClassTable, HEADER_BYTES};
-use super::counts::{Counts, Held, LockCounts};
+use super::counts::{Counts, LockCounts};
 use super::design::Design;
 use super::lru::Lru;
 use super::word::{Cell, Object};
@@ -199,8 +199,8 @@ impl<D: Design> RawPool<D> {
 
     /// Locks the lists of a class.
     #[inline]
-    pub(super) fn lists(&self, class: u8) -> Held<'_, D::Lists<'_>> {
-        Held::new(self.locks.lists(class, &self.counts), &self.counts)
+    pub(super) fn lists(&self, class: u8) -> Timed<'_, D::Lists<'_>> {
+        Timed::new(self.locks.lists(class, &self.counts), self.counts.lists_hold_ns())
     }
 
     /// Where an object starts, and how many bytes its header has.

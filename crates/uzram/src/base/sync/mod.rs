@@ -10,6 +10,7 @@ mod class;
 mod guarded;
 mod mutex;
 mod rw_lock;
+mod timed;
 
 pub use bit_lock::{BitGuard, BitLock, WaitTable};
 pub use class::{LockClass, classes};
@@ -18,6 +19,7 @@ pub use class::{LockStat, lock_stats};
 pub use guarded::{Access, Guarded};
 pub use mutex::{Mutex, MutexGuard};
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
+pub use timed::Timed;
 
 #[cfg(not(feature = "loom"))]
 use std::hint::spin_loop;

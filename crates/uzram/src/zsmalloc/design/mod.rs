@@ -25,8 +25,10 @@ pub use pinned::Pinned;
 
 use std::ops::DerefMut;
 
+use crate::base::sync::Timed;
+
 use super::RawPool;
-use super::counts::{Counts, Held};
+use super::counts::Counts;
 use super::word::{Cell, Object, ObjectWord, WordCell};
 use super::zspage::Lists;
 
@@ -89,7 +91,7 @@ pub trait Locks: Sized + Send + Sync + 'static {
 }
 
 /// An object that nobody uses any more, and its class's lists, locked.
-pub type Released<'a, D> = (Object, Held<'a, <D as Locks>::Lists<'a>>);
+pub type Released<'a, D> = (Object, Timed<'a, <D as Locks>::Lists<'a>>);
 
 /// Locked lists whose holder moves objects.
 pub trait Still: DerefMut<Target = Lists> {

@@ -1,0 +1,51 @@
+//! A lock that notes for how long it is held, for those who want to know.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Instant;
+
+use super::Counter;
+
+/// A lock's guard, and since when it is held if that is wanted.
+pub struct Timed<'a, G> {
+    guard: G,
+    since: Option<(Instant, &'a Counter)>,
+}
+
+impl<'a, G> Timed<'a, G> {
+    /// A lock that was just taken. The time that it is held is added to `hold_ns`, in ns.
+    #[inline]
+    pub fn new(guard: G, hold_ns: Option<&'a Counter>) -> Self {
+        Timed { guard, since: hold_ns.map(|hold_ns| (Instant::now(), hold_ns)) }
+    }
+
+    /// The lock itself.
+    #[inline]
+    pub fn guard_mut(&mut self) -> &mut G {
+        &mut self.guard
+    }
+}
+
+impl<G: Deref> Deref for Timed<'_, G> {
+    type Target = G::Target;
+
+    #[inline]
+    fn deref(&self) -> &G::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for Timed<'_, G> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.guard
+    }
+}
+
+impl<G> Drop for Timed<'_, G> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some((since, hold_ns)) = self.since {
+            hold_ns.add(since.elapsed().as_nanos() as u64);
+        }
+    }
+}
