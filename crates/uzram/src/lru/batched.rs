@@ -28,8 +28,9 @@ use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
 use super::Options;
 use super::counts::LruGuard;
-use super::design::{All, Design, Lists};
+use super::design::{All, Claimed, Design, Lists};
 use super::node::{DOOMED, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
+use super::pagevec::Pagevec;
 
 /// Parameters of [`Batched`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +94,7 @@ impl Drop for Reversed<'_> {
     }
 }
 
-/// The locks that one who takes pages out has now.
+/// The batch lock that one who takes pages out has now, and `lru_lock` if that was needed for its pages.
 struct Taken<'a> {
     design: &'a Batched,
     lists: &'a Lists,
@@ -101,19 +102,30 @@ struct Taken<'a> {
     batch: Option<(u8, MutexGuard<'a, ()>)>,
 }
 
-impl<'a> Taken<'a> {
-    /// Has the batch lock of `tag`, and `lru_lock` only if it had both before.
-    fn lock_batch(&mut self, tag: u8) {
+impl Taken<'_> {
+    /// Has the batch lock of `tag`, and says whether it had it before.
+    fn lock_batch(&mut self, tag: u8) -> bool {
         if self.batch.as_ref().is_some_and(|(held, _)| *held == tag) {
-            return;
+            return true;
         }
         (self.fronts, self.batch) = (None, None);
         self.batch = Some((tag, self.design.lock_batch(self.lists, tag)));
+        false
     }
+}
 
-    fn lock_lru(&mut self) -> &mut Fronts {
-        let (design, lists) = (self.design, self.lists);
-        self.fronts.get_or_insert_with(|| design.lock_lru(lists))
+/// The batch locks of a few pages, and `lru_lock`.
+struct FewLocked<'a> {
+    tags: [Option<u8>; AT_ONCE],
+    // Before the batch locks, as above.
+    fronts: LruGuard<'a, Fronts>,
+    _batches: [Option<MutexGuard<'a, ()>>; AT_ONCE],
+}
+
+impl FewLocked<'_> {
+    /// Whether the batch of that tag is locked: the page's has become another one otherwise.
+    fn has(&self, tag: u8) -> bool {
+        self.tags.contains(&Some(tag))
     }
 }
 
@@ -138,29 +150,43 @@ impl Batched {
         (self.tags.local().add(1) % self.batch_locks.len() as u64) as u8
     }
 
+    /// Locks the batches of up to [`AT_ONCE`] pages, as far as they are in lists, and `lru_lock`.
+    fn lock_few<'a>(&'a self, lists: &'a Lists, pages: &[u32]) -> FewLocked<'a> {
+        let mut tags = [None; AT_ONCE];
+        for (tag, page) in tags.iter_mut().zip(pages) {
+            let state = lists.nodes.state(*page);
+            *tag = state.is_on_list().then(|| state.tag());
+        }
+        tags.sort_unstable();
+        let mut batches = [const { None }; AT_ONCE];
+        let mut last = None;
+        for (batch, tag) in batches.iter_mut().zip(tags) {
+            if let Some(tag) = tag.filter(|tag| last != Some(*tag)) {
+                *batch = Some(self.lock_batch(lists, tag));
+                last = Some(tag);
+            }
+        }
+        FewLocked { tags, fronts: self.lock_lru(lists), _batches: batches }
+    }
+
     /// Takes a page out of its list. Its batch is locked, and `lru_lock` if it is a sentinel.
     fn unlink(lists: &Lists, fronts: Option<&mut Fronts>, page: u32, state: State) {
-        let Place::On(list) = state.place() else { return };
         if let Some(fronts) = fronts.filter(|_| state.has(SENTINEL)) {
             if state.has(OPEN) {
-                fronts.open[list as usize].pages -= 1;
+                fronts.open[on(state)].pages -= 1;
             }
             // One that was none is of the same batch.
             lists.nodes.set(lists.nodes.prev(page), SENTINEL);
             lists.nodes.set(lists.nodes.next(page), SENTINEL);
         }
-        lists.unlink(page, list);
+        lists.unlink(page);
     }
 
-    /// Links pages, which are in no list, with each other, the last in front, as batches.
+    /// Links pages, which were [claimed](Design::claim), with each other, the last in front, as batches.
     fn chain(&self, lists: &Lists, pages: &[u32]) {
         for batch in pages.chunks(self.batching.max_pages as usize) {
-            let tag = self.fresh_tag();
-            for (at, page) in batch.iter().enumerate() {
-                let edge = if at == 0 || at + 1 == batch.len() { SENTINEL } else { 0 };
-                let tagged = |state: State| Some(state.without(SENTINEL | OPEN).tagged(tag).with(edge));
-                lists.nodes.change(*page, tagged);
-            }
+            // The first is one already.
+            batch.last().iter().for_each(|last| lists.nodes.set(**last, SENTINEL));
         }
         for pair in pages.windows(2) {
             lists.nodes.link(pair[1], pair[0]);
@@ -204,45 +230,98 @@ impl Batched {
         }
     }
 
-    /// One pass of taking doomed pages out: those that are no sentinels, or all.
-    fn pass(&self, lists: &Lists, pages: &[u32], sentinels: bool, revived: &mut Vec<u32>) {
+    /// Takes doomed pages out, one batch after another: those that are no sentinels, or all.
+    fn remove_by_batch(&self, lists: &Lists, pages: &[u32], sentinels: bool, revived: &mut Vec<u32>) {
         let mut taken = Taken { design: self, lists, fronts: None, batch: None };
-        let is_due =
-            |state: State| state.is_on_list() && state.has(DOOMED) && (sentinels || !state.has(SENTINEL));
+        let mut left = [0; LISTS.len()];
         for page in pages {
-            loop {
-                let state = lists.nodes.state(*page);
-                if !is_due(state) {
-                    break;
-                }
+            let mut state = lists.nodes.state(*page);
+            while is_due(state) && (sentinels || !state.has(SENTINEL)) {
                 let tag = state.tag();
-                taken.lock_batch(tag);
-                if lists.nodes.state(*page).has(SENTINEL) && sentinels {
-                    taken.lock_lru();
-                }
-                // It may have gone, or come anew. It has become a sentinel at most before its batch was locked.
-                let state = lists.nodes.state(*page);
-                if !is_due(state) || state.tag() != tag {
-                    continue;
+                if !taken.lock_batch(tag) {
+                    // It may have gone before its batch was locked, come anew, or become a sentinel.
+                    state = lists.nodes.state(*page);
+                    if state.tag() != tag || !is_due(state) {
+                        continue;
+                    }
                 }
                 if !state.has(SENTINEL) {
                     taken.fronts = None;
+                } else if !sentinels {
+                    break;
                 } else if taken.fronts.is_none() {
-                    continue;
+                    taken.fronts = Some(self.lock_lru(lists));
+                    // Its batch may have been completed, so that it is none any more.
+                    state = lists.nodes.state(*page);
                 }
                 Batched::unlink(lists, taken.fronts.as_deref_mut(), *page, state);
+                left[on(state)] += 1;
                 if lists.unlinked_doomed(*page) {
                     revived.push(*page);
                 }
                 break;
             }
         }
+        lists.counts.removed(left);
     }
+
+    /// Takes doomed pages out that are sentinels, some batches at a time.
+    fn remove_edges(&self, lists: &Lists, pages: &[u32], revived: &mut Vec<u32>) {
+        let mut left = [0; LISTS.len()];
+        let mut rest = pages.iter().copied().filter(|page| is_due(lists.nodes.state(*page)));
+        // Those that were in a batch that was not locked are tried again.
+        let mut few = [0; AT_ONCE];
+        let mut count = 0;
+        loop {
+            for page in rest.by_ref().take(AT_ONCE - count) {
+                few[count] = page;
+                count += 1;
+            }
+            if count == 0 {
+                break;
+            }
+            let mut locked = self.lock_few(lists, &few[..count]);
+            let mut again = 0;
+            for at in 0..count {
+                let page = few[at];
+                let state = lists.nodes.state(page);
+                if !is_due(state) {
+                    continue;
+                }
+                if !locked.has(state.tag()) {
+                    few[again] = page;
+                    again += 1;
+                    continue;
+                }
+                Batched::unlink(lists, Some(&mut locked.fronts), page, state);
+                left[on(state)] += 1;
+                if lists.unlinked_doomed(page) {
+                    revived.push(page);
+                }
+            }
+            count = again;
+        }
+        lists.counts.removed(left);
+    }
+}
+
+/// The number of the list that a page is in.
+fn on(state: State) -> usize {
+    usize::from(state.place() == Place::On(List::Active))
+}
+
+/// Whether a page is to be taken out.
+fn is_due(state: State) -> bool {
+    state.is_on_list() && state.has(DOOMED)
 }
 
 impl All for AllLocked<'_> {
     fn unlink(&mut self, page: u32) {
-        Batched::unlink(self.lists, Some(&mut self.fronts), page, self.lists.nodes.state(page));
+        let state = self.lists.nodes.state(page);
+        if let Place::On(list) = state.place() {
+            Batched::unlink(self.lists, Some(&mut self.fronts), page, state);
+            self.lists.counts.left(list, 1);
+        }
     }
 
     fn put_front(&mut self, list: List, page: u32) {
@@ -263,6 +342,22 @@ impl Design for Batched {
             tags: PerCpu::new(|cpu| Counter::new(cpu as u64 * 7)),
             batching: Batching { max_pages: batching.max_pages.max(1), ..batching },
         }
+    }
+
+    fn claim(&self, lists: &Lists, pagevec: &Pagevec) -> Claimed {
+        if !self.batching.splice {
+            return lists.claim(pagevec, |_, _| 0);
+        }
+        // Each list's pages are cut into batches: the tag of the last, and behind which page it ends.
+        let mut batches = [(0, 0); LISTS.len()];
+        let max_pages = self.batching.max_pages as usize;
+        lists.claim(pagevec, |list, nth| {
+            let (tag, end) = &mut batches[list as usize];
+            if nth == *end {
+                (*tag, *end) = (self.fresh_tag(), nth + max_pages);
+            }
+            State::batch_bits(*tag, nth + max_pages == *end)
+        })
     }
 
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32> {
@@ -292,36 +387,21 @@ impl Design for Batched {
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
         let mut doomed = Vec::new();
         for pages in pages.chunks(AT_ONCE) {
-            let mut tags = [None; AT_ONCE];
-            for (tag, page) in tags.iter_mut().zip(pages) {
-                let state = lists.nodes.state(*page);
-                *tag = (state.place() == Place::On(List::Inactive)).then(|| state.tag());
-            }
-            let mut ascending = tags;
-            ascending.sort_unstable();
-            let mut batches = [const { None }; AT_ONCE];
-            let mut last = None;
-            for (batch, tag) in batches.iter_mut().zip(ascending) {
-                if let Some(tag) = tag.filter(|tag| last != Some(*tag)) {
-                    *batch = Some(self.lock_batch(lists, tag));
-                    last = Some(tag);
-                }
-            }
-            let mut fronts = self.lock_lru(lists);
+            let mut locked = self.lock_few(lists, pages);
             for page in pages {
                 let state = lists.nodes.state(*page);
                 if state.place() != Place::On(List::Inactive) || !state.has(PROMOTED) {
                     continue;
                 }
-                if !ascending.contains(&Some(state.tag())) {
+                if !locked.has(state.tag()) {
                     // It has gone and come meanwhile: the next use promotes it again.
                     lists.nodes.clear(*page, PROMOTED);
                     continue;
                 }
                 lists.claim_promoted(*page);
-                Batched::unlink(lists, Some(&mut fronts), *page, state);
-                self.push(lists, &mut fronts, List::Active, *page);
-                lists.counts.local().activated.add(1);
+                Batched::unlink(lists, Some(&mut locked.fronts), *page, state);
+                self.push(lists, &mut locked.fronts, List::Active, *page);
+                lists.counts.activated();
                 doomed.extend(lists.linked(*page, List::Active).then_some(*page));
             }
         }
@@ -330,10 +410,10 @@ impl Design for Batched {
 
     fn remove(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
         let mut revived = Vec::new();
+        self.remove_by_batch(lists, pages, !self.batching.two_passes, &mut revived);
         if self.batching.two_passes {
-            self.pass(lists, pages, false, &mut revived);
+            self.remove_edges(lists, pages, &mut revived);
         }
-        self.pass(lists, pages, true, &mut revived);
         revived
     }
 

@@ -3,7 +3,7 @@
 use crate::base::cpu::PerCpu;
 use crate::base::sync::{Counter, Mutex, MutexGuard, Timed};
 
-use super::node::List;
+use super::node::{LISTS, List};
 
 /// `lru_lock`, taken.
 pub(super) type LruGuard<'a, T> = Timed<'a, MutexGuard<'a, T>>;
@@ -46,6 +46,22 @@ impl Counts {
         self.shares.local()
     }
 
+    /// Pages were taken out of either list because their contents went.
+    #[inline]
+    pub(super) fn removed(&self, pages: [usize; LISTS.len()]) {
+        for (list, pages) in LISTS.into_iter().zip(pages).filter(|(_, pages)| *pages > 0) {
+            self.left(list, pages);
+            self.local().removed.add(pages as u64);
+        }
+    }
+
+    /// A page went from the inactive to the active list.
+    pub(super) fn activated(&self) {
+        self.left(List::Inactive, 1);
+        self.came(List::Active, 1);
+        self.local().activated.add(1);
+    }
+
     /// Takes `lru_lock`.
     #[inline]
     pub(super) fn lock_lru<'a, T>(&'a self, lru_lock: &'a Mutex<T>) -> LruGuard<'a, T> {
@@ -57,9 +73,16 @@ impl Counts {
         Timed::new(guard, self.times_holds.then_some(&share.lru_lock_hold_ns))
     }
 
+    /// Pages came to a list.
     #[inline]
-    pub(super) fn len(&self, list: List) -> &Counter {
-        &self.local().lens[list as usize]
+    pub(super) fn came(&self, list: List, pages: usize) {
+        self.local().lens[list as usize].add(pages as u64);
+    }
+
+    /// Pages left a list.
+    #[inline]
+    pub(super) fn left(&self, list: List, pages: usize) {
+        self.local().lens[list as usize].sub(pages as u64);
     }
 
     /// Pages of a list. Others change it meanwhile.

@@ -3,6 +3,7 @@
 use super::Options;
 use super::counts::Counts;
 use super::node::{DOOMED, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
+use super::pagevec::Pagevec;
 
 /// What every design works on.
 pub struct Lists {
@@ -21,7 +22,12 @@ pub trait Design: Sized + Send + Sync + 'static {
     /// A design with these parameters, as far as it has them.
     fn new(options: &Options) -> Self;
 
-    /// Puts pages at the front of the inactive and of the active list, the last of each in front, and
+    /// Claims the pages of a drained pagevec that are to be put into a list.
+    fn claim(&self, lists: &Lists, pagevec: &Pagevec) -> Claimed {
+        lists.claim(pagevec, |_, _| 0)
+    }
+
+    /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front, and
     /// answers those that were doomed meanwhile.
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32>;
 
@@ -46,10 +52,37 @@ pub trait All {
     fn put_front(&mut self, list: List, page: u32);
 }
 
+/// The pages of a pagevec, by what is to be done with them.
+pub struct Claimed {
+    /// To be put into each list: nobody else takes them out meanwhile.
+    pub(super) lists: [Pagevec; 2],
+    /// In a list, to be activated.
+    pub(super) promoted: Pagevec,
+}
+
 impl Lists {
+    /// Claims the pages of a drained pagevec that are to be put into a list. The state of the nth for a list
+    /// has what `nth` answers at once.
+    pub(super) fn claim(&self, pagevec: &Pagevec, mut nth: impl FnMut(List, usize) -> u32) -> Claimed {
+        let mut claimed = Claimed { lists: [Pagevec::EMPTY; 2], promoted: Pagevec::EMPTY };
+        for page in pagevec.pages() {
+            let mut list = List::Inactive;
+            let claim = |state: State| {
+                list = if state.has(PROMOTED) { List::Active } else { List::Inactive };
+                let mut bits = || nth(list, claimed.lists[list as usize].len());
+                (state.place() == Place::Pending).then(|| state.at(Place::Linking).with(bits()))
+            };
+            if self.nodes.change(*page, claim).is_some() {
+                claimed.lists[list as usize].push(*page);
+            } else if self.nodes.state(*page).has(PROMOTED) {
+                claimed.promoted.push(*page);
+            }
+        }
+        claimed
+    }
+
     /// Makes a page that was linked one of `list`, and says whether it was doomed meanwhile.
     pub(super) fn linked(&self, page: u32, list: List) -> bool {
-        self.counts.len(list).add(1);
         let on = |state: State| Some(state.at(Place::On(list)).without(PROMOTED));
         self.nodes.change(page, on).is_some_and(|state| state.has(DOOMED))
     }
@@ -63,10 +96,9 @@ impl Lists {
         self.nodes.change(page, out).is_some_and(|state| !state.has(DOOMED))
     }
 
-    /// Takes a page out of the list that it is on.
-    pub(super) fn unlink(&self, page: u32, list: List) {
+    /// Makes the neighbours of a page neighbours of each other.
+    pub(super) fn unlink(&self, page: u32) {
         self.nodes.link(self.nodes.prev(page), self.nodes.next(page));
-        self.counts.len(list).sub(1);
     }
 
     /// The last page of a list that is locked, unless there is none, or who puts it there has not done yet.

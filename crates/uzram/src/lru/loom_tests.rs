@@ -26,6 +26,11 @@ macro_rules! for_every_design {
             }
 
             #[test]
+            fn two_passes() {
+                super::$model::<Batched>(Batching { two_passes: true, ..SMALL });
+            }
+
+            #[test]
             fn one_tag_for_all() {
                 super::$model::<Batched>(Batching { locks: 1, ..SMALL });
             }
@@ -44,6 +49,8 @@ for_every_design!(
     loom_lru_removal_meets_pages_that_come,
     loom_lru_front_is_removed_while_pages_come,
     loom_lru_page_is_removed_from_two_batches,
+    loom_lru_edge_is_removed_from_two_batches,
+    loom_lru_edges_of_two_batches_are_removed,
     loom_lru_scan_meets_removal,
     loom_lru_scan_meets_removal_in_a_batch,
     loom_lru_scan_meets_pages_that_come,
@@ -165,6 +172,34 @@ fn loom_lru_page_is_removed_from_two_batches<D: Design>(batching: Batching) {
         lru.remove_doomed(&doomed);
     };
     run(make, |lru| lru.remove_doomed(&[1]), again, |model| model.end(&[0, 2, 5], &[]));
+}
+
+/// The same for an edge, which has a neighbour that needs the lock of its new batch only.
+fn loom_lru_edge_is_removed_from_two_batches<D: Design>(batching: Batching) {
+    let make = move || {
+        let model = Model::<D>::new(batching, 3);
+        let _ = model.0.set_pagevec_pages(3);
+        assert!(model.0.doom(0));
+        model
+    };
+    let again = |lru: &Lru<D>| {
+        lru.remove_doomed(&[0]);
+        [0, 4, 5].into_iter().for_each(|page| lru.add(page));
+        let doomed: Vec<u32> = [0, 4].into_iter().filter(|page| lru.doom(*page)).collect();
+        lru.remove_doomed(&[4]);
+        lru.remove_doomed(&doomed);
+    };
+    run(make, |lru| lru.remove_doomed(&[0]), again, |model| model.end(&[1, 2, 5], &[]));
+}
+
+/// The edges of two batches at once, and a page within the second.
+fn loom_lru_edges_of_two_batches_are_removed<D: Design>(batching: Batching) {
+    let make = move || Model::<D>::new(batching, 6);
+    let edges = |lru: &Lru<D>| {
+        let doomed: Vec<u32> = [0, 3].into_iter().filter(|page| lru.doom(*page)).collect();
+        lru.remove_doomed(&doomed);
+    };
+    run(make, edges, |lru| lru.remove(4), |model| model.end(&[1, 2, 5], &[]));
 }
 
 /// A page that is removed is not given out as well, or is and then it is gone.

@@ -21,6 +21,7 @@ mod design;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
 mod node;
+mod pagevec;
 mod single_lock;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
@@ -28,7 +29,7 @@ mod tests;
 pub(crate) use any::AnyLru;
 pub use any::LruDesign;
 pub use batched::{Batched, Batching};
-pub use design::{All, Design, Lists};
+pub use design::{All, Claimed, Design, Lists};
 pub use node::List;
 pub use single_lock::SingleLock;
 
@@ -37,7 +38,8 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{Counter, Mutex, classes};
 
 use counts::Counts;
-use node::{DOOMED, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
+use node::{DOOMED, LISTS, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
+use pagevec::Pagevec;
 
 /// What a node takes: the fixed cost of a page.
 pub const NODE_BYTES: usize = 12;
@@ -120,13 +122,6 @@ pub struct Lru<D: Design> {
     pagevec_pages: Counter,
 }
 
-/// Pages that are to be put into the lists.
-#[derive(Clone, Copy)]
-struct Pagevec {
-    pages: [u32; MAX_PAGEVEC_PAGES],
-    len: usize,
-}
-
 impl<D: Design> Lru<D> {
     /// An LRU of no pages yet.
     ///
@@ -170,10 +165,11 @@ impl<D: Design> Lru<D> {
     #[inline]
     pub fn arrive(&self, page: u32) -> bool {
         let nodes = &self.lists.nodes;
+        let mut is_recent = false;
         let come = |state: State| match state.place() {
             Place::Out => Some(State::only(Place::Pending)),
             Place::Evicted => {
-                let is_recent = u64::from(state.distance_to(self.age())) <= self.len(List::Active);
+                is_recent = u64::from(state.distance_to(self.age())) <= self.len(List::Active);
                 Some(State::only(Place::Pending).with(if is_recent { PROMOTED } else { 0 }))
             }
             // It has been on its way out.
@@ -184,7 +180,14 @@ impl<D: Design> Lru<D> {
         }
         match nodes.change(page, come).map(State::place) {
             None => self.mark(page),
-            Some(place) => return matches!(place, Place::Out | Place::Evicted),
+            Some(Place::Out) => return true,
+            Some(Place::Evicted) => {
+                if is_recent {
+                    self.lists.counts.local().refaulted.add(1);
+                }
+                return true;
+            }
+            Some(_) => {}
         }
         false
     }
@@ -202,7 +205,7 @@ impl<D: Design> Lru<D> {
         let full = {
             let mut pagevec = self.pagevecs.local().lock();
             pagevec.push(page);
-            if pagevec.len < self.pagevec_pages.get() as usize {
+            if pagevec.len() < self.pagevec_pages.get() as usize {
                 return;
             }
             std::mem::replace(&mut *pagevec, Pagevec::EMPTY)
@@ -255,7 +258,6 @@ impl<D: Design> Lru<D> {
             return;
         }
         let revived = self.design.remove(&self.lists, pages);
-        self.lists.counts.local().removed.add((pages.len() - revived.len()) as u64);
         revived.into_iter().for_each(|page| self.queue(page));
     }
 
@@ -272,7 +274,7 @@ impl<D: Design> Lru<D> {
     /// Pages are looked at only once: where all are in use, it answers few or none.
     pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
         self.drain_all();
-        let wanted = out.len() + most;
+        let wanted = out.len().saturating_add(most);
         let mut scans = self.len(List::Inactive) + 2 * self.len(List::Active) + 1;
         while out.len() < wanted && scans > 0 {
             let scan_pages = SCAN_PAGES.min(usize::try_from(scans).unwrap_or(SCAN_PAGES));
@@ -377,26 +379,18 @@ impl<D: Design> Lru<D> {
 
     /// Puts pages into the lists that are to be there, and leaves the others.
     fn drain(&self, pagevec: &Pagevec) {
-        let nodes = &self.lists.nodes;
-        let [mut inactive, mut active, mut promoted] = [Pagevec::EMPTY; 3];
-        for page in pagevec.pages() {
-            let claim = |state: State| (state.place() == Place::Pending).then(|| state.at(Place::Linking));
-            match nodes.change(*page, claim) {
-                Some(state) if state.has(PROMOTED) => active.push(*page),
-                Some(_) => inactive.push(*page),
-                None if nodes.state(*page).has(PROMOTED) => promoted.push(*page),
-                None => {}
-            }
-        }
-        let share = self.lists.counts.local();
-        let added = inactive.len + active.len;
+        let Claimed { lists: [inactive, active], promoted } = self.design.claim(&self.lists, pagevec);
+        let added = inactive.len() + active.len();
         if added > 0 {
-            share.added.add(added as u64);
-            share.refaulted.add(active.len as u64);
+            let counts = &self.lists.counts;
+            counts.local().added.add(added as u64);
+            for (list, pages) in LISTS.into_iter().zip([&inactive, &active]) {
+                counts.came(list, pages.len());
+            }
             let doomed = self.design.add(&self.lists, [inactive.pages(), active.pages()]);
             self.remove_doomed(&doomed);
         }
-        if promoted.len > 0 {
+        if promoted.len() > 0 {
             let doomed = self.design.activate(&self.lists, promoted.pages());
             self.remove_doomed(&doomed);
         }
@@ -406,7 +400,7 @@ impl<D: Design> Lru<D> {
     /// were used go round.
     fn balance(&self, all: &mut D::All<'_>, doomed: &mut Vec<u32>) {
         let lists = &self.lists;
-        let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)) / 2;
+        let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)).div_ceil(2);
         for _ in 0..SCAN_PAGES {
             let Some((page, state)) = lists.coldest(List::Active).filter(|_| short > 0) else { return };
             let was_used = state.has(REFERENCED);
@@ -460,19 +454,7 @@ impl<D: Design> Lru<D> {
         all.unlink(page);
         self.lists.nodes.change(page, |state| Some(state.at(Place::Linking).without(flags)));
         all.put_front(list, page);
+        self.lists.counts.came(list, 1);
         doomed.extend(self.lists.linked(page, list).then_some(page));
-    }
-}
-
-impl Pagevec {
-    const EMPTY: Pagevec = Pagevec { pages: [0; MAX_PAGEVEC_PAGES], len: 0 };
-
-    fn push(&mut self, page: u32) {
-        self.pages[self.len] = page;
-        self.len += 1;
-    }
-
-    fn pages(&self) -> &[u32] {
-        &self.pages[..self.len]
     }
 }

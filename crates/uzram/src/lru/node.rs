@@ -112,6 +112,11 @@ impl State {
         State(self.0 & !flags)
     }
 
+    /// What a page's state has of its batch.
+    pub(super) fn batch_bits(tag: u8, is_edge: bool) -> u32 {
+        u32::from(tag) << TAG_SHIFT | if is_edge { SENTINEL } else { 0 }
+    }
+
     pub(super) fn tagged(self, tag: u8) -> Self {
         State(self.0 & !TAG_MASK | u32::from(tag) << TAG_SHIFT)
     }

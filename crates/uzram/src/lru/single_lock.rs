@@ -30,7 +30,8 @@ impl SingleLock {
 impl All for Locked<'_> {
     fn unlink(&mut self, page: u32) {
         if let Place::On(list) = self.lists.nodes.state(page).place() {
-            self.lists.unlink(page, list);
+            self.lists.unlink(page);
+            self.lists.counts.left(list, 1);
         }
     }
 
@@ -68,9 +69,9 @@ impl Design for SingleLock {
             if !lists.claim_promoted(*page) {
                 continue;
             }
-            lists.unlink(*page, List::Inactive);
+            lists.unlink(*page);
             locked.put_front(List::Active, *page);
-            lists.counts.local().activated.add(1);
+            lists.counts.activated();
             if lists.linked(*page, List::Active) {
                 doomed.push(*page);
             }
@@ -82,17 +83,20 @@ impl Design for SingleLock {
         let mut revived = Vec::new();
         for pages in pages.chunks(HELD_PAGES) {
             let _locked = self.lock(lists);
+            let mut left = [0; LISTS.len()];
             for page in pages {
                 let state = lists.nodes.state(*page);
                 let Place::On(list) = state.place() else { continue };
                 if !state.has(DOOMED) {
                     continue;
                 }
-                lists.unlink(*page, list);
+                lists.unlink(*page);
+                left[list as usize] += 1;
                 if lists.unlinked_doomed(*page) {
                     revived.push(*page);
                 }
             }
+            lists.counts.removed(left);
         }
         revived
     }

@@ -122,7 +122,7 @@ impl Model {
         let mut out = Vec::new();
         let mut scans = self.inactive.len() + 2 * self.active.len() + 1;
         while out.len() < most && scans > 0 {
-            let mut short = self.active.len().saturating_sub(self.inactive.len()) / 2;
+            let mut short = self.active.len().saturating_sub(self.inactive.len()).div_ceil(2);
             for _ in 0..SCAN_PAGES {
                 let Some(page) = self.active.back().copied().filter(|_| short > 0) else { break };
                 self.take(page);
