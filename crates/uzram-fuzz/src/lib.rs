@@ -1,5 +1,5 @@
-//! The fuzz targets: for each parser of bytes from outside, for the device itself and for the pool that
-//! is its heart, a function that takes any bytes and panics when a promise is broken.
+//! The fuzz targets: for each parser of bytes from outside, for the device itself, for the pool that
+//! is its heart and for its LRU, a function that takes any bytes and panics when a promise is broken.
 //!
 //! The same functions run in two ways: in this crate's tests, over the seeds and random mutations
 //! of them, with the stable toolchain and in seconds; and under libFuzzer with coverage and
@@ -18,6 +18,7 @@ pub mod codec_round_trip;
 pub mod control_http;
 pub mod device_ops;
 mod input;
+pub mod lru_ops;
 mod model;
 pub mod nbd_handshake;
 pub mod nbd_tls;
@@ -48,6 +49,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "codec_round_trip", run: codec_round_trip::run, seeds: codec_round_trip::seeds },
     Target { name: "device_ops", run: device_ops::run, seeds: device_ops::seeds },
     Target { name: "pool_ops", run: pool_ops::run, seeds: pool_ops::seeds },
+    Target { name: "lru_ops", run: lru_ops::run, seeds: lru_ops::seeds },
     Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
 ];
 

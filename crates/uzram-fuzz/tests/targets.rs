@@ -107,6 +107,11 @@ fn pool_ops() {
 }
 
 #[test]
+fn lru_ops() {
+    run_mutations("lru_ops", 1500);
+}
+
+#[test]
 fn attributes() {
     run_mutations("attributes", 1500);
 }

@@ -1,0 +1,465 @@
+//! A sequence of operations on LRUs of both lock designs at once, the batched one cut up in two ways.
+//!
+//! Promises: how the lists are locked and cut is not seen in what they do, so that all designs give out the
+//! same pages in the same order, and count the same; a page is given out to one at a time, and only if it
+//! has contents; what comes into the lists leaves them by a way that is counted; a page is back soon if
+//! fewer went meanwhile than are active; whatever was done before, the cold end gives out all that is there.
+//!
+//! A single thread does all of it: what it needs no lock for it gets right without, so that batches whose
+//! edges are wrong are left to the tests beside them.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use uzram::base::cpu;
+use uzram::lru::{Batched, Batching, List, Lru, MAX_PAGEVEC_PAGES, Options, SingleLock, Stats};
+
+use crate::input::Input;
+
+/// The operations of one input, and how often they go to another CPU, where they wait for their turn: a
+/// bound on its time.
+const MAX_OPS: usize = 128;
+const MAX_MOVES: usize = 4;
+/// Pages that are named, and have no node.
+const BEYOND: u32 = 2;
+
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let cpus = Cpus::bind(input.byte());
+    let pages = input.one_of(&[300, 300, 40, 3]);
+    let pagevec_pages = pagevec_pages(&mut input);
+    let batchings = [batching(&mut input), batching(&mut input)];
+    let options = |batching| Options { pagevec_pages, batching, ..Options::new(u64::from(pages)) };
+    let batched = |batching| (batching, Lru::new(&options(batching)).expect("address space"));
+    let mut machine = Machine {
+        cpus,
+        single: Lru::new(&options(Batching::default())).expect("address space"),
+        batched: batchings.map(batched),
+        places: vec![Place::Out; (pages + BEYOND) as usize],
+        nodes: pages as usize,
+        doomed: Vec::new(),
+        held: Vec::new(),
+        isolated: 0,
+        put_back: 0,
+        evicted: 0,
+        went: 0,
+        taken_out: 0,
+    };
+    for _ in 0..MAX_OPS {
+        if input.is_empty() {
+            break;
+        }
+        machine.step(&mut input);
+        machine.check_stats();
+    }
+    machine.finish();
+}
+
+fn pagevec_pages(input: &mut Input<'_>) -> usize {
+    input.one_of(&[1, 1, 2, 5, 14, 14, 33, MAX_PAGEVEC_PAGES])
+}
+
+fn batching(input: &mut Input<'_>) -> Batching {
+    let (locks, max_pages, flags) = (input.byte() % 32, input.byte() % 60, input.byte());
+    Batching {
+        locks: 1 + u16::from(locks),
+        max_pages: 1 + u32::from(max_pages),
+        two_passes: flags & 1 == 0,
+        splice: flags & 2 == 0,
+    }
+}
+
+/// The CPUs that this thread may use. It is bound to one at a time, which the input chooses: pagevecs and
+/// tags are each CPU's own, and an input that fails once is to fail always.
+struct Cpus {
+    allowed: CpuSet,
+    each: Vec<CpuSet>,
+    moves: usize,
+}
+
+impl Cpus {
+    fn bind(chosen: u8) -> Self {
+        let allowed = sched_getaffinity(None).expect("a thread may ask where it runs");
+        let alone = |cpu| {
+            let mut one = CpuSet::new();
+            one.set(cpu);
+            one
+        };
+        let each = (0..cpu::possible().min(CpuSet::MAX_CPU)).filter(|cpu| allowed.is_set(*cpu)).map(alone);
+        let mut cpus = Cpus { allowed, each: each.collect(), moves: 0 };
+        cpus.go(chosen);
+        cpus
+    }
+
+    fn go(&mut self, chosen: u8) {
+        if self.moves <= MAX_MOVES {
+            self.moves += 1;
+            let cpu = &self.each[usize::from(chosen) % self.each.len()];
+            sched_setaffinity(None, cpu).expect("a thread may run where it may run");
+        }
+    }
+}
+
+impl Drop for Cpus {
+    fn drop(&mut self) {
+        let _ = sched_setaffinity(None, &self.allowed);
+    }
+}
+
+/// What is known of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// It has no contents, and is in no list.
+    Out,
+    /// It has contents, and is in a list or on its way.
+    Listed,
+    /// Its contents are gone, and it is in a list unless the cold end has come to it.
+    Doomed,
+    /// Given out.
+    Isolated,
+    /// Its contents went elsewhere; and how many pages had gone or were promoted then.
+    Evicted(u64),
+}
+
+/// LRUs with which the same is done, and an account of their pages.
+struct Machine {
+    cpus: Cpus,
+    single: Lru<SingleLock>,
+    batched: [(Batching, Lru<Batched>); 2],
+    places: Vec<Place>,
+    /// How many pages have nodes.
+    nodes: usize,
+    /// Pages that are to be taken out, sooner or later.
+    doomed: Vec<u32>,
+    /// Pages that were given out, some of which have been doomed since.
+    held: Vec<u32>,
+    isolated: u64,
+    put_back: u64,
+    evicted: u64,
+    /// How often the contents of a page in a list went.
+    went: u64,
+    /// Pages that left the lists because of that, when it was last looked.
+    taken_out: u64,
+}
+
+/// Does the same with each LRU, and answers what all of them answer.
+macro_rules! each {
+    ($machine:expr, $lru:ident => $call:expr) => {{
+        let answer = {
+            let $lru = &$machine.single;
+            $call
+        };
+        for (batching, $lru) in &$machine.batched {
+            assert_eq!($call, answer, "{batching:?}, beside a single lock");
+        }
+        answer
+    }};
+}
+
+impl Machine {
+    fn step(&mut self, input: &mut Input<'_>) {
+        match input.byte() % 16 {
+            0..=2 => self.some_pages(input).into_iter().for_each(|page| self.add(page)),
+            3..=5 => self.some_pages(input).into_iter().for_each(|page| each!(self, lru => lru.mark(page))),
+            6 => self.some_pages(input).into_iter().for_each(|page| self.doom(page)),
+            7 => self.remove_doomed(input),
+            8 => self.some_pages(input).into_iter().for_each(|page| self.remove(page)),
+            9 | 10 => {
+                let most = input.one_of(&[1, 2, 7, 32, 33, 100, 0, usize::MAX / 2]);
+                self.isolate(most);
+            }
+            11 => self.put_back(input),
+            12 => self.evict(input),
+            13 => self.come_back(input),
+            14 => self.settings(input),
+            _ => self.cpus.go(input.byte()),
+        }
+    }
+
+    /// Pages in a row, pages scattered, or one page again and again.
+    fn some_pages(&self, input: &mut Input<'_>) -> Vec<u32> {
+        let (from, count) = (usize::from(input.u16()), usize::from(input.byte()));
+        let step = input.one_of(&[1, 1, 0, 2, 7, 97, self.places.len() - 1]);
+        (0..1 + count % 100).map(|index| ((from + index * step) % self.places.len()) as u32).collect()
+    }
+
+    fn has_node(&self, page: u32) -> bool {
+        (page as usize) < self.nodes
+    }
+
+    fn place(&mut self, page: u32) -> &mut Place {
+        &mut self.places[page as usize]
+    }
+
+    fn count(&self, is: impl Fn(Place) -> bool) -> u64 {
+        self.places.iter().filter(|place| is(**place)).count() as u64
+    }
+
+    fn add(&mut self, page: u32) {
+        each!(self, lru => lru.add(page));
+        if self.has_node(page) && *self.place(page) != Place::Isolated {
+            *self.place(page) = Place::Listed;
+        }
+    }
+
+    fn doom(&mut self, page: u32) {
+        let is_in_list = each!(self, lru => lru.doom(page));
+        let may_be = matches!(*self.place(page), Place::Listed | Place::Doomed);
+        assert!(may_be || !is_in_list, "page {page} is in a list, and was {:?}", self.place(page));
+        self.went += u64::from(is_in_list && *self.place(page) == Place::Listed);
+        *self.place(page) = if is_in_list { Place::Doomed } else { Place::Out };
+        self.doomed.extend(is_in_list.then_some(page));
+    }
+
+    /// The pages doomed first, in the order or the other way round.
+    fn remove_doomed(&mut self, input: &mut Input<'_>) {
+        let count = usize::from(input.byte()).min(self.doomed.len());
+        let mut told: Vec<u32> = self.doomed.drain(..count).collect();
+        if input.byte() % 2 == 1 {
+            told.reverse();
+        }
+        self.take_out(&told);
+    }
+
+    fn take_out(&mut self, told: &[u32]) {
+        let before = self.listed();
+        each!(self, lru => lru.remove_doomed(told));
+        let (gone, mut due) = (before - self.listed(), 0);
+        for page in told {
+            if *self.place(*page) == Place::Doomed {
+                *self.place(*page) = Place::Out;
+                due += 1;
+            }
+        }
+        assert!(gone <= due, "{gone} pages were taken out, of {due}");
+    }
+
+    fn remove(&mut self, page: u32) {
+        let before = self.listed();
+        each!(self, lru => lru.remove(page));
+        let gone = before - self.listed();
+        let may_be = u64::from(matches!(*self.place(page), Place::Listed | Place::Doomed));
+        assert!(gone <= may_be, "page {page} was in a list, and {:?}", self.place(page));
+        self.went += if *self.place(page) == Place::Listed { gone } else { 0 };
+        *self.place(page) = Place::Out;
+    }
+
+    /// The coldest pages are given out.
+    fn isolate(&mut self, most: usize) {
+        let before = self.single.stats();
+        let out = each!(self, lru => {
+            let mut out = self.held.clone();
+            lru.isolate(most, &mut out);
+            out
+        });
+        let after = self.single.stats();
+        assert!(out.starts_with(&self.held), "what was there is kept");
+        let count = out.len() - self.held.len();
+        assert!(count <= most, "{count} pages instead of {most}");
+        for page in &out[self.held.len()..] {
+            assert_eq!(*self.place(*page), Place::Listed, "page {page} is given out");
+            *self.place(*page) = Place::Isolated;
+        }
+        assert!(after.scanned >= before.scanned + count as u64, "a page is looked at before it is given out");
+        self.isolated += count as u64;
+        self.held = out;
+    }
+
+    /// Some of the pages that were given out.
+    fn take_held(&mut self, input: &mut Input<'_>) -> Vec<u32> {
+        let from = usize::from(input.byte()) % (self.held.len() + 1);
+        let count = usize::from(input.byte()).min(self.held.len() - from);
+        self.held.drain(from..from + count).collect()
+    }
+
+    fn put_back(&mut self, input: &mut Input<'_>) {
+        let pages = self.take_held(input);
+        each!(self, lru => lru.put_back(&pages));
+        for page in pages {
+            if *self.place(page) == Place::Isolated {
+                *self.place(page) = Place::Listed;
+                self.put_back += 1;
+            }
+        }
+    }
+
+    fn evict(&mut self, input: &mut Input<'_>) {
+        for page in self.take_held(input) {
+            each!(self, lru => lru.evicted(page));
+            if *self.place(page) == Place::Isolated {
+                self.evicted += 1;
+                *self.place(page) = Place::Evicted(self.gone());
+            }
+        }
+    }
+
+    /// How many pages went or were promoted so far.
+    fn gone(&self) -> u64 {
+        self.evicted + self.single.stats().activated
+    }
+
+    /// One of the evicted pages gets contents: the first at or after the number chosen.
+    fn come_back(&mut self, input: &mut Input<'_>) {
+        let from = usize::from(input.u16()) % self.places.len();
+        let all = self.places.iter().enumerate();
+        let evicted = |(page, place): (usize, &Place)| match place {
+            Place::Evicted(then) => Some((page as u32, *then)),
+            _ => None,
+        };
+        let Some((page, then)) = all.clone().skip(from).chain(all).find_map(evicted) else { return };
+        each!(self, lru => lru.drain_all());
+        let before = self.single.stats();
+        let is_recent = self.gone() - then < before.active;
+        self.add(page);
+        each!(self, lru => lru.drain_all());
+        let after = self.single.stats();
+        let came = (after.added - before.added, after.refaulted - before.refaulted);
+        assert_eq!(came, (1, u64::from(is_recent)), "page {page} is back");
+        let lens = (after.inactive - before.inactive, after.active - before.active);
+        assert_eq!(lens, (u64::from(!is_recent), u64::from(is_recent)), "page {page} is back");
+    }
+
+    fn settings(&mut self, input: &mut Input<'_>) {
+        match input.byte() % 4 {
+            0 | 1 => self.drain(),
+            2 => {
+                let pages = pagevec_pages(input);
+                each!(self, lru => lru.set_pagevec_pages(pages).expect("in range"));
+            }
+            _ => {
+                let pages = input.one_of(&[0, MAX_PAGEVEC_PAGES + 1, usize::MAX]);
+                each!(self, lru => {
+                    let refused = lru.set_pagevec_pages(pages).expect_err("out of range");
+                    assert_eq!(refused.setting(), Some("lru_pagevec"));
+                });
+            }
+        }
+    }
+
+    /// Afterwards all that has contents is in a list.
+    fn drain(&mut self) {
+        each!(self, lru => lru.drain_all());
+        let least = self.count(|place| place == Place::Listed);
+        let most = least + self.count(|place| place == Place::Doomed);
+        assert!(
+            (least..=most).contains(&self.listed()),
+            "{} are listed, not {least} to {most}",
+            self.listed()
+        );
+    }
+
+    /// Pages in both lists.
+    fn listed(&self) -> u64 {
+        self.single.len(List::Inactive) + self.single.len(List::Active)
+    }
+
+    /// All have counted the same, and it adds up.
+    fn check_stats(&mut self) {
+        let stats = each!(self, lru => flows(lru.stats()));
+        assert_eq!(
+            each!(self, lru => [List::Inactive, List::Active].map(|list| lru.len(list))),
+            [stats.inactive, stats.active]
+        );
+        let answered = (self.isolated, self.put_back, self.evicted);
+        assert_eq!((stats.isolated, stats.put_back, stats.evicted), answered);
+        let left = stats.isolated + stats.inactive + stats.active;
+        let taken_out = stats.added.checked_sub(left).expect("what is in a list has come there");
+        // Whatever moves a doomed page takes it out.
+        let (least, most) = (self.taken_out, self.went.min(stats.removed));
+        assert!((least..=most).contains(&taken_out), "{taken_out}, not {least} to {most}: {stats:?}");
+        self.taken_out = taken_out;
+        // What came into each list, and left it but for pages whose contents went.
+        assert!(stats.active + stats.demoted <= stats.refaulted + stats.activated, "{stats:?}");
+        let (to, from) = (stats.added - stats.refaulted + stats.demoted, stats.isolated + stats.activated);
+        assert!(stats.inactive + from <= to, "{stats:?}");
+        assert_eq!(self.single.stats().batch_locks, 0);
+    }
+
+    /// Takes out what is doomed, and empties the lists from their cold end.
+    fn finish(mut self) {
+        let told = std::mem::take(&mut self.doomed);
+        self.take_out(&told);
+        self.drain();
+        assert_eq!(self.listed(), self.count(|place| place == Place::Listed), "a doomed page stays");
+        self.check_stats();
+        // A call clears the marks at least, and half of the active ones go, rounded down: one may stay.
+        for _ in 0..16 {
+            self.isolate(self.places.len());
+        }
+        assert!(self.listed() <= 1 && self.single.is_empty() == (self.listed() == 0), "pages stay");
+        assert_eq!(self.single.len(List::Inactive), 0, "an inactive page stays");
+        for page in 0..self.places.len() as u32 {
+            self.remove(page);
+        }
+        assert!(each!(self, lru => lru.is_empty()));
+        self.check_stats();
+    }
+}
+
+/// Statistics without what differs between designs. Nobody else uses the locks.
+fn flows(stats: Stats) -> Stats {
+    assert_eq!((stats.lru_locks_contended, stats.batch_locks_contended), (0, 0));
+    Stats { lru_locks: 0, batch_locks: 0, ..stats }
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
+    const ADD: u8 = 0;
+    const MARK: u8 = 3;
+    const DOOM: u8 = 6;
+    const REMOVE: u8 = 8;
+    let some = |op: u8, from: u16, count: u8, step: u8| {
+        let [low, high] = from.to_le_bytes();
+        vec![op, low, high, count - 1, step]
+    };
+    let remove_doomed = |count: u8, reversed: u8| vec![7, count, reversed];
+    let isolate = |most: u8| vec![9, most];
+    let (put_back, evict) = (|from, count| vec![11, from, count], |from, count| vec![12, from, count]);
+    let come_back = |from: u8| vec![13, from, 0];
+    let (drain, pagevec) = ([14, 0], |choice| vec![14, 2, choice]);
+    let go = |cpu: u8| vec![15, cpu];
+    let fill = [some(ADD, 0, 100, 0), some(ADD, 100, 100, 0), some(ADD, 200, 99, 4)].concat();
+    let heat = [some(MARK, 10, 60, 4), some(MARK, 10, 60, 4), some(MARK, 120, 90, 0)].concat();
+    let cool = [isolate(5), put_back(3, 20), evict(0, 90), isolate(3), evict(0, 200)].concat();
+    let holes = [
+        some(DOOM, 0, 90, 3),
+        some(ADD, 20, 20, 0),
+        some(REMOVE, 180, 40, 0),
+        remove_doomed(60, 1),
+        some(DOOM, 100, 100, 0),
+        isolate(4),
+        remove_doomed(255, 0),
+    ]
+    .concat();
+    let refaults = (0..6).flat_map(|at| come_back(at * 20)).collect::<Vec<u8>>();
+    let returns = [&heat[..], &cool, &refaults, &isolate(7), &evict(0, 255), &refaults].concat();
+    let moves = [
+        &go(1)[..],
+        &some(ADD, 0, 70, 5),
+        &some(DOOM, 0, 30, 5),
+        &go(0),
+        &some(ADD, 0, 50, 4),
+        &heat,
+        &go(1),
+        &pagevec(1),
+        &heat,
+        &isolate(6),
+        &some(MARK, 0, 50, 0),
+        &put_back(0, 255),
+    ]
+    .concat();
+    let all = [&fill[..], &heat, &cool, &holes, &drain, &returns, &moves, &fill, &returns].concat();
+    // CPU, pages, pagevec, and twice locks, pages of a batch, passes and splicing.
+    let with = |settings: [u8; 9], ops: &[u8]| [&settings, ops].concat();
+    vec![
+        with([0, 0, 4, 31, 13, 0, 31, 13, 1], &all),
+        with([0, 0, 7, 0, 59, 0, 2, 3, 2], &all),
+        with([1, 0, 0, 1, 0, 3, 4, 1, 0], &all),
+        with([0, 0, 6, 31, 55, 1, 7, 2, 2], &[&fill[..], &moves, &returns, &moves].concat()),
+        with([0, 2, 3, 1, 4, 0, 31, 6, 3], &all),
+        with([1, 3, 1, 31, 2, 0, 0, 1, 2], &[&fill[..], &holes, &returns].concat()),
+    ]
+}
