@@ -14,7 +14,7 @@ use uzram_lab::targets;
 
 use crate::failure::{Context, Result, print};
 
-/// Measure a device against the bare codec and the kernel's zram, in this process.
+/// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
 /// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of
 /// all targets are interleaved, so that a noisy machine disturbs each of them alike.
@@ -50,7 +50,8 @@ pub struct Args {
     /// Who may compress at once: percpu, or the number of streams on a locked list
     #[arg(long, value_name = "percpu|N", default_value = "percpu")]
     streams: Design,
-    /// What else to run: codec, the compressor alone; kernel, a zram device of this kernel (as root)
+    /// What else to run: codec, the compressor alone; kernel, a zram device of this kernel (as root);
+    /// no-lru, a device that does not keep track of its cold pages
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
     /// Measure what the project promises, over NBD too where fio and nbdkit are installed, and print

@@ -9,6 +9,7 @@ pub mod bench;
 pub mod corpus;
 pub mod experiment;
 pub mod lru_batch;
+pub mod hit_ratio;
 pub mod nbd_bench;
 pub mod slab_freeze;
 pub mod stats;

@@ -1,7 +1,8 @@
 //! The figures this program is judged by, measured in one go and printed beside what was wanted.
 //!
-//! All are ratios of two things measured in the same run, on the mixed corpus, with lz4 where
-//! nothing else is said. A target that cannot be measured on a machine says why.
+//! Nearly all are ratios of two things measured in the same run, on the mixed corpus, with lz4 where
+//! nothing else is said; hit ratios are compared by their difference, and measure no time. A target that
+//! cannot be measured on a machine says why.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,11 +11,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
+use uzram::lru::LruDesign;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::bench::compaction::{self, Compactor};
 use crate::bench::{self, Against, Pattern, Source};
 use crate::corpus::{self, Kind};
+use crate::hit_ratio::{self, Trace};
 use crate::nbd_bench;
 use crate::stats::median;
 
@@ -33,12 +36,17 @@ pub struct Options {
     pub large_size_bytes: u64,
     /// The size of the device that is scattered and compacted.
     pub compacted_size_bytes: u64,
+    /// Pages that the traces use which the LRU is judged by.
+    pub trace_pages: u32,
+    /// Uses of each trace.
+    pub trace_uses: usize,
     /// Set it and the run ends with an error after removing what it added and started.
     pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
+        let traces = hit_ratio::Options::default();
         Options {
             program: None,
             duration: Duration::from_secs(1),
@@ -46,6 +54,8 @@ impl Default for Options {
             corpus_pages: bench::DEFAULT_CORPUS_PAGES,
             large_size_bytes: 1 << 30,
             compacted_size_bytes: 256 << 20,
+            trace_pages: traces.pages,
+            trace_uses: traces.uses,
             stop: Arc::default(),
         }
     }
@@ -68,19 +78,19 @@ pub struct Target {
     pub name: String,
     /// Which side of `wanted` is good.
     pub bound: Bound,
-    /// The figure to reach, a ratio.
+    /// The figure to reach: a ratio, or percentage points where the name says so.
     pub wanted: f64,
-    /// The ratio measured; none when it could not be.
+    /// The figure measured; none when it could not be.
     pub measured: Option<f64>,
 }
 
 impl Target {
-    /// A ratio that should be `wanted` or more.
+    /// A figure that should be `wanted` or more.
     pub fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
         Target { name: name.into(), bound: Bound::AtLeast, wanted, measured }
     }
 
-    /// A ratio that should be `wanted` or less.
+    /// A figure that should be `wanted` or less.
     pub fn at_most(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
         Target { name: name.into(), bound: Bound::AtMost, wanted, measured }
     }
@@ -103,6 +113,8 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The throughputs behind the ratios.
     pub bench: bench::Report,
+    /// The hit ratios beside an exact LRU's.
+    pub hit_ratios: hit_ratio::Report,
     /// What compaction brings and costs.
     pub compaction: compaction::Report,
     /// The throughputs over NBD, when they were measured.
@@ -130,7 +142,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let speed = bench::run(bench::Options {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
-        against: vec![Against::Codec, Against::Kernel],
+        against: vec![Against::NoLru, Against::Codec, Against::Kernel],
         ..base.clone()
     })?;
     let memory = bench::Options { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
@@ -146,13 +158,21 @@ pub fn run(options: &Options) -> Result<Report> {
         ..compaction::Options::default()
     })?;
 
+    let hit_ratios = hit_ratio::run(&hit_ratio::Options {
+        pages: options.trace_pages,
+        uses: options.trace_uses,
+        stop: Arc::clone(&options.stop),
+        ..hit_ratio::Options::default()
+    })?;
+
     let mut targets = speed_targets(&speed);
+    targets.extend(hit_ratio_targets(&hit_ratios));
     targets.push(memory_target(&small, 1.065, &mut notes));
     targets.push(memory_target(&large, 1.02, &mut notes));
     targets.extend(compaction_targets(&compaction));
     let nbd = nbd_report(options, path, &mut notes)?;
     targets.extend(nbd_targets(nbd.as_ref()));
-    Ok(Report { targets, notes, bench: speed, compaction, nbd })
+    Ok(Report { targets, notes, bench: speed, hit_ratios, compaction, nbd })
 }
 
 /// Those that the in-process benchmark answers.
@@ -173,6 +193,12 @@ fn speed_targets(report: &bench::Report) -> Vec<Target> {
             targets.push(Target::at_least(name, wanted, ratio(rw, jobs, "kernel")));
         }
     }
+    for rw in [Pattern::RandRead, Pattern::RandWrite] {
+        for jobs in [1, 2] {
+            let name = format!("{rw}, {} / a device without an LRU", jobs_text(jobs));
+            targets.push(Target::at_least(name, 0.97, ratio(rw, jobs, "no-lru")));
+        }
+    }
     targets
 }
 
@@ -186,6 +212,23 @@ fn scaling(report: &bench::Report, rw: Pattern) -> Option<f64> {
         .map(|round| (uzram_2[round] / uzram_1[round]) / (codec_2[round] / codec_1[round]))
         .collect();
     Some(median(&gains))
+}
+
+/// Those of the LRU's choice of cold pages, for the design that devices have unless told otherwise.
+fn hit_ratio_targets(report: &hit_ratio::Report) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for trace in Trace::ALL {
+        let wanted_points = match trace {
+            Trace::Zipf | Trace::Loop => -1.0,
+            Trace::ScanThroughZipf => 0.0,
+        };
+        for percent in hit_ratio::MEMORY_PERCENT {
+            let row = report.row(trace, percent, LruDesign::default().name());
+            let name = format!("hits, {}, {percent} % in memory: points above exact LRU", trace.name());
+            targets.push(Target::at_least(name, wanted_points, row.map(hit_ratio::Row::points)));
+        }
+    }
+    targets
 }
 
 fn memory_target(report: &bench::Report, wanted: f64, notes: &mut Vec<String>) -> Target {
@@ -273,7 +316,8 @@ pub struct Targets<'a>(pub &'a [Target]);
 
 impl fmt::Display for Targets<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<58} {:>8} {:>9}", "target", "wanted", "measured")?;
+        let width = self.0.iter().map(|target| target.name.chars().count()).max().unwrap_or_default();
+        writeln!(f, "{:<width$} {:>8} {:>9}", "target", "wanted", "measured")?;
         for target in self.0 {
             let sign = match target.bound {
                 Bound::AtLeast => '≥',
@@ -287,7 +331,7 @@ impl fmt::Display for Targets<'_> {
                 Some(false) => "MISSED",
                 None => "not measured",
             };
-            writeln!(f, "{:<58} {wanted:>8} {measured:>9}  {verdict}", target.name)?;
+            writeln!(f, "{:<width$} {wanted:>8} {measured:>9}  {verdict}", target.name)?;
         }
         Ok(())
     }
@@ -298,7 +342,7 @@ impl fmt::Display for Report {
         write!(f, "{}", Targets(&self.targets))?;
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
-        write!(f, "\n{}\n{}", self.bench, self.compaction)?;
+        write!(f, "\n{}\n{}\n{}", self.bench, self.hit_ratios, self.compaction)?;
         match &self.nbd {
             Some(nbd) => write!(f, "\n{nbd}"),
             None => Ok(()),
@@ -331,14 +375,19 @@ mod tests {
             corpus_pages: 48,
             large_size_bytes: 1 << 20,
             compacted_size_bytes: 1 << 20,
+            trace_pages: 1000,
+            trace_uses: 5000,
             ..Options::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 2 + 7 + 6);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 6);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
         assert!(measured("randread, gain from 1 to 2 jobs / the bare codec's").unwrap() > 0.0);
+        assert!(measured("randwrite, 2 jobs / a device without an LRU").unwrap() > 0.0);
+        let points = measured("hits, scan through Zipf, 5 % in memory: points above exact LRU").unwrap();
+        assert!((-100.0..100.0).contains(&points), "{points}");
         assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);
         let text = report.to_string();
         assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");

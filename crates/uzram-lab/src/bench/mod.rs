@@ -1,5 +1,5 @@
 //! `uzram bench`: fio's six patterns on 4 KiB pages, in process, on a device filled with a
-//! corpus, beside the bare codec and the kernel's zram.
+//! corpus, beside the bare codec, the kernel's zram and a device without an LRU.
 //!
 //! How it measures:
 //! * Page p of the device is filled with corpus page p (counted round). Before a pattern that
@@ -80,6 +80,8 @@ pub enum Against {
     Codec,
     /// A kernel zram device, hot-added for the run.
     Kernel,
+    /// A uzram device that does not know which of its pages are cold.
+    NoLru,
 }
 
 impl std::str::FromStr for Against {
@@ -89,8 +91,11 @@ impl std::str::FromStr for Against {
         match text {
             "codec" => Ok(Against::Codec),
             "kernel" => Ok(Against::Kernel),
-            _ => Err(Error::invalid(format!("'{text}' is nothing to compare with: write codec or kernel"))
-                .with_setting("--against")),
+            "no-lru" => Ok(Against::NoLru),
+            _ => Err(Error::invalid(format!(
+                "'{text}' is nothing to compare with: write codec, kernel or no-lru"
+            ))
+            .with_setting("--against")),
         }
     }
 }
@@ -225,6 +230,10 @@ pub fn run(options: Options) -> Result<Report> {
     let mut notes = Vec::new();
 
     let device = UzramDevice::new(&options.algorithm, options.streams, size_bytes)?;
+    let without_lru = match options.against.contains(&Against::NoLru) {
+        true => Some(UzramDevice::without_lru(&options.algorithm, options.streams, size_bytes)?),
+        false => None,
+    };
     let codec = match options.against.contains(&Against::Codec) {
         true => Some(codec_loop::CodecLoop::new(
             options.algorithm.clone(),
@@ -242,6 +251,8 @@ pub fn run(options: Options) -> Result<Report> {
     };
 
     let mut targets: Vec<&dyn Target> = vec![&device];
+    // Beside the device it differs least from.
+    targets.extend(without_lru.as_ref().map(|device| device as &dyn Target));
     targets.extend(codec.as_ref().map(|codec| codec as &dyn Target));
     targets.extend(kernel.as_ref().map(|kernel| kernel as &dyn Target));
     for target in &targets {

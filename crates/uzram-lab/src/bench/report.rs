@@ -17,7 +17,7 @@ pub struct Row {
     pub rw: &'static str,
     /// Threads.
     pub jobs: usize,
-    /// `uzram`, `codec` or `kernel`.
+    /// `uzram`, `no-lru`, `codec` or `kernel`.
     pub target: &'static str,
     /// 10^6 bytes a second, all jobs together.
     pub mb_per_s: f64,
@@ -186,6 +186,7 @@ pub(super) fn describe(options: &Options, targets: &[&dyn Target], notes: &mut V
             "codec" => notes.push(
                 "codec: the bare loop on the same pages in the same order; same-filled pages left out of every target; pages that reach the huge threshold are copied".into(),
             ),
+            "no-lru" => notes.push("no-lru: a uzram device with lru_design=none".into()),
             "kernel" => notes.push("kernel: in process against a block device (O_DIRECT, a system call a page)".into()),
             _ => {}
         }

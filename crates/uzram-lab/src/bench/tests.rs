@@ -38,6 +38,23 @@ fn every_pattern_runs_beside_the_codec() {
 }
 
 #[test]
+fn a_device_without_an_lru_is_one_but_for_its_nodes() {
+    let options = Options { against: vec![Against::NoLru, Against::Codec], ..tiny() };
+    let report = run(options).unwrap();
+    let row = report.row(Pattern::RandRead, 1, "no-lru").unwrap();
+    assert!(row.mb_per_s > 0.0 && row.ratio.is_some(), "{row:?}");
+    assert!(report.notes.iter().any(|note| note.contains("lru_design=none")));
+
+    const PAGES: u64 = 1 << 20;
+    let (algorithm, streams) = (Algorithm::default(), Design::PerCpu);
+    let fixed_bytes = |device: UzramDevice| device.stats().mem_fixed_bytes;
+    let with = fixed_bytes(UzramDevice::new(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());
+    let without = fixed_bytes(UzramDevice::without_lru(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());
+    let nodes_bytes = uzram::lru::NODE_BYTES as u64 * PAGES;
+    assert!((nodes_bytes..nodes_bytes + (1 << 16)).contains(&(with - without)), "{}", with - without);
+}
+
+#[test]
 fn the_json_has_rows_and_memory() {
     let json: serde_json::Value = serde_json::from_str(&run(tiny()).unwrap().to_json()).unwrap();
     let row = &json["rows"][0];

@@ -1,4 +1,5 @@
-//! The target this is all about: a uzram device, one page an operation.
+//! The target this is all about: a uzram device, one page an operation. And one without an LRU, to see what
+//! knowing the cold pages costs.
 
 use std::sync::Arc;
 
@@ -6,6 +7,7 @@ use uzram::Result;
 use uzram::base::units::{Page, pages_to_bytes};
 use uzram::codec::Algorithm;
 use uzram::device::{Device, OpenDevice, Stats};
+use uzram::lru::LruDesign;
 use uzram::stream::Design;
 use uzram::zsmalloc::ClassStat;
 
@@ -13,6 +15,7 @@ use super::{Target, Worker, fill_in_order};
 use crate::corpus::{AlignedPage, Corpus};
 
 pub(crate) struct UzramDevice {
+    name: &'static str,
     open: OpenDevice,
     device: Arc<Device>,
     page_count: usize,
@@ -20,8 +23,18 @@ pub(crate) struct UzramDevice {
 
 impl UzramDevice {
     pub(crate) fn new(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
-        let attributes = [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())];
-        Self::with_attributes(&attributes, size_bytes)
+        Self::with_attributes(&compressing(algorithm, streams), size_bytes)
+    }
+
+    /// The same without an LRU.
+    pub(crate) fn without_lru(
+        algorithm: &Algorithm,
+        streams: Design,
+        size_bytes: u64,
+    ) -> Result<UzramDevice> {
+        let [algorithm, streams] = compressing(algorithm, streams);
+        let attributes = [algorithm, streams, ("lru_design", LruDesign::None.to_string())];
+        Ok(UzramDevice { name: "no-lru", ..Self::with_attributes(&attributes, size_bytes)? })
     }
 
     /// A device with these attributes.
@@ -30,7 +43,7 @@ impl UzramDevice {
         attributes.iter().try_for_each(|(name, value)| device.set(name, value))?;
         device.set("disksize", &size_bytes.to_string())?;
         let page_count = uzram::base::units::page_of(size_bytes) as usize;
-        Ok(UzramDevice { open: device.open()?, device, page_count })
+        Ok(UzramDevice { name: "uzram", open: device.open()?, device, page_count })
     }
 
     pub(crate) fn disk(&self) -> &OpenDevice {
@@ -50,9 +63,14 @@ impl UzramDevice {
     }
 }
 
+/// The attributes that say how a device compresses.
+fn compressing(algorithm: &Algorithm, streams: Design) -> [(&'static str, String); 2] {
+    [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())]
+}
+
 impl Target for UzramDevice {
     fn name(&self) -> &'static str {
-        "uzram"
+        self.name
     }
 
     fn fill(&self, corpus: &Corpus) -> Result<()> {
