@@ -132,7 +132,7 @@ pub struct Options {
 pub const DEFAULT_CORPUS_PAGES: usize = 64 << 8;
 
 const MAX_JOBS: usize = 256;
-const MAX_REPEAT: usize = 1000;
+pub(crate) const MAX_REPEAT: usize = 1000;
 const MAX_DURATION: Duration = Duration::from_hours(1);
 
 impl Default for Options {
