@@ -22,8 +22,9 @@ use crate::nbd_bench;
 use crate::stats::median;
 
 /// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better
-/// than a few long ones, between which a busy machine changes its speed more: there, 50 rounds of 50 ms gave
-/// ratios from 0.93 to 1.06 for what 250 rounds of 20 ms found to be 0.97 to 1.01.
+/// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU came
+/// to ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms in four runs, from 0.94 to
+/// 1.02 by 150 of 20 ms, and from 0.97 to 1.01 by 250 of 20 ms in five runs.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// How to measure.
