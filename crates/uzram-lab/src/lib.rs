@@ -1,5 +1,5 @@
 //! Measures uzram: page corpora out of what the machine has, the in-process benchmark, the NBD
-//! benchmark, the targets they are judged by, and experiments that repeat kernel patch series.
+//! benchmark, hit ratios, the targets they are judged by, and experiments that repeat kernel patch series.
 //!
 //! Everything here stands on the engine's public API; nothing of the engine knows about it.
 //! Measurements of two things are always interleaved in one run, because the machines they run
@@ -8,8 +8,8 @@
 pub mod bench;
 pub mod corpus;
 pub mod experiment;
-pub mod lru_batch;
 pub mod hit_ratio;
+pub mod lru_batch;
 pub mod nbd_bench;
 pub mod slab_freeze;
 pub mod stats;
