@@ -367,14 +367,11 @@ impl Machine {
         assert_eq!((stats.isolated, stats.put_back, stats.evicted), answered);
         let left = stats.isolated + stats.inactive + stats.active;
         let taken_out = stats.added.checked_sub(left).expect("what is in a list has come there");
+        assert_eq!(stats.removed, taken_out, "{stats:?}");
         // Whatever moves a doomed page takes it out.
-        let (least, most) = (self.taken_out, self.went.min(stats.removed));
+        let (least, most) = (self.taken_out, self.went);
         assert!((least..=most).contains(&taken_out), "{taken_out}, not {least} to {most}: {stats:?}");
         self.taken_out = taken_out;
-        // What came into each list, and left it but for pages whose contents went.
-        assert!(stats.active + stats.demoted <= stats.refaulted + stats.activated, "{stats:?}");
-        let (to, from) = (stats.added - stats.refaulted + stats.demoted, stats.isolated + stats.activated);
-        assert!(stats.inactive + from <= to, "{stats:?}");
         assert_eq!(self.single.stats().batch_locks, 0);
     }
 
@@ -385,12 +382,11 @@ impl Machine {
         self.drain();
         assert_eq!(self.listed(), self.count(|place| place == Place::Listed), "a doomed page stays");
         self.check_stats();
-        // A call clears the marks at least, and half of the active ones go, rounded down: one may stay.
+        // A call clears the marks at least, and half of the active ones go, rounded up.
         for _ in 0..16 {
             self.isolate(self.places.len());
         }
-        assert!(self.listed() <= 1 && self.single.is_empty() == (self.listed() == 0), "pages stay");
-        assert_eq!(self.single.len(List::Inactive), 0, "an inactive page stays");
+        assert!(self.listed() == 0 && self.single.is_empty(), "{} pages stay", self.listed());
         for page in 0..self.places.len() as u32 {
             self.remove(page);
         }
