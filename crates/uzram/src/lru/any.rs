@@ -110,6 +110,26 @@ impl AnyLru {
         each!(self, lru => lru.remove_doomed(pages));
     }
 
+    /// As [`Lru::isolate`].
+    pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
+        each!(self, lru => lru.isolate(most, out));
+    }
+
+    /// As [`Lru::is_isolated`].
+    pub fn is_isolated(&self, page: u32) -> bool {
+        each!(self, lru => lru.is_isolated(page))
+    }
+
+    /// As [`Lru::put_back`].
+    pub fn put_back(&self, pages: &[u32]) {
+        each!(self, lru => lru.put_back(pages));
+    }
+
+    /// As [`Lru::evicted`].
+    pub fn evicted(&self, page: u32) {
+        each!(self, lru => lru.evicted(page));
+    }
+
     /// As [`Lru::set_pagevec_pages`].
     pub fn set_pagevec_pages(&self, pages: usize) -> Result<()> {
         each!(self, lru => lru.set_pagevec_pages(pages))

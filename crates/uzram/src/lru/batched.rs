@@ -235,45 +235,42 @@ impl Batched {
         let mut taken = Taken { design: self, lists, fronts: None, batch: None };
         let mut left = [0; LISTS.len()];
         for page in pages {
+            let is_for_us = |state: State| is_due(state) && (sentinels || !state.has(SENTINEL));
             let mut state = lists.nodes.state(*page);
-            while is_due(state) && (sentinels || !state.has(SENTINEL)) {
-                let tag = state.tag();
-                if !taken.lock_batch(tag) {
-                    // It may have gone before its batch was locked, come anew, or become a sentinel.
-                    state = lists.nodes.state(*page);
-                    if state.tag() != tag || !is_due(state) {
-                        continue;
-                    }
+            if !is_for_us(state) {
+                continue;
+            }
+            let tag = state.tag();
+            if !taken.lock_batch(tag) {
+                state = lists.nodes.state(*page);
+                if state.tag() != tag || !is_for_us(state) {
+                    continue;
                 }
-                if !state.has(SENTINEL) {
-                    taken.fronts = None;
-                } else if !sentinels {
-                    break;
-                } else if taken.fronts.is_none() {
-                    taken.fronts = Some(self.lock_lru(lists));
-                    // Its batch may have been completed, so that it is none any more.
-                    state = lists.nodes.state(*page);
-                }
-                Batched::unlink(lists, taken.fronts.as_deref_mut(), *page, state);
-                left[on(state)] += 1;
-                if lists.unlinked_doomed(*page) {
-                    revived.push(*page);
-                }
-                break;
+            }
+            if !state.has(SENTINEL) {
+                taken.fronts = None;
+            } else if taken.fronts.is_none() {
+                taken.fronts = Some(self.lock_lru(lists));
+                // Its batch may have been completed, so that it is none any more.
+                state = lists.nodes.state(*page);
+            }
+            Batched::unlink(lists, taken.fronts.as_deref_mut(), *page, state);
+            left[on(state)] += 1;
+            if lists.unlinked_doomed(*page) {
+                revived.push(*page);
             }
         }
         lists.counts.removed(left);
     }
 
-    /// Takes doomed pages out that are sentinels, some batches at a time.
+    /// Takes doomed pages out, sentinels or not, some batches at a time.
     fn remove_edges(&self, lists: &Lists, pages: &[u32], revived: &mut Vec<u32>) {
         let mut left = [0; LISTS.len()];
-        let mut rest = pages.iter().copied().filter(|page| is_due(lists.nodes.state(*page)));
-        // Those that were in a batch that was not locked are tried again.
+        let mut due = pages.iter().copied().filter(|page| is_due(lists.nodes.state(*page)));
         let mut few = [0; AT_ONCE];
-        let mut count = 0;
         loop {
-            for page in rest.by_ref().take(AT_ONCE - count) {
+            let mut count = 0;
+            for page in due.by_ref().take(AT_ONCE) {
                 few[count] = page;
                 count += 1;
             }
@@ -281,25 +278,17 @@ impl Batched {
                 break;
             }
             let mut locked = self.lock_few(lists, &few[..count]);
-            let mut again = 0;
-            for at in 0..count {
-                let page = few[at];
-                let state = lists.nodes.state(page);
-                if !is_due(state) {
+            for page in &few[..count] {
+                let state = lists.nodes.state(*page);
+                if !is_due(state) || !locked.has(state.tag()) {
                     continue;
                 }
-                if !locked.has(state.tag()) {
-                    few[again] = page;
-                    again += 1;
-                    continue;
-                }
-                Batched::unlink(lists, Some(&mut locked.fronts), page, state);
+                Batched::unlink(lists, Some(&mut locked.fronts), *page, state);
                 left[on(state)] += 1;
-                if lists.unlinked_doomed(page) {
-                    revived.push(page);
+                if lists.unlinked_doomed(*page) {
+                    revived.push(*page);
                 }
             }
-            count = again;
         }
         lists.counts.removed(left);
     }
@@ -310,7 +299,8 @@ fn on(state: State) -> usize {
     usize::from(state.place() == Place::On(List::Active))
 }
 
-/// Whether a page is to be taken out.
+/// Whether a page is to be taken out. If that is so and it has another tag after locking than before, somebody
+/// else sees to it: who moved it, or who doomed it after it had gone and come anew.
 fn is_due(state: State) -> bool {
     state.is_on_list() && state.has(DOOMED)
 }

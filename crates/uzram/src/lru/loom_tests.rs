@@ -192,14 +192,18 @@ fn loom_lru_edge_is_removed_from_two_batches<D: Design>(batching: Batching) {
     run(make, |lru| lru.remove_doomed(&[0]), again, |model| model.end(&[1, 2, 5], &[]));
 }
 
-/// The edges of two batches at once, and a page within the second.
+/// The edges of two batches at once, and a page within each.
 fn loom_lru_edges_of_two_batches_are_removed<D: Design>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 6);
     let edges = |lru: &Lru<D>| {
         let doomed: Vec<u32> = [0, 3].into_iter().filter(|page| lru.doom(*page)).collect();
         lru.remove_doomed(&doomed);
     };
-    run(make, edges, |lru| lru.remove(4), |model| model.end(&[1, 2, 5], &[]));
+    let within = |lru: &Lru<D>| {
+        lru.remove(1);
+        lru.remove(4);
+    };
+    run(make, edges, within, |model| model.end(&[2, 5], &[]));
 }
 
 /// A page that is removed is not given out as well, or is and then it is gone.

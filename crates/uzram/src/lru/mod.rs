@@ -295,6 +295,11 @@ impl<D: Design> Lru<D> {
         }
     }
 
+    /// Whether a page is given out, and nothing was said of it since.
+    pub fn is_isolated(&self, page: u32) -> bool {
+        self.lists.nodes.has(page) && self.lists.nodes.state(page).place() == Place::Isolated
+    }
+
     /// Gives back pages that [`Lru::isolate`] gave out, and that stay: they come to the front of their list.
     pub fn put_back(&self, pages: &[u32]) {
         for page in pages {

@@ -8,6 +8,7 @@
 //! Lock order: slot, stream, then the pool's or the lists'. A whole page is compressed before its slot is
 //! locked; a part of a page is read, changed and written back under the slot's lock.
 
+mod cold;
 #[cfg(not(feature = "loom"))]
 mod maintenance;
 mod slot;
@@ -31,6 +32,7 @@ use crate::codec::{Algorithm, StatelessDecoder};
 use crate::lru::{self, AnyLru, LruDesign};
 use crate::stream::{AnyStreams, Design, Streams};
 use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
+pub use cold::ColdPage;
 #[cfg(not(feature = "loom"))]
 use maintenance::Maintenance;
 pub use slot::PageState;
@@ -563,11 +565,17 @@ impl Store {
             _ => Listing::Right,
         };
         drop(slot);
+        self.free(old);
+        listing
+    }
+
+    /// Frees what a slot held.
+    #[inline]
+    fn free(&self, old: Contents) {
         if let Contents::Stored { handle, .. } = old {
-            // SAFETY: the slot held it, and this call alone took it out.
+            // SAFETY: the slot held it, and who calls this took it out, which one does.
             unsafe { self.pool.free(handle) };
         }
-        listing
     }
 
     fn change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {

@@ -116,6 +116,13 @@ impl Slots {
         SlotGuard { lock: slot.lock.lock(&self.waiters, page as usize), slot }
     }
 
+    /// The slot of `page`, if nobody has it.
+    pub(super) fn try_lock(&self, page: u64) -> Option<SlotGuard<'_>> {
+        let slot = &self.table[page as usize];
+        let lock = slot.lock.try_lock(&self.waiters, page as usize)?;
+        Some(SlotGuard { lock, slot })
+    }
+
     /// Whether `page` holds nothing and nobody is changing that.
     #[inline]
     pub(super) fn is_empty(&self, page: u64) -> bool {
