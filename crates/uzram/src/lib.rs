@@ -1,7 +1,7 @@
 //! zram in user space: compressed memory without a kernel module.
 //!
 //! [`device::Device`] is a compressed RAM disk; [`store::Store`] holds its pages. Below them lie,
-//! each built only on those before it: `base`, `slab`, `codec`, `stream`, `zsmalloc`, `lru`.
+//! each built only on those before it: `base`, `slab`, `codec`, `stream`, `zsmalloc`, `lru`, `backing`.
 
 // loom's models use less than the product does.
 #![cfg_attr(feature = "loom", allow(dead_code))]
@@ -12,6 +12,8 @@ pub mod codec;
 pub mod stream;
 pub mod zsmalloc;
 pub mod lru;
+#[cfg(not(feature = "loom"))]
+pub mod backing;
 pub mod store;
 #[cfg(not(feature = "loom"))]
 pub mod device;

@@ -5,7 +5,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const LAYERS: [&str; 8] = ["base", "slab", "codec", "stream", "zsmalloc", "lru", "store", "device"];
+const LAYERS: [&str; 9] =
+    ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
 const BASE: [&str; 6] = ["error", "units", "random", "sync", "cpu", "mem"];
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {

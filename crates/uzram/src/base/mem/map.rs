@@ -9,7 +9,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 
 /// A range of address space of this process, private and anonymous: it takes memory only where it
 /// is touched. It is unmapped when dropped.
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
 }
@@ -21,13 +21,13 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 /// The host's page size: what the system gives and takes is a multiple of it.
-pub(super) fn host_page_bytes() -> usize {
+pub(crate) fn host_page_bytes() -> usize {
     rustix::param::page_size()
 }
 
 /// Whether a new mapping can be touched at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// Not before [`Mapping::enable`]: reserving it counts nowhere, not even where the system
     /// commits memory strictly.
     None,
@@ -40,7 +40,7 @@ impl Mapping {
     ///
     /// # Errors
     /// `NoMemory` when the system refuses.
-    pub(super) fn new(len_bytes: usize, access: Access) -> Result<Self> {
+    pub(crate) fn new(len_bytes: usize, access: Access) -> Result<Self> {
         let protection = match access {
             Access::None => ProtFlags::empty(),
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
@@ -64,7 +64,7 @@ impl Mapping {
 
     /// The first byte.
     #[inline]
-    pub(super) fn base(&self) -> *mut u8 {
+    pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
 

@@ -72,11 +72,15 @@ pub mod classes {
     pub static LRU_BATCH: LockClass = LockClass { several: true, ..LockClass::new(18, "lru_batch") };
     /// The edges of batches in an LRU: the kernel's `lru_lock`.
     pub static LRU_LOCK: LockClass = LockClass::new(19, "lru_lock");
+    /// Transfers to and from a backing that wait for a thread, or are waited for.
+    pub static BACKING_QUEUE: LockClass = LockClass::new(20, "backing_queue");
+    /// Which buffers of transfers are free.
+    pub static BACKING_BUFFERS: LockClass = LockClass::new(21, "backing_buffers");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(20, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(22, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 21] = [
+    pub static ALL: [&LockClass; 23] = [
         &DEVICE,
         &SLOT,
         &STREAM_LIST,
@@ -97,6 +101,8 @@ pub mod classes {
         &LRU_PAGEVEC,
         &LRU_BATCH,
         &LRU_LOCK,
+        &BACKING_QUEUE,
+        &BACKING_BUFFERS,
         &WAIT_TABLE,
     ];
 }

@@ -1,0 +1,118 @@
+//! The memory of transfers: buffers of one size, made beforehand, aligned to the host's pages as O_DIRECT wants
+//! them.
+//!
+//! All buffers of a pool lie in one mapping, which takes memory where it was touched. It lives as long as any of
+//! them, so that a transfer may outlast the pool it came from.
+//!
+//! Lock: `backing buffers`, a leaf.
+
+use std::ops::{Deref, DerefMut};
+
+use super::SETTING;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Access, Mapping, host_page_bytes};
+use crate::base::sync::{Arc, Mutex, classes};
+
+/// The largest size of a buffer: one transfer moves it at once.
+pub const MAX_BUFFER_BYTES: usize = 1 << 30;
+
+/// A fixed number of buffers of one size.
+pub struct Buffers {
+    pool: Arc<Pool>,
+}
+
+struct Pool {
+    mapping: Mapping,
+    buffer_bytes: usize,
+    count: u32,
+    /// The numbers of the buffers that nobody has. It has room for all.
+    free: Mutex<Vec<u32>>,
+}
+
+/// Bytes of a [`Buffers`]. Dropped, they go back to it. They are zeros the first time and whatever was in them
+/// later.
+pub struct Buffer {
+    pool: Arc<Pool>,
+    number: u32,
+}
+
+impl Buffers {
+    /// Makes `count` buffers of `buffer_bytes` each, a multiple of the host's page size.
+    ///
+    /// # Errors
+    /// `Invalid` for another size, or one above [`MAX_BUFFER_BYTES`]; `NoMemory`.
+    pub fn new(count: u32, buffer_bytes: usize) -> Result<Self> {
+        if buffer_bytes == 0
+            || buffer_bytes > MAX_BUFFER_BYTES
+            || !buffer_bytes.is_multiple_of(host_page_bytes())
+        {
+            return Err(Error::invalid(format!("buffers of {buffer_bytes} bytes are no whole pages")));
+        }
+        let too_many = || Error::new(ErrorKind::NoMemory, "buffers larger than the address space");
+        let len_bytes = (count as usize).checked_mul(buffer_bytes).ok_or_else(too_many)?;
+        let mapping = Mapping::new(len_bytes.max(host_page_bytes()), Access::ReadWrite)
+            .map_err(|error| error.with_setting(SETTING))?;
+        // The first are taken first.
+        let free = Mutex::new(&classes::BACKING_BUFFERS, (0..count).rev().collect());
+        Ok(Buffers { pool: Arc::new(Pool { mapping, buffer_bytes, count, free }) })
+    }
+
+    /// One of them, unless all are in use.
+    pub fn take(&self) -> Option<Buffer> {
+        let number = self.pool.free.lock().pop()?;
+        Some(Buffer { pool: Arc::clone(&self.pool), number })
+    }
+
+    /// How many could be taken now.
+    pub fn free(&self) -> usize {
+        self.pool.free.lock().len()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.pool.count as usize
+    }
+
+    /// The size of each.
+    pub fn buffer_bytes(&self) -> usize {
+        self.pool.buffer_bytes
+    }
+}
+
+impl Buffer {
+    /// The first of its bytes. Who uses it owns the buffer, and so keeps it from being read or given back.
+    pub(super) fn start(&self) -> *mut u8 {
+        // SAFETY: the mapping has `count` times `buffer_bytes`, and `number` is below `count`.
+        unsafe { self.pool.mapping.base().add(self.number as usize * self.pool.buffer_bytes) }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the bytes lie in the pool's mapping, which this buffer keeps alive, and were initialised as
+        // zeros. No other buffer has this number until this one is dropped, and the kernel writes to them only
+        // while a backing owns this buffer.
+        unsafe { std::slice::from_raw_parts(self.start(), self.pool.buffer_bytes) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`; and this borrow of the buffer is the only one.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.pool.buffer_bytes) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        self.pool.free.lock().push(self.number);
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} of {}, {} bytes)", self.number, self.pool.count, self.pool.buffer_bytes)
+    }
+}

@@ -1,0 +1,297 @@
+//! A backing that fails as it is told to: for tests, and to try out what happens when a disk fails under a device.
+//!
+//! [`Faults`] decides for each transfer when it is started. What passes goes straight to the backing below; what
+//! is to fail or to wait goes through a thread, so that no completion is told by the caller of
+//! [`Backing::start`].
+//!
+//! Lock: `backing queue`: the faults and their random numbers; the transfers that wait for the thread. One is
+//! never taken under the other.
+
+use std::ops::Range;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::{Backing, Buffer, Completion, Direction, SETTING, Transfer, join, spawn};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::random::Random;
+use crate::base::sync::{Arc, Counter, Mutex, classes};
+
+/// What happens to a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// It fails with an I/O error; nothing is read or written.
+    Error,
+    /// It fails for want of space; nothing is read or written.
+    NoSpace,
+    /// It fails with an I/O error after about half of it was read or written.
+    Short,
+    /// It begins so much later; what else happens to it, happens then. A backing that is dropped does not wait.
+    Stall(Duration),
+    /// One bit of what is read is wrong, and nothing says so. Writes pass.
+    FlipBit,
+}
+
+/// Which transfers something happens to.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// What happens.
+    pub kind: FaultKind,
+    /// Only to transfers in that direction.
+    pub direction: Option<Direction>,
+    /// Only to transfers that touch these bytes of the backing.
+    pub range: Range<u64>,
+    /// To one in so many of them, by chance.
+    pub one_in: u64,
+    /// Not to the first of them.
+    pub after: u64,
+    /// At most so often.
+    pub times: u64,
+}
+
+impl Fault {
+    /// To every transfer, from now on. The device is gone: `Fault::always(FaultKind::Error)`.
+    pub const fn always(kind: FaultKind) -> Self {
+        Fault { kind, direction: None, range: 0..u64::MAX, one_in: 1, after: 0, times: u64::MAX }
+    }
+}
+
+/// The faults of a [`FaultyBacking`]: a handle to change them while it is in use. The same seed, faults and order
+/// of transfers fail in the same places.
+#[derive(Clone)]
+pub struct Faults {
+    plan: Arc<Mutex<Plan>>,
+    injected: Arc<Counter>,
+}
+
+struct Plan {
+    random: Random,
+    faults: Vec<Fault>,
+}
+
+/// What was decided for one transfer.
+struct Fate {
+    stall: Option<Duration>,
+    then: Option<FaultKind>,
+    random: u64,
+}
+
+impl Faults {
+    fn new(seed: u64) -> Self {
+        let plan = Plan { random: Random::new(seed), faults: Vec::new() };
+        Faults {
+            plan: Arc::new(Mutex::new(&classes::BACKING_QUEUE, plan)),
+            injected: Arc::new(Counter::new(0)),
+        }
+    }
+
+    /// Adds a fault to those there are. Of several that meet a transfer, stalls add up, and the first other one
+    /// happens.
+    pub fn add(&self, fault: Fault) {
+        self.plan.lock().faults.push(fault);
+    }
+
+    /// From now on all is well. What stalls goes on stalling.
+    pub fn clear(&self) {
+        self.plan.lock().faults.clear();
+    }
+
+    /// How many transfers something has happened to.
+    pub fn injected(&self) -> u64 {
+        self.injected.get()
+    }
+
+    fn decide(&self, transfer: &Transfer) -> Fate {
+        let mut plan = self.plan.lock();
+        let Plan { random, faults } = &mut *plan;
+        let mut fate = Fate { stall: None, then: None, random: 0 };
+        for fault in faults.iter_mut().filter(|fault| fault.concerns(transfer)) {
+            if fault.after > 0 {
+                fault.after -= 1;
+            } else if fault.times > 0 && random.next().is_multiple_of(fault.one_in.max(1)) {
+                match fault.kind {
+                    FaultKind::Stall(by) => {
+                        fate.stall = Some(fate.stall.unwrap_or_default().saturating_add(by))
+                    }
+                    _ if fate.then.is_some() => continue,
+                    kind => fate.then = Some(kind),
+                }
+                fault.times -= 1;
+            }
+        }
+        fate.random = random.next();
+        drop(plan);
+        if fate.stall.is_some() || fate.then.is_some() {
+            self.injected.add(1);
+        }
+        fate
+    }
+}
+
+impl Fault {
+    fn concerns(&self, transfer: &Transfer) -> bool {
+        let end = transfer.offset.saturating_add(transfer.len_bytes as u64);
+        self.direction.is_none_or(|direction| direction == transfer.direction)
+            && (self.kind != FaultKind::FlipBit || transfer.direction == Direction::Read)
+            && self.range.start < end
+            && transfer.offset < self.range.end
+    }
+}
+
+/// A backing below which [`Faults`] happen. Dropped, it carries out what stalls at once.
+pub struct FaultyBacking<B: Backing + 'static> {
+    shared: Arc<Shared<B>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared<B> {
+    inner: B,
+    faults: Faults,
+    queue: Mutex<Queue>,
+}
+
+struct Queue {
+    waiting: Vec<Waiting>,
+    closed: bool,
+}
+
+struct Waiting {
+    due: Instant,
+    transfer: Transfer,
+    fate: Fate,
+}
+
+impl<B: Backing + 'static> FaultyBacking<B> {
+    /// Puts faults below `inner`, none at first, that happen as the random numbers of `seed` say.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives no thread.
+    pub fn new(inner: B, seed: u64) -> Result<Self> {
+        let queue = Mutex::new(&classes::BACKING_QUEUE, Queue { waiting: Vec::new(), closed: false });
+        let shared = Arc::new(Shared { inner, faults: Faults::new(seed), queue });
+        let of_thread = Arc::clone(&shared);
+        let thread = spawn("uzram-faults", move || of_thread.run())?;
+        Ok(FaultyBacking { shared, thread: Some(thread) })
+    }
+
+    /// The handle to its faults.
+    pub fn faults(&self) -> Faults {
+        self.shared.faults.clone()
+    }
+
+    /// The backing below.
+    pub fn inner(&self) -> &B {
+        &self.shared.inner
+    }
+
+    fn wake_up(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl<B: Backing + 'static> Backing for FaultyBacking<B> {
+    fn len_bytes(&self) -> u64 {
+        self.shared.inner.len_bytes()
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.shared.inner.block_bytes()
+    }
+
+    fn start(&self, transfer: Transfer) {
+        let fate = self.shared.faults.decide(&transfer);
+        if fate.stall.is_none() && fate.then.is_none() {
+            return self.shared.inner.start(transfer);
+        }
+        // A stall of centuries waits until the backing is dropped.
+        const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
+        let due = Instant::now() + fate.stall.unwrap_or_default().min(LONGEST);
+        self.shared.queue.lock().waiting.push(Waiting { due, transfer, fate });
+        self.wake_up();
+    }
+
+    fn discard(&self, offset: u64, len_bytes: u64) {
+        self.shared.inner.discard(offset, len_bytes);
+    }
+}
+
+impl<B: Backing + 'static> Drop for FaultyBacking<B> {
+    fn drop(&mut self) {
+        self.shared.queue.lock().closed = true;
+        self.wake_up();
+        self.thread.take().into_iter().for_each(join);
+    }
+}
+
+impl<B: Backing> Shared<B> {
+    fn run(&self) {
+        loop {
+            let now = Instant::now();
+            let mut queue = self.queue.lock();
+            let closed = queue.closed;
+            let due: Vec<Waiting> =
+                queue.waiting.extract_if(.., |waiting| closed || waiting.due <= now).collect();
+            let next = queue.waiting.iter().map(|waiting| waiting.due).min();
+            drop(queue);
+            if closed && due.is_empty() {
+                return;
+            }
+            if due.is_empty() {
+                match next {
+                    Some(next) => std::thread::park_timeout(next.saturating_duration_since(now)),
+                    None => std::thread::park(),
+                }
+            }
+            due.into_iter().for_each(|waiting| self.let_go(waiting));
+        }
+    }
+
+    /// What happens to a transfer after it has stalled.
+    fn let_go(&self, Waiting { mut transfer, fate, .. }: Waiting) {
+        let half_bytes = transfer.len_bytes / 2 / self.inner.block_bytes() * self.inner.block_bytes();
+        match fate.then {
+            None => return self.inner.start(transfer),
+            Some(FaultKind::NoSpace) => {
+                let full = Error::new(ErrorKind::NoSpace, "an injected want of space");
+                return transfer.finish(Err(full.with_setting(SETTING)));
+            }
+            Some(FaultKind::FlipBit) => {}
+            Some(FaultKind::Short) if half_bytes > 0 => {}
+            Some(_) => return transfer.finish(Err(injected())),
+        }
+        let len_bytes = transfer.len_bytes;
+        let flip = (fate.then == Some(FaultKind::FlipBit)).then_some((len_bytes, fate.random));
+        if flip.is_none() {
+            transfer.len_bytes = half_bytes;
+        }
+        transfer.completion = Arc::new(Spoil { flip, completion: transfer.completion });
+        self.inner.start(transfer);
+    }
+}
+
+fn injected() -> Error {
+    Error::new(ErrorKind::Io, "an injected I/O error").with_setting(SETTING)
+}
+
+/// Spoils what a transfer brought.
+struct Spoil {
+    /// How many bytes were read, and which bit of them is flipped; none: the transfer fails.
+    flip: Option<(usize, u64)>,
+    completion: Arc<dyn Completion>,
+}
+
+impl Completion for Spoil {
+    fn done(&self, token: u64, mut buffer: Buffer, result: Result<()>) {
+        let result = match (result, self.flip) {
+            (Ok(()), Some((len_bytes, random))) => {
+                let bit = (random % (len_bytes as u64 * 8)) as usize;
+                buffer[bit / 8] ^= 1 << (bit % 8);
+                Ok(())
+            }
+            (Ok(()), None) => Err(injected()),
+            (Err(error), _) => Err(error),
+        };
+        self.completion.done(token, buffer, result);
+    }
+}

@@ -1,0 +1,90 @@
+//! What both engines share: the open file, and how far a transfer has come.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+
+use crate::backing::{Direction, SETTING, Transfer};
+use crate::base::error::{Error, ErrorKind, Result};
+
+/// How often a transfer is tried again that was interrupted, or that the system had no means for just then.
+const MAX_RETRIES: u32 = 1000;
+
+/// The open file or block device.
+pub(super) struct Target {
+    pub(super) fd: OwnedFd,
+    pub(super) len_bytes: u64,
+    pub(super) block_bytes: usize,
+}
+
+impl Target {
+    pub(super) fn check(&self, transfer: &Transfer) -> Result<()> {
+        transfer.check(self.len_bytes, self.block_bytes)
+    }
+}
+
+/// A transfer that is being carried out.
+pub(super) struct Progress {
+    pub(super) transfer: Transfer,
+    done_bytes: usize,
+    retries: u32,
+}
+
+impl Progress {
+    pub(super) fn new(transfer: Transfer) -> Self {
+        Progress { transfer, done_bytes: 0, retries: 0 }
+    }
+
+    /// Where the rest lies on the backing.
+    pub(super) fn offset(&self) -> u64 {
+        self.transfer.offset + self.done_bytes as u64
+    }
+
+    /// Which bytes of the buffer are left.
+    pub(super) fn rest(&self) -> std::ops::Range<usize> {
+        self.done_bytes..self.transfer.len_bytes
+    }
+
+    /// Notes what the system answered. The transfer's result, once it has one.
+    pub(super) fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<()>> {
+        match answer {
+            Ok(0) => Some(Err(ended_early(self.transfer.direction))),
+            Ok(bytes) => {
+                self.done_bytes += bytes;
+                (self.done_bytes >= self.transfer.len_bytes).then_some(Ok(()))
+            }
+            Err(Errno::INTR | Errno::AGAIN) if self.retries < MAX_RETRIES => {
+                self.retries += 1;
+                None
+            }
+            Err(errno) => Some(Err(transfer_error(errno))),
+        }
+    }
+}
+
+fn ended_early(direction: Direction) -> Error {
+    let what = match direction {
+        Direction::Read => "the backing file has become shorter than it was",
+        Direction::Write => "the backing device takes no more bytes",
+    };
+    Error::new(ErrorKind::Io, what).with_setting(SETTING)
+}
+
+/// What a failed transfer is reported as. The texts are static: failing allocates nothing.
+fn transfer_error(errno: Errno) -> Error {
+    let (kind, what) = match errno {
+        Errno::NOSPC => (ErrorKind::NoSpace, "the backing file's file system is full"),
+        Errno::DQUOT => (ErrorKind::NoSpace, "the quota of the backing file's file system is used up"),
+        Errno::FBIG => (ErrorKind::NoSpace, "the backing file may not become that large"),
+        Errno::NXIO | Errno::NODEV => (ErrorKind::Io, "the backing device is gone"),
+        Errno::ROFS | Errno::PERM | Errno::ACCESS => {
+            (ErrorKind::Permission, "the backing device can no longer be written to")
+        }
+        Errno::NOMEM => {
+            (ErrorKind::NoMemory, "the system has no memory for a transfer to the backing device")
+        }
+        Errno::INVAL => (ErrorKind::Io, "the backing device does not take transfers of this alignment"),
+        _ => (ErrorKind::Io, "the backing device answers with an I/O error"),
+    };
+    Error::new(kind, what).with_setting(SETTING)
+}

@@ -1,0 +1,100 @@
+//! The engine `threads`: a few threads that read and write, for where io_uring may not be used.
+//!
+//! Lock: `backing queue`, held only to put transfers into the queue and to take them out.
+
+use std::collections::VecDeque;
+use std::thread::JoinHandle;
+
+use super::engine::{Progress, Target};
+use crate::backing::{Direction, Transfer, join, spawn};
+use crate::base::error::Result;
+use crate::base::sync::{Arc, Condvar, Mutex, classes};
+
+/// The most threads that one backing has.
+const MAX_THREADS: usize = 4;
+
+/// The threads of a backing. Dropped, they carry out what is queued and end.
+pub(super) struct Threads {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    target: Arc<Target>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+struct Queue {
+    transfers: VecDeque<Transfer>,
+    closed: bool,
+}
+
+impl Threads {
+    /// Starts them.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
+        let queue = Queue { transfers: VecDeque::with_capacity(queue_depth), closed: false };
+        let queue = Mutex::new(&classes::BACKING_QUEUE, queue);
+        let shared = Arc::new(Shared { target, queue, changed: Condvar::new() });
+        // Those that were started end when a later one can not be.
+        let mut engine = Threads { shared, threads: Vec::new() };
+        for number in 0..queue_depth.min(MAX_THREADS) {
+            let shared = Arc::clone(&engine.shared);
+            engine.threads.push(spawn(&format!("uzram-back-{number}"), move || shared.run())?);
+        }
+        Ok(engine)
+    }
+
+    pub(super) fn start(&self, transfer: Transfer) {
+        self.shared.queue.lock().transfers.push_back(transfer);
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.changed.notify_all();
+        self.threads.drain(..).for_each(join);
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        while let Some(transfer) = self.next() {
+            match self.target.check(&transfer) {
+                Ok(()) => self.carry_out(Progress::new(transfer)),
+                Err(error) => transfer.finish(Err(error)),
+            }
+        }
+    }
+
+    /// Waits for a transfer; none when the backing is dropped and all are done.
+    fn next(&self) -> Option<Transfer> {
+        let mut queue = self.queue.lock();
+        loop {
+            match queue.transfers.pop_front() {
+                Some(transfer) => return Some(transfer),
+                None if queue.closed => return None,
+                None => queue = queue.wait(&self.changed),
+            }
+        }
+    }
+
+    fn carry_out(&self, mut progress: Progress) {
+        loop {
+            let (rest, offset) = (progress.rest(), progress.offset());
+            let buffer = &mut progress.transfer.buffer;
+            let answer = match progress.transfer.direction {
+                Direction::Read => rustix::io::pread(&self.target.fd, &mut buffer[rest], offset),
+                Direction::Write => rustix::io::pwrite(&self.target.fd, &buffer[rest], offset),
+            };
+            if let Some(result) = progress.advance(answer) {
+                return progress.transfer.finish(result);
+            }
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The engine `uring`: one thread and its io_uring.
+//!
+//! The thread alone submits and reaps. The kernel ties a request to the thread that submitted it: it interrupts
+//! that thread to complete it, and cancels it when the thread ends. Neither is to happen to a caller's thread, so
+//! callers only put transfers into a queue and wake the thread up if it sleeps: the ring always has a read of an
+//! eventfd in flight.
+//!
+//! Invariant: the kernel may touch a buffer from the push of its entry until its completion was reaped. All that
+//! time the buffer belongs to [`InFlight`], which gives it away only then, and leaks it rather than free it should
+//! this thread panic. The file stays open as long, through [`Target`].
+//!
+//! Lock: `backing queue`, held only to put transfers into the queue and to take them out.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use rustix::event::EventfdFlags;
+use rustix::io::Errno;
+
+use super::engine::{Progress, Target};
+use crate::backing::{Direction, SETTING, Transfer, join, spawn};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::{Arc, AtomicU64, Mutex, classes};
+
+/// What the completion of the eventfd's read says instead of a transfer's place.
+const WAKE: u64 = u64::MAX;
+/// Where the kernel puts the eventfds' counts, which nobody looks at: memory that is never freed.
+static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);
+/// How long the thread rests when the ring itself fails, for want of memory for example.
+const RING_RETRY_AFTER: Duration = Duration::from_millis(1);
+
+/// The ring of a backing. Dropped, it carries out what is queued and waits for all that is in flight.
+pub(super) struct Uring {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: OwnedFd,
+}
+
+struct Queue {
+    transfers: VecDeque<Transfer>,
+    /// The thread waits for completions, and would not see a new transfer by itself.
+    asleep: bool,
+    closed: bool,
+}
+
+impl Uring {
+    /// Makes a ring for `queue_depth` transfers at a time.
+    ///
+    /// # Errors
+    /// `Unsupported` when the system has no io_uring, does not permit it, or gives it no memory.
+    pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
+        // One entry more, for the eventfd: there always is room for what is pushed.
+        let ring = IoUring::new(queue_depth as u32 + 1).map_err(|error| refused(&error))?;
+        let mut probe = Probe::new();
+        ring.submitter().register_probe(&mut probe).map_err(|error| refused(&error))?;
+        if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
+            return Err(refused(&Errno::NOSYS.into()));
+        }
+        let wake =
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| refused(&errno.into()))?;
+        let queue = Queue { transfers: VecDeque::with_capacity(queue_depth), asleep: false, closed: false };
+        let shared = Arc::new(Shared { queue: Mutex::new(&classes::BACKING_QUEUE, queue), wake });
+        let mut driver = Driver {
+            ring,
+            target,
+            shared: Arc::clone(&shared),
+            in_flight: InFlight::new(queue_depth),
+            fresh: Vec::with_capacity(queue_depth),
+            reaped: Vec::with_capacity(queue_depth + 1),
+            wake_armed: false,
+            closing: false,
+        };
+        let thread = spawn("uzram-back", move || driver.run())?;
+        Ok(Uring { shared, thread: Some(thread) })
+    }
+
+    pub(super) fn start(&self, transfer: Transfer) {
+        let mut queue = self.shared.queue.lock();
+        queue.transfers.push_back(transfer);
+        let asleep = std::mem::take(&mut queue.asleep);
+        drop(queue);
+        if asleep {
+            self.shared.wake_up();
+        }
+    }
+}
+
+fn refused(error: &std::io::Error) -> Error {
+    let what = format!("io_uring can not be used here: {error}; the engine 'threads' does without");
+    Error::new(ErrorKind::Unsupported, what).with_setting(SETTING)
+}
+
+impl Drop for Uring {
+    fn drop(&mut self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.wake_up();
+        self.thread.take().into_iter().for_each(join);
+    }
+}
+
+impl Shared {
+    fn wake_up(&self) {
+        // It fails only when 2^64 - 2 calls were not read yet.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+/// The transfers that the kernel has, by their place, which is what their completions name.
+struct InFlight {
+    places: Vec<Option<Progress>>,
+    free: Vec<usize>,
+}
+
+impl InFlight {
+    fn new(queue_depth: usize) -> Self {
+        InFlight { places: (0..queue_depth).map(|_| None).collect(), free: (0..queue_depth).collect() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.free.len() == self.places.len()
+    }
+
+    fn add(&mut self, transfer: Transfer) -> usize {
+        let place =
+            self.free.pop().expect("no more transfers are taken from the queue than there are places");
+        self.places[place] = Some(Progress::new(transfer));
+        place
+    }
+
+    /// The transfer at `place`, of which the kernel has nothing any more.
+    fn remove(&mut self, place: usize) -> Option<Transfer> {
+        let progress = self.places[place].take()?;
+        self.free.push(place);
+        Some(progress.transfer)
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        // The kernel may still write to their buffers.
+        self.places.drain(..).for_each(std::mem::forget);
+    }
+}
+
+/// What the thread has.
+struct Driver {
+    ring: IoUring,
+    target: Arc<Target>,
+    shared: Arc<Shared>,
+    in_flight: InFlight,
+    /// Taken from the queue and not pushed yet; empty between steps.
+    fresh: Vec<Transfer>,
+    /// Places and answers of completions; empty between steps.
+    reaped: Vec<(u64, i32)>,
+    /// The eventfd's read is in flight.
+    wake_armed: bool,
+    /// The backing is being dropped.
+    closing: bool,
+}
+
+impl Driver {
+    fn run(&mut self) {
+        while self.take_fresh() {
+            self.push_fresh();
+            self.submit_and_wait();
+            self.reap();
+        }
+    }
+
+    /// Takes as many transfers out of the queue as there are free places. False when all is done.
+    fn take_fresh(&mut self) -> bool {
+        let mut queue = self.shared.queue.lock();
+        let room = self.in_flight.free.len().min(queue.transfers.len());
+        self.fresh.extend(queue.transfers.drain(..room));
+        // Transfers that found no place are taken when a completion has made one.
+        queue.asleep = queue.transfers.is_empty();
+        self.closing = queue.closed;
+        !(self.closing && self.fresh.is_empty() && self.in_flight.is_empty())
+    }
+
+    fn push_fresh(&mut self) {
+        if !self.wake_armed {
+            let count = WAKE_COUNT.as_ptr().cast();
+            let read =
+                opcode::Read::new(types::Fd(self.shared.wake.as_raw_fd()), count, size_of::<u64>() as u32);
+            // SAFETY: the count is a static, and the eventfd is closed by `Shared` after the ring.
+            unsafe { push(&mut self.ring, &read.build().user_data(WAKE)) };
+            self.wake_armed = true;
+        }
+        let mut fresh = std::mem::take(&mut self.fresh);
+        for transfer in fresh.drain(..) {
+            match self.target.check(&transfer) {
+                Ok(()) => {
+                    let place = self.in_flight.add(transfer);
+                    self.push_rest(place);
+                }
+                Err(error) => transfer.finish(Err(error)),
+            }
+        }
+        self.fresh = fresh;
+    }
+
+    /// Hands the kernel what is left of the transfer at `place`.
+    fn push_rest(&mut self, place: usize) {
+        let Some(progress) = &self.in_flight.places[place] else { return };
+        let (rest, fd) = (progress.rest(), types::Fd(self.target.fd.as_raw_fd()));
+        let len_bytes = rest.len() as u32; // At most MAX_BUFFER_BYTES.
+        // SAFETY: the rest lies in the buffer, as `check` saw.
+        let start = unsafe { progress.transfer.buffer.start().add(rest.start) };
+        let entry = match progress.transfer.direction {
+            Direction::Read => opcode::Read::new(fd, start, len_bytes).offset(progress.offset()).build(),
+            Direction::Write => opcode::Write::new(fd, start, len_bytes).offset(progress.offset()).build(),
+        };
+        // SAFETY: `in_flight` keeps the buffer until this entry's completion was reaped, or for ever; `target`
+        // keeps the file open.
+        unsafe { push(&mut self.ring, &entry.user_data(place as u64)) };
+    }
+
+    fn submit_and_wait(&self) {
+        // When nobody will wake this thread up any more, it only waits for what is in flight.
+        let want = usize::from(!self.closing || !self.in_flight.is_empty());
+        match self.ring.submit_and_wait(want) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            // What was not submitted stays in the ring, and is tried again.
+            Err(_) => std::thread::sleep(RING_RETRY_AFTER),
+        }
+    }
+
+    fn reap(&mut self) {
+        let mut reaped = std::mem::take(&mut self.reaped);
+        reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        for (place, answer) in reaped.drain(..) {
+            if place == WAKE {
+                self.wake_armed = false;
+            } else {
+                let answer = usize::try_from(answer).map_err(|_| Errno::from_raw_os_error(-answer));
+                self.settle(place as usize, answer);
+            }
+        }
+        self.reaped = reaped;
+    }
+
+    /// Goes on with a transfer of which the kernel has answered the last entry.
+    fn settle(&mut self, place: usize, answer: Result<usize, Errno>) {
+        let Some(progress) = &mut self.in_flight.places[place] else { return };
+        match progress.advance(answer) {
+            None => self.push_rest(place),
+            Some(result) => {
+                if let Some(transfer) = self.in_flight.remove(place) {
+                    transfer.finish(result);
+                }
+            }
+        }
+    }
+}
+
+/// Puts an entry into the submission queue.
+///
+/// # Safety
+/// What the entry names stays valid until its completion was reaped.
+unsafe fn push(ring: &mut IoUring, entry: &squeue::Entry) {
+    // SAFETY: the caller's.
+    let pushed = unsafe { ring.submission().push(entry) };
+    // Each place has at most one entry, and the eventfd one.
+    pushed.expect("the queue has an entry for each place and one more");
+}

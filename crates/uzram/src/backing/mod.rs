@@ -1,0 +1,138 @@
+//! Where cold pages go: bytes by offset, on a file or a block device (on other machines one day). Nothing here
+//! knows what the bytes are: pages, extents, checksums and slots belong to those who write them.
+//!
+//! A [`Transfer`] takes its [`Buffer`] with it. Whoever carries it out owns the buffer until the kernel no longer
+//! touches it, and hands it back with the result to the transfer's [`Completion`]. So nobody can read a buffer
+//! that is half full, or free one that the kernel still writes to.
+//!
+//! - `buffers.rs`: the memory of transfers, made beforehand
+//! - `waiter.rs`: transfers for a thread that has nothing better to do than to wait
+//! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
+//! - `faulty.rs`: a backing that fails as it is told to ([`FaultyBacking`])
+//!
+//! Once as many transfers have been in flight as ever will be, none of this allocates for a transfer that
+//! succeeds.
+//!
+//! Locks: `backing queue` (transfers that wait for a thread; the result of a waiter) and `backing buffers` (which
+//! buffers are free). Both are leaves: no system call is made, no completion told and no other lock taken under
+//! them. Buffers may be taken and given back under any lock of the engine but a wait table's.
+
+mod buffers;
+mod faulty;
+
+mod file;
+mod waiter;
+
+#[cfg(test)]
+mod tests;
+
+pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
+
+pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
+pub use file::{Engine, FileBacking, FileOptions, MAX_QUEUE_DEPTH};
+pub use waiter::Waiter;
+
+use std::panic::AssertUnwindSafe;
+use std::thread::JoinHandle;
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Arc;
+
+/// The attribute that errors of this layer name.
+const SETTING: &str = "backing_dev";
+
+/// Bytes by offset, kept elsewhere than in memory.
+///
+/// Transfers that are in flight together happen in any order, also where they overlap. Dropped, a backing first
+/// carries out all that was started. That takes as long as it takes, so the last handle to a backing is not to be
+/// dropped by one of its completions, which could not wait for itself.
+pub trait Backing: Send + Sync {
+    /// How many bytes there are: a multiple of [`Backing::block_bytes`].
+    fn len_bytes(&self) -> u64;
+
+    /// What offsets and lengths must be multiples of: a power of two.
+    fn block_bytes(&self) -> usize;
+
+    /// Starts a transfer and returns without waiting for it, or for room. Its completion is told exactly once,
+    /// by another thread and with no lock held, also of a transfer that can not be carried out.
+    fn start(&self, transfer: Transfer);
+
+    /// Nobody needs these bytes any more: whoever reads them before they are written again gets zeros, what was
+    /// there, or some of both. The space goes back to the system where that is possible and was not promised to
+    /// this backing. It may wait for the system.
+    fn discard(&self, offset: u64, len_bytes: u64);
+}
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// From the backing into the buffer.
+    Read,
+    /// From the buffer to the backing.
+    Write,
+}
+
+/// Bytes to move between a buffer's start and a backing.
+pub struct Transfer {
+    /// Which way.
+    pub direction: Direction,
+    /// Where on the backing, in bytes.
+    pub offset: u64,
+    /// How many bytes, more than 0.
+    pub len_bytes: usize,
+    /// From where, or where to.
+    pub buffer: Buffer,
+    /// What the completion is told, to know which transfer it is.
+    pub token: u64,
+    /// Who is told of the result.
+    pub completion: Arc<dyn Completion>,
+}
+
+/// Who is told how a transfer ended.
+pub trait Completion: Send + Sync {
+    /// The transfer of `token` has ended: `buffer` is the one it was given. After an error of a read its contents
+    /// are anything; after an error of a write those of the backing are, within the transfer's range.
+    ///
+    /// Other transfers may wait while this runs. It may start new ones. A panic in it reaches nobody else.
+    fn done(&self, token: u64, buffer: Buffer, result: Result<()>);
+}
+
+impl Transfer {
+    /// Tells the completion. Called with no lock held.
+    fn finish(self, result: Result<()>) {
+        let Transfer { completion, token, buffer, .. } = self;
+        // The panic hook has reported it; the transfers of others go on.
+        let _ = std::panic::catch_unwind(AssertUnwindSafe(move || completion.done(token, buffer, result)));
+    }
+
+    /// Whether it fits a backing of that length and alignment.
+    fn check(&self, backing_bytes: u64, block_bytes: usize) -> Result<()> {
+        if self.len_bytes == 0 || self.len_bytes > self.buffer.len() {
+            return Err(Error::invalid("a transfer of no bytes, or of more than its buffer has"));
+        }
+        let block = block_bytes as u64;
+        if !self.offset.is_multiple_of(block) || !self.len_bytes.is_multiple_of(block_bytes) {
+            return Err(Error::invalid("a transfer that is no multiple of the backing's blocks"));
+        }
+        let end = self.offset.checked_add(self.len_bytes as u64);
+        if end.is_none_or(|end| end > backing_bytes) {
+            return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of the backing"));
+        }
+        Ok(())
+    }
+}
+
+/// Starts a thread of a backing.
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(run).map_err(|error| {
+        Error::new(ErrorKind::NoMemory, format!("the system gives no thread for the backing: {error}"))
+    })
+}
+
+/// Waits for a thread of a backing that was told to end, unless it is the caller, who will get there.
+fn join(thread: JoinHandle<()>) {
+    if thread.thread().id() != std::thread::current().id() {
+        // A panic there has been reported already.
+        let _ = thread.join();
+    }
+}

@@ -1,0 +1,94 @@
+//! The tests of backings. Each runs with both engines where they could differ.
+
+mod faults;
+mod files;
+mod model;
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use super::*;
+use crate::base::sync::{Condvar, Mutex, classes};
+
+const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Threads];
+
+/// A directory on the disk: many systems have `/tmp` in memory.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in(if Path::new("/var/tmp").is_dir() { "/var/tmp" } else { "/tmp" })
+        .expect("a directory")
+}
+
+fn options(path: &Path, size_bytes: u64, engine: Engine) -> FileOptions {
+    FileOptions { size_bytes: Some(size_bytes), engine, queue_depth: 8, ..FileOptions::new(path) }
+}
+
+fn open(path: &Path, size_bytes: u64, engine: Engine) -> FileBacking {
+    FileBacking::open(&options(path, size_bytes, engine)).expect("a backing")
+}
+
+/// What transfers ended with, by token. A second end of one is a failure.
+pub(super) struct Ends {
+    ends: Mutex<HashMap<u64, (Buffer, Result<()>)>>,
+    changed: Condvar,
+}
+
+impl Ends {
+    fn new() -> Arc<Self> {
+        let ends = Mutex::new(&classes::LRU_PAGEVEC, HashMap::new());
+        Arc::new(Ends { ends, changed: Condvar::new() })
+    }
+
+    /// Starts a transfer of the whole buffer.
+    fn start(
+        self: &Arc<Self>,
+        on: &dyn Backing,
+        direction: Direction,
+        offset: u64,
+        buffer: Buffer,
+        token: u64,
+    ) {
+        let len_bytes = buffer.len();
+        self.start_part(on, direction, offset, len_bytes, buffer, token);
+    }
+
+    fn start_part(
+        self: &Arc<Self>,
+        on: &dyn Backing,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        buffer: Buffer,
+        token: u64,
+    ) {
+        let completion: Arc<dyn Completion> = Arc::<Ends>::clone(self);
+        on.start(Transfer { direction, offset, len_bytes, buffer, token, completion });
+    }
+
+    /// Waits for the end of `token`.
+    fn wait(&self, token: u64) -> (Buffer, Result<()>) {
+        let mut ends = self.ends.lock();
+        loop {
+            match ends.remove(&token) {
+                Some(end) => return end,
+                None => ends = ends.wait(&self.changed),
+            }
+        }
+    }
+
+    /// How many have ended and were not waited for.
+    fn count(&self) -> usize {
+        self.ends.lock().len()
+    }
+}
+
+impl Completion for Ends {
+    fn done(&self, token: u64, buffer: Buffer, result: Result<()>) {
+        let before = self.ends.lock().insert(token, (buffer, result));
+        // A panic here would be caught.
+        if before.is_some() {
+            eprintln!("the transfer {token} ended twice");
+            std::process::abort();
+        }
+        self.changed.notify_all();
+    }
+}
