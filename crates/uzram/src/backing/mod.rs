@@ -6,7 +6,7 @@
 //! that is half full, or free one that the kernel still writes to.
 //!
 //! - `buffers.rs`: the memory of transfers, made beforehand
-//! - `waiter.rs`: transfers for a thread that has nothing better to do than to wait
+//! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
 //! - `faulty.rs`: a backing that fails as it is told to ([`FaultyBacking`])
 //!
@@ -30,7 +30,6 @@ pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
 
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 pub use file::{Engine, FileBacking, FileOptions, MAX_QUEUE_DEPTH};
-pub use waiter::Waiter;
 
 use std::panic::AssertUnwindSafe;
 use std::thread::JoinHandle;
@@ -56,6 +55,23 @@ pub trait Backing: Send + Sync {
     /// Starts a transfer and returns without waiting for it, or for room. Its completion is told exactly once,
     /// by another thread and with no lock held, also of a transfer that can not be carried out.
     fn start(&self, transfer: Transfer);
+
+    /// Carries out a transfer and waits for it, however many are queued. Not for a completion, which others wait
+    /// for.
+    ///
+    /// # Errors
+    /// What the completion would have been told. The buffer comes back in any case.
+    fn carry_out(
+        &self,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        buffer: Buffer,
+    ) -> (Buffer, Result<()>) {
+        waiter::wait_for(|completion| {
+            self.start(Transfer { direction, offset, len_bytes, buffer, token: 0, completion });
+        })
+    }
 
     /// Nobody needs these bytes any more: whoever reads them before they are written again gets zeros, what was
     /// there, or some of both. The space goes back to the system where that is possible and was not promised to
@@ -103,22 +119,6 @@ impl Transfer {
         let Transfer { completion, token, buffer, .. } = self;
         // The panic hook has reported it; the transfers of others go on.
         let _ = std::panic::catch_unwind(AssertUnwindSafe(move || completion.done(token, buffer, result)));
-    }
-
-    /// Whether it fits a backing of that length and alignment.
-    fn check(&self, backing_bytes: u64, block_bytes: usize) -> Result<()> {
-        if self.len_bytes == 0 || self.len_bytes > self.buffer.len() {
-            return Err(Error::invalid("a transfer of no bytes, or of more than its buffer has"));
-        }
-        let block = block_bytes as u64;
-        if !self.offset.is_multiple_of(block) || !self.len_bytes.is_multiple_of(block_bytes) {
-            return Err(Error::invalid("a transfer that is no multiple of the backing's blocks"));
-        }
-        let end = self.offset.checked_add(self.len_bytes as u64);
-        if end.is_none_or(|end| end > backing_bytes) {
-            return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of the backing"));
-        }
-        Ok(())
     }
 }
 

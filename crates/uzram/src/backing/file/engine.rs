@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
 
-use crate::backing::{Direction, SETTING, Transfer};
+use crate::backing::{Buffer, Direction, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
 
 /// How often a transfer is tried again that was interrupted, or that the system had no means for just then.
@@ -18,40 +18,76 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn check(&self, transfer: &Transfer) -> Result<()> {
-        transfer.check(self.len_bytes, self.block_bytes)
+    /// How to begin with a transfer, if it lies within the file, its blocks and the buffer.
+    pub(super) fn begin(
+        &self,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        buffer: &Buffer,
+    ) -> Result<Progress> {
+        if len_bytes == 0 || len_bytes > buffer.len() {
+            return Err(Error::invalid("a transfer of no bytes, or of more than its buffer has"));
+        }
+        if !offset.is_multiple_of(self.block_bytes as u64) || !len_bytes.is_multiple_of(self.block_bytes) {
+            return Err(Error::invalid("a transfer that is no multiple of the backing's blocks"));
+        }
+        let end = offset.checked_add(len_bytes as u64);
+        if end.is_none_or(|end| end > self.len_bytes) {
+            return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of the backing"));
+        }
+        Ok(Progress { direction, offset, len_bytes, done_bytes: 0, retries: 0 })
+    }
+
+    /// Reads or writes, and waits for it.
+    pub(super) fn carry_out(
+        &self,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        buffer: &mut Buffer,
+    ) -> Result<()> {
+        let mut progress = self.begin(direction, offset, len_bytes, buffer)?;
+        loop {
+            let (rest, offset) = (progress.rest(), progress.offset());
+            let answer = match direction {
+                Direction::Read => rustix::io::pread(&self.fd, &mut buffer[rest], offset),
+                Direction::Write => rustix::io::pwrite(&self.fd, &buffer[rest], offset),
+            };
+            if let Some(result) = progress.advance(answer) {
+                return result;
+            }
+        }
     }
 }
 
-/// A transfer that is being carried out.
+/// How far a transfer has come. It lies within its buffer.
 pub(super) struct Progress {
-    pub(super) transfer: Transfer,
+    direction: Direction,
+    offset: u64,
+    len_bytes: usize,
     done_bytes: usize,
     retries: u32,
 }
 
 impl Progress {
-    pub(super) fn new(transfer: Transfer) -> Self {
-        Progress { transfer, done_bytes: 0, retries: 0 }
-    }
-
     /// Where the rest lies on the backing.
     pub(super) fn offset(&self) -> u64 {
-        self.transfer.offset + self.done_bytes as u64
+        self.offset + self.done_bytes as u64
     }
 
     /// Which bytes of the buffer are left.
     pub(super) fn rest(&self) -> std::ops::Range<usize> {
-        self.done_bytes..self.transfer.len_bytes
+        self.done_bytes..self.len_bytes
     }
 
     /// Notes what the system answered. The transfer's result, once it has one.
     pub(super) fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<()>> {
         match answer {
-            Ok(0) => Some(Err(ended_early(self.transfer.direction))),
+            Ok(0) => Some(Err(ended_early(self.direction))),
             Ok(bytes) => {
                 self.done_bytes += bytes;
-                (self.done_bytes >= self.transfer.len_bytes).then_some(Ok(()))
+                (self.done_bytes >= self.len_bytes).then_some(Ok(()))
             }
             Err(Errno::INTR | Errno::AGAIN) if self.retries < MAX_RETRIES => {
                 self.retries += 1;

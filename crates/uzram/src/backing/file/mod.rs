@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use rustix::fs::FallocateFlags;
 
-use super::{Backing, SETTING, Transfer};
+use super::{Backing, Buffer, Direction, SETTING, Transfer};
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use engine::Target;
@@ -30,7 +30,7 @@ pub enum Engine {
     /// [`Engine::Uring`] where the system permits it, else [`Engine::Threads`].
     #[default]
     Auto,
-    /// io_uring, from Linux 5.6 on. Containers often forbid it.
+    /// io_uring, from Linux 5.10 on. Containers often forbid it.
     Uring,
     /// A few threads that read and write.
     Threads,
@@ -170,6 +170,18 @@ impl Backing for FileBacking {
             Mover::Uring(uring) => uring.start(transfer),
             Mover::Threads(threads) => threads.start(transfer),
         }
+    }
+
+    /// By the calling thread: it is not worth waking another one up, which would wake this one up.
+    fn carry_out(
+        &self,
+        direction: Direction,
+        offset: u64,
+        len_bytes: usize,
+        mut buffer: Buffer,
+    ) -> (Buffer, Result<()>) {
+        let result = self.target.carry_out(direction, offset, len_bytes, &mut buffer);
+        (buffer, result)
     }
 
     /// Punches a hole into a sparse file, and discards on a block device. A file whose space is reserved keeps it.

@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
-use super::engine::{Progress, Target};
-use crate::backing::{Direction, Transfer, join, spawn};
+use super::engine::Target;
+use crate::backing::{Transfer, join, spawn};
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Condvar, Mutex, classes};
 
@@ -64,11 +64,10 @@ impl Drop for Threads {
 
 impl Shared {
     fn run(&self) {
-        while let Some(transfer) = self.next() {
-            match self.target.check(&transfer) {
-                Ok(()) => self.carry_out(Progress::new(transfer)),
-                Err(error) => transfer.finish(Err(error)),
-            }
+        while let Some(mut transfer) = self.next() {
+            let Transfer { direction, offset, len_bytes, buffer, .. } = &mut transfer;
+            let result = self.target.carry_out(*direction, *offset, *len_bytes, buffer);
+            transfer.finish(result);
         }
     }
 
@@ -80,20 +79,6 @@ impl Shared {
                 Some(transfer) => return Some(transfer),
                 None if queue.closed => return None,
                 None => queue = queue.wait(&self.changed),
-            }
-        }
-    }
-
-    fn carry_out(&self, mut progress: Progress) {
-        loop {
-            let (rest, offset) = (progress.rest(), progress.offset());
-            let buffer = &mut progress.transfer.buffer;
-            let answer = match progress.transfer.direction {
-                Direction::Read => rustix::io::pread(&self.target.fd, &mut buffer[rest], offset),
-                Direction::Write => rustix::io::pwrite(&self.target.fd, &buffer[rest], offset),
-            };
-            if let Some(result) = progress.advance(answer) {
-                return progress.transfer.finish(result);
             }
         }
     }

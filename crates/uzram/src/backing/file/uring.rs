@@ -57,7 +57,7 @@ impl Uring {
     /// `Unsupported` when the system has no io_uring, does not permit it, or gives it no memory.
     pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
         // One entry more, for the eventfd: there always is room for what is pushed.
-        let ring = IoUring::new(queue_depth as u32 + 1).map_err(|error| refused(&error))?;
+        let ring = make_ring(queue_depth as u32 + 1).map_err(|error| refused(&error))?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(|error| refused(&error))?;
         if !probe.is_supported(opcode::Read::CODE) || !probe.is_supported(opcode::Write::CODE) {
@@ -92,6 +92,17 @@ impl Uring {
     }
 }
 
+/// A ring that runs the kernel's part of completions when its thread waits for them, and not by interrupting it
+/// (Linux 6.1), or an ordinary one. It is to be enabled by the thread that will use it.
+fn make_ring(entries: u32) -> std::io::Result<IoUring> {
+    let mut builder = IoUring::builder();
+    builder.setup_r_disabled();
+    builder.clone().setup_single_issuer().setup_defer_taskrun().build(entries).or_else(|error| {
+        let is_unknown = error.raw_os_error() == Some(Errno::INVAL.raw_os_error());
+        if is_unknown { builder.build(entries) } else { Err(error) }
+    })
+}
+
 fn refused(error: &std::io::Error) -> Error {
     let what = format!("io_uring can not be used here: {error}; the engine 'threads' does without");
     Error::new(ErrorKind::Unsupported, what).with_setting(SETTING)
@@ -114,7 +125,7 @@ impl Shared {
 
 /// The transfers that the kernel has, by their place, which is what their completions name.
 struct InFlight {
-    places: Vec<Option<Progress>>,
+    places: Vec<Option<(Transfer, Progress)>>,
     free: Vec<usize>,
 }
 
@@ -127,18 +138,18 @@ impl InFlight {
         self.free.len() == self.places.len()
     }
 
-    fn add(&mut self, transfer: Transfer) -> usize {
+    fn add(&mut self, transfer: Transfer, progress: Progress) -> usize {
         let place =
             self.free.pop().expect("no more transfers are taken from the queue than there are places");
-        self.places[place] = Some(Progress::new(transfer));
+        self.places[place] = Some((transfer, progress));
         place
     }
 
     /// The transfer at `place`, of which the kernel has nothing any more.
     fn remove(&mut self, place: usize) -> Option<Transfer> {
-        let progress = self.places[place].take()?;
+        let (transfer, _) = self.places[place].take()?;
         self.free.push(place);
-        Some(progress.transfer)
+        Some(transfer)
     }
 }
 
@@ -167,6 +178,8 @@ struct Driver {
 
 impl Driver {
     fn run(&mut self) {
+        // It fails only for a ring that is enabled already.
+        let _ = self.ring.submitter().register_enable_rings();
         while self.take_fresh() {
             self.push_fresh();
             self.submit_and_wait();
@@ -196,9 +209,10 @@ impl Driver {
         }
         let mut fresh = std::mem::take(&mut self.fresh);
         for transfer in fresh.drain(..) {
-            match self.target.check(&transfer) {
-                Ok(()) => {
-                    let place = self.in_flight.add(transfer);
+            let Transfer { direction, offset, len_bytes, buffer, .. } = &transfer;
+            match self.target.begin(*direction, *offset, *len_bytes, buffer) {
+                Ok(progress) => {
+                    let place = self.in_flight.add(transfer, progress);
                     self.push_rest(place);
                 }
                 Err(error) => transfer.finish(Err(error)),
@@ -209,12 +223,12 @@ impl Driver {
 
     /// Hands the kernel what is left of the transfer at `place`.
     fn push_rest(&mut self, place: usize) {
-        let Some(progress) = &self.in_flight.places[place] else { return };
+        let Some((transfer, progress)) = &self.in_flight.places[place] else { return };
         let (rest, fd) = (progress.rest(), types::Fd(self.target.fd.as_raw_fd()));
         let len_bytes = rest.len() as u32; // At most MAX_BUFFER_BYTES.
-        // SAFETY: the rest lies in the buffer, as `check` saw.
-        let start = unsafe { progress.transfer.buffer.start().add(rest.start) };
-        let entry = match progress.transfer.direction {
+        // SAFETY: the rest lies in the buffer, as `begin` saw.
+        let start = unsafe { transfer.buffer.start().add(rest.start) };
+        let entry = match transfer.direction {
             Direction::Read => opcode::Read::new(fd, start, len_bytes).offset(progress.offset()).build(),
             Direction::Write => opcode::Write::new(fd, start, len_bytes).offset(progress.offset()).build(),
         };
@@ -250,7 +264,7 @@ impl Driver {
 
     /// Goes on with a transfer of which the kernel has answered the last entry.
     fn settle(&mut self, place: usize, answer: Result<usize, Errno>) {
-        let Some(progress) = &mut self.in_flight.places[place] else { return };
+        let Some((_, progress)) = &mut self.in_flight.places[place] else { return };
         match progress.advance(answer) {
             None => self.push_rest(place),
             Some(result) => {

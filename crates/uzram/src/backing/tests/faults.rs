@@ -10,7 +10,6 @@ struct Bench {
     backing: FaultyBacking<FileBacking>,
     faults: Faults,
     buffers: Buffers,
-    waiter: Waiter,
     _directory: tempfile::TempDir,
 }
 
@@ -19,19 +18,19 @@ fn bench(engine: Engine, seed: u64) -> Bench {
     let inner = open(&directory.path().join("file"), LEN_BYTES, engine);
     let backing = FaultyBacking::new(inner, seed).expect("a thread");
     let (faults, buffers) = (backing.faults(), Buffers::new(16, BUFFER_BYTES).expect("memory"));
-    Bench { backing, faults, buffers, waiter: Waiter::new(), _directory: directory }
+    Bench { backing, faults, buffers, _directory: directory }
 }
 
 impl Bench {
-    fn write(&mut self, offset: u64, byte: u8) -> Result<()> {
+    fn write(&self, offset: u64, byte: u8) -> Result<()> {
         let mut buffer = self.buffers.take().expect("a free buffer");
         buffer.fill(byte);
-        self.waiter.write(&self.backing, offset, buffer, BUFFER_BYTES).1
+        self.backing.carry_out(Direction::Write, offset, BUFFER_BYTES, buffer).1
     }
 
-    fn read(&mut self, offset: u64) -> Result<Vec<u8>> {
+    fn read(&self, offset: u64) -> Result<Vec<u8>> {
         let buffer = self.buffers.take().expect("a free buffer");
-        let (buffer, result) = self.waiter.read(&self.backing, offset, buffer, BUFFER_BYTES);
+        let (buffer, result) = self.backing.carry_out(Direction::Read, offset, BUFFER_BYTES, buffer);
         result.map(|()| buffer.to_vec())
     }
 }
@@ -42,7 +41,7 @@ fn kind<T: std::fmt::Debug>(result: Result<T>) -> ErrorKind {
 
 #[test]
 fn faults_meet_what_they_are_meant_for() {
-    let mut bench = bench(Engine::Auto, 1);
+    let bench = bench(Engine::Auto, 1);
     let far = LEN_BYTES / 2;
     assert_eq!((bench.write(0, 1), bench.write(far, 2)), (Ok(()), Ok(())));
     assert_eq!(bench.faults.injected(), 0);
@@ -85,7 +84,7 @@ fn faults_meet_what_they_are_meant_for() {
 
 #[test]
 fn a_stall_lasts_and_ends_with_the_backing() {
-    let mut bench = bench(Engine::Auto, 1);
+    let bench = bench(Engine::Auto, 1);
     let stall = Duration::from_millis(50);
     bench.faults.add(Fault { times: 1, ..Fault::always(FaultKind::Stall(stall)) });
     let begun = Instant::now();
@@ -150,7 +149,7 @@ fn every_transfer_ends_once_whatever_happens() {
 #[test]
 fn the_same_seed_fails_in_the_same_places() {
     let run = || {
-        let mut bench = bench(Engine::Auto, 42);
+        let bench = bench(Engine::Auto, 42);
         bench.faults.add(Fault { one_in: 3, ..Fault::always(FaultKind::Error) });
         (0..60).map(|_| bench.write(0, 1).is_ok()).collect::<Vec<bool>>()
     };

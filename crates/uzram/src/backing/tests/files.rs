@@ -16,6 +16,22 @@ fn block(buffers: &Buffers, byte: u8) -> Buffer {
     buffer
 }
 
+/// Carries out a transfer by the engine, and again by this thread: with the same result.
+fn both_ways(
+    backing: &FileBacking,
+    direction: Direction,
+    offset: u64,
+    len_bytes: usize,
+    buffer: Buffer,
+) -> (Buffer, Result<()>) {
+    let ends = Ends::new();
+    ends.start_part(backing, direction, offset, len_bytes, buffer, 0);
+    let (buffer, by_engine) = ends.wait(0);
+    let (buffer, by_caller) = backing.carry_out(direction, offset, len_bytes, buffer);
+    assert_eq!(by_engine, by_caller);
+    (buffer, by_caller)
+}
+
 #[test]
 fn buffers_are_zeros_apart_from_each_other_and_come_back() {
     let buffers = Buffers::new(3, 2 * PAGE_SIZE).expect("memory");
@@ -44,19 +60,18 @@ fn a_file_is_made_reserved_kept_and_extended() {
     let directory = directory();
     let path = directory.path().join("file");
     let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
-    let mut waiter = Waiter::new();
     {
         let backing = open(&path, (1 << 20) + 17, Engine::Auto);
         assert_eq!(backing.len_bytes(), 1 << 20, "whole blocks");
         let data = std::fs::metadata(&path).expect("made");
         assert_eq!(data.permissions().mode() & 0o777, 0o600);
         assert!(backing.is_reserved() && data.blocks() * 512 >= 1 << 20, "{} blocks", data.blocks());
-        let (_, result) = waiter.write(&backing, 0, block(&buffers, 7), PAGE_SIZE);
+        let (_, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 7));
         assert_eq!(result, Ok(()));
     }
     let backing = open(&path, 2 << 20, Engine::Auto);
     assert_eq!((backing.len_bytes(), std::fs::metadata(&path).expect("kept").len()), (2 << 20, 2 << 20));
-    let (read, result) = waiter.read(&backing, 0, block(&buffers, 0), PAGE_SIZE);
+    let (read, result) = both_ways(&backing, Direction::Read, 0, PAGE_SIZE, block(&buffers, 0));
     assert!(result.is_ok() && read.iter().all(|byte| *byte == 7), "what was in it is kept");
     drop((backing, read));
     let part = open(&path, 1 << 20, Engine::Auto);
@@ -122,7 +137,6 @@ fn a_bad_transfer_ends_with_an_error() {
     for engine in ENGINES {
         let backing = open(&directory.path().join("file"), 1 << 20, engine);
         let buffers = Buffers::new(1, 2 * PAGE_SIZE).expect("memory");
-        let mut waiter = Waiter::new();
         for (offset, len_bytes, kind) in [
             (0, 0, ErrorKind::Invalid),
             (0, 3 * PAGE_SIZE, ErrorKind::Invalid),
@@ -132,7 +146,8 @@ fn a_bad_transfer_ends_with_an_error() {
             ((1 << 20) - PAGE_SIZE as u64, 2 * PAGE_SIZE, ErrorKind::OutOfRange),
             (u64::MAX - 4095, PAGE_SIZE, ErrorKind::OutOfRange),
         ] {
-            let (buffer, result) = waiter.write(&backing, offset, block(&buffers, 1), len_bytes);
+            let (buffer, result) =
+                both_ways(&backing, Direction::Write, offset, len_bytes, block(&buffers, 1));
             assert_eq!(result.expect_err("bad").kind(), kind, "{engine:?} {offset} {len_bytes}");
             drop(buffer);
         }
@@ -155,12 +170,12 @@ fn a_file_that_becomes_shorter_is_an_error() {
         let backing = FileBacking::open(&options).expect("a backing");
         let file = std::fs::OpenOptions::new().write(true).open(&path).expect("the file");
         let buffers = Buffers::new(1, 4 * PAGE_SIZE).expect("memory");
-        let mut waiter = Waiter::new();
         // Within the transfer, at its start, and before it.
         for kept_pages in [2, 0] {
             file.set_len(kept_pages * PAGE_SIZE as u64).expect("cut");
             for offset in [0, 1 << 19] {
-                let (_, result) = waiter.read(&backing, offset, block(&buffers, 1), 4 * PAGE_SIZE);
+                let (_, result) =
+                    both_ways(&backing, Direction::Read, offset, 4 * PAGE_SIZE, block(&buffers, 1));
                 let error = result.expect_err("it is not there");
                 assert_eq!(error.kind(), ErrorKind::Io, "{engine:?} {error}");
                 assert!(error.to_string().contains("shorter"), "{engine:?} {error}");
@@ -251,7 +266,7 @@ fn where_io_uring_is_forbidden_threads_do_its_work() {
         assert_eq!(backing.engine(), Engine::Threads);
         assert_eq!(backing.fallback(), Some(&error));
         let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
-        let (_, result) = Waiter::new().write(&backing, 0, block(&buffers, 1), PAGE_SIZE);
+        let (_, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 1));
         assert_eq!(result, Ok(()));
     });
     forbidden.join().expect("no failure");
@@ -293,11 +308,10 @@ fn a_file_system_without_direct_io_is_used_through_the_page_cache() {
         assert_eq!((backing.is_direct(), backing.is_reserved()), (false, false));
         assert_eq!((backing.block_bytes(), backing.len_bytes()), (PAGE_SIZE, 1 << 20));
         let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
-        let mut waiter = Waiter::new();
-        let (buffer, result) = waiter.write(&backing, 0, block(&buffers, 9), PAGE_SIZE);
+        let (buffer, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 9));
         assert_eq!(result, Ok(()));
         drop(buffer);
-        let (buffer, result) = waiter.read(&backing, 0, block(&buffers, 0), PAGE_SIZE);
+        let (buffer, result) = both_ways(&backing, Direction::Read, 0, PAGE_SIZE, block(&buffers, 0));
         assert!(result.is_ok() && buffer.iter().all(|byte| *byte == 9));
     }
 }
@@ -311,7 +325,7 @@ fn files_in_memory_work_too() {
     for engine in ENGINES {
         let backing = open(&directory.path().join("file"), 1 << 20, engine);
         let buffers = Buffers::new(1, PAGE_SIZE).expect("memory");
-        let (_, result) = Waiter::new().write(&backing, 4096, block(&buffers, 9), PAGE_SIZE);
+        let (_, result) = both_ways(&backing, Direction::Write, 4096, PAGE_SIZE, block(&buffers, 9));
         assert_eq!(result, Ok(()), "{engine:?}");
     }
 }
