@@ -183,6 +183,8 @@ impl Driver {
         while self.take_fresh() {
             self.push_fresh();
             self.submit_and_wait();
+            // Until it sleeps again, it sees what is started by itself: what completions start above all.
+            self.shared.queue.lock().asleep = false;
             self.reap();
         }
     }
