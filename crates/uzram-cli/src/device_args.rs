@@ -15,6 +15,9 @@ pub struct DeviceArgs {
     /// ,dict=PATH, with a dictionary that `uzram train` made [default: the device's]
     #[arg(long, value_name = "NAME")]
     pub algorithm: Option<String>,
+    /// By which pages can be compressed again, on `uzram set NAME recompress=...`: written as --algorithm
+    #[arg(long, value_name = "NAME")]
+    recompress: Option<String>,
     /// The most memory its contents may take; writes beyond it fail [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     mem_limit: Option<u64>,
@@ -53,6 +56,11 @@ impl DeviceArgs {
     pub fn settings(&self) -> impl Iterator<Item = Setting> {
         let settings = [
             ("--algorithm", "comp_algorithm", self.algorithm.clone()),
+            (
+                "--recompress",
+                "recomp_algorithm",
+                self.recompress.as_ref().map(|algorithm| format!("algo={algorithm}")),
+            ),
             ("--chain", "chain_size", self.chain.map(|pages| pages.to_string())),
             ("--streams", "streams", self.streams.map(|design| design.to_string())),
             ("--pool-design", "pool_design", self.pool_design.map(|design| design.to_string())),

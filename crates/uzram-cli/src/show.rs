@@ -73,6 +73,7 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         ("written", pages(stats.pages_written), failed(stats.failed_writes)),
         ("discarded", pages(stats.notify_free), String::new()),
         ("compacted", pages(stats.pages_compacted), String::new()),
+        ("recompressed", pages(stats.pages_recompressed), String::new()),
     ];
     let mut text = format!("{name}\n");
     for (what, value, note) in rows {

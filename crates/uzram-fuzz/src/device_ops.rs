@@ -42,6 +42,7 @@ struct Machine<'a> {
     limited: bool,
     /// What was charged when the limit was set or last looked at.
     charged_bytes: u64,
+    recompresses: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -58,22 +59,48 @@ impl<'a> Machine<'a> {
             ("run_cache_batch", input.one_of(&["0", "1", "32", "512"]).to_owned()),
             ("streams", input.one_of(&["percpu", "1", "percpu", "3"]).to_owned()),
             ("stream_alloc", input.one_of(&["held", "released"]).to_owned()),
-            ("disksize", size_bytes.to_string()),
         ] {
             device.set(name, &value).expect(name);
         }
+        let again = input.one_of(&["", "algo=zstd:3", "priority=2 algo=deflate:9", "priority=3 algo=lz4hc"]);
+        if !again.is_empty() {
+            device.set("recomp_algorithm", again).expect("uninitialised");
+        }
+        device.set("disksize", &size_bytes.to_string()).expect("a size");
         let disk = device.open().expect("it has a size");
-        Machine { device, disk, model: Model::new(size_bytes), limited: false, charged_bytes: 0 }
+        let recompresses = !device.get("recomp_algorithm").expect("readable").is_empty();
+        Machine {
+            device,
+            disk,
+            model: Model::new(size_bytes),
+            limited: false,
+            charged_bytes: 0,
+            recompresses,
+        }
+    }
+
+    /// Pages are marked as idle and compressed again: what they hold stays the same.
+    fn recompress(&mut self, input: &mut Input<'_>) {
+        self.device.set("idle", input.one_of(&["all", "1", "0"])).expect("initialised");
+        let what =
+            ["", "type=idle", "type=huge", "type=huge_idle threshold=3000", "max_pages=3", "threshold=700"];
+        match self.device.set("recompress", input.one_of(&what)) {
+            Ok(()) => assert!(self.recompresses, "by which algorithm?"),
+            Err(error) if error.kind() == ErrorKind::Invalid => assert!(!self.recompresses, "{error}"),
+            Err(error) => assert!(self.limited && error.kind() == ErrorKind::NoSpace, "{error}"),
+        }
+        self.check_charged();
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
-        match input.byte() % 16 {
+        match input.byte() % 17 {
             0..=3 => self.read(input),
             4..=9 => self.write(input),
             10 => self.discard(input),
             11 | 12 => self.write_zeroes(input),
             13 => self.limit(input),
             14 => self.set_at_any_time(input),
+            16 => self.recompress(input),
             _ => self.set_too_late(input),
         }
     }
@@ -234,18 +261,19 @@ pub fn seeds() -> Vec<Vec<u8>> {
         op(0, 0, 5, &[]),
         vec![14, 2],
         vec![15, 1],
+        vec![16, 0, 0, 0, 4, 0],
     ]
     .concat();
     let fill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[2, index])).collect();
     let refill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[3, 0, index * 3, index])).collect();
     let limited = [&[13, 3], &fill[..], &[13, 1], &refill[..], &some[..], &[13, 0], &fill[..]].concat();
-    let with = |settings: [u8; 5], ops: &[u8]| [&settings, ops].concat();
+    let with = |settings: [u8; 8], ops: &[u8]| [&settings, ops].concat();
     vec![
-        with([20, 0, 0, 12, 2], &some),
-        with([20, 1, 1, 0, 0], &some),
-        with([95, 0, 0, 4, 3], &limited),
-        with([95, 3, 1, 12, 1], &limited),
-        with([0, 0, 0, 12, 2], &some),
-        with([64, 0, 0, 12, 2], &[&fill[..], &refill[..], &fill[..]].concat()),
+        with([20, 0, 0, 12, 2, 0, 0, 1], &some),
+        with([20, 1, 1, 0, 0, 0, 0, 2], &some),
+        with([95, 0, 0, 4, 3, 0, 0, 1], &limited),
+        with([95, 3, 1, 12, 1, 0, 1, 1], &limited),
+        with([0, 0, 0, 12, 2, 0, 0, 0], &some),
+        with([64, 0, 0, 12, 2, 0, 0, 3], &[&fill[..], &refill[..], &fill[..]].concat()),
     ]
 }

@@ -99,7 +99,7 @@ impl Api {
     fn describe(&self, status: u16, device: &Device) -> Response {
         let attributes: Map<String, Value> = Device::attributes()
             .iter()
-            .filter(|attribute| attribute.readable())
+            .filter(|attribute| attribute.readable() && !attribute.is_long())
             // One that can't be read now (before disksize is set, say) is null; the rest still show.
             .map(|attribute| (attribute.name.to_owned(), device.get(attribute.name).ok().into()))
             .collect();

@@ -16,6 +16,8 @@
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
 //! | `POST /v1/shutdown` | 202, and the daemon ends |
 //!
+//! The attributes of a device are all but those whose text grows with its disk.
+//!
 //! A failure is a 4xx or 5xx status with `{"error": TEXT, "errno": N, "setting": TEXT or null}`.
 //!
 //! One request a connection. Each layer is a plain function of the one below: [`http`] turns bytes

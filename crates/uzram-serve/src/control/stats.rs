@@ -43,6 +43,7 @@ mirror! {
     mem_tables_bytes,
     same_pages,
     pages_compacted,
+    pages_recompressed,
     huge_pages,
     huge_pages_since,
     pages_read,

@@ -96,7 +96,7 @@ fn devices_are_listed_and_described() {
     assert_eq!(device.json["uri"], "nbd+unix:///zram0?socket=/run/nbd.sock");
     for attribute in Device::attributes() {
         let shown = device.json["attributes"].get(attribute.name).is_some();
-        assert_eq!(shown, attribute.readable(), "{}", attribute.name);
+        assert_eq!(shown, attribute.readable() && !attribute.is_long(), "{}", attribute.name);
     }
 }
 

@@ -1,5 +1,6 @@
 //! What everything else stands on.
 
+pub mod clock;
 pub mod cpu;
 pub mod error;
 pub mod mem;

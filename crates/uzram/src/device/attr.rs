@@ -9,15 +9,23 @@ use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
-use crate::codec::{Algorithm, Dictionary, Kind};
 use crate::lru::MAX_PAGEVEC_PAGES;
 use crate::store::MAX_BATCH_PAGES;
 use crate::zsmalloc::CHAIN_SIZES;
 
+mod algorithms;
+mod cold;
+
 use super::{Device, Params, Stats};
+use algorithms::{
+    comp_algorithm, recomp_algorithm, set_algorithm_params, set_comp_algorithm, set_recomp_algorithm,
+};
+use cold::{block_state, recompress, set_idle};
 
 /// Less would move less than an object at a time.
 const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
+
+const BLOCK_STATE: &str = "block_state";
 
 /// One row of the table.
 #[derive(Clone, Copy)]
@@ -59,10 +67,37 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "algorithm_params",
-        help: "level=N dict=PATH of the algorithm in use, which algo=NAME may name; what is left out \
-               becomes the default; before initialisation",
+        help: "level=N dict=PATH of the algorithm in use; what is left out \
+               becomes the default; priority=N or algo=NAME name one of recompression; before initialisation",
         get: None,
         set: Some(set_algorithm_params),
+    },
+    Attribute {
+        name: "recomp_algorithm",
+        help: "algo=ALGORITHM priority=1..3 (1 if left out): by which pages can be compressed again, written as \
+               comp_algorithm's; before initialisation",
+        get: Some(recomp_algorithm),
+        set: Some(set_recomp_algorithm),
+    },
+    Attribute {
+        name: "recompress",
+        help: "type=idle, huge or huge_idle, threshold=BYTES, max_pages=N, algo=NAME or priority=N, all of which \
+               may be left out: compresses pages again, the largest first",
+        get: None,
+        set: Some(recompress),
+    },
+    Attribute {
+        name: "idle",
+        help: "all, or seconds: marks pages as idle that were not used for as long, until they are",
+        get: None,
+        set: Some(set_idle),
+    },
+    Attribute {
+        name: BLOCK_STATE,
+        help: "of each page that holds something its number, when it was used last in seconds of uptime, and s \
+               same-filled, h huge, i idle, r recompressed, n incompressible; the first 1048576 of them",
+        get: Some(block_state),
+        set: None,
     },
     Attribute {
         name: "mem_limit",
@@ -213,6 +248,11 @@ impl Attribute {
         self.set.is_some()
     }
 
+    /// Whether its text grows with the disk: it is no part of a summary.
+    pub fn is_long(&self) -> bool {
+        self.name == BLOCK_STATE
+    }
+
     pub(super) fn get(&self, device: &Device) -> Result<String> {
         let denied =
             || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be written", self.name));
@@ -238,55 +278,6 @@ fn set_reset(device: &Device, value: &str) -> Result<()> {
         Ok(number) if number != 0 => device.reset(),
         _ => Err(Error::invalid(format!("'{value}' does not reset: write 1"))),
     }
-}
-
-fn comp_algorithm(device: &Device) -> String {
-    let current = device.state.lock().params.algorithm.clone();
-    let show = |kind: Kind| if kind == current.kind() { format!("[{current}]") } else { kind.name().into() };
-    Kind::ALL.map(show).join(" ")
-}
-
-fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "comp_algorithm", value, |params, algorithm| params.algorithm = algorithm)
-}
-
-/// The kernel's words, but that what it ignores is refused.
-fn set_algorithm_params(device: &Device, value: &str) -> Result<()> {
-    let (mut algorithm, mut level, mut path) = (None, None, None);
-    for word in value.split_whitespace() {
-        match word.split_once('=').filter(|(_, value)| !value.is_empty()) {
-            Some(("algo", name)) => algorithm = Some(name.parse::<Kind>()?),
-            Some(("level", number)) => level = Some(number),
-            Some(("dict", file)) => path = Some(file),
-            // The others are the algorithms of recompression.
-            Some(("priority", "0")) => {}
-            Some(("priority", _)) => {
-                return Err(Error::invalid(format!("'{word}': there is no recompression, only priority=0")));
-            }
-            Some(("deflate.winbits", _)) => {
-                return Err(Error::invalid(format!(
-                    "'{word}': deflate's window cannot be changed; leave it out"
-                )));
-            }
-            _ => return Err(Error::invalid(format!("'{word}' is not algo=NAME, level=N or dict=PATH"))),
-        }
-    }
-    let current = {
-        let state = device.state.lock();
-        state.uninitialised("algorithm_params")?;
-        state.params.algorithm.kind()
-    };
-    if let Some(other) = algorithm.filter(|kind| *kind != current) {
-        let what = format!("algo={}: the algorithm in use is {}", other.name(), current.name());
-        return Err(Error::invalid(what).with_setting("comp_algorithm"));
-    }
-    // Without the lock: it reads a file.
-    let level = level.map(|level| current.parse_level(level)).transpose()?;
-    let algorithm = Algorithm::new(current, level, path.map(Dictionary::read).transpose()?)?;
-    let mut state = device.state.lock();
-    state.uninitialised("algorithm_params")?;
-    state.params.algorithm = algorithm;
-    Ok(())
 }
 
 fn set_mem_limit(device: &Device, value: &str) -> Result<()> {
@@ -354,6 +345,11 @@ fn classes(device: &Device) -> String {
     text
 }
 
+/// The words of a value, each `name=value`.
+fn words(value: &str) -> impl Iterator<Item = (&str, &str)> {
+    value.split_whitespace().map(|word| word.split_once('=').unwrap_or((word, "")))
+}
+
 fn before_initialisation<T>(
     device: &Device,
     name: &str,
@@ -409,11 +405,7 @@ fn set_stream_alloc(device: &Device, value: &str) -> Result<()> {
 }
 
 fn compact(device: &Device, _: &str) -> Result<()> {
-    let Some(store) = device.state.lock().store.clone() else {
-        let what = "a device without a size has nothing to compact";
-        return Err(Error::invalid(what).with_setting("disksize"));
-    };
-    store.compact();
+    device.initialised()?.compact();
     Ok(())
 }
 

@@ -21,7 +21,7 @@ use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::codec::Algorithm;
 use crate::lru::{self, LruDesign};
-use crate::store::{self, Store, StreamAlloc};
+use crate::store::{self, MAX_RECOMPRESSION, Store, StreamAlloc};
 use crate::stream::Design;
 use crate::zsmalloc::{ClassStat, PoolDesign};
 
@@ -59,6 +59,8 @@ struct State {
 #[derive(Clone)]
 struct Params {
     algorithm: Algorithm,
+    /// By priority less 1.
+    recompression: [Option<Algorithm>; MAX_RECOMPRESSION],
     chain_size: usize,
     pool_design: PoolDesign,
     lru_design: LruDesign,
@@ -76,6 +78,7 @@ impl Default for Params {
     fn default() -> Self {
         Params {
             algorithm: Algorithm::default(),
+            recompression: [const { None }; MAX_RECOMPRESSION],
             chain_size: DEFAULT_CHAIN_SIZE,
             pool_design: PoolDesign::default(),
             lru_design: LruDesign::default(),
@@ -119,6 +122,8 @@ pub struct Stats {
     pub same_pages: u64,
     /// Pages freed by compaction.
     pub pages_compacted: u64,
+    /// Pages that became smaller by being compressed again.
+    pub pages_recompressed: u64,
     /// Pages stored as they are.
     pub huge_pages: u64,
     /// Pages ever stored as they are.
@@ -221,6 +226,7 @@ impl Device {
             mem_tables_bytes: 0,
             same_pages: stats.same_pages,
             pages_compacted: stats.pages_compacted,
+            pages_recompressed: stats.pages_recompressed,
             huge_pages: stats.huge_pages,
             huge_pages_since: stats.huge_pages_since,
             pages_read: stats.pages_read,
@@ -244,6 +250,14 @@ impl Device {
         // Without the lock: it looks through all classes.
         let store = self.state.lock().store.clone();
         store.map(|store| store.class_stats()).unwrap_or_default()
+    }
+
+    /// The store, for what can only be done once there is one.
+    fn initialised(&self) -> Result<Arc<Store>> {
+        self.state.lock().store.clone().ok_or_else(|| {
+            let what = format!("'{}' has no size yet, and holds nothing", self.name);
+            Error::invalid(what).with_setting("disksize")
+        })
     }
 
     /// Opens the disk for I/O; until all are dropped, `reset` answers `Busy`.
@@ -273,6 +287,7 @@ impl Device {
             name: self.name.clone(),
             pages,
             algorithm: params.algorithm.clone(),
+            recompression: params.recompression.clone(),
             chain_size: params.chain_size,
             pool_design: params.pool_design,
             lru_design: params.lru_design,

@@ -266,13 +266,14 @@ fn algorithm_params_are_the_kernels() {
         assert_eq!(shown(&device), algorithm, "{params}");
     }
     for (params, hint) in [
-        ("algo=lz4 level=2", "the algorithm in use is zstd"),
+        ("algo=lz4 level=2", "the device has no algorithm lz4"),
         ("algo=zstdd", "no compression algorithm"),
         ("level=0", "'0' is no level"),
-        ("level=", "'level=' is not"),
+        ("level=", "'level' is not"),
         ("level", "'level' is not"),
-        ("depth=3", "'depth=3' is not"),
-        ("priority=1 level=3", "only priority=0"),
+        ("depth=3", "'depth' is not"),
+        ("priority=1 level=3", "no algorithm with priority 1"),
+        ("priority=4 level=3", "write 0 to 3"),
         ("deflate.winbits=15", "leave it out"),
         ("dict=relative", "whole path"),
         ("level=3 dict=/nonexistent/dictionary", "No such file"),
@@ -356,6 +357,77 @@ fn every_attribute_keeps_its_word() {
     }
     let error = device(&[]).get("nonesuch").unwrap_err();
     assert!(error.kind() == ErrorKind::NotFound && error.to_string().contains("mm_stat"), "{error}");
+}
+
+#[test]
+fn pages_are_compressed_again_on_request() {
+    let device =
+        device(&[("recomp_algorithm", "algo=zstd:9"), ("recomp_algorithm", "priority=3 algo=deflate")]);
+    assert_eq!(
+        device.get("recomp_algorithm"),
+        Ok("#1: lz4 lz4hc [zstd:9] deflate\n#3: lz4 lz4hc zstd [deflate]".into())
+    );
+    device.set("algorithm_params", "algo=deflate level=9").expect("there is one");
+    device.set("algorithm_params", "priority=1 level=4").expect("there is one");
+    assert_eq!(
+        device.get("recomp_algorithm"),
+        Ok("#1: lz4 lz4hc [zstd:4] deflate\n#3: lz4 lz4hc zstd [deflate:9]".into())
+    );
+    for (name, value) in [("recompress", "type=idle"), ("idle", "all")] {
+        let error = device.set(name, value).expect_err("no size yet");
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("disksize")), "{name}");
+    }
+    assert_eq!(device.get("block_state"), Ok(String::new()));
+    device.set("disksize", "1M").expect("a size");
+    assert_eq!(device.set("recomp_algorithm", "algo=zstd").expect_err("too late").kind(), ErrorKind::Busy);
+    let disk = device.open().expect("initialised");
+    let text: Vec<u8> = (0..4096).map(|at| (at * at / 7 % 250) as u8).collect();
+    disk.write(0, &text).expect("memory");
+    disk.write(8192, &[5; 4096]).expect("memory");
+    let states = |device: &Device| -> Vec<String> {
+        let text = device.get("block_state").expect("readable");
+        text.lines().map(|line| format!("{} {}", line[..12].trim(), &line[33..])).collect()
+    };
+    let line = device.get("block_state").expect("readable").lines().next().expect("a page").to_owned();
+    let (used_s, now_s) = (line[13..25].trim().parse::<u32>(), crate::base::clock::uptime_s());
+    assert!((now_s - 5..=now_s).contains(&used_s.expect("seconds")) && line[25..33] == *".000000 ", "{line}");
+    assert_eq!(states(&device), ["0 ......", "2 s....."]);
+    device.set("idle", "3600").expect("an age");
+    assert_eq!(states(&device), ["0 ......", "2 s....."]);
+    device.set("idle", "all").expect("all");
+    assert_eq!(states(&device), ["0 ...i..", "2 s....."]);
+    device.set("recompress", "type=idle threshold=0 max_pages=10 algo=zstd").expect("there is one");
+    assert_eq!(states(&device), ["0 ....r.", "2 s....."]);
+    assert_eq!(device.stats().pages_recompressed, 1);
+    let mut read = vec![0; 4096];
+    disk.read(0, &mut read).expect("sound");
+    assert_eq!(read, text);
+    for (value, hint) in [
+        ("type=cold", "write idle, huge or huge_idle"),
+        ("threshold=4096", "take a page"),
+        ("threshold=-1", "cannot be"),
+        ("max_pages=many", "cannot be"),
+        ("algo=lz5", "no compression algorithm"),
+        ("algo=lz4", "already when they are written"),
+        ("priority=2", "no algorithm with priority 2"),
+        ("priority=4", "write 1 to 3"),
+        ("depth=3", "'depth' is not"),
+    ] {
+        let error = device.set("recompress", value).expect_err(value);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{value}");
+        assert!(error.to_string().contains(hint), "{value}: {error}");
+    }
+    let without = self::device(&[("disksize", "1M")]);
+    assert_eq!(without.get("recomp_algorithm"), Ok(String::new()));
+    let error = without.set("recompress", "").expect_err("there is no algorithm");
+    assert_eq!(error.setting(), Some("recomp_algorithm"));
+    for bad in ["priority=1", "algo=", "algo=zstd priority=0", "algo=zstd level=3"] {
+        let error = self::device(&[]).set("recomp_algorithm", bad).expect_err(bad);
+        assert_eq!(error.kind(), ErrorKind::Invalid, "{bad}");
+    }
+    drop(disk);
+    device.set("reset", "1").expect("unused");
+    assert_eq!(device.get("recomp_algorithm"), Ok(String::new()), "a reset forgets them");
 }
 
 #[test]

@@ -12,6 +12,7 @@ fn config(pages: u64) -> Config {
         name: "test".to_owned(),
         pages,
         algorithm: Algorithm::default(),
+        recompression: [const { None }; MAX_RECOMPRESSION],
         // The fewest classes: loom makes all their locks anew for each interleaving.
         chain_size: 1,
         pool_design: PoolDesign::Pinned,

@@ -11,12 +11,15 @@
 mod cold;
 #[cfg(not(feature = "loom"))]
 mod maintenance;
+mod recompress;
 mod slot;
 mod stats;
 mod stream;
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod recompress_tests;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
@@ -28,18 +31,19 @@ pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES, Gfp};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
-use crate::codec::{Algorithm, StatelessDecoder};
+use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru, LruDesign};
-use crate::stream::{AnyStreams, Design, Streams};
+use crate::stream::Design;
 use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
 pub use cold::ColdPage;
 #[cfg(not(feature = "loom"))]
 use maintenance::Maintenance;
+pub use recompress::{BlockState, Candidates, Recompression};
 pub use slot::PageState;
 use slot::{Contents, SlotGuard, Slots};
 use stats::Counters;
-use stream::Stream;
 pub use stream::StreamAlloc;
+use stream::{Codec, Stream};
 
 /// The most pages a store can have: a page number is a u32.
 pub const MAX_PAGES: u64 = 1 << u32::BITS;
@@ -51,6 +55,9 @@ const RESERVE_FACTOR: u64 = 4;
 const RESERVE_BASE_BYTES: u64 = if cfg!(feature = "loom") { 1 << 19 } else { 64 << 20 };
 /// Objects beyond one a page: pages being overwritten, and old objects that are still being read.
 const SPARE_OBJECTS: u64 = if cfg!(feature = "loom") { 8 } else { 65536 };
+
+/// Algorithms beside the first, by the kernel's `ZRAM_MAX_COMPS`.
+pub const MAX_RECOMPRESSION: usize = 3;
 
 /// Discarded pages that are taken out of their lists at once: the patch series' bitmap of them.
 const DOOMED_AT_ONCE: usize = 512;
@@ -75,6 +82,8 @@ pub struct Config {
     pub pages: u64,
     /// How pages are compressed.
     pub algorithm: Algorithm,
+    /// How they can be compressed again, by priority less 1.
+    pub recompression: [Option<Algorithm>; MAX_RECOMPRESSION],
     /// The most pages of a zspage.
     pub chain_size: usize,
     /// How the pool is locked.
@@ -102,16 +111,17 @@ pub struct Config {
 /// See the [module's documentation](self).
 pub struct Store {
     slots: Slots,
-    streams: AnyStreams<Stream>,
-    /// What they and what they share take; it grows when a spare one is made.
+    /// By which pages are compressed when they are written.
+    codec: Codec,
+    /// By which they can be compressed again, in the order of their priorities, from 1 on.
+    recompression: [Option<Codec>; MAX_RECOMPRESSION],
+    /// What all streams and what they share take; it grows when a spare one is made.
     stream_bytes: Arc<Counter>,
     stream_alloc: StreamAlloc,
     pool: Arc<AnyPool>,
     arena: Arc<Arena>,
     lru: Option<AnyLru>,
     counters: Counters,
-    /// Where the algorithm decodes without state, reading takes no stream.
-    stateless_decoder: Option<StatelessDecoder>,
     checksum: bool,
     // Models start no threads of their own.
     #[cfg(not(feature = "loom"))]
@@ -155,6 +165,8 @@ pub struct Stats {
     pub notify_free: u64,
     /// Pages that compaction freed.
     pub pages_compacted: u64,
+    /// Pages that became smaller by being compressed again, so far.
+    pub pages_recompressed: u64,
     /// Objects found damaged when they were freed.
     pub corrupted: u64,
     /// Times a thread found all streams lent and waited.
@@ -185,14 +197,13 @@ impl Store {
             lru::Options { pagevec_pages: config.lru_pagevec_pages, ..lru::Options::new(config.pages) };
         let lru = AnyLru::new(config.lru_design, &lru_options)?;
         let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?);
-        let stream_bytes = Arc::new(Counter::new(config.algorithm.shared_bytes() as u64));
-        let (algorithm, bytes) = (config.algorithm.clone(), Arc::clone(&stream_bytes));
-        let make = move || {
-            let stream = Stream::new(&algorithm)?;
-            bytes.add(stream.bytes() as u64);
-            Ok::<_, Error>(stream)
-        };
-        let streams = AnyStreams::new(config.streams, make)?;
+        let stream_bytes = Arc::new(Counter::new(0));
+        let codec = |algorithm: &Algorithm| Codec::new(algorithm, config.streams, &stream_bytes);
+        let primary = codec(&config.algorithm)?;
+        let mut recompression = [const { None }; MAX_RECOMPRESSION];
+        for (place, algorithm) in recompression.iter_mut().zip(&config.recompression) {
+            *place = algorithm.as_ref().map(codec).transpose()?;
+        }
         #[cfg(not(feature = "loom"))]
         let maintenance = Maintenance::start(
             &config.name,
@@ -205,14 +216,14 @@ impl Store {
             #[cfg(not(feature = "loom"))]
             maintenance,
             slots: Slots::new(config.pages)?,
-            streams,
+            codec: primary,
+            recompression,
             stream_bytes,
             stream_alloc: config.stream_alloc,
             pool,
             arena,
             lru,
             counters: Counters::new(),
-            stateless_decoder: config.algorithm.stateless_decoder(),
             checksum: config.checksum,
         })
     }
@@ -237,7 +248,9 @@ impl Store {
             if let Some(lru) = &self.lru {
                 lru.prefetch(page as u32);
             }
-            let done = self.load(self.slots.lock(page), page, out);
+            let mut slot = self.slots.lock(page);
+            slot.touch();
+            let done = self.load(slot, page, out);
             if let Some(lru) = &self.lru {
                 lru.mark(page as u32);
             }
@@ -364,8 +377,10 @@ impl Store {
             failed_writes: counters.sum(|share| &share.failed_writes),
             notify_free: counters.sum(|share| &share.notify_free),
             pages_compacted: self.pool.pages_compacted(),
+            pages_recompressed: counters.sum(|share| &share.pages_recompressed),
             corrupted: self.pool.corrupted(),
-            stream_sleeps: self.streams.sleeps(),
+            stream_sleeps: self.codec.sleeps()
+                + self.recompression.iter().flatten().map(Codec::sleeps).sum::<u64>(),
             writestall: counters.sum(|share| &share.writestall),
         }
     }
@@ -450,7 +465,7 @@ impl Store {
         match slot.borrow().contents() {
             Contents::Empty => out.fill(0),
             Contents::Same(word) => fill(out, word),
-            Contents::Stored { handle, len, checksum } => {
+            Contents::Stored { handle, len, checksum, priority } => {
                 // SAFETY: the handle is the locked slot's, and is freed only after it is the slot's no more:
                 // after the slot's lock is let go, which waits for the end of reading unless that need not be.
                 let bytes = unsafe { self.pool.read(handle, page as u32, usize::from(len)) }?;
@@ -460,7 +475,7 @@ impl Store {
                 } else {
                     Some(slot)
                 };
-                self.decode(&bytes, out)?;
+                self.decode(priority, &bytes, out)?;
                 drop(bytes);
                 drop(kept);
                 if self.checksum && crc32fast::hash(out) != checksum {
@@ -473,14 +488,25 @@ impl Store {
     }
 
     #[inline]
-    fn decode(&self, bytes: &[u8], out: &mut Page) -> Result<()> {
+    fn decode(&self, priority: u8, bytes: &[u8], out: &mut Page) -> Result<()> {
         if bytes.len() == PAGE_SIZE {
             out.copy_from_slice(bytes);
             return Ok(());
         }
-        match &self.stateless_decoder {
-            Some(decoder) => decoder.decode(bytes, out),
-            None => self.streams.with(|stream| stream.decoder.decode(bytes, out)),
+        match self.codec_of(priority) {
+            Some(codec) => codec.decode(bytes, out),
+            None => {
+                Err(Error::new(ErrorKind::Corrupt, "the stored page is damaged: no algorithm has its number"))
+            }
+        }
+    }
+
+    /// The codec of a priority, 0 being that of writes.
+    #[inline]
+    fn codec_of(&self, priority: u8) -> Option<&Codec> {
+        match usize::from(priority).checked_sub(1) {
+            None => Some(&self.codec),
+            Some(at) => self.recompression.get(at)?.as_ref(),
         }
     }
 
@@ -496,13 +522,13 @@ impl Store {
             lru.prefetch(page as u32);
         }
         let (handle, len) = match self.stream_alloc {
-            StreamAlloc::Held => self.streams.with(|stream| {
+            StreamAlloc::Held => self.codec.with(|stream| {
                 let bytes = self.compress(stream, page, contents);
                 self.pool.store(bytes, page as u32, Gfp::MayWait).map(|handle| (handle, bytes.len()))
             }),
             StreamAlloc::Released => self.store_released(page, contents),
         }?;
-        Ok(Contents::Stored { handle, len: len as u16, checksum })
+        Ok(Contents::Stored { handle, len: len as u16, checksum, priority: 0 })
     }
 
     /// What is to be stored of a page: itself, if it does not compress well enough.
@@ -521,7 +547,7 @@ impl Store {
     /// the page is compressed once more after it.
     fn store_released(&self, page: u64, contents: &Page) -> Result<(u32, usize)> {
         let owner = page as u32;
-        let stored = self.streams.with(|stream| {
+        let stored = self.codec.with(|stream| {
             let bytes = self.compress(stream, page, contents);
             let handle = self.pool.store(bytes, owner, Gfp::NoWait);
             handle.map(|handle| (handle, bytes.len())).map_err(|_| bytes.len())
@@ -535,7 +561,7 @@ impl Store {
         if len == PAGE_SIZE {
             return reserved.write(contents, owner).map(|handle| (handle, len));
         }
-        self.streams.with(|stream| {
+        self.codec.with(|stream| {
             // As long as before; were it not, the pool would find another object for it.
             let bytes = self.compress(stream, page, contents);
             reserved.write(bytes, owner).map(|handle| (handle, bytes.len()))
@@ -556,6 +582,9 @@ impl Store {
     /// Switches a slot, and answers what is still to be done in the lists of pages.
     fn switch_but_list(&self, mut slot: SlotGuard<'_>, page: u64, new: Contents) -> Listing {
         let old = slot.replace(new);
+        if new != Contents::Empty {
+            slot.touch();
+        }
         // Counted before others can change the page again, so that they do not count it first.
         self.counters.local().switched(&old, &new);
         let is_stored = matches!(new, Contents::Stored { .. });

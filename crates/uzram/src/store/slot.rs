@@ -1,26 +1,32 @@
 //! The slot table: what each page holds, in 16 bytes.
 //!
 //! ```text
-//!  0   lock    [ locked | waiters | same | zero | … | length 0..=4096 ]     (see BitLock)
-//!  4   -       room for the time of the last access
+//!  0   lock    [ locked | waiters | same | zero | idle | incompressible | … | priority | length 0..=4096 ]
+//!  4   used    when the page was used last, in seconds
 //!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page
 //! ```
 //!
 //! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock, and makes
 //! no memory of the table resident. `zero` is set beside `same` where the word is 0, so that the lock
 //! word alone says in which state a page is ([`Slots::state`]). A length of 4096 is a page stored as
-//! it is. The lock protects `what`, which is atomic only for [`Slots::peek_handle`].
+//! it is; the priority says which of the store's algorithms compressed it. The lock protects `what`, which is atomic only for [`Slots::peek_handle`].
 
+use crate::base::clock::uptime_s;
 use crate::base::cpu::prefetch;
 use crate::base::error::Result;
 use crate::base::mem::{Entry, Table};
-use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, WaitTable};
+use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, Stamp, WaitTable};
 use crate::base::units::PAGE_SIZE;
 
 const SAME: u32 = 1 << 29;
 const ZERO: u32 = 1 << 28;
-const LEN_MASK: u32 = (1 << 13) - 1;
-const _: () = assert!((SAME | ZERO | LEN_MASK) & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
+const IDLE: u32 = 1 << 27;
+const INCOMPRESSIBLE: u32 = 1 << 26;
+const PRIORITY_SHIFT: u32 = 13;
+const PRIORITY_MASK: u32 = 3 << PRIORITY_SHIFT;
+const LEN_MASK: u32 = (1 << PRIORITY_SHIFT) - 1;
+const FLAGS: u32 = SAME | ZERO | IDLE | INCOMPRESSIBLE | PRIORITY_MASK | LEN_MASK;
+const _: () = assert!(FLAGS & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
 /// Places to sleep for those who wait for a slot: so many that two busy slots rarely share one.
 const WAIT_BUCKETS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
@@ -28,6 +34,8 @@ const WAIT_BUCKETS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
 #[derive(Default)]
 struct Slot {
     lock: BitLock,
+    /// When it was used last, in seconds of [`crate::base::clock`].
+    used_s: Stamp,
     what: AtomicU64,
     /// Of `what`, for loom.
     access: Access,
@@ -54,7 +62,50 @@ pub(super) enum Contents {
         len: u16,
         /// Of the page, where the device keeps checksums; else 0.
         checksum: u32,
+        /// Which of the store's algorithms compressed it.
+        priority: u8,
     },
+}
+
+/// What a slot tells without being locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Peek(u32);
+
+impl Peek {
+    /// Whether the page holds an object of the pool.
+    pub(super) fn is_stored(self) -> bool {
+        self.0 & LEN_MASK != 0
+    }
+
+    /// Whether it is one word all over.
+    pub(super) fn is_same(self) -> bool {
+        self.0 & SAME != 0
+    }
+
+    /// What its object takes, in bytes; 4096 if it is stored as it is.
+    pub(super) fn len_bytes(self) -> usize {
+        (self.0 & LEN_MASK) as usize
+    }
+
+    /// Whether it is stored as it is.
+    pub(super) fn is_huge(self) -> bool {
+        self.len_bytes() == PAGE_SIZE
+    }
+
+    /// Whether it was marked as idle and not used since.
+    pub(super) fn is_idle(self) -> bool {
+        self.0 & IDLE != 0
+    }
+
+    /// Whether no algorithm makes it smaller.
+    pub(super) fn is_incompressible(self) -> bool {
+        self.0 & INCOMPRESSIBLE != 0
+    }
+
+    /// Which algorithm compressed it.
+    pub(super) fn priority(self) -> u8 {
+        ((self.0 & PRIORITY_MASK) >> PRIORITY_SHIFT) as u8
+    }
 }
 
 /// In which state a page is: how its contents are kept, not what they are.
@@ -147,6 +198,17 @@ impl Slots {
         prefetch(&raw const self.table[page as usize]);
     }
 
+    /// What is known of `page` without waiting for its lock.
+    #[inline]
+    pub(super) fn peek(&self, page: u64) -> Peek {
+        Peek(self.table[page as usize].lock.peek())
+    }
+
+    /// When `page` was used last, in seconds of the system's uptime; 0 for never.
+    pub(super) fn used_s(&self, page: u64) -> u32 {
+        self.table[page as usize].used_s.get()
+    }
+
     /// The handle that `page` holds, or any other number: for hints.
     #[inline]
     pub(super) fn peek_handle(&self, page: u64) -> u32 {
@@ -170,6 +232,34 @@ impl SlotGuard<'_> {
             handle: what as u32,
             len: (flags & LEN_MASK) as u16,
             checksum: (what >> u32::BITS) as u32,
+            priority: self.peek().priority(),
+        }
+    }
+
+    /// What is known of the page without looking at its contents.
+    pub(super) fn peek(&self) -> Peek {
+        Peek(self.lock.value())
+    }
+
+    /// The page is used: it is not idle.
+    #[inline]
+    pub(super) fn touch(&mut self) {
+        self.slot.used_s.set(uptime_s());
+        self.set_idle(false);
+    }
+
+    /// Marks the page as idle, or as not, if it holds an object.
+    #[inline]
+    pub(super) fn set_idle(&mut self, idle: bool) {
+        let flags = self.lock.value();
+        let idle = if idle && self.peek().is_stored() { IDLE } else { 0 };
+        self.lock.set(flags & !IDLE | idle);
+    }
+
+    /// No algorithm makes the page smaller, as long as it is not written.
+    pub(super) fn set_incompressible(&mut self) {
+        if self.peek().is_stored() {
+            self.lock.set(self.lock.value() | INCOMPRESSIBLE);
         }
     }
 
@@ -182,8 +272,9 @@ impl SlotGuard<'_> {
             Contents::Empty => (0, 0),
             Contents::Same(0) => (SAME | ZERO, 0),
             Contents::Same(word) => (SAME, word),
-            Contents::Stored { handle, len, checksum } => {
-                (u32::from(len), u64::from(checksum) << u32::BITS | u64::from(handle))
+            Contents::Stored { handle, len, checksum, priority } => {
+                let flags = u32::from(len) | u32::from(priority) << PRIORITY_SHIFT;
+                (flags, u64::from(checksum) << u32::BITS | u64::from(handle))
             }
         };
         self.slot.access.write();
@@ -200,7 +291,7 @@ mod tests {
     #[test]
     fn slots_keep_what_they_hold() {
         let slots = Slots::new(3).expect("memory");
-        let stored = |len| Contents::Stored { handle: 7, len, checksum: u32::MAX };
+        let stored = |len| Contents::Stored { handle: 7, len, checksum: u32::MAX, priority: 2 };
         let all = [Contents::Same(0), Contents::Same(u64::MAX), stored(1), stored(4096), Contents::Empty];
         use PageState::*;
         let (mut before, mut state_before) = (Contents::Empty, Hole);

@@ -21,6 +21,7 @@ pub(super) struct Share {
     pub(super) failed_writes: Counter,
     pub(super) notify_free: Counter,
     pub(super) writestall: Counter,
+    pub(super) pages_recompressed: Counter,
 }
 
 /// The counters of a store.

@@ -1,10 +1,13 @@
-//! What a stream of the store is, and what becomes of it while its writer waits for memory.
+//! The store's algorithms and their streams, and what becomes of one while its writer waits for memory.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::base::error::{Error, Result};
-use crate::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
+use crate::base::sync::{Arc, Counter};
+use crate::base::units::Page;
+use crate::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES, StatelessDecoder};
+use crate::stream::{AnyStreams, Design, Streams};
 
 /// A codec's states and a buffer for one compressed page.
 pub(super) struct Stream {
@@ -24,6 +27,55 @@ impl Stream {
 
     pub(super) fn bytes(&self) -> usize {
         self.encoder.state_bytes() + self.decoder.state_bytes() + self.compressed.len()
+    }
+}
+
+/// An algorithm and its streams.
+pub(super) struct Codec {
+    streams: AnyStreams<Stream>,
+    /// Where the algorithm decodes without state, reading takes no stream.
+    stateless_decoder: Option<StatelessDecoder>,
+}
+
+impl Codec {
+    /// The codec of `algorithm`. What its streams take, and what they share, is added to `bytes`, now and
+    /// whenever a spare stream is made.
+    pub(super) fn new(algorithm: &Algorithm, design: Design, bytes: &Arc<Counter>) -> Result<Self> {
+        bytes.add(algorithm.shared_bytes() as u64);
+        let (of_streams, bytes) = (algorithm.clone(), Arc::clone(bytes));
+        let make = move || {
+            let stream = Stream::new(&of_streams)?;
+            bytes.add(stream.bytes() as u64);
+            Ok::<_, Error>(stream)
+        };
+        let streams = AnyStreams::new(design, make)?;
+        Ok(Codec { streams, stateless_decoder: algorithm.stateless_decoder() })
+    }
+
+    /// Lends a stream to `f`.
+    #[inline]
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Stream) -> R) -> R {
+        self.streams.with(f)
+    }
+
+    /// As [`Decoder::decode`].
+    #[inline]
+    pub(super) fn decode(&self, bytes: &[u8], out: &mut Page) -> Result<()> {
+        match &self.stateless_decoder {
+            Some(decoder) => decoder.decode(bytes, out),
+            None => self.streams.with(|stream| stream.decoder.decode(bytes, out)),
+        }
+    }
+
+    /// Times a thread found all streams lent and waited.
+    pub(super) fn sleeps(&self) -> u64 {
+        self.streams.sleeps()
+    }
+
+    /// Whether reading takes no stream.
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn decodes_without_state(&self) -> bool {
+        self.stateless_decoder.is_some()
     }
 }
 

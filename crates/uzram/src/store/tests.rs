@@ -2,11 +2,12 @@ use super::*;
 use crate::base::random::Random;
 use crate::codec::Encoder;
 
-fn config(pages: u64) -> Config {
+pub(super) fn config(pages: u64) -> Config {
     Config {
         name: "test".to_owned(),
         pages,
         algorithm: Algorithm::default(),
+        recompression: [const { None }; MAX_RECOMPRESSION],
         chain_size: 16,
         pool_design: PoolDesign::default(),
         lru_design: LruDesign::default(),
@@ -39,14 +40,20 @@ fn with_designs(base: &Config) -> Vec<Config> {
     configs
 }
 
-fn configs(pages: u64) -> [Config; 4] {
+fn configs(pages: u64) -> [Config; 5] {
     let base = config(pages);
     [
         base.clone(),
         Config { checksum: true, chain_size: 4, ..base.clone() },
         Config { algorithm: "zstd".parse().expect("known"), run_cache_batch_pages: 0, ..base.clone() },
-        Config { limit_pages: 40, chain_size: 8, ..base },
+        Config { limit_pages: 40, chain_size: 8, ..base.clone() },
+        Config { recompression: recompression(["zstd:3", "", "deflate"]), checksum: true, ..base },
     ]
+}
+
+/// Algorithms by their priorities less 1, of which some are left out.
+pub(super) fn recompression(names: [&str; MAX_RECOMPRESSION]) -> [Option<Algorithm>; MAX_RECOMPRESSION] {
+    names.map(|name| (!name.is_empty()).then(|| name.parse().expect("known")))
 }
 
 /// A page of one of the kinds that the store treats differently.
@@ -83,13 +90,24 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
         if len < threshold { len as u64 } else { PAGE_SIZE as u64 }
     });
     let lens: Vec<u64> = lens.collect();
-    if store.stateless_decoder.is_some() {
+    if store.codec.decodes_without_state() && !store.can_recompress() {
         assert_eq!(stats.compr_data_bytes, lens.iter().sum::<u64>());
         assert_eq!(stats.huge_pages, lens.iter().filter(|len| **len == PAGE_SIZE as u64).count() as u64);
     }
     let objects: u64 = store.class_stats().iter().map(|stat| stat.obj_used).sum();
     assert_eq!(objects, lens.len() as u64, "every stored page has one object");
     assert_eq!(stats.corrupted, 0);
+}
+
+/// Something that may be asked for.
+fn a_recompression(random: &mut Random) -> Recompression {
+    let first = 1 + random.below(MAX_RECOMPRESSION) as u8;
+    Recompression {
+        candidates: Candidates { idle: random.below(2) == 0, huge: random.below(3) == 0 },
+        threshold_bytes: [0, 0, 100, 1500][random.below(4)],
+        max_pages: [u64::MAX, 7][random.below(2)],
+        priorities: first..=first + random.below(MAX_RECOMPRESSION + 1 - usize::from(first)) as u8,
+    }
 }
 
 /// Seeded writes, part writes, zeroed parts, discards, reads and compactions against an array of pages. A
@@ -111,6 +129,10 @@ fn agrees_with_a_naive_model() {
                 check_stats(&store, &model);
             } else if random.below(100) == 0 {
                 store.compact();
+            } else if random.below(30) == 0 {
+                // What fails leaves a page as it was.
+                let _ = store.recompress(&a_recompression(&mut random));
+                store.mark_idle((random.below(2) == 0).then_some(random.below(2) as u32));
             }
             let number = random.below(PAGES as usize);
             let (at, len) = (random.below(PAGE_SIZE), 1 + random.below(PAGE_SIZE));

@@ -88,6 +88,11 @@ impl AnyPool {
         each!(AnyPool::self, pool => pool.huge_threshold())
     }
 
+    /// As [`RawPool::class_bytes`].
+    pub fn class_bytes(&self, len: usize) -> usize {
+        each!(AnyPool::self, pool => pool.class_bytes(len))
+    }
+
     /// As [`RawPool::store`].
     #[inline]
     pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {

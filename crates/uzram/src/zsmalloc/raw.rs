@@ -112,6 +112,11 @@ impl<D: Design> RawPool<D> {
         })
     }
 
+    /// What an object of `len` bytes, 1 to 4096, takes: its size class's size, in bytes.
+    pub fn class_bytes(&self, len: usize) -> usize {
+        usize::from(self.classes.get(self.classes.index_for(len)).size_bytes)
+    }
+
     /// Contents of this length or more take a whole page: compressing them further than to it has
     /// no use.
     pub fn huge_threshold(&self) -> usize {

@@ -1,3 +1,5 @@
+//! What goes wrong on purpose, and how it is told.
+
 use std::time::{Duration, Instant};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Opening files and devices: sizes, locks, space, and what is refused.
+
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::PermissionsExt;
 

@@ -1,3 +1,5 @@
+//! Seeded transfers against plain bytes.
+
 use std::collections::BTreeMap;
 
 use super::*;

@@ -48,6 +48,26 @@ fn wait_visibly<G>(try_take: impl Fn() -> Option<G>) -> G {
     }
 }
 
+/// A [`Counter`] of 32 bits.
+#[derive(Debug, Default)]
+pub struct Stamp(std::sync::atomic::AtomicU32);
+
+impl Stamp {
+    /// The value now.
+    #[inline]
+    pub fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the value, unless it is the same already: others keep their copy of it then.
+    #[inline]
+    pub fn set(&self, value: u32) {
+        if self.get() != value {
+            self.0.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
 /// A number that only informs: statistics and settings, on which no other memory depends.
 /// It is not modelled by loom, which would otherwise explore every order of counting.
 #[derive(Debug, Default)]

@@ -1,0 +1,122 @@
+//! Which algorithms there are, and their parameters.
+
+use crate::base::error::{Error, Result};
+use crate::codec::{Algorithm, Dictionary, Kind};
+use crate::store::MAX_RECOMPRESSION;
+
+use super::super::{Device, Params};
+use super::{before_initialisation, set_parsed, words};
+
+/// Every algorithm, the one in use in brackets.
+fn choices(current: &Algorithm) -> String {
+    let show = |kind: Kind| if kind == current.kind() { format!("[{current}]") } else { kind.name().into() };
+    Kind::ALL.map(show).join(" ")
+}
+
+pub(super) fn comp_algorithm(device: &Device) -> String {
+    choices(&device.state.lock().params.algorithm)
+}
+
+pub(super) fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "comp_algorithm", value, |params, algorithm| params.algorithm = algorithm)
+}
+
+/// A line for each priority that has an algorithm.
+pub(super) fn recomp_algorithm(device: &Device) -> String {
+    let algorithms = device.state.lock().params.recompression.clone();
+    let line = |(at, algorithm): (usize, &Option<Algorithm>)| {
+        algorithm.as_ref().map(|algorithm| format!("#{}: {}", at + 1, choices(algorithm)))
+    };
+    algorithms.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("\n")
+}
+
+pub(super) fn set_recomp_algorithm(device: &Device, value: &str) -> Result<()> {
+    let (mut algorithm, mut priority) = (None, 1);
+    for (name, value) in words(value) {
+        match name {
+            "algo" if !value.is_empty() => algorithm = Some(value.parse::<Algorithm>()?),
+            "priority" => priority = parse_priority(value, 1)?,
+            _ => {
+                let what = format!("'{name}' is not algo=ALGORITHM or priority=N");
+                return Err(Error::invalid(what).with_setting("recomp_algorithm"));
+            }
+        }
+    }
+    let Some(algorithm) = algorithm else {
+        return Err(Error::invalid("algo=ALGORITHM is missing").with_setting("recomp_algorithm"));
+    };
+    before_initialisation(device, "recomp_algorithm", algorithm, |params, algorithm| {
+        params.recompression[priority - 1] = Some(algorithm);
+    })
+}
+
+/// A priority from `least` on.
+pub(super) fn parse_priority(text: &str, least: usize) -> Result<usize> {
+    let in_range = |priority: &usize| (least..=MAX_RECOMPRESSION).contains(priority);
+    text.parse().ok().filter(in_range).ok_or_else(|| {
+        Error::invalid(format!("'{text}' is no priority: write {least} to {MAX_RECOMPRESSION}"))
+    })
+}
+
+/// The algorithm of a priority, or the first of a kind, with its priority.
+pub(super) fn find(
+    params: &Params,
+    priority: Option<usize>,
+    kind: Option<Kind>,
+) -> Result<(usize, Algorithm)> {
+    let all = [Some(&params.algorithm)].into_iter().chain(params.recompression.iter().map(Option::as_ref));
+    let is_wanted = |(at, algorithm): &(usize, &Algorithm)| {
+        priority.is_none_or(|priority| priority == *at) && kind.is_none_or(|kind| kind == algorithm.kind())
+    };
+    let found = all.enumerate().filter_map(|(at, algorithm)| Some((at, algorithm?))).find(is_wanted);
+    found.map(|(at, algorithm)| (at, algorithm.clone())).ok_or_else(|| {
+        let of_kind = kind.map_or_else(String::new, |kind| format!(" {}", kind.name()));
+        let at = priority.map_or_else(String::new, |priority| format!(" with priority {priority}"));
+        let what = format!("the device has no algorithm{of_kind}{at}");
+        Error::invalid(what).with_setting(if priority == Some(0) {
+            "comp_algorithm"
+        } else {
+            "recomp_algorithm"
+        })
+    })
+}
+
+/// The kernel's words, but that what it ignores is refused.
+pub(super) fn set_algorithm_params(device: &Device, value: &str) -> Result<()> {
+    let (mut kind, mut priority, mut level, mut path) = (None, None, None, None);
+    for (name, value) in words(value) {
+        match name {
+            _ if value.is_empty() => return Err(unknown(name)),
+            "algo" => kind = Some(value.parse::<Kind>()?),
+            "priority" => priority = Some(parse_priority(value, 0)?),
+            "level" => level = Some(value),
+            "dict" => path = Some(value),
+            "deflate.winbits" => {
+                return Err(Error::invalid(format!(
+                    "'{name}={value}': deflate's window cannot be changed; leave it out"
+                )));
+            }
+            _ => return Err(unknown(name)),
+        }
+    }
+    // Without either it is the algorithm in use.
+    let priority = priority.or(if kind.is_none() { Some(0) } else { None });
+    let (at, current) = {
+        let state = device.state.lock();
+        state.uninitialised("algorithm_params")?;
+        find(&state.params, priority, kind)?
+    };
+    // Without the lock: it reads a file.
+    let level = level.map(|level| current.kind().parse_level(level)).transpose()?;
+    let algorithm = Algorithm::new(current.kind(), level, path.map(Dictionary::read).transpose()?)?;
+    before_initialisation(device, "algorithm_params", algorithm, |params, algorithm| {
+        match at.checked_sub(1) {
+            None => params.algorithm = algorithm,
+            Some(at) => params.recompression[at] = Some(algorithm),
+        }
+    })
+}
+
+fn unknown(name: &str) -> Error {
+    Error::invalid(format!("'{name}' is not algo=NAME, priority=N, level=N or dict=PATH"))
+}

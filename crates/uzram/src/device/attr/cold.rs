@@ -1,0 +1,95 @@
+//! Pages that are not used: which they are, and what is done about them.
+
+use std::fmt::Write;
+
+use crate::base::error::{Error, Result};
+use crate::codec::Kind;
+use crate::store::{BlockState, Candidates, Recompression};
+
+use super::super::Device;
+use super::algorithms::{find, parse_priority};
+use super::words;
+
+/// The most lines of `block_state`.
+const MAX_LINES: usize = 1 << 20;
+
+pub(super) fn set_idle(device: &Device, value: &str) -> Result<()> {
+    let age_s = match value {
+        "all" => None,
+        seconds => Some(seconds.parse().map_err(|_| {
+            Error::invalid(format!("'{value}' is no age: write all, or seconds")).with_setting("idle")
+        })?),
+    };
+    device.initialised()?.mark_idle(age_s);
+    Ok(())
+}
+
+/// In the columns of the kernel's `block_state`.
+pub(super) fn block_state(device: &Device) -> String {
+    let Ok(store) = device.initialised() else { return String::new() };
+    let (mut text, mut lines) = (String::new(), 0);
+    store.block_states(0..store.pages(), |page, used_s, state| {
+        let BlockState { same, huge, idle, recompressed, incompressible } = state;
+        let flag = |is_set: bool, letter: char| if is_set { letter } else { '.' };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{page:12} {used_s:12}.{:06} {}.{}{}{}{}",
+            0,
+            flag(same, 's'),
+            flag(huge, 'h'),
+            flag(idle, 'i'),
+            flag(recompressed, 'r'),
+            flag(incompressible, 'n')
+        );
+        lines += 1;
+        lines < MAX_LINES
+    });
+    text.truncate(text.trim_end().len());
+    text
+}
+
+pub(super) fn recompress(device: &Device, value: &str) -> Result<()> {
+    let store = device.initialised()?;
+    let mut what = Recompression::default();
+    let (mut kind, mut priority) = (None, None);
+    for (name, value) in words(value) {
+        let bad = || Error::invalid(format!("'{name}={value}' cannot be")).with_setting("recompress");
+        match name {
+            "type" => {
+                what.candidates = match value {
+                    "idle" => Candidates { idle: true, huge: false },
+                    "huge" => Candidates { idle: false, huge: true },
+                    "huge_idle" => Candidates { idle: true, huge: true },
+                    _ => return Err(Error::invalid(format!("type={value}: write idle, huge or huge_idle"))),
+                }
+            }
+            "threshold" => what.threshold_bytes = value.parse().map_err(|_| bad())?,
+            "max_pages" => what.max_pages = value.parse().map_err(|_| bad())?,
+            "algo" => kind = Some(value.parse::<Kind>()?),
+            "priority" => priority = Some(parse_priority(value, 1)?),
+            _ => {
+                let what = format!("'{name}' is not type, threshold, max_pages, algo or priority");
+                return Err(Error::invalid(what).with_setting("recompress"));
+            }
+        }
+    }
+    let most = store.huge_threshold();
+    if what.threshold_bytes >= most {
+        let what = format!("threshold={}: objects of {most} bytes take a page", what.threshold_bytes);
+        return Err(Error::invalid(what).with_setting("recompress"));
+    }
+    if !store.can_recompress() {
+        let what = "there is no algorithm to compress pages again";
+        return Err(Error::invalid(what).with_setting("recomp_algorithm"));
+    }
+    if kind.is_some() || priority.is_some() {
+        let (at, _) = find(&device.state.lock().params, priority, kind)?;
+        if at == 0 {
+            let what = "pages are compressed by that algorithm already when they are written";
+            return Err(Error::invalid(what).with_setting("recompress"));
+        }
+        what.priorities = at as u8..=at as u8;
+    }
+    store.recompress(&what).map(|_| ())
+}

@@ -1,0 +1,253 @@
+//! Pages that are compressed again, by an algorithm that makes them smaller and takes longer.
+//!
+//! The rules are the kernel's: those that take most come first, by buckets of 64 bytes; a page is tried with the
+//! algorithms of higher priority than the one that compressed it, one after another, until an object falls into a
+//! smaller size class; one that the last of them does not make smaller is marked, and left alone until it is
+//! written again. Nobody waits: reads and writes of other pages go on, those of the page itself when it is done.
+//!
+//! Lock order: a page's slot is locked while it is decoded, encoded and stored, as for a write of a part of it.
+
+use std::ops::{Range, RangeInclusive};
+
+use crate::base::clock::uptime_s;
+use crate::base::error::Result;
+use crate::base::mem::Gfp;
+use crate::base::units::PAGE_SIZE;
+
+use super::slot::{Contents, Peek, SlotGuard};
+use super::{MAX_RECOMPRESSION, Store};
+
+/// The width of a bucket of candidates.
+const BUCKET_BYTES: usize = 64;
+const BUCKETS: usize = PAGE_SIZE / BUCKET_BYTES + 1;
+/// Candidates that are remembered at a time: 4 MiB of page numbers.
+const CANDIDATES: usize = 1 << 20;
+
+/// Which pages are looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Candidates {
+    /// Only those that are marked as idle.
+    pub idle: bool,
+    /// Only those that are stored as they are.
+    pub huge: bool,
+}
+
+/// What is to be done by [`Store::recompress`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recompression {
+    /// Which pages.
+    pub candidates: Candidates,
+    /// Pages of less, in bytes, are small enough, and others are to become less; 0 for any.
+    pub threshold_bytes: usize,
+    /// The most pages that are tried.
+    pub max_pages: u64,
+    /// The algorithms that may be tried.
+    pub priorities: RangeInclusive<u8>,
+}
+
+impl Default for Recompression {
+    /// All pages, with all algorithms.
+    fn default() -> Self {
+        Recompression {
+            candidates: Candidates::default(),
+            threshold_bytes: 0,
+            max_pages: u64::MAX,
+            priorities: 1..=MAX_RECOMPRESSION as u8,
+        }
+    }
+}
+
+impl Candidates {
+    fn has(self, peek: Peek) -> bool {
+        peek.is_stored() && (!self.idle || peek.is_idle()) && (!self.huge || peek.is_huge())
+    }
+}
+
+impl Recompression {
+    fn may_win(&self, peek: Peek) -> bool {
+        self.candidates.has(peek)
+            && !peek.is_incompressible()
+            && peek.priority() < *self.priorities.end()
+            && peek.len_bytes() >= self.threshold_bytes.max(1)
+    }
+}
+
+/// A place among the candidates, which come by bucket, the largest first, and then by page.
+#[derive(Clone, Copy)]
+struct Cursor {
+    bucket: usize,
+    /// The first page of that bucket.
+    page: u64,
+}
+
+impl Cursor {
+    fn is_before(self, bucket: usize, page: u64) -> bool {
+        bucket < self.bucket || bucket == self.bucket && page >= self.page
+    }
+}
+
+fn bucket_of(peek: Peek) -> usize {
+    peek.len_bytes() / BUCKET_BYTES
+}
+
+impl Store {
+    /// Compresses pages again, and answers how many became smaller.
+    ///
+    /// # Errors
+    /// The first that kept it from storing or reading a page, which keeps its old contents; what was done
+    /// before stays done.
+    pub fn recompress(&self, what: &Recompression) -> Result<u64> {
+        let (mut recompressed, mut left) = (0, what.max_pages);
+        let mut next = Some(Cursor { bucket: BUCKETS - 1, page: 0 });
+        while let Some(from) = next.filter(|_| left > 0) {
+            let candidates;
+            (candidates, next) = self.largest(what, from);
+            for page in candidates {
+                if left == 0 {
+                    break;
+                }
+                let (tried, smaller) = self.recompress_page(u64::from(page), what)?;
+                left -= u64::from(tried);
+                recompressed += u64::from(smaller);
+            }
+        }
+        Ok(recompressed)
+    }
+
+    /// Candidates from a place on, the largest first, as many buckets of them as are remembered at a time, and
+    /// from where it goes on.
+    fn largest(&self, what: &Recompression, from: Cursor) -> (Vec<u32>, Option<Cursor>) {
+        let candidates = || {
+            let peeks = (0..self.pages()).map(|page| (page, self.slots.peek(page)));
+            peeks.filter(|(page, peek)| what.may_win(*peek) && from.is_before(bucket_of(*peek), *page))
+        };
+        let mut counts = [0usize; BUCKETS];
+        candidates().for_each(|(_, peek)| counts[bucket_of(peek)] += 1);
+        let (mut last, mut count) = (from.bucket, counts[from.bucket]);
+        while last > 0 && count + counts[last - 1] <= CANDIDATES {
+            last -= 1;
+            count += counts[last];
+        }
+        let mut found: Vec<(usize, u64)> = Vec::with_capacity(count.min(CANDIDATES));
+        let buckets = candidates().map(|(page, peek)| (bucket_of(peek), page));
+        found.extend(buckets.filter(|(bucket, _)| *bucket >= last).take(CANDIDATES));
+        let next = match found.last() {
+            // A bucket of more: the pages were in order.
+            Some((bucket, page)) if count > CANDIDATES => Some(Cursor { bucket: *bucket, page: page + 1 }),
+            _ => last.checked_sub(1).map(|bucket| Cursor { bucket, page: 0 }),
+        };
+        found.sort_unstable_by_key(|(bucket, page)| (std::cmp::Reverse(*bucket), *page));
+        (found.into_iter().map(|(_, page)| page as u32).collect(), next)
+    }
+
+    /// Compresses a page again if it still may win by it: whether that was tried, and whether it became smaller.
+    fn recompress_page(&self, page: u64, what: &Recompression) -> Result<(bool, bool)> {
+        let mut slot = self.slots.lock(page);
+        let Contents::Stored { checksum, .. } = slot.contents() else { return Ok((false, false)) };
+        if !what.may_win(slot.peek()) {
+            return Ok((false, false));
+        }
+        let mut contents = [0; PAGE_SIZE];
+        self.load(&slot, page, &mut contents)?;
+        // It was looked at.
+        slot.set_idle(false);
+        let old_class_bytes = self.pool.class_bytes(slot.peek().len_bytes());
+        let first = (*what.priorities.start()).max(slot.peek().priority() + 1);
+        let is_wanted = |len: usize| {
+            self.pool.class_bytes(len) < old_class_bytes
+                && (what.threshold_bytes == 0 || len < what.threshold_bytes)
+        };
+        let mut tried = false;
+        for priority in first..=*what.priorities.end() {
+            let Some(codec) = self.codec_of(priority) else { continue };
+            tried = true;
+            let stored = codec.with(|stream| {
+                let len = stream.encoder.encode(&contents, &mut stream.compressed);
+                let len = len.filter(|len| *len < self.pool.huge_threshold() && is_wanted(*len))?;
+                let handle = self.pool.store(&stream.compressed[..len], page as u32, Gfp::MayWait);
+                Some(handle.map(|handle| Contents::Stored { handle, len: len as u16, checksum, priority }))
+            });
+            if let Some(new) = stored.transpose()? {
+                self.replace_smaller(slot, new);
+                return Ok((true, true));
+            }
+        }
+        let has_tried_all = *what.priorities.end() >= self.last_priority();
+        if tried && has_tried_all && what.threshold_bytes == 0 {
+            slot.set_incompressible();
+        }
+        Ok((tried, false))
+    }
+
+    /// Switches a slot to a smaller object of the same page.
+    fn replace_smaller(&self, mut slot: SlotGuard<'_>, new: Contents) {
+        let old = slot.replace(new);
+        let share = self.counters.local();
+        share.switched(&old, &new);
+        share.pages_recompressed.add(1);
+        drop(slot);
+        self.free(old);
+    }
+
+    /// Whether there is an algorithm for it.
+    pub fn can_recompress(&self) -> bool {
+        self.last_priority() > 0
+    }
+
+    /// Pages whose objects would take as many bytes or more are stored as they are.
+    pub fn huge_threshold(&self) -> usize {
+        self.pool.huge_threshold()
+    }
+
+    /// The highest priority that there is an algorithm of.
+    fn last_priority(&self) -> u8 {
+        let last = self.recompression.iter().rposition(Option::is_some);
+        last.map_or(0, |at| at as u8 + 1)
+    }
+
+    /// Marks pages that hold an object as idle: all, or those that were not used for `age_s` seconds. Of the
+    /// others the mark is taken away.
+    pub fn mark_idle(&self, age_s: Option<u32>) {
+        let now_s = uptime_s();
+        for page in (0..self.pages()).filter(|page| self.slots.peek(*page).is_stored()) {
+            let mut slot = self.slots.lock(page);
+            let idle_s = now_s.saturating_sub(self.slots.used_s(page));
+            slot.set_idle(age_s.is_none_or(|age_s| idle_s >= age_s));
+        }
+    }
+
+    /// Tells `line` of each page that holds something, from `pages` on: its number, when it was used last, in
+    /// seconds of the system's uptime, and how it is kept. Goes on as long as that answers so.
+    pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
+        for page in pages.start..pages.end.min(self.pages()) {
+            let peek = self.slots.peek(page);
+            if peek.is_same() || peek.is_stored() {
+                let state = BlockState {
+                    same: peek.is_same(),
+                    huge: peek.is_huge(),
+                    idle: peek.is_idle(),
+                    recompressed: peek.priority() > 0,
+                    incompressible: peek.is_incompressible(),
+                };
+                if !line(page, self.slots.used_s(page), state) {
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// How a page is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockState {
+    /// As one word.
+    pub same: bool,
+    /// As it is.
+    pub huge: bool,
+    /// Marked as idle, and not used since.
+    pub idle: bool,
+    /// By another algorithm than writes are.
+    pub recompressed: bool,
+    /// No algorithm made it smaller.
+    pub incompressible: bool,
+}
