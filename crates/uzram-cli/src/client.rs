@@ -19,8 +19,12 @@ use crate::runtime_dir::{self, CONTROL_SOCKET, RuntimeArgs, socket_path};
 use crate::show::{self, DeviceJson};
 use crate::slabinfo;
 
-/// How long the daemon may take for one step of an answer. Some attributes start real work.
+/// How long the daemon may take for one step of an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Attributes that work through all pages when they are set, and how long that may take: some minutes for
+/// every 10 GiB that a slow algorithm compresses again.
+const WORK: [&str; 3] = ["compact", "idle", "recompress"];
+const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// How long a daemon may take to end. It may have gigabytes to give back.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest answer accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
@@ -187,9 +191,11 @@ pub fn stat(args: &StatArgs) -> Result<()> {
 
 /// `uzram set`
 pub fn set(args: &SetArgs) -> Result<()> {
-    let daemon = Daemon::at(&args.runtime)?;
+    let mut daemon = Daemon::at(&args.runtime)?;
     for (done, (attribute, value)) in args.settings.iter().enumerate() {
         let path = attribute_path(&args.name, attribute);
+        let works = WORK.contains(&attribute.as_str());
+        daemon.answer_timeout = if works { WORK_TIMEOUT } else { ANSWER_TIMEOUT };
         daemon.ask("PUT", &path, Some(&json!({ "value": value }))).map_err(|failure| {
             let applied: Vec<&str> = args.settings[..done].iter().map(|(name, _)| name.as_str()).collect();
             let applied = match applied.as_slice() {
@@ -266,12 +272,13 @@ fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
 struct Daemon {
     dir: PathBuf,
     socket: PathBuf,
+    answer_timeout: Duration,
 }
 
 impl Daemon {
     fn at(runtime: &RuntimeArgs) -> Result<Daemon> {
         let dir = runtime.path()?;
-        Ok(Daemon { socket: socket_path(&dir, CONTROL_SOCKET)?, dir })
+        Ok(Daemon { socket: socket_path(&dir, CONTROL_SOCKET)?, dir, answer_timeout: ANSWER_TIMEOUT })
     }
 
     /// One request, one answer: JSON, or null if it has no body.
@@ -312,8 +319,8 @@ impl Daemon {
                 SocketFlags::CLOEXEC,
                 None,
             )?;
-            sockopt::set_socket_timeout(&socket, Timeout::Send, Some(ANSWER_TIMEOUT))?;
-            sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
+            sockopt::set_socket_timeout(&socket, Timeout::Send, Some(self.answer_timeout))?;
+            sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(self.answer_timeout))?;
             rustix::net::connect(&socket, &address)?;
             Ok(UnixStream::from(socket))
         });
@@ -331,7 +338,7 @@ impl Daemon {
         Failure::Line(format!(
             "the daemon in '{}' has not answered for {} s",
             self.dir.display(),
-            ANSWER_TIMEOUT.as_secs()
+            self.answer_timeout.as_secs()
         ))
     }
 }

@@ -1,0 +1,77 @@
+//! Pages of a device of the real program that are compressed again.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::clients::{arg, fio, missing, same, succeed};
+use common::{Place, wait_until};
+
+/// A file of a kind that lz4 makes smaller and zstd more so: numbers in decimal.
+fn text_file(place: &Place, bytes: usize) -> std::path::PathBuf {
+    let path = place.root().join("text");
+    let mut text = String::with_capacity(bytes + 20);
+    let mut number = 1u64;
+    while text.len() < bytes {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        text += &format!("{} ", number % 10_000);
+    }
+    std::fs::write(&path, &text.as_bytes()[..bytes]).unwrap();
+    path
+}
+
+#[test]
+fn a_disk_takes_less_memory_after_it() {
+    if missing(&["nbdcopy"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up_sized("8M", &["--recompress", "zstd:3"]);
+    let algorithms = place.run(&["stat", "zram0", "recomp_algorithm"]).ok();
+    assert_eq!(algorithms.trim(), "#1: lz4 lz4hc [zstd:3] deflate");
+    let text = text_file(&place, 8 << 20);
+    succeed(&place, "nbdcopy", &[arg(&text), &place.uri()]);
+    let before = ["compr_data_bytes", "mem_used_bytes"].map(|name| place.statistic(name));
+    // Nothing is idle yet.
+    assert_eq!(place.run(&["set", "zram0", "idle=3600", "recompress=type=idle"]).ok(), "");
+    assert_eq!(place.statistic("pages_recompressed"), 0);
+    assert_eq!(place.run(&["set", "zram0", "idle=all", "recompress=type=idle"]).ok(), "");
+    assert_eq!(place.statistic("pages_recompressed"), 2048);
+    let after = ["compr_data_bytes", "mem_used_bytes"].map(|name| place.statistic(name));
+    for (after, before) in after.into_iter().zip(before) {
+        assert!(after * 100 < before * 90, "{after} of {before}");
+    }
+    let states = place.run(&["stat", "zram0", "block_state"]).ok();
+    assert!(states.lines().count() == 2048 && states.lines().all(|line| line.ends_with("....r.")));
+    let copy = place.root().join("copy");
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
+    assert!(same(&text, &copy), "the contents changed");
+    let refusal = place.run(&["set", "zram0", "recompress=type=warm"]);
+    assert!(refusal.complaint(1).contains("write idle, huge or huge_idle"));
+}
+
+#[test]
+fn fio_verifies_meanwhile() {
+    if missing(&["fio"]) {
+        return;
+    }
+    let place = Place::new();
+    let _daemon = place.up_sized("32M", &["--log", "warn", "--recompress", "deflate:1"]);
+    let uri = format!("--uri={}", place.uri());
+    std::thread::scope(|scope| {
+        let verified = scope.spawn(|| {
+            let mut args = fio(&uri, &["--rw=randwrite", "--bsrange=512-16k", "--size=24M", "--iodepth=8"]);
+            args.extend(["--verify=crc32c", "--do_verify=1", "--loops=2", "--buffer_compress_percentage=40"]);
+            succeed(&place, "fio", &args);
+        });
+        wait_until("verified", || {
+            place.run(&["set", "zram0", "recompress="]).ok();
+            verified.is_finished()
+        });
+        verified.join().unwrap();
+    });
+    assert!(place.statistic("pages_recompressed") > 100);
+    for failures in ["failed_reads", "failed_writes", "corrupted_objects"] {
+        assert_eq!(place.statistic(failures), 0, "{failures}");
+    }
+}
