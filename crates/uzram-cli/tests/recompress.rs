@@ -26,23 +26,23 @@ fn a_disk_takes_less_memory_after_it() {
         return;
     }
     let place = Place::new();
-    let _daemon = place.up_sized("8M", &["--recompress", "zstd:3"]);
+    let _daemon = place.up_sized("4M", &["--recompress", "zstd:3"]);
     let algorithms = place.run(&["stat", "zram0", "recomp_algorithm"]).ok();
     assert_eq!(algorithms.trim(), "#1: lz4 lz4hc [zstd:3] deflate");
-    let text = text_file(&place, 8 << 20);
+    let text = text_file(&place, 4 << 20);
     succeed(&place, "nbdcopy", &[arg(&text), &place.uri()]);
     let before = ["compr_data_bytes", "mem_used_bytes"].map(|name| place.statistic(name));
     // Nothing is idle yet.
     assert_eq!(place.run(&["set", "zram0", "idle=3600", "recompress=type=idle"]).ok(), "");
     assert_eq!(place.statistic("pages_recompressed"), 0);
     assert_eq!(place.run(&["set", "zram0", "idle=all", "recompress=type=idle"]).ok(), "");
-    assert_eq!(place.statistic("pages_recompressed"), 2048);
+    assert_eq!(place.statistic("pages_recompressed"), 1024);
     let after = ["compr_data_bytes", "mem_used_bytes"].map(|name| place.statistic(name));
     for (after, before) in after.into_iter().zip(before) {
         assert!(after * 100 < before * 90, "{after} of {before}");
     }
     let states = place.run(&["stat", "zram0", "block_state"]).ok();
-    assert!(states.lines().count() == 2048 && states.lines().all(|line| line.ends_with("....r.")));
+    assert!(states.lines().count() == 1024 && states.lines().all(|line| line.ends_with("....r.")));
     let copy = place.root().join("copy");
     succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
     assert!(same(&text, &copy), "the contents changed");
