@@ -156,40 +156,31 @@ fn loom_lru_front_is_removed_while_pages_come<D: Design>(batching: Batching) {
     run(make, one, |lru| lru.add(3), |model| model.end(&[0, 3], &[]));
 }
 
-/// One finds the page's batch, which is another one by the time its lock is taken.
-fn loom_lru_page_is_removed_from_two_batches<D: Design>(batching: Batching) {
+/// One finds the page's batch, which is another one by the time its lock is taken: that of the pages that come.
+fn removed_from_two_batches<D: Design>(batching: Batching, page: u32, come: [u32; 3], stay: &'static [u32]) {
     let make = move || {
         let model = Model::<D>::new(batching, 3);
         let _ = model.0.set_pagevec_pages(3);
-        assert!(model.0.doom(1));
+        assert!(model.0.doom(page));
         model
     };
-    let again = |lru: &Lru<D>| {
-        lru.remove_doomed(&[1]);
-        [4, 1, 5].into_iter().for_each(|page| lru.add(page));
-        let doomed: Vec<u32> = [1, 4].into_iter().filter(|page| lru.doom(*page)).collect();
+    let again = move |lru: &Lru<D>| {
+        lru.remove_doomed(&[page]);
+        come.into_iter().for_each(|page| lru.add(page));
+        let doomed: Vec<u32> = [page, 4].into_iter().filter(|page| lru.doom(*page)).collect();
         lru.remove_doomed(&[4]);
         lru.remove_doomed(&doomed);
     };
-    run(make, |lru| lru.remove_doomed(&[1]), again, |model| model.end(&[0, 2, 5], &[]));
+    run(make, move |lru| lru.remove_doomed(&[page]), again, |model| model.end(stay, &[]));
 }
 
-/// The same for an edge, which has a neighbour that needs the lock of its new batch only.
+fn loom_lru_page_is_removed_from_two_batches<D: Design>(batching: Batching) {
+    removed_from_two_batches::<D>(batching, 1, [4, 1, 5], &[0, 2, 5]);
+}
+
+/// An edge of its new batch has a neighbour that needs the lock of that only.
 fn loom_lru_edge_is_removed_from_two_batches<D: Design>(batching: Batching) {
-    let make = move || {
-        let model = Model::<D>::new(batching, 3);
-        let _ = model.0.set_pagevec_pages(3);
-        assert!(model.0.doom(0));
-        model
-    };
-    let again = |lru: &Lru<D>| {
-        lru.remove_doomed(&[0]);
-        [0, 4, 5].into_iter().for_each(|page| lru.add(page));
-        let doomed: Vec<u32> = [0, 4].into_iter().filter(|page| lru.doom(*page)).collect();
-        lru.remove_doomed(&[4]);
-        lru.remove_doomed(&doomed);
-    };
-    run(make, |lru| lru.remove_doomed(&[0]), again, |model| model.end(&[1, 2, 5], &[]));
+    removed_from_two_batches::<D>(batching, 0, [0, 4, 5], &[1, 2, 5]);
 }
 
 /// The edges of two batches at once, and a page within each.
