@@ -19,7 +19,7 @@ fn fio_writes_pages_of_the_corpus() {
     let corpus = build(Kind::Mixed, 512).unwrap();
     let size_bytes = pages_to_bytes(512);
     let server = Server::nbdkit("malloc", size_bytes).unwrap();
-    let fio = Fio { rw: "randwrite", jobs: 2, duration: Duration::from_millis(400), seed: 3 };
+    let fio = Fio { rw: "randwrite", jobs: 2, duration: Duration::from_millis(1500), seed: 3 };
     assert!(fio.run(server.uri(), &corpus).unwrap() > 0.0);
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("disk.bin");
@@ -28,8 +28,8 @@ fn fio_writes_pages_of_the_corpus() {
     let known: HashSet<_> = corpus.pages().collect();
     let disk = corpus::load(&copy).unwrap();
     let found: HashSet<_> = disk.pages().filter(|page| known.contains(page)).collect();
-    // 512 draws of 512 find 63 %; some pages are torn, or of fio's first noise, and a busy machine draws fewer.
-    assert!(found.len() > 20, "{} distinct pages of the corpus on the disk", found.len());
+    // 512 draws of 512 find 63 %; some pages are torn, or of fio's first noise.
+    assert!(found.len() > 100, "{} distinct pages of the corpus on the disk", found.len());
 }
 
 #[test]

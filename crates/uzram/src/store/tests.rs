@@ -512,17 +512,21 @@ fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
 
 #[test]
 fn looking_at_an_empty_disk_takes_no_memory() {
-    let store = Store::new(&config(1 << 24)).expect("store");
-    let mut page = [1; PAGE_SIZE];
-    let before = resident_dirty_kib();
-    for number in (0..1 << 24).step_by(199) {
-        store.read(number, &mut page).expect("empty");
-        store.discard(number);
-        store.zero_part(number, 5, 100, false).expect("empty");
-    }
-    assert_eq!(page, [0; PAGE_SIZE]);
-    let grown = resident_dirty_kib().saturating_sub(before);
-    assert!(grown < 64 << 10, "{grown} KiB for a table of 256 MiB of which nothing is used");
+    let grown_kib = || {
+        let store = Store::new(&config(1 << 24)).expect("store");
+        let mut page = [1; PAGE_SIZE];
+        let before = resident_dirty_kib();
+        for number in (0..1 << 24).step_by(199) {
+            store.read(number, &mut page).expect("empty");
+            store.discard(number);
+            store.zero_part(number, 5, 100, false).expect("empty");
+        }
+        assert_eq!(page, [0; PAGE_SIZE]);
+        resident_dirty_kib().saturating_sub(before)
+    };
+    // What other tests take meanwhile counts as well, but not every time.
+    let least = (0..10).map(|_| grown_kib()).find(|grown| *grown < 8 << 10);
+    assert!(least.is_some(), "memory for a table of 256 MiB of which nothing is used");
 }
 
 /// Anonymous memory of this process (other tests run beside this one, hence the generous bound).
