@@ -6,15 +6,15 @@ mod common;
 
 use common::clients::{arg, fio, missing, same, succeed};
 use common::{Place, wait_until};
+use uzram::base::random::Random;
 
 /// A file of a kind that lz4 makes smaller and zstd more so: numbers in decimal.
 fn text_file(place: &Place, bytes: usize) -> std::path::PathBuf {
     let path = place.root().join("text");
     let mut text = String::with_capacity(bytes + 20);
-    let mut number = 1u64;
+    let mut random = Random::new(1);
     while text.len() < bytes {
-        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        text += &format!("{} ", number % 10_000);
+        text += &format!("{} ", random.below(10_000));
     }
     std::fs::write(&path, &text.as_bytes()[..bytes]).unwrap();
     path

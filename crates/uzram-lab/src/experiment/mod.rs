@@ -106,6 +106,13 @@ pub struct Designs {
 }
 
 impl Designs {
+    /// Those of a list with what a table has for each; the one at `after` is [`Designs::after`].
+    pub(crate) fn of<T>(designs: &[(&'static str, T)], after: usize) -> Designs {
+        let names = |designs: &[(&str, T)]| designs.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let (before, others) = designs.split_at(after);
+        Designs { before: names(before), after: others[0].0.to_owned(), beyond: names(&others[1..]) }
+    }
+
     /// All of them, in this order: those before, `after`, those beyond.
     pub fn all(&self) -> Vec<String> {
         self.before.iter().chain([&self.after]).chain(&self.beyond).cloned().collect()

@@ -121,9 +121,7 @@ impl Table for LruBatch {
     }
 
     fn designs(&self) -> Designs {
-        let names = |designs: &[(&str, Setup)]| designs.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let (before, others) = DESIGNS.split_at(AFTER_AT);
-        Designs { before: names(before), after: AFTER.to_owned(), beyond: names(&others[1..]) }
+        Designs::of(&DESIGNS, AFTER_AT)
     }
 
     fn columns(&self) -> &'static [Column] {

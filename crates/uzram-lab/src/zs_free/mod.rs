@@ -124,10 +124,7 @@ impl Table for ZsFree {
     }
 
     fn designs(&self) -> Designs {
-        let names =
-            |designs: &[(&str, Measure)]| designs.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let (before, others) = DESIGNS.split_at(AFTER_AT);
-        Designs { before: names(before), after: AFTER.to_owned(), beyond: names(&others[1..]) }
+        Designs::of(&DESIGNS, AFTER_AT)
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -19,7 +19,6 @@
 
 mod buffers;
 mod faulty;
-
 mod file;
 mod waiter;
 
@@ -27,7 +26,6 @@ mod waiter;
 mod tests;
 
 pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
-
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 pub use file::{Engine, FileBacking, FileOptions, MAX_QUEUE_DEPTH};
 

@@ -76,8 +76,7 @@ impl ColdPage<'_> {
     /// it is soon, that counts as a return.
     pub fn forget(self) {
         let ColdPage { store, lru, mut slot, page, forgotten, .. } = self;
-        let old = slot.replace(Contents::Empty);
-        store.counters.local().switched(&old, &Contents::Empty);
+        let old = store.exchange(&mut slot, Contents::Empty);
         lru.evicted(page as u32);
         *forgotten = true;
         drop(slot);

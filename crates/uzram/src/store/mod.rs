@@ -581,12 +581,10 @@ impl Store {
 
     /// Switches a slot, and answers what is still to be done in the lists of pages.
     fn switch_but_list(&self, mut slot: SlotGuard<'_>, page: u64, new: Contents) -> Listing {
-        let old = slot.replace(new);
+        let old = self.exchange(&mut slot, new);
         if new != Contents::Empty {
             slot.touch();
         }
-        // Counted before others can change the page again, so that they do not count it first.
-        self.counters.local().switched(&old, &new);
         let is_stored = matches!(new, Contents::Stored { .. });
         let listing = match &self.lru {
             Some(lru) if is_stored && lru.arrive(page as u32) => Listing::New,
@@ -596,6 +594,15 @@ impl Store {
         drop(slot);
         self.free(old);
         listing
+    }
+
+    /// Switches a locked slot, and answers what it held: to be [freed](Store::free) once it is let go.
+    #[inline]
+    fn exchange(&self, slot: &mut SlotGuard<'_>, new: Contents) -> Contents {
+        let old = slot.replace(new);
+        // Counted before others can change the page again, so that they do not count it first.
+        self.counters.local().switched(&old, &new);
+        old
     }
 
     /// Frees what a slot held.

@@ -181,10 +181,8 @@ impl Store {
 
     /// Switches a slot to a smaller object of the same page.
     fn replace_smaller(&self, mut slot: SlotGuard<'_>, new: Contents) {
-        let old = slot.replace(new);
-        let share = self.counters.local();
-        share.switched(&old, &new);
-        share.pages_recompressed.add(1);
+        let old = self.exchange(&mut slot, new);
+        self.counters.local().pages_recompressed.add(1);
         drop(slot);
         self.free(old);
     }

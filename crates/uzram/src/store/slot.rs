@@ -72,6 +72,18 @@ pub(super) enum Contents {
 pub(super) struct Peek(u32);
 
 impl Peek {
+    /// In which state the page is.
+    #[inline]
+    fn state(self) -> PageState {
+        match self.0 {
+            0 => PageState::Hole,
+            flags if flags & ZERO != 0 => PageState::Zero,
+            _ if self.is_same() => PageState::Same,
+            _ if self.is_huge() => PageState::Huge,
+            _ => PageState::Compressed,
+        }
+    }
+
     /// Whether the page holds an object of the pool.
     pub(super) fn is_stored(self) -> bool {
         self.0 & LEN_MASK != 0
@@ -183,13 +195,7 @@ impl Slots {
     /// The state of `page`, without waiting for its lock: one that it was in while this was asked.
     #[inline]
     pub(super) fn state(&self, page: u64) -> PageState {
-        match self.table[page as usize].lock.peek() {
-            0 => PageState::Hole,
-            flags if flags & ZERO != 0 => PageState::Zero,
-            flags if flags & SAME != 0 => PageState::Same,
-            flags if flags & LEN_MASK == PAGE_SIZE as u32 => PageState::Huge,
-            _ => PageState::Compressed,
-        }
+        self.peek(page).state()
     }
 
     /// Brings the slot of `page` nearer, for a [`Slots::lock`] soon.

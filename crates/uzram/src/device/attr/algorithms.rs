@@ -5,7 +5,7 @@ use crate::codec::{Algorithm, Dictionary, Kind};
 use crate::store::MAX_RECOMPRESSION;
 
 use super::super::{Device, Params};
-use super::{before_initialisation, set_parsed, words};
+use super::{before_initialisation, number_within, set_parsed, words};
 
 /// Every algorithm, the one in use in brackets.
 fn choices(current: &Algorithm) -> String {
@@ -52,10 +52,7 @@ pub(super) fn set_recomp_algorithm(device: &Device, value: &str) -> Result<()> {
 
 /// A priority from `least` on.
 pub(super) fn parse_priority(text: &str, least: usize) -> Result<usize> {
-    let in_range = |priority: &usize| (least..=MAX_RECOMPRESSION).contains(priority);
-    text.parse().ok().filter(in_range).ok_or_else(|| {
-        Error::invalid(format!("'{text}' is no priority: write {least} to {MAX_RECOMPRESSION}"))
-    })
+    number_within("priority", text, least..=MAX_RECOMPRESSION)
 }
 
 /// The algorithm of a priority, or the first of a kind, with its priority.
