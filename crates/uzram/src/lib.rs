@@ -12,7 +12,6 @@ pub mod codec;
 pub mod stream;
 pub mod zsmalloc;
 pub mod lru;
-#[cfg(not(feature = "loom"))]
 pub mod backing;
 pub mod store;
 #[cfg(not(feature = "loom"))]

@@ -11,7 +11,7 @@ use std::ops::{Deref, DerefMut};
 use super::SETTING;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Access, Mapping, host_page_bytes};
-use crate::base::sync::{Arc, Mutex, classes};
+use crate::base::sync::{Arc, Condvar, Counter, Mutex, classes};
 
 /// The largest size of a buffer: one transfer moves it at once.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
@@ -27,6 +27,9 @@ struct Pool {
     count: u32,
     /// The numbers of the buffers that nobody has. It has room for all.
     free: Mutex<Vec<u32>>,
+    /// Threads that wait for one.
+    waiting: Counter,
+    given_back: Condvar,
 }
 
 /// Bytes of a [`Buffers`]. Dropped, they go back to it. They are zeros the first time and whatever was in them
@@ -54,13 +57,28 @@ impl Buffers {
             .map_err(|error| error.with_setting(SETTING))?;
         // The first are taken first.
         let free = Mutex::new(&classes::BACKING_BUFFERS, (0..count).rev().collect());
-        Ok(Buffers { pool: Arc::new(Pool { mapping, buffer_bytes, count, free }) })
+        let (waiting, given_back) = (Counter::default(), Condvar::new());
+        Ok(Buffers { pool: Arc::new(Pool { mapping, buffer_bytes, count, free, waiting, given_back }) })
     }
 
     /// One of them, unless all are in use.
     pub fn take(&self) -> Option<Buffer> {
         let number = self.pool.free.lock().pop()?;
         Some(Buffer { pool: Arc::clone(&self.pool), number })
+    }
+
+    /// One of them, when one is free. There must be at least one.
+    pub fn take_waiting(&self) -> Buffer {
+        let mut free = self.pool.free.lock();
+        loop {
+            if let Some(number) = free.pop() {
+                return Buffer { pool: Arc::clone(&self.pool), number };
+            }
+            // Under the lock, so that who gives one back after this sees it.
+            self.pool.waiting.add(1);
+            free = free.wait(&self.pool.given_back);
+            self.pool.waiting.sub(1);
+        }
     }
 
     /// How many could be taken now.
@@ -107,7 +125,14 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.pool.free.lock().push(self.number);
+        let is_awaited = {
+            let mut free = self.pool.free.lock();
+            free.push(self.number);
+            self.pool.waiting.get() > 0
+        };
+        if is_awaited {
+            self.pool.given_back.notify_one();
+        }
     }
 }
 

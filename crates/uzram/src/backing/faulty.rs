@@ -11,7 +11,8 @@ use std::ops::Range;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Backing, Buffer, Completion, Direction, SETTING, Transfer, join, spawn};
+use super::thread::{join, spawn};
+use super::{Backing, Buffer, Completion, Direction, SETTING, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};

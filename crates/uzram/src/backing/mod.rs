@@ -8,6 +8,7 @@
 //! - `buffers.rs`: the memory of transfers, made beforehand
 //! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
+//! - `thread.rs`: the threads of backings
 //! - `faulty.rs`: a backing that fails as it is told to ([`FaultyBacking`])
 //!
 //! Once as many transfers have been in flight as ever will be, none of this allocates for a transfer that
@@ -18,21 +19,26 @@
 //! them. Buffers may be taken and given back under any lock of the engine but a wait table's.
 
 mod buffers;
+#[cfg(not(feature = "loom"))]
 mod faulty;
+#[cfg(not(feature = "loom"))]
 mod file;
+#[cfg(not(feature = "loom"))]
+mod thread;
 mod waiter;
 
-#[cfg(test)]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
 pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
+#[cfg(not(feature = "loom"))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
+#[cfg(not(feature = "loom"))]
 pub use file::{Engine, FileBacking, FileOptions, MAX_QUEUE_DEPTH};
 
 use std::panic::AssertUnwindSafe;
-use std::thread::JoinHandle;
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::Result;
 use crate::base::sync::Arc;
 
 /// The attribute that errors of this layer name.
@@ -117,20 +123,5 @@ impl Transfer {
         let Transfer { completion, token, buffer, .. } = self;
         // The panic hook has reported it; the transfers of others go on.
         let _ = std::panic::catch_unwind(AssertUnwindSafe(move || completion.done(token, buffer, result)));
-    }
-}
-
-/// Starts a thread of a backing.
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.into()).spawn(run).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, format!("the system gives no thread for the backing: {error}"))
-    })
-}
-
-/// Waits for a thread of a backing that was told to end, unless it is the caller, who will get there.
-fn join(thread: JoinHandle<()>) {
-    if thread.thread().id() != std::thread::current().id() {
-        // A panic there has been reported already.
-        let _ = thread.join();
     }
 }

@@ -27,6 +27,8 @@ pub enum ErrorKind {
     Corrupt,
     /// A system call failed (EIO).
     Io,
+    /// It would have to wait, and was told not to (EAGAIN).
+    WouldBlock,
     /// Not allowed (EACCES).
     Permission,
 }
@@ -42,6 +44,7 @@ impl ErrorKind {
             ErrorKind::NotFound => 2,
             ErrorKind::Unsupported => 95,
             ErrorKind::Corrupt | ErrorKind::Io => 5,
+            ErrorKind::WouldBlock => 11,
             ErrorKind::Permission => 13,
         }
     }

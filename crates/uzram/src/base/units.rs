@@ -1,4 +1,4 @@
-//! Bytes, pages and their texts: the only place that converts between them.
+//! Bytes, pages, durations and their texts: the only place that converts between them.
 
 use super::error::{Error, Result};
 
@@ -61,6 +61,33 @@ pub fn parse_size(text: &str) -> Result<u64> {
     number.checked_mul(1 << shift).ok_or_else(|| bad("too large"))
 }
 
+/// Reads a duration in seconds: decimal digits and an optional s, m, h or d, without which they are seconds.
+///
+/// # Errors
+/// `Invalid` when the text is anything else or the duration does not fit 64 bits.
+pub fn parse_duration_s(text: &str) -> Result<u64> {
+    let bad = |why: &str| {
+        Error::invalid(format!(
+            "'{text}' is not a duration: {why}; write digits and s, m, h or d, as in 90s or 1h"
+        ))
+    };
+    let trimmed = text.trim();
+    let digits = trimmed.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, suffix) = trimmed.split_at(digits);
+    if number.is_empty() {
+        return Err(bad("no digits"));
+    }
+    let number: u64 = number.parse().map_err(|_| bad("too long"))?;
+    let unit_s = match suffix.to_ascii_lowercase().as_str() {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 60 * 60,
+        "d" => 24 * 60 * 60,
+        _ => return Err(bad("unknown unit")),
+    };
+    number.checked_mul(unit_s).ok_or_else(|| bad("too long"))
+}
+
 /// A size for people: the largest unit that keeps the number at or above one.
 pub fn format_size(bytes: u64) -> String {
     const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
@@ -100,6 +127,28 @@ mod tests {
             ("99999999999999999999", "too large"),
         ] {
             let error = parse_size(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn durations_are_seconds_unless_they_say_otherwise() {
+        for (text, seconds) in
+            [("0", 0), ("90", 90), (" 90s\n", 90), ("10m", 600), ("2H", 7200), ("30d", 30 * 86400)]
+        {
+            assert_eq!(parse_duration_s(text), Ok(seconds), "{text}");
+        }
+        for (text, why) in [
+            ("", "no digits"),
+            ("h", "no digits"),
+            ("-1", "no digits"),
+            ("1.5h", "unknown unit"),
+            ("1 h", "unknown unit"),
+            ("1w", "unknown unit"),
+            ("99999999999999999999", "too long"),
+            ("18446744073709551615m", "too long"),
+        ] {
+            let error = parse_duration_s(text).unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
     }

@@ -6,7 +6,8 @@ use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
 use super::engine::Target;
-use crate::backing::{Transfer, join, spawn};
+use crate::backing::Transfer;
+use crate::backing::thread::{join, spawn};
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Condvar, Mutex, classes};
 

@@ -21,7 +21,8 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::engine::{Progress, Target};
-use crate::backing::{Direction, SETTING, Transfer, join, spawn};
+use crate::backing::thread::{join, spawn};
+use crate::backing::{Direction, SETTING, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, AtomicU64, Mutex, classes};
 

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::*;
+use crate::base::error::{Error, ErrorKind};
 use crate::base::sync::{Condvar, Mutex, classes};
 
 const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Threads];

@@ -51,9 +51,7 @@ use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use std::thread::Thread;
 
 use charge::Usages;
-#[cfg(not(feature = "loom"))]
-pub(crate) use map::host_page_bytes;
-pub(crate) use map::{Access, Mapping};
+pub(crate) use map::{Access, Mapping, host_page_bytes};
 use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
 

@@ -34,54 +34,61 @@ pub mod classes {
 
     /// A device's life cycle.
     pub static DEVICE: LockClass = LockClass::new(0, "device");
+    /// Writing pages back: what is being filled and what is in flight.
+    pub static WRITEBACK: LockClass = LockClass::new(1, "writeback");
     /// One page's slot.
-    pub static SLOT: LockClass = LockClass::new(1, "slot");
+    pub static SLOT: LockClass = LockClass::new(2, "slot");
     /// The list of idle streams.
-    pub static STREAM_LIST: LockClass = LockClass::new(2, "stream_list");
+    pub static STREAM_LIST: LockClass = LockClass::new(3, "stream_list");
     /// A compression stream.
-    pub static STREAM: LockClass = LockClass::new(3, "stream");
+    pub static STREAM: LockClass = LockClass::new(4, "stream");
     /// Compacting a zsmalloc pool, or emptying its coldest zspage.
-    pub static COMPACTION: LockClass = LockClass::new(4, "compaction");
+    pub static COMPACTION: LockClass = LockClass::new(5, "compaction");
     /// A zsmalloc pool: the kernel's `pool->lock`.
-    pub static ZS_POOL: LockClass = LockClass::new(5, "zs_pool");
+    pub static ZS_POOL: LockClass = LockClass::new(6, "zs_pool");
     /// A size class of zsmalloc.
-    pub static SIZE_CLASS: LockClass = LockClass::new(6, "size_class");
+    pub static SIZE_CLASS: LockClass = LockClass::new(7, "size_class");
     /// The order in which a zsmalloc pool's zspages were last written.
-    pub static ZS_LRU: LockClass = LockClass::new(7, "zs_lru");
+    pub static ZS_LRU: LockClass = LockClass::new(8, "zs_lru");
     /// Giving free memory of an arena back to the system.
-    pub static RECLAIM: LockClass = LockClass::new(8, "reclaim");
+    pub static RECLAIM: LockClass = LockClass::new(9, "reclaim");
     /// A CPU's cache of free runs.
-    pub static RUN_CACHE: LockClass = LockClass::new(9, "run_cache");
+    pub static RUN_CACHE: LockClass = LockClass::new(10, "run_cache");
     /// The arena's chunks.
-    pub static ARENA: LockClass = LockClass::new(10, "arena");
+    pub static ARENA: LockClass = LockClass::new(11, "arena");
     /// A CPU's sheaves in a slab cache.
-    pub static SLAB_SHEAF: LockClass = LockClass::new(11, "slab_sheaf");
+    pub static SLAB_SHEAF: LockClass = LockClass::new(12, "slab_sheaf");
     /// A slab cache's sheaves that no CPU has.
-    pub static SLAB_BARN: LockClass = LockClass::new(12, "slab_barn");
+    pub static SLAB_BARN: LockClass = LockClass::new(13, "slab_barn");
     /// A CPU's slabs in a slab cache.
-    pub static SLAB_CPU: LockClass = LockClass::new(13, "slab_cpu");
+    pub static SLAB_CPU: LockClass = LockClass::new(14, "slab_cpu");
     /// A slab cache's node partial list: the kernel's `list_lock`.
-    pub static SLAB_LIST: LockClass = LockClass::new(14, "slab_list");
+    pub static SLAB_LIST: LockClass = LockClass::new(15, "slab_list");
     /// A slab cache's free slab numbers.
-    pub static SLAB_TABLE: LockClass = LockClass::new(15, "slab_table");
+    pub static SLAB_TABLE: LockClass = LockClass::new(16, "slab_table");
     /// The list of slab caches.
-    pub static SLAB_CACHES: LockClass = LockClass::new(16, "slab_caches");
+    pub static SLAB_CACHES: LockClass = LockClass::new(17, "slab_caches");
     /// A CPU's pagevec of an LRU.
-    pub static LRU_PAGEVEC: LockClass = LockClass::new(17, "lru_pagevec");
+    pub static LRU_PAGEVEC: LockClass = LockClass::new(18, "lru_pagevec");
     /// The batches of one tag in an LRU. Several are taken by ascending tag.
-    pub static LRU_BATCH: LockClass = LockClass { several: true, ..LockClass::new(18, "lru_batch") };
+    pub static LRU_BATCH: LockClass = LockClass { several: true, ..LockClass::new(19, "lru_batch") };
     /// The edges of batches in an LRU: the kernel's `lru_lock`.
-    pub static LRU_LOCK: LockClass = LockClass::new(19, "lru_lock");
+    pub static LRU_LOCK: LockClass = LockClass::new(20, "lru_lock");
+    /// The free extents of a backing device.
+    pub static BACKING_EXTENTS: LockClass = LockClass::new(21, "backing_extents");
+    /// What a store's policy waits for, and who waits for it.
+    pub static POLICY: LockClass = LockClass::new(22, "policy");
     /// Transfers to and from a backing that wait for a thread, or are waited for.
-    pub static BACKING_QUEUE: LockClass = LockClass::new(20, "backing_queue");
+    pub static BACKING_QUEUE: LockClass = LockClass::new(23, "backing_queue");
     /// Which buffers of transfers are free.
-    pub static BACKING_BUFFERS: LockClass = LockClass::new(21, "backing_buffers");
+    pub static BACKING_BUFFERS: LockClass = LockClass::new(24, "backing_buffers");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(22, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(25, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 23] = [
+    pub static ALL: [&LockClass; 26] = [
         &DEVICE,
+        &WRITEBACK,
         &SLOT,
         &STREAM_LIST,
         &STREAM,
@@ -101,6 +108,8 @@ pub mod classes {
         &LRU_PAGEVEC,
         &LRU_BATCH,
         &LRU_LOCK,
+        &BACKING_EXTENTS,
+        &POLICY,
         &BACKING_QUEUE,
         &BACKING_BUFFERS,
         &WAIT_TABLE,

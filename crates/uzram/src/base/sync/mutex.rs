@@ -83,6 +83,14 @@ impl<'a, T> MutexGuard<'a, T> {
         let guard = condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
         MutexGuard { guard, waiters, _hold }
     }
+
+    /// The same, for that long at most. Models have no time: there it only lets the lock go for a moment.
+    pub fn wait_for(self, condvar: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
+        let MutexGuard { guard, waiters, _hold } = self;
+        let (guard, _) =
+            condvar.wait_timeout(guard, at_most).unwrap_or_else(|poisoned| poisoned.into_inner());
+        MutexGuard { guard, waiters, _hold }
+    }
 }
 
 impl<T> MutexGuard<'_, T> {
