@@ -1,4 +1,5 @@
-//! A sequence of operations on a device: reads, writes, discards, zeroes, attributes, resets.
+//! A sequence of operations on a device: reads, writes, discards, zeroes, attributes, resets; pages that are
+//! compressed again, and that go to a backing device and come back.
 //!
 //! Promises: all agrees with a naive model, errors and statistics included; a write that fails leaves
 //! the pages before the failing one new and the others old; over `mem_limit` nothing grows; what is
@@ -6,6 +7,7 @@
 
 use std::sync::Arc;
 
+use tempfile::NamedTempFile;
 use uzram::ErrorKind;
 use uzram::base::units::PAGE_SIZE;
 use uzram::device::{Device, OpenDevice};
@@ -16,6 +18,8 @@ use crate::model::Model;
 /// The largest disk, and the operations of one input: a bound on its time.
 const MAX_DISK_PAGES: usize = 96;
 const MAX_OPS: usize = 100;
+/// The size of the backing device: the smallest that packed pages can be written to.
+const BACKING_SIZE: &str = "512K";
 
 /// Runs one input.
 ///
@@ -43,6 +47,8 @@ struct Machine<'a> {
     /// What was charged when the limit was set or last looked at.
     charged_bytes: u64,
     recompresses: bool,
+    /// The backing device, if it has one: a file of its own.
+    backing: Option<NamedTempFile>,
 }
 
 impl<'a> Machine<'a> {
@@ -66,17 +72,56 @@ impl<'a> Machine<'a> {
         if !again.is_empty() {
             device.set("recomp_algorithm", again).expect("uninitialised");
         }
+        let backing = Self::take_backing(device, input);
         device.set("disksize", &size_bytes.to_string()).expect("a size");
         let disk = device.open().expect("it has a size");
         let recompresses = !device.get("recomp_algorithm").expect("readable").is_empty();
         Machine {
             device,
             disk,
-            model: Model::new(size_bytes),
+            model: Model::new(size_bytes, backing.is_some()),
             limited: false,
             charged_bytes: 0,
             recompresses,
+            backing,
         }
+    }
+
+    /// Gives the device a backing device, or not.
+    fn take_backing(device: &Device, input: &mut Input<'_>) -> Option<NamedTempFile> {
+        let layouts = [("", ""), ("", ""), ("packed", "1"), ("blocks", "1"), ("blocks", "0")];
+        let (layout, compressed) = input.one_of(&layouts);
+        if layout.is_empty() {
+            return None;
+        }
+        let file = NamedTempFile::new().expect("a directory for such files");
+        let path = file.path().to_str().expect("a path of text");
+        for (name, value) in [
+            ("backing_dev", format!("{path}:{BACKING_SIZE}").as_str()),
+            ("writeback_layout", layout),
+            ("compressed_writeback", compressed),
+        ] {
+            device.set(name, value).expect(name);
+        }
+        Some(file)
+    }
+
+    /// Pages go to the backing device: what they hold stays the same.
+    fn write_back(&mut self, input: &mut Input<'_>) {
+        self.device.set("idle", input.one_of(&["all", "1"])).expect("initialised");
+        let last = self.model.size_bytes() / PAGE_SIZE as u64 - 1;
+        let some = format!("page_indexes=0-{} page_index={last}", last / 2);
+        let what = ["all", "type=idle", "huge", "huge_idle", "incompressible", &some];
+        match self.device.set("writeback", input.one_of(&what)) {
+            Ok(()) => assert!(self.backing.is_some(), "where to?"),
+            Err(error) if self.backing.is_none() => assert_eq!(error.kind(), ErrorKind::Unsupported),
+            // The device is full, or nothing may be written to it.
+            Err(error) => {
+                assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Io), "{error}");
+                assert!(error.setting().is_some(), "{error}");
+            }
+        }
+        self.check_charged();
     }
 
     /// Pages are marked as idle and compressed again: what they hold stays the same.
@@ -93,7 +138,7 @@ impl<'a> Machine<'a> {
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
-        match input.byte() % 17 {
+        match input.byte() % 18 {
             0..=3 => self.read(input),
             4..=9 => self.write(input),
             10 => self.discard(input),
@@ -101,6 +146,7 @@ impl<'a> Machine<'a> {
             13 => self.limit(input),
             14 => self.set_at_any_time(input),
             16 => self.recompress(input),
+            17 => self.write_back(input),
             _ => self.set_too_late(input),
         }
     }
@@ -206,6 +252,18 @@ impl<'a> Machine<'a> {
         let batch = input.one_of(&["0", "1", "7", "32", "512"]);
         self.device.set("run_cache_batch", batch).expect("at any time");
         self.device.set("mem_used_max", "0").expect("at any time");
+        let (name, value) = input.one_of(&[
+            ("policy_high", "50"),
+            ("policy_high", "100"),
+            ("policy_low", "10"),
+            ("writeback_batch_size", "1"),
+            ("writeback_limit", "3"),
+            ("writeback_limit_enable", "1"),
+            ("writeback_limit_enable", "0"),
+            ("writeback_budget", "8K/day"),
+            ("writeback_budget", "0"),
+        ]);
+        self.device.set(name, value).expect(name);
         let readable: Vec<_> = Device::attributes().iter().filter(|row| row.readable()).collect();
         let row = input.one_of(&readable);
         self.device.get(row.name).expect(row.name);
@@ -221,6 +279,9 @@ impl<'a> Machine<'a> {
             ("checksum", "1"),
             ("streams", "1"),
             ("stream_alloc", "held"),
+            ("backing_dev", "none"),
+            ("writeback_layout", "blocks"),
+            ("compressed_writeback", "0"),
             ("reset", "1"),
         ]);
         let error = self.device.set(name, value).expect_err(name);
@@ -267,13 +328,19 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let fill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[2, index])).collect();
     let refill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[3, 0, index * 3, index])).collect();
     let limited = [&[13, 3], &fill[..], &[13, 1], &refill[..], &some[..], &[13, 0], &fill[..]].concat();
-    let with = |settings: [u8; 8], ops: &[u8]| [&settings, ops].concat();
+    // Out, some of them back, and out again.
+    let out = [&[17, 0, 0][..], &op(0, 0, 5, &[]), &write(3, 2, text), &[17, 0, 1], &some[..]].concat();
+    let with = |settings: [u8; 9], ops: &[u8]| [&settings, ops].concat();
     vec![
-        with([20, 0, 0, 12, 2, 0, 0, 1], &some),
-        with([20, 1, 1, 0, 0, 0, 0, 2], &some),
-        with([95, 0, 0, 4, 3, 0, 0, 1], &limited),
-        with([95, 3, 1, 12, 1, 0, 1, 1], &limited),
-        with([0, 0, 0, 12, 2, 0, 0, 0], &some),
-        with([64, 0, 0, 12, 2, 0, 0, 3], &[&fill[..], &refill[..], &fill[..]].concat()),
+        with([20, 0, 0, 12, 2, 0, 0, 1, 0], &some),
+        with([20, 1, 1, 0, 0, 0, 0, 2, 0], &some),
+        with([95, 0, 0, 4, 3, 0, 0, 1, 0], &limited),
+        with([95, 3, 1, 12, 1, 0, 1, 1, 0], &limited),
+        with([0, 0, 0, 12, 2, 0, 0, 0, 0], &some),
+        with([64, 0, 0, 12, 2, 0, 0, 3, 0], &[&fill[..], &refill[..], &fill[..]].concat()),
+        with([40, 0, 0, 12, 2, 0, 0, 0, 2], &[&fill[..], &out, &refill, &out].concat()),
+        with([40, 1, 1, 12, 2, 0, 0, 1, 3], &[&some[..], &out, &fill, &out].concat()),
+        with([95, 0, 0, 12, 2, 0, 0, 0, 4], &[&limited[..], &out].concat()),
+        with([95, 0, 1, 12, 2, 0, 0, 1, 2], &[&limited[..], &out].concat()),
     ]
 }

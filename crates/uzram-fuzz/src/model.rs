@@ -9,6 +9,7 @@ use uzram::device::{OpenDevice, PageState, Stats};
 pub(crate) struct Model {
     bytes: Vec<u8>,
     pages: Vec<Page>,
+    has_backing: bool,
 }
 
 /// What is known of a page.
@@ -29,11 +30,11 @@ enum Held {
 }
 
 impl Model {
-    /// A disk of `size_bytes`, whole pages, never written.
-    pub fn new(size_bytes: usize) -> Self {
+    /// A disk of `size_bytes`, whole pages, never written; its pages may go to a backing device, if it has one.
+    pub fn new(size_bytes: usize, has_backing: bool) -> Self {
         let empty = Page { contents_known: true, held: Held::No };
         let pages = bytes_to_pages(size_bytes as u64) as usize;
-        Model { bytes: vec![0; size_bytes], pages: vec![empty; pages] }
+        Model { bytes: vec![0; size_bytes], pages: vec![empty; pages], has_backing }
     }
 
     /// Never written again.
@@ -91,8 +92,10 @@ impl Model {
             Page { held: Held::Yes, contents_known: true } => match one_word() {
                 Some(true) => &[Zero],
                 Some(false) => &[Same],
+                None if self.has_backing => &[Compressed, Huge, Backed],
                 None => &[Compressed, Huge],
             },
+            _ if self.has_backing => &[Hole, Zero, Same, Compressed, Huge, Backed],
             _ => &[Hole, Zero, Same, Compressed, Huge],
         }
     }

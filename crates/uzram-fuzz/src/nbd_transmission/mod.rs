@@ -56,7 +56,7 @@ impl Bench {
             heard: Vec::new(),
             buffers: Buffers::new(BUFFER_BYTES).expect("memory"),
             requests: RequestCache::new(1).expect("memory"),
-            model: Model::new(DISK_BYTES),
+            model: Model::new(DISK_BYTES, false),
         }
     }
 }
@@ -200,6 +200,7 @@ fn check_status(model: &Model, header: &Header, len_bytes: u64, is_own: bool, de
             (true, PageState::Same) => state::SAME,
             (true, PageState::Compressed) => state::COMPRESSED,
             (true, PageState::Huge) => state::HUGE,
+            (true, PageState::Backed) => state::BACKING,
         })
     };
     let mut at = header.offset;

@@ -179,7 +179,7 @@ fn failure(error: &Error) -> Response {
         ErrorKind::NotFound => 404,
         ErrorKind::Busy => 409,
         ErrorKind::Unsupported => 501,
-        ErrorKind::NoMemory => 503,
+        ErrorKind::NoMemory | ErrorKind::WouldBlock => 503,
         ErrorKind::NoSpace => 507,
         ErrorKind::Corrupt | ErrorKind::Io => 500,
     };

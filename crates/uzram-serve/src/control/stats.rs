@@ -54,6 +54,14 @@ mirror! {
     corrupted_objects,
     stream_sleeps,
     writestall,
+    backing_bytes,
+    backing_held_bytes,
+    pages_backed,
+    pages_written_back,
+    pages_returned,
+    backing_failed_writes,
+    backing_failed_reads,
+    backing_corrupted,
 }
 
 impl StatsJson {

@@ -35,7 +35,7 @@ impl Buffers {
     pub fn new(len_bytes: usize) -> io::Result<Self> {
         let len_bytes = len_bytes.max(MIN_BUFFER_BYTES).next_multiple_of(PAGE_SIZE);
         let received = ReceiveBuffer { bytes: allocate(len_bytes)?, start: 0, end: 0 };
-        Ok(Buffers { received, unsent: SendBuffer { bytes: allocate(len_bytes)?, len: 0 } })
+        Ok(Buffers { received, unsent: SendBuffer::new(len_bytes)? })
     }
 
     /// Both of them, empty.
@@ -46,7 +46,7 @@ impl Buffers {
 }
 
 /// Bytes of a fixed size, or the system's refusal.
-fn allocate(len_bytes: usize) -> io::Result<Vec<u8>> {
+pub(super) fn allocate(len_bytes: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
     bytes.resize(len_bytes, 0);
@@ -100,6 +100,19 @@ pub(super) struct SendBuffer {
 }
 
 impl SendBuffer {
+    /// A buffer of so many bytes.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the system refuses.
+    pub fn new(capacity_bytes: usize) -> io::Result<Self> {
+        Ok(SendBuffer { bytes: allocate(capacity_bytes)?, len: 0 })
+    }
+
+    /// What is not sent.
+    pub fn filled(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
     /// The most it can hold.
     pub fn capacity_bytes(&self) -> usize {
         self.bytes.len()
@@ -121,8 +134,12 @@ impl SendBuffer {
         self.len -= len_bytes;
     }
 
-    /// Adds `bytes`, which are at most its capacity.
+    /// Adds `bytes`; if they are more than its capacity, sends what is there and them behind it.
     pub fn put(&mut self, stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.capacity_bytes() {
+            self.flush(stream)?;
+            return stream.write_all(bytes);
+        }
         self.room(stream, bytes.len())?.copy_from_slice(bytes);
         Ok(())
     }
@@ -135,9 +152,4 @@ impl SendBuffer {
         }
         Ok(())
     }
-}
-
-/// Memory for one long reply that must not be fragmented.
-pub(super) fn long_reply(len_bytes: usize) -> io::Result<Vec<u8>> {
-    allocate(len_bytes)
 }

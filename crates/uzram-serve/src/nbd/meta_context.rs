@@ -38,12 +38,16 @@ impl Context {
         match (self, page) {
             (Context::Allocation, PageState::Hole) => allocation::HOLE | allocation::ZERO,
             (Context::Allocation, PageState::Zero) => allocation::ZERO,
-            (Context::Allocation, PageState::Same | PageState::Compressed | PageState::Huge) => 0,
+            (
+                Context::Allocation,
+                PageState::Same | PageState::Compressed | PageState::Huge | PageState::Backed,
+            ) => 0,
             (Context::State, PageState::Hole) => state::HOLE,
             (Context::State, PageState::Zero) => state::ZERO,
             (Context::State, PageState::Same) => state::SAME,
             (Context::State, PageState::Compressed) => state::COMPRESSED,
             (Context::State, PageState::Huge) => state::HUGE,
+            (Context::State, PageState::Backed) => state::BACKING,
         }
     }
 }

@@ -17,16 +17,18 @@
 //! - `handshake`, `transmission`, `session`: one session over any `Read + Write` ([`serve_stream`]);
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
 //! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
-//!   `request_cache`: the requests in flight of all connections;
+//!   `request_cache`: the requests in flight of all connections; `waiters`: threads that wait for devices
+//!   in the place of connections', and `wake`, by which these hear of it;
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
 //! - `registry`, `server`: accepting, limits, stopping.
 //!
-//! One thread serves one connection and answers its requests in order. What a client sends can cost
-//! its own connection and nothing else: every length is bounded before it is used, memory for a
-//! connection is fixed ([`BUFFER_BYTES`] twice, a place in the [`RequestCache`], and one reply of at
-//! most [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered), and a connection's
-//! end, even by a panic, ends only itself.
+//! One thread serves one connection and answers its requests in order, but for those that would wait for
+//! the device: these are answered when they can be. What a client sends can cost its own connection and
+//! nothing else: every length is bounded before it is used, memory for a connection is fixed
+//! ([`BUFFER_BYTES`] twice, a place in the [`RequestCache`], and one reply of at most
+//! [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered) and that for requests which
+//! wait is bounded for all together, and a connection's end, even by a panic, ends only itself.
 
 mod address;
 mod buffer;
@@ -44,9 +46,11 @@ mod socket;
 mod tls;
 mod tls_stream;
 mod transmission;
+mod waiters;
+mod wake;
 
 use std::io::{self, Read, Write};
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 
 use crate::Exports;
 use session::Terms;
@@ -60,7 +64,8 @@ pub use tls::{Tls, TlsFiles};
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz
-/// targets drive it over memory, one session after another with the same buffers and requests.
+/// targets drive it over memory, one session after another with the same buffers and requests. What
+/// waits for the device is waited for, and answered in its turn.
 ///
 /// # Errors
 /// Whatever `stream` answers; `InvalidData` when the peer broke the protocol in a way that leaves
@@ -71,8 +76,14 @@ pub fn serve_stream<S: Read + Write>(
     buffers: &mut Buffers,
     requests: &RequestCache,
 ) -> io::Result<()> {
-    let stopping = AtomicBool::new(false);
-    let terms = Terms { exports, requests, tls: None, tls_required: false, stopping: &stopping };
+    let terms = Terms {
+        exports,
+        requests,
+        tls: None,
+        tls_required: false,
+        stopping: &Arc::default(),
+        handover: None,
+    };
     session::run(stream, terms, |_| Ok(buffers))
 }
 
@@ -89,8 +100,8 @@ pub fn serve_stream_with_tls<S: Read + Write>(
     tls: &Tls,
     tls_required: bool,
 ) -> io::Result<()> {
-    let stopping = AtomicBool::new(false);
-    let terms = Terms { exports, requests, tls: Some(tls), tls_required, stopping: &stopping };
+    let terms =
+        Terms { exports, requests, tls: Some(tls), tls_required, stopping: &Arc::default(), handover: None };
     session::run(stream, terms, |_| Ok(buffers))
 }
 

@@ -193,7 +193,7 @@ pub mod state {
     pub const COMPRESSED: u32 = 3;
     /// Stored as it is, because it does not compress.
     pub const HUGE: u32 = 4;
-    /// On the backing device. No page is, so far: the number is reserved.
+    /// On the backing device, and not in memory.
     pub const BACKING: u32 = 5;
 }
 
@@ -240,7 +240,11 @@ impl From<ErrorKind> for NbdError {
             ErrorKind::NoMemory => NbdError::NoMem,
             ErrorKind::Unsupported => NbdError::NotSup,
             ErrorKind::Permission => NbdError::Perm,
-            ErrorKind::Busy | ErrorKind::NotFound | ErrorKind::Corrupt | ErrorKind::Io => NbdError::Io,
+            ErrorKind::Busy
+            | ErrorKind::NotFound
+            | ErrorKind::Corrupt
+            | ErrorKind::Io
+            | ErrorKind::WouldBlock => NbdError::Io,
         }
     }
 }

@@ -1,8 +1,8 @@
 //! The requests in flight of a server, of all its connections: one slab cache, `nbd_request`.
 //!
 //! A request is in flight from when its header has been read until its reply stands in the send
-//! buffer. Today a connection has one at a time; in a cache they can be handed to other threads to be
-//! answered, and `uzram slabinfo` shows them.
+//! buffer. A connection has one at a time, and those that it has handed over because they would wait;
+//! `uzram slabinfo` shows them.
 //!
 //! Locks: none here. The cache has its own, which are leaves to all of this crate's.
 
@@ -13,9 +13,8 @@ use uzram::slab::{Options, Owned, Typed};
 
 use super::proto::NbdError;
 use super::request::{Refusal, Request};
+use super::waiters::MAX_JOBS;
 
-/// Requests of one connection that can be in flight: its thread answers one before it takes the next.
-const REQUESTS_PER_CONNECTION: u64 = 1;
 /// Requests in flight for which there is room, whatever the number of connections: each has a thread,
 /// and no system runs so many.
 const MAX_IN_FLIGHT: u64 = 1 << 20;
@@ -34,13 +33,13 @@ pub(super) type InFlight<'a> = Owned<'a, Request>;
 pub struct RequestCache(Typed<Request>);
 
 impl RequestCache {
-    /// Room for the requests of so many connections, in memory of its own: pages of 64 requests,
-    /// once they are there.
+    /// Room for the requests of so many connections, and those they may have handed over, in memory of its
+    /// own: pages of 64 requests, once they are there.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no address space.
     pub fn new(max_connections: usize) -> uzram::Result<Self> {
-        let in_flight = (max_connections as u64).saturating_mul(REQUESTS_PER_CONNECTION).min(MAX_IN_FLIGHT);
+        let in_flight = (max_connections as u64).saturating_add(MAX_JOBS as u64).min(MAX_IN_FLIGHT);
         let options = Options {
             align_bytes: REQUEST_BYTES,
             max_objects_setting: "max-connections",
@@ -68,7 +67,7 @@ mod tests {
 
     use std::io::{self, Cursor, Read, Write};
     use std::sync::Mutex;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
     use uzram::base::random::Random;
     use uzram::device::Device;
@@ -123,9 +122,15 @@ mod tests {
             headers: Headers::Simple,
             contexts: Contexts::default(),
         };
-        let (exports, stopping) = (Exports::default(), AtomicBool::new(false));
-        let terms =
-            Terms { exports: &exports, requests, tls: None, tls_required: false, stopping: &stopping };
+        let (exports, stopping) = (Exports::default(), Arc::default());
+        let terms = Terms {
+            exports: &exports,
+            requests,
+            tls: None,
+            tls_required: false,
+            stopping: &stopping,
+            handover: None,
+        };
         transmission::run(&mut script, session, terms, &mut Buffers::new(0).unwrap()).unwrap();
         let number = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));
         script.heard.chunks(16).map(|reply| (number(&reply[8..]), number(&reply[4..8]) as u32)).collect()

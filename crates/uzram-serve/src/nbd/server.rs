@@ -22,6 +22,8 @@ use super::registry::{Place, Registry};
 use super::session::{self, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
+use super::transmission::Handover;
+use super::waiters::Waiters;
 use super::{BUFFER_BYTES, Buffers, RequestCache};
 use crate::Exports;
 
@@ -75,6 +77,7 @@ pub struct Server {
     listeners: Vec<Listener>,
     exports: Exports,
     requests: RequestCache,
+    waiters: Waiters,
     config: Config,
     stop: StopHandle,
 }
@@ -84,7 +87,7 @@ pub struct Server {
 pub struct StopHandle(Arc<Stop>);
 
 struct Stop {
-    stopping: AtomicBool,
+    stopping: Arc<AtomicBool>,
     /// Becomes readable when the server is to stop, which ends its wait for connections.
     wake: OwnedFd,
 }
@@ -92,7 +95,7 @@ struct Stop {
 impl StopHandle {
     fn new() -> rustix::io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(StopHandle(Arc::new(Stop { stopping: AtomicBool::new(false), wake })))
+        Ok(StopHandle(Arc::new(Stop { stopping: Arc::default(), wake })))
     }
 
     /// Tells the server to stop, and returns at once; [`Server::run`] returns when it has.
@@ -120,7 +123,7 @@ impl Server {
         let requests = RequestCache::new(config.max_connections)?;
         let stop = StopHandle::new()
             .map_err(|errno| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {errno}")))?;
-        Ok(Server { listeners, exports, requests, config, stop })
+        Ok(Server { listeners, exports, requests, waiters: Waiters::new(), config, stop })
     }
 
     /// All ways to this server, in the order of its addresses; without TLS before with it.
@@ -271,12 +274,14 @@ impl Server {
 
     fn session(&self, socket: &mut Socket, place: &Place<'_>, tls_required: bool) -> io::Result<()> {
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
+        let wake = socket.wake();
         let terms = Terms {
             exports: &self.exports,
             requests: &self.requests,
             tls: self.config.tls.as_ref(),
             tls_required,
             stopping: &self.stop.0.stopping,
+            handover: Some(Handover { waiters: &self.waiters, wake: &wake }),
         };
         session::run(socket, terms, |socket| {
             socket.set_deadline(None);

@@ -2,11 +2,13 @@
 
 use std::borrow::BorrowMut;
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::handshake::{self, Outcome, TlsMode};
 use super::tls::Tls;
 use super::tls_stream::TlsStream;
+use super::transmission::Handover;
 use super::{Buffers, RequestCache, transmission, violation};
 use crate::Exports;
 
@@ -22,7 +24,9 @@ pub(super) struct Terms<'a> {
     /// Nothing is offered without TLS.
     pub tls_required: bool,
     /// Set when the server stops.
-    pub stopping: &'a AtomicBool,
+    pub stopping: &'a Arc<AtomicBool>,
+    /// Who waits for devices in the place of a session's thread, if anyone does.
+    pub handover: Option<Handover<'a>>,
 }
 
 impl Terms<'_> {

@@ -1,13 +1,15 @@
 //! Connected stream sockets, of any kind, with a deadline.
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+
+use super::wake::Wake;
 
 /// How long a read tries again before it sleeps, where there is another CPU for the client to run on.
 ///
@@ -34,17 +36,25 @@ pub(super) struct Socket {
     deadline: Option<Instant>,
     /// How long a read without a deadline tries before it sleeps.
     spin: Duration,
+    /// Ends reads without a deadline while it is armed.
+    wake: Arc<Wake>,
 }
 
 impl Socket {
     /// A socket that waits for ever.
     pub fn new(fd: OwnedFd) -> Self {
-        Socket { fd: Arc::new(fd), deadline: None, spin: *OWN_SPIN }
+        Socket { fd: Arc::new(fd), deadline: None, spin: *OWN_SPIN, wake: Arc::default() }
     }
 
     /// Another hold on the same connection, for [`Closer::close`] from another thread.
     pub fn closer(&self) -> Closer {
         Closer(Arc::clone(&self.fd))
+    }
+
+    /// What ends a read early, with `WouldBlock`: while it is armed and no deadline is set, when it is
+    /// signalled and nothing has arrived.
+    pub fn wake(&self) -> Arc<Wake> {
+        Arc::clone(&self.wake)
     }
 
     /// From now on, reads and writes that are not done by `deadline` fail with `TimedOut`; `None`
@@ -84,6 +94,24 @@ impl Socket {
     }
 }
 
+/// Waits until something has arrived; `WouldBlock` when nothing has and `wake` was signalled.
+fn wait_or_wake(fd: &OwnedFd, wake: &Wake, signal: BorrowedFd<'_>) -> io::Result<()> {
+    let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::from_borrowed_fd(signal, PollFlags::IN)];
+    loop {
+        match poll(&mut fds, None) {
+            Err(Errno::INTR) => continue,
+            result => result?,
+        };
+        if !fds[0].revents().is_empty() {
+            return Ok(());
+        }
+        if !fds[1].revents().is_empty() {
+            wake.wait()?;
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+    }
+}
+
 /// `duration` for `poll`; a time too long for it becomes the longest.
 pub(super) fn timespec(duration: Duration) -> Timespec {
     duration.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
@@ -101,6 +129,9 @@ impl Read for Socket {
                     result => return Ok(result?.1),
                 }
             }
+        }
+        if let Some(signal) = self.wake.armed().filter(|_| self.deadline.is_none()) {
+            wait_or_wake(&self.fd, &self.wake, signal)?;
         }
         Ok(recv(&self.fd, buf, RecvFlags::empty())?.1)
     }

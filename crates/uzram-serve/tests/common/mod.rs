@@ -5,6 +5,7 @@
 pub mod pki;
 pub mod secure;
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -344,28 +345,51 @@ impl<S: Read + Write> Client<S> {
     /// Takes one reply. `read_len` is what a simple reply carries on success.
     pub fn reply(&mut self, read_len: usize) -> Reply {
         let mut whole = Reply::default();
-        loop {
-            let magic = self.u32();
-            if magic == proto::NBD_SIMPLE_REPLY_MAGIC {
-                assert_ne!(self.headers, Headers::Extended, "there are no simple replies");
-                whole.error = self.u32();
-                whole.cookie = self.u64();
-                if whole.error == 0 && read_len > 0 {
-                    assert_eq!(self.headers, Headers::Simple, "a read is answered with chunks");
-                    whole.chunks.push((0, self.take_vec(read_len)));
-                }
-                return whole;
+        while !self.part(&mut whole, |_| read_len) {}
+        whole
+    }
+
+    /// Takes a simple reply or a chunk; whether it is the last. `read_len` is what a simple reply to a
+    /// cookie carries on success.
+    pub fn part(&mut self, whole: &mut Reply, read_len: impl Fn(u64) -> usize) -> bool {
+        let magic = self.u32();
+        if magic == proto::NBD_SIMPLE_REPLY_MAGIC {
+            assert_ne!(self.headers, Headers::Extended, "there are no simple replies");
+            whole.error = self.u32();
+            whole.cookie = self.u64();
+            let read_len = read_len(whole.cookie);
+            if whole.error == 0 && read_len > 0 {
+                assert_eq!(self.headers, Headers::Simple, "a read is answered with chunks");
+                whole.chunks.push((0, self.take_vec(read_len)));
             }
-            let expected = match self.headers {
-                Headers::Simple => panic!("a chunk: {magic:#x}"),
-                Headers::Structured => proto::NBD_STRUCTURED_REPLY_MAGIC,
-                Headers::Extended => proto::NBD_EXTENDED_REPLY_MAGIC,
-            };
-            assert_eq!(magic, expected);
-            if self.chunk(&mut whole) {
-                return whole;
-            }
+            return true;
         }
+        let expected = match self.headers {
+            Headers::Simple => panic!("a chunk: {magic:#x}"),
+            Headers::Structured => proto::NBD_STRUCTURED_REPLY_MAGIC,
+            Headers::Extended => proto::NBD_EXTENDED_REPLY_MAGIC,
+        };
+        assert_eq!(magic, expected);
+        self.chunk(whole)
+    }
+
+    /// Takes parts of replies, in any order, until the replies to all of these requests are whole: cookies,
+    /// and what a simple reply carries. Those to others are in the answer as well.
+    pub fn replies(&mut self, asked: &[(u64, usize)]) -> BTreeMap<u64, Reply> {
+        let read_len = |cookie| asked.iter().find(|(asked, _)| *asked == cookie).map_or(0, |(_, len)| *len);
+        let mut all: BTreeMap<u64, Reply> = BTreeMap::new();
+        let mut left = asked.len();
+        while left > 0 {
+            let mut part = Reply::default();
+            let ended = self.part(&mut part, read_len);
+            left -= usize::from(ended && asked.iter().any(|(cookie, _)| *cookie == part.cookie));
+            let whole = all.entry(part.cookie).or_default();
+            whole.cookie = part.cookie;
+            whole.error = part.error;
+            whole.chunks.append(&mut part.chunks);
+            whole.holes.append(&mut part.holes);
+        }
+        all
     }
 
     /// Takes a chunk, behind its magic; whether it is the last.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
+use uzram::device::Device;
 use uzram_serve::nbd::proto::{option, reply};
 use uzram_serve::nbd::{Config, Tls, TlsFiles};
 
@@ -31,11 +32,16 @@ impl Secure {
     }
 
     pub fn with(client_certificates: bool, configure: impl FnOnce(&mut Config)) -> Self {
+        Self::over(device("32M"), client_certificates, configure)
+    }
+
+    /// A server of a device that exists.
+    pub fn over(device: Arc<Device>, client_certificates: bool, configure: impl FnOnce(&mut Config)) -> Self {
         let authority = Authority::new("authority");
         let dir = tempfile::tempdir().unwrap();
         authority.write_all(dir.path());
         let tls = Tls::load(&files(dir.path(), client_certificates)).unwrap();
-        let server = TestServer::with(device("32M"), |config| {
+        let server = TestServer::with(device, |config| {
             config.listen.push("tcp:127.0.0.1:0".parse().unwrap());
             config.tls = Some(tls);
             configure(config);

@@ -9,21 +9,30 @@ use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
-use crate::lru::MAX_PAGEVEC_PAGES;
-use crate::store::MAX_BATCH_PAGES;
-use crate::zsmalloc::CHAIN_SIZES;
 
 mod algorithms;
+mod backing;
 mod cold;
+mod policy;
+mod pool;
 
 use super::{Device, Params, Stats};
 use algorithms::{
     comp_algorithm, recomp_algorithm, set_algorithm_params, set_comp_algorithm, set_recomp_algorithm,
 };
+use backing::{
+    backing, backing_dev, bd_stat, set_backing_dev, set_compressed_writeback, set_writeback_batch_size,
+    set_writeback_layout, set_writeback_limit, set_writeback_limit_enable, writeback, writeback_limit,
+};
 use cold::{block_state, recompress, set_idle};
-
-/// Less would move less than an object at a time.
-const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
+use policy::{
+    policy, set_policy_high, set_policy_low, set_reclaim, set_recompress_after, set_writeback_after,
+    set_writeback_budget,
+};
+use pool::{
+    classes, compact, lru, set_chain_size, set_compact_rate, set_compact_threshold, set_lru_design,
+    set_lru_pagevec, set_pool_design, set_run_cache_batch,
+};
 
 const BLOCK_STATE: &str = "block_state";
 
@@ -95,8 +104,117 @@ pub(super) static TABLE: &[Attribute] = &[
     Attribute {
         name: BLOCK_STATE,
         help: "of each page that holds something its number, when it was used last in seconds of uptime, and s \
-               same-filled, h huge, i idle, r recompressed, n incompressible; the first 1048576 of them",
+               same-filled, w written back, h huge, i idle, r recompressed, n incompressible; the first 1048576 of them",
         get: Some(block_state),
+        set: None,
+    },
+    Attribute {
+        name: "backing_dev",
+        help: "where cold pages go: the whole PATH of a block device or file, or PATH:SIZE to use so much of it and \
+               to make the file if there is none, or none; what follows the last ':' is a size if it reads as one; \
+               before initialisation",
+        get: Some(backing_dev),
+        set: Some(set_backing_dev),
+    },
+    Attribute {
+        name: "writeback",
+        help: "idle, huge, huge_idle, incompressible or all (uzram only), as a word or after type=; or any number of \
+               page_index=N and page_indexes=LO-HI: writes these pages to the backing device, the largest first, \
+               and frees their memory",
+        get: None,
+        set: Some(writeback),
+    },
+    Attribute {
+        name: "writeback_limit",
+        help: "what may still be written to the backing device while writeback_limit_enable is 1, in units of 4 KiB; \
+               counts down; at any time",
+        get: Some(|device| writeback_limit(device).left.to_string()),
+        set: Some(set_writeback_limit),
+    },
+    Attribute {
+        name: "writeback_limit_enable",
+        help: "1 to write no more to the backing device than writeback_limit; at any time",
+        get: Some(|device| u8::from(writeback_limit(device).enabled).to_string()),
+        set: Some(set_writeback_limit_enable),
+    },
+    Attribute {
+        name: "writeback_batch_size",
+        help: "writes to the backing device that are in flight at a time, 1 to 128; at any time",
+        get: Some(|device| device.state.lock().params.writeback_batch.to_string()),
+        set: Some(set_writeback_batch_size),
+    },
+    Attribute {
+        name: "compressed_writeback",
+        help: "1 to write pages as they are compressed, 0 to write all of their 4 KiB, which takes \
+               writeback_layout=blocks; before initialisation",
+        get: Some(|device| u8::from(device.state.lock().params.compressed_writeback).to_string()),
+        set: Some(set_compressed_writeback),
+    },
+    Attribute {
+        name: "writeback_layout",
+        help: "how pages lie on the backing device: packed, compressed and many to an extent, or blocks, each in 4 KiB of \
+               its own; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.writeback_layout.to_string()),
+        set: Some(set_writeback_layout),
+    },
+    Attribute {
+        name: "bd_stat",
+        help: "bd_count bd_reads bd_writes: what pages take on the backing device, what was read from it and written to it, \
+               in units of 4 KiB",
+        get: Some(bd_stat),
+        set: None,
+    },
+    Attribute {
+        name: "backing",
+        help: "the backing device: how it is used, pages there and what they take, what was read, written, moved and \
+               failed; all 0 without one (uzram only)",
+        get: Some(backing),
+        set: None,
+    },
+    Attribute {
+        name: "policy_high",
+        help: "percent of mem_limit above which the coldest pages leave by themselves, 1 to 100, recompressed if that wins \
+               memory, else written back; lowers policy_low to it; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.policy.high_percent.to_string()),
+        set: Some(set_policy_high),
+    },
+    Attribute {
+        name: "policy_low",
+        help: "percent of mem_limit below which that ends, 0 to policy_high; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.policy.low_percent.to_string()),
+        set: Some(set_policy_low),
+    },
+    Attribute {
+        name: "recompress_after",
+        help: "seconds, or a number and s, m, h or d, after which pages that nobody used are compressed again; 0 for \
+               never; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.policy.recompress_after_s.to_string()),
+        set: Some(set_recompress_after),
+    },
+    Attribute {
+        name: "writeback_after",
+        help: "the same for writing them to the backing device (uzram only)",
+        get: Some(|device| device.state.lock().params.policy.writeback_after_s.to_string()),
+        set: Some(set_writeback_after),
+    },
+    Attribute {
+        name: "writeback_budget",
+        help: "the most bytes that are written to the backing device in a day, on request or not, also written as SIZE/day; \
+               0 for any number; at any time (uzram only)",
+        get: Some(|device| device.state.lock().params.policy.writeback_budget_bytes.to_string()),
+        set: Some(set_writeback_budget),
+    },
+    Attribute {
+        name: "reclaim",
+        help: "in what order pages leave by themselves: pages, the coldest first, or zspages, all of the coldest zspage at a \
+               time; before initialisation (uzram only)",
+        get: Some(|device| device.state.lock().params.policy.reclaim.to_string()),
+        set: Some(set_reclaim),
+    },
+    Attribute {
+        name: "policy",
+        help: "what left by itself, when and why, in counts (uzram only)",
+        get: Some(policy),
         set: None,
     },
     Attribute {
@@ -320,31 +438,6 @@ fn io_stat(stats: &Stats) -> String {
     format!("{:8} {:8} {} {:8}", stats.failed_reads, stats.failed_writes, 0, stats.notify_free)
 }
 
-/// In the columns of the kernel's `/sys/kernel/debug/zsmalloc/POOL/classes`.
-fn classes(device: &Device) -> String {
-    let mut text = String::from(" class  size");
-    let percent = ["10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "99%", "100%"];
-    let counts = ["obj_allocated", "obj_used", "pages_used", "pages_per_zspage", "freeable"];
-    percent.iter().for_each(|column| text += &format!(" {column:>7}"));
-    counts.iter().for_each(|column| text += &format!(" {column:>16}"));
-    let mut total = [0u64; 15];
-    for (index, stat) in device.class_stats().iter().enumerate() {
-        let zspages = stat.zspages[1..].iter().map(|count| u64::from(*count));
-        let shape = stat.class;
-        let counts = [stat.obj_allocated, stat.obj_used, stat.pages_used];
-        let row: Vec<u64> = zspages.chain(counts).chain([stat.freeable_pages()]).collect();
-        row.iter().zip(&mut total).for_each(|(count, sum)| *sum += count);
-        text += &format!("\n{index:6} {:5}", shape.size_bytes);
-        row[..11].iter().for_each(|count| text += &format!(" {count:7}"));
-        let [allocated, used, pages, freeable] = [row[11], row[12], row[13], row[14]];
-        text += &format!(" {allocated:16} {used:16} {pages:16} {:16} {freeable:16}", shape.pages_per_zspage);
-    }
-    text += "\n Total      ";
-    total[..11].iter().for_each(|count| text += &format!(" {count:7}"));
-    text += &format!(" {:16} {:16} {:16} {:16} {:16}", total[11], total[12], total[13], "", total[14]);
-    text
-}
-
 /// The words of a value, each `name=value`.
 fn words(value: &str) -> impl Iterator<Item = (&str, &str)> {
     value.split_whitespace().map(|word| word.split_once('=').unwrap_or((word, "")))
@@ -372,17 +465,24 @@ where
     value.parse().ok().filter(|number| range.contains(number)).ok_or_else(wanted)
 }
 
-fn set_chain_size(device: &Device, value: &str) -> Result<()> {
-    let pages = number_within("chain_size", value, CHAIN_SIZES)?;
-    before_initialisation(device, "chain_size", pages, |params, pages| params.chain_size = pages)
+/// An attribute's value that says whether something is on.
+fn switch(name: &str, value: &str) -> Result<bool> {
+    match value {
+        "0" => Ok(false),
+        "1" => Ok(true),
+        _ => Err(Error::invalid(format!("'{value}' is no {name}: write 0 or 1"))),
+    }
+}
+
+/// A line for each count.
+fn lines(counts: &[(&str, u64)]) -> String {
+    let width = counts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    let lines: Vec<_> = counts.iter().map(|(name, count)| format!("{name:width$} {count}")).collect();
+    lines.join("\n")
 }
 
 fn set_checksum(device: &Device, value: &str) -> Result<()> {
-    let on = match value {
-        "0" => false,
-        "1" => true,
-        _ => return Err(Error::invalid(format!("'{value}' is no checksum: write 0 or 1"))),
-    };
+    let on = switch("checksum", value)?;
     before_initialisation(device, "checksum", on, |params, on| params.checksum = on)
 }
 
@@ -402,85 +502,4 @@ fn set_streams(device: &Device, value: &str) -> Result<()> {
 
 fn set_stream_alloc(device: &Device, value: &str) -> Result<()> {
     set_parsed(device, "stream_alloc", value, |params, alloc| params.stream_alloc = alloc)
-}
-
-fn compact(device: &Device, _: &str) -> Result<()> {
-    device.initialised()?.compact();
-    Ok(())
-}
-
-fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {
-    let percent = number_within("compact_threshold", value, 0..=100)?;
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_compact_threshold_percent(percent);
-    }
-    state.params.compact_threshold_percent = percent;
-    Ok(())
-}
-
-fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
-    let bytes = parse_size(value)?;
-    if bytes < LEAST_COMPACT_RATE_BYTES {
-        let what = format!("'{value}' is no compact_rate: write 1M or more, or compact_threshold=0");
-        return Err(Error::invalid(what));
-    }
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_compact_rate_bytes(bytes);
-    }
-    state.params.compact_rate_bytes = bytes;
-    Ok(())
-}
-
-fn set_pool_design(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "pool_design", value, |params, design| params.pool_design = design)
-}
-
-fn set_lru_design(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "lru_design", value, |params, design| params.lru_design = design)
-}
-
-fn set_lru_pagevec(device: &Device, value: &str) -> Result<()> {
-    let pages = number_within("lru_pagevec", value, 1..=MAX_PAGEVEC_PAGES)?;
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_lru_pagevec_pages(pages)?;
-    }
-    state.params.lru_pagevec_pages = pages;
-    Ok(())
-}
-
-/// A line for each count.
-fn lru(device: &Device) -> String {
-    let stats = device.lru_stats();
-    let counts = [
-        ("inactive", stats.inactive),
-        ("active", stats.active),
-        ("added", stats.added),
-        ("refaulted", stats.refaulted),
-        ("activated", stats.activated),
-        ("demoted", stats.demoted),
-        ("removed", stats.removed),
-        ("scanned", stats.scanned),
-        ("isolated", stats.isolated),
-        ("put_back", stats.put_back),
-        ("evicted", stats.evicted),
-        ("lru_lock", stats.lru_locks),
-        ("lru_lock_contended", stats.lru_locks_contended),
-        ("batch_locks", stats.batch_locks),
-        ("batch_locks_contended", stats.batch_locks_contended),
-    ];
-    let lines = counts.map(|(name, count)| format!("{name:21} {count}"));
-    lines.join("\n")
-}
-
-fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {
-    let pages = number_within("run_cache_batch", value, 0..=MAX_BATCH_PAGES)?;
-    let mut state = device.state.lock();
-    if let Some(store) = &state.store {
-        store.set_run_cache_batch_pages(pages)?;
-    }
-    state.params.run_cache_batch_pages = pages;
-    Ok(())
 }

@@ -25,6 +25,15 @@ pub struct Extent {
     pub state: PageState,
 }
 
+/// Whether an operation may wait: for a backing device that has a page, or until others have freed memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// As long as it takes.
+    Yes,
+    /// No: it ends before the first page for which it would have to.
+    No,
+}
+
 /// The part of one page that a byte range covers.
 struct Piece {
     page: u64,
@@ -64,6 +73,14 @@ fn covered_bytes(offset: u64, len: u64, pages: u64) -> u64 {
     pages_to_bytes(pages).saturating_sub(offset_in_page(offset) as u64).min(len)
 }
 
+/// Whether something was done: not, where it would have had to wait.
+fn unless_waiting(done: Result<()>) -> Result<bool> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
 impl OpenDevice {
     pub(super) fn new(store: Arc<Store>, device: Arc<Device>, size_bytes: u64) -> Self {
         OpenDevice { store, device, size_bytes }
@@ -85,39 +102,52 @@ impl OpenDevice {
     /// `OutOfRange` beyond the end; `Corrupt` when a stored page is damaged, and `buf` is then
     /// partly filled.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.check(offset, buf.len() as u64, false)?;
-        let mut rest = buf;
-        for piece in pieces(offset, rest.len() as u64) {
-            let (part, after) = rest.split_at_mut(piece.len);
-            self.read_piece(&piece, part)?;
-            rest = after;
-        }
-        Ok(())
+        self.read_some(offset, buf, Wait::Yes).map(drop)
     }
 
-    /// As [`OpenDevice::read`], but stops before the first page of zeros after the first piece that
-    /// it can know for one without reading it; returns how many bytes of `buf` it filled.
+    /// As [`OpenDevice::read`], but only as far as it may wait; returns how many bytes of `buf` it
+    /// filled.
     ///
     /// # Errors
     /// As [`OpenDevice::read`].
-    pub fn read_until_zeros(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+    pub fn read_some(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<usize> {
+        self.fill(offset, buf, wait, |_| false)
+    }
+
+    /// As [`OpenDevice::read_some`], but stops before the first page of zeros after the first piece
+    /// that it can know for one without reading it.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::read`].
+    pub fn read_until_zeros(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<usize> {
+        self.fill(offset, buf, wait, |page| self.store.zero_pages(page, 1) > 0)
+    }
+
+    /// Fills `buf` until a page after the first is `beyond` what is wanted, or it would have to wait.
+    #[inline]
+    fn fill(&self, offset: u64, buf: &mut [u8], wait: Wait, beyond: impl Fn(u64) -> bool) -> Result<usize> {
         self.check(offset, buf.len() as u64, false)?;
         let mut done = 0;
         for piece in pieces(offset, buf.len() as u64) {
-            if done > 0 && self.store.zero_pages(piece.page, 1) > 0 {
+            if done > 0 && beyond(piece.page) {
                 break;
             }
-            self.read_piece(&piece, &mut buf[done..done + piece.len])?;
+            if !self.read_piece(&piece, &mut buf[done..done + piece.len], wait)? {
+                break;
+            }
             done += piece.len;
         }
         Ok(done)
     }
 
-    fn read_piece(&self, piece: &Piece, part: &mut [u8]) -> Result<()> {
-        match part.try_into() {
-            Ok(whole) => self.store.read(piece.page, whole),
-            Err(_) => self.store.read_part(piece.page, piece.at, part),
-        }
+    /// Whether a piece was read: not, where that would have to wait and must not.
+    fn read_piece(&self, piece: &Piece, part: &mut [u8], wait: Wait) -> Result<bool> {
+        unless_waiting(match (part.try_into(), wait) {
+            (Ok(whole), Wait::Yes) => self.store.read(piece.page, whole),
+            (Ok(whole), Wait::No) => self.store.try_read(piece.page, whole),
+            (Err(_), Wait::Yes) => self.store.read_part(piece.page, piece.at, part),
+            (Err(_), Wait::No) => self.store.try_read_part(piece.page, piece.at, part),
+        })
     }
 
     /// What the disk holds from byte `offset` on, and how far that stays the same. It looks at the
@@ -153,17 +183,34 @@ impl OpenDevice {
     /// `OutOfRange` beyond the end; `NoSpace` when `mem_limit` is met; `NoMemory`. The pages
     /// before the one that failed hold the new data, that one and those after it the old.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.write_some(offset, data, Wait::Yes).map(drop)
+    }
+
+    /// As [`OpenDevice::write`], but only as far as it may wait; returns how many bytes of `data` it
+    /// stored.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::write`].
+    pub fn write_some(&self, offset: u64, data: &[u8], wait: Wait) -> Result<usize> {
         self.check(offset, data.len() as u64, true)?;
-        let mut rest = data;
+        let mut done = 0;
         for piece in pieces(offset, data.len() as u64) {
-            let (part, after) = rest.split_at(piece.len);
-            match part.try_into() {
-                Ok(whole) => self.store.write(piece.page, whole)?,
-                Err(_) => self.store.write_part(piece.page, piece.at, part)?,
+            if !self.write_piece(&piece, &data[done..done + piece.len], wait)? {
+                break;
             }
-            rest = after;
+            done += piece.len;
         }
-        Ok(())
+        Ok(done)
+    }
+
+    /// Whether a piece was written: not, where that would have to wait and must not.
+    fn write_piece(&self, piece: &Piece, part: &[u8], wait: Wait) -> Result<bool> {
+        unless_waiting(match (part.try_into(), wait) {
+            (Ok(whole), Wait::Yes) => self.store.write(piece.page, whole),
+            (Ok(whole), Wait::No) => self.store.try_write(piece.page, whole),
+            (Err(_), Wait::Yes) => self.store.write_part(piece.page, piece.at, part),
+            (Err(_), Wait::No) => self.store.try_write_part(piece.page, piece.at, part),
+        })
     }
 
     /// Frees the whole pages of the range, which read as zeros afterwards; what it covers of other
@@ -182,7 +229,7 @@ impl OpenDevice {
     /// # Errors
     /// As [`OpenDevice::write`].
     pub fn write_zeroes(&self, offset: u64, len: u64) -> Result<()> {
-        self.zero(offset, len, false)
+        self.zero_some(offset, len, false, Wait::Yes).map(drop)
     }
 
     /// Makes the range read as zeros, and its pages hold them: none is a hole afterwards. A page of
@@ -192,23 +239,36 @@ impl OpenDevice {
     /// # Errors
     /// As [`OpenDevice::write`].
     pub fn write_zeroes_allocated(&self, offset: u64, len: u64) -> Result<()> {
-        self.zero(offset, len, true)
+        self.zero_some(offset, len, true, Wait::Yes).map(drop)
     }
 
-    fn zero(&self, offset: u64, len: u64, allocate: bool) -> Result<()> {
+    /// As [`OpenDevice::write_zeroes_allocated`] or, unless `allocate`, [`OpenDevice::write_zeroes`],
+    /// but only as far as it may wait; returns how many bytes are zeros now.
+    ///
+    /// # Errors
+    /// As [`OpenDevice::write`].
+    pub fn zero_some(&self, offset: u64, len: u64, allocate: bool, wait: Wait) -> Result<u64> {
         self.check(offset, len, true)?;
         // In the order of the pages: none is changed after one that could not be.
         let whole = whole_pages(offset, len);
+        let mut done = 0;
         for piece in pieces(offset, len) {
             if piece.len < PAGE_SIZE {
-                self.store.zero_part(piece.page, piece.at, piece.len, allocate)?;
+                let Piece { page, at, len } = piece;
+                if !unless_waiting(match wait {
+                    Wait::Yes => self.store.zero_part(page, at, len, allocate),
+                    Wait::No => self.store.try_zero_part(page, at, len, allocate),
+                })? {
+                    break;
+                }
             } else if allocate {
                 self.store.zero(piece.page);
             } else if piece.page == whole.start {
                 self.store.discard_pages(whole.clone());
             }
+            done += piece.len as u64;
         }
-        Ok(())
+        Ok(done)
     }
 
     fn check(&self, offset: u64, len: u64, is_write: bool) -> Result<()> {

@@ -7,6 +7,7 @@
 //! Lock order: the device's lock comes before all others. I/O does not take it.
 
 pub mod attr;
+mod backing;
 mod io;
 
 #[cfg(test)]
@@ -14,14 +15,18 @@ mod tests;
 
 pub use crate::store::PageState;
 pub use attr::Attribute;
-pub use io::{Extent, OpenDevice};
+pub use backing::NamedBacking;
+pub use io::{Extent, OpenDevice, Wait};
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::codec::Algorithm;
 use crate::lru::{self, LruDesign};
-use crate::store::{self, MAX_RECOMPRESSION, Store, StreamAlloc};
+use crate::store::{
+    self, BackingOptions, BackingStats, Layout, MAX_RECOMPRESSION, Policy, PolicyThread, Store, StreamAlloc,
+    WritebackLimit,
+};
 use crate::stream::Design;
 use crate::zsmalloc::{ClassStat, PoolDesign};
 
@@ -36,6 +41,8 @@ pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
 pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
 /// The default of `compact_rate`: some hundredths of what a core moves in a second.
 pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
+/// The default of `writeback_batch_size`: the kernel's.
+pub const DEFAULT_WRITEBACK_BATCH: u64 = 32;
 
 /// A zram device.
 pub struct Device {
@@ -49,6 +56,8 @@ pub struct Device {
 #[derive(Default)]
 struct State {
     params: Params,
+    /// Carries out the store's policy; it ends before the store does.
+    policy: Option<PolicyThread>,
     store: Option<Arc<Store>>,
     disksize_bytes: u64,
     /// It is never initialised again.
@@ -72,6 +81,12 @@ struct Params {
     stream_alloc: StreamAlloc,
     compact_threshold_percent: u64,
     compact_rate_bytes: u64,
+    backing: Option<NamedBacking>,
+    writeback_layout: Layout,
+    compressed_writeback: bool,
+    writeback_limit: WritebackLimit,
+    writeback_batch: u64,
+    policy: Policy,
 }
 
 impl Default for Params {
@@ -90,6 +105,12 @@ impl Default for Params {
             stream_alloc: StreamAlloc::Held,
             compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
             compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
+            backing: None,
+            writeback_layout: Layout::default(),
+            compressed_writeback: true,
+            writeback_limit: WritebackLimit::default(),
+            writeback_batch: DEFAULT_WRITEBACK_BATCH,
+            policy: Policy::default(),
         }
     }
 }
@@ -145,6 +166,39 @@ pub struct Stats {
     /// Writes that let their stream go to wait for memory and compressed again (debug_stat
     /// `writestall`).
     pub writestall: u64,
+    /// The size of the backing device; 0 without one.
+    pub backing_bytes: u64,
+    /// What pages take of it, with what is lost around them (bd_stat `bd_count`).
+    pub backing_held_bytes: u64,
+    /// Pages that are on the backing device and not in memory.
+    pub pages_backed: u64,
+    /// Pages that left memory for the backing device, so far.
+    pub pages_written_back: u64,
+    /// Pages that came back from it to stay, so far.
+    pub pages_returned: u64,
+    /// Writes of the backing device that failed.
+    pub backing_failed_writes: u64,
+    /// Reads of the backing device that failed.
+    pub backing_failed_reads: u64,
+    /// Pages that came back from it damaged: their reads fail.
+    pub backing_corrupted: u64,
+}
+
+impl Params {
+    /// Where cold pages go, for the store.
+    fn backing_options(&self) -> Result<Option<BackingOptions>> {
+        let Some(device) = &self.backing else { return Ok(None) };
+        if self.writeback_layout == Layout::Packed && !self.compressed_writeback {
+            let what = "packed pages are written as they are compressed: set compressed_writeback to 1, or \
+                        writeback_layout to blocks";
+            return Err(Error::invalid(what).with_setting("compressed_writeback"));
+        }
+        Ok(Some(BackingOptions {
+            backing: Arc::clone(device.backing()),
+            layout: self.writeback_layout,
+            compressed: self.compressed_writeback,
+        }))
+    }
 }
 
 impl Device {
@@ -212,7 +266,7 @@ impl Device {
         let Some(store) = store else {
             return Stats { mem_limit_bytes: pages_to_bytes(limit_pages), ..Stats::default() };
         };
-        let stats = store.stats();
+        let (stats, backing) = (store.stats(), store.backing_stats());
         Stats {
             disksize_bytes,
             orig_data_bytes: pages_to_bytes(stats.pages_stored),
@@ -237,12 +291,45 @@ impl Device {
             corrupted_objects: stats.corrupted,
             stream_sleeps: stats.stream_sleeps,
             writestall: stats.writestall,
+            backing_bytes: backing.len_bytes,
+            backing_held_bytes: backing.held_bytes,
+            pages_backed: backing.pages,
+            pages_written_back: backing.pages_written_back,
+            pages_returned: backing.pages_returned,
+            backing_failed_writes: backing.failed_writes,
+            backing_failed_reads: backing.failed_reads,
+            backing_corrupted: backing.corrupted,
         }
     }
 
     /// What the lists of pages by their use have and did; nothing while uninitialised.
     pub fn lru_stats(&self) -> lru::Stats {
         self.state.lock().store.as_ref().map(|store| store.lru_stats()).unwrap_or_default()
+    }
+
+    /// What the backing device holds and was asked for; nothing without one or while uninitialised.
+    pub fn backing_stats(&self) -> BackingStats {
+        self.state.lock().store.as_ref().map(|store| store.backing_stats()).unwrap_or_default()
+    }
+
+    /// Where its cold pages go, if anywhere.
+    pub fn backing(&self) -> Option<NamedBacking> {
+        self.state.lock().params.backing.clone()
+    }
+
+    /// Sets where its cold pages go: the attribute `backing_dev`, for backings that are no files. What was set
+    /// before is let go.
+    ///
+    /// # Errors
+    /// `Busy` once the device is initialised.
+    pub fn set_backing(&self, backing: Option<NamedBacking>) -> Result<()> {
+        let mut state = self.state.lock();
+        state.uninitialised("backing_dev")?;
+        let old = std::mem::replace(&mut state.params.backing, backing);
+        // Closing it may wait for the system.
+        drop(state);
+        drop(old);
+        Ok(())
     }
 
     /// The state of each size class of the pool, smallest first; none while uninitialised.
@@ -283,7 +370,10 @@ impl Device {
         }
         let pages = bytes_to_pages(bytes);
         let params = &state.params;
-        state.store = Some(Arc::new(Store::new(&store::Config {
+        let backing = params.backing_options()?;
+        let recompresses = params.recompression.iter().any(Option::is_some);
+        let is_backed = backing.is_some();
+        let store = Arc::new(Store::new(&store::Config {
             name: self.name.clone(),
             pages,
             algorithm: params.algorithm.clone(),
@@ -299,7 +389,17 @@ impl Device {
             stream_alloc: params.stream_alloc,
             compact_threshold_percent: params.compact_threshold_percent,
             compact_rate_bytes: params.compact_rate_bytes,
-        })?));
+            backing,
+            policy: params.policy,
+        })?);
+        if is_backed {
+            store.change_writeback_limit(|limit| *limit = params.writeback_limit);
+            store.set_writeback_batch(params.writeback_batch);
+        }
+        if is_backed || recompresses {
+            state.policy = Some(PolicyThread::start(&self.name, &store)?);
+        }
+        state.store = Some(store);
         state.disksize_bytes = pages_to_bytes(pages);
         Ok(())
     }

@@ -141,7 +141,7 @@ fn extents_agree_with_a_naive_model() {
                     let (mut all, mut some) = (vec![1; len], vec![2; len]);
                     disk.read(at as u64, &mut all).expect("sound");
                     assert!(all[..zeros].iter().all(|byte| *byte == 0));
-                    let done = disk.read_until_zeros(at as u64, &mut some).expect("sound");
+                    let done = disk.read_until_zeros(at as u64, &mut some, Wait::No).expect("sound");
                     let first = (PAGE_SIZE - at % PAGE_SIZE).min(len);
                     let more = (at + first..at + len).take_while(|at| !states[at / PAGE_SIZE].is_zeros());
                     assert_eq!(done, first + more.count(), "seed {seed} step {step}");
@@ -509,4 +509,137 @@ fn the_lru_has_the_pages_that_take_memory() {
         let error = device.set("lru_pagevec", "0").expect_err("none");
         assert!(error.to_string().contains("lru_pagevec"), "{error}");
     }
+}
+
+#[test]
+fn a_backing_device_is_opened_at_once_and_forgotten_by_a_reset() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("b.img");
+    let (path, sized) = (path.display().to_string(), format!("{}:1M", path.display()));
+    let device = device(&[]);
+    let refused = |device: &Device, value: &str, kind, hint: &str| {
+        let error = device.set("backing_dev", value).unwrap_err();
+        assert_eq!((error.kind(), error.setting()), (kind, Some("backing_dev")), "{value}: {error}");
+        assert!(error.to_string().contains(hint), "{value}: {error}");
+    };
+    refused(&device, "b.img:1M", ErrorKind::Invalid, "whole path");
+    refused(&device, "", ErrorKind::Invalid, "whole path");
+    refused(&device, "/dev/null", ErrorKind::Invalid, "character device");
+    refused(&device, &path, ErrorKind::NotFound, "with a size");
+    assert_eq!(device.get("backing_dev"), Ok("none".into()));
+    assert!(device.backing().is_none() && !std::fs::exists(&path).expect("readable"));
+
+    device.set("backing_dev", &sized).expect("room");
+    assert_eq!(device.get("backing_dev"), Ok(path.clone()));
+    assert_eq!(std::fs::metadata(&path).expect("it was made").len(), 1 << 20);
+    let shown = device.backing().expect("it was set").to_string();
+    assert!(shown.starts_with(&format!("{path}, 1 MiB, ")), "{shown}");
+    // It belongs to the device, which keeps it when another one cannot be had.
+    refused(&self::device(&[]), &path, ErrorKind::Busy, "in use");
+    refused(&device, "/dev/null", ErrorKind::Invalid, "character device");
+    assert_eq!(device.get("backing_dev"), Ok(path.clone()));
+
+    device.set("disksize", "1M").expect("a size");
+    let other = format!("{}:1M", dir.path().join("other.img").display());
+    for (name, value) in [
+        ("backing_dev", other.as_str()),
+        ("backing_dev", "none"),
+        ("writeback_layout", "blocks"),
+        ("compressed_writeback", "1"),
+    ] {
+        assert_eq!(device.set(name, value).unwrap_err().kind(), ErrorKind::Busy, "{name}");
+    }
+    assert!(!dir.path().join("other.img").exists(), "a file was made for nothing");
+    device.set("reset", "1").expect("nobody uses it");
+    assert_eq!(device.get("backing_dev"), Ok("none".into()));
+    self::device(&[("backing_dev", &path), ("backing_dev", "none")]).set("backing_dev", &path).expect("free");
+}
+
+#[test]
+fn settings_of_writeback_keep_their_ranges() {
+    let device = device(&[]);
+    for (name, values, refused) in [
+        ("writeback_limit", &["5", "0", "18446744073709551615"][..], &["", "-1", "1K"][..]),
+        ("writeback_limit_enable", &["1", "0"], &["2", "", "on"]),
+        ("writeback_batch_size", &["1", "128", "32"], &["0", "129", "x"]),
+        ("compressed_writeback", &["0", "1"], &["2", ""]),
+        ("writeback_layout", &["blocks", "packed"], &["", "extents"]),
+        ("policy_high", &["100", "1", "95"], &["0", "101", "95%"]),
+        ("policy_low", &["0", "95"], &["96", "-1"]),
+        ("recompress_after", &["0", "4294967295"], &["4294967296", "1w", ""]),
+        ("writeback_after", &["0", "90"], &["2000000h", "soon"]),
+        ("writeback_budget", &["0", "4096"], &["-1", "1G/week", "/day"]),
+        ("reclaim", &["zspages", "pages"], &["", "slabs"]),
+    ] {
+        for value in values {
+            device.set(name, value).expect(name);
+            assert_eq!(device.get(name).as_deref(), Ok(*value), "{name}");
+        }
+        for value in refused {
+            let error = device.set(name, value).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{name}={value}");
+            assert_eq!(device.get(name).as_deref(), Ok(values[values.len() - 1]), "{name}={value}");
+        }
+    }
+    for (name, value, shown) in [
+        ("recompress_after", "10m", "600"),
+        ("writeback_after", "1h", "3600"),
+        ("writeback_budget", "10G/day", "10737418240"),
+        ("writeback_budget", "512K", "524288"),
+    ] {
+        device.set(name, value).expect(name);
+        assert_eq!(device.get(name).as_deref(), Ok(shown), "{name}={value}");
+    }
+    device.set("reclaim", "zspages").expect("uninitialised");
+    // The lower watermark follows the upper one down, and is not to come above it.
+    device.set("policy_high", "50").expect("at any time");
+    assert_eq!(device.get("policy_low"), Ok("50".into()));
+    assert_eq!(device.set("policy_low", "51").unwrap_err().setting(), Some("policy_high"));
+    // At any time means after initialisation, too.
+    device.set("disksize", "1M").expect("a size");
+    for (name, value) in [
+        ("writeback_limit", "7"),
+        ("writeback_limit_enable", "1"),
+        ("writeback_batch_size", "3"),
+        ("policy_high", "60"),
+        ("policy_low", "20"),
+        ("recompress_after", "30"),
+        ("writeback_after", "60"),
+        ("writeback_budget", "1024"),
+    ] {
+        device.set(name, value).expect(name);
+        assert_eq!(device.get(name).as_deref(), Ok(value), "{name}");
+    }
+    assert_eq!(device.set("reclaim", "zspages").unwrap_err().kind(), ErrorKind::Busy);
+    device.set("reset", "1").expect("nobody uses it");
+    let forgotten = ["writeback_limit", "policy_high", "reclaim", "writeback_budget"];
+    assert_eq!(forgotten.map(|name| device.get(name).expect(name)), ["0", "95", "pages", "0"]);
+}
+
+#[test]
+fn only_blocks_can_be_written_uncompressed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let backing = format!("{}:4M", dir.path().join("b.img").display());
+    let device = device(&[("compressed_writeback", "0"), ("backing_dev", &backing)]);
+    let error = device.set("disksize", "1M").unwrap_err();
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("compressed_writeback")));
+    assert!(error.to_string().contains("writeback_layout to blocks"), "{error}");
+    device.set("writeback_layout", "blocks").expect("uninitialised");
+    device.set("disksize", "1M").expect("a size");
+    // Without a backing device it makes no difference.
+    self::device(&[("compressed_writeback", "0"), ("disksize", "1M")]);
+}
+
+#[test]
+fn without_a_backing_device_nothing_is_written_back() {
+    let device = device(&[]);
+    assert_eq!(device.set("writeback", "idle").unwrap_err().setting(), Some("disksize"));
+    device.set("disksize", "1M").expect("a size");
+    let error = device.set("writeback", "idle").unwrap_err();
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Unsupported, Some("backing_dev")));
+    let error = device.set("writeback", "page_index=256").unwrap_err();
+    assert_eq!((error.kind(), error.errno()), (ErrorKind::OutOfRange, 22));
+    assert_eq!(device.get("bd_stat"), Ok(format!("{0:8} {0:8} {0:8}", 0)));
+    let backing = device.get("backing").expect("readable");
+    assert!(backing.lines().all(|line| line.ends_with(" 0")) && backing.contains("\npages "), "{backing}");
 }

@@ -125,9 +125,14 @@ impl AnyLru {
         each!(self, lru => lru.put_back(pages));
     }
 
-    /// As [`Lru::evicted`].
-    pub fn evicted(&self, page: u32) {
-        each!(self, lru => lru.evicted(page));
+    /// As [`Lru::leave`].
+    pub fn leave(&self, page: u32) -> bool {
+        each!(self, lru => lru.leave(page))
+    }
+
+    /// As [`Lru::refault`].
+    pub fn refault(&self, page: u32) -> bool {
+        each!(self, lru => lru.refault(page))
     }
 
     /// As [`Lru::set_pagevec_pages`].

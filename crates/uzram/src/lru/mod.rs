@@ -324,6 +324,34 @@ impl<D: Design> Lru<D> {
         }
     }
 
+    /// The contents of a page went elsewhere, whether it was given out or not. Answers as [`Lru::doom`].
+    pub fn leave(&self, page: u32) -> bool {
+        if self.is_isolated(page) {
+            self.evicted(page);
+            return false;
+        }
+        self.doom(page)
+    }
+
+    /// A page was used whose contents are elsewhere. Answers whether it was not long ago that they went, or that
+    /// it was used: then it is to come back.
+    pub fn refault(&self, page: u32) -> bool {
+        let (age, active) = (self.age(), self.len(List::Active));
+        let mut is_recent = false;
+        let used = |state: State| match state.place() {
+            Place::Evicted => {
+                is_recent = u64::from(state.distance_to(age)) <= active;
+                (!is_recent).then(|| State::evicted(age))
+            }
+            Place::Out => Some(State::evicted(age)),
+            _ => None,
+        };
+        if self.lists.nodes.has(page) {
+            self.lists.nodes.change(page, used);
+        }
+        is_recent
+    }
+
     /// Puts what the CPUs have collected into the lists.
     pub fn drain_all(&self) {
         for pagevec in self.pagevecs.iter() {

@@ -7,7 +7,7 @@ fn store(pages: u64) -> Arc<Store> {
     Arc::new(Store::new(&config(pages)).expect("store"))
 }
 
-fn config(pages: u64) -> Config {
+pub(super) fn config(pages: u64) -> Config {
     Config {
         name: "test".to_owned(),
         pages,
@@ -26,17 +26,19 @@ fn config(pages: u64) -> Config {
         stream_alloc: StreamAlloc::Held,
         compact_threshold_percent: 0,
         compact_rate_bytes: 0,
+        backing: None,
+        policy: Policy::default(),
     }
 }
 
 /// A page that compresses, of `seed` all over but for its first word.
-fn contents(seed: u8) -> Page {
+pub(super) fn contents(seed: u8) -> Page {
     let mut page = [seed; PAGE_SIZE];
     page[0] = !seed;
     page
 }
 
-fn read(store: &Store, page: u64) -> u8 {
+pub(super) fn read(store: &Store, page: u64) -> u8 {
     let mut read = [0; PAGE_SIZE];
     store.read(page, &mut read).expect("sound");
     let seed = read[PAGE_SIZE - 1];
@@ -44,11 +46,12 @@ fn read(store: &Store, page: u64) -> u8 {
     seed
 }
 
-fn model(f: impl Fn() + Sync + Send + 'static) {
+pub(super) fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     // Every two switches of threads find what three would, in a thousandth of the time; set
     // LOOM_MAX_PREEMPTIONS for more.
     builder.preemption_bound = builder.preemption_bound.or(Some(2));
+    builder.max_branches = 5000;
     builder.check(f);
 }
 

@@ -6,15 +6,17 @@
 //! contents readable. A reader holds the slot's lock only to pin the object it reads.
 //!
 //! Lock order: slot, stream, then the pool's or the lists'. A whole page is compressed before its slot is
-//! locked; a part of a page is read, changed and written back under the slot's lock.
+//! locked; a part of a page is read, changed and written back under the slot's lock, but what is not in memory is
+//! read before that. Nobody waits for a backing device, or for pages to leave, with a slot's lock.
 
-mod cold;
 #[cfg(not(feature = "loom"))]
 mod maintenance;
+mod policy;
 mod recompress;
 mod slot;
 mod stats;
 mod stream;
+mod writeback;
 
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
@@ -22,6 +24,10 @@ mod loom_tests;
 mod recompress_tests;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
+#[cfg(all(test, feature = "loom"))]
+mod writeback_loom_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod writeback_tests;
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -35,15 +41,21 @@ use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru, LruDesign};
 use crate::stream::Design;
 use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
-pub use cold::ColdPage;
 #[cfg(not(feature = "loom"))]
 use maintenance::Maintenance;
+use policy::Keeper;
+#[cfg(not(feature = "loom"))]
+pub use policy::PolicyThread;
+pub use policy::{Policy, Reclaim};
 pub use recompress::{BlockState, Candidates, Recompression};
 pub use slot::PageState;
-use slot::{Contents, SlotGuard, Slots};
+use slot::{Backed, Contents, SlotGuard, Slots};
 use stats::Counters;
+pub use stats::Stats;
 pub use stream::StreamAlloc;
 use stream::{Codec, Stream};
+use writeback::BackingDevice;
+pub use writeback::{BackingOptions, BackingStats, Layout, MAX_WRITEBACK_BATCH, Writeback, WritebackLimit};
 
 /// The most pages a store can have: a page number is a u32.
 pub const MAX_PAGES: u64 = 1 << u32::BITS;
@@ -106,6 +118,10 @@ pub struct Config {
     pub compact_threshold_percent: u64,
     /// Bytes of objects that are then moved in a second, at most.
     pub compact_rate_bytes: u64,
+    /// Where cold pages go, if anywhere.
+    pub backing: Option<BackingOptions>,
+    /// What leaves memory without anyone asking.
+    pub policy: Policy,
 }
 
 /// See the [module's documentation](self).
@@ -123,56 +139,12 @@ pub struct Store {
     lru: Option<AnyLru>,
     counters: Counters,
     checksum: bool,
+    /// Where cold pages go, if anywhere.
+    device: Option<Box<BackingDevice>>,
+    keeper: Keeper,
     // Models start no threads of their own.
     #[cfg(not(feature = "loom"))]
     maintenance: Maintenance,
-}
-
-/// The counts of a store. Pages of 4096 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Pages that hold something, same-filled ones included.
-    pub pages_stored: u64,
-    /// Bytes of all objects, huge ones included.
-    pub compr_data_bytes: u64,
-    /// Pages of zspages.
-    pub pool_pages: u64,
-    /// The most there ever were.
-    pub pool_pages_max: u64,
-    /// Pages of metadata slabs: handles and descriptors.
-    pub slab_pages: u64,
-    /// Pages in memory for all of these, and for free runs kept: what the limit bounds.
-    pub charged_pages: u64,
-    /// Pages of all chunks that any of these lie in.
-    pub chunk_pages: u64,
-    /// The limit; 0 for none.
-    pub limit_pages: u64,
-    /// Pages that are one word, repeated.
-    pub same_pages: u64,
-    /// Pages stored as they are.
-    pub huge_pages: u64,
-    /// Pages ever stored as they are.
-    pub huge_pages_since: u64,
-    /// Pages read.
-    pub pages_read: u64,
-    /// Pages written.
-    pub pages_written: u64,
-    /// Reads that failed.
-    pub failed_reads: u64,
-    /// Writes that failed.
-    pub failed_writes: u64,
-    /// Pages discarded.
-    pub notify_free: u64,
-    /// Pages that compaction freed.
-    pub pages_compacted: u64,
-    /// Pages that became smaller by being compressed again, so far.
-    pub pages_recompressed: u64,
-    /// Objects found damaged when they were freed.
-    pub corrupted: u64,
-    /// Times a thread found all streams lent and waited.
-    pub stream_sleeps: u64,
-    /// Writes that let their stream go to wait for memory: see [`StreamAlloc::Released`].
-    pub writestall: u64,
 }
 
 impl Store {
@@ -190,6 +162,7 @@ impl Store {
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let options = zsmalloc::Options {
             chain_size: config.chain_size,
+            reclaim: config.policy.reclaim == Reclaim::Zspages,
             max_objects_setting: "disksize",
             ..zsmalloc::Options::new(config.name.as_str(), config.pages + SPARE_OBJECTS)
         };
@@ -203,6 +176,11 @@ impl Store {
         let mut recompression = [const { None }; MAX_RECOMPRESSION];
         for (place, algorithm) in recompression.iter_mut().zip(&config.recompression) {
             *place = algorithm.as_ref().map(codec).transpose()?;
+        }
+        let device = config.backing.as_ref().map(BackingDevice::new).transpose()?.map(Box::new);
+        let can_relieve = lru.is_some() && (device.is_some() || recompression.iter().any(Option::is_some));
+        if let Some(device) = &device {
+            device.set_budget_bytes(config.policy.writeback_budget_bytes);
         }
         #[cfg(not(feature = "loom"))]
         let maintenance = Maintenance::start(
@@ -225,6 +203,8 @@ impl Store {
             lru,
             counters: Counters::new(),
             checksum: config.checksum,
+            device,
+            keeper: Keeper::new(config.policy, config.limit_pages, can_relieve),
         })
     }
 
@@ -236,11 +216,35 @@ impl Store {
     /// Reads a page.
     ///
     /// # Errors
-    /// `Corrupt` when what is stored does not decode to what was written; `out` is then undefined.
+    /// `Corrupt` when what is stored does not decode to what was written, `Io` when the backing device fails;
+    /// `out` is then undefined.
     ///
     /// # Panics
     /// As all of these, when the page is beyond the end.
+    #[inline]
     pub fn read(&self, page: u64, out: &mut Page) -> Result<()> {
+        self.read_or(page, out, |device, out| self.read_back(device, page, out))
+    }
+
+    /// As [`Store::read`], but never waits for a backing device.
+    ///
+    /// # Errors
+    /// As [`Store::read`]; `WouldBlock` for a page that is not in memory, which counts as no read.
+    #[inline]
+    pub fn try_read(&self, page: u64, out: &mut Page) -> Result<()> {
+        self.read_or(page, out, |_, _| {
+            Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"))
+        })
+    }
+
+    /// Reads a page, by `elsewhere` if it is on the backing device.
+    #[inline]
+    fn read_or(
+        &self,
+        page: u64,
+        out: &mut Page,
+        elsewhere: impl FnOnce(&BackingDevice, &mut Page) -> Result<()>,
+    ) -> Result<()> {
         let done = if self.slots.is_empty(page) {
             out.fill(0);
             Ok(())
@@ -250,12 +254,21 @@ impl Store {
             }
             let mut slot = self.slots.lock(page);
             slot.touch();
-            let done = self.load(slot, page, out);
+            let done = match &self.device {
+                Some(device) if slot.peek().is_backed() => {
+                    drop(slot);
+                    elsewhere(device, out)
+                }
+                _ => self.load(slot, page, out),
+            };
             if let Some(lru) = &self.lru {
                 lru.mark(page as u32);
             }
             done
         };
+        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            return done;
+        }
         let share = self.counters.local();
         count(done, &share.pages_read, &share.failed_reads)
     }
@@ -271,13 +284,46 @@ impl Store {
         Ok(())
     }
 
-    /// Writes a page.
+    /// As [`Store::read_part`], but never waits for a backing device.
     ///
     /// # Errors
-    /// `NoSpace` when the limit is met, `NoMemory` when the system gives no more; the page keeps
+    /// As [`Store::try_read`].
+    pub fn try_read_part(&self, page: u64, at: usize, out: &mut [u8]) -> Result<()> {
+        let mut whole = [0; PAGE_SIZE];
+        self.try_read(page, &mut whole)?;
+        out.copy_from_slice(&whole[at..at + out.len()]);
+        Ok(())
+    }
+
+    /// Writes a page. At the limit it waits for pages to leave, if any can.
+    ///
+    /// # Errors
+    /// `NoSpace` when the limit is met and nothing leaves, `NoMemory` when the system gives no more; the page keeps
     /// its old contents.
+    #[inline]
     pub fn write(&self, page: u64, contents: &Page) -> Result<()> {
-        let done = self.make(page, contents).map(|new| self.switch(self.slots.lock(page), page, new));
+        self.write_or(page, contents, true)
+    }
+
+    /// As [`Store::write`], but does not wait for pages to leave.
+    ///
+    /// # Errors
+    /// As [`Store::write`]; `WouldBlock` when the limit is met and pages can leave, which counts as no write.
+    #[inline]
+    pub fn try_write(&self, page: u64, contents: &Page) -> Result<()> {
+        self.write_or(page, contents, false)
+    }
+
+    #[inline]
+    fn write_or(&self, page: u64, contents: &Page, wait: bool) -> Result<()> {
+        let done = match self.make(page, contents) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                self.with_room(wait, || self.make(page, contents))
+            }
+            made => made,
+        };
+        let done = done.map(|new| self.switch(self.slots.lock(page), page, new));
+        self.keeper.look(&self.arena);
         self.count_write(done)
     }
 
@@ -286,7 +332,16 @@ impl Store {
     /// # Errors
     /// As [`Store::write`] and [`Store::read`].
     pub fn write_part(&self, page: u64, at: usize, bytes: &[u8]) -> Result<()> {
-        self.change_part(page, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
+        self.change_part(page, true, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
+    }
+
+    /// As [`Store::write_part`], but waits neither for a backing device nor for pages to leave.
+    ///
+    /// # Errors
+    /// As [`Store::write_part`]; `WouldBlock` when the page is on the backing device, or the limit is met and pages
+    /// can leave, which counts as no write.
+    pub fn try_write_part(&self, page: u64, at: usize, bytes: &[u8]) -> Result<()> {
+        self.change_part(page, false, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
     /// The state that `page` and those after it are in, and of how many pages that holds, one page
@@ -320,10 +375,22 @@ impl Store {
     /// # Errors
     /// As [`Store::write_part`].
     pub fn zero_part(&self, page: u64, at: usize, len: usize, allocate: bool) -> Result<()> {
+        self.zero_part_or(page, at, len, allocate, true)
+    }
+
+    /// As [`Store::zero_part`], but waits neither for a backing device nor for pages to leave.
+    ///
+    /// # Errors
+    /// As [`Store::try_write_part`].
+    pub fn try_zero_part(&self, page: u64, at: usize, len: usize, allocate: bool) -> Result<()> {
+        self.zero_part_or(page, at, len, allocate, false)
+    }
+
+    fn zero_part_or(&self, page: u64, at: usize, len: usize, allocate: bool, wait: bool) -> Result<()> {
         if !allocate && self.slots.is_empty(page) {
             return Ok(());
         }
-        self.change_part(page, |whole| whole[at..at + len].fill(0))
+        self.change_part(page, wait, |whole| whole[at..at + len].fill(0))
     }
 
     /// Forgets a page: it reads as zeros.
@@ -425,7 +492,12 @@ impl Store {
     /// The memory that slot table, LRU, streams, dictionary and counters take at most, whatever is stored.
     pub fn fixed_bytes(&self) -> usize {
         let lru_bytes = self.lru.as_ref().map_or(0, AnyLru::max_bytes);
-        self.slots.max_bytes() + lru_bytes + self.stream_bytes.get() as usize + self.counters.bytes()
+        let device_bytes = self.device.as_ref().map_or(0, |device| device.max_bytes());
+        self.slots.max_bytes()
+            + lru_bytes
+            + device_bytes
+            + self.stream_bytes.get() as usize
+            + self.counters.bytes()
     }
 
     /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with
@@ -448,6 +520,8 @@ impl Store {
     /// stays, and a limit below it only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.arena.set_limit_pages(pages);
+        self.keeper.set_marks(pages, self.can_relieve());
+        self.keeper.look(&self.arena);
     }
 
     /// Sets [`Config::run_cache_batch_pages`] anew.
@@ -465,6 +539,10 @@ impl Store {
         match slot.borrow().contents() {
             Contents::Empty => out.fill(0),
             Contents::Same(word) => fill(out, word),
+            // Who calls this has looked for that.
+            Contents::Backed(_) => {
+                return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
+            }
             Contents::Stored { handle, len, checksum, priority } => {
                 // SAFETY: the handle is the locked slot's, and is freed only after it is the slot's no more:
                 // after the slot's lock is let go, which waits for the end of reading unless that need not be.
@@ -608,21 +686,37 @@ impl Store {
     /// Frees what a slot held.
     #[inline]
     fn free(&self, old: Contents) {
-        if let Contents::Stored { handle, .. } = old {
+        match old {
             // SAFETY: the slot held it, and who calls this took it out, which one does.
-            unsafe { self.pool.free(handle) };
+            Contents::Stored { handle, .. } => unsafe { self.pool.free(handle) },
+            Contents::Backed(Backed { place, len, .. }) => {
+                self.device.iter().for_each(|device| device.log.died(place, usize::from(len)));
+            }
+            Contents::Empty | Contents::Same(_) => {}
         }
     }
 
-    fn change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {
-        let done = self.try_change_part(page, change);
+    /// Changes a part of a page. What that waits for, it waits for without the slot's lock, so that who needs the
+    /// page and must not wait never meets a holder who does.
+    fn change_part(&self, page: u64, wait: bool, change: impl Fn(&mut Page)) -> Result<()> {
+        let done = self.with_room(wait, || self.try_change_part(page, wait, &change));
+        self.keeper.look(&self.arena);
         self.count_write(done)
     }
 
-    fn try_change_part(&self, page: u64, change: impl FnOnce(&mut Page)) -> Result<()> {
-        let slot = self.slots.lock(page);
+    fn try_change_part(&self, page: u64, wait: bool, change: impl Fn(&mut Page)) -> Result<()> {
         let mut whole = [0; PAGE_SIZE];
-        self.load(&slot, page, &mut whole)?;
+        let slot = match &self.device {
+            Some(device) if wait => self.read_and_lock(device, page, &mut whole)?,
+            _ => {
+                let slot = self.slots.lock(page);
+                if slot.peek().is_backed() {
+                    return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
+                }
+                self.load(&slot, page, &mut whole)?;
+                slot
+            }
+        };
         change(&mut whole);
         let new = self.make(page, &whole)?;
         self.switch(slot, page, new);
@@ -631,6 +725,9 @@ impl Store {
 
     #[inline]
     fn count_write(&self, done: Result<()>) -> Result<()> {
+        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
+            return done;
+        }
         let share = self.counters.local();
         count(done, &share.pages_written, &share.failed_writes)
     }

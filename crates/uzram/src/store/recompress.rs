@@ -30,6 +30,8 @@ pub struct Candidates {
     pub idle: bool,
     /// Only those that are stored as they are.
     pub huge: bool,
+    /// Only those that no algorithm makes smaller.
+    pub incompressible: bool,
 }
 
 /// What is to be done by [`Store::recompress`].
@@ -58,13 +60,16 @@ impl Default for Recompression {
 }
 
 impl Candidates {
-    fn has(self, peek: Peek) -> bool {
-        peek.is_stored() && (!self.idle || peek.is_idle()) && (!self.huge || peek.is_huge())
+    pub(super) fn has(self, peek: Peek) -> bool {
+        peek.is_stored()
+            && (!self.idle || peek.is_idle())
+            && (!self.huge || peek.is_huge())
+            && (!self.incompressible || peek.is_incompressible())
     }
 }
 
 impl Recompression {
-    fn may_win(&self, peek: Peek) -> bool {
+    pub(super) fn may_win(&self, peek: Peek) -> bool {
         self.candidates.has(peek)
             && !peek.is_incompressible()
             && peek.priority() < *self.priorities.end()
@@ -74,13 +79,16 @@ impl Recompression {
 
 /// A place among the candidates, which come by bucket, the largest first, and then by page.
 #[derive(Clone, Copy)]
-struct Cursor {
+pub(super) struct Cursor {
     bucket: usize,
     /// The first page of that bucket.
     page: u64,
 }
 
 impl Cursor {
+    /// Before all of them.
+    pub(super) const FIRST: Cursor = Cursor { bucket: BUCKETS - 1, page: 0 };
+
     fn is_before(self, bucket: usize, page: u64) -> bool {
         bucket < self.bucket || bucket == self.bucket && page >= self.page
     }
@@ -97,11 +105,12 @@ impl Store {
     /// The first that kept it from storing or reading a page, which keeps its old contents; what was done
     /// before stays done.
     pub fn recompress(&self, what: &Recompression) -> Result<u64> {
+        let what = &self.within_algorithms(what);
         let (mut recompressed, mut left) = (0, what.max_pages);
-        let mut next = Some(Cursor { bucket: BUCKETS - 1, page: 0 });
+        let mut next = Some(Cursor::FIRST);
         while let Some(from) = next.filter(|_| left > 0) {
             let candidates;
-            (candidates, next) = self.largest(what, from);
+            (candidates, next) = self.largest(0..self.pages(), |peek| what.may_win(peek), from);
             for page in candidates {
                 if left == 0 {
                     break;
@@ -116,10 +125,15 @@ impl Store {
 
     /// Candidates from a place on, the largest first, as many buckets of them as are remembered at a time, and
     /// from where it goes on.
-    fn largest(&self, what: &Recompression, from: Cursor) -> (Vec<u32>, Option<Cursor>) {
+    pub(super) fn largest(
+        &self,
+        pages: Range<u64>,
+        is_wanted: impl Fn(Peek) -> bool,
+        from: Cursor,
+    ) -> (Vec<u32>, Option<Cursor>) {
         let candidates = || {
-            let peeks = (0..self.pages()).map(|page| (page, self.slots.peek(page)));
-            peeks.filter(|(page, peek)| what.may_win(*peek) && from.is_before(bucket_of(*peek), *page))
+            let peeks = self.slots.touched(pages.clone()).map(|page| (page, self.slots.peek(page)));
+            peeks.filter(|(page, peek)| is_wanted(*peek) && from.is_before(bucket_of(*peek), *page))
         };
         let mut counts = [0usize; BUCKETS];
         candidates().for_each(|(_, peek)| counts[bucket_of(peek)] += 1);
@@ -141,11 +155,22 @@ impl Store {
     }
 
     /// Compresses a page again if it still may win by it: whether that was tried, and whether it became smaller.
-    fn recompress_page(&self, page: u64, what: &Recompression) -> Result<(bool, bool)> {
-        let mut slot = self.slots.lock(page);
-        let Contents::Stored { checksum, .. } = slot.contents() else { return Ok((false, false)) };
+    pub(super) fn recompress_page(&self, page: u64, what: &Recompression) -> Result<(bool, bool)> {
+        let (tried, slot) = self.recompress_locked(self.slots.lock(page), page, what)?;
+        Ok((tried, slot.is_none()))
+    }
+
+    /// Compresses a page again whose slot is locked, if it still may win by it: whether that was tried, and the
+    /// slot if it did not become smaller.
+    pub(super) fn recompress_locked<'a>(
+        &self,
+        mut slot: SlotGuard<'a>,
+        page: u64,
+        what: &Recompression,
+    ) -> Result<(bool, Option<SlotGuard<'a>>)> {
+        let Contents::Stored { checksum, .. } = slot.contents() else { return Ok((false, Some(slot))) };
         if !what.may_win(slot.peek()) {
-            return Ok((false, false));
+            return Ok((false, Some(slot)));
         }
         let mut contents = [0; PAGE_SIZE];
         self.load(&slot, page, &mut contents)?;
@@ -169,14 +194,14 @@ impl Store {
             });
             if let Some(new) = stored.transpose()? {
                 self.replace_smaller(slot, new);
-                return Ok((true, true));
+                return Ok((true, None));
             }
         }
         let has_tried_all = *what.priorities.end() >= self.last_priority();
         if tried && has_tried_all && what.threshold_bytes == 0 {
             slot.set_incompressible();
         }
-        Ok((tried, false))
+        Ok((tried, Some(slot)))
     }
 
     /// Switches a slot to a smaller object of the same page.
@@ -185,6 +210,12 @@ impl Store {
         self.counters.local().pages_recompressed.add(1);
         drop(slot);
         self.free(old);
+    }
+
+    /// The same, but for priorities that there is no algorithm of: a page of the last one can win nothing.
+    pub(super) fn within_algorithms(&self, what: &Recompression) -> Recompression {
+        let last = (*what.priorities.end()).min(self.last_priority());
+        Recompression { priorities: *what.priorities.start()..=last, ..what.clone() }
     }
 
     /// Whether there is an algorithm for it.
@@ -207,7 +238,8 @@ impl Store {
     /// others the mark is taken away.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         let now_s = uptime_s();
-        for page in (0..self.pages()).filter(|page| self.slots.peek(*page).is_stored()) {
+        let pages = self.slots.touched(0..self.pages());
+        for page in pages.filter(|page| self.slots.peek(*page).is_stored()) {
             let mut slot = self.slots.lock(page);
             let idle_s = now_s.saturating_sub(self.slots.used_s(page));
             slot.set_idle(age_s.is_none_or(|age_s| idle_s >= age_s));
@@ -217,11 +249,12 @@ impl Store {
     /// Tells `line` of each page that holds something, from `pages` on: its number, when it was used last, in
     /// seconds of the system's uptime, and how it is kept. Goes on as long as that answers so.
     pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
-        for page in pages.start..pages.end.min(self.pages()) {
+        for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
             let peek = self.slots.peek(page);
-            if peek.is_same() || peek.is_stored() {
+            if peek.is_same() || peek.is_stored() || peek.is_backed() {
                 let state = BlockState {
                     same: peek.is_same(),
+                    backed: peek.is_backed(),
                     huge: peek.is_huge(),
                     idle: peek.is_idle(),
                     recompressed: peek.priority() > 0,
@@ -240,6 +273,8 @@ impl Store {
 pub struct BlockState {
     /// As one word.
     pub same: bool,
+    /// On the backing device.
+    pub backed: bool,
     /// As it is.
     pub huge: bool,
     /// Marked as idle, and not used since.

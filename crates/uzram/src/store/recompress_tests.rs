@@ -37,9 +37,9 @@ fn store(names: [&str; MAX_RECOMPRESSION]) -> Store {
 fn states(store: &Store) -> Vec<(u64, String)> {
     let mut states = Vec::new();
     store.block_states(0..store.pages(), |page, _, state| {
-        let BlockState { same, huge, idle, recompressed, incompressible } = state;
-        let flags = [same, huge, idle, recompressed, incompressible];
-        let letters = flags.iter().zip("shirn".chars()).filter(|(is_set, _)| **is_set);
+        let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
+        let flags = [same, backed, huge, idle, recompressed, incompressible];
+        let letters = flags.iter().zip("swhirn".chars()).filter(|(is_set, _)| **is_set);
         states.push((page, letters.map(|(_, letter)| letter).collect()));
         true
     });
@@ -85,7 +85,7 @@ fn only_what_was_asked_for_is_tried() {
         store.write(page, &noise).expect("memory");
     }
     let default = Recompression::default;
-    let idle = Candidates { idle: true, huge: false };
+    let idle = Candidates { idle: true, ..Candidates::default() };
     assert_eq!(store.recompress(&Recompression { candidates: idle, ..default() }), Ok(0));
     store.mark_idle(Some(1000));
     assert!(states(&store).iter().all(|(_, state)| !state.contains('i')), "they were used just now");
@@ -98,7 +98,7 @@ fn only_what_was_asked_for_is_tried() {
     let marked: Vec<u64> =
         states(&store).into_iter().filter(|(_, state)| *state == "hn").map(|(page, _)| page).collect();
     assert_eq!(marked, [20, 21, 22, 23, 24]);
-    let huge = Candidates { idle: false, huge: true };
+    let huge = Candidates { huge: true, ..Candidates::default() };
     assert_eq!(store.recompress(&Recompression { candidates: huge, ..default() }), Ok(0));
     assert_eq!(states(&store).iter().filter(|(_, state)| state.contains('n')).count(), 10);
     let least = Recompression { threshold_bytes: 500, ..default() };

@@ -1,15 +1,19 @@
 //! The slot table: what each page holds, in 16 bytes.
 //!
 //! ```text
-//!  0   lock    [ locked | waiters | same | zero | idle | incompressible | … | priority | length 0..=4096 ]
+//!  0   lock    [ locked | waiters | same | zero | idle | incompressible | backed | … | writing 8 | … | priority | length 0..=4096 ]
 //!  4   used    when the page was used last, in seconds
-//!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page
+//!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page, or a place on the backing device
 //! ```
 //!
 //! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock, and makes
 //! no memory of the table resident. `zero` is set beside `same` where the word is 0, so that the lock
 //! word alone says in which state a page is ([`Slots::state`]). A length of 4096 is a page stored as
-//! it is; the priority says which of the store's algorithms compressed it. The lock protects `what`, which is atomic only for [`Slots::peek_handle`].
+//! it is; the priority says which of the store's algorithms compressed it. `writing` is the number of the write to
+//! the backing device that the page is in, and 0 once the page was used or changed since. The lock protects `what`,
+//! which is atomic only for [`Slots::peek_handle`].
+
+use std::ops::Range;
 
 use crate::base::clock::uptime_s;
 use crate::base::cpu::prefetch;
@@ -22,10 +26,13 @@ const SAME: u32 = 1 << 29;
 const ZERO: u32 = 1 << 28;
 const IDLE: u32 = 1 << 27;
 const INCOMPRESSIBLE: u32 = 1 << 26;
+const BACKED: u32 = 1 << 25;
+const WRITING_SHIFT: u32 = 16;
+const WRITING_MASK: u32 = 0xff << WRITING_SHIFT;
 const PRIORITY_SHIFT: u32 = 13;
 const PRIORITY_MASK: u32 = 3 << PRIORITY_SHIFT;
 const LEN_MASK: u32 = (1 << PRIORITY_SHIFT) - 1;
-const FLAGS: u32 = SAME | ZERO | IDLE | INCOMPRESSIBLE | PRIORITY_MASK | LEN_MASK;
+const FLAGS: u32 = SAME | ZERO | IDLE | INCOMPRESSIBLE | BACKED | WRITING_MASK | PRIORITY_MASK | LEN_MASK;
 const _: () = assert!(FLAGS & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
 /// Places to sleep for those who wait for a slot: so many that two busy slots rarely share one.
@@ -65,6 +72,19 @@ pub(super) enum Contents {
         /// Which of the store's algorithms compressed it.
         priority: u8,
     },
+    /// An object on the backing device, and nothing in memory.
+    Backed(Backed),
+}
+
+/// An object on the backing device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Backed {
+    /// Where it lies, in bytes from the device's start.
+    pub(super) place: u64,
+    /// Its length, 1..=4096; 4096 for a page that is there as it is.
+    pub(super) len: u16,
+    /// Which of the store's algorithms compressed it.
+    pub(super) priority: u8,
 }
 
 /// What a slot tells without being locked.
@@ -79,6 +99,7 @@ impl Peek {
             0 => PageState::Hole,
             flags if flags & ZERO != 0 => PageState::Zero,
             _ if self.is_same() => PageState::Same,
+            _ if self.is_backed() => PageState::Backed,
             _ if self.is_huge() => PageState::Huge,
             _ => PageState::Compressed,
         }
@@ -86,7 +107,13 @@ impl Peek {
 
     /// Whether the page holds an object of the pool.
     pub(super) fn is_stored(self) -> bool {
-        self.0 & LEN_MASK != 0
+        self.0 & LEN_MASK != 0 && !self.is_backed()
+    }
+
+    /// Whether it is on the backing device.
+    #[inline]
+    pub(super) fn is_backed(self) -> bool {
+        self.0 & BACKED != 0
     }
 
     /// Whether it is one word all over.
@@ -133,6 +160,8 @@ pub enum PageState {
     Compressed,
     /// Stored as it is, because it does not compress.
     Huge,
+    /// On the backing device, and not in memory.
+    Backed,
 }
 
 impl PageState {
@@ -142,9 +171,14 @@ impl PageState {
     }
 }
 
+/// Slots of which it is known together whether any was ever locked: 2 MiB of them.
+const GROUP_SHIFT: u32 = 17;
+
 /// The slots of a device.
 pub(super) struct Slots {
     table: Table<Slot>,
+    /// Of each group of slots whether one was locked: only then can it hold something.
+    touched: Box<[Stamp]>,
     waiters: WaitTable,
 }
 
@@ -156,7 +190,12 @@ pub(super) struct SlotGuard<'a> {
 
 impl Slots {
     pub(super) fn new(pages: u64) -> Result<Self> {
-        Ok(Slots { table: Table::new(pages as usize)?, waiters: WaitTable::new(WAIT_BUCKETS) })
+        let groups = pages.div_ceil(1 << GROUP_SHIFT);
+        Ok(Slots {
+            table: Table::new(pages as usize)?,
+            touched: (0..groups).map(|_| Stamp::default()).collect(),
+            waiters: WaitTable::new(WAIT_BUCKETS),
+        })
     }
 
     pub(super) fn pages(&self) -> u64 {
@@ -164,7 +203,7 @@ impl Slots {
     }
 
     pub(super) fn max_bytes(&self) -> usize {
-        self.table.max_bytes()
+        self.table.max_bytes() + size_of_val(&*self.touched)
     }
 
     #[cfg(not(feature = "loom"))]
@@ -176,6 +215,7 @@ impl Slots {
     #[inline]
     pub(super) fn lock(&self, page: u64) -> SlotGuard<'_> {
         let slot = &self.table[page as usize];
+        self.touched[(page >> GROUP_SHIFT) as usize].set(1);
         SlotGuard { lock: slot.lock.lock(&self.waiters, page as usize), slot }
     }
 
@@ -184,6 +224,16 @@ impl Slots {
         let slot = &self.table[page as usize];
         let lock = slot.lock.try_lock(&self.waiters, page as usize)?;
         Some(SlotGuard { lock, slot })
+    }
+
+    /// Those of `pages` that may hold something. The rest of a large disk costs neither time nor memory.
+    pub(super) fn touched(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
+        let groups = pages.start >> GROUP_SHIFT..pages.end.div_ceil(1 << GROUP_SHIFT);
+        let touched = groups.filter(|group| self.touched[*group as usize].get() != 0);
+        touched.flat_map(move |group| {
+            let first = group << GROUP_SHIFT;
+            first.max(pages.start)..(first + (1 << GROUP_SHIFT)).min(pages.end)
+        })
     }
 
     /// Whether `page` holds nothing and nobody is changing that.
@@ -234,12 +284,11 @@ impl SlotGuard<'_> {
         if flags & SAME != 0 {
             return Contents::Same(what);
         }
-        Contents::Stored {
-            handle: what as u32,
-            len: (flags & LEN_MASK) as u16,
-            checksum: (what >> u32::BITS) as u32,
-            priority: self.peek().priority(),
+        let (len, priority) = ((flags & LEN_MASK) as u16, self.peek().priority());
+        if flags & BACKED != 0 {
+            return Contents::Backed(Backed { place: what, len, priority });
         }
+        Contents::Stored { handle: what as u32, len, checksum: (what >> u32::BITS) as u32, priority }
     }
 
     /// What is known of the page without looking at its contents.
@@ -247,11 +296,22 @@ impl SlotGuard<'_> {
         Peek(self.lock.value())
     }
 
-    /// The page is used: it is not idle.
+    /// The page is used: it is not idle, and stays in memory if it is being written back.
     #[inline]
     pub(super) fn touch(&mut self) {
         self.slot.used_s.set(uptime_s());
-        self.set_idle(false);
+        self.lock.set(self.lock.value() & !(IDLE | WRITING_MASK));
+    }
+
+    /// The page, which holds an object of the pool, is in the write of that number, 1..=255, until it is used or
+    /// changed; 0 for none.
+    pub(super) fn set_writing(&mut self, number: u8) {
+        self.lock.set(self.lock.value() & !WRITING_MASK | u32::from(number) << WRITING_SHIFT);
+    }
+
+    /// The number of the write that the page is in, unless it was used or changed since; else 0.
+    pub(super) fn writing(&self) -> u8 {
+        ((self.lock.value() & WRITING_MASK) >> WRITING_SHIFT) as u8
     }
 
     /// Marks the page as idle, or as not, if it holds an object.
@@ -282,6 +342,9 @@ impl SlotGuard<'_> {
                 let flags = u32::from(len) | u32::from(priority) << PRIORITY_SHIFT;
                 (flags, u64::from(checksum) << u32::BITS | u64::from(handle))
             }
+            Contents::Backed(Backed { place, len, priority }) => {
+                (BACKED | u32::from(len) | u32::from(priority) << PRIORITY_SHIFT, place)
+            }
         };
         self.slot.access.write();
         self.slot.what.store(what, Ordering::Relaxed);
@@ -298,10 +361,13 @@ mod tests {
     fn slots_keep_what_they_hold() {
         let slots = Slots::new(3).expect("memory");
         let stored = |len| Contents::Stored { handle: 7, len, checksum: u32::MAX, priority: 2 };
-        let all = [Contents::Same(0), Contents::Same(u64::MAX), stored(1), stored(4096), Contents::Empty];
-        use PageState::*;
-        let (mut before, mut state_before) = (Contents::Empty, Hole);
-        for (contents, state) in std::iter::zip(all, [Zero, Same, Compressed, Huge, Hole]) {
+        let backed = Contents::Backed(Backed { place: u64::MAX, len: 4096, priority: 3 });
+        let all =
+            [Contents::Same(0), Contents::Same(u64::MAX), stored(1), stored(4096), backed, Contents::Empty];
+        use PageState as S;
+        let (mut before, mut state_before) = (Contents::Empty, S::Hole);
+        let states = [S::Zero, S::Same, S::Compressed, S::Huge, S::Backed, S::Hole];
+        for (contents, state) in std::iter::zip(all, states) {
             let mut slot = slots.lock(1);
             assert_eq!(slot.replace(contents), before);
             assert_eq!(slots.state(1), state_before, "the new state is not published yet");
@@ -313,5 +379,33 @@ mod tests {
         for page in [0, 2] {
             assert_eq!(slots.lock(page).contents(), Contents::Empty);
         }
+    }
+
+    #[test]
+    fn groups_that_were_never_locked_are_passed_over() {
+        let slots = Slots::new(3 << GROUP_SHIFT).expect("memory");
+        assert_eq!(slots.touched(0..slots.pages()).count(), 0);
+        drop(slots.lock(2 << GROUP_SHIFT));
+        let touched: Vec<u64> = slots.touched(5..(2 << GROUP_SHIFT) + 3).collect();
+        assert_eq!(touched, [0, 1, 2].map(|at| (2 << GROUP_SHIFT) + at));
+        assert_eq!(slots.touched(0..2 << GROUP_SHIFT).count(), 0);
+    }
+
+    #[test]
+    fn a_write_back_is_forgotten_when_the_page_is_used_or_changed() {
+        let slots = Slots::new(1).expect("memory");
+        let stored = |handle| Contents::Stored { handle, len: 4096, checksum: 0, priority: 3 };
+        let mut slot = slots.lock(0);
+        slot.replace(stored(1));
+        slot.set_writing(255);
+        slot.set_idle(true);
+        slot.set_incompressible();
+        assert_eq!((slot.writing(), slot.contents()), (255, stored(1)));
+        slot.touch();
+        assert_eq!((slot.writing(), slot.contents()), (0, stored(1)));
+        assert!(slot.peek().is_incompressible() && !slot.peek().is_idle());
+        slot.set_writing(1);
+        slot.replace(stored(1));
+        assert_eq!(slot.writing(), 0);
     }
 }

@@ -6,6 +6,53 @@ use crate::base::units::PAGE_SIZE;
 
 use super::slot::Contents;
 
+/// The counts of a store. Pages of 4096 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Pages that hold something, same-filled ones included.
+    pub pages_stored: u64,
+    /// Bytes of all objects, huge ones included.
+    pub compr_data_bytes: u64,
+    /// Pages of zspages.
+    pub pool_pages: u64,
+    /// The most there ever were.
+    pub pool_pages_max: u64,
+    /// Pages of metadata slabs: handles and descriptors.
+    pub slab_pages: u64,
+    /// Pages in memory for all of these, and for free runs kept: what the limit bounds.
+    pub charged_pages: u64,
+    /// Pages of all chunks that any of these lie in.
+    pub chunk_pages: u64,
+    /// The limit; 0 for none.
+    pub limit_pages: u64,
+    /// Pages that are one word, repeated.
+    pub same_pages: u64,
+    /// Pages stored as they are.
+    pub huge_pages: u64,
+    /// Pages ever stored as they are.
+    pub huge_pages_since: u64,
+    /// Pages read.
+    pub pages_read: u64,
+    /// Pages written.
+    pub pages_written: u64,
+    /// Reads that failed.
+    pub failed_reads: u64,
+    /// Writes that failed.
+    pub failed_writes: u64,
+    /// Pages discarded.
+    pub notify_free: u64,
+    /// Pages that compaction freed.
+    pub pages_compacted: u64,
+    /// Pages that became smaller by being compressed again, so far.
+    pub pages_recompressed: u64,
+    /// Objects found damaged when they were freed.
+    pub corrupted: u64,
+    /// Times a thread found all streams lent and waited.
+    pub stream_sleeps: u64,
+    /// Writes that let their stream go to wait for memory: see [`super::StreamAlloc::Released`].
+    pub writestall: u64,
+}
+
 /// One CPU's share. A page may be stored on one CPU and freed on another, so a single share may
 /// wrap below zero; only the sums mean anything.
 #[derive(Debug, Default)]

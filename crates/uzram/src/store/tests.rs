@@ -19,6 +19,8 @@ pub(super) fn config(pages: u64) -> Config {
         stream_alloc: StreamAlloc::Held,
         compact_threshold_percent: 0,
         compact_rate_bytes: 0,
+        backing: None,
+        policy: Policy::default(),
     }
 }
 
@@ -57,7 +59,7 @@ pub(super) fn recompression(names: [&str; MAX_RECOMPRESSION]) -> [Option<Algorit
 }
 
 /// A page of one of the kinds that the store treats differently.
-fn page(random: &mut Random) -> Page {
+pub(super) fn page(random: &mut Random) -> Page {
     let mut page = [0; PAGE_SIZE];
     match random.below(6) {
         0 => {}
@@ -103,7 +105,11 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
 fn a_recompression(random: &mut Random) -> Recompression {
     let first = 1 + random.below(MAX_RECOMPRESSION) as u8;
     Recompression {
-        candidates: Candidates { idle: random.below(2) == 0, huge: random.below(3) == 0 },
+        candidates: Candidates {
+            idle: random.below(2) == 0,
+            huge: random.below(3) == 0,
+            incompressible: false,
+        },
         threshold_bytes: [0, 0, 100, 1500][random.below(4)],
         max_pages: [u64::MAX, 7][random.below(2)],
         priorities: first..=first + random.below(MAX_RECOMPRESSION + 1 - usize::from(first)) as u8,
@@ -579,132 +585,4 @@ fn a_scattered_store_is_compacted_by_itself() {
     });
     let store = scattered(10);
     wait_until("begun", &|| store.stats().pages_compacted > 0);
-}
-
-/// A page that says which it is and how often it was written.
-fn version(page: u64, version: u64) -> Page {
-    let mut contents = [7; PAGE_SIZE];
-    contents[..8].copy_from_slice(&page.to_le_bytes());
-    contents[8..16].copy_from_slice(&version.to_le_bytes());
-    contents
-}
-
-fn version_of(page: u64, contents: &Page) -> u64 {
-    let word = |at: usize| u64::from_le_bytes(contents[at..at + 8].try_into().expect("8 bytes"));
-    assert_eq!(*contents, version(page, word(8)), "page {page}");
-    word(8)
-}
-
-/// Nothing stays behind in the lists. (A visit may find all pages in use, and they are not the next time.)
-fn forget_all(store: &Store) {
-    let forget = || store.visit_cold(1000, |cold| cold.forget());
-    while forget() > 0 || forget() > 0 {}
-}
-
-#[test]
-fn cold_pages_come_coldest_first_and_busy_ones_stay() {
-    for lru_design in [LruDesign::Batched, LruDesign::SingleLock] {
-        let store = Store::new(&Config { lru_design, ..config(100) }).expect("store");
-        (0..20).for_each(|page| store.write(page, &version(page, 0)).expect("memory"));
-        // Same-filled pages take no memory.
-        store.write(50, &[9; PAGE_SIZE]).expect("memory");
-        let mut out = [0; PAGE_SIZE];
-        [0, 0, 2, 2].into_iter().for_each(|page| store.read(page, &mut out).expect("sound"));
-        let busy = store.slots.lock(3);
-        let mut seen = Vec::new();
-        let visited = store.visit_cold(5, |cold| {
-            assert!(cold.len_bytes() < 100);
-            cold.read(&mut out).expect("sound");
-            version_of(cold.page(), &out);
-            seen.push(cold.page());
-            if cold.page() != 4 {
-                cold.forget();
-            }
-        });
-        drop(busy);
-        assert_eq!((seen.as_slice(), visited), (&[1, 4, 5, 6][..], 4));
-        let stats = store.lru_stats();
-        assert_eq!((stats.isolated, stats.put_back, stats.evicted), (5, 2, 3), "{stats:?}");
-        assert_eq!(store.stats().pages_stored, 18);
-        for page in 0..20 {
-            store.read(page, &mut out).expect("sound");
-            assert_eq!(out[16] == 7, ![1, 5, 6].contains(&page), "page {page}");
-        }
-        // They are back soon.
-        store.write(5, &version(5, 1)).expect("memory");
-        assert_eq!(store.lru_stats().refaulted, 1);
-        forget_all(&store);
-        assert_eq!((store.stats().pages_stored, store.stats().compr_data_bytes), (1, 0));
-    }
-    let none = Store::new(&Config { lru_design: LruDesign::None, ..config(100) }).expect("store");
-    none.write(1, &version(1, 0)).expect("memory");
-    assert_eq!(none.visit_cold(5, |_| unreachable!("there are no lists")), 0);
-}
-
-/// What was written last is in the store or was forgotten as it was, whoever forgets pages meanwhile.
-#[test]
-fn pages_are_forgotten_while_they_are_used() {
-    const PAGES: u64 = 200;
-    for lru_design in [LruDesign::Batched, LruDesign::SingleLock] {
-        let store = Store::new(&Config { lru_design, lru_pagevec_pages: 3, ..config(PAGES) }).expect("store");
-        let last: Vec<_> = (0..PAGES).map(|_| Counter::new(0)).collect();
-        let forgotten: Vec<_> = (0..PAGES).map(|_| Counter::new(0)).collect();
-        let busy = Counter::new(2);
-        std::thread::scope(|scope| {
-            let (busy, store, last, forgotten) = (&busy, &store, &last, &forgotten);
-            let use_pages = move |thread: u64| {
-                let mut random = Random::new(thread);
-                for step in 1..8000 {
-                    // Each thread writes pages of its own and reads all.
-                    let page = random.below(PAGES as usize / 2) as u64 * 2 + thread;
-                    if random.below(8) == 0 {
-                        last[page as usize].set(0);
-                        store.discard(page);
-                    } else {
-                        last[page as usize].set(step);
-                        store.write(page, &version(page, step)).expect("memory");
-                    }
-                    let (page, mut out) = (random.below(PAGES as usize) as u64, [0; PAGE_SIZE]);
-                    store.read(page, &mut out).expect("sound");
-                    if out != [0; PAGE_SIZE] {
-                        version_of(page, &out);
-                    }
-                }
-                busy.sub(1);
-            };
-            let forget_pages = || {
-                while busy.get() > 0 {
-                    store.visit_cold(9, |cold| {
-                        let (page, mut out) = (cold.page(), [0; PAGE_SIZE]);
-                        cold.read(&mut out).expect("sound");
-                        forgotten[page as usize].set(version_of(page, &out));
-                        cold.forget();
-                    });
-                }
-            };
-            let threads: [std::thread::ScopedJoinHandle<'_, ()>; 4] = [
-                scope.spawn(move || use_pages(0)),
-                scope.spawn(move || use_pages(1)),
-                scope.spawn(forget_pages),
-                scope.spawn(forget_pages),
-            ];
-            // ThreadSanitizer sees who is joined, not how a scope ends.
-            threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        });
-        let mut out = [0; PAGE_SIZE];
-        for page in 0..PAGES {
-            store.read(page, &mut out).expect("sound");
-            let wanted = last[page as usize].get();
-            let found = match out == [0; PAGE_SIZE] {
-                true if wanted == 0 => 0,
-                true => forgotten[page as usize].get(),
-                false => version_of(page, &out),
-            };
-            assert_eq!(found, wanted, "page {page}");
-        }
-        let stats = store.lru_stats();
-        let stored = store.stats().pages_stored;
-        forget_all(&store);
-        assert!(stats.evicted > 0 && store.stats().pages_stored == 0, "{stored} stored, {stats:?}");
-    }
 }

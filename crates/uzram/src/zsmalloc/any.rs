@@ -9,6 +9,7 @@ use crate::base::sync::Arc;
 use super::compact::{Budget, Effort};
 use super::design::{ClassIndexed, Consolidated, Locks, Pinned, Split};
 use super::raw::{Options, RawPool, RawRead};
+use super::reclaim::Emptied;
 use super::reserved::Reserved;
 use super::stats::{ClassStat, PoolDesign};
 
@@ -136,6 +137,11 @@ impl AnyPool {
     /// As [`RawPool::compact`].
     pub fn compact(&self, effort: Effort, budget: &mut Budget) -> u64 {
         each!(AnyPool::self, pool => pool.compact(effort, budget))
+    }
+
+    /// As [`RawPool::reclaim_coldest`].
+    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Emptied> {
+        each!(AnyPool::self, pool => pool.reclaim_coldest(most, evict))
     }
 
     /// As [`RawPool::freeable_pages`].

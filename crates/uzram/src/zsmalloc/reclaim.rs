@@ -19,7 +19,15 @@ struct Isolated {
     page: u32,
     class: u8,
     committed: u8,
-    owners: Vec<u32>,
+}
+
+/// What [`RawPool::reclaim_coldest`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Emptied {
+    /// Zspages that it looked at.
+    pub looked_at: u64,
+    /// Pages that are free by it.
+    pub freed_pages: u64,
 }
 
 impl<D: Design> RawPool<D> {
@@ -30,25 +38,39 @@ impl<D: Design> RawPool<D> {
     /// # Errors
     /// `Invalid` for a pool that does not keep the order of its zspages.
     pub fn reclaim(&self, pages: u64, mut evict: impl FnMut(u32)) -> Result<u64> {
-        let Some(lru) = &self.lru else {
-            let what = "the pool does not keep the order of its zspages: make it with `reclaim`";
-            return Err(Error::invalid(what).with_setting("reclaim"));
-        };
-        let mut freed = 0;
-        for _ in 0..lru.len() {
-            if freed >= pages {
-                break;
-            }
-            let Some((page, class)) = lru.coldest() else { break };
-            let Some(isolated) = self.isolate(lru, page, class) else { continue };
-            isolated.owners.iter().for_each(|owner| evict(*owner));
-            freed += self.end_isolation(lru, &isolated);
+        let (mut freed, mut left) = (0, self.lru.as_ref().map_or(1, Lru::len));
+        while freed < pages && left > 0 {
+            let emptied = self.reclaim_coldest(1, |owners| owners.iter().for_each(|owner| evict(*owner)))?;
+            freed += emptied.freed_pages;
+            left = left.saturating_sub(emptied.looked_at.max(1));
         }
         Ok(freed)
     }
 
-    /// Isolates a zspage, unless it is gone, or someone is about to write to it.
-    fn isolate(&self, lru: &Lru, page: u32, class: u8) -> Option<Isolated> {
+    /// Empties up to `most` of the zspages that were stored into longest ago, all at once: `evict` is told the owners
+    /// of their objects.
+    ///
+    /// # Errors
+    /// As [`RawPool::reclaim`].
+    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Emptied> {
+        let Some(lru) = &self.lru else {
+            let what = "the pool does not keep the order of its zspages: make it with `reclaim`";
+            return Err(Error::invalid(what).with_setting("reclaim"));
+        };
+        let (mut isolated, mut owners, mut emptied) =
+            (Vec::with_capacity(most), Vec::new(), Emptied::default());
+        for _ in 0..lru.len().min(most as u64) {
+            let Some((page, class)) = lru.coldest() else { break };
+            emptied.looked_at += 1;
+            isolated.extend(self.isolate(lru, page, class, &mut owners));
+        }
+        evict(&owners);
+        emptied.freed_pages = isolated.iter().map(|isolated| self.end_isolation(lru, isolated)).sum();
+        Ok(emptied)
+    }
+
+    /// Isolates a zspage, unless it is gone, or someone is about to write to it, and tells whose objects are in it.
+    fn isolate(&self, lru: &Lru, page: u32, class: u8, owners: &mut Vec<u32>) -> Option<Isolated> {
         let mut lists = self.lists(class);
         if !lru.contains(page, class) {
             return None;
@@ -61,7 +83,6 @@ impl<D: Design> RawPool<D> {
             return None;
         }
         let (fresh, committed) = self.zspages.with(&mut lists, id, |zspage| (zspage.fresh, zspage.committed));
-        let mut owners = Vec::new();
         if owners.try_reserve(usize::from(fresh)).is_err() {
             return None;
         }
@@ -69,12 +90,12 @@ impl<D: Design> RawPool<D> {
         lists.remove(&self.zspages, id);
         lists.insert(&self.zspages, id, GROUP_ISOLATED);
         lru.remove(page);
-        Some(Isolated { page, class, committed, owners })
+        Some(Isolated { page, class, committed })
     }
 
     /// Puts back what is left of an isolated zspage; answers how many pages are free.
     fn end_isolation(&self, lru: &Lru, isolated: &Isolated) -> u64 {
-        let Isolated { page, class, committed, .. } = *isolated;
+        let Isolated { page, class, committed } = *isolated;
         let mut lists = self.lists(class);
         let Some(id) = self.find_isolated(&mut lists, page) else { return u64::from(committed) };
         lists.remove(&self.zspages, id);

@@ -2,41 +2,48 @@
 //!
 //! All complete requests of one receive are carried out, in order, and answered with one send.
 //! A request lives in the server's slab cache while it is carried out. Nothing else is allocated for
-//! it, with one exception: a read that is longer than the send buffer and must be answered in one
-//! piece (see `Connection::read_whole`).
+//! it, with two exceptions: a read that is longer than the send buffer and must be answered in one
+//! piece (see `Replies::read_whole`), and what would wait for the device and is handed over to other
+//! threads (`handover`), to be answered when it is done.
 //!
-//! Invariant: a connection never waits for the client while it holds unsent replies.
+//! Invariants: a connection never waits for the client while it holds unsent replies; nor for the device,
+//! where others can do that for it. Its own thread alone touches the stream.
 //!
-//! Here requests are received, sorted out and those that change the disk carried out; `read`
-//! answers reads, `status` tells what is allocated, `reply` has the replies without data.
+//! Here requests are received and sorted out, and the payloads of writes stored as they come; `execute`
+//! carries out the others, `read` answers reads, `status` tells what is allocated, `reply` has the
+//! replies without data.
 
+mod execute;
+mod handover;
 mod read;
 mod reply;
 mod status;
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzram::base::units::PAGE_SIZE;
-use uzram::device::OpenDevice;
+use uzram::device::Wait;
 
-use super::buffer::{Buffers, ReceiveBuffer, SendBuffer};
+use super::buffer::{Buffers, ReceiveBuffer};
 use super::handshake::Session;
 use super::meta_context::Contexts;
-use super::proto::{NbdError, command_flags};
+use super::proto::NbdError;
 use super::request::{Command, Headers, Refusal, Request};
+use super::request_cache::InFlight;
 use super::session::Terms;
 use super::{RequestCache, violation};
-use reply::Failure;
+use execute::{Replies, Rest};
+use handover::HandedOver;
 
-/// How much of a zeroing or a trim is done before the next look whether the server is stopping, in
-/// bytes of the disk: 16,384 pages, which take some milliseconds.
-const SLICE_BYTES: u64 = 64 << 20;
+pub(super) use handover::Handover;
+
 /// What a request is told once the server is stopping.
 const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the server is stopping" };
 
-/// Serves requests until the client disconnects. Once `terms.stopping` is set, requests that have arrived
-/// are answered with `NBD_ESHUTDOWN`.
+/// Serves requests until the client disconnects, and those that were handed over are done. Once
+/// `terms.stopping` is set, requests that have arrived are answered with `NBD_ESHUTDOWN`.
 ///
 /// # Errors
 /// The stream's; `InvalidData` when a request makes no sense; `UnexpectedEof` when the client
@@ -48,53 +55,66 @@ pub(super) fn run<S: Read + Write>(
     buffers: &mut Buffers,
 ) -> io::Result<()> {
     let (received, unsent) = buffers.emptied();
+    let Session { device, headers, contexts } = session;
+    let device = Arc::new(device);
     let mut connection = Connection {
-        stream,
         stopping: terms.stopping,
         requests: terms.requests,
-        size_bytes: session.device.size_bytes(),
-        device: session.device,
-        headers: session.headers,
-        contexts: session.contexts,
+        headers,
+        contexts,
         received,
-        unsent,
+        replies: Replies { device: &device, headers, stopping: terms.stopping, unsent, stream },
+        handed_over: HandedOver::new(terms.handover, &device, headers, terms.stopping),
     };
-    match connection.serve() {
-        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-            // The requests before the one that makes no sense were good, and are owed their replies.
-            connection.unsent.flush(connection.stream)?;
-            Err(error)
-        }
-        result => result,
+    let served = connection.serve();
+    match &served {
+        // The requests before one that makes no sense, or breaks off, were good, and are owed their replies.
+        Err(error) if !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {}
+        _ => connection.finish()?,
     }
+    served
 }
 
 struct Connection<'a, S> {
-    stream: &'a mut S,
     stopping: &'a AtomicBool,
     requests: &'a RequestCache,
-    device: OpenDevice,
-    size_bytes: u64,
     headers: Headers,
     /// Those that the client has set, which `BLOCK_STATUS` tells.
     contexts: Contexts,
     received: &'a mut ReceiveBuffer,
-    unsent: &'a mut SendBuffer,
+    replies: Replies<'a, S>,
+    handed_over: HandedOver<'a>,
 }
 
-impl<S: Read + Write> Connection<'_, S> {
+impl<'a, S: Read + Write> Connection<'a, S> {
+    /// Serves requests until the client disconnects or leaves.
     fn serve(&mut self) -> io::Result<()> {
         while let Some(request) = self.next_request()? {
             if request.command == Command::Disc {
-                return self.unsent.flush(self.stream);
+                break;
             }
             // It lives until its reply stands in the send buffer.
             match self.requests.hold(request) {
-                Ok(request) => self.execute(&request, Ok(()))?,
-                Err(refusal) => self.execute(&request, Err(refusal))?,
+                Ok(request) => {
+                    if let Some(rest) = self.execute(&request, Ok(()))? {
+                        self.hand_over(request, rest)?;
+                    }
+                }
+                Err(refusal) => self.execute(&request, Err(refusal)).map(drop)?,
             }
         }
         Ok(())
+    }
+
+    /// Sends all replies, those too that are still to come.
+    fn finish(&mut self) -> io::Result<()> {
+        loop {
+            self.send()?;
+            if self.handed_over.is_empty() {
+                return Ok(());
+            }
+            self.handed_over.wait_for_one()?;
+        }
     }
 
     /// The next request's header, its payload still to be received; `None` at the end of the stream.
@@ -116,97 +136,106 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Sends what is unsent, then waits for more bytes; `false` at the end of the stream.
+    /// Sends all replies that there are.
+    fn send(&mut self) -> io::Result<()> {
+        self.handed_over.collect(self.replies.unsent, self.replies.stream)?;
+        self.replies.flush()
+    }
+
+    /// Sends all replies that there are, then waits for more bytes; `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
-        self.unsent.flush(self.stream)?;
-        Ok(self.received.fill(self.stream)? > 0)
+        loop {
+            self.send()?;
+            match self.received.fill(self.replies.stream) {
+                // A request that was handed over is done.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && !self.handed_over.is_empty() => {}
+                result => return Ok(result? > 0),
+            }
+        }
     }
 
     fn check(&self, request: &Request) -> Result<(), Refusal> {
         if self.stopping.load(Ordering::Relaxed) {
             return Err(STOPPING);
         }
-        request.check(self.size_bytes, self.headers)
+        request.check(self.replies.device.size_bytes(), self.headers)
     }
 
-    /// Carries out a request, unless it was not `admitted`, and answers it.
-    fn execute(&mut self, request: &Request, admitted: Result<(), Refusal>) -> io::Result<()> {
+    /// Carries out a request, unless it was not `admitted`, and answers it; gives back what is left of it
+    /// if that would wait for the device.
+    fn execute(&mut self, request: &Request, admitted: Result<(), Refusal>) -> io::Result<Option<Rest>> {
         if request.payload_bytes > self.headers.max_received_bytes() {
             return Err(violation("a payload that is far too long"));
         }
-        let checked = admitted.and_then(|()| self.check(request)).map_err(Failure::from);
-        let result = match (request.command, checked) {
-            (Command::Write, Ok(())) => self.write(request)?,
-            (_, Err(failure)) => {
+        match admitted.and_then(|()| self.check(request)) {
+            Ok(()) => self.execute_rest(request, Rest::all(request), self.handed_over.wait()),
+            Err(refusal) => {
                 self.discard_payload(request.payload_bytes)?;
-                Err(failure)
+                self.replies.fail(request, &refusal.into()).map(|()| None)
             }
-            (Command::Read, Ok(())) => return self.read(request),
-            (Command::BlockStatus, Ok(())) => return self.block_status(request),
-            (Command::Trim, Ok(())) => self.in_slices(request, OpenDevice::discard),
-            // `FAST_ZERO` asks to fail at once where zeroes are no faster than a write: here they
-            // always are, because a page of zeroes is a change of its slot, and nothing is compressed
-            // or stored.
-            (Command::WriteZeroes, Ok(())) if request.has(command_flags::NO_HOLE) => {
-                self.in_slices(request, OpenDevice::write_zeroes_allocated)
-            }
-            (Command::WriteZeroes, Ok(())) => self.in_slices(request, OpenDevice::write_zeroes),
-            // All contents are in memory: there is nothing to bring nearer.
-            (Command::Cache, Ok(())) => Ok(()),
-            // A write is visible to every connection before it is answered, so a flush has nothing
-            // left to do. `run` ends on `Disc`, and `check` refuses what is unknown.
-            (Command::Flush | Command::Disc | Command::Unknown, Ok(())) => Ok(()),
+        }
+    }
+
+    fn execute_rest(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
+        match request.command {
+            Command::Write => self.write(request, rest, wait),
+            Command::BlockStatus => self.block_status(request).map(|()| None),
+            _ => self.replies.execute(request, rest, wait),
+        }
+    }
+
+    /// Lets another thread wait for the device, and answer the rest of a request, if there is room for
+    /// that.
+    fn hand_over(&mut self, request: InFlight<'a>, rest: Rest) -> io::Result<()> {
+        let Some(mut places) = self.handed_over.places(&request, rest) else {
+            // Others' replies need not wait with this one.
+            self.send()?;
+            return self.execute_rest(&request, rest, Wait::Yes).map(drop);
         };
-        match result {
-            Ok(()) => self.succeed(request),
-            Err(failure) => self.fail(request, &failure),
-        }
+        self.receive_payload(places.payload())?;
+        self.handed_over.start(request, rest, places);
+        Ok(())
     }
 
-    /// Carries out a request without data, which may be as long as the disk, so that a server that
-    /// stops does not wait for its end.
-    fn in_slices(
-        &self,
-        request: &Request,
-        act: impl Fn(&OpenDevice, u64, u64) -> uzram::Result<()>,
-    ) -> Result<(), Failure> {
-        let (mut at, mut left_bytes) = (request.offset, request.len_bytes);
-        loop {
-            // To a page's boundary, so that no page is cut in two.
-            let slice_bytes = left_bytes.min(SLICE_BYTES - at % PAGE_SIZE as u64);
-            act(&self.device, at, slice_bytes)?;
-            at += slice_bytes;
-            left_bytes -= slice_bytes;
-            if left_bytes == 0 {
-                return Ok(());
-            }
-            if self.stopping.load(Ordering::Relaxed) {
-                return Err(STOPPING.into());
-            }
-        }
-    }
-
-    /// Receives a write's payload and stores it.
+    /// Receives the rest of a write's payload, and stores it as far as that need not wait.
     ///
     /// A payload that has not arrived as a whole is stored as it comes, in pieces that end on page
     /// boundaries, so that its length is not bounded by the buffer and no page is written twice.
-    fn write(&mut self, request: &Request) -> io::Result<Result<(), Failure>> {
-        let (mut offset, mut left_bytes) = (request.offset, request.payload_bytes);
+    fn write(&mut self, request: &Request, mut rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         loop {
             let available = self.received.available();
-            let piece_bytes = ready_bytes(offset, left_bytes, available.len());
-            if piece_bytes > 0
-                && let Err(error) = self.device.write(offset, &available[..piece_bytes])
-            {
-                self.discard_payload(left_bytes)?;
-                return Ok(Err(error.into()));
+            let ready_bytes = ready_bytes(rest.at, rest.left_bytes, available.len());
+            let done_bytes = match self.replies.device.write_some(rest.at, &available[..ready_bytes], wait) {
+                Ok(done_bytes) => done_bytes,
+                Err(error) => {
+                    self.discard_payload(rest.left_bytes)?;
+                    return self.replies.fail(request, &error.into()).map(|()| None);
+                }
+            };
+            self.received.consume(done_bytes);
+            rest.advance(done_bytes as u64);
+            if rest.left_bytes == 0 {
+                return self.replies.succeed(request).map(|()| None);
             }
+            if done_bytes < ready_bytes {
+                return Ok(Some(rest));
+            }
+            self.receive_more()?;
+        }
+    }
+
+    /// Receives a payload.
+    fn receive_payload(&mut self, mut payload: &mut [u8]) -> io::Result<()> {
+        loop {
+            let available = self.received.available();
+            let piece_bytes = payload.len().min(available.len());
+            let (piece, rest) = payload.split_at_mut(piece_bytes);
+            piece.copy_from_slice(&available[..piece_bytes]);
             self.received.consume(piece_bytes);
-            offset += piece_bytes as u64;
-            left_bytes -= piece_bytes as u64;
-            if left_bytes == 0 {
-                return Ok(Ok(()));
+            if rest.is_empty() {
+                return Ok(());
             }
+            payload = rest;
             self.receive_more()?;
         }
     }

@@ -3,29 +3,31 @@
 //! Where replies are chunks, what is known to be zeros goes as holes, which carry no data, and the
 //! rest as data, read straight into the send buffer.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 
 use uzram::base::units::PAGE_SIZE;
+use uzram::device::Wait;
 
-use super::Connection;
+use super::execute::{Replies, Rest};
 use crate::nbd::buffer;
 use crate::nbd::proto::{NbdError, chunk, command_flags};
 use crate::nbd::reply::{put_chunk_header, simple_reply};
 use crate::nbd::request::{Headers, Refusal, Request};
 
-impl<S: Read + Write> Connection<'_, S> {
-    /// Answers a read, which has been checked: it has at most `MAX_PAYLOAD_BYTES`.
-    pub(super) fn read(&mut self, request: &Request) -> io::Result<()> {
+impl<W: Write> Replies<'_, W> {
+    /// Answers the rest of a read, which has been checked: it has at most `MAX_PAYLOAD_BYTES`.
+    pub(super) fn read(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
-        if self.headers.has_chunks() && len_bytes == 0 {
+        match (self.headers.has_chunks(), len_bytes) {
             // A chunk with content must have some.
-            self.end(request)
-        } else if self.headers.has_chunks() && !request.has(command_flags::DF) {
-            self.read_chunks(request)
-        } else if len_bytes <= self.fragment_bytes() {
-            self.data(request, request.offset, len_bytes, true).map(drop)
-        } else {
-            self.read_whole(request)
+            (true, 0) => self.end(request).map(|()| None),
+            (false, 0) => self.succeed(request).map(|()| None),
+            (true, _) if !request.has(command_flags::DF) => self.read_chunks(request, rest, wait),
+            _ if len_bytes <= self.fragment_bytes() => {
+                let waits = self.data(request, rest.at, len_bytes, true, wait)? == Some(0);
+                Ok(waits.then_some(rest))
+            }
+            _ => self.read_whole(request, rest, wait),
         }
     }
 
@@ -35,27 +37,25 @@ impl<S: Read + Write> Connection<'_, S> {
     }
 
     /// Answers chunk by chunk, holes and data in turn.
-    fn read_chunks(&mut self, request: &Request) -> io::Result<()> {
-        let (mut at, mut left_bytes) = (request.offset, request.len_bytes);
-        while left_bytes > 0 {
-            let zero_bytes = match self.device.zero_bytes(at, left_bytes) {
+    fn read_chunks(&mut self, request: &Request, mut rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
+        while rest.left_bytes > 0 {
+            let zero_bytes = match self.device.zero_bytes(rest.at, rest.left_bytes) {
                 Ok(zero_bytes) => zero_bytes,
-                Err(error) => return self.fail(request, &error.into()),
+                Err(error) => return self.fail(request, &error.into()).map(|()| None),
             };
-            let done_bytes = if zero_bytes > 0 {
-                self.hole(request, at, zero_bytes)?;
-                zero_bytes
-            } else {
-                let most_bytes = left_bytes.min(self.fragment_bytes() as u64) as usize;
-                match self.data(request, at, most_bytes, false)? {
-                    Some(data_bytes) => data_bytes as u64,
-                    None => return Ok(()),
-                }
-            };
-            at += done_bytes;
-            left_bytes -= done_bytes;
+            if zero_bytes > 0 {
+                self.hole(request, rest.at, zero_bytes)?;
+                rest.advance(zero_bytes);
+                continue;
+            }
+            let most_bytes = rest.left_bytes.min(self.fragment_bytes() as u64) as usize;
+            match self.data(request, rest.at, most_bytes, false, wait)? {
+                Some(0) => return Ok(Some(rest)),
+                Some(data_bytes) => rest.advance(data_bytes as u64),
+                None => return Ok(None),
+            }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Answers that `len_bytes` from `offset` on are zeros.
@@ -67,24 +67,30 @@ impl<S: Read + Write> Connection<'_, S> {
     }
 
     /// Answers with data, read into the send buffer behind its header: all of `len_bytes`, which fit
-    /// the buffer, or as far as it is worth, when it need not be `whole`. Returns how much, or `None`
-    /// when the device failed and the reply ended with its error.
+    /// the buffer, or as far as it is worth, when it need not be `whole`. Returns how much: 0 when that
+    /// would wait, and nothing is answered; `None` when the device failed and the reply ended with its
+    /// error.
     fn data(
         &mut self,
         request: &Request,
         offset: u64,
         len_bytes: usize,
         whole: bool,
+        wait: Wait,
     ) -> io::Result<Option<usize>> {
         let header_bytes = self.headers.data_header_bytes();
         let room = self.unsent.room(self.stream, header_bytes + len_bytes)?;
         let (header, data) = room.split_at_mut(header_bytes);
         let read = if whole {
-            self.device.read(offset, data).map(|()| len_bytes)
+            self.device.read_some(offset, data, wait)
         } else {
-            self.device.read_until_zeros(offset, data)
+            self.device.read_until_zeros(offset, data, wait)
         };
         match read {
+            Ok(data_bytes) if data_bytes == 0 || (whole && data_bytes < len_bytes) => {
+                self.unsent.retract(header_bytes + len_bytes);
+                Ok(Some(0))
+            }
             Ok(data_bytes) => {
                 put_data_header(header, self.headers, request, offset, data_bytes);
                 self.unsent.retract(len_bytes - data_bytes);
@@ -103,19 +109,20 @@ impl<S: Read + Write> Connection<'_, S> {
     /// be told. So the data is read as a whole, into memory that lives as long as this reply: at
     /// most `MAX_PAYLOAD_BYTES`. Clients that matter for speed negotiate structured replies, or
     /// split their reads.
-    fn read_whole(&mut self, request: &Request) -> io::Result<()> {
+    fn read_whole(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
-        let Ok(mut data) = buffer::long_reply(len_bytes) else {
+        let Ok(mut data) = buffer::allocate(len_bytes) else {
             let message = "no memory for a reply this long";
-            return self.fail(request, &Refusal { error: NbdError::NoMem, message }.into());
+            return self.fail(request, &Refusal { error: NbdError::NoMem, message }.into()).map(|()| None);
         };
-        if let Err(error) = self.device.read(request.offset, &mut data) {
-            return self.fail(request, &error.into());
+        match self.device.read_some(request.offset, &mut data, wait) {
+            Ok(data_bytes) if data_bytes < len_bytes => return Ok(Some(rest)),
+            Ok(_) => {}
+            Err(error) => return self.fail(request, &error.into()).map(|()| None),
         }
         let header = self.unsent.room(self.stream, self.headers.data_header_bytes())?;
         put_data_header(header, self.headers, request, request.offset, len_bytes);
-        self.unsent.flush(self.stream)?;
-        self.stream.write_all(&data)
+        self.unsent.put(self.stream, &data).map(|()| None)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Replies without data: success, and errors with their words.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 
-use super::Connection;
+use super::execute::Replies;
 use crate::nbd::proto::{NbdError, chunk};
 use crate::nbd::reply::{put_chunk_header, simple_reply};
 use crate::nbd::request::{Headers, Refusal, Request};
@@ -52,7 +52,7 @@ impl Failure {
     }
 }
 
-impl<S: Read + Write> Connection<'_, S> {
+impl<W: Write> Replies<'_, W> {
     /// Answers a request that is done and has no data to give. With structured replies a simple one
     /// is allowed here, and the shortest.
     pub(super) fn succeed(&mut self, request: &Request) -> io::Result<()> {

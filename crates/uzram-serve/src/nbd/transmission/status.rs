@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use uzram::device::OpenDevice;
 
 use super::Connection;
+use super::execute::Replies;
 use super::reply::Failure;
 use crate::nbd::meta_context::{Context, Contexts};
 use crate::nbd::proto::{Bytes, chunk, command_flags};
@@ -46,11 +47,11 @@ impl<S: Read + Write> Connection<'_, S> {
     /// Answers a request whose flags have been checked, and its range unless it has a payload.
     pub(super) fn block_status(&mut self, request: &Request) -> io::Result<()> {
         if !request.has(command_flags::PAYLOAD_LEN) {
-            return self.tell(request, request.len_bytes, self.contexts);
+            return self.replies.tell(request, request.len_bytes, self.contexts);
         }
         match self.status_payload(request)? {
-            Ok((len_bytes, contexts)) => self.tell(request, len_bytes, contexts),
-            Err(refusal) => self.fail(request, &refusal.into()),
+            Ok((len_bytes, contexts)) => self.replies.tell(request, len_bytes, contexts),
+            Err(refusal) => self.replies.fail(request, &refusal.into()),
         }
     }
 
@@ -74,9 +75,11 @@ impl<S: Read + Write> Connection<'_, S> {
             return Ok(Err(Refusal::invalid(message)));
         };
         let effective = Request { len_bytes, ..*request };
-        Ok(effective.check_range(self.size_bytes).map(|()| (len_bytes, contexts)))
+        Ok(effective.check_range(self.replies.device.size_bytes()).map(|()| (len_bytes, contexts)))
     }
+}
 
+impl<W: Write> Replies<'_, W> {
     /// Sends a chunk for each of `contexts`.
     fn tell(&mut self, request: &Request, len_bytes: u64, contexts: Contexts) -> io::Result<()> {
         if contexts.is_empty() {
@@ -110,7 +113,7 @@ impl<S: Read + Write> Connection<'_, S> {
         };
         let room = self.unsent.room(self.stream, header_bytes + most_bytes)?;
         let (header, descriptors) = room.split_at_mut(header_bytes);
-        match put_descriptors(&self.device, headers, context, request.offset, len_bytes, descriptors) {
+        match put_descriptors(self.device, headers, context, request.offset, len_bytes, descriptors) {
             Ok(count) => {
                 let (header, prefix) = header.split_at_mut(headers.reply_bytes());
                 let filled_bytes = count * headers.descriptor_bytes();

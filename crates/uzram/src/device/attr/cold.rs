@@ -29,14 +29,15 @@ pub(super) fn block_state(device: &Device) -> String {
     let Ok(store) = device.initialised() else { return String::new() };
     let (mut text, mut lines) = (String::new(), 0);
     store.block_states(0..store.pages(), |page, used_s, state| {
-        let BlockState { same, huge, idle, recompressed, incompressible } = state;
+        let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
         let flag = |is_set: bool, letter: char| if is_set { letter } else { '.' };
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{page:12} {used_s:12}.{:06} {}.{}{}{}{}",
+            "{page:12} {used_s:12}.{:06} {}{}{}{}{}{}",
             0,
             flag(same, 's'),
+            flag(backed, 'w'),
             flag(huge, 'h'),
             flag(idle, 'i'),
             flag(recompressed, 'r'),
@@ -58,9 +59,9 @@ pub(super) fn recompress(device: &Device, value: &str) -> Result<()> {
         match name {
             "type" => {
                 what.candidates = match value {
-                    "idle" => Candidates { idle: true, huge: false },
-                    "huge" => Candidates { idle: false, huge: true },
-                    "huge_idle" => Candidates { idle: true, huge: true },
+                    "idle" => Candidates { idle: true, ..Candidates::default() },
+                    "huge" => Candidates { huge: true, ..Candidates::default() },
+                    "huge_idle" => Candidates { idle: true, huge: true, ..Candidates::default() },
                     _ => return Err(Error::invalid(format!("type={value}: write idle, huge or huge_idle"))),
                 }
             }

@@ -1,0 +1,255 @@
+//! The backing device: which it is, what is written to it on request, and how much may be.
+
+use std::ops::Range;
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Arc;
+use crate::base::units::bytes_to_pages;
+use crate::store::{BackingStats, Candidates, MAX_WRITEBACK_BATCH, Store, Writeback, WritebackLimit};
+
+use super::super::{Device, NamedBacking, State};
+use super::{before_initialisation, lines, number_within, set_parsed, switch, words};
+
+pub(super) fn backing_dev(device: &Device) -> String {
+    device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned())
+}
+
+pub(super) fn set_backing_dev(device: &Device, value: &str) -> Result<()> {
+    // Before a file is made for nothing. Without the lock it is opened, and space is reserved for it.
+    device.state.lock().uninitialised("backing_dev")?;
+    let backing = match value {
+        "none" => None,
+        path => Some(NamedBacking::open(path)?),
+    };
+    device.set_backing(backing)
+}
+
+/// The kernel's words, but that what it ignores is refused, and that there are `all` pages.
+pub(super) fn writeback(device: &Device, value: &str) -> Result<()> {
+    let store = device.initialised()?;
+    let mut done = Ok(());
+    // As after an error of a single page, the others' turn comes.
+    for pages in parse_writeback(value, store.pages())? {
+        if let Err(error) = store.write_back(&pages) {
+            done = Err(error);
+        }
+    }
+    done
+}
+
+/// What to write of a disk of so many pages: all pages of a kind, or ranges of pages.
+fn parse_writeback(value: &str, disk_pages: u64) -> Result<Vec<Writeback>> {
+    let refused = |what: String| Err(Error::invalid(what).with_setting("writeback"));
+    let (mut kind, mut ranges) = (None, Vec::new());
+    for (name, value) in words(value) {
+        match name {
+            "page_index" => ranges.push(parse_pages(value, value, disk_pages)?),
+            "page_indexes" => match value.split_once('-') {
+                Some((first, last)) => ranges.push(parse_pages(first, last, disk_pages)?),
+                None => {
+                    return refused(format!("page_indexes={value}: write the first and last, as in 0-99"));
+                }
+            },
+            _ if kind.is_some() => return refused(format!("'{name}' is one type too many")),
+            "type" => kind = Some(parse_candidates(value)?),
+            _ if value.is_empty() => kind = Some(parse_candidates(name)?),
+            _ => return refused(format!("'{name}' is not type, page_index or page_indexes")),
+        }
+    }
+    match kind {
+        Some(_) if !ranges.is_empty() => {
+            refused("write a type of pages, or which pages, and not both".into())
+        }
+        Some(candidates) => Ok(vec![Writeback { candidates, pages: None }]),
+        None if ranges.is_empty() => refused("write a type of pages, as in type=idle".into()),
+        None => {
+            let of = |pages| Writeback { candidates: Candidates::default(), pages: Some(pages) };
+            Ok(ranges.into_iter().map(of).collect())
+        }
+    }
+}
+
+fn parse_candidates(name: &str) -> Result<Candidates> {
+    let all = Candidates::default();
+    match name {
+        "idle" => Ok(Candidates { idle: true, ..all }),
+        "huge" => Ok(Candidates { huge: true, ..all }),
+        "huge_idle" => Ok(Candidates { idle: true, huge: true, ..all }),
+        "incompressible" => Ok(Candidates { incompressible: true, ..all }),
+        "all" => Ok(all),
+        _ => {
+            let what = format!("'{name}' is no type: write idle, huge, huge_idle, incompressible or all");
+            Err(Error::invalid(what).with_setting("writeback"))
+        }
+    }
+}
+
+/// The pages from the `first` to the `last`, both included.
+fn parse_pages(first: &str, last: &str, disk_pages: u64) -> Result<Range<u64>> {
+    let parse = |text: &str| {
+        let bad = |_| Error::invalid(format!("'{text}' is no number of a page")).with_setting("writeback");
+        text.parse::<u64>().map_err(bad)
+    };
+    let (first, last) = (parse(first)?, parse(last)?);
+    if first > last {
+        let what = format!("{first}-{last}: the first page comes after the last");
+        return Err(Error::invalid(what).with_setting("writeback"));
+    }
+    if last >= disk_pages {
+        let what = format!("page {last} is beyond the end: the disk has {disk_pages} pages");
+        return Err(Error::new(ErrorKind::OutOfRange, what).with_setting("writeback"));
+    }
+    Ok(first..last + 1)
+}
+
+impl State {
+    /// The store, if it has a backing device.
+    fn backed_store(&self) -> Option<&Arc<Store>> {
+        self.params.backing.as_ref().and(self.store.as_ref())
+    }
+
+    fn writeback_limit(&self) -> WritebackLimit {
+        self.backed_store().map_or(self.params.writeback_limit, |store| store.writeback_limit())
+    }
+
+    fn change_writeback_limit(&mut self, change: impl Fn(&mut WritebackLimit)) {
+        if let Some(store) = self.backed_store() {
+            store.change_writeback_limit(&change);
+        }
+        change(&mut self.params.writeback_limit);
+    }
+}
+
+pub(super) fn writeback_limit(device: &Device) -> WritebackLimit {
+    device.state.lock().writeback_limit()
+}
+
+pub(super) fn set_writeback_limit(device: &Device, value: &str) -> Result<()> {
+    let left = number_within("writeback_limit", value, 0..=u64::MAX)?;
+    device.state.lock().change_writeback_limit(|limit| limit.left = left);
+    Ok(())
+}
+
+pub(super) fn set_writeback_limit_enable(device: &Device, value: &str) -> Result<()> {
+    let enabled = switch("writeback_limit_enable", value)?;
+    device.state.lock().change_writeback_limit(|limit| limit.enabled = enabled);
+    Ok(())
+}
+
+pub(super) fn set_writeback_batch_size(device: &Device, value: &str) -> Result<()> {
+    let writes = number_within("writeback_batch_size", value, 1..=MAX_WRITEBACK_BATCH)?;
+    let mut state = device.state.lock();
+    if let Some(store) = state.backed_store() {
+        store.set_writeback_batch(writes);
+    }
+    state.params.writeback_batch = writes;
+    Ok(())
+}
+
+pub(super) fn set_compressed_writeback(device: &Device, value: &str) -> Result<()> {
+    let on = switch("compressed_writeback", value)?;
+    before_initialisation(device, "compressed_writeback", on, |params, on| params.compressed_writeback = on)
+}
+
+pub(super) fn set_writeback_layout(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "writeback_layout", value, |params, layout| params.writeback_layout = layout)
+}
+
+pub(super) fn bd_stat(device: &Device) -> String {
+    let stats = device.backing_stats();
+    let [count, reads, writes] =
+        [stats.held_bytes, stats.read_bytes, stats.written_bytes].map(bytes_to_pages);
+    format!("{count:8} {reads:8} {writes:8}")
+}
+
+pub(super) fn backing(device: &Device) -> String {
+    let BackingStats {
+        pages,
+        held_bytes,
+        extent_bytes,
+        len_bytes,
+        read_bytes,
+        reads,
+        written_bytes,
+        cleaned_bytes,
+        pages_written_back,
+        object_bytes,
+        pages_returned,
+        pages_kept,
+        failed_writes,
+        failed_reads,
+        corrupted,
+    } = device.backing_stats();
+    lines(&[
+        ("len_bytes", len_bytes),
+        ("extent_bytes", extent_bytes),
+        ("held_bytes", held_bytes),
+        ("pages", pages),
+        ("pages_written_back", pages_written_back),
+        ("object_bytes", object_bytes),
+        ("pages_returned", pages_returned),
+        ("pages_kept", pages_kept),
+        ("reads", reads),
+        ("read_bytes", read_bytes),
+        ("written_bytes", written_bytes),
+        ("cleaned_bytes", cleaned_bytes),
+        ("failed_reads", failed_reads),
+        ("failed_writes", failed_writes),
+        ("corrupted", corrupted),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_to_write_are_named_as_the_kernel_names_them() {
+        let kinds = [
+            ("idle", true, false, false),
+            ("huge", false, true, false),
+            ("huge_idle", true, true, false),
+            ("incompressible", false, false, true),
+            ("all", false, false, false),
+        ];
+        for (name, idle, huge, incompressible) in kinds {
+            let candidates = Candidates { idle, huge, incompressible };
+            for value in [name, &format!("type={name}")] {
+                assert_eq!(parse_writeback(value, 8), Ok(vec![Writeback { candidates, pages: None }]));
+            }
+        }
+        let ranges = |value: &str| {
+            let all = parse_writeback(value, 8).expect(value);
+            assert!(all.iter().all(|one| one.candidates == Candidates::default()));
+            all.into_iter().map(|one| one.pages.expect(value)).collect::<Vec<_>>()
+        };
+        assert_eq!(ranges("page_index=7 page_index=0"), [7..8, 0..1]);
+        assert_eq!(ranges("page_indexes=0-7 page_index=3  page_indexes=2-2"), [0..8, 3..4, 2..3]);
+    }
+
+    #[test]
+    fn what_is_not_to_be_written_is_refused_with_words() {
+        for (value, hint) in [
+            ("", "write a type"),
+            ("warm", "'warm' is no type"),
+            ("type=", "'' is no type"),
+            ("type=idle huge", "one type too many"),
+            ("idle page_index=1", "and not both"),
+            ("page_index=1 type=idle", "and not both"),
+            ("page=1", "'page' is not"),
+            ("page_index=", "'' is no number"),
+            ("page_index=-1", "'-1' is no number"),
+            ("page_indexes=3", "as in 0-99"),
+            ("page_indexes=3-", "'' is no number"),
+            ("page_indexes=3-1", "comes after the last"),
+            ("page_index=18446744073709551616", "is no number"),
+        ] {
+            let error = parse_writeback(value, 8).unwrap_err();
+            assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("writeback")), "{value}");
+            assert!(error.to_string().contains(hint), "{value}: {error}");
+        }
+        for value in ["page_index=8", "page_indexes=0-8", "page_index=18446744073709551615"] {
+            assert_eq!(parse_writeback(value, 8).unwrap_err().kind(), ErrorKind::OutOfRange, "{value}");
+        }
+    }
+}

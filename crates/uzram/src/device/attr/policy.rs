@@ -1,0 +1,84 @@
+//! What leaves memory without anyone asking: when, how much of it, in what order, and what was decided.
+
+use crate::base::error::{Error, Result};
+use crate::base::units::{parse_duration_s, parse_size};
+use crate::store::Policy;
+
+use super::super::Device;
+use super::{lines, number_within, set_parsed};
+
+/// Changes the policy, of the store too if there is one, or leaves it as it was.
+fn change(device: &Device, change: impl FnOnce(&mut Policy) -> Result<()>) -> Result<()> {
+    let mut state = device.state.lock();
+    let mut policy = state.params.policy;
+    change(&mut policy)?;
+    if let Some(store) = &state.store {
+        store.set_policy(policy);
+    }
+    state.params.policy = policy;
+    Ok(())
+}
+
+/// The lower watermark goes down with it, so that both can be set in either order from the defaults.
+pub(super) fn set_policy_high(device: &Device, value: &str) -> Result<()> {
+    let percent = number_within("policy_high", value, 1..=100)?;
+    change(device, |policy| {
+        policy.high_percent = percent;
+        policy.low_percent = policy.low_percent.min(percent);
+        Ok(())
+    })
+}
+
+pub(super) fn set_policy_low(device: &Device, value: &str) -> Result<()> {
+    let percent = number_within("policy_low", value, 0..=100)?;
+    change(device, |policy| {
+        if percent > policy.high_percent {
+            let high = policy.high_percent;
+            let what = format!("policy_low={percent} would be above policy_high, which is {high}");
+            return Err(Error::invalid(what).with_setting("policy_high"));
+        }
+        policy.low_percent = percent;
+        Ok(())
+    })
+}
+
+/// Seconds, of which a page's slot can tell as many.
+fn parse_age_s(name: &'static str, value: &str) -> Result<u32> {
+    let bad = |why: &str| Error::invalid(why.to_owned()).with_setting(name);
+    let seconds = parse_duration_s(value).map_err(|error| bad(&error.to_string()))?;
+    u32::try_from(seconds).map_err(|_| bad(&format!("{value} is more than {} seconds", u32::MAX)))
+}
+
+pub(super) fn set_recompress_after(device: &Device, value: &str) -> Result<()> {
+    let after_s = parse_age_s("recompress_after", value)?;
+    change(device, |policy| {
+        policy.recompress_after_s = after_s;
+        Ok(())
+    })
+}
+
+pub(super) fn set_writeback_after(device: &Device, value: &str) -> Result<()> {
+    let after_s = parse_age_s("writeback_after", value)?;
+    change(device, |policy| {
+        policy.writeback_after_s = after_s;
+        Ok(())
+    })
+}
+
+pub(super) fn set_writeback_budget(device: &Device, value: &str) -> Result<()> {
+    let bytes = parse_size(value.strip_suffix("/day").unwrap_or(value))?;
+    change(device, |policy| {
+        policy.writeback_budget_bytes = bytes;
+        Ok(())
+    })
+}
+
+pub(super) fn set_reclaim(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "reclaim", value, |params, reclaim| params.policy.reclaim = reclaim)
+}
+
+pub(super) fn policy(device: &Device) -> String {
+    // Without the lock: it may take a while to count.
+    let store = device.state.lock().store.clone();
+    store.map_or_else(String::new, |store| lines(&store.policy_stats()))
+}

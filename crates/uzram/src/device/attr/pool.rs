@@ -1,0 +1,122 @@
+//! The pool, its compaction, and the lists of pages by their use: how they are built, and what they hold.
+
+use crate::base::error::{Error, Result};
+use crate::base::units::parse_size;
+use crate::lru::MAX_PAGEVEC_PAGES;
+use crate::store::MAX_BATCH_PAGES;
+use crate::zsmalloc::CHAIN_SIZES;
+
+use super::super::Device;
+use super::{before_initialisation, lines, number_within, set_parsed};
+
+/// Less would move less than an object at a time.
+const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
+
+/// In the columns of the kernel's `/sys/kernel/debug/zsmalloc/POOL/classes`.
+pub(super) fn classes(device: &Device) -> String {
+    let mut text = String::from(" class  size");
+    let percent = ["10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "99%", "100%"];
+    let counts = ["obj_allocated", "obj_used", "pages_used", "pages_per_zspage", "freeable"];
+    percent.iter().for_each(|column| text += &format!(" {column:>7}"));
+    counts.iter().for_each(|column| text += &format!(" {column:>16}"));
+    let mut total = [0u64; 15];
+    for (index, stat) in device.class_stats().iter().enumerate() {
+        let zspages = stat.zspages[1..].iter().map(|count| u64::from(*count));
+        let shape = stat.class;
+        let counts = [stat.obj_allocated, stat.obj_used, stat.pages_used];
+        let row: Vec<u64> = zspages.chain(counts).chain([stat.freeable_pages()]).collect();
+        row.iter().zip(&mut total).for_each(|(count, sum)| *sum += count);
+        text += &format!("\n{index:6} {:5}", shape.size_bytes);
+        row[..11].iter().for_each(|count| text += &format!(" {count:7}"));
+        let [allocated, used, pages, freeable] = [row[11], row[12], row[13], row[14]];
+        text += &format!(" {allocated:16} {used:16} {pages:16} {:16} {freeable:16}", shape.pages_per_zspage);
+    }
+    text += "\n Total      ";
+    total[..11].iter().for_each(|count| text += &format!(" {count:7}"));
+    text += &format!(" {:16} {:16} {:16} {:16} {:16}", total[11], total[12], total[13], "", total[14]);
+    text
+}
+
+pub(super) fn set_chain_size(device: &Device, value: &str) -> Result<()> {
+    let pages = number_within("chain_size", value, CHAIN_SIZES)?;
+    before_initialisation(device, "chain_size", pages, |params, pages| params.chain_size = pages)
+}
+
+pub(super) fn compact(device: &Device, _: &str) -> Result<()> {
+    device.initialised()?.compact();
+    Ok(())
+}
+
+pub(super) fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {
+    let percent = number_within("compact_threshold", value, 0..=100)?;
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.set_compact_threshold_percent(percent);
+    }
+    state.params.compact_threshold_percent = percent;
+    Ok(())
+}
+
+pub(super) fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
+    let bytes = parse_size(value)?;
+    if bytes < LEAST_COMPACT_RATE_BYTES {
+        let what = format!("'{value}' is no compact_rate: write 1M or more, or compact_threshold=0");
+        return Err(Error::invalid(what));
+    }
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.set_compact_rate_bytes(bytes);
+    }
+    state.params.compact_rate_bytes = bytes;
+    Ok(())
+}
+
+pub(super) fn set_pool_design(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "pool_design", value, |params, design| params.pool_design = design)
+}
+
+pub(super) fn set_lru_design(device: &Device, value: &str) -> Result<()> {
+    set_parsed(device, "lru_design", value, |params, design| params.lru_design = design)
+}
+
+pub(super) fn set_lru_pagevec(device: &Device, value: &str) -> Result<()> {
+    let pages = number_within("lru_pagevec", value, 1..=MAX_PAGEVEC_PAGES)?;
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.set_lru_pagevec_pages(pages)?;
+    }
+    state.params.lru_pagevec_pages = pages;
+    Ok(())
+}
+
+/// What the lists of pages by their use have and did.
+pub(super) fn lru(device: &Device) -> String {
+    let stats = device.lru_stats();
+    lines(&[
+        ("inactive", stats.inactive),
+        ("active", stats.active),
+        ("added", stats.added),
+        ("refaulted", stats.refaulted),
+        ("activated", stats.activated),
+        ("demoted", stats.demoted),
+        ("removed", stats.removed),
+        ("scanned", stats.scanned),
+        ("isolated", stats.isolated),
+        ("put_back", stats.put_back),
+        ("evicted", stats.evicted),
+        ("lru_lock", stats.lru_locks),
+        ("lru_lock_contended", stats.lru_locks_contended),
+        ("batch_locks", stats.batch_locks),
+        ("batch_locks_contended", stats.batch_locks_contended),
+    ])
+}
+
+pub(super) fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {
+    let pages = number_within("run_cache_batch", value, 0..=MAX_BATCH_PAGES)?;
+    let mut state = device.state.lock();
+    if let Some(store) = &state.store {
+        store.set_run_cache_batch_pages(pages)?;
+    }
+    state.params.run_cache_batch_pages = pages;
+    Ok(())
+}

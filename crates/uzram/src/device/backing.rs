@@ -1,0 +1,96 @@
+//! What a device's cold pages go to: a [`Backing`], with its name for users.
+
+use std::fmt;
+
+use crate::backing::{Backing, Engine, FileBacking, FileOptions};
+use crate::base::error::{Error, Result};
+use crate::base::sync::Arc;
+use crate::base::units::{format_size, parse_size};
+
+/// A backing and how users know it.
+#[derive(Clone)]
+pub struct NamedBacking {
+    name: String,
+    how: String,
+    backing: Arc<dyn Backing>,
+}
+
+impl NamedBacking {
+    /// Any backing. The attribute `backing_dev` shows `name`; `how` it is used, people are told.
+    pub fn new(name: impl Into<String>, how: impl Into<String>, backing: Arc<dyn Backing>) -> Self {
+        NamedBacking { name: name.into(), how: how.into(), backing }
+    }
+
+    /// A file or block device as `PATH` or `PATH:SIZE`: what follows the last colon is a size if it reads as one,
+    /// else part of the path. With a size, a file that does not exist is made.
+    ///
+    /// # Errors
+    /// `Invalid` unless the path begins at the root; what [`FileBacking::open`] answers.
+    pub fn open(text: &str) -> Result<Self> {
+        let (path, size_bytes) = split(text);
+        // Whoever writes it may work in another directory than whoever opens it.
+        if !path.starts_with('/') || path.contains(char::is_control) {
+            let what =
+                format!("'{path}' is no backing device: write the whole path, beginning with '/', or none");
+            return Err(Error::invalid(what).with_setting("backing_dev"));
+        }
+        let file = FileBacking::open(&FileOptions { size_bytes, ..FileOptions::new(path) })?;
+        Ok(NamedBacking::new(path, how(&file), Arc::new(file)))
+    }
+
+    /// Its name: a file's path.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The bytes.
+    pub fn backing(&self) -> &Arc<dyn Backing> {
+        &self.backing
+    }
+}
+
+impl fmt::Display for NamedBacking {
+    /// Its name, its size, and how it is used.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}, {}", self.name, format_size(self.backing.len_bytes()), self.how)
+    }
+}
+
+/// A path, and its size if it has one.
+fn split(text: &str) -> (&str, Option<u64>) {
+    let sized = text.rsplit_once(':').and_then(|(path, size)| Some((path, parse_size(size).ok()?)));
+    sized.map_or((text, None), |(path, size_bytes)| (path, Some(size_bytes)))
+}
+
+fn how(file: &FileBacking) -> String {
+    let engine = match (file.engine(), file.fallback()) {
+        (Engine::Uring, _) => "io_uring".to_owned(),
+        (_, Some(refusal)) => format!("threads ({refusal})"),
+        (_, None) => "threads".to_owned(),
+    };
+    let direct = if file.is_direct() { "direct" } else { "through the page cache" };
+    let space = if file.is_reserved() { "" } else { ", space not reserved" };
+    format!("{engine}, {direct}{space}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_the_last_colon_may_be_a_size() {
+        for (text, path, size_bytes) in [
+            ("/b.img", "/b.img", None),
+            ("/b.img:2G", "/b.img", Some(2 << 30)),
+            ("/b.img:0", "/b.img", Some(0)),
+            ("/dev/disk/by-path/pci-0000:00:1f.2", "/dev/disk/by-path/pci-0000:00:1f.2", None),
+            ("/dev/disk/by-path/pci-0000:00:4096", "/dev/disk/by-path/pci-0000:00", Some(4096)),
+            ("/b.img:", "/b.img:", None),
+            ("/b.img:-1", "/b.img:-1", None),
+            ("/b:1G:1M", "/b:1G", Some(1 << 20)),
+            ("", "", None),
+        ] {
+            assert_eq!(split(text), (path, size_bytes), "{text}");
+        }
+    }
+}

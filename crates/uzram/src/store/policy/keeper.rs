@@ -1,0 +1,199 @@
+//! The marks of a store's policy, and who waits for its thread: it is woken above the high mark, and writers wait for
+//! it at the limit.
+//!
+//! Lock: `policy`, a leaf.
+
+use std::time::{Duration, Instant};
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::Arena;
+use crate::base::sync::{Condvar, Counter, Mutex, classes};
+use crate::store::Store;
+use crate::zsmalloc::AnyPool;
+
+use super::{Policy, needed_pages, used_pages};
+
+/// How long a writer waits at the limit, at most, before it fails.
+const MOST_WAIT: Duration = Duration::from_secs(20);
+
+/// What the policy is now, who waits for it, and what it did.
+pub(in crate::store) struct Keeper {
+    pub(super) settings: Mutex<Policy>,
+    /// Pages of the pool from which on the thread is woken; `u64::MAX` for never.
+    pub(super) high_pages: Counter,
+    pub(super) low_pages: Counter,
+    /// Not 0 while the thread is at work, or about to be.
+    pub(super) is_awake: Counter,
+    pub(super) state: Mutex<State>,
+    /// Writers wait for it at the limit.
+    pub(super) freed: Condvar,
+    pub(super) decisions: Decisions,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) thread: Option<std::thread::Thread>,
+    pub(super) ends: bool,
+    pub(super) waiting: u64,
+    /// Times that the thread has freed something, or has found that it can not.
+    rounds: u64,
+    /// Nothing could leave, the last time; until then it is not tried again.
+    stuck_until: Option<Instant>,
+}
+
+/// What was decided, and how often.
+#[derive(Debug, Default)]
+pub(super) struct Decisions {
+    pub(super) wakeups: Counter,
+    pub(super) looked_at: Counter,
+    pub(super) recompressed: Counter,
+    pub(super) not_smaller: Counter,
+    pub(super) written_back: Counter,
+    pub(super) kept: Counter,
+    pub(super) busy: Counter,
+    pub(super) packed_pages: Counter,
+    pub(super) looks: Counter,
+    pub(super) old_recompressed: Counter,
+    pub(super) old_written_back: Counter,
+    pub(super) writers_waited: Counter,
+    pub(super) writers_waited_ms: Counter,
+    pub(super) writers_refused: Counter,
+    pub(super) stuck: Counter,
+    pub(super) failures: Counter,
+}
+
+impl Keeper {
+    pub(in crate::store) fn new(policy: Policy, limit_pages: u64, can_relieve: bool) -> Self {
+        let keeper = Keeper {
+            settings: Mutex::new(&classes::POLICY, policy),
+            high_pages: Counter::new(u64::MAX),
+            low_pages: Counter::new(u64::MAX),
+            is_awake: Counter::new(0),
+            state: Mutex::new(&classes::POLICY, State::default()),
+            freed: Condvar::new(),
+            decisions: Decisions::default(),
+        };
+        keeper.set_marks(limit_pages, can_relieve);
+        keeper
+    }
+
+    /// Computes the marks anew.
+    pub(in crate::store) fn set_marks(&self, limit_pages: u64, can_relieve: bool) {
+        let policy = *self.settings.lock();
+        let mark = |percent: u64| match limit_pages {
+            0 => u64::MAX,
+            pages => (u128::from(pages) * u128::from(percent) / 100) as u64,
+        };
+        self.low_pages.set(mark(policy.low_percent));
+        self.high_pages.set(if can_relieve { mark(policy.high_percent) } else { u64::MAX });
+    }
+
+    /// Whether there is room for pages that come back.
+    pub(in crate::store) fn has_room(&self, arena: &Arena, pool: &AnyPool) -> bool {
+        needed_pages(arena, pool) < self.low_pages.get()
+    }
+
+    /// Wakes the thread if there is something to do. The pool may just have grown.
+    #[inline]
+    pub(in crate::store) fn look(&self, arena: &Arena) {
+        if used_pages(arena) > self.high_pages.get() && self.is_awake.get() == 0 {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    pub(super) fn wake(&self) {
+        self.is_awake.set(1);
+        let thread = self.state.lock().thread.clone();
+        thread.iter().for_each(std::thread::Thread::unpark);
+    }
+
+    /// Waits until something was freed; answers whether it was.
+    pub(super) fn wait(&self, until: Instant) -> bool {
+        let began = Instant::now();
+        let mut state = self.state.lock();
+        let Some(thread) = state.thread.clone().filter(|_| !state.ends) else { return false };
+        if state.stuck_until.is_some_and(|until| began < until) {
+            return false;
+        }
+        self.is_awake.set(1);
+        thread.unpark();
+        let seen = state.rounds;
+        state.waiting += 1;
+        let mut now = began;
+        while state.rounds == seen && !state.ends && now < until {
+            state = state.wait_for(&self.freed, until - now);
+            now = Instant::now();
+        }
+        state.waiting -= 1;
+        let was_freed = state.rounds != seen && state.stuck_until.is_none();
+        drop(state);
+        self.decisions.writers_waited.add(1);
+        self.decisions.writers_waited_ms.add((now - began).as_millis() as u64);
+        was_freed
+    }
+
+    /// Tells the writers that wait that something was freed, or that nothing can be, until then.
+    pub(in crate::store) fn tell(&self, stuck_until: Option<Instant>) {
+        let mut state = self.state.lock();
+        state.rounds += 1;
+        state.stuck_until = stuck_until;
+        let is_awaited = state.waiting > 0;
+        drop(state);
+        if is_awaited {
+            self.freed.notify_all();
+        }
+    }
+
+    /// Another policy, but for the order in which pages leave: the pool keeps one or the other.
+    pub(super) fn set_policy(&self, policy: Policy) {
+        let mut settings = self.settings.lock();
+        *settings = Policy { reclaim: settings.reclaim, ..policy };
+    }
+
+    /// The policy now.
+    pub(super) fn policy(&self) -> Policy {
+        *self.settings.lock()
+    }
+
+    /// Whether pages are to leave now, or the thread is to end.
+    pub(super) fn is_urgent(&self, arena: &Arena) -> bool {
+        if used_pages(arena) > self.high_pages.get() {
+            return true;
+        }
+        let state = self.state.lock();
+        state.waiting > 0 || state.ends
+    }
+
+    pub(super) fn ends(&self) -> bool {
+        self.state.lock().ends
+    }
+}
+
+impl Store {
+    /// Does `work`, and again after waiting for memory as long as it meets the limit and pages can leave.
+    pub(in crate::store) fn with_room<R>(
+        &self,
+        wait: bool,
+        mut work: impl FnMut() -> Result<R>,
+    ) -> Result<R> {
+        let mut until = None;
+        loop {
+            let error = match work() {
+                Err(error) if error.kind() == ErrorKind::NoSpace && self.can_relieve() => error,
+                done => return done,
+            };
+            if !wait {
+                return Err(Error::new(
+                    ErrorKind::WouldBlock,
+                    "the memory limit is reached, and pages can leave",
+                ));
+            }
+            let until = *until.get_or_insert_with(|| Instant::now() + MOST_WAIT);
+            if !self.keeper.wait(until) || Instant::now() >= until {
+                self.keeper.decisions.writers_refused.add(1);
+                return Err(error);
+            }
+        }
+    }
+}

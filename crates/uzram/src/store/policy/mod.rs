@@ -1,0 +1,168 @@
+//! What leaves memory without anyone asking, and when.
+//!
+//! A thread of the store looks after it. When the pool takes more than the policy's high mark, a writer wakes it, and
+//! pages leave until what would be left if the pool were packed is below the low mark. Each page is compressed
+//! again, if that was not tried and makes it fall into a smaller size class, or else written back. When that is not
+//! enough because what is left lies scattered, the pool is packed. Once a second or less often, pages that were not
+//! used for as long as the policy says are compressed again or written back.
+//!
+//! A writer that meets the limit waits until the thread has freed something, and fails only when nothing can leave
+//! or that takes too long.
+//!
+//! - `keeper.rs`: the marks, and who waits for whom
+//! - `relieve.rs`: which pages leave
+//! - `thread.rs`: when
+//!
+//! Lock order: `policy` is a leaf; the thread holds no lock between its steps.
+
+mod keeper;
+mod relieve;
+#[cfg(not(feature = "loom"))]
+mod thread;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::base::error::{Error, Result};
+use crate::base::mem::{Account, Arena};
+use crate::base::sync::Counter;
+use crate::zsmalloc::AnyPool;
+
+use super::Store;
+pub(super) use keeper::Keeper;
+#[cfg(all(test, not(feature = "loom")))]
+pub(super) use relieve::Relieved;
+#[cfg(not(feature = "loom"))]
+pub use thread::PolicyThread;
+
+/// In what order pages leave. Reads and prints as `pages` or `zspages`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reclaim {
+    /// The coldest pages, wherever their objects lie.
+    #[default]
+    Pages,
+    /// All objects of the coldest zspage, so that its memory is free at once.
+    Zspages,
+}
+
+impl Reclaim {
+    /// All of them.
+    pub const ALL: [Reclaim; 2] = [Reclaim::Pages, Reclaim::Zspages];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reclaim::Pages => "pages",
+            Reclaim::Zspages => "zspages",
+        }
+    }
+}
+
+impl fmt::Display for Reclaim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Reclaim {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Reclaim::ALL.into_iter().find(|reclaim| reclaim.name() == name).ok_or_else(|| {
+            let names = Reclaim::ALL.map(Reclaim::name).join(", ");
+            Error::invalid(format!("'{name}' is no order to reclaim in: {names}"))
+        })
+    }
+}
+
+/// A store's policy. It does something once there is a backing device or an algorithm to compress pages again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Pages leave when what is charged comes above so many in a hundred of the limit, 1 to 100.
+    pub high_percent: u64,
+    /// And until it is below so many, 0 to `high_percent`.
+    pub low_percent: u64,
+    /// Pages are compressed again when they were not used for so many seconds; 0 for never.
+    pub recompress_after_s: u32,
+    /// Pages are written back when they were not used for so many seconds; 0 for never.
+    pub writeback_after_s: u32,
+    /// The most bytes that are written to the backing device in a day; 0 for any.
+    pub writeback_budget_bytes: u64,
+    /// In what order pages leave. A store keeps the one that it was made with.
+    pub reclaim: Reclaim,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy {
+            high_percent: 95,
+            low_percent: 90,
+            recompress_after_s: 0,
+            writeback_after_s: 0,
+            writeback_budget_bytes: 0,
+            reclaim: Reclaim::default(),
+        }
+    }
+}
+
+/// Pages of the pool and its metadata.
+#[inline]
+fn used_pages(arena: &Arena) -> u64 {
+    arena.used_pages(Account::Pool) + arena.used_pages(Account::Slab)
+}
+
+/// Pages that would be left of them if the pool were packed.
+fn needed_pages(arena: &Arena, pool: &AnyPool) -> u64 {
+    used_pages(arena).saturating_sub(pool.freeable_pages())
+}
+
+impl Store {
+    /// Sets the policy anew, but for the order in which pages leave.
+    pub fn set_policy(&self, policy: Policy) {
+        self.keeper.set_policy(policy);
+        if let Some(device) = &self.device {
+            device.set_budget_bytes(policy.writeback_budget_bytes);
+        }
+        self.keeper.set_marks(self.arena.limit_pages(), self.can_relieve());
+        // It may have another time to wait for.
+        self.keeper.wake();
+    }
+
+    /// What the policy decided so far, and what it is about to: a name and a count each.
+    pub fn policy_stats(&self) -> Vec<(&'static str, u64)> {
+        let policy = self.keeper.policy();
+        let decisions = &self.keeper.decisions;
+        let pages = |pages: &Counter| if pages.get() == u64::MAX { 0 } else { pages.get() };
+        let budget_left = self.device.as_ref().and_then(|device| device.budget_left_bytes());
+        vec![
+            ("high_pages", pages(&self.keeper.high_pages)),
+            ("low_pages", pages(&self.keeper.low_pages)),
+            ("used_pages", used_pages(&self.arena)),
+            ("needed_pages", needed_pages(&self.arena, &self.pool)),
+            ("recompress_after_s", u64::from(policy.recompress_after_s)),
+            ("writeback_after_s", u64::from(policy.writeback_after_s)),
+            ("budget_left_bytes", budget_left.unwrap_or(0)),
+            ("wakeups", decisions.wakeups.get()),
+            ("looked_at", decisions.looked_at.get()),
+            ("recompressed", decisions.recompressed.get()),
+            ("not_smaller", decisions.not_smaller.get()),
+            ("written_back", decisions.written_back.get()),
+            ("kept", decisions.kept.get()),
+            ("busy", decisions.busy.get()),
+            ("packed_pages", decisions.packed_pages.get()),
+            ("looks", decisions.looks.get()),
+            ("old_recompressed", decisions.old_recompressed.get()),
+            ("old_written_back", decisions.old_written_back.get()),
+            ("writers_waited", decisions.writers_waited.get()),
+            ("writers_waited_ms", decisions.writers_waited_ms.get()),
+            ("writers_refused", decisions.writers_refused.get()),
+            ("stuck", decisions.stuck.get()),
+            ("failures", decisions.failures.get()),
+        ]
+    }
+
+    /// Whether pages can leave, or become smaller.
+    pub(in crate::store) fn can_relieve(&self) -> bool {
+        self.lru.is_some() && (self.device.is_some() || self.can_recompress())
+    }
+}

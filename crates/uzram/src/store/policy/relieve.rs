@@ -1,0 +1,257 @@
+//! Which pages leave memory.
+
+use crate::base::clock::uptime_s;
+use crate::base::units::PAGE_SIZE;
+use crate::store::writeback::Pass;
+use crate::store::{Recompression, Store};
+use crate::zsmalloc::{Budget, Effort};
+
+use super::{Policy, Reclaim, needed_pages, used_pages};
+
+/// Pages that are taken from the cold end at a time.
+const PAGES_AT_ONCE: usize = 64;
+/// Zspages that are emptied at a time.
+const ZSPAGES_AT_ONCE: usize = 16;
+/// One page in so many of the limit leaves at least, when any does.
+const LEAST_SHARE: u64 = 64;
+/// Pages that are looked at before it is asked whether there is something more urgent to do.
+const LOOKS_AT_ONCE: u64 = 1024;
+/// The pool is packed where that frees one page in so many.
+const PACKED_SHARE: u64 = 64;
+
+impl Store {
+    /// Has pages leave until the pool is below the low mark, and some in any case.
+    pub(in crate::store) fn relieve(&self) -> Relieved {
+        // A writer may meet the limit below the mark, where free pages are no use to it.
+        let least = (self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2);
+        let now = needed_pages(&self.arena, &self.pool);
+        let goal = self.keeper.low_pages.get().min(now.saturating_sub(least));
+        let mut relief = Relief {
+            store: self,
+            pass: self.device.as_ref().map(|device| Pass::begin(self, device)),
+            recompression: self.within_algorithms(&Recompression::default()),
+            goal,
+            became_smaller: 0,
+            is_full: false,
+            in_use: 0,
+        };
+        match self.keeper.policy().reclaim {
+            Reclaim::Pages => relief.pages(),
+            Reclaim::Zspages => relief.zspages(),
+        }
+        let relieved = relief.end();
+        let has_packed = self.pack(goal);
+        if self.arena.limit_pages() > 0 && self.arena.charged_pages() > self.arena.limit_pages() {
+            // The limit was lowered. What has become free is kept for reuse otherwise.
+            self.arena.release_free();
+        }
+        if has_packed { Relieved::Some } else { relieved }
+    }
+
+    /// Packs the pool if that is worth it; answers whether it freed anything.
+    fn pack(&self, goal: u64) -> bool {
+        let freeable = self.pool.freeable_pages();
+        if freeable <= self.pool.pages_used() / PACKED_SHARE || used_pages(&self.arena) <= goal {
+            return false;
+        }
+        let freed = self.pool.compact(Effort::Zspages, &mut Budget::unlimited());
+        self.keeper.decisions.packed_pages.add(freed);
+        freed > 0
+    }
+
+    /// Has pages leave that were not used for as long as the policy says. Answers whether it came to the end, before
+    /// there was something more urgent to do.
+    pub(super) fn look_for_old(&self, policy: &Policy) -> bool {
+        self.keeper.decisions.looks.add(1);
+        self.recompress_old(policy.recompress_after_s) && self.write_back_old(policy.writeback_after_s)
+    }
+
+    /// The pages that hold an object and were not used for `age_s`; none for 0. It ends early when there is something
+    /// more urgent to do.
+    fn old_pages(&self, age_s: u32) -> impl Iterator<Item = u64> {
+        let is_old = move |page: u64| {
+            self.slots.peek(page).is_stored() && uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
+        };
+        let mut looks = 0u64;
+        let is_undisturbed = move |_: &u64| {
+            looks += 1;
+            !looks.is_multiple_of(LOOKS_AT_ONCE) || !self.keeper.is_urgent(&self.arena)
+        };
+        let pages = if age_s > 0 { 0..self.pages() } else { 0..0 };
+        self.slots.touched(pages).take_while(is_undisturbed).filter(move |page| is_old(*page))
+    }
+
+    fn recompress_old(&self, age_s: u32) -> bool {
+        let what = self.within_algorithms(&Recompression::default());
+        let decisions = &self.keeper.decisions;
+        if !self.can_recompress() {
+            return true;
+        }
+        for page in self.old_pages(age_s).filter(|page| what.may_win(self.slots.peek(*page))) {
+            match self.recompress_page(page, &what) {
+                Ok((_, smaller)) => decisions.old_recompressed.add(u64::from(smaller)),
+                Err(_) => decisions.failures.add(1),
+            };
+            if self.keeper.is_urgent(&self.arena) {
+                return false;
+            }
+        }
+        !self.keeper.is_urgent(&self.arena)
+    }
+
+    fn write_back_old(&self, age_s: u32) -> bool {
+        let Some(device) = &self.device else { return true };
+        let (mut pass, decisions) = (None, &self.keeper.decisions);
+        for page in self.old_pages(age_s) {
+            let pass = pass.get_or_insert_with(|| Pass::begin(self, device));
+            if pass.outcome().error.is_some() || pass.make_room().is_err() {
+                break;
+            }
+            let slot = self.slots.try_lock(page).filter(|slot| slot.peek().is_stored());
+            if slot.is_some_and(|slot| pass.add(slot, page).is_err()) {
+                decisions.failures.add(1);
+            }
+        }
+        if let Some(pass) = pass {
+            let outcome = pass.end();
+            decisions.old_written_back.add(outcome.written);
+            decisions.failures.add(u64::from(outcome.error.is_some()));
+        }
+        !self.keeper.is_urgent(&self.arena)
+    }
+}
+
+/// What came of having pages leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store) enum Relieved {
+    /// Some did, or what was left was packed.
+    Some,
+    /// None did, because they were in use; that may change any moment.
+    NotYet,
+    /// The backing device failed.
+    Failed,
+    /// None can.
+    None,
+}
+
+/// Pages that leave until there is room.
+struct Relief<'a> {
+    store: &'a Store,
+    pass: Option<Pass<'a>>,
+    recompression: Recompression,
+    /// Pages that the pool is to need at most.
+    goal: u64,
+    /// Pages that were compressed again.
+    became_smaller: u64,
+    /// Whether no more may be written, or there is nowhere to write to.
+    is_full: bool,
+    /// Pages that stayed because they were in use.
+    in_use: u64,
+}
+
+impl Relief<'_> {
+    /// Has the coldest pages leave.
+    fn pages(&mut self) {
+        let Some(lru) = &self.store.lru else { return };
+        let stats = lru.stats();
+        let mut left = stats.inactive + stats.active;
+        let mut pages = Vec::with_capacity(PAGES_AT_ONCE);
+        while left > 0 && self.goes_on() {
+            pages.clear();
+            lru.isolate(PAGES_AT_ONCE, &mut pages);
+            if pages.is_empty() {
+                return;
+            }
+            left = left.saturating_sub(pages.len() as u64);
+            for (at, page) in pages.iter().enumerate() {
+                self.store.prefetch_object(|ahead| pages.get(at + ahead).copied());
+                if !self.page(*page, || lru.is_isolated(*page)) {
+                    lru.put_back(&[*page]);
+                }
+            }
+        }
+    }
+
+    /// Has all pages leave whose objects are in the zspages that were stored into longest ago.
+    fn zspages(&mut self) {
+        let mut left = self.store.pool.pages_used();
+        while left > 0 && self.goes_on() {
+            let emptied = self.store.pool.reclaim_coldest(ZSPAGES_AT_ONCE, |pages| {
+                for page in pages {
+                    self.page(*page, || true);
+                }
+                // The zspages are given back when their objects are gone.
+                self.pass.iter_mut().for_each(Pass::flush);
+            });
+            match emptied {
+                Ok(emptied) if emptied.looked_at > 0 => left = left.saturating_sub(emptied.looked_at),
+                _ => return,
+            }
+        }
+    }
+
+    /// Whether there is still something to do, and it can be done.
+    fn goes_on(&self) -> bool {
+        let is_sound = self.pass.as_ref().is_none_or(|pass| pass.outcome().error.is_none());
+        let pending_bytes = self.pass.as_ref().map_or(0, Pass::pending_bytes);
+        let needed = needed_pages(&self.store.arena, &self.store.pool);
+        let may_win = !self.is_full || self.store.can_recompress();
+        is_sound
+            && may_win
+            && !self.store.keeper.ends()
+            && needed.saturating_sub(pending_bytes / PAGE_SIZE as u64) > self.goal
+    }
+
+    /// Has a page become smaller or leave, if it still `is_cold` once its slot is locked. Answers whether it is about
+    /// to leave.
+    fn page(&mut self, page: u32, is_cold: impl FnOnce() -> bool) -> bool {
+        let (store, decisions) = (self.store, &self.store.keeper.decisions);
+        decisions.looked_at.add(1);
+        self.is_full |= self.pass.as_mut().is_none_or(|pass| pass.make_room().is_err());
+        let page = u64::from(page);
+        let Some(slot) = store.slots.try_lock(page).filter(|_| is_cold()) else {
+            decisions.busy.add(1);
+            self.in_use += 1;
+            return false;
+        };
+        let slot = match store.recompress_locked(slot, page, &self.recompression) {
+            Ok((_, None)) => {
+                decisions.recompressed.add(1);
+                self.became_smaller += 1;
+                store.keeper.tell(None);
+                return false;
+            }
+            Ok((tried, Some(slot))) => {
+                decisions.not_smaller.add(u64::from(tried));
+                slot
+            }
+            // At the limit there may be no room even for less.
+            Err(_) => {
+                decisions.failures.add(1);
+                let Some(slot) = store.slots.try_lock(page) else { return false };
+                slot
+            }
+        };
+        let Some(pass) = self.pass.as_mut().filter(|_| !self.is_full && slot.peek().is_stored()) else {
+            return false;
+        };
+        let added = pass.add(slot, page);
+        decisions.failures.add(u64::from(added.is_err()));
+        added.is_ok()
+    }
+
+    /// Waits for what is on its way.
+    fn end(mut self) -> Relieved {
+        let decisions = &self.store.keeper.decisions;
+        let outcome = self.pass.take().map(Pass::end).unwrap_or_default();
+        decisions.written_back.add(outcome.written);
+        decisions.kept.add(outcome.kept);
+        decisions.failures.add(u64::from(outcome.error.is_some()));
+        match outcome.error {
+            _ if self.became_smaller + outcome.written > 0 => Relieved::Some,
+            Some(_) => Relieved::Failed,
+            None if self.in_use + outcome.kept > 0 => Relieved::NotYet,
+            None => Relieved::None,
+        }
+    }
+}

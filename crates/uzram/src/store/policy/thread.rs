@@ -1,0 +1,120 @@
+//! When pages leave: the thread that carries out a store's policy.
+
+use std::time::{Duration, Instant};
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Arc;
+use crate::store::Store;
+
+use super::relieve::Relieved;
+
+/// How often it is looked for pages that were not used for long, at most and at least.
+const LOOK_AFTER: [u64; 2] = [1, 60];
+/// Looks in the time after which a page is to leave.
+const LOOKS: u64 = 16;
+/// When nothing can leave, the thread rests for so many times as it took to find that out, and at least for so long.
+const REST_FACTOR: u32 = 4;
+const LEAST_REST: Duration = Duration::from_millis(100);
+/// A backing device that fails for so long is taken for one that is gone: writers no longer wait for it.
+const MOST_FAILING: Duration = Duration::from_secs(2);
+/// When pages are in use that are to leave.
+const SHORTEST_REST: Duration = Duration::from_millis(1);
+
+/// The thread that carries out a store's policy. Dropped, it ends.
+pub struct PolicyThread {
+    store: Arc<Store>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl PolicyThread {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives no thread.
+    pub fn start(name: &str, store: &Arc<Store>) -> Result<Self> {
+        let of_thread = Arc::clone(store);
+        let thread = std::thread::Builder::new().name(format!("uzram-{name}-policy"));
+        let thread = thread.spawn(move || of_thread.keep()).map_err(|error| {
+            Error::new(ErrorKind::NoMemory, format!("the system gives no thread for '{name}': {error}"))
+        })?;
+        let mut state = store.keeper.state.lock();
+        (state.thread, state.ends) = (Some(thread.thread().clone()), false);
+        drop(state);
+        Ok(PolicyThread { store: Arc::clone(store), thread: Some(thread) })
+    }
+}
+
+impl Drop for PolicyThread {
+    fn drop(&mut self) {
+        let mut state = self.store.keeper.state.lock();
+        (state.thread, state.ends) = (None, true);
+        drop(state);
+        self.store.keeper.freed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // A panic there has been reported already.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Store {
+    /// What the thread does until it is to end.
+    fn keep(&self) {
+        let keeper = &self.keeper;
+        let (mut last_look, mut failing) = (Instant::now(), None);
+        while !keeper.ends() {
+            let policy = keeper.policy();
+            let first = [policy.recompress_after_s, policy.writeback_after_s];
+            let after_s = first.into_iter().filter(|after_s| *after_s > 0).min().map(u64::from);
+            let every = after_s
+                .map(|after_s| Duration::from_secs((after_s / LOOKS).clamp(LOOK_AFTER[0], LOOK_AFTER[1])));
+            let is_due = every.is_some_and(|every| last_look.elapsed() >= every);
+            let is_urgent = keeper.is_urgent(&self.arena);
+            failing = failing.filter(|_| is_urgent);
+            if is_urgent {
+                keeper.is_awake.set(1);
+                keeper.decisions.wakeups.add(1);
+                self.relieve_or_rest(&mut failing);
+            } else if is_due {
+                if self.look_for_old(&policy) {
+                    last_look = Instant::now();
+                }
+            } else {
+                keeper.is_awake.set(0);
+                // Who does not see that yet has changed something before, which is seen here.
+                match every {
+                    _ if keeper.is_urgent(&self.arena) => {}
+                    Some(every) => std::thread::park_timeout(every.saturating_sub(last_look.elapsed())),
+                    None => std::thread::park(),
+                }
+            }
+        }
+    }
+
+    /// Has pages leave, or rests where none can. `failing` says since when the backing device fails.
+    fn relieve_or_rest(&self, failing: &mut Option<Instant>) {
+        let began = Instant::now();
+        let relieved = match self.relieve() {
+            // Pages that were all marked as used the first time are not the second.
+            Relieved::None => self.relieve(),
+            relieved => relieved,
+        };
+        let since = *failing.get_or_insert(began);
+        let is_failing = relieved == Relieved::Failed;
+        *failing = failing.filter(|_| is_failing);
+        let (rest, is_stuck) = match relieved {
+            Relieved::Some => (Duration::ZERO, false),
+            Relieved::NotYet => (SHORTEST_REST, false),
+            Relieved::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
+            Relieved::Failed | Relieved::None => ((began.elapsed() * REST_FACTOR).max(LEAST_REST), true),
+        };
+        if !is_failing || is_stuck {
+            self.keeper.tell(is_stuck.then(|| Instant::now() + rest));
+        }
+        self.keeper.decisions.stuck.add(u64::from(is_stuck));
+        if !rest.is_zero() {
+            std::thread::park_timeout(rest);
+        }
+    }
+}

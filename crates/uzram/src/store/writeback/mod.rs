@@ -1,0 +1,279 @@
+//! Pages that leave memory for a backing device, and come back.
+//!
+//! - `object.rs`: what stands before an object's bytes, and what vouches for them
+//! - `log.rs`: the device's space: extents, and the objects that live in them
+//! - `writer.rs`: pages on their way out
+//! - `clean.rs`: extents whose objects have mostly died are made free
+//! - `read.rs`: pages that are read from there, and those of them that come back
+//! - `allowance.rs`: how much may be written
+
+mod allowance;
+mod clean;
+mod log;
+mod object;
+mod read;
+mod writer;
+
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use crate::backing::Backing;
+use crate::base::cpu::relax;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Arc;
+
+use super::recompress::Cursor;
+use super::{Candidates, Store};
+pub(super) use writer::{BackingDevice, Pass};
+
+/// How pages lie on a backing device. Reads and prints as `packed` or `blocks`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// Compressed objects one after another, in extents that are written at once.
+    #[default]
+    Packed,
+    /// The kernel's: each page in a block of 4 KiB of its own.
+    Blocks,
+}
+
+impl Layout {
+    /// All of them.
+    pub const ALL: [Layout; 2] = [Layout::Packed, Layout::Blocks];
+
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Layout::Packed => "packed",
+            Layout::Blocks => "blocks",
+        }
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Layout {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Layout::ALL.into_iter().find(|layout| layout.name() == name).ok_or_else(|| {
+            let names = Layout::ALL.map(Layout::name).join(", ");
+            Error::invalid(format!("'{name}' is no layout of a backing device: {names}"))
+        })
+    }
+}
+
+/// Where a store's cold pages go.
+#[derive(Clone)]
+pub struct BackingOptions {
+    /// The bytes.
+    pub backing: Arc<dyn Backing>,
+    /// How pages lie there.
+    pub layout: Layout,
+    /// Whether pages are written as they are compressed. Packed ones always are.
+    pub compressed: bool,
+}
+
+impl fmt::Debug for BackingOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BackingOptions { backing, layout, compressed } = self;
+        write!(f, "BackingOptions({} bytes, {layout}, compressed: {compressed})", backing.len_bytes())
+    }
+}
+
+/// Which pages [`Store::write_back`] takes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Writeback {
+    /// Of what kind.
+    pub candidates: Candidates,
+    /// Of these; none for all.
+    pub pages: Option<Range<u64>>,
+}
+
+/// How much may be written to a backing device: the kernel's `writeback_limit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WritebackLimit {
+    /// Whether it counts.
+    pub enabled: bool,
+    /// What is left, in units of 4 KiB.
+    pub left: u64,
+}
+
+/// What a store's backing device holds and was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackingStats {
+    /// Pages that are there and not in memory.
+    pub pages: u64,
+    /// Bytes of the device that they take, with what is lost around them.
+    pub held_bytes: u64,
+    /// Bytes of its extents that hold any of them: those of dead objects among them are free once they are cleaned.
+    pub extent_bytes: u64,
+    /// How large the device is.
+    pub len_bytes: u64,
+    /// Bytes read, to answer reads and to clean.
+    pub read_bytes: u64,
+    /// Reads of the device that answered a read of a page.
+    pub reads: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Of these, those of objects that had been there before.
+    pub cleaned_bytes: u64,
+    /// Pages that left memory.
+    pub pages_written_back: u64,
+    /// Bytes of memory that their objects took.
+    pub object_bytes: u64,
+    /// Pages that came back to memory.
+    pub pages_returned: u64,
+    /// Pages that were used, overwritten or discarded while they were being written, and stayed.
+    pub pages_kept: u64,
+    /// Writes of the device that failed.
+    pub failed_writes: u64,
+    /// Reads of the device that failed.
+    pub failed_reads: u64,
+    /// Pages that came back damaged: their reads fail.
+    pub corrupted: u64,
+}
+
+/// The most writes to a backing device that may be in flight.
+pub const MAX_WRITEBACK_BATCH: u64 = 128;
+/// Pages that are written back before somebody else has a turn: some MiB.
+const LEAST_TURN: usize = 2048;
+/// So many pages ahead their memory is asked for.
+const AHEAD: usize = 8;
+/// How often a page is asked for that somebody is busy with.
+const TRIES: usize = 100;
+
+impl Store {
+    /// Writes pages to the backing device, the largest first, and answers how many left memory. Those that somebody
+    /// is busy with stay.
+    ///
+    /// # Errors
+    /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] is spent, and
+    /// the last error of the device, after which it has gone on.
+    pub fn write_back(&self, what: &Writeback) -> Result<u64> {
+        let device = self.device.as_ref().ok_or_else(|| {
+            Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
+        })?;
+        let all = what.pages.clone().unwrap_or(0..self.pages());
+        let pages = all.start..all.end.min(self.pages());
+        let (mut written, mut failure) = (0, None);
+        let mut next = Some(Cursor::FIRST);
+        while let Some(from) = next {
+            let candidates;
+            (candidates, next) = self.largest(pages.clone(), |peek| what.candidates.has(peek), from);
+            let mut at = 0;
+            while at < candidates.len() {
+                let (mut pass, first) = (Pass::begin(self, device), at);
+                let refusal = loop {
+                    self.prefetch_object(|ahead| candidates.get(at + ahead).copied());
+                    let added = self.add_if(&mut pass, u64::from(candidates[at]), what.candidates);
+                    at += 1;
+                    let refusal = added.err().filter(|error| error.kind() != ErrorKind::Corrupt);
+                    let has_had_turn = at - first >= LEAST_TURN && pass.is_awaited();
+                    if refusal.is_some() || at == candidates.len() || has_had_turn {
+                        break refusal;
+                    }
+                };
+                let outcome = pass.end();
+                written += outcome.written;
+                if let Some(error) = refusal {
+                    return Err(error);
+                }
+                failure = outcome.error.or(failure);
+                // Who waits has a turn.
+                relax();
+            }
+        }
+        failure.map_or(Ok(written), Err)
+    }
+
+    /// Asks for what the pages to come are found by: they are cold, and so is that. `page` says which is how far ahead.
+    #[inline]
+    pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<u32>) {
+        if let Some(page) = page(2 * AHEAD) {
+            self.slots.prefetch(u64::from(page));
+        }
+        if let Some(page) = page(AHEAD) {
+            self.pool.prefetch(self.slots.peek_handle(u64::from(page)));
+            self.lru.iter().for_each(|lru| lru.prefetch(page));
+        }
+    }
+
+    /// Has a page written if it still is one of these.
+    fn add_if(&self, pass: &mut Pass<'_>, page: u64, candidates: Candidates) -> Result<()> {
+        pass.make_room()?;
+        let mut tries = (0..TRIES).filter_map(|_| self.try_lock_patiently(page));
+        match tries.next().filter(|slot| candidates.has(slot.peek())) {
+            Some(slot) => pass.add(slot, page),
+            None => Ok(()),
+        }
+    }
+
+    /// Tries the lock of a slot, and lets others run if it is not free.
+    fn try_lock_patiently(&self, page: u64) -> Option<super::slot::SlotGuard<'_>> {
+        let slot = self.slots.try_lock(page);
+        if slot.is_none() {
+            relax();
+        }
+        slot
+    }
+
+    /// What may still be written.
+    pub fn writeback_limit(&self) -> WritebackLimit {
+        self.device.as_ref().map(|device| device.allowance.limit()).unwrap_or_default()
+    }
+
+    /// Changes what may still be written, and nothing is written meanwhile. Without a backing device there is nothing to
+    /// change.
+    pub fn change_writeback_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
+        if let Some(device) = &self.device {
+            device.allowance.change_limit(change);
+        }
+    }
+
+    /// Sets how many writes may be in flight at a time, from 1 to [`MAX_WRITEBACK_BATCH`].
+    pub fn set_writeback_batch(&self, writes: u64) {
+        if let Some(device) = &self.device {
+            device.batch.set(writes.clamp(1, MAX_WRITEBACK_BATCH));
+        }
+    }
+
+    /// What the backing device holds and was asked for; all 0 without one.
+    pub fn backing_stats(&self) -> BackingStats {
+        let Some(device) = &self.device else { return BackingStats::default() };
+        let counts = &device.log.counts;
+        BackingStats {
+            pages: counts.pages.get(),
+            held_bytes: counts.held_bytes.get(),
+            extent_bytes: device.log.used_bytes(),
+            len_bytes: device.log.len_bytes(),
+            read_bytes: counts.read_bytes.get(),
+            reads: counts.reads.get(),
+            written_bytes: counts.written_bytes.get(),
+            cleaned_bytes: counts.cleaned_bytes.get(),
+            pages_written_back: counts.pages_written_back.get(),
+            object_bytes: counts.object_bytes.get(),
+            pages_returned: counts.pages_returned.get(),
+            pages_kept: counts.pages_kept.get(),
+            failed_writes: counts.failed_writes.get(),
+            failed_reads: counts.failed_reads.get(),
+            corrupted: counts.corrupted.get(),
+        }
+    }
+}
+
+impl BackingDevice {
+    /// Sets how many bytes may be written a day; 0 for any.
+    pub(super) fn set_budget_bytes(&self, bytes: u64) {
+        self.allowance.set_budget_bytes(bytes);
+    }
+
+    /// How many of them are left, if there is a budget.
+    pub(super) fn budget_left_bytes(&self) -> Option<u64> {
+        self.allowance.budget_left_bytes()
+    }
+}

@@ -1,0 +1,105 @@
+//! An object on a backing device: what stands before its bytes, and what vouches for them.
+//!
+//! ```text
+//!  0   page       u32   whose it is
+//!  4   crc        u32   of all of this but itself, of the generation of its extent, and of its bytes
+//!  8   checksum   u32   of the decompressed page, where the store keeps checksums
+//! 12   len        u16   of its bytes, 1..=4096
+//! 14   priority   u8    of the algorithm that compressed it
+//! 15   mark       u8    never 0, so that a header is no zeros
+//! ```
+//!
+//! The generation changes whenever an extent is used anew, so that an old object, left over where a write got
+//! lost, is not taken for a new one.
+
+use crate::base::units::PAGE_SIZE;
+
+/// What a header takes.
+pub(super) const HEADER_BYTES: usize = 16;
+/// What a packed object starts at a multiple of.
+pub(super) const ALIGN_BYTES: usize = 8;
+const MARK: u8 = 0xb5;
+
+/// Whose an object is, and what it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Object {
+    pub(super) page: u32,
+    /// Of the page; 0 where the store keeps none.
+    pub(super) checksum: u32,
+    pub(super) len: u16,
+    pub(super) priority: u8,
+}
+
+impl Object {
+    /// The checksum that is to be found beside the object in an extent of that generation.
+    pub(super) fn crc(&self, generation: u32, bytes: &[u8]) -> u32 {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&generation.to_le_bytes());
+        hasher.update(&self.header(0));
+        hasher.update(bytes);
+        hasher.finalize()
+    }
+
+    /// What stands before its bytes.
+    pub(super) fn header(&self, crc: u32) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        header[..4].copy_from_slice(&self.page.to_le_bytes());
+        header[4..8].copy_from_slice(&crc.to_le_bytes());
+        header[8..12].copy_from_slice(&self.checksum.to_le_bytes());
+        header[12..14].copy_from_slice(&self.len.to_le_bytes());
+        header[14] = self.priority;
+        header[15] = MARK;
+        header
+    }
+
+    /// The object at the start of `bytes` in an extent of that generation, and its own bytes; none if what is
+    /// there is none, or not as it was written.
+    pub(super) fn parse(bytes: &[u8], generation: u32) -> Option<(Object, &[u8])> {
+        let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
+        let word =
+            |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let object = Object {
+            page: word(0),
+            checksum: word(8),
+            len: u16::from_le_bytes([header[12], header[13]]),
+            priority: header[14],
+        };
+        if header[15] != MARK || !(1..=PAGE_SIZE).contains(&usize::from(object.len)) {
+            return None;
+        }
+        let own = rest.get(..usize::from(object.len))?;
+        (object.crc(generation, own) == word(4)).then_some((object, own))
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+    use crate::base::random::Random;
+
+    #[test]
+    fn an_object_is_found_as_it_was_written_or_not_at_all() {
+        let mut random = Random::new(7);
+        for round in 0..200 {
+            let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
+            random.fill(&mut bytes);
+            let object = Object {
+                page: random.next() as u32,
+                checksum: random.next() as u32,
+                len: bytes.len() as u16,
+                priority: random.below(4) as u8,
+            };
+            let generation = random.next() as u32;
+            let mut written = object.header(object.crc(generation, &bytes)).to_vec();
+            written.extend(&bytes);
+            written.extend([7; 9]);
+            assert_eq!(Object::parse(&written, generation), Some((object, &bytes[..])), "round {round}");
+            assert_eq!(Object::parse(&written, generation.wrapping_add(1)), None);
+            assert_eq!(Object::parse(&written[..HEADER_BYTES + bytes.len() - 1], generation), None);
+            let at = random.below(HEADER_BYTES + bytes.len());
+            written[at] ^= 1 << random.below(8);
+            assert_eq!(Object::parse(&written, generation), None, "round {round}, byte {at}");
+        }
+        assert_eq!(Object::parse(&[0; 64], 0), None);
+    }
+}

@@ -1,0 +1,263 @@
+//! Pages that are read from the backing device, and those of them that come back to memory.
+//!
+//! A page's place, and the generation of its extent, are looked at under the slot's lock, which is then let go: the
+//! read of the device holds nothing. If the page is changed meanwhile, its extent may even be filled anew; then what
+//! was read has the wrong generation, and the slot is looked at again. Only what is wrong while the slot still says
+//! that it should be right is damaged.
+//!
+//! Who reads one page after another has the next ones read at once, if they were written together. What was read
+//! ahead is kept until it is of no use, and vouched for like what comes from the device.
+//!
+//! A page comes back to memory if it was used not long after it left, as the LRU tells it, or if there is room below
+//! the policy's low mark. Others are read from the device again the next time, and nothing is written for them.
+//!
+//! Locks: a slot's, for a moment; `backing extents`, a leaf, to take and put what was read ahead.
+
+use crate::backing::{Buffer, Direction};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::Gfp;
+use crate::base::sync::{Counter, Mutex, classes};
+use crate::base::units::{PAGE_SIZE, Page};
+
+use super::BackingDevice;
+use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
+use crate::store::Store;
+use crate::store::slot::{Backed, Contents, SlotGuard};
+
+/// Readers of one page after another that are known at a time.
+const STREAMS: usize = 16;
+
+/// Those who read one page after another: what they read next was mostly written together, and is read at once.
+pub(super) struct Streams {
+    streams: [Stream; STREAMS],
+    turn: Counter,
+}
+
+struct Stream {
+    /// The page that would be next, and where it would lie.
+    next_page: Counter,
+    next_place: Counter,
+    /// What was read ahead.
+    window: Mutex<Option<Window>>,
+}
+
+/// Bytes of an extent.
+struct Window {
+    generation: u32,
+    start: u64,
+    len_bytes: usize,
+    buffer: Buffer,
+}
+
+impl Default for Streams {
+    fn default() -> Self {
+        let stream = || Stream {
+            next_page: Counter::new(0),
+            next_place: Counter::new(0),
+            window: Mutex::new(&classes::BACKING_EXTENTS, None),
+        };
+        Streams { streams: std::array::from_fn(|_| stream()), turn: Counter::new(0) }
+    }
+}
+
+impl Streams {
+    /// Who reads `page` at `place` next, if somebody does.
+    fn find(&self, page: u64, place: u64) -> Option<&Stream> {
+        let is_next = |stream: &&Stream| stream.next_page.get() == page && stream.next_place.get() == place;
+        self.streams.iter().find(is_next).filter(|_| page > 0)
+    }
+
+    /// Somebody read a page, and may read the one behind it.
+    fn begin(&self, next_page: u64, next_place: u64) {
+        let at = self.turn.add(1) as usize % STREAMS;
+        self.streams[at].go_on(next_page, next_place);
+    }
+}
+
+impl Stream {
+    fn go_on(&self, next_page: u64, next_place: u64) {
+        self.next_page.set(next_page);
+        self.next_place.set(next_place);
+    }
+}
+
+impl Window {
+    /// The object of a page, if it is in here, as it was written: its checksum and its bytes.
+    fn find(&self, log: &Log, page: u64, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
+        let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
+        let bytes = self.buffer[..self.len_bytes].get(at..)?;
+        let extent = log.extent_of(backed.place);
+        let is_right = self.generation == generation && log.extent_of(self.start) == extent;
+        log.find(bytes, extent, generation, page as u32, backed.len, backed.priority).filter(|_| is_right)
+    }
+}
+
+/// What one look at the device found.
+enum Found {
+    /// The page.
+    Page,
+    /// Something else, because the page was changed.
+    Changed,
+}
+
+impl Store {
+    /// Reads a page, from the backing device if it is still there.
+    pub(in crate::store) fn read_back(
+        &self,
+        device: &BackingDevice,
+        page: u64,
+        out: &mut Page,
+    ) -> Result<()> {
+        loop {
+            let slot = self.slots.lock(page);
+            let Contents::Backed(backed) = slot.contents() else { return self.load(slot, page, out) };
+            let generation = device.log.generation(device.log.extent_of(backed.place));
+            drop(slot);
+            if let Found::Page = self.fetch(device, page, backed, generation, out)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Locks a page's slot and reads the page. While the backing device is read, the slot is not locked.
+    pub(in crate::store) fn read_and_lock(
+        &self,
+        device: &BackingDevice,
+        page: u64,
+        out: &mut Page,
+    ) -> Result<SlotGuard<'_>> {
+        loop {
+            let slot = self.slots.lock(page);
+            let Contents::Backed(backed) = slot.contents() else {
+                self.load(&slot, page, out)?;
+                return Ok(slot);
+            };
+            let generation = device.log.generation(device.log.extent_of(backed.place));
+            drop(slot);
+            if let Found::Page = self.fetch(device, page, backed, generation, out)? {
+                let slot = self.slots.lock(page);
+                if is_there(&slot, backed, generation, &device.log) {
+                    return Ok(slot);
+                }
+            }
+        }
+    }
+
+    /// Reads the object of a page, which may come back to memory by that.
+    fn fetch(
+        &self,
+        device: &BackingDevice,
+        page: u64,
+        backed: Backed,
+        generation: u32,
+        out: &mut Page,
+    ) -> Result<Found> {
+        let log = &device.log;
+        let stream = device.streams.find(page, backed.place);
+        let ahead = stream.and_then(|stream| stream.window.lock().take());
+        let ahead = ahead.filter(|window| window.find(log, page, backed, generation).is_some());
+        let (window, result) = match ahead {
+            Some(window) => (window, Ok(())),
+            None => self.read_window(log, backed, generation, stream.is_some()),
+        };
+        let (checksum, bytes) = match (result, window.find(log, page, backed, generation)) {
+            (Ok(()), Some(found)) => found,
+            _ if !self.is_at(page, backed, generation, log) => return Ok(Found::Changed),
+            (Err(error), _) => {
+                log.counts.failed_reads.add(1);
+                return Err(error);
+            }
+            (Ok(()), None) => {
+                log.counts.corrupted.add(1);
+                let what = "the backing device did not keep the page as it was written";
+                return Err(Error::new(ErrorKind::Corrupt, what));
+            }
+        };
+        self.decode(backed.priority, bytes, out)?;
+        if self.checksum && crc32fast::hash(out) != checksum {
+            let what = "the stored page is damaged: its checksum is wrong";
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
+        if self.returns(page) {
+            // Without room it stays where it is.
+            let _ = self.bring_back(log, page, backed, generation, bytes, checksum);
+        }
+        let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
+        match stream {
+            Some(stream) => {
+                *stream.window.lock() = Some(window);
+                stream.go_on(page + 1, next_place);
+            }
+            None => device.streams.begin(page + 1, next_place),
+        }
+        Ok(Found::Page)
+    }
+
+    /// Reads the blocks in which an object lies, and with `ahead` those behind them.
+    fn read_window(&self, log: &Log, backed: Backed, generation: u32, ahead: bool) -> (Window, Result<()>) {
+        let block_bytes = BLOCK_BYTES as u64;
+        let start = backed.place / block_bytes * block_bytes;
+        let end =
+            (backed.place + log.footprint(usize::from(backed.len)) as u64).next_multiple_of(block_bytes);
+        let end = if ahead { end.max(start + READ_AHEAD_BYTES as u64) } else { end };
+        let extent_end = log.place(log.extent_of(backed.place) + 1, 0);
+        let len_bytes = (end.min(extent_end) - start) as usize;
+        let (buffer, result) =
+            log.backing.carry_out(Direction::Read, start, len_bytes, log.reads.take_waiting());
+        log.counts.reads.add(1);
+        log.counts.read_bytes.add(len_bytes as u64);
+        (Window { generation, start, len_bytes, buffer }, result)
+    }
+
+    /// Whether a page is at that place still.
+    fn is_at(&self, page: u64, backed: Backed, generation: u32, log: &Log) -> bool {
+        is_there(&self.slots.lock(page), backed, generation, log)
+    }
+
+    /// Whether a page that is used is to come back to memory.
+    fn returns(&self, page: u64) -> bool {
+        let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page as u32));
+        is_recent || self.keeper.has_room(&self.arena, &self.pool)
+    }
+
+    /// Stores an object that was read where its page holds it, if it is still at that place.
+    fn bring_back(
+        &self,
+        log: &Log,
+        page: u64,
+        backed: Backed,
+        generation: u32,
+        bytes: &[u8],
+        checksum: u32,
+    ) -> Result<()> {
+        let Backed { len, priority, .. } = backed;
+        let handle = if log.compressed {
+            self.pool.store(bytes, page as u32, Gfp::MayWait).map(|handle| (handle, len, priority))
+        } else {
+            let Ok(whole) = <&Page>::try_from(bytes) else { return Ok(()) };
+            match self.make(page, whole) {
+                Ok(Contents::Stored { handle, len, priority, .. }) => Ok((handle, len, priority)),
+                Ok(_) => return Ok(()),
+                Err(error) => Err(error),
+            }
+        };
+        let (handle, len, priority) = handle?;
+        let new = Contents::Stored { handle, len, checksum, priority };
+        let slot = self.slots.lock(page);
+        if is_there(&slot, backed, generation, log) {
+            log.counts.pages_returned.add(1);
+            self.switch(slot, page, new);
+        } else {
+            drop(slot);
+            self.free(new);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a slot says that its page is at that place, and it was not written there anew.
+fn is_there(slot: &SlotGuard<'_>, backed: Backed, generation: u32, log: &Log) -> bool {
+    slot.contents() == Contents::Backed(backed) && log.generation(log.extent_of(backed.place)) == generation
+}
+
+const _: () = assert!(READ_AHEAD_BYTES >= 3 * PAGE_SIZE);

@@ -1,0 +1,452 @@
+//! Pages on their way to the backing device.
+//!
+//! One thread at a time writes pages back, in a [`Pass`]. It copies objects into a buffer under their pages' slot
+//! locks, which it only tries, and notes in each slot the number of the write. When the buffer is full it is
+//! written, and others are filled meanwhile. When the write has ended, each page whose slot still has the number
+//! was neither used nor changed since: its slot is switched to the place on the device, and its memory is free.
+//! All others stay as they are, and what was written of them is dead.
+//!
+//! Lock order: `writeback`, for as long as a pass takes, then slots, tried: a page that somebody is busy with is not
+//! cold.
+
+use std::collections::VecDeque;
+
+use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
+use crate::base::units::{PAGE_SIZE, Page};
+
+use super::allowance::Allowance;
+use super::log::{BLOCK_BYTES, Log, Purpose};
+use super::object::Object;
+use super::read::Streams;
+use super::{BackingOptions, MAX_WRITEBACK_BATCH};
+use crate::store::Store;
+use crate::store::slot::{Backed, Contents, SlotGuard};
+
+/// Writes in flight at a time, unless told otherwise: some MiB.
+const PACKED_BATCH: u64 = 4;
+/// The kernel's.
+const BLOCKS_BATCH: u64 = 32;
+/// Buffers beyond those in flight: two that are filled, one that is cleaned from.
+const MORE_BUFFERS: u64 = 3;
+const NUMBERS: usize = (MAX_WRITEBACK_BATCH + MORE_BUFFERS) as usize;
+const _: () = assert!(NUMBERS <= u8::MAX as usize);
+
+/// A store's backing device.
+pub(in crate::store) struct BackingDevice {
+    pub(in crate::store) log: Log,
+    pub(super) allowance: Allowance,
+    pub(super) streams: Streams,
+    /// Writes that may be in flight.
+    pub(super) batch: Counter,
+    buffers: Buffers,
+    finished: Arc<Finished>,
+    writer: Mutex<Writer>,
+}
+
+/// Writes that have ended and were not looked at yet.
+struct Finished {
+    writes: Mutex<VecDeque<(u64, Buffer, Result<()>)>>,
+    arrived: Condvar,
+}
+
+/// What is being filled, and what is in flight.
+struct Writer {
+    /// By their purposes.
+    open: [Option<Open>; 2],
+    /// Extents that are filled up to there, and are held to be filled further.
+    begun: [Option<(u32, usize)>; 2],
+    /// By their numbers less 1.
+    flights: Vec<Flight>,
+    in_flight: u64,
+    /// A page on its way there that is not to be compressed.
+    whole: Box<Page>,
+    /// Pages that are gone and still in the LRU's lists.
+    doomed: Vec<u32>,
+}
+
+/// A buffer that is being filled.
+struct Open {
+    number: u8,
+    buffer: Buffer,
+    extent: u32,
+    /// Where in the extent the buffer begins.
+    start: usize,
+    /// How much of the buffer is filled.
+    fill: usize,
+}
+
+/// The objects of a buffer, and whether it is in use.
+#[derive(Default)]
+struct Flight {
+    is_used: bool,
+    extent: u32,
+    units: u64,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    object: Object,
+    /// Where the object lies in the extent.
+    at: u32,
+    /// What of the pool it takes as long as the page is in memory.
+    pool_bytes: u16,
+    /// Where it lay before, if it is being moved.
+    from: Option<u64>,
+}
+
+impl Completion for Finished {
+    fn done(&self, token: u64, buffer: Buffer, result: Result<()>) {
+        self.writes.lock().push_back((token, buffer, result));
+        self.arrived.notify_one();
+    }
+}
+
+impl BackingDevice {
+    /// The device of these options, all of it free.
+    ///
+    /// # Errors
+    /// As [`Log::new`].
+    pub(in crate::store) fn new(options: &BackingOptions) -> Result<Self> {
+        let log = Log::new(options)?;
+        let batch = match options.layout {
+            super::Layout::Packed => PACKED_BATCH,
+            super::Layout::Blocks => BLOCKS_BATCH,
+        };
+        let writer = Writer {
+            open: [const { None }; 2],
+            begun: [None; 2],
+            flights: (0..NUMBERS).map(|_| Flight::default()).collect(),
+            in_flight: 0,
+            whole: Box::new([0; PAGE_SIZE]),
+            doomed: Vec::new(),
+        };
+        let finished = Finished {
+            writes: Mutex::new(&classes::BACKING_QUEUE, VecDeque::with_capacity(NUMBERS)),
+            arrived: Condvar::new(),
+        };
+        Ok(BackingDevice {
+            batch: Counter::new(batch),
+            buffers: Buffers::new(NUMBERS as u32, log.extent_bytes)?,
+            finished: Arc::new(finished),
+            writer: Mutex::new(&classes::WRITEBACK, writer),
+            allowance: Allowance::default(),
+            streams: Streams::default(),
+            log,
+        })
+    }
+
+    /// The memory that it takes at most.
+    pub(in crate::store) fn max_bytes(&self) -> usize {
+        let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.extent_bytes;
+        let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
+        self.log.table_bytes() + writes + reads
+    }
+}
+
+/// How a pass went.
+#[derive(Clone, Debug, Default)]
+pub(in crate::store) struct Outcome {
+    /// Pages that left memory.
+    pub(in crate::store) written: u64,
+    /// Pages that were to leave, and stayed.
+    pub(in crate::store) kept: u64,
+    /// The last failure of the device.
+    pub(in crate::store) error: Option<Error>,
+}
+
+/// A thread's turn to write pages back. [`Pass::end`] ends it.
+pub(in crate::store) struct Pass<'a> {
+    pub(super) store: &'a Store,
+    pub(super) device: &'a BackingDevice,
+    writer: MutexGuard<'a, Writer>,
+    outcome: Outcome,
+    /// Bytes of the objects that are being written and may leave memory.
+    pending_bytes: u64,
+}
+
+impl<'a> Pass<'a> {
+    /// Waits for the thread whose turn it is.
+    pub(in crate::store) fn begin(store: &'a Store, device: &'a BackingDevice) -> Self {
+        let writer = device.writer.lock();
+        Pass { store, device, writer, outcome: Outcome::default(), pending_bytes: 0 }
+    }
+
+    /// Whether somebody else wants a turn.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.writer.is_contended()
+    }
+
+    /// Bytes of objects in memory that will be free when what was begun has ended, if nobody uses them.
+    pub(in crate::store) fn pending_bytes(&self) -> u64 {
+        self.pending_bytes
+    }
+
+    /// How it has gone so far.
+    pub(in crate::store) fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// Sees to it that there is room for one more page. It may wait for writes.
+    ///
+    /// # Errors
+    /// `NoSpace` when the device is full of living objects; `Io` when no more may be written.
+    pub(in crate::store) fn make_room(&mut self) -> Result<()> {
+        self.device.allowance.check()?;
+        self.open(Purpose::New)
+    }
+
+    /// Copies the object of a page, for which there is room, to be written. The slot is let go.
+    ///
+    /// # Errors
+    /// `Corrupt` when the object is damaged; `Io` when no more may be written. The page stays.
+    pub(in crate::store) fn add(&mut self, mut slot: SlotGuard<'_>, page: u64) -> Result<()> {
+        let Contents::Stored { handle, len, checksum, priority } = slot.contents() else { return Ok(()) };
+        let mut object = Object { page: page as u32, checksum, len, priority };
+        let writer = &mut *self.writer;
+        let Some(open) = &mut writer.open[Purpose::New as usize] else { return Ok(()) };
+        let flight = &mut writer.flights[usize::from(open.number) - 1];
+        let log = &self.device.log;
+        // SAFETY: the handle is the slot's, which stays locked until the bytes are copied.
+        let bytes = unsafe { self.store.pool.read(handle, page as u32, usize::from(len)) }?;
+        if log.compressed {
+            self.device.allowance.charge(open.units_for(log.footprint(bytes.len())))?;
+            open.put(log, flight, &object, &bytes, None, len);
+        } else {
+            let whole = &mut writer.whole;
+            self.store.decode(priority, &bytes, whole)?;
+            (object.len, object.priority) = (PAGE_SIZE as u16, 0);
+            self.device.allowance.charge(open.units_for(log.footprint(PAGE_SIZE)))?;
+            open.put(log, flight, &object, &whole[..], None, len);
+        }
+        drop(bytes);
+        slot.set_writing(open.number);
+        self.pending_bytes += u64::from(len);
+        Ok(())
+    }
+
+    /// Copies an object of another extent, to be written anew.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is no free extent, which the cleaner is to see to.
+    pub(super) fn add_moved(&mut self, object: &Object, bytes: &[u8], from: u64) -> Result<()> {
+        self.open(Purpose::Moved)?;
+        let writer = &mut *self.writer;
+        let Some(open) = &mut writer.open[Purpose::Moved as usize] else { return Ok(()) };
+        let (log, flight) = (&self.device.log, &mut writer.flights[usize::from(open.number) - 1]);
+        self.device.allowance.note(open.units_for(log.footprint(bytes.len())));
+        open.put(log, flight, object, bytes, Some(from), 0);
+        log.counts.cleaned_bytes.add(bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Writes what was added, and waits for the end of all writes.
+    pub(in crate::store) fn end(mut self) -> Outcome {
+        self.flush();
+        self.device.log.discard_emptied();
+        self.outcome
+    }
+
+    /// The same, and goes on.
+    pub(in crate::store) fn flush(&mut self) {
+        self.start(Purpose::New);
+        self.start(Purpose::Moved);
+        while self.writer.in_flight > 0 {
+            self.finish_one();
+        }
+    }
+
+    /// Bytes of an extent that is to be filled further for that purpose.
+    pub(super) fn begun_bytes(&self, purpose: Purpose) -> usize {
+        self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.device.log.extent_bytes - at)
+    }
+
+    /// A buffer that is not being filled.
+    pub(super) fn spare_buffer(&self) -> Buffer {
+        self.device.buffers.take_waiting()
+    }
+
+    /// Sees to it that a buffer is open for that purpose, with room for the largest object.
+    fn open(&mut self, purpose: Purpose) -> Result<()> {
+        let log = &self.device.log;
+        let room_bytes = |at: usize| log.extent_bytes.saturating_sub(at);
+        if let Some(open) = &self.writer.open[purpose as usize] {
+            if room_bytes(open.start + open.fill) >= log.max_footprint() {
+                return Ok(());
+            }
+            self.start(purpose);
+        }
+        while self.writer.in_flight >= self.device.batch.get() {
+            self.finish_one();
+        }
+        let begun = self.writer.begun[purpose as usize].take();
+        let (extent, start) = match begun {
+            Some(begun) => begun,
+            None => (self.take_extent(purpose)?, 0),
+        };
+        let buffer = self.spare_buffer();
+        let free = self.writer.flights.iter_mut().enumerate().find(|(_, flight)| !flight.is_used);
+        let Some((at, flight)) = free else {
+            log.release(extent);
+            return Err(Error::new(ErrorKind::Busy, "too many writes are in flight"));
+        };
+        flight.is_used = true;
+        let open = Open { number: at as u8 + 1, buffer, extent, start, fill: 0 };
+        self.writer.open[purpose as usize] = Some(open);
+        Ok(())
+    }
+
+    fn take_extent(&mut self, purpose: Purpose) -> Result<u32> {
+        let log = &self.device.log;
+        if purpose == Purpose::New && !log.has_room() {
+            // What is in flight may free more than cleaning does.
+            self.clean();
+        }
+        log.take(purpose).ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "the backing device is full").with_setting("backing_dev")
+        })
+    }
+
+    /// Starts to write what was filled for that purpose. The extent is filled further from the next block on.
+    fn start(&mut self, purpose: Purpose) {
+        let writer = &mut *self.writer;
+        let Some(mut open) = writer.open[purpose as usize].take() else { return };
+        let flight = &mut writer.flights[usize::from(open.number) - 1];
+        if flight.entries.is_empty() {
+            flight.is_used = false;
+            writer.begun[purpose as usize] = Some((open.extent, open.start));
+            return;
+        }
+        let log = &self.device.log;
+        // An extent that is not filled further has zeros at its end.
+        let rest_bytes = log.extent_bytes - open.start;
+        let len_bytes = open.fill.next_multiple_of(BLOCK_BYTES);
+        let len_bytes = if rest_bytes - len_bytes < log.max_footprint() { rest_bytes } else { len_bytes };
+        // What the buffer held before is nobody's business there.
+        open.buffer[open.fill..len_bytes].fill(0);
+        (flight.extent, flight.units) = (open.extent, (len_bytes / BLOCK_BYTES) as u64);
+        // The write takes the hold over, unless the extent is filled further.
+        if len_bytes < rest_bytes {
+            log.hold(open.extent);
+            writer.begun[purpose as usize] = Some((open.extent, open.start + len_bytes));
+        }
+        writer.in_flight += 1;
+        log.counts.written_bytes.add(len_bytes as u64);
+        log.backing.start(Transfer {
+            direction: Direction::Write,
+            offset: log.place(open.extent, open.start),
+            len_bytes,
+            buffer: open.buffer,
+            token: u64::from(open.number),
+            completion: Arc::<Finished>::clone(&self.device.finished),
+        });
+    }
+
+    /// Waits for the end of a write, and does what is to be done then.
+    fn finish_one(&mut self) {
+        let finished = &self.device.finished;
+        let mut writes = finished.writes.lock();
+        let (number, buffer, result) = loop {
+            match writes.pop_front() {
+                Some(write) => break write,
+                None => writes = writes.wait(&finished.arrived),
+            }
+        };
+        drop(writes);
+        drop(buffer);
+        let flight = &mut self.writer.flights[number as usize - 1];
+        let Flight { extent, units, .. } = *flight;
+        let mut entries = std::mem::take(&mut flight.entries);
+        if result.is_err() {
+            self.device.log.counts.failed_writes.add(1);
+            self.device.allowance.give_back(units);
+        }
+        // A page that was added, used or changed, and added again counts with what was added last.
+        for (at, entry) in entries.iter().enumerate().rev() {
+            self.store.prefetch_object(|ahead| Some(entries.get(at.checked_sub(ahead)?)?.object.page));
+            match entry.from {
+                None => self.finish_new(number as u8, extent, entry, result.is_ok()),
+                Some(from) if result.is_ok() => self.finish_moved(extent, entry, from),
+                Some(_) => {}
+            }
+        }
+        if let Some(lru) = &self.store.lru {
+            lru.remove_doomed(&self.writer.doomed);
+        }
+        self.writer.doomed.clear();
+        entries.clear();
+        let flight = &mut self.writer.flights[number as usize - 1];
+        (flight.entries, flight.is_used) = (entries, false);
+        self.writer.in_flight -= 1;
+        self.device.log.release(extent);
+        match result {
+            // Those who wait for memory need not wait for the end.
+            Ok(()) => self.store.keeper.tell(None),
+            Err(error) => self.outcome.error = Some(error),
+        }
+    }
+
+    /// A page was written, or could not be.
+    fn finish_new(&mut self, number: u8, extent: u32, entry: &Entry, is_written: bool) {
+        let (store, log) = (self.store, &self.device.log);
+        let Object { page, len, priority, .. } = entry.object;
+        self.pending_bytes = self.pending_bytes.saturating_sub(u64::from(entry.pool_bytes));
+        let slot = store.slots.try_lock(u64::from(page)).filter(|slot| slot.writing() == number);
+        let Some(mut slot) = slot.filter(|_| is_written) else {
+            self.outcome.kept += 1;
+            log.counts.pages_kept.add(u64::from(is_written));
+            store.lru.iter().for_each(|lru| lru.put_back(&[page]));
+            return;
+        };
+        log.lives(extent, usize::from(len));
+        let place = log.place(extent, entry.at as usize);
+        let old = store.exchange(&mut slot, Contents::Backed(Backed { place, len, priority }));
+        let is_listed = store.lru.as_ref().is_some_and(|lru| lru.leave(page));
+        drop(slot);
+        store.free(old);
+        self.writer.doomed.extend(is_listed.then_some(page));
+        self.outcome.written += 1;
+        log.counts.pages_written_back.add(1);
+        log.counts.object_bytes.add(u64::from(entry.pool_bytes));
+    }
+
+    /// An object was moved: its page says so, if the old one still lives.
+    fn finish_moved(&mut self, extent: u32, entry: &Entry, from: u64) {
+        let Object { page, len, priority, .. } = entry.object;
+        let Some(mut slot) = self.store.slots.try_lock(u64::from(page)) else { return };
+        let old = Backed { place: from, len, priority };
+        if slot.contents() != Contents::Backed(old) {
+            return;
+        }
+        self.device.log.lives(extent, usize::from(len));
+        let place = self.device.log.place(extent, entry.at as usize);
+        slot.replace(Contents::Backed(Backed { place, ..old }));
+        drop(slot);
+        self.device.log.died(from, usize::from(len));
+    }
+}
+
+impl Open {
+    /// How many units of 4 KiB are begun by so many bytes more.
+    fn units_for(&self, footprint: usize) -> u64 {
+        ((self.fill + footprint).div_ceil(BLOCK_BYTES) - self.fill.div_ceil(BLOCK_BYTES)) as u64
+    }
+
+    /// Puts an object where the last one ends.
+    fn put(
+        &mut self,
+        log: &Log,
+        flight: &mut Flight,
+        object: &Object,
+        bytes: &[u8],
+        from: Option<u64>,
+        pool_bytes: u16,
+    ) {
+        let end = self.fill + log.footprint(bytes.len());
+        log.put(&mut self.buffer[self.fill..end], self.extent, object, bytes);
+        let at = (self.start + self.fill) as u32;
+        flight.entries.push(Entry { object: *object, at, pool_bytes, from });
+        self.fill = end;
+    }
+}

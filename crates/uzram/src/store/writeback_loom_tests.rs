@@ -1,0 +1,164 @@
+//! What becomes of a slot while its page is being written back or read back, under loom: on a device in memory that
+//! is done with each transfer at once.
+
+use super::loom_tests::{config, contents, model, read};
+use super::*;
+use crate::backing::{Backing, Completion, Direction, Transfer};
+use loom::thread;
+
+/// As many blocks as there must be.
+const BLOCKS: u64 = 2;
+
+struct Memory(std::sync::Mutex<Vec<u8>>);
+
+impl Backing for Memory {
+    fn len_bytes(&self) -> u64 {
+        BLOCKS * PAGE_SIZE as u64
+    }
+
+    fn block_bytes(&self) -> usize {
+        PAGE_SIZE
+    }
+
+    fn start(&self, transfer: Transfer) {
+        let Transfer { direction, offset, len_bytes, mut buffer, token, completion } = transfer;
+        let range = offset as usize..offset as usize + len_bytes;
+        {
+            let mut bytes = self.0.lock().expect("nobody panics");
+            match direction {
+                Direction::Read => buffer[..len_bytes].copy_from_slice(&bytes[range]),
+                Direction::Write => bytes[range].copy_from_slice(&buffer[..len_bytes]),
+            }
+        }
+        Completion::done(&*completion, token, buffer, Ok(()));
+    }
+
+    fn discard(&self, _: u64, _: u64) {}
+}
+
+fn store(pages: u64) -> Arc<Store> {
+    let memory = Memory(std::sync::Mutex::new(vec![0; (BLOCKS as usize) * PAGE_SIZE]));
+    let backing = BackingOptions { backing: Arc::new(memory), layout: Layout::Blocks, compressed: true };
+    Arc::new(Store::new(&Config { backing: Some(backing), ..config(pages) }).expect("store"))
+}
+
+fn write_back(store: &Store, page: u64) -> u64 {
+    let what = Writeback { pages: Some(page..page + 1), ..Writeback::default() };
+    store.write_back(&what).expect("room")
+}
+
+/// What the pool and the device hold, in objects.
+fn held(store: &Store) -> (u64, u64) {
+    let in_memory = store.class_stats().iter().map(|stat| stat.obj_used).sum();
+    (in_memory, store.backing_stats().pages)
+}
+
+/// A page is overwritten while it is written back: what was written last is there, and nothing else.
+#[test]
+fn loom_store_writeback_against_writing() {
+    model(|| {
+        let store = store(1);
+        store.write(0, &contents(1)).expect("memory");
+        let writer = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || store.write(0, &contents(2)).expect("memory"))
+        };
+        write_back(&store, 0);
+        writer.join().expect("no panic");
+        assert!(matches!(held(&store), (1, 0) | (0, 1)));
+        assert_eq!(read(&store, 0), 2);
+    });
+}
+
+/// A page is discarded while it is written back.
+#[test]
+fn loom_store_writeback_against_discarding() {
+    model(|| {
+        let store = store(1);
+        store.write(0, &contents(1)).expect("memory");
+        let discarder = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || store.discard(0))
+        };
+        write_back(&store, 0);
+        discarder.join().expect("no panic");
+        assert_eq!((held(&store), read(&store, 0)), ((0, 0), 0));
+    });
+}
+
+/// A page is read while it is written back: it stays, or is read from the device.
+#[test]
+fn loom_store_writeback_against_reading() {
+    model(|| {
+        let store = store(1);
+        store.write(0, &contents(1)).expect("memory");
+        let reader = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || assert_eq!(read(&store, 0), 1))
+        };
+        write_back(&store, 0);
+        reader.join().expect("no panic");
+        let (in_memory, on_device) = held(&store);
+        assert_eq!((in_memory + on_device, read(&store, 0)), (1, 1));
+    });
+}
+
+/// Two who write back the same page: one of them does.
+#[test]
+fn loom_store_writeback_against_writeback() {
+    model(|| {
+        let store = store(1);
+        store.write(0, &contents(1)).expect("memory");
+        let other = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || write_back(&store, 0))
+        };
+        let written = write_back(&store, 0);
+        assert_eq!(written + other.join().expect("no panic"), 1);
+        assert_eq!((held(&store), read(&store, 0)), ((0, 1), 1));
+    });
+}
+
+/// A page comes back to memory while it is overwritten.
+#[test]
+fn loom_store_coming_back_against_writing() {
+    model(|| {
+        let store = store(1);
+        store.write(0, &contents(1)).expect("memory");
+        write_back(&store, 0);
+        let writer = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || store.write(0, &contents(2)).expect("memory"))
+        };
+        assert!(matches!(read(&store, 0), 1 | 2));
+        writer.join().expect("no panic");
+        assert_eq!((held(&store), read(&store, 0)), ((1, 0), 2));
+    });
+}
+
+/// A page is read from a block that is meanwhile written anew, with other contents of the same page.
+#[test]
+fn loom_store_coming_back_against_the_block_written_anew() {
+    model(|| {
+        let store = store(BLOCKS);
+        for page in 0..BLOCKS {
+            store.write(page, &contents(1)).expect("memory");
+            write_back(&store, page);
+        }
+        let writer = {
+            let store = Arc::clone(&store);
+            thread::spawn(move || {
+                store.write(0, &contents(2)).expect("memory");
+                // Its block is the only one that is free then, or is about to be.
+                let what = Writeback { pages: Some(0..1), ..Writeback::default() };
+                let written = store.write_back(&what).map_err(|error| error.kind());
+                assert!(matches!(written, Ok(_) | Err(ErrorKind::NoSpace)), "{written:?}");
+            })
+        };
+        assert!(matches!(read(&store, 0), 1 | 2));
+        writer.join().expect("no panic");
+        assert_eq!(read(&store, 0), 2);
+        let (in_memory, on_device) = held(&store);
+        assert_eq!(in_memory + on_device, BLOCKS);
+    });
+}
