@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use uzram::base::units::parse_size;
 use uzram::codec::Algorithm;
 use uzram::stream::Design;
-use uzram_lab::bench::{self, Against, Pattern, Source};
+use uzram_lab::bench::{self, Against, Pattern, Source, backing};
 use uzram_lab::targets;
 
 use crate::failure::{Context, Result, print};
@@ -55,9 +55,13 @@ pub struct Args {
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
     /// Measure what the project promises, over NBD too where fio and nbdkit are installed, and print
-    /// each promise with its figure; of the other options only --seconds, --repeat and --json count
+    /// each promise with its figure; of the other options only --seconds,
+    /// --repeat, --backing-dir and --json count
     #[arg(long)]
     targets: bool,
+    /// With --targets, the folder for files of pages that leave memory; they take some hundred MiB, and go
+    #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
+    backing_dir: PathBuf,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -104,6 +108,7 @@ fn run_targets(args: &Args, duration: Duration, stop: Arc<AtomicBool>) -> Result
         program: Some(program),
         duration,
         repeat: args.repeat,
+        backing: backing::Options { dir: args.backing_dir.clone(), ..backing::Options::default() },
         stop,
         ..targets::Options::default()
     };

@@ -8,6 +8,7 @@
 pub mod bench;
 pub mod corpus;
 pub mod experiment;
+mod fio;
 pub mod hit_ratio;
 pub mod lru_batch;
 pub mod nbd_bench;

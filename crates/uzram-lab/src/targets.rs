@@ -11,10 +11,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
+use uzram::base::units::format_size;
 use uzram::lru::LruDesign;
 use uzram::{Error, ErrorKind, Result};
 
+use crate::bench::backing;
 use crate::bench::compaction::{self, Compactor};
+use crate::bench::recompression;
 use crate::bench::{self, Against, Pattern, Source};
 use crate::corpus::{self, Kind};
 use crate::hit_ratio::{self, Trace};
@@ -42,6 +45,10 @@ pub struct Options {
     pub large_size_bytes: u64,
     /// The size of the device that is scattered and compacted.
     pub compacted_size_bytes: u64,
+    /// The size of the device that is recompressed.
+    pub recompressed_size_bytes: u64,
+    /// Where files of cold pages are put and how large they are; the rest of it is set by the other options.
+    pub backing: backing::Options,
     /// Pages that the traces use which the LRU is judged by.
     pub trace_pages: u32,
     /// Uses of each trace.
@@ -60,6 +67,8 @@ impl Default for Options {
             corpus_pages: bench::DEFAULT_CORPUS_PAGES,
             large_size_bytes: 1 << 30,
             compacted_size_bytes: 256 << 20,
+            recompressed_size_bytes: 1 << 30,
+            backing: backing::Options::default(),
             trace_pages: traces.pages,
             trace_uses: traces.uses,
             stop: Arc::default(),
@@ -125,6 +134,10 @@ pub struct Report {
     pub hit_ratios: hit_ratio::Report,
     /// What compaction brings and costs.
     pub compaction: compaction::Report,
+    /// What recompression brings and costs.
+    pub recompression: recompression::Report,
+    /// What a backing file brings and costs, when there could be one.
+    pub backing: Option<backing::Report>,
     /// The throughputs over NBD, when they were measured.
     pub nbd: Option<nbd_bench::Report>,
 }
@@ -172,6 +185,15 @@ pub fn run(options: &Options) -> Result<Report> {
         ..compaction::Options::default()
     })?;
 
+    let recompression = recompression::run(&recompression::Options {
+        corpus: Source::File(path.clone()),
+        size_bytes: options.recompressed_size_bytes,
+        duration: options.duration,
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+        ..recompression::Options::default()
+    })?;
+
     let hit_ratios = hit_ratio::run(&hit_ratio::Options {
         pages: options.trace_pages,
         uses: options.trace_uses,
@@ -185,9 +207,12 @@ pub fn run(options: &Options) -> Result<Report> {
     targets.push(memory_target(&small, 1.065, &mut notes));
     targets.push(memory_target(&large, 1.02, &mut notes));
     targets.extend(compaction_targets(&compaction));
+    targets.extend(recompression_targets(&recompression, &mut notes));
+    let backing = backing_report(options, path.clone(), &mut notes)?;
+    targets.extend(backing_targets(backing.as_ref()));
     let nbd = nbd_report(options, path, &mut notes)?;
     targets.extend(nbd_targets(nbd.as_ref()));
-    Ok(Report { targets, notes, bench: speed, lru_cost, hit_ratios, compaction, nbd })
+    Ok(Report { targets, notes, bench: speed, lru_cost, hit_ratios, compaction, recompression, backing, nbd })
 }
 
 /// Those that the in-process benchmark answers.
@@ -261,7 +286,7 @@ fn hit_ratio_targets(report: &hit_ratio::Report) -> Vec<Target> {
 }
 
 fn memory_target(report: &bench::Report, wanted: f64, notes: &mut Vec<String>) -> Target {
-    let size = uzram::base::units::format_size(report.size_bytes);
+    let size = format_size(report.size_bytes);
     if let Some(ratio) = report.memory.kernel.as_ref().and_then(|kernel| kernel.used_per_compressed) {
         notes.push(format!("kernel zram's own pool memory / compressed at {size}: {ratio:.3}"));
     }
@@ -284,6 +309,75 @@ fn compaction_targets(report: &compaction::Report) -> Vec<Target> {
         targets.push(Target::at_most(name("p99.9"), 2.0, row.map(|row| row.p999_ratio)));
     }
     targets
+}
+
+/// Those of reads while pages are compressed again; what that takes and wins is a note.
+fn recompression_targets(report: &recompression::Report, notes: &mut Vec<String>) -> Vec<Target> {
+    if let Some(ratio) = report.used_ratio() {
+        let (size, elapsed_s) = (format_size(report.size_bytes), report.elapsed_s);
+        let (from, to) = (&report.algorithm, report.again);
+        notes.push(format!("recompression of {size} from {from} to {to}: {elapsed_s:.1} s, pool memory {ratio:.3} of what it was"));
+    }
+    let target = |jobs| {
+        let name = format!("randread, {}, speed during recompression / idle", jobs_text(jobs));
+        Target::at_least(name, 0.85, report.reads(jobs).map(|row| row.speed_ratio))
+    };
+    [1, 2].map(target).into()
+}
+
+/// The benchmark of a backing file, or a note that says why there is none.
+fn backing_report(
+    options: &Options,
+    corpus: PathBuf,
+    notes: &mut Vec<String>,
+) -> Result<Option<backing::Report>> {
+    if let Some(obstacle) = options.backing.obstacle() {
+        notes.push(format!("backing not measured: {obstacle}"));
+        return Ok(None);
+    }
+    backing::run(&backing::Options {
+        corpus: Source::File(corpus),
+        duration: options.duration,
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+        ..options.backing.clone()
+    })
+    .map(Some)
+}
+
+fn backing_targets(report: Option<&backing::Report>) -> Vec<Target> {
+    let written = report.map(|report| &report.written);
+    let fullest = report.and_then(backing::Report::fullest);
+    vec![
+        Target::at_least(
+            "writeback, compressed bytes / fio's sequential 1 MiB writes",
+            0.8,
+            written.and_then(|written| written.speed_ratio),
+        ),
+        Target::at_most(
+            "backing bytes / compressed while nothing dies",
+            1.05,
+            written.and_then(backing::Written::bytes_ratio),
+        ),
+        Target::at_most(
+            format!(
+                "backing bytes written / compressed, overwritten with {} % live",
+                backing::MOST_LIVE_PERCENT
+            ),
+            2.0,
+            fullest.and_then(backing::Overwrites::bytes_ratio),
+        ),
+        Target::at_most(
+            "reads of the backing file / random read-back",
+            1.0,
+            written.and_then(backing::Written::reads_ratio),
+        ),
+        Target::at_least(
+            "Zipf access, 4 x the limit: speed / what hits and misses come to",
+            0.8,
+            report.map(|report| report.zipf.speed_ratio),
+        ),
+    ]
 }
 
 /// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
@@ -372,6 +466,10 @@ impl fmt::Display for Report {
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
         write!(f, "\n{}\n{}\n{}\n{}", self.bench, self.lru_cost, self.hit_ratios, self.compaction)?;
+        write!(f, "\n{}", self.recompression)?;
+        if let Some(backing) = &self.backing {
+            write!(f, "\n{backing}")?;
+        }
         match &self.nbd {
             Some(nbd) => write!(f, "\n{nbd}"),
             None => Ok(()),
@@ -418,12 +516,15 @@ mod tests {
             corpus_pages: 48,
             large_size_bytes: 1 << 20,
             compacted_size_bytes: 1 << 20,
+            recompressed_size_bytes: 1 << 20,
+            // Measured by its own tests.
+            backing: backing::Options { dir: "/nonexistent".into(), ..backing::Options::default() },
             trace_pages: 1000,
             trace_uses: 5000,
             ..Options::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 6);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 5 + 6);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
@@ -434,6 +535,7 @@ mod tests {
         assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);
         let text = report.to_string();
         assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");
+        assert!(text.contains("backing not measured") && text.contains("/nonexistent"), "{text}");
         let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
         assert_eq!(json["targets"][0]["bound"], "at_least");
     }

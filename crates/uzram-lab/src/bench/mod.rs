@@ -19,6 +19,7 @@
 //! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks, `threads` starts them
 //! together, `usage` asks what they cost, one file each is a target, and [`Report`] prints.
 
+pub mod backing;
 mod codec_loop;
 pub mod compaction;
 mod kept_arena;
@@ -26,6 +27,7 @@ mod kernel;
 mod measure;
 mod packed;
 mod pattern;
+pub mod recompression;
 mod report;
 mod threads;
 mod usage;
@@ -47,7 +49,7 @@ pub(crate) use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub(crate) use packed::Packed;
 pub use pattern::Pattern;
 pub use report::{KernelMemory, Memory, Report, Row};
-pub(crate) use threads::{CLOCKED, Gate, Part, Span, clocked, cpus, run_together};
+pub(crate) use threads::{CLOCKED, Gate, Part, Span, clocked, cpus, joined, run_together};
 pub(crate) use usage::Usage;
 pub(crate) use uzram_device::UzramDevice;
 

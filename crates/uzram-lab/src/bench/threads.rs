@@ -80,6 +80,11 @@ where
     })
 }
 
+/// What a thread beside the jobs ended with.
+pub(crate) fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "a thread of the benchmark panicked")))
+}
+
 /// What a job does that is clocked; it answers how many units of work that were.
 pub(crate) type Part<'a> = &'a mut dyn FnMut() -> Result<u64>;
 

@@ -22,6 +22,7 @@ use uzram::{Error, Result};
 use crate::bench::go_on;
 use caches::{Cache, EngineLru, ExactLru};
 pub use traces::Trace;
+pub(crate) use traces::Zipf;
 
 /// How much of the pages there is memory for.
 pub const MEMORY_PERCENT: [u32; 2] = [5, 20];

@@ -28,34 +28,35 @@ impl Trace {
     /// So many uses of pages below `pages`, which is 4 at least.
     pub(super) fn generate(self, pages: u32, uses: usize, seed: u64) -> Vec<u32> {
         match self {
-            Trace::Zipf => Zipf::new(pages, seed).take(uses).collect(),
+            Trace::Zipf => Zipf::new(pages, 1.0, seed).take(uses).collect(),
             Trace::ScanThroughZipf => {
                 let half = pages / 2;
                 let scan = (half..pages).cycle();
-                Zipf::new(half, seed).zip(scan).flat_map(<[u32; 2]>::from).take(uses).collect()
+                Zipf::new(half, 1.0, seed).zip(scan).flat_map(<[u32; 2]>::from).take(uses).collect()
             }
             Trace::Loop => (0..pages / 4).cycle().take(uses).collect(),
         }
     }
 }
 
-/// Endless draws from the Zipf distribution with exponent 1.
-struct Zipf {
+/// Endless draws from a Zipf distribution: the nth page is drawn in proportion to 1 / n^exponent.
+pub(crate) struct Zipf {
     random: fastrand::Rng,
     /// At n - 1, the nth page.
     by_rank: Vec<u32>,
-    /// At n - 1, 1 + 1/2 + … + 1/n.
+    /// At n - 1, what the first n are drawn in proportion to, together.
     sums: Vec<f64>,
 }
 
 impl Zipf {
-    fn new(pages: u32, seed: u64) -> Zipf {
+    /// Which page is the nth, is random.
+    pub(crate) fn new(pages: u32, exponent: f64, seed: u64) -> Zipf {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut by_rank: Vec<u32> = (0..pages).collect();
         random.shuffle(&mut by_rank);
         let mut sum = 0.0;
         let mut sum_up_to = |rank| {
-            sum += 1.0 / f64::from(rank);
+            sum += f64::from(rank).powf(exponent).recip();
             sum
         };
         Zipf { random, by_rank, sums: (1..=pages).map(&mut sum_up_to).collect() }

@@ -3,24 +3,20 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use serde_json::Value;
 use uzram::base::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
-use super::server::run_to_end;
 use crate::corpus::Corpus;
+use crate::fio;
 
 const IO_DEPTH: usize = 16;
 /// How often the buffers get new contents.
 const REFRESH: Duration = Duration::from_millis(1);
-/// What fio needs beyond its runtime to start, and to end.
-const SLACK: Duration = Duration::from_secs(60);
 
 /// What fio is to do.
 pub(super) struct Fio {
@@ -34,47 +30,30 @@ impl Fio {
     /// Runs it on a server's disk, which is as large as the corpus; 10^6 bytes a second.
     pub(super) fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
         let buffers = Buffers::new()?;
-        let results = tempfile::NamedTempFile::new().map_err(io_error)?;
-        let mut command = Command::new("fio");
-        command.args(["--name=bench", "--ioengine=nbd", "--bs=4k", "--time_based", "--norandommap"]);
-        command.args(["--group_reporting", "--output-format=json", "--scramble_buffers=0"]);
+        let mut command = fio::command();
+        command.args(["--ioengine=nbd", "--bs=4k", "--time_based", "--norandommap", "--scramble_buffers=0"]);
         command.arg(format!("--uri={uri}")).arg(format!("--rw={}", self.rw));
         command.arg(format!("--iodepth={IO_DEPTH}")).arg(format!("--numjobs={}", self.jobs));
         command.arg(format!("--size={}", corpus.page_count() * PAGE_SIZE));
         command
             .arg(format!("--runtime={}ms", self.duration.as_millis()))
             .arg(format!("--randseed={}", self.seed));
-        command.arg(format!("--output={}", results.path().display()));
         let writes = self.rw.contains("write");
         if writes {
             command.arg(format!("--mem=mmapshared:{}", buffers.path()));
         }
         let ended = AtomicBool::new(false);
+        let direction = if writes { "write" } else { "read" };
         thread::scope(|scope| {
             if writes {
                 thread::Builder::new()
                     .spawn_scoped(scope, || buffers.keep_fresh(corpus, self.seed, &ended))
                     .map_err(io_error)?;
             }
-            let result = run_to_end(&mut command, self.duration + SLACK);
+            let speed = fio::speed(command, direction, self.duration);
             ended.store(true, Ordering::Relaxed);
-            result
-        })?;
-        let text = std::fs::read_to_string(results.path()).map_err(io_error)?;
-        speed(&text, if writes { "write" } else { "read" })
-    }
-}
-
-/// The throughput in fio's JSON, 10^6 bytes a second.
-fn speed(text: &str, direction: &str) -> Result<f64> {
-    let json: Value = serde_json::from_str(text)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("fio's report is no JSON: {error}")))?;
-    let job = &json["jobs"][0];
-    match (job["error"].as_i64(), job[direction]["bw_bytes"].as_f64()) {
-        (Some(0), Some(speed)) if speed > 0.0 => Ok(speed / 1e6),
-        (error, _) => {
-            Err(Error::new(ErrorKind::Io, format!("fio reports error {error:?} and no {direction}s")))
-        }
+            speed
+        })
     }
 }
 
@@ -114,21 +93,4 @@ impl Buffers {
 
 fn io_error(error: std::io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("the NBD benchmark's files: {error}"))
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-
-    #[test]
-    fn fios_report_is_understood_or_refused() {
-        let good = r#"{"jobs":[{"error":0,"read":{"bw_bytes":2500000},"write":{"bw_bytes":0}}]}"#;
-        assert_eq!(speed(good, "read").unwrap(), 2.5);
-        for bad in [r#"{"jobs":[]}"#, "", r#"{"jobs":[{"error":5,"write":{"bw_bytes":9}}]}"#] {
-            assert!(speed(bad, "write").is_err(), "{bad}");
-        }
-        assert!(speed(good, "write").is_err(), "nothing was written");
-    }
 }

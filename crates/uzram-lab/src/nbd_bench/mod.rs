@@ -30,6 +30,7 @@ use crate::corpus::{self, Corpus};
 use fio::Fio;
 pub use report::{Report, Row};
 use server::Server;
+pub(crate) use server::run_to_end;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -70,11 +71,13 @@ pub(crate) const COMPARISONS: [Comparison; 3] = [
 
 /// The programs this needs besides uzram; the first that is missing, if one is.
 pub fn missing_program() -> Option<&'static str> {
-    ["nbdkit", "fio", "nbdcopy"].into_iter().find(|name| {
-        let version =
-            Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        !version.is_ok_and(|status| status.success())
-    })
+    ["nbdkit", "fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
+}
+
+/// Whether a program cannot be run here.
+pub(crate) fn is_missing(name: &str) -> bool {
+    let version = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    !version.is_ok_and(|status| status.success())
 }
 
 /// fio cannot measure for less.

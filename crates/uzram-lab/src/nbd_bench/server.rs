@@ -73,7 +73,7 @@ impl Server {
 }
 
 /// Runs a program to its end, which must be a success within `timeout`.
-pub(super) fn run_to_end(command: &mut Command, timeout: Duration) -> Result<()> {
+pub(crate) fn run_to_end(command: &mut Command, timeout: Duration) -> Result<()> {
     let mut process = Process::start(command)?;
     let deadline = Instant::now() + timeout;
     while !process.has_ended()? {

@@ -9,10 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use uzram::Result;
 use uzram::base::units::pages_to_bytes;
-use uzram::{Error, ErrorKind, Result};
 
-use super::super::{Measurement, Pattern, Plan, Target, Until, UzramDevice, go_on};
+use super::super::{Measurement, Pattern, Plan, Target, Until, UzramDevice, go_on, joined};
 use super::Options;
 use super::churn::{Churn, Halves};
 use crate::corpus::Corpus;
@@ -168,10 +168,6 @@ fn set_threshold(device: &UzramDevice, compactor: Compactor) -> Result<()> {
         Compactor::Background => device.set("compact_threshold", "1"),
         Compactor::Nobody | Compactor::Loop => Ok(()),
     }
-}
-
-fn joined(thread: thread::ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
-    thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "a thread of the benchmark panicked")))
 }
 
 /// Overwrites random pages at the rate, until it ends.
