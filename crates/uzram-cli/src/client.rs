@@ -22,8 +22,8 @@ use crate::slabinfo;
 /// How long the daemon may take for one step of an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Attributes that work through all pages when they are set, and how long that may take: some minutes for
-/// every 10 GiB that a slow algorithm compresses again.
-const WORK: [&str; 3] = ["compact", "idle", "recompress"];
+/// every 10 GiB that a slow algorithm compresses again or that go to a disk.
+const WORK: [&str; 4] = ["compact", "idle", "recompress", "writeback"];
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// How long a daemon may take to end. It may have gigabytes to give back.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
@@ -142,8 +142,9 @@ fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
 
 /// `uzram add`; prints where the new device is.
 pub fn add(args: &AddArgs) -> Result<()> {
+    let settings = args.device.settings()?;
     let attributes: BTreeMap<_, _> =
-        args.device.settings().map(|setting| (setting.attribute, setting.value)).collect();
+        settings.into_iter().map(|setting| (setting.attribute, setting.value)).collect();
     let body = json!({ "name": args.name, "attributes": attributes });
     let answer = Daemon::at(&args.runtime)?
         .ask("POST", "/v1/devices", Some(&body))

@@ -1,9 +1,15 @@
 //! What a device is made of, as options of the commands that make one.
 
-use uzram::base::units::parse_size;
+use std::path::PathBuf;
+
+use uzram::base::units::{parse_duration_s, parse_size};
 use uzram::lru::LruDesign;
+use uzram::store::Layout;
 use uzram::stream::Design;
 use uzram::zsmalloc::PoolDesign;
+
+use crate::failure::{Failure, Result};
+use crate::policy_file;
 
 /// Options of a new device.
 #[derive(clap::Args)]
@@ -15,10 +21,29 @@ pub struct DeviceArgs {
     /// ,dict=PATH, with a dictionary that `uzram train` made [default: the device's]
     #[arg(long, value_name = "NAME")]
     pub algorithm: Option<String>,
-    /// By which pages can be compressed again, on `uzram set NAME recompress=...`: written as --algorithm
-    #[arg(long, value_name = "NAME")]
+    /// By which pages are compressed again, on request or before the limit is met: written as --algorithm. With
+    /// AFTER, which has a unit as in 10m or 1h (what follows the last ':' is one if it reads as one), also those
+    /// that nobody used for so long
+    #[arg(long, value_name = "NAME[:AFTER]")]
     recompress: Option<String>,
-    /// The most memory its contents may take; writes beyond it fail [default: no limit]
+    /// Where cold pages go: a block device, all of it unless a SIZE is given, or a file, which is made with that
+    /// SIZE if there is none. What follows the last ':' is a size if it reads as one. With --mem-limit, the
+    /// coldest pages leave before the limit is met
+    #[arg(long, value_name = "PATH[:SIZE]")]
+    backing: Option<String>,
+    /// Write pages to the backing device that nobody used for so long, as in 90s, 10m or 1h [default: never]
+    #[arg(long, value_name = "DURATION")]
+    writeback_after: Option<String>,
+    /// The most bytes that go to the backing device in a day, as in 10G/day [default: any number]
+    #[arg(long, value_name = "SIZE/day")]
+    writeback_budget: Option<String>,
+    /// How pages lie there: packed, or blocks, each in 4 KiB of its own [default: the device's]
+    #[arg(long, value_name = "NAME")]
+    writeback_layout: Option<Layout>,
+    /// A TOML file that says which pages leave memory, when and where to. Options come before what it says
+    #[arg(long, value_name = "FILE.toml", long_help = policy_file::HELP)]
+    policy: Option<PathBuf>,
+    /// The most memory its contents may take; writes beyond it fail, once no page can leave [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     mem_limit: Option<u64>,
     /// The most pages in a zspage, 4 to 16 [default: the device's]
@@ -40,10 +65,10 @@ pub struct DeviceArgs {
     compact_threshold: Option<u8>,
 }
 
-/// An option that was given, as the attribute it sets.
+/// A value that was given, and the attribute it is for.
 pub struct Setting {
-    /// The option, as the user wrote it.
-    pub option: &'static str,
+    /// What the user wrote, or where: an option with its value, or a place in a file.
+    pub origin: String,
     /// The device's attribute.
     pub attribute: &'static str,
     /// The attribute's new value.
@@ -51,16 +76,33 @@ pub struct Setting {
 }
 
 impl DeviceArgs {
-    /// The attributes to set, in this order: `disksize` comes last, because it makes the disk from
-    /// the others.
-    pub fn settings(&self) -> impl Iterator<Item = Setting> {
+    /// The attributes to set, in this order: `disksize` comes last, because it makes the disk from the others, and
+    /// before it what may make a file.
+    ///
+    /// # Errors
+    /// The file of `--policy` makes no sense, or something is set that would do nothing.
+    pub fn settings(&self) -> Result<Vec<Setting>> {
+        let mut settings = self.policy.as_deref().map_or_else(|| Ok(Vec::new()), policy_file::read)?;
+        for option in self.options() {
+            settings.retain(|setting| setting.attribute != option.attribute);
+            settings.push(option);
+        }
+        settings.sort_by_key(|setting| match setting.attribute {
+            "disksize" => 2,
+            "backing_dev" => 1,
+            _ => 0,
+        });
+        refuse_idle_settings(&settings)?;
+        Ok(settings)
+    }
+
+    /// The attributes that options set.
+    fn options(&self) -> impl Iterator<Item = Setting> {
+        let (again, after) = self.recompress.as_deref().map(split_after).unzip();
         let settings = [
             ("--algorithm", "comp_algorithm", self.algorithm.clone()),
-            (
-                "--recompress",
-                "recomp_algorithm",
-                self.recompress.as_ref().map(|algorithm| format!("algo={algorithm}")),
-            ),
+            ("--recompress", "recomp_algorithm", again.map(|algorithm| format!("algo={algorithm}"))),
+            ("--recompress", "recompress_after", after.flatten().map(str::to_owned)),
             ("--chain", "chain_size", self.chain.map(|pages| pages.to_string())),
             ("--streams", "streams", self.streams.map(|design| design.to_string())),
             ("--pool-design", "pool_design", self.pool_design.map(|design| design.to_string())),
@@ -71,16 +113,66 @@ impl DeviceArgs {
                 self.compact_threshold.map(|percent| percent.to_string()),
             ),
             ("--mem-limit", "mem_limit", self.mem_limit.map(|bytes| bytes.to_string())),
+            ("--writeback-after", "writeback_after", self.writeback_after.clone()),
+            ("--writeback-budget", "writeback_budget", self.writeback_budget.clone()),
+            (
+                "--writeback-layout",
+                "writeback_layout",
+                self.writeback_layout.map(|layout| layout.to_string()),
+            ),
+            ("--backing", "backing_dev", self.backing.as_deref().map(from_root)),
             ("--size", "disksize", Some(self.size.to_string())),
         ];
-        settings
-            .into_iter()
-            .filter_map(|(option, attribute, value)| Some(Setting { option, attribute, value: value? }))
+        settings.into_iter().filter_map(|(option, attribute, value)| {
+            let value = value?;
+            Some(Setting { origin: format!("{option} {value}"), attribute, value })
+        })
+    }
+}
+
+/// `ALGORITHM[:AFTER]`: what follows the last colon is a duration if it reads as one and has a unit.
+fn split_after(text: &str) -> (&str, Option<&str>) {
+    let is_duration = |text: &str| text.ends_with(char::is_alphabetic) && parse_duration_s(text).is_ok();
+    match text.rsplit_once(':') {
+        Some((algorithm, after)) if is_duration(after) => (algorithm, Some(after)),
+        _ => (text, None),
+    }
+}
+
+/// A path from the root: the daemon may work in another directory. A size that follows it is not in the way.
+fn from_root(path: &str) -> String {
+    let absolute = if path == "none" { None } else { std::path::absolute(path).ok() };
+    // One that cannot be is refused as it stands.
+    absolute.and_then(|path| path.into_os_string().into_string().ok()).unwrap_or_else(|| path.to_owned())
+}
+
+/// Fails when something is set that does nothing without something else.
+fn refuse_idle_settings(settings: &[Setting]) -> Result<()> {
+    let has = |attribute: &str| {
+        settings.iter().any(|setting| setting.attribute == attribute && setting.value != "none")
+    };
+    let needs = |setting: &&Setting| match setting.attribute {
+        "recompress_after" => !has("recomp_algorithm"),
+        "writeback_after"
+        | "writeback_budget"
+        | "writeback_layout"
+        | "writeback_batch_size"
+        | "compressed_writeback" => !has("backing_dev"),
+        _ => false,
+    };
+    match settings.iter().find(needs) {
+        None => Ok(()),
+        Some(Setting { origin, attribute: "recompress_after", .. }) => {
+            Err(Failure::Line(format!("{origin}: nothing to compress pages again with: give --recompress")))
+        }
+        Some(Setting { origin, .. }) => {
+            Err(Failure::Line(format!("{origin}: nothing to write pages to: give --backing")))
+        }
     }
 }
 
 /// A name that needs no quoting in a URI, a path or a shell.
-pub fn parse_name(text: &str) -> Result<String, String> {
+pub fn parse_name(text: &str) -> std::result::Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     if text.len() <= 64 && begins_well && text.bytes().all(plain) {
@@ -93,6 +185,22 @@ pub fn parse_name(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_follows_an_algorithm_is_a_duration_only_with_a_unit() {
+        for (text, algorithm, after) in [
+            ("zstd", "zstd", None),
+            ("zstd:3", "zstd:3", None),
+            ("zstd:3:1h", "zstd:3", Some("1h")),
+            ("lz4hc:90s", "lz4hc", Some("90s")),
+            ("zstd:3:600", "zstd:3:600", None),
+            ("zstd:3:soon", "zstd:3:soon", None),
+            ("zstd:3,dict=/a:1h/b", "zstd:3,dict=/a:1h/b", None),
+            ("zstd,dict=/b:10m", "zstd,dict=/b", Some("10m")),
+        ] {
+            assert_eq!(split_after(text), (algorithm, after), "{text}");
+        }
+    }
 
     #[test]
     fn names_are_plain() {

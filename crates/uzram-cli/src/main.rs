@@ -14,6 +14,7 @@ mod failure;
 mod lab;
 mod listen_args;
 mod live;
+mod policy_file;
 mod runtime_dir;
 mod show;
 mod slabinfo;

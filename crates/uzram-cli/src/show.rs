@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde::Deserialize;
-use uzram::base::units::format_size;
+use uzram::base::units::{format_size, pages_to_bytes};
 use uzram_serve::control::StatsJson;
 
 /// A device as the control API lists it.
@@ -38,7 +38,10 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         0 => "no limit".to_owned(),
         bytes => format!("limit {}", format_size(bytes)),
     };
-    let rows = [
+    let is_backed = stats.backing_bytes > 0;
+    let buffers = if is_backed { ", buffers" } else { "" };
+    let in_memory_bytes = stats.orig_data_bytes.saturating_sub(pages_to_bytes(stats.pages_backed));
+    let mut rows = vec![
         ("size", format_size(stats.disksize_bytes), String::new()),
         ("stored", format_size(stats.orig_data_bytes), "pages that hold data, as written".to_owned()),
         ("compressed", format_size(stats.compr_data_bytes), String::new()),
@@ -55,7 +58,10 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         (
             "tables",
             format_size(stats.mem_tables_bytes),
-            format!("slot table, LRU, streams: {} at most; page table", format_size(stats.mem_fixed_bytes)),
+            format!(
+                "slot table, LRU, streams{buffers}: {} at most; page table",
+                format_size(stats.mem_fixed_bytes)
+            ),
         ),
         (
             "ratio",
@@ -64,8 +70,8 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         ),
         (
             "compression",
-            ratio(stats.orig_data_bytes, stats.compr_data_bytes),
-            "stored / compressed".to_owned(),
+            ratio(in_memory_bytes, stats.compr_data_bytes),
+            if is_backed { "stored in memory / compressed" } else { "stored / compressed" }.to_owned(),
         ),
         ("same-filled", pages(stats.same_pages), String::new()),
         ("huge", pages(stats.huge_pages), format!("{} so far", stats.huge_pages_since)),
@@ -75,6 +81,9 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         ("compacted", pages(stats.pages_compacted), String::new()),
         ("recompressed", pages(stats.pages_recompressed), String::new()),
     ];
+    if is_backed {
+        rows.extend(backing_rows(stats));
+    }
     let mut text = format!("{name}\n");
     for (what, value, note) in rows {
         let row = format!("  {what:<12} {value:>14}  {note}");
@@ -82,6 +91,20 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         let _ = writeln!(text, "{}", row.trim_end());
     }
     text
+}
+
+/// What a device has of its backing device.
+fn backing_rows(stats: &StatsJson) -> [(&'static str, String, String); 3] {
+    let (held, all) = (format_size(stats.backing_held_bytes), format_size(stats.backing_bytes));
+    let damaged = match stats.backing_corrupted {
+        0 => String::new(),
+        count => format!("; {count} came back damaged"),
+    };
+    [
+        ("backed", pages(stats.pages_backed), format!("not in memory: {held} of {all}{damaged}")),
+        ("written back", pages(stats.pages_written_back), failed(stats.backing_failed_writes)),
+        ("returned", pages(stats.pages_returned), failed(stats.backing_failed_reads)),
+    ]
 }
 
 /// The statistics of one device, and where it is served.
@@ -141,6 +164,32 @@ mod tests {
         assert!(line("ratio").is_some_and(|line| line.contains(" 1.50 ")), "{text}");
         assert!(line("compression").is_some_and(|line| line.contains(" 3.00 ")), "{text}");
         assert!(line("charged").is_some_and(|line| line.contains("no limit")), "{text}");
+    }
+
+    #[test]
+    fn only_a_device_with_a_backing_device_says_what_it_has_there() {
+        let rows = ["backed", "written back", "returned"].map(|row| format!("\n  {row} "));
+        let text = stats_table("zram0", &StatsJson::default());
+        assert!(rows.iter().all(|row| !text.contains(row)), "{text}");
+        let stats = StatsJson {
+            backing_bytes: 1 << 30,
+            orig_data_bytes: 2010 << 12,
+            compr_data_bytes: 4 << 12,
+            backing_held_bytes: 3 << 20,
+            pages_backed: 2000,
+            backing_failed_writes: 5,
+            backing_corrupted: 1,
+            ..StatsJson::default()
+        };
+        let text = stats_table("zram0", &stats);
+        assert!(rows.iter().all(|row| text.contains(row)), "{text}");
+        for note in [
+            "2000 pages  not in memory: 3 MiB of 1 GiB; 1 came back damaged",
+            "5 failed",
+            " 2.50  stored in memory",
+        ] {
+            assert!(text.contains(note), "{text}");
+        }
     }
 
     #[test]

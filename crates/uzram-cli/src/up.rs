@@ -32,6 +32,7 @@ use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, so
 /// control it. It is memory: when this command ends, its contents are gone.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
+          uzram up --size 4G --mem-limit 1G --backing /var/tmp/cold.img:4G --recompress zstd:3:10m
           uzram up --listen tcp:127.0.0.1:10809
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'")]
 pub struct Args {
@@ -147,9 +148,8 @@ pub fn run(args: &Args) -> Result<u8> {
 
 fn make_device(args: &Args) -> Result<Arc<Device>> {
     let device = Device::new(&args.name).context(|| format!("--name {}", args.name))?;
-    for setting in args.device.settings() {
-        let Setting { option, attribute, value } = setting;
-        device.set(attribute, &value).context(|| format!("{option} {value}"))?;
+    for Setting { origin, attribute, value } in args.device.settings()? {
+        device.set(attribute, &value).context(|| origin)?;
     }
     Ok(device)
 }
@@ -162,14 +162,17 @@ fn announcement(args: &Args, address: &Address, device: &Device) -> String {
         Some(list.split_once('[')?.1.split_once(']')?.0.to_owned())
     });
     let exports = address.uris.iter().map(|uri| ("export", Some(uri.clone())));
+    let backing = device.backing();
+    let fixed = match backing {
+        Some(_) => "slot table, LRU, streams, buffers of the backing device",
+        None => "slot table, LRU, streams",
+    };
     let facts = [
         ("control", Some(address.control_socket.display().to_string())),
         ("size", Some(format_size(stats.disksize_bytes))),
         ("algorithm", algorithm),
-        (
-            "fixed cost",
-            Some(format!("{} at most: slot table, LRU, streams", format_size(stats.mem_fixed_bytes))),
-        ),
+        ("backing", backing.as_ref().map(ToString::to_string)),
+        ("fixed cost", Some(format!("{} at most: {fixed}", format_size(stats.mem_fixed_bytes)))),
     ];
     exports.chain(facts).filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
 }

@@ -1,0 +1,236 @@
+//! `--policy FILE.toml`: which pages leave memory, when, and where to, in a file.
+//!
+//! The file names attributes by keys of its own; their values go to the attributes as text, which check them. So
+//! there is one parser for each value, wherever it comes from.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+use toml::Spanned;
+
+use crate::device_args::Setting;
+use crate::failure::{Context, Failure, Result};
+
+/// The largest file that is read.
+const MAX_FILE_BYTES: u64 = 64 << 10;
+/// How much of a line a message quotes.
+const MAX_QUOTED_CHARS: usize = 60;
+
+/// What `--help` says.
+pub const HELP: &str =
+    "A TOML file that says which pages leave memory, when and where to. Options come before what \
+it says. All of it may be left out:
+
+    backing = \"/var/tmp/cold.img:2G\"    # backing_dev: the whole path
+    high = 95                           # policy_high, in percent of mem_limit
+    low = 90                            # policy_low
+    reclaim = \"pages\"                   # or \"zspages\"
+
+    [recompress]
+    algorithm = \"zstd:3\"                # recomp_algorithm
+    after = \"10m\"                       # recompress_after
+
+    [writeback]
+    after = \"1h\"                        # writeback_after
+    budget = \"10G/day\"                  # writeback_budget
+    layout = \"packed\"                   # writeback_layout
+    compressed = true                   # compressed_writeback
+    batch_size = 32                     # writeback_batch_size
+";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PolicyFile {
+    backing: Option<Spanned<Text>>,
+    high: Option<Spanned<Text>>,
+    low: Option<Spanned<Text>>,
+    reclaim: Option<Spanned<Text>>,
+    #[serde(default)]
+    recompress: Recompress,
+    #[serde(default)]
+    writeback: Writeback,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Recompress {
+    algorithm: Option<Spanned<Text>>,
+    after: Option<Spanned<Text>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Writeback {
+    after: Option<Spanned<Text>>,
+    budget: Option<Spanned<Text>>,
+    layout: Option<Spanned<Text>>,
+    compressed: Option<Spanned<Text>>,
+    batch_size: Option<Spanned<Text>>,
+}
+
+/// A value as an attribute takes it: a string, a whole number, or 1 for true and 0 for false.
+struct Text(String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct AnyValue;
+
+        impl Visitor<'_> for AnyValue {
+            type Value = Text;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string, a whole number, true or false")
+            }
+
+            fn visit_str<E: de::Error>(self, value: &str) -> std::result::Result<Text, E> {
+                Ok(Text(value.to_owned()))
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> std::result::Result<Text, E> {
+                Ok(Text(value.to_string()))
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> std::result::Result<Text, E> {
+                Ok(Text(value.to_string()))
+            }
+
+            fn visit_bool<E: de::Error>(self, value: bool) -> std::result::Result<Text, E> {
+                Ok(Text(u8::from(value).to_string()))
+            }
+        }
+
+        deserializer.deserialize_any(AnyValue)
+    }
+}
+
+/// The attributes that a file sets.
+///
+/// # Errors
+/// It cannot be read, or makes no sense: which file, line and key. Values are left to the attributes.
+pub fn read(path: &Path) -> Result<Vec<Setting>> {
+    let shown = path.display().to_string();
+    let text = read_text(path).context(|| format!("--policy {shown}"))?;
+    settings(&shown, &text)
+}
+
+fn read_text(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        let what = format!("it has more than {} KiB", MAX_FILE_BYTES >> 10);
+        return Err(std::io::Error::other(what));
+    }
+    Ok(text)
+}
+
+fn settings(path: &str, text: &str) -> Result<Vec<Setting>> {
+    let file: PolicyFile = toml::from_str(text).map_err(|error| {
+        let at = error.span().map(|span| format!(":{}", place(text, &span))).unwrap_or_default();
+        Failure::Line(format!("--policy {path}{at}: {}", error.message()))
+    })?;
+    let PolicyFile { backing, high, low, reclaim, recompress, writeback } = file;
+    let Recompress { algorithm, after: recompress_after } = recompress;
+    let Writeback { after, budget, layout, compressed, batch_size } = writeback;
+    let values = [
+        ("backing", "backing_dev", backing),
+        ("high", "policy_high", high),
+        ("low", "policy_low", low),
+        ("reclaim", "reclaim", reclaim),
+        ("recompress.algorithm", "recomp_algorithm", algorithm),
+        ("recompress.after", "recompress_after", recompress_after),
+        ("writeback.after", "writeback_after", after),
+        ("writeback.budget", "writeback_budget", budget),
+        ("writeback.layout", "writeback_layout", layout),
+        ("writeback.compressed", "compressed_writeback", compressed),
+        ("writeback.batch_size", "writeback_batch_size", batch_size),
+    ];
+    let setting = |(key, attribute, value): (&str, &'static str, Option<Spanned<Text>>)| {
+        let value = value?;
+        let origin = format!("--policy {path}:{}: {key}", line_number(text, &value.span()));
+        let Text(value) = value.into_inner();
+        let value = if attribute == "recomp_algorithm" { format!("algo={value}") } else { value };
+        Some(Setting { origin, attribute, value })
+    };
+    Ok(values.into_iter().filter_map(setting).collect())
+}
+
+/// A line's number, and the line, which shows the key.
+fn place(text: &str, span: &Range<usize>) -> String {
+    let number = line_number(text, span);
+    let line = text.lines().nth(number - 1).unwrap_or_default().trim();
+    if line.is_empty() {
+        return number.to_string();
+    }
+    let quoted: String = line.chars().take(MAX_QUOTED_CHARS).collect();
+    format!("{number}: '{quoted}'")
+}
+
+/// Counted from 1.
+fn line_number(text: &str, span: &Range<usize>) -> usize {
+    let before = text.as_bytes().iter().take(span.start);
+    1 + before.filter(|byte| **byte == b'\n').count()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn shown(text: &str) -> Vec<(String, &'static str, String)> {
+        let settings = settings("p.toml", text).unwrap();
+        settings.into_iter().map(|Setting { origin, attribute, value }| (origin, attribute, value)).collect()
+    }
+
+    #[test]
+    fn the_example_of_the_help_sets_everything_but_says_where() {
+        let (_, example) = HELP.split_once("\n\n").unwrap();
+        let settings = shown(example);
+        let attributes: Vec<_> =
+            settings.iter().map(|(_, attribute, value)| (*attribute, value.as_str())).collect();
+        let wanted = [
+            ("backing_dev", "/var/tmp/cold.img:2G"),
+            ("policy_high", "95"),
+            ("policy_low", "90"),
+            ("reclaim", "pages"),
+            ("recomp_algorithm", "algo=zstd:3"),
+            ("recompress_after", "10m"),
+            ("writeback_after", "1h"),
+            ("writeback_budget", "10G/day"),
+            ("writeback_layout", "packed"),
+            ("compressed_writeback", "1"),
+            ("writeback_batch_size", "32"),
+        ];
+        assert_eq!(attributes, wanted);
+        assert_eq!(settings[5].0, "--policy p.toml:8: recompress.after");
+        assert_eq!(shown(""), []);
+        assert_eq!(shown("recompress.after = 600\n")[0].2, "600");
+    }
+
+    #[test]
+    fn a_file_that_makes_no_sense_says_where_and_why() {
+        for (text, place, why) in [
+            ("high = 90\nhgih = 95\n", "p.toml:2: 'hgih = 95': ", "unknown field `hgih`, expected one of"),
+            ("[writeback]\nafter = 1.5\n", "p.toml:2: 'after = 1.5': ", "a string, a whole number"),
+            ("high = [1]", "p.toml:1: 'high = [1]': ", "invalid type"),
+            ("writeback = 3", "p.toml:1: 'writeback = 3': ", "invalid type"),
+            ("\n\nlow 3", "p.toml:3: 'low 3': ", ""),
+            ("low = 1\nlow = 2", "p.toml:2: 'low = 2': ", "duplicate"),
+            ("low = \"", "p.toml:1: 'low = \"': ", ""),
+            ("high = 99999999999999999999999", "p.toml:1: ", ""),
+        ] {
+            let Err(Failure::Line(line)) = settings("p.toml", text) else { panic!("{text}") };
+            let rest = line.strip_prefix("--policy ").unwrap();
+            assert!(rest.starts_with(place) && rest.contains(why), "{text}: {line}");
+        }
+        let long = format!("high = \"{}\"\nlow = {{}}", "x".repeat(100_000));
+        let Err(Failure::Line(line)) = settings("p.toml", &long) else { panic!() };
+        assert!(line.len() < 300, "{line}");
+        // As deep as a file can be.
+        assert!(settings("p.toml", &format!("high = {}", "[".repeat(60_000))).is_err());
+    }
+}

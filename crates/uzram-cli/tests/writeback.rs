@@ -1,0 +1,337 @@
+//! Backing devices and policies of the real program: what it takes, shows and refuses.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use common::clients::{arg, fio, missing, random_file, same, succeed};
+use common::{Daemon, Place, finish, wait_until};
+use serde_json::Value;
+use uzram::base::random::Random;
+
+/// Attributes of a device, as its JSON has them.
+fn attributes<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {
+    let json: Value = serde_json::from_str(&place.run(&["stat", "zram0", "--json"]).ok()).unwrap();
+    names.map(|name| json["attributes"][name].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn a_file_is_made_taken_and_let_go() {
+    let place = Place::new();
+    let path = place.root().join("cold.img");
+    let backing = format!("{}:4M", path.display());
+    let daemon = place.up(&["--backing", &backing]);
+    let fact = daemon.facts.lines().find(|line| line.starts_with("backing ")).unwrap();
+    assert!(fact.contains(&format!("{}, 4 MiB, ", path.display())), "{fact}");
+    assert!(fact.contains("io_uring") || fact.contains("threads"), "{fact}");
+    assert!(fact.contains("direct") || fact.contains("through the page cache"), "{fact}");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
+    assert_eq!(place.run(&["stat", "zram0", "backing_dev"]).ok().trim(), path.to_str().unwrap());
+
+    // It is this device's alone, and no longer to be changed.
+    let taken = place.run(&["add", "zram1", "--backing", path.to_str().unwrap()]);
+    assert!(taken.complaint(1).contains("in use"), "{}", taken.stderr);
+    assert!(place.run(&["stat", "zram1"]).complaint(1).contains("zram1"));
+    let late = place.run(&["set", "zram0", "backing_dev=none"]);
+    assert!(late.complaint(1).contains("before the device is initialised"), "{}", late.stderr);
+
+    assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
+    assert_eq!(place.run(&["stat", "zram0", "backing_dev"]).ok(), "none\n");
+    // A path is completed by who was given it, not by the daemon.
+    let mut add = place.command(&["add", "zram1", "--backing", "cold.img", "--writeback-layout", "blocks"]);
+    add.current_dir(place.root());
+    finish(add).ok();
+    assert_eq!(place.run(&["stat", "zram1", "backing_dev"]).ok().trim(), path.to_str().unwrap());
+    assert_eq!(place.run(&["stat", "zram1", "writeback_layout"]).ok(), "blocks\n");
+}
+
+#[test]
+fn a_policy_comes_from_a_file_and_options_win() {
+    let place = Place::new();
+    let (file, image) = (place.root().join("policy.toml"), place.root().join("cold.img"));
+    let text = format!(
+        "backing = '{}:8M'\nhigh = 80\nlow = '60'\nreclaim = 'zspages'\n\
+         [recompress]\nalgorithm = 'zstd:3'\nafter = '10m'\n\
+         [writeback]\nafter = 90\nbudget = '1G/day'\nlayout = 'blocks'\ncompressed = false\nbatch_size = 7\n",
+        image.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let file = file.to_str().unwrap();
+    let names = [
+        "policy_high",
+        "policy_low",
+        "reclaim",
+        "recompress_after",
+        "writeback_after",
+        "writeback_budget",
+        "writeback_layout",
+        "compressed_writeback",
+        "writeback_batch_size",
+        "recomp_algorithm",
+    ];
+    let daemon = place.up(&["--policy", file]);
+    let of_file = ["80", "60", "zspages", "600", "90", "1073741824", "blocks", "0", "7"];
+    let shown = attributes(&place, names);
+    assert_eq!(shown[..9], of_file);
+    assert!(shown[9].contains("[zstd:3]"), "{}", shown[9]);
+    drop(daemon);
+    let options = ["--writeback-after", "2h", "--recompress", "deflate:1:1d", "--writeback-budget", "4M/day"];
+    let _daemon = place.up(&[&["--policy", file][..], &options].concat());
+    let with_options = ["80", "60", "zspages", "86400", "7200", "4194304", "blocks", "0", "7"];
+    let shown = attributes(&place, names);
+    assert_eq!(shown[..9], with_options);
+    assert!(shown[9].contains("[deflate:1]"), "{}", shown[9]);
+    // Most of it at any time.
+    let settings = ["policy_high=50", "policy_low=40", "recompress_after=30s", "writeback_after=0"];
+    assert_eq!(place.run(&[&["set", "zram0"][..], &settings].concat()).ok(), "");
+    assert_eq!(attributes(&place, names)[..5], ["50", "40", "zspages", "30", "0"]);
+}
+
+#[test]
+fn what_makes_no_sense_is_one_line() {
+    let place = Place::new();
+    let image = format!("{}:4M", place.root().join("cold.img").display());
+    let image = image.as_str();
+    for (args, status, hint) in [
+        (&["--writeback-after", "1h"][..], 1, "give --backing"),
+        (&["--writeback-budget", "1G/day", "--backing", "none"], 1, "give --backing"),
+        (&["--writeback-layout", "blocks"], 1, "give --backing"),
+        (&["--writeback-layout", "extents", "--backing", image], 2, "packed, blocks"),
+        (&["--backing", "/nonexistent/cold.img:1M"], 1, "/nonexistent/cold.img"),
+        (&["--backing", "/dev/null"], 1, "character device"),
+        (&["--backing", image, "--writeback-after", "soon"], 1, "--writeback-after soon: "),
+        (&["--backing", image, "--writeback-budget", "1G/week"], 1, "--writeback-budget 1G/week: "),
+        (&["--recompress", "zstd:3:1w"], 1, "--recompress"),
+        (&["--policy", "/nonexistent/policy.toml"], 1, "--policy /nonexistent/policy.toml: No such file"),
+        (&["--policy", "/"], 1, "--policy /: "),
+    ] {
+        let refused = place.run(&[&["up", "--exec", "true"][..], args].concat());
+        let line = refused.complaint(status);
+        assert!(line.contains(hint), "{args:?}: {line}");
+        assert!(!place.root().join("cold.img").exists(), "{args:?}: made before anything else was refused");
+    }
+    let file = place.root().join("policy.toml");
+    let with = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let args = ["up", "--exec", "true", "--backing", image, "--policy", file.to_str().unwrap()];
+        place.run(&args).complaint(1).to_owned()
+    };
+    for (text, hint) in [
+        ("high = 95\nlowe = 3\n", "policy.toml:2: 'lowe = 3': unknown field `lowe`"),
+        ("[writeback]\nafter = '1w'\n", "policy.toml:2: writeback.after: '1w' is not a duration"),
+        ("high = 20\nlow = 30\n", "policy.toml:2: low: policy_low=30 would be above policy_high"),
+        ("[recompress]\nafter = '1m'\n", "policy.toml:2: recompress.after: nothing to compress pages again"),
+        ("high = 101", "policy.toml:1: high: '101' is no policy_high: write 1 to 100"),
+        ("[writeback]\ncompressed = false", "compressed_writeback"),
+        ("[[[", "policy.toml:1: '[[['"),
+    ] {
+        let line = with(text);
+        assert!(line.contains(hint), "{text}: {line}");
+    }
+    assert!(with(&"#\n".repeat(40_000)).contains("more than 64 KiB"));
+    // A file is made when all else is right.
+    let other = place.root().join("other.img");
+    std::fs::write(&file, format!("backing = '{}:1M'\nhigh = 101\n", other.display())).unwrap();
+    let refused = place.run(&["up", "--exec", "true", "--policy", file.to_str().unwrap()]);
+    assert!(refused.complaint(1).contains(":2: high: ") && !other.exists(), "{}", refused.stderr);
+}
+
+/// A file of pages that lz4 makes smaller, each in its own way, and of pages that it does not.
+fn mixed_file(place: &Place, len_bytes: usize) -> PathBuf {
+    let path = random_file(place, "mixed", len_bytes);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let mut random = Random::new(1);
+    for page in bytes.chunks_exact_mut(4096) {
+        if random.below(8) > 0 {
+            page[1000 + random.below(2000)..].fill(7);
+        }
+    }
+    std::fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// The columns of `bd_stat`: pages' worth of 4 KiB held, read, written.
+fn bd_stat(place: &Place) -> [u64; 3] {
+    let text = place.run(&["stat", "zram0", "bd_stat"]).ok();
+    assert_eq!(text.trim_end().len(), 26, "not the kernel's columns: {text}");
+    let columns: Vec<_> = text.split_whitespace().map(|column| column.parse().unwrap()).collect();
+    columns.try_into().unwrap()
+}
+
+/// How many pages have a flag in `block_state`.
+fn flagged(place: &Place, flag: char) -> usize {
+    let states = place.run(&["stat", "zram0", "block_state"]).ok();
+    states.lines().filter(|line| line.split_whitespace().nth(2).unwrap().contains(flag)).count()
+}
+
+#[test]
+fn pages_are_written_on_request_and_come_back() {
+    if missing(&["nbdcopy", "nbdinfo"]) {
+        return;
+    }
+    for (layout, compressed) in [("packed", "1"), ("blocks", "1"), ("blocks", "0")] {
+        let place = Place::new();
+        let backing = format!("{}:16M", place.root().join("cold.img").display());
+        let policy = place.root().join("policy.toml");
+        let text = format!("[writeback]\nlayout = '{layout}'\ncompressed = '{compressed}'\n");
+        std::fs::write(&policy, text).unwrap();
+        let args = ["--backing", &backing, "--policy", policy.to_str().unwrap(), "--log", "warn"];
+        let _daemon = place.up_sized("4M", &args);
+        let file = mixed_file(&place, 4 << 20);
+        succeed(&place, "nbdcopy", &[arg(&file), &place.uri()]);
+        let used_bytes = place.statistic("mem_used_bytes");
+
+        // Nothing is idle yet.
+        assert_eq!(place.run(&["set", "zram0", "writeback=idle"]).ok(), "");
+        assert_eq!((bd_stat(&place), flagged(&place, 'w')), ([0; 3], 0), "{layout}");
+        assert_eq!(place.run(&["set", "zram0", "writeback=huge"]).ok(), "");
+        let huge = flagged(&place, 'w');
+        assert!((50..250).contains(&huge), "{layout}: {huge}");
+        assert_eq!(place.run(&["set", "zram0", "writeback=page_index=1023 page_indexes=0-9"]).ok(), "");
+        let some = flagged(&place, 'w');
+        assert!((huge..=huge + 11).contains(&some), "{layout}: {huge} {some}");
+        assert_eq!(place.run(&["set", "zram0", "idle=all", "writeback=type=idle"]).ok(), "");
+        let states = place.run(&["stat", "zram0", "block_state"]).ok();
+        assert!(states.lines().count() == 1024 && flagged(&place, 'w') == 1024, "{layout}: {states}");
+        assert_eq!(place.statistic("pages_backed"), 1024);
+        assert!(place.statistic("mem_used_bytes") * 20 < used_bytes, "{layout}: memory was not freed");
+        let [held, read, written] = bd_stat(&place);
+        assert!(read == 0 && held <= written, "{layout}: {held} {read} {written}");
+        match layout {
+            "blocks" => assert!(held == 1024 && written >= 1024, "{held} {written}"),
+            _ => assert!(held * 4096 < used_bytes * 21 / 20 && written < held + 200, "{held} {written}"),
+        }
+        let table = place.run(&["stat", "zram0"]).ok();
+        assert!(table.contains("\n  backed           1024 pages  not in memory: "), "{table}");
+        let map = succeed(&place, "nbdinfo", &["--map=uzram:state", &place.uri()]);
+        assert!(map.lines().count() == 1 && map.contains(" 5"), "{map}");
+
+        let copy = place.root().join("copy");
+        succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
+        assert!(same(&file, &copy), "{layout}: the contents changed");
+        assert!(bd_stat(&place)[1] > 0 && flagged(&place, 'w') < 1024, "{layout}: nothing came back");
+        for failures in ["backing_failed_reads", "backing_failed_writes", "backing_corrupted", "failed_reads"]
+        {
+            assert_eq!(place.statistic(failures), 0, "{layout}: {failures}");
+        }
+    }
+}
+
+#[test]
+fn what_is_written_is_limited() {
+    if missing(&["nbdcopy"]) {
+        return;
+    }
+    let place = Place::new();
+    let backing = format!("{}:16M", place.root().join("cold.img").display());
+    let _daemon = place.up_sized("4M", &["--backing", &backing, "--writeback-layout", "blocks"]);
+    let file = mixed_file(&place, 4 << 20);
+    succeed(&place, "nbdcopy", &[arg(&file), &place.uri()]);
+    let limit = ["set", "zram0", "writeback_limit=100", "writeback_limit_enable=1", "idle=all"];
+    assert_eq!(place.run(&limit).ok(), "");
+    let spent = place.run(&["set", "zram0", "writeback=idle"]);
+    assert!(spent.complaint(1).contains("writeback_limit"), "{}", spent.stderr);
+    assert_eq!((flagged(&place, 'w'), bd_stat(&place)[2]), (100, 100));
+    assert_eq!(place.run(&["stat", "zram0", "writeback_limit"]).ok(), "0\n");
+    assert_eq!(place.run(&["set", "zram0", "writeback_limit_enable=0", "writeback=idle"]).ok(), "");
+    assert_eq!(flagged(&place, 'w'), 1024);
+    // Of what is elsewhere there is nothing left to write.
+    for (value, hint) in [
+        ("writeback=warm", "'warm' is no type"),
+        ("writeback=page_index=1024", "the disk has 1024 pages"),
+        ("writeback=page_indexes=9-3", "comes after the last"),
+    ] {
+        let refused = place.run(&["set", "zram0", value]);
+        assert!(refused.complaint(1).contains(hint), "{}", refused.stderr);
+    }
+    assert_eq!(place.run(&["set", "zram0", "writeback=all"]).ok(), "");
+}
+
+/// The buffers of a connection.
+const CONNECTION_BYTES: u64 = 1 << 20;
+
+fn resident_bytes(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
+    if missing(&["fio"]) {
+        return;
+    }
+    for more in [&[][..], &["--recompress", "zstd:3"]] {
+        let place = Place::new();
+        let backing = format!("{}:128M", place.root().join("cold.img").display());
+        let args = ["--mem-limit", "8M", "--backing", &backing, "--log", "warn"];
+        let daemon = place.up_sized("64M", &[&args, more].concat());
+        let uri = format!("--uri={}", place.uri());
+        let writers = ["--numjobs=8", "--size=6M", "--offset_increment=6M"];
+        let mut args = fio(&uri, &["--rw=randwrite", "--bs=4k", "--iodepth=4"]);
+        args.extend(writers);
+        args.extend(["--verify=crc32c", "--do_verify=1", "--buffer_compress_percentage=30"]);
+        // The program itself and what connections take come to what it has now, and some for each connection.
+        let most = resident_bytes(&daemon) + (8 << 20) + place.number("mem_fixed") + 8 * CONNECTION_BYTES;
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let sampler = scope.spawn(|| {
+                while !ended.load(Relaxed) {
+                    assert!(resident_bytes(&daemon) <= most, "more than {most} bytes are resident");
+                    thread::sleep(Duration::from_millis(2));
+                }
+            });
+            succeed(&place, "fio", &args);
+            ended.store(true, Relaxed);
+            sampler.join().unwrap();
+        });
+        assert!(place.number("mem_charged") <= 8 << 20);
+        assert!(place.statistic("pages_backed") > 6000, "{}", place.statistic("pages_backed"));
+        let policy = place.run(&["stat", "zram0", "policy"]).ok();
+        let count = |name: &str| {
+            let line = policy.lines().find(|line| line.split_whitespace().next() == Some(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        };
+        assert!(count("written_back") > 6000 && count("high_pages") == 2048 * 95 / 100, "{policy}");
+        assert_eq!(count("recompressed") > 0, !more.is_empty(), "{policy}");
+        for failures in ["failed_reads", "failed_writes", "backing_corrupted", "corrupted_objects"] {
+            assert_eq!(place.statistic(failures), 0, "{failures}: {policy}");
+        }
+    }
+}
+
+/// Waits out the time after which pages leave: seconds, and a little.
+#[test]
+fn pages_that_nobody_uses_leave_by_themselves() {
+    if missing(&["nbdcopy"]) {
+        return;
+    }
+    let place = Place::new();
+    let backing = format!("{}:16M", place.root().join("cold.img").display());
+    let args = ["--backing", &backing, "--writeback-after", "1s", "--writeback-budget", "1M/day"];
+    let _daemon = place.up_sized("4M", &args);
+    let file = mixed_file(&place, 4 << 20);
+    succeed(&place, "nbdcopy", &[arg(&file), &place.uri()]);
+    wait_until("as much is written as may be in a day", || place.statistic("pages_backed") > 300);
+    assert!(bd_stat(&place)[2] <= 256, "{:?}", bd_stat(&place));
+    assert!(flagged(&place, 'w') < 1024);
+    assert_eq!(place.run(&["set", "zram0", "writeback_budget=0"]).ok(), "");
+    wait_until("all is written", || place.statistic("pages_backed") == 1024);
+    let copy = place.root().join("copy");
+    succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
+    assert!(same(&file, &copy), "the contents changed");
+}
+
+#[test]
+fn without_a_backing_device_there_is_nowhere_to_write_to() {
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    let refused = place.run(&["set", "zram0", "writeback=huge"]);
+    assert!(refused.complaint(1).contains("no backing device (setting: backing_dev)"), "{}", refused.stderr);
+    assert!(!place.run(&["stat", "zram0"]).ok().contains("backed"));
+}
