@@ -34,6 +34,7 @@ pub(in crate::store) struct Keeper {
 pub(super) struct State {
     pub(super) thread: Option<std::thread::Thread>,
     pub(super) ends: bool,
+    /// Writers that wait and were told nothing yet.
     pub(super) waiting: u64,
     /// Times that the thread has freed something, or has found that it can not.
     rounds: u64,
@@ -125,8 +126,9 @@ impl Keeper {
             state = state.wait_for(&self.freed, until - now);
             now = Instant::now();
         }
-        state.waiting -= 1;
-        let was_freed = state.rounds != seen && state.stuck_until.is_none();
+        let was_told = state.rounds != seen;
+        state.waiting -= u64::from(!was_told);
+        let was_freed = was_told && state.stuck_until.is_none();
         drop(state);
         self.decisions.writers_waited.add(1);
         self.decisions.writers_waited_ms.add((now - began).as_millis() as u64);
@@ -138,9 +140,10 @@ impl Keeper {
         let mut state = self.state.lock();
         state.rounds += 1;
         state.stuck_until = stuck_until;
-        let is_awaited = state.waiting > 0;
+        // Some may not run for a while, and nothing more is to leave for them.
+        let was_awaited = std::mem::take(&mut state.waiting) > 0;
         drop(state);
-        if is_awaited {
+        if was_awaited {
             self.freed.notify_all();
         }
     }
@@ -195,5 +198,41 @@ impl Store {
                 return Err(error);
             }
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    /// Nothing more leaves for writers that were told already, however late they run.
+    #[test]
+    fn a_writer_that_was_told_is_not_waited_for() {
+        let keeper = Keeper::new(Policy::default(), 0, true);
+        keeper.state.lock().thread = Some(std::thread::current());
+        for stuck_until in [None, Some(Instant::now() + MOST_WAIT)] {
+            keeper.state.lock().stuck_until = None;
+            std::thread::scope(|scope| {
+                let writer = scope.spawn(|| keeper.wait(Instant::now() + MOST_WAIT));
+                while keeper.state.lock().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                keeper.tell(stuck_until);
+                assert_eq!(keeper.state.lock().waiting, 0);
+                let was_freed = writer.join().expect("no panic");
+                assert_eq!(was_freed, stuck_until.is_none());
+            });
+            assert_eq!(keeper.state.lock().waiting, 0);
+        }
+    }
+
+    #[test]
+    fn a_writer_waits_no_longer_than_it_is_to() {
+        let keeper = Keeper::new(Policy::default(), 0, true);
+        assert!(!keeper.wait(Instant::now() + MOST_WAIT), "there is no thread to wait for");
+        keeper.state.lock().thread = Some(std::thread::current());
+        assert!(!keeper.wait(Instant::now() + Duration::from_millis(20)), "nobody frees anything");
+        assert_eq!(keeper.state.lock().waiting, 0);
+        assert_eq!(keeper.decisions.writers_waited.get(), 1);
     }
 }

@@ -23,7 +23,7 @@ impl Store {
     /// Has pages leave until the pool is below the low mark, and some in any case.
     pub(in crate::store) fn relieve(&self) -> Relieved {
         // A writer may meet the limit below the mark, where free pages are no use to it.
-        let least = (self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2);
+        let least = self.least_pages();
         let now = needed_pages(&self.arena, &self.pool);
         let goal = self.keeper.low_pages.get().min(now.saturating_sub(least));
         let mut relief = Relief {
@@ -46,6 +46,16 @@ impl Store {
             self.arena.release_free();
         }
         if has_packed { Relieved::Some } else { relieved }
+    }
+
+    /// Pages that leave at least, when any do.
+    fn least_pages(&self) -> u64 {
+        (self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2)
+    }
+
+    /// Whether so much has left that writers find room, even if nothing is left that can.
+    pub(super) fn is_relieved(&self) -> bool {
+        used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
     }
 
     /// Packs the pool if that is worth it; answers whether it freed anything.

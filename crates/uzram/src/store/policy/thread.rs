@@ -107,6 +107,8 @@ impl Store {
             Relieved::Some => (Duration::ZERO, false),
             Relieved::NotYet => (SHORTEST_REST, false),
             Relieved::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
+            // A writer met the limit before, and has not noticed yet.
+            Relieved::None if self.is_relieved() => (SHORTEST_REST, false),
             Relieved::Failed | Relieved::None => ((began.elapsed() * REST_FACTOR).max(LEAST_REST), true),
         };
         if !is_failing || is_stuck {
