@@ -427,6 +427,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
         with([0, 12, 3, 0, 3], &churn),
         with([0, 12, 2, 0, 4], &limited),
         with([1, 12, 0, 2, 0], &churn),
+        // Few objects are left in each of many zspages of the same classes.
+        with(
+            [1, 11, 0, 0, 1],
+            &[&sweeps[..], &sweeps, &fill, &[6, 14, 1, 0], &fill[15..], &[6, 14, 1, 1], &release, &compact]
+                .concat(),
+        ),
     ]);
     seeds
 }

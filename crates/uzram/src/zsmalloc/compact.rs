@@ -165,7 +165,7 @@ impl<D: Design> RawPool<D> {
             Effort::Zspages => lists.freeable_zspages(shape) > 0,
             Effort::Tight => lists.pages_used > lists.ideal_pages(shape),
         };
-        let from = is_worth_it.then(|| lists.emptiest()).flatten()?;
+        let from = is_worth_it.then(|| lists.emptiest(&self.zspages)).flatten()?;
         Some((from, lists.fullest_but(&self.zspages, from)?))
     }
 
@@ -178,8 +178,8 @@ impl<D: Design> RawPool<D> {
             return 0;
         }
         let Ok(new) = self.alloc_zspage(class, Gfp::MayWait) else { return 0 };
-        let lists = self.still(class);
-        let from = wastes(&lists).then(|| lists.emptiest()).flatten();
+        let mut lists = self.still(class);
+        let from = wastes(&lists).then(|| lists.emptiest(&self.zspages)).flatten();
         self.move_to_new(lists, from, new, budget)
     }
 

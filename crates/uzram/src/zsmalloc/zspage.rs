@@ -219,10 +219,12 @@ impl Lists {
         (room != 0).then(|| self.heads[room.ilog2() as usize])
     }
 
-    /// The first zspage of the emptiest group that is not empty, if it has room.
-    pub(super) fn emptiest(&self) -> Option<u32> {
+    /// The last zspage of the emptiest group that is not empty, if it has room. Objects are moved from last ones to
+    /// first ones, so that the same ones are not moved again and again.
+    pub(super) fn emptiest(&mut self, all: &Descriptors) -> Option<u32> {
         let some = self.groups & ((1 << GROUP_FULL) - 2);
-        (some != 0).then(|| self.heads[some.trailing_zeros() as usize])
+        let first = (some != 0).then(|| self.heads[some.trailing_zeros() as usize])?;
+        Some(all.with(self, first, |zspage| zspage.prev))
     }
 
     /// Makes a zspage the last of its group.
@@ -233,11 +235,11 @@ impl Lists {
         self.rotate(all, group);
     }
 
-    /// Makes the first zspage of the emptiest group that has some its last.
+    /// Makes the last zspage of the emptiest group that has some its first.
     pub(super) fn rotate_emptiest(&mut self, all: &Descriptors) {
-        if let Some(first) = self.emptiest() {
-            let group = all.with(self, first, |zspage| usize::from(zspage.group));
-            self.rotate(all, group);
+        if let Some(last) = self.emptiest(all) {
+            let group = all.with(self, last, |zspage| usize::from(zspage.group));
+            self.heads[group] = last;
         }
     }
 
@@ -367,7 +369,7 @@ mod tests {
             let mut model: [VecDeque<u32>; LISTS] = Default::default();
             for page in 0..2000 {
                 let (from, to) = (random.below(LISTS), random.below(LISTS));
-                match random.below(4) {
+                match random.below(5) {
                     0 => {
                         let id = all.alloc(Descriptor::new(page, 0), Gfp::MayWait).expect("memory");
                         lists.insert(&all, id, to);
@@ -387,6 +389,12 @@ mod tests {
                         lists.insert(&all, id, to);
                         model[to].push_front(id);
                     }
+                    3 => {
+                        lists.rotate_emptiest(&all);
+                        if let Some(group) = (1..GROUP_FULL).find(|group| !model[*group].is_empty()) {
+                            model[group].rotate_right(1);
+                        }
+                    }
                     _ => {
                         assert_eq!(lists.rotate(&all, from), model[from].front().copied(), "seed {seed}");
                         if let Some(id) = model[from].pop_front() {
@@ -396,8 +404,9 @@ mod tests {
                 }
                 let groups = 1..GROUP_FULL;
                 let first = |group: usize| model[group].front().copied();
-                let emptiest = groups.clone().find_map(first);
-                assert_eq!(lists.emptiest(), emptiest, "seed {seed}");
+                let last = |group: usize| model[group].back().copied();
+                let emptiest = groups.clone().find_map(last);
+                assert_eq!(lists.emptiest(&all), emptiest, "seed {seed}");
                 assert_eq!(lists.fullest_with_room(), (0..GROUP_FULL).rev().find_map(first));
                 let other = |group: usize| model[group].iter().find(|id| Some(**id) != emptiest).copied();
                 let but = emptiest.and_then(|emptiest| lists.fullest_but(&all, emptiest));

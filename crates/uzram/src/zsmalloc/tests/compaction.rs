@@ -14,6 +14,7 @@ use crate::zsmalloc::zspage::GROUP_FULL;
 
 for_every_design!(
     compaction_packs_every_class,
+    compaction_moves_no_object_of_sparse_zspages_twice,
     compaction_stays_within_its_budget,
     what_is_read_or_reserved_stays_where_it_is,
     damaged_objects_are_not_moved,
@@ -62,6 +63,29 @@ fn compaction_packs_every_class<D: Design>() {
     assert_eq!((pool.pages_used(), pool.pages_compacted()), (ideal_pages(&pool), freed + tight));
     check(&pool, &live);
     assert_eq!(pool.compact(Effort::Tight, &mut Budget::unlimited()), 0, "there is nothing left to do");
+}
+
+/// Zspages that are all as empty as each other: what the first of them takes in is not moved on.
+fn compaction_moves_no_object_of_sparse_zspages_twice<D: Design>() {
+    let pool = pool::<D>(16);
+    let bytes = [7; 1500];
+    let class = pool.classes.index_for(bytes.len());
+    let objs_per_zspage = u32::from(pool.classes.get(class).objs_per_zspage);
+    let store = |owner| (owner, pool.store(&bytes, owner, Gfp::MayWait).expect("memory"));
+    let handles: Vec<_> = (0..40 * objs_per_zspage).map(store).collect();
+    let mut live = HashMap::new();
+    for (owner, handle) in handles {
+        if owner.is_multiple_of(objs_per_zspage) {
+            live.insert(handle, Live { owner, bytes: bytes.to_vec() });
+        } else {
+            free(&pool, handle);
+        }
+    }
+    let live_bytes = live.len() as u64 * u64::from(pool.classes.get(class).size_bytes);
+    let mut budget = Budget::bytes(live_bytes);
+    pool.compact(Effort::Zspages, &mut budget);
+    assert_eq!(pool.freeable_pages(), 0, "moving each object once is enough");
+    check(&pool, &live);
 }
 
 fn compaction_stays_within_its_budget<D: Design>() {
