@@ -18,7 +18,7 @@
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
 //! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
 //!   `request_cache`: the requests in flight of all connections; `waiters`: threads that wait for devices
-//!   in the place of connections', and `wake`, by which these hear of it;
+//!   in the place of connections', a crew for each device, and `wake`, by which these hear of it;
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
 //! - `registry`, `server`: accepting, limits, stopping.
@@ -27,8 +27,9 @@
 //! the device: these are answered when they can be. What a client sends can cost its own connection and
 //! nothing else: every length is bounded before it is used, memory for a connection is fixed
 //! ([`BUFFER_BYTES`] twice, a place in the [`RequestCache`], and one reply of at most
-//! [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered) and that for requests which
-//! wait is bounded for all together, and a connection's end, even by a panic, ends only itself.
+//! [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered), and a connection's end, even
+//! by a panic, ends only itself. Memory for requests that wait is bounded for all together: a connection
+//! that finds none left waits itself, with all its requests in order.
 
 mod address;
 mod buffer;
@@ -76,15 +77,7 @@ pub fn serve_stream<S: Read + Write>(
     buffers: &mut Buffers,
     requests: &RequestCache,
 ) -> io::Result<()> {
-    let terms = Terms {
-        exports,
-        requests,
-        tls: None,
-        tls_required: false,
-        stopping: &Arc::default(),
-        handover: None,
-    };
-    session::run(stream, terms, |_| Ok(buffers))
+    serve(stream, exports, buffers, requests, None)
 }
 
 /// As [`serve_stream`], by a server that has a certificate: TLS is required of the client, or offered
@@ -100,8 +93,24 @@ pub fn serve_stream_with_tls<S: Read + Write>(
     tls: &Tls,
     tls_required: bool,
 ) -> io::Result<()> {
-    let terms =
-        Terms { exports, requests, tls: Some(tls), tls_required, stopping: &Arc::default(), handover: None };
+    serve(stream, exports, buffers, requests, Some((tls, tls_required)))
+}
+
+fn serve<S: Read + Write>(
+    stream: &mut S,
+    exports: &Exports,
+    buffers: &mut Buffers,
+    requests: &RequestCache,
+    tls: Option<(&Tls, bool)>,
+) -> io::Result<()> {
+    let terms = Terms {
+        exports,
+        requests,
+        tls: tls.map(|(tls, _)| tls),
+        tls_required: tls.is_some_and(|(_, required)| required),
+        stopping: &Arc::default(),
+        handover: None,
+    };
     session::run(stream, terms, |_| Ok(buffers))
 }
 

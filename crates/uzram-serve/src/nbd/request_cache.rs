@@ -15,8 +15,8 @@ use super::proto::NbdError;
 use super::request::{Refusal, Request};
 use super::waiters::MAX_JOBS;
 
-/// Requests in flight for which there is room, whatever the number of connections: each has a thread,
-/// and no system runs so many.
+/// Requests in flight for which there is room, whatever the number of connections: each of these has one beside
+/// those that were handed over, and a thread, and no system runs so many.
 const MAX_IN_FLIGHT: u64 = 1 << 20;
 /// A cache line each: other threads are busy with the neighbours.
 const REQUEST_BYTES: usize = 64;

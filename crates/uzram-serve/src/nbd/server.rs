@@ -123,7 +123,7 @@ impl Server {
         let requests = RequestCache::new(config.max_connections)?;
         let stop = StopHandle::new()
             .map_err(|errno| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {errno}")))?;
-        Ok(Server { listeners, exports, requests, waiters: Waiters::new(), config, stop })
+        Ok(Server { listeners, exports, requests, waiters: Waiters::default(), config, stop })
     }
 
     /// All ways to this server, in the order of its addresses; without TLS before with it.

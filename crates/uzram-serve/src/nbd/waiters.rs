@@ -1,17 +1,20 @@
-//! Threads of a server that wait for its devices, so that the threads of its connections need not.
+//! Threads that wait for devices, so that the threads of connections need not.
 //!
-//! There are at most [`MAX_THREADS`], each started when there is more to do than the others can, and all of them
-//! stay until the server ends. What waits for a thread or in one is bounded, in number and in bytes: each job has
-//! its [`Room`] before it begins, for as long as what it made is kept.
+//! Each device that is in use has its [`Crew`] of at most [`MAX_THREADS`], so that nobody waits for another's device.
+//! They are started when there is more to do than the others can, and stay until the last connection to their device
+//! ends. What waits for a thread or in one is bounded, in number and in bytes, for all of a server's devices together:
+//! each job has its [`Room`] before it begins, for as long as what it made is kept.
 //!
-//! Lock: that of `State`, a leaf; never held while a job runs.
+//! Locks: `Waiters::crews`, then that of a crew's `State` and of `Taken`, leaves; none is held while a job runs.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
-/// Threads of a server: as many requests as these are under way at a time on its backing devices, beside those of
+use uzram::device::Device;
+
+/// Threads of a device: as many requests as these are under way at a time on its backing device, beside those of
 /// connections that find no room here.
 const MAX_THREADS: usize = 16;
 /// Jobs of a server that have room at once.
@@ -22,9 +25,34 @@ const MAX_BYTES: usize = 40 << 20;
 /// Something that takes its time.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads. Dropped, it waits until all jobs are done.
-pub(super) struct Waiters(Arc<Shared>);
+/// The crews of a server's devices.
+#[derive(Default)]
+pub(super) struct Waiters {
+    /// By the addresses of devices; those that are in use.
+    crews: Mutex<HashMap<usize, Weak<Crew>>>,
+    taken: Arc<Mutex<Taken>>,
+}
 
+/// What jobs have room for.
+#[derive(Default)]
+struct Taken {
+    jobs: usize,
+    bytes: usize,
+}
+
+/// The right to have a job and so much memory for it, given up on drop.
+pub(super) struct Room {
+    taken: Arc<Mutex<Taken>>,
+    len_bytes: usize,
+}
+
+/// The threads that wait for one device. Dropped, it waits until all jobs are done.
+pub(super) struct Crew {
+    shared: Arc<Shared>,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     /// Signalled for each job, and when the threads are to end.
@@ -38,83 +66,94 @@ struct State {
     threads: Vec<JoinHandle<()>>,
     /// Threads that run a job.
     busy: usize,
-    /// Jobs that have room, and their bytes.
-    taken_jobs: usize,
-    taken_bytes: usize,
+    /// It was said that the system gives no thread.
+    complained: bool,
     ended: bool,
 }
 
-/// The right to have a job and so much memory for it, given up on drop.
-pub(super) struct Room {
-    shared: Arc<Shared>,
-    len_bytes: usize,
+/// Nothing panics while one of these is held, so a poisoned lock is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Waiters {
-    /// No threads yet.
-    pub fn new() -> Self {
-        Waiters(Arc::new(Shared { state: Mutex::default(), called: Condvar::new() }))
+    /// The crew of a device, for as long as somebody keeps it.
+    pub fn crew(&self, device: &Arc<Device>) -> Arc<Crew> {
+        let mut crews = lock(&self.crews);
+        let address = Arc::as_ptr(device) as usize;
+        if let Some(crew) = crews.get(&address).and_then(Weak::upgrade) {
+            return crew;
+        }
+        crews.retain(|_, crew| crew.strong_count() > 0);
+        let crew = Arc::new(Crew { shared: Arc::default(), taken: Arc::clone(&self.taken) });
+        crews.insert(address, Arc::downgrade(&crew));
+        crew
     }
+}
 
+impl Crew {
     /// Room for a job that needs `len_bytes`, and a thread to run it; `None` when there are too many others, or
     /// the system gives no thread.
     pub fn room(&self, len_bytes: usize) -> Option<Room> {
-        let mut state = self.0.lock();
-        if state.taken_jobs == MAX_JOBS || len_bytes > MAX_BYTES - state.taken_bytes {
-            return None;
-        }
+        let mut state = lock(&self.shared.state);
         if state.threads.is_empty() {
-            self.0.start_thread(&mut state);
+            self.shared.start_thread(&mut state);
         }
         if state.threads.is_empty() {
             return None;
         }
-        state.taken_jobs += 1;
-        state.taken_bytes += len_bytes;
-        Some(Room { shared: Arc::clone(&self.0), len_bytes })
+        drop(state);
+        let mut taken = lock(&self.taken);
+        if taken.jobs == MAX_JOBS || len_bytes > MAX_BYTES - taken.bytes {
+            return None;
+        }
+        taken.jobs += 1;
+        taken.bytes += len_bytes;
+        Some(Room { taken: Arc::clone(&self.taken), len_bytes })
     }
 
     /// Runs a job, for which there is room, in one of the threads, as soon as one is free.
     pub fn start(&self, job: Job) {
-        let mut state = self.0.lock();
+        let mut state = lock(&self.shared.state);
         state.jobs.push_back(job);
         if state.jobs.len() + state.busy > state.threads.len() && state.threads.len() < MAX_THREADS {
-            self.0.start_thread(&mut state);
+            self.shared.start_thread(&mut state);
         }
         drop(state);
-        self.0.called.notify_one();
+        self.shared.called.notify_one();
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        state.taken_jobs -= 1;
-        state.taken_bytes -= self.len_bytes;
+        let mut taken = lock(&self.taken);
+        taken.jobs -= 1;
+        taken.bytes -= self.len_bytes;
     }
 }
 
 impl Shared {
-    /// Nothing panics while it is held, so a poisoned lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Starts one more thread, if the system gives it.
     fn start_thread(self: &Arc<Self>, state: &mut State) {
         let name = format!("nbd-wait-{}", state.threads.len());
         let shared = Arc::clone(self);
         match thread::Builder::new().name(name).spawn(move || shared.run()) {
-            Ok(thread) => state.threads.push(thread),
+            Ok(thread) => {
+                state.threads.push(thread);
+                state.complained = false;
+            }
+            // It is asked again for each request.
+            Err(_) if state.complained => {}
             Err(error) => {
-                tracing::warn!(%error, "no thread to wait for devices: connections wait themselves")
+                state.complained = true;
+                tracing::warn!(%error, "no thread to wait for devices: connections wait themselves");
             }
         }
     }
 
     /// What a thread does.
     fn run(&self) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             if let Some(job) = state.jobs.pop_front() {
                 state.busy += 1;
@@ -123,7 +162,7 @@ impl Shared {
                 if catch_unwind(AssertUnwindSafe(job)).is_err() {
                     tracing::error!("a panic ended a request; please report it");
                 }
-                state = self.lock();
+                state = lock(&self.state);
                 state.busy -= 1;
             } else if state.ended {
                 return;
@@ -134,13 +173,13 @@ impl Shared {
     }
 }
 
-impl Drop for Waiters {
+impl Drop for Crew {
     fn drop(&mut self) {
-        let mut state = self.0.lock();
+        let mut state = lock(&self.shared.state);
         state.ended = true;
         let threads = std::mem::take(&mut state.threads);
         drop(state);
-        self.0.called.notify_all();
+        self.shared.called.notify_all();
         for thread in threads {
             // A job's panic has been reported and did not end its thread.
             let _ = thread.join();
@@ -160,9 +199,13 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(20);
 
-    fn start(waiters: &Waiters, job: Job) {
-        let room = waiters.room(1).unwrap();
-        waiters.start(Box::new(move || {
+    fn crew() -> Arc<Crew> {
+        Waiters::default().crew(&Device::new("d").unwrap())
+    }
+
+    fn start(crew: &Crew, job: Job) {
+        let room = crew.room(1).unwrap();
+        crew.start(Box::new(move || {
             job();
             drop(room);
         }));
@@ -181,19 +224,19 @@ mod tests {
 
     #[test]
     fn jobs_do_not_wait_for_each_other_until_all_threads_do() {
-        let waiters = Waiters::new();
+        let crew = crew();
         let (running, runs) = mpsc::channel();
         let mut ends = Vec::new();
         for _ in 0..MAX_THREADS + 3 {
             let (end, job) = stuck(&running);
             ends.push(end);
-            start(&waiters, job);
+            start(&crew, job);
         }
         for _ in 0..MAX_THREADS {
             runs.recv_timeout(TIMEOUT).unwrap();
         }
         assert!(runs.recv_timeout(Duration::from_millis(50)).is_err(), "no more threads");
-        assert_eq!(waiters.0.lock().threads.len(), MAX_THREADS);
+        assert_eq!(lock(&crew.shared.state).threads.len(), MAX_THREADS);
         drop(ends);
         for _ in 0..3 {
             runs.recv_timeout(TIMEOUT).unwrap();
@@ -202,35 +245,62 @@ mod tests {
 
     #[test]
     fn one_thread_is_enough_for_one_job_after_another() {
-        let waiters = Waiters::new();
+        let crew = crew();
         let (running, runs) = mpsc::channel();
         for _ in 0..50 {
-            while waiters.0.lock().busy > 0 {
+            while lock(&crew.shared.state).busy > 0 {
                 thread::yield_now();
             }
             let running = running.clone();
-            start(&waiters, Box::new(move || running.send(()).unwrap()));
+            start(&crew, Box::new(move || running.send(()).unwrap()));
             runs.recv_timeout(TIMEOUT).unwrap();
         }
-        assert_eq!(waiters.0.lock().threads.len(), 1);
+        assert_eq!(lock(&crew.shared.state).threads.len(), 1);
+    }
+
+    /// However many wait for one device, others' are waited for at once; but all share one bound.
+    #[test]
+    fn nobody_waits_for_anothers_device() {
+        let waiters = Waiters::default();
+        let devices = ["a", "b"].map(|name| Device::new(name).unwrap());
+        let [a, b] = devices.each_ref().map(|device| waiters.crew(device));
+        assert!(Arc::ptr_eq(&a, &waiters.crew(&devices[0])) && !Arc::ptr_eq(&a, &b));
+        let (running, runs) = mpsc::channel();
+        let mut ends = Vec::new();
+        for _ in 0..2 * MAX_THREADS {
+            let (end, job) = stuck(&running);
+            ends.push(end);
+            start(&a, job);
+        }
+        for _ in 0..MAX_THREADS {
+            runs.recv_timeout(TIMEOUT).unwrap();
+        }
+        start(&b, Box::new(move || running.send(()).unwrap()));
+        runs.recv_timeout(TIMEOUT).unwrap();
+        assert!(a.room(MAX_BYTES - 2 * MAX_THREADS + 1).is_none());
+        drop(ends);
+        drop((a, b));
+        let again = waiters.crew(&devices[0]);
+        assert!(again.room(MAX_BYTES).is_some());
+        assert_eq!(lock(&waiters.crews).len(), 1, "what is not in use is forgotten");
     }
 
     #[test]
     fn room_is_bounded_in_jobs_and_in_bytes() {
-        let waiters = Waiters::new();
-        assert!(waiters.room(MAX_BYTES + 1).is_none());
-        let all = waiters.room(MAX_BYTES).unwrap();
-        assert!(waiters.room(1).is_none() && waiters.room(0).is_some());
+        let crew = crew();
+        assert!(crew.room(MAX_BYTES + 1).is_none());
+        let all = crew.room(MAX_BYTES).unwrap();
+        assert!(crew.room(1).is_none() && crew.room(0).is_some());
         drop(all);
-        let rooms: Vec<_> = std::iter::from_fn(|| waiters.room(1)).collect();
+        let rooms: Vec<_> = std::iter::from_fn(|| crew.room(1)).collect();
         assert_eq!(rooms.len(), MAX_JOBS);
         drop(rooms);
-        assert!(waiters.room(MAX_BYTES).is_some());
+        assert!(crew.room(MAX_BYTES).is_some());
     }
 
     #[test]
     fn a_panic_ends_its_job_alone_and_the_end_waits_for_all() {
-        let (waiters, done) = (Waiters::new(), Arc::new(AtomicUsize::new(0)));
+        let (crew, done) = (crew(), Arc::new(AtomicUsize::new(0)));
         for index in 0..20 {
             let done = Arc::clone(&done);
             let job = move || {
@@ -238,9 +308,9 @@ mod tests {
                 done.fetch_add(1, Relaxed);
                 assert!(index % 5 > 0, "a panic that belongs to the test");
             };
-            start(&waiters, Box::new(job));
+            start(&crew, Box::new(job));
         }
-        drop(waiters);
+        drop(crew);
         assert_eq!(done.load(Relaxed), 20);
     }
 }

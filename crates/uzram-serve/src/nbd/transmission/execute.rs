@@ -9,12 +9,15 @@ use uzram::device::{OpenDevice, Wait};
 
 use super::STOPPING;
 use crate::nbd::buffer::SendBuffer;
-use crate::nbd::proto::command_flags;
-use crate::nbd::request::{Command, Headers, Request};
+use crate::nbd::proto::{NbdError, command_flags};
+use crate::nbd::request::{Command, Headers, Refusal, Request};
 
 /// How much of a zeroing or a trim is done before the next look whether the server is stopping, in
 /// bytes of the disk: 16,384 pages, which take some milliseconds.
 const SLICE_BYTES: u64 = 64 << 20;
+
+/// What a request is told that somebody else was to carry out.
+const MISPLACED: Refusal = Refusal { error: NbdError::Inval, message: "the request is not carried out here" };
 
 /// What is still to be done of a request.
 #[derive(Clone, Copy)]
@@ -66,13 +69,13 @@ impl<W: Write> Replies<'_, W> {
                     device.zero_some(at, len_bytes, allocate, wait)
                 })
             }
-            // What is not in memory comes back when it is read, if it is worth it.
-            Command::Cache => self.succeed(request).map(|()| None),
-            // A write is visible to every connection before it is answered, so a flush has nothing
-            // left to do. Writes and block status have a payload, or may have; a connection ends on
-            // `Disc`, and refuses what is unknown.
-            Command::Flush | Command::Write | Command::BlockStatus | Command::Disc | Command::Unknown => {
-                self.succeed(request).map(|()| None)
+            // What is not in memory comes back when it is read, if it is worth it. A write is visible to every
+            // connection before it is answered, so a flush has nothing left to do.
+            Command::Cache | Command::Flush => self.succeed(request).map(|()| None),
+            // Writes and block status have a payload, or may have; a connection ends on `Disc`, and refuses what
+            // is unknown: none of them comes here.
+            Command::Write | Command::BlockStatus | Command::Disc | Command::Unknown => {
+                self.fail(request, &MISPLACED.into()).map(|()| None)
             }
         }
     }

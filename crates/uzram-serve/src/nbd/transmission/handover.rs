@@ -22,7 +22,7 @@ use super::execute::{Replies, Rest};
 use crate::nbd::buffer::{SendBuffer, allocate};
 use crate::nbd::request::{Command, Headers, Request};
 use crate::nbd::request_cache::InFlight;
-use crate::nbd::waiters::{Room, Waiters};
+use crate::nbd::waiters::{Crew, Room, Waiters};
 use crate::nbd::wake::Wake;
 
 /// Requests of one connection that are handed over at once. Further ones are carried out by its own thread.
@@ -39,9 +39,16 @@ pub(in crate::nbd) struct Handover<'a> {
     pub wake: &'a Arc<Wake>,
 }
 
+/// Those of the connection's device.
+#[derive(Clone)]
+struct Helpers<'a> {
+    crew: Arc<Crew>,
+    wake: &'a Arc<Wake>,
+}
+
 /// The requests that a connection has handed over. Dropped, it waits until those are done that were begun.
 pub(super) struct HandedOver<'a> {
-    handover: Option<Handover<'a>>,
+    helpers: Option<Helpers<'a>>,
     device: &'a Arc<OpenDevice>,
     headers: Headers,
     stopping: &'a Arc<AtomicBool>,
@@ -52,13 +59,14 @@ pub(super) struct HandedOver<'a> {
 }
 
 /// What it takes to hand over the rest of a request.
-pub(super) struct Places {
+pub(super) struct Places<'a> {
+    helpers: Helpers<'a>,
     room: Room,
     payload: Vec<u8>,
     reply: SendBuffer,
 }
 
-impl Places {
+impl Places<'_> {
     /// Where all that is left of a write's payload is to go.
     pub fn payload(&mut self) -> &mut [u8] {
         &mut self.payload
@@ -171,13 +179,22 @@ impl<'a> HandedOver<'a> {
         headers: Headers,
         stopping: &'a Arc<AtomicBool>,
     ) -> Self {
-        let returned = Arc::default();
-        HandedOver { handover, device, headers, stopping, returned, requests: Vec::new(), count: 0 }
+        let helpers =
+            |Handover { waiters, wake }: Handover<'a>| Helpers { crew: waiters.crew(device.device()), wake };
+        HandedOver {
+            helpers: handover.map(helpers),
+            device,
+            headers,
+            stopping,
+            returned: Arc::default(),
+            requests: Vec::new(),
+            count: 0,
+        }
     }
 
     /// Whether the connection's own thread may wait for the device before it has tried to hand a request over.
     pub fn wait(&self) -> Wait {
-        if self.handover.is_some() { Wait::No } else { Wait::Yes }
+        if self.helpers.is_some() { Wait::No } else { Wait::Yes }
     }
 
     /// Whether all have been answered.
@@ -187,8 +204,8 @@ impl<'a> HandedOver<'a> {
 
     /// What it takes to hand over the rest of a request; `None` when too much is handed over already, or the
     /// system does not give it.
-    pub fn places(&self, request: &Request, rest: Rest) -> Option<Places> {
-        let Handover { waiters, wake } = self.handover?;
+    pub fn places(&self, request: &Request, rest: Rest) -> Option<Places<'a>> {
+        let helpers = self.helpers.as_ref()?;
         let left_bytes = usize::try_from(rest.left_bytes).ok()?;
         let (payload_bytes, data_bytes) = match request.command {
             Command::Write => (left_bytes, 0),
@@ -196,11 +213,12 @@ impl<'a> HandedOver<'a> {
             _ => (0, 0),
         };
         let reply_bytes = reply_bytes(data_bytes);
-        if self.count == MAX_HANDED_OVER || wake.prepare().is_err() {
+        if self.count == MAX_HANDED_OVER || helpers.wake.prepare().is_err() {
             return None;
         }
-        let room = waiters.room(payload_bytes + reply_bytes)?;
+        let room = helpers.crew.room(payload_bytes + reply_bytes)?;
         Some(Places {
+            helpers: helpers.clone(),
             room,
             payload: allocate(payload_bytes).ok()?,
             reply: SendBuffer::new(reply_bytes).ok()?,
@@ -208,10 +226,8 @@ impl<'a> HandedOver<'a> {
     }
 
     /// Hands over the rest of a request, with its payload, if it has one, in its place.
-    pub fn start(&mut self, request: InFlight<'a>, rest: Rest, places: Places) {
-        // Without them there are no places.
-        let Some(Handover { waiters, wake }) = self.handover else { return };
-        let Places { room, payload, reply } = places;
+    pub fn start(&mut self, request: InFlight<'a>, rest: Rest, places: Places<'a>) {
+        let Places { helpers: Helpers { crew, wake }, room, payload, reply } = places;
         let copy = *request;
         let number = match self.requests.iter().position(Option::is_none) {
             Some(free) => free,
@@ -234,13 +250,13 @@ impl<'a> HandedOver<'a> {
             reply: Some(reply),
             ticket: Ticket { returned: Arc::clone(&self.returned), wake: Arc::clone(wake), ended },
         };
-        waiters.start(Box::new(move || job.run()));
+        crew.start(Box::new(move || job.run()));
     }
 
     /// Puts the replies of those that are done into `unsent`.
     ///
     /// # Errors
-    /// The stream's; `Other` when one has no reply, because a panic ended it.
+    /// The stream's; `Other` when one has no reply, because a panic ended it or its reply had no room.
     pub fn collect(&mut self, unsent: &mut SendBuffer, stream: &mut impl Write) -> io::Result<()> {
         if self.count == 0 {
             return Ok(());
@@ -250,10 +266,10 @@ impl<'a> HandedOver<'a> {
             let Ended { number, reply, room: _until_sent } = ended;
             let _request = self.requests[number].take();
             self.count -= 1;
-            let reply = reply.ok_or_else(|| io::Error::other("a panic ended a request"))?;
+            let reply = reply.ok_or_else(|| io::Error::other("a request ended without a reply"))?;
             unsent.put(stream, reply.filled())?;
         }
-        if let Some(Handover { wake, .. }) = self.handover {
+        if let Some(Helpers { wake, .. }) = &self.helpers {
             wake.arm(self.count > 0);
         }
         Ok(())
@@ -261,8 +277,8 @@ impl<'a> HandedOver<'a> {
 
     /// Waits until one of those that are left may be done.
     pub fn wait_for_one(&self) -> io::Result<()> {
-        match self.handover {
-            Some(Handover { wake, .. }) if self.count > 0 => wake.wait(),
+        match &self.helpers {
+            Some(Helpers { wake, .. }) if self.count > 0 => wake.wait(),
             _ => Ok(()),
         }
     }
@@ -274,11 +290,14 @@ impl Drop for HandedOver<'_> {
         loop {
             let ended = std::mem::take(&mut *self.returned.lock());
             self.count -= ended.len();
+            // Requests go before rooms: there are as many of them at most.
+            ended.iter().for_each(|ended| self.requests[ended.number] = None);
+            drop(ended);
             if self.count == 0 || self.wait_for_one().is_err() {
                 break;
             }
         }
-        if let Some(Handover { wake, .. }) = self.handover {
+        if let Some(Helpers { wake, .. }) = &self.helpers {
             wake.arm(false);
         }
     }
