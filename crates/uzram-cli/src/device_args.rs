@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use uzram::base::units::{parse_duration_s, parse_size};
+use uzram::device::Attribute;
 use uzram::lru::LruDesign;
 use uzram::store::Layout;
 use uzram::stream::Design;
@@ -76,8 +77,7 @@ pub struct Setting {
 }
 
 impl DeviceArgs {
-    /// The attributes to set, in this order: `disksize` comes last, because it makes the disk from the others, and
-    /// before it what may make a file.
+    /// The attributes to set, in this order.
     ///
     /// # Errors
     /// The file of `--policy` makes no sense, or something is set that would do nothing.
@@ -87,11 +87,7 @@ impl DeviceArgs {
             settings.retain(|setting| setting.attribute != option.attribute);
             settings.push(option);
         }
-        settings.sort_by_key(|setting| match setting.attribute {
-            "disksize" => 2,
-            "backing_dev" => 1,
-            _ => 0,
-        });
+        settings.sort_by_key(|setting| Attribute::turn(setting.attribute));
         refuse_idle_settings(&settings)?;
         Ok(settings)
     }

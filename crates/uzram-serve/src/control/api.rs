@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use uzram::device::Device;
+use uzram::device::{Attribute, Device};
 use uzram::{Error, ErrorKind, slab};
 
 use super::http::{Request, Response, refusal};
@@ -127,8 +127,9 @@ impl Api {
 fn make(new: &NewDevice, exports: &Exports) -> uzram::Result<Arc<Device>> {
     let device = Device::new(&new.name)?;
     exports.add(Arc::clone(&device))?;
-    let (size, others): (Vec<_>, Vec<_>) = new.attributes.iter().partition(|(name, _)| *name == "disksize");
-    let set = others.into_iter().chain(size).try_for_each(|(name, value)| device.set(name, value));
+    let mut attributes: Vec<_> = new.attributes.iter().collect();
+    attributes.sort_by_key(|(name, _)| Attribute::turn(name));
+    let set = attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));
     if let Err(error) = set {
         // It fails when somebody has removed it already, which is what is wanted.
         let _ = exports.remove(&new.name);

@@ -22,7 +22,8 @@ use algorithms::{
 };
 use backing::{
     backing, backing_dev, bd_stat, set_backing_dev, set_compressed_writeback, set_writeback_batch_size,
-    set_writeback_layout, set_writeback_limit, set_writeback_limit_enable, writeback, writeback_limit,
+    set_writeback_layout, set_writeback_limit, set_writeback_limit_enable, writeback, writeback_batch_size,
+    writeback_limit,
 };
 use cold::{block_state, recompress, set_idle};
 use policy::{
@@ -139,8 +140,9 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "writeback_batch_size",
-        help: "writes to the backing device that are in flight at a time, 1 to 128; at any time",
-        get: Some(|device| device.state.lock().params.writeback_batch.to_string()),
+        help: "writes to the backing device that are in flight at a time, 1 to 128; 4 if it was not set, or 32 with \
+               writeback_layout=blocks; at any time",
+        get: Some(|device| writeback_batch_size(device).to_string()),
         set: Some(set_writeback_batch_size),
     },
     Attribute {
@@ -166,7 +168,7 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "backing",
-        help: "the backing device: how it is used, pages there and what they take, what was read, written, moved and \
+        help: "the backing device: pages there and what they take, what was read, written, moved and \
                failed; all 0 without one (uzram only)",
         get: Some(backing),
         set: None,
@@ -356,6 +358,16 @@ pub(super) fn find(name: &str) -> Result<&'static Attribute> {
 }
 
 impl Attribute {
+    /// In what turn to set the attribute of that name, of several of a new device, lowest first: `disksize` comes
+    /// last, because it makes the disk from the others, and before it what may make a file.
+    pub fn turn(name: &str) -> u8 {
+        match name {
+            "disksize" => 2,
+            "backing_dev" => 1,
+            _ => 0,
+        }
+    }
+
     /// Whether it can be read.
     pub fn readable(&self) -> bool {
         self.get.is_some()

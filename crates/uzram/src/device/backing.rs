@@ -38,6 +38,11 @@ impl NamedBacking {
         Ok(NamedBacking::new(path, how(&file), Arc::new(file)))
     }
 
+    /// Whether it is the one that [`NamedBacking::open`] would open, if of another size.
+    pub(super) fn is_at(&self, text: &str) -> bool {
+        split(text).0 == self.name
+    }
+
     /// Its name: a file's path.
     pub fn name(&self) -> &str {
         &self.name

@@ -5,14 +5,13 @@ use std::ops::Range;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, bytes_to_pages, offset_in_page, page_of, pages_to_bytes};
-use crate::store::{PageState, Store};
+use crate::store::PageState;
 
-use super::Device;
+use super::{Device, InUse};
 
 /// A device opened for I/O. Many threads may use one, and many may be open.
 pub struct OpenDevice {
-    store: Arc<Store>,
-    device: Arc<Device>,
+    store: InUse<Arc<Device>>,
     size_bytes: u64,
 }
 
@@ -82,13 +81,13 @@ fn unless_waiting(done: Result<()>) -> Result<bool> {
 }
 
 impl OpenDevice {
-    pub(super) fn new(store: Arc<Store>, device: Arc<Device>, size_bytes: u64) -> Self {
-        OpenDevice { store, device, size_bytes }
+    pub(super) fn new(store: InUse<Arc<Device>>, size_bytes: u64) -> Self {
+        OpenDevice { store, size_bytes }
     }
 
     /// The device this opens.
     pub fn device(&self) -> &Arc<Device> {
-        &self.device
+        &self.store.user.0
     }
 
     /// The size of the disk.
@@ -99,8 +98,8 @@ impl OpenDevice {
     /// Fills `buf` from byte `offset` on. Any alignment and length.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `Corrupt` when a stored page is damaged, and `buf` is then
-    /// partly filled.
+    /// `OutOfRange` beyond the end; `Corrupt` when a page is damaged, `Io` when the backing device fails, and
+    /// `buf` is then partly filled.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_some(offset, buf, Wait::Yes).map(drop)
     }
@@ -180,8 +179,9 @@ impl OpenDevice {
     /// Stores `data` from byte `offset` on. Any alignment and length.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `NoSpace` when `mem_limit` is met; `NoMemory`. The pages
-    /// before the one that failed hold the new data, that one and those after it the old.
+    /// `OutOfRange` beyond the end; `NoSpace` when `mem_limit` is met; `NoMemory`; for a page of which a part is
+    /// written, `Corrupt` and `Io` as well. The pages before the one that failed hold the new data, that one and
+    /// those after it the old.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.write_some(offset, data, Wait::Yes).map(drop)
     }
@@ -277,11 +277,5 @@ impl OpenDevice {
         }
         self.store.count_failure(is_write);
         Err(Error::new(ErrorKind::OutOfRange, "the request goes beyond the end of the device"))
-    }
-}
-
-impl Drop for OpenDevice {
-    fn drop(&mut self) {
-        self.device.users.sub(1);
     }
 }

@@ -18,6 +18,8 @@ pub use attr::Attribute;
 pub use backing::NamedBacking;
 pub use io::{Extent, OpenDevice, Wait};
 
+use std::ops::Deref;
+
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
@@ -41,14 +43,12 @@ pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
 pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
 /// The default of `compact_rate`: some hundredths of what a core moves in a second.
 pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
-/// The default of `writeback_batch_size`: the kernel's.
-pub const DEFAULT_WRITEBACK_BATCH: u64 = 32;
 
 /// A zram device.
 pub struct Device {
     name: String,
     state: Mutex<State>,
-    /// Users that have it open. Raised and read under the lock; lowered without it.
+    /// Those that have it open, or do something with all of it. Raised and read under the lock; lowered without it.
     users: Counter,
 }
 
@@ -85,7 +85,8 @@ struct Params {
     writeback_layout: Layout,
     compressed_writeback: bool,
     writeback_limit: WritebackLimit,
-    writeback_batch: u64,
+    /// None for what suits the layout.
+    writeback_batch: Option<u64>,
     policy: Policy,
 }
 
@@ -109,7 +110,7 @@ impl Default for Params {
             writeback_layout: Layout::default(),
             compressed_writeback: true,
             writeback_limit: WritebackLimit::default(),
-            writeback_batch: DEFAULT_WRITEBACK_BATCH,
+            writeback_batch: None,
             policy: Policy::default(),
         }
     }
@@ -339,9 +340,10 @@ impl Device {
         store.map(|store| store.class_stats()).unwrap_or_default()
     }
 
-    /// The store, for what can only be done once there is one.
-    fn initialised(&self) -> Result<Arc<Store>> {
-        self.state.lock().store.clone().ok_or_else(|| {
+    /// The store, for what can only be done once there is one, and takes its time: until it is let go, `reset`
+    /// answers `Busy`.
+    fn initialised(&self) -> Result<InUse<&Self>> {
+        InUse::new(self, &self.state.lock()).ok_or_else(|| {
             let what = format!("'{}' has no size yet, and holds nothing", self.name);
             Error::invalid(what).with_setting("disksize")
         })
@@ -353,12 +355,11 @@ impl Device {
     /// `Busy` while the device is uninitialised.
     pub fn open(self: &Arc<Self>) -> Result<OpenDevice> {
         let state = self.state.lock();
-        let Some(store) = state.store.clone() else {
+        let Some(in_use) = InUse::new(Arc::clone(self), &state) else {
             let what = format!("'{}' has no size yet", self.name);
             return Err(Error::new(ErrorKind::Busy, what).with_setting("disksize"));
         };
-        self.users.add(1);
-        Ok(OpenDevice::new(store, Arc::clone(self), state.disksize_bytes))
+        Ok(OpenDevice::new(in_use, state.disksize_bytes))
     }
 
     /// Makes the store: the disk has `bytes` bytes from now on, rounded up to whole pages.
@@ -394,7 +395,7 @@ impl Device {
         })?);
         if is_backed {
             store.change_writeback_limit(|limit| *limit = params.writeback_limit);
-            store.set_writeback_batch(params.writeback_batch);
+            params.writeback_batch.iter().for_each(|writes| store.set_writeback_batch(*writes));
         }
         if is_backed || recompresses {
             state.policy = Some(PolicyThread::start(&self.name, &store)?);
@@ -430,10 +431,46 @@ impl Device {
                 Ok(())
             }
             users => {
-                let what = format!("'{}' is in use by {users}: disconnect its clients first", self.name);
+                let what = format!(
+                    "'{}' is in use by {users}: disconnect its clients, and wait for what it was told to do",
+                    self.name
+                );
                 Err(Error::new(ErrorKind::Busy, what))
             }
         }
+    }
+}
+
+/// A device's store, kept from `reset` by one who uses it.
+struct InUse<D: Deref<Target = Device>> {
+    // Let go before its user is.
+    store: Arc<Store>,
+    user: User<D>,
+}
+
+/// A user of a device, until it is dropped.
+struct User<D: Deref<Target = Device>>(D);
+
+impl<D: Deref<Target = Device>> InUse<D> {
+    /// None while there is no store. The device's lock keeps it from being reset before its user is counted.
+    fn new(device: D, state: &State) -> Option<Self> {
+        let store = Arc::clone(state.store.as_ref()?);
+        device.users.add(1);
+        Some(InUse { store, user: User(device) })
+    }
+}
+
+impl<D: Deref<Target = Device>> Deref for InUse<D> {
+    type Target = Store;
+
+    fn deref(&self) -> &Store {
+        &self.store
+    }
+}
+
+impl<D: Deref<Target = Device>> Drop for User<D> {
+    fn drop(&mut self) {
+        self.0.users.sub(1);
     }
 }
 

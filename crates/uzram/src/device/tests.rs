@@ -556,6 +556,41 @@ fn a_backing_device_is_opened_at_once_and_forgotten_by_a_reset() {
 }
 
 #[test]
+fn another_size_of_the_same_file_can_be_set() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("file").display().to_string();
+    let device = device(&[("backing_dev", &format!("{path}:1M"))]);
+    device.set("backing_dev", &format!("{path}:2M")).expect("it is its own");
+    assert_eq!(device.backing().map(|backing| backing.backing().len_bytes()), Some(2 << 20));
+    device.set("backing_dev", &path).expect("it is its own");
+    assert_eq!(device.backing().map(|backing| backing.backing().len_bytes()), Some(2 << 20));
+}
+
+#[test]
+fn what_is_being_done_with_all_of_a_device_keeps_it_from_reset() {
+    let device = device(&[("disksize", "1M")]);
+    let in_use = device.initialised().expect("a size");
+    for attempt in [device.set("reset", "1"), device.remove()] {
+        let error = attempt.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    }
+    drop(in_use);
+    device.set("reset", "1").expect("nobody uses it");
+}
+
+#[test]
+fn as_many_writes_are_in_flight_as_suit_the_layout_unless_it_is_set() {
+    let device = device(&[]);
+    let batch_size = || device.get("writeback_batch_size").expect("it can be read");
+    assert_eq!(batch_size(), "4");
+    device.set("writeback_layout", "blocks").expect("uninitialised");
+    assert_eq!(batch_size(), "32");
+    device.set("writeback_batch_size", "5").expect("in range");
+    device.set("writeback_layout", "packed").expect("uninitialised");
+    assert_eq!(batch_size(), "5");
+}
+
+#[test]
 fn settings_of_writeback_keep_their_ranges() {
     let device = device(&[]);
     for (name, values, refused) in [

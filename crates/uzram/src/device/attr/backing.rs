@@ -17,6 +17,10 @@ pub(super) fn backing_dev(device: &Device) -> String {
 pub(super) fn set_backing_dev(device: &Device, value: &str) -> Result<()> {
     // Before a file is made for nothing. Without the lock it is opened, and space is reserved for it.
     device.state.lock().uninitialised("backing_dev")?;
+    if device.backing().is_some_and(|backing| backing.is_at(value)) {
+        // It could not be opened once more.
+        device.set_backing(None)?;
+    }
     let backing = match value {
         "none" => None,
         path => Some(NamedBacking::open(path)?),
@@ -136,13 +140,18 @@ pub(super) fn set_writeback_limit_enable(device: &Device, value: &str) -> Result
     Ok(())
 }
 
+pub(super) fn writeback_batch_size(device: &Device) -> u64 {
+    let params = &device.state.lock().params;
+    params.writeback_batch.unwrap_or_else(|| params.writeback_layout.default_batch())
+}
+
 pub(super) fn set_writeback_batch_size(device: &Device, value: &str) -> Result<()> {
     let writes = number_within("writeback_batch_size", value, 1..=MAX_WRITEBACK_BATCH)?;
     let mut state = device.state.lock();
     if let Some(store) = state.backed_store() {
         store.set_writeback_batch(writes);
     }
-    state.params.writeback_batch = writes;
+    state.params.writeback_batch = Some(writes);
     Ok(())
 }
 

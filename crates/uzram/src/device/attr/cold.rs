@@ -26,7 +26,7 @@ pub(super) fn set_idle(device: &Device, value: &str) -> Result<()> {
 
 /// In the columns of the kernel's `block_state`.
 pub(super) fn block_state(device: &Device) -> String {
-    let Ok(store) = device.initialised() else { return String::new() };
+    let Some(store) = device.state.lock().store.clone() else { return String::new() };
     let (mut text, mut lines) = (String::new(), 0);
     store.block_states(0..store.pages(), |page, used_s, state| {
         let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;

@@ -48,6 +48,15 @@ impl Layout {
             Layout::Blocks => "blocks",
         }
     }
+
+    /// Writes to the device in flight at a time, unless told otherwise: of packed extents some MiB, of blocks the
+    /// kernel's 32.
+    pub(crate) const fn default_batch(self) -> u64 {
+        match self {
+            Layout::Packed => 4,
+            Layout::Blocks => 32,
+        }
+    }
 }
 
 impl fmt::Display for Layout {

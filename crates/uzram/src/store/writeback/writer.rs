@@ -24,10 +24,6 @@ use super::{BackingOptions, MAX_WRITEBACK_BATCH};
 use crate::store::Store;
 use crate::store::slot::{Backed, Contents, SlotGuard};
 
-/// Writes in flight at a time, unless told otherwise: some MiB.
-const PACKED_BATCH: u64 = 4;
-/// The kernel's.
-const BLOCKS_BATCH: u64 = 32;
 /// Buffers beyond those in flight: two that are filled, one that is cleaned from.
 const MORE_BUFFERS: u64 = 3;
 const NUMBERS: usize = (MAX_WRITEBACK_BATCH + MORE_BUFFERS) as usize;
@@ -110,10 +106,6 @@ impl BackingDevice {
     /// As [`Log::new`].
     pub(in crate::store) fn new(options: &BackingOptions) -> Result<Self> {
         let log = Log::new(options)?;
-        let batch = match options.layout {
-            super::Layout::Packed => PACKED_BATCH,
-            super::Layout::Blocks => BLOCKS_BATCH,
-        };
         let writer = Writer {
             open: [const { None }; 2],
             begun: [None; 2],
@@ -127,7 +119,7 @@ impl BackingDevice {
             arrived: Condvar::new(),
         };
         Ok(BackingDevice {
-            batch: Counter::new(batch),
+            batch: Counter::new(options.layout.default_batch()),
             buffers: Buffers::new(NUMBERS as u32, log.extent_bytes)?,
             finished: Arc::new(finished),
             writer: Mutex::new(&classes::WRITEBACK, writer),
