@@ -177,40 +177,40 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "policy_high",
         help: "percent of mem_limit above which the coldest pages leave by themselves, 1 to 100, recompressed if that wins \
                memory, else written back; lowers policy_low to it; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.policy.high_percent.to_string()),
+        get: Some(|device| device.state.lock().params.config.policy.high_percent.to_string()),
         set: Some(set_policy_high),
     },
     Attribute {
         name: "policy_low",
         help: "percent of mem_limit below which that ends, 0 to policy_high; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.policy.low_percent.to_string()),
+        get: Some(|device| device.state.lock().params.config.policy.low_percent.to_string()),
         set: Some(set_policy_low),
     },
     Attribute {
         name: "recompress_after",
         help: "seconds, or a number and s, m, h or d, after which pages that nobody used are compressed again; 0 for \
                never; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.policy.recompress_after_s.to_string()),
+        get: Some(|device| device.state.lock().params.config.policy.recompress_after_s.to_string()),
         set: Some(set_recompress_after),
     },
     Attribute {
         name: "writeback_after",
         help: "the same for writing them to the backing device (uzram only)",
-        get: Some(|device| device.state.lock().params.policy.writeback_after_s.to_string()),
+        get: Some(|device| device.state.lock().params.config.policy.writeback_after_s.to_string()),
         set: Some(set_writeback_after),
     },
     Attribute {
         name: "writeback_budget",
         help: "the most bytes that are written to the backing device in a day, on request or not, also written as SIZE/day; \
                0 for any number; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.policy.writeback_budget_bytes.to_string()),
+        get: Some(|device| device.state.lock().params.config.policy.writeback_budget_bytes.to_string()),
         set: Some(set_writeback_budget),
     },
     Attribute {
         name: "reclaim",
         help: "in what order pages leave by themselves: pages, the coldest first, or zspages, all of the coldest zspage at a \
                time; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.policy.reclaim.to_string()),
+        get: Some(|device| device.state.lock().params.config.policy.reclaim.to_string()),
         set: Some(set_reclaim),
     },
     Attribute {
@@ -277,13 +277,13 @@ pub(super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "compact_threshold",
         help: "percent of the pool's memory that compaction must free to begin by itself, 0 to 100; 0 for never; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.compact_threshold_percent.to_string()),
+        get: Some(|device| device.state.lock().params.config.compact_threshold_percent.to_string()),
         set: Some(set_compact_threshold),
     },
     Attribute {
         name: "compact_rate",
         help: "bytes of objects that it then moves in a second at most, from 1M; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.compact_rate_bytes.to_string()),
+        get: Some(|device| device.state.lock().params.config.compact_rate_bytes.to_string()),
         set: Some(set_compact_rate),
     },
     Attribute {
@@ -295,7 +295,7 @@ pub(super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "pool_design",
         help: "how the pool is locked: pinned, class-indexed, consolidated or split; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.pool_design.to_string()),
+        get: Some(|device| device.state.lock().params.config.pool_design.to_string()),
         set: Some(set_pool_design),
     },
     Attribute {
@@ -307,43 +307,43 @@ pub(super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "lru_design",
         help: "how the lists of pages by their use are locked: batched or single-lock, or none for no lists; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.lru_design.to_string()),
+        get: Some(|device| device.state.lock().params.config.lru_design.to_string()),
         set: Some(set_lru_design),
     },
     Attribute {
         name: "lru_pagevec",
         help: "pages that each CPU collects before they are put into the lists, 1 to 128; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.lru_pagevec_pages.to_string()),
+        get: Some(|device| device.state.lock().params.config.lru_pagevec_pages.to_string()),
         set: Some(set_lru_pagevec),
     },
     Attribute {
         name: "chain_size",
         help: "the most pages of a zspage, 4 to 16; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.chain_size.to_string()),
+        get: Some(|device| device.state.lock().params.config.chain_size.to_string()),
         set: Some(set_chain_size),
     },
     Attribute {
         name: "checksum",
         help: "1 to keep a checksum of each page and verify it at each read; before initialisation (uzram only)",
-        get: Some(|device| u8::from(device.state.lock().params.checksum).to_string()),
+        get: Some(|device| u8::from(device.state.lock().params.config.checksum).to_string()),
         set: Some(set_checksum),
     },
     Attribute {
         name: "streams",
         help: "who may compress at once: percpu, or the number of streams on a locked list of idle ones, 1 to 1024; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.streams.to_string()),
+        get: Some(|device| device.state.lock().params.config.streams.to_string()),
         set: Some(set_streams),
     },
     Attribute {
         name: "stream_alloc",
         help: "held, or released to give the stream to others while the pool grows or is cut back, and compress the page again; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.stream_alloc.to_string()),
+        get: Some(|device| device.state.lock().params.config.stream_alloc.to_string()),
         set: Some(set_stream_alloc),
     },
     Attribute {
         name: "run_cache_batch",
         help: "pages that the CPUs' caches of free runs move at a time, up to 512; 0 for none; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.run_cache_batch_pages.to_string()),
+        get: Some(|device| device.state.lock().params.config.run_cache_batch_pages.to_string()),
         set: Some(set_run_cache_batch),
     },
 ];
@@ -414,7 +414,7 @@ fn set_mem_limit(device: &Device, value: &str) -> Result<()> {
     // The largest that can be told in bytes again is as good as none.
     let pages = bytes_to_pages(parse_size(value)?).min(page_of(u64::MAX));
     let mut state = device.state.lock();
-    state.params.limit_pages = pages;
+    state.params.config.limit_pages = pages;
     if let Some(store) = &state.store {
         store.set_limit_pages(pages);
     }
@@ -495,7 +495,7 @@ fn lines(counts: &[(&str, u64)]) -> String {
 
 fn set_checksum(device: &Device, value: &str) -> Result<()> {
     let on = switch("checksum", value)?;
-    before_initialisation(device, "checksum", on, |params, on| params.checksum = on)
+    before_initialisation(device, "checksum", on, |params, on| params.config.checksum = on)
 }
 
 /// An attribute whose values are read and told apart by their type.
@@ -509,9 +509,9 @@ fn set_parsed<T: FromStr<Err = Error>>(
 }
 
 fn set_streams(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "streams", value, |params, design| params.streams = design)
+    set_parsed(device, "streams", value, |params, design| params.config.streams = design)
 }
 
 fn set_stream_alloc(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "stream_alloc", value, |params, alloc| params.stream_alloc = alloc)
+    set_parsed(device, "stream_alloc", value, |params, alloc| params.config.stream_alloc = alloc)
 }

@@ -13,7 +13,10 @@ mod io;
 #[cfg(test)]
 mod tests;
 
-pub use crate::store::PageState;
+pub use crate::store::{
+    DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
+    DEFAULT_RUN_CACHE_BATCH_PAGES, PageState,
+};
 pub use attr::Attribute;
 pub use backing::NamedBacking;
 pub use io::{Extent, OpenDevice, Wait};
@@ -23,26 +26,9 @@ use std::ops::Deref;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
-use crate::codec::Algorithm;
-use crate::lru::{self, LruDesign};
-use crate::store::{
-    self, BackingOptions, BackingStats, Layout, MAX_RECOMPRESSION, Policy, PolicyThread, Store, StreamAlloc,
-    WritebackLimit,
-};
-use crate::stream::Design;
-use crate::zsmalloc::{ClassStat, PoolDesign};
-
-/// The default of `chain_size`. Zspages are charged page by page, so that long ones waste nothing
-/// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
-/// memory is 1.024 x the compressed bytes at 64 MiB of data and 1.013 x at 1 GiB; with the
-/// kernel's 8 it is 1.028 x and 1.023 x.
-pub const DEFAULT_CHAIN_SIZE: usize = 16;
-/// The default of `run_cache_batch`.
-pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
-/// The default of `compact_threshold`.
-pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
-/// The default of `compact_rate`: some hundredths of what a core moves in a second.
-pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
+use crate::lru;
+use crate::store::{BackingOptions, BackingStats, Config, Layout, PolicyThread, Store, WritebackLimit};
+use crate::zsmalloc::ClassStat;
 
 /// A zram device.
 pub struct Device {
@@ -67,51 +53,25 @@ struct State {
 /// What can be set before the device is initialised.
 #[derive(Clone)]
 struct Params {
-    algorithm: Algorithm,
-    /// By priority less 1.
-    recompression: [Option<Algorithm>; MAX_RECOMPRESSION],
-    chain_size: usize,
-    pool_design: PoolDesign,
-    lru_design: LruDesign,
-    lru_pagevec_pages: usize,
-    checksum: bool,
-    limit_pages: u64,
-    run_cache_batch_pages: usize,
-    streams: Design,
-    stream_alloc: StreamAlloc,
-    compact_threshold_percent: u64,
-    compact_rate_bytes: u64,
+    /// Of the store, but for its name, its size, and where its cold pages go.
+    config: Config,
     backing: Option<NamedBacking>,
     writeback_layout: Layout,
     compressed_writeback: bool,
     writeback_limit: WritebackLimit,
     /// None for what suits the layout.
     writeback_batch: Option<u64>,
-    policy: Policy,
 }
 
 impl Default for Params {
     fn default() -> Self {
         Params {
-            algorithm: Algorithm::default(),
-            recompression: [const { None }; MAX_RECOMPRESSION],
-            chain_size: DEFAULT_CHAIN_SIZE,
-            pool_design: PoolDesign::default(),
-            lru_design: LruDesign::default(),
-            lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
-            checksum: false,
-            limit_pages: 0,
-            run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
-            streams: Design::PerCpu,
-            stream_alloc: StreamAlloc::Held,
-            compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
-            compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
+            config: Config::new("", 0),
             backing: None,
             writeback_layout: Layout::default(),
             compressed_writeback: true,
             writeback_limit: WritebackLimit::default(),
             writeback_batch: None,
-            policy: Policy::default(),
         }
     }
 }
@@ -262,7 +222,7 @@ impl Device {
     fn counts(&self) -> Stats {
         let (store, disksize_bytes, limit_pages) = {
             let state = self.state.lock();
-            (state.store.clone(), state.disksize_bytes, state.params.limit_pages)
+            (state.store.clone(), state.disksize_bytes, state.params.config.limit_pages)
         };
         let Some(store) = store else {
             return Stats { mem_limit_bytes: pages_to_bytes(limit_pages), ..Stats::default() };
@@ -372,27 +332,10 @@ impl Device {
         let pages = bytes_to_pages(bytes);
         let params = &state.params;
         let backing = params.backing_options()?;
-        let recompresses = params.recompression.iter().any(Option::is_some);
+        let recompresses = params.config.recompression.iter().any(Option::is_some);
         let is_backed = backing.is_some();
-        let store = Arc::new(Store::new(&store::Config {
-            name: self.name.clone(),
-            pages,
-            algorithm: params.algorithm.clone(),
-            recompression: params.recompression.clone(),
-            chain_size: params.chain_size,
-            pool_design: params.pool_design,
-            lru_design: params.lru_design,
-            lru_pagevec_pages: params.lru_pagevec_pages,
-            checksum: params.checksum,
-            limit_pages: params.limit_pages,
-            run_cache_batch_pages: params.run_cache_batch_pages,
-            streams: params.streams,
-            stream_alloc: params.stream_alloc,
-            compact_threshold_percent: params.compact_threshold_percent,
-            compact_rate_bytes: params.compact_rate_bytes,
-            backing,
-            policy: params.policy,
-        })?);
+        let config = Config { name: self.name.clone(), pages, backing, ..params.config.clone() };
+        let store = Arc::new(Store::new(&config)?);
         if is_backed {
             store.change_writeback_limit(|limit| *limit = params.writeback_limit);
             params.writeback_batch.iter().for_each(|writes| store.set_writeback_batch(*writes));

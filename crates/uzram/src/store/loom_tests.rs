@@ -9,25 +9,14 @@ fn store(pages: u64) -> Arc<Store> {
 
 pub(super) fn config(pages: u64) -> Config {
     Config {
-        name: "test".to_owned(),
-        pages,
-        algorithm: Algorithm::default(),
-        recompression: [const { None }; MAX_RECOMPRESSION],
         // The fewest classes: loom makes all their locks anew for each interleaving.
         chain_size: 1,
         pool_design: PoolDesign::Pinned,
         // It has models of its own.
         lru_design: LruDesign::None,
         lru_pagevec_pages: 1,
-        checksum: false,
-        limit_pages: 0,
         run_cache_batch_pages: 0,
-        streams: Design::PerCpu,
-        stream_alloc: StreamAlloc::Held,
-        compact_threshold_percent: 0,
-        compact_rate_bytes: 0,
-        backing: None,
-        policy: Policy::default(),
+        ..Config::new("test", pages)
     }
 }
 

@@ -3,25 +3,8 @@ use crate::base::random::Random;
 use crate::codec::Encoder;
 
 pub(super) fn config(pages: u64) -> Config {
-    Config {
-        name: "test".to_owned(),
-        pages,
-        algorithm: Algorithm::default(),
-        recompression: [const { None }; MAX_RECOMPRESSION],
-        chain_size: 16,
-        pool_design: PoolDesign::default(),
-        lru_design: LruDesign::default(),
-        lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
-        checksum: false,
-        limit_pages: 0,
-        run_cache_batch_pages: 32,
-        streams: Design::PerCpu,
-        stream_alloc: StreamAlloc::Held,
-        compact_threshold_percent: 0,
-        compact_rate_bytes: 0,
-        backing: None,
-        policy: Policy::default(),
-    }
+    // Nothing happens by itself.
+    Config { compact_threshold_percent: 0, ..Config::new("test", pages) }
 }
 
 /// A list of so many streams.

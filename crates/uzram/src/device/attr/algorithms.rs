@@ -14,16 +14,16 @@ fn choices(current: &Algorithm) -> String {
 }
 
 pub(super) fn comp_algorithm(device: &Device) -> String {
-    choices(&device.state.lock().params.algorithm)
+    choices(&device.state.lock().params.config.algorithm)
 }
 
 pub(super) fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "comp_algorithm", value, |params, algorithm| params.algorithm = algorithm)
+    set_parsed(device, "comp_algorithm", value, |params, algorithm| params.config.algorithm = algorithm)
 }
 
 /// A line for each priority that has an algorithm.
 pub(super) fn recomp_algorithm(device: &Device) -> String {
-    let algorithms = device.state.lock().params.recompression.clone();
+    let algorithms = device.state.lock().params.config.recompression.clone();
     let line = |(at, algorithm): (usize, &Option<Algorithm>)| {
         algorithm.as_ref().map(|algorithm| format!("#{}: {}", at + 1, choices(algorithm)))
     };
@@ -46,7 +46,7 @@ pub(super) fn set_recomp_algorithm(device: &Device, value: &str) -> Result<()> {
         return Err(Error::invalid("algo=ALGORITHM is missing").with_setting("recomp_algorithm"));
     };
     before_initialisation(device, "recomp_algorithm", algorithm, |params, algorithm| {
-        params.recompression[priority - 1] = Some(algorithm);
+        params.config.recompression[priority - 1] = Some(algorithm);
     })
 }
 
@@ -61,7 +61,9 @@ pub(super) fn find(
     priority: Option<usize>,
     kind: Option<Kind>,
 ) -> Result<(usize, Algorithm)> {
-    let all = [Some(&params.algorithm)].into_iter().chain(params.recompression.iter().map(Option::as_ref));
+    let all = [Some(&params.config.algorithm)]
+        .into_iter()
+        .chain(params.config.recompression.iter().map(Option::as_ref));
     let is_wanted = |(at, algorithm): &(usize, &Algorithm)| {
         priority.is_none_or(|priority| priority == *at) && kind.is_none_or(|kind| kind == algorithm.kind())
     };
@@ -108,8 +110,8 @@ pub(super) fn set_algorithm_params(device: &Device, value: &str) -> Result<()> {
     let algorithm = Algorithm::new(current.kind(), level, path.map(Dictionary::read).transpose()?)?;
     before_initialisation(device, "algorithm_params", algorithm, |params, algorithm| {
         match at.checked_sub(1) {
-            None => params.algorithm = algorithm,
-            Some(at) => params.recompression[at] = Some(algorithm),
+            None => params.config.algorithm = algorithm,
+            Some(at) => params.config.recompression[at] = Some(algorithm),
         }
     })
 }

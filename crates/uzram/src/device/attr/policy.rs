@@ -10,12 +10,12 @@ use super::{lines, number_within, set_parsed};
 /// Changes the policy, of the store too if there is one, or leaves it as it was.
 fn change(device: &Device, change: impl FnOnce(&mut Policy) -> Result<()>) -> Result<()> {
     let mut state = device.state.lock();
-    let mut policy = state.params.policy;
+    let mut policy = state.params.config.policy;
     change(&mut policy)?;
     if let Some(store) = &state.store {
         store.set_policy(policy);
     }
-    state.params.policy = policy;
+    state.params.config.policy = policy;
     Ok(())
 }
 
@@ -74,7 +74,7 @@ pub(super) fn set_writeback_budget(device: &Device, value: &str) -> Result<()> {
 }
 
 pub(super) fn set_reclaim(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "reclaim", value, |params, reclaim| params.policy.reclaim = reclaim)
+    set_parsed(device, "reclaim", value, |params, reclaim| params.config.policy.reclaim = reclaim)
 }
 
 pub(super) fn policy(device: &Device) -> String {

@@ -39,7 +39,7 @@ pub(super) fn classes(device: &Device) -> String {
 
 pub(super) fn set_chain_size(device: &Device, value: &str) -> Result<()> {
     let pages = number_within("chain_size", value, CHAIN_SIZES)?;
-    before_initialisation(device, "chain_size", pages, |params, pages| params.chain_size = pages)
+    before_initialisation(device, "chain_size", pages, |params, pages| params.config.chain_size = pages)
 }
 
 pub(super) fn compact(device: &Device, _: &str) -> Result<()> {
@@ -53,7 +53,7 @@ pub(super) fn set_compact_threshold(device: &Device, value: &str) -> Result<()> 
     if let Some(store) = &state.store {
         store.set_compact_threshold_percent(percent);
     }
-    state.params.compact_threshold_percent = percent;
+    state.params.config.compact_threshold_percent = percent;
     Ok(())
 }
 
@@ -67,16 +67,16 @@ pub(super) fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
     if let Some(store) = &state.store {
         store.set_compact_rate_bytes(bytes);
     }
-    state.params.compact_rate_bytes = bytes;
+    state.params.config.compact_rate_bytes = bytes;
     Ok(())
 }
 
 pub(super) fn set_pool_design(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "pool_design", value, |params, design| params.pool_design = design)
+    set_parsed(device, "pool_design", value, |params, design| params.config.pool_design = design)
 }
 
 pub(super) fn set_lru_design(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "lru_design", value, |params, design| params.lru_design = design)
+    set_parsed(device, "lru_design", value, |params, design| params.config.lru_design = design)
 }
 
 pub(super) fn set_lru_pagevec(device: &Device, value: &str) -> Result<()> {
@@ -85,7 +85,7 @@ pub(super) fn set_lru_pagevec(device: &Device, value: &str) -> Result<()> {
     if let Some(store) = &state.store {
         store.set_lru_pagevec_pages(pages)?;
     }
-    state.params.lru_pagevec_pages = pages;
+    state.params.config.lru_pagevec_pages = pages;
     Ok(())
 }
 
@@ -117,6 +117,6 @@ pub(super) fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {
     if let Some(store) = &state.store {
         store.set_run_cache_batch_pages(pages)?;
     }
-    state.params.run_cache_batch_pages = pages;
+    state.params.config.run_cache_batch_pages = pages;
     Ok(())
 }

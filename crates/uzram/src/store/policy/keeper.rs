@@ -64,8 +64,9 @@ pub(super) struct Decisions {
 }
 
 impl Keeper {
-    pub(in crate::store) fn new(policy: Policy, limit_pages: u64, can_relieve: bool) -> Self {
-        let keeper = Keeper {
+    /// Without marks: nothing leaves.
+    pub(in crate::store) fn new(policy: Policy) -> Self {
+        Keeper {
             settings: Mutex::new(&classes::POLICY, policy),
             high_pages: Counter::new(u64::MAX),
             low_pages: Counter::new(u64::MAX),
@@ -73,9 +74,7 @@ impl Keeper {
             state: Mutex::new(&classes::POLICY, State::default()),
             freed: Condvar::new(),
             decisions: Decisions::default(),
-        };
-        keeper.set_marks(limit_pages, can_relieve);
-        keeper
+        }
     }
 
     /// Computes the marks anew.
@@ -208,7 +207,7 @@ mod tests {
     /// Nothing more leaves for writers that were told already, however late they run.
     #[test]
     fn a_writer_that_was_told_is_not_waited_for() {
-        let keeper = Keeper::new(Policy::default(), 0, true);
+        let keeper = Keeper::new(Policy::default());
         keeper.state.lock().thread = Some(std::thread::current());
         for stuck_until in [None, Some(Instant::now() + MOST_WAIT)] {
             keeper.state.lock().stuck_until = None;
@@ -228,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_writer_waits_no_longer_than_it_is_to() {
-        let keeper = Keeper::new(Policy::default(), 0, true);
+        let keeper = Keeper::new(Policy::default());
         assert!(!keeper.wait(Instant::now() + MOST_WAIT), "there is no thread to wait for");
         keeper.state.lock().thread = Some(std::thread::current());
         assert!(!keeper.wait(Instant::now() + Duration::from_millis(20)), "nobody frees anything");

@@ -78,7 +78,7 @@ impl FromStr for Reclaim {
 /// A store's policy. It does something once there is a backing device or an algorithm to compress pages again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Pages leave when what is charged comes above so many in a hundred of the limit, 1 to 100.
+    /// Pages leave when the pool and its metadata come above so many in a hundred of the limit, 1 to 100.
     pub high_percent: u64,
     /// And until it is below so many, 0 to `high_percent`.
     pub low_percent: u64,
@@ -123,7 +123,7 @@ impl Store {
         if let Some(device) = &self.device {
             device.set_budget_bytes(policy.writeback_budget_bytes);
         }
-        self.keeper.set_marks(self.arena.limit_pages(), self.can_relieve());
+        self.set_marks();
         // It may have another time to wait for.
         self.keeper.wake();
     }
@@ -159,6 +159,11 @@ impl Store {
             ("stuck", decisions.stuck.get()),
             ("failures", decisions.failures.get()),
         ]
+    }
+
+    /// Computes the marks of the policy anew.
+    pub(in crate::store) fn set_marks(&self) {
+        self.keeper.set_marks(self.arena.limit_pages(), self.can_relieve());
     }
 
     /// Whether pages can leave, or become smaller.
