@@ -11,11 +11,11 @@ use std::ops::Range;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::thread::{join, spawn};
 use super::{Backing, Buffer, Completion, Direction, SETTING, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter, Mutex, classes};
+use crate::base::thread::{join, spawn};
 
 /// What happens to a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

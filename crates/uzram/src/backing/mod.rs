@@ -8,7 +8,6 @@
 //! - `buffers.rs`: the memory of transfers, made beforehand
 //! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
-//! - `thread.rs`: the threads of backings
 //! - `faulty.rs`: a backing that fails as it is told to ([`FaultyBacking`])
 //!
 //! Once as many transfers have been in flight as ever will be, none of this allocates for a transfer that
@@ -23,8 +22,6 @@ mod buffers;
 mod faulty;
 #[cfg(not(feature = "loom"))]
 mod file;
-#[cfg(not(feature = "loom"))]
-mod thread;
 mod waiter;
 
 #[cfg(all(test, not(feature = "loom")))]

@@ -4,6 +4,9 @@ pub mod clock;
 pub mod cpu;
 pub mod error;
 pub mod mem;
+pub(crate) mod named;
 pub mod random;
 pub mod sync;
+#[cfg(not(feature = "loom"))]
+pub(crate) mod thread;
 pub mod units;

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use super::{Dictionary, StatelessDecoder, deflate, lz4, lz4hc, zstd};
 use crate::base::error::{Error, Result};
+use crate::base::named::named;
 use crate::base::sync::Arc;
 
 /// An algorithm without its parameters.
@@ -84,16 +85,7 @@ impl Kind {
     }
 }
 
-impl FromStr for Kind {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == name).ok_or_else(|| {
-            let names = Kind::ALL.map(Kind::name).join(", ");
-            Error::invalid(format!("no compression algorithm '{name}'; there are: {names}"))
-        })
-    }
-}
+named!(Kind, "no compression algorithm '{}'; there are: {}");
 
 /// A compression algorithm with its parameters, ready for any number of coders, which share its
 /// dictionary.

@@ -1,9 +1,7 @@
 //! An LRU of any design, chosen while the program runs.
 
-use std::fmt;
-use std::str::FromStr;
-
-use crate::base::error::{Error, Result};
+use crate::base::error::Result;
+use crate::base::named::named;
 
 use super::{Batched, Design, Lru, Options, SingleLock, Stats};
 
@@ -33,22 +31,7 @@ impl LruDesign {
     }
 }
 
-impl fmt::Display for LruDesign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for LruDesign {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        LruDesign::ALL.into_iter().find(|design| design.name() == name).ok_or_else(|| {
-            let names = LruDesign::ALL.map(LruDesign::name).join(", ");
-            Error::invalid(format!("'{name}' is no lock design of an LRU: {names}"))
-        })
-    }
-}
+named!(LruDesign, "'{}' is no lock design of an LRU: {}");
 
 /// An [`Lru`] of one of the designs.
 pub(crate) enum AnyLru {

@@ -6,9 +6,10 @@
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::Result;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES};
 use crate::base::sync::{Arc, Counter};
+use crate::base::thread::{join, spawn};
 use crate::zsmalloc::{AnyPool, Budget, Effort};
 
 /// How often it is looked whether compaction is worth it.
@@ -55,10 +56,7 @@ impl Maintenance {
             ends: Counter::new(0),
         });
         let of_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name(format!("uzram-{name}")).spawn(move || of_thread.run());
-        let thread = thread.map_err(|error| {
-            Error::new(ErrorKind::NoMemory, format!("the system gives no thread for '{name}': {error}"))
-        })?;
+        let thread = spawn(&format!("uzram-{name}"), move || of_thread.run())?;
         shared.arena.set_releaser(Some(thread.thread().clone()));
         Ok(Maintenance { shared, thread: Some(thread) })
     }
@@ -82,11 +80,7 @@ impl Drop for Maintenance {
     fn drop(&mut self) {
         self.shared.arena.set_releaser(None);
         self.shared.ends.set(1);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A panic there has been reported already.
-            let _ = thread.join();
-        }
+        self.thread.take().into_iter().for_each(join);
     }
 }
 

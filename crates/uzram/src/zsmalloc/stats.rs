@@ -1,9 +1,6 @@
 //! What is told of a pool.
 
-use std::fmt;
-use std::str::FromStr;
-
-use crate::base::error::{Error, Result};
+use crate::base::named::named;
 
 use super::class::SizeClass;
 use super::design::{ClassIndexed, Consolidated, Design, Locks, Pinned, Split};
@@ -40,22 +37,7 @@ impl PoolDesign {
     }
 }
 
-impl fmt::Display for PoolDesign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for PoolDesign {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        PoolDesign::ALL.into_iter().find(|design| design.name() == name).ok_or_else(|| {
-            let names = PoolDesign::ALL.map(PoolDesign::name).join(", ");
-            Error::invalid(format!("'{name}' is no lock design of a pool: {names}"))
-        })
-    }
-}
+named!(PoolDesign, "'{}' is no lock design of a pool: {}");
 
 /// One class in the columns of the kernel's `classes` file.
 #[derive(Clone, Debug, PartialEq, Eq)]

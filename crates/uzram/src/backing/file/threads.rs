@@ -7,9 +7,9 @@ use std::thread::JoinHandle;
 
 use super::engine::Target;
 use crate::backing::Transfer;
-use crate::backing::thread::{join, spawn};
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Condvar, Mutex, classes};
+use crate::base::thread::{join, spawn};
 
 /// The most threads that one backing has.
 const MAX_THREADS: usize = 4;

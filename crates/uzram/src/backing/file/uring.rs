@@ -21,10 +21,10 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::engine::{Progress, Target};
-use crate::backing::thread::{join, spawn};
 use crate::backing::{Direction, SETTING, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, AtomicU64, Mutex, classes};
+use crate::base::thread::{join, spawn};
 
 /// What the completion of the eventfd's read says instead of a transfer's place.
 const WAKE: u64 = u64::MAX;

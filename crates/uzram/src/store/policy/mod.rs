@@ -20,11 +20,8 @@ mod relieve;
 #[cfg(not(feature = "loom"))]
 mod thread;
 
-use std::fmt;
-use std::str::FromStr;
-
-use crate::base::error::{Error, Result};
 use crate::base::mem::{Account, Arena};
+use crate::base::named::named;
 use crate::base::sync::Counter;
 use crate::zsmalloc::AnyPool;
 
@@ -58,22 +55,7 @@ impl Reclaim {
     }
 }
 
-impl fmt::Display for Reclaim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Reclaim {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Reclaim::ALL.into_iter().find(|reclaim| reclaim.name() == name).ok_or_else(|| {
-            let names = Reclaim::ALL.map(Reclaim::name).join(", ");
-            Error::invalid(format!("'{name}' is no order to reclaim in: {names}"))
-        })
-    }
-}
+named!(Reclaim, "'{}' is no order to reclaim in: {}");
 
 /// A store's policy. It does something once there is a backing device or an algorithm to compress pages again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::Result;
 use crate::base::sync::Arc;
+use crate::base::thread::{join, spawn};
 use crate::store::Store;
 
 use super::relieve::Relieved;
@@ -33,10 +34,7 @@ impl PolicyThread {
     /// `NoMemory` when the system gives no thread.
     pub fn start(name: &str, store: &Arc<Store>) -> Result<Self> {
         let of_thread = Arc::clone(store);
-        let thread = std::thread::Builder::new().name(format!("uzram-{name}-policy"));
-        let thread = thread.spawn(move || of_thread.keep()).map_err(|error| {
-            Error::new(ErrorKind::NoMemory, format!("the system gives no thread for '{name}': {error}"))
-        })?;
+        let thread = spawn(&format!("uzram-{name}-policy"), move || of_thread.keep())?;
         let mut state = store.keeper.state.lock();
         (state.thread, state.ends) = (Some(thread.thread().clone()), false);
         drop(state);
@@ -50,11 +48,7 @@ impl Drop for PolicyThread {
         (state.thread, state.ends) = (None, true);
         drop(state);
         self.store.keeper.freed.notify_all();
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            // A panic there has been reported already.
-            let _ = thread.join();
-        }
+        self.thread.take().into_iter().for_each(join);
     }
 }
 

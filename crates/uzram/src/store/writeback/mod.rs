@@ -16,11 +16,11 @@ mod writer;
 
 use std::fmt;
 use std::ops::Range;
-use std::str::FromStr;
 
 use crate::backing::Backing;
 use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::named::named;
 use crate::base::sync::Arc;
 
 use super::recompress::Cursor;
@@ -59,22 +59,7 @@ impl Layout {
     }
 }
 
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Layout {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        Layout::ALL.into_iter().find(|layout| layout.name() == name).ok_or_else(|| {
-            let names = Layout::ALL.map(Layout::name).join(", ");
-            Error::invalid(format!("'{name}' is no layout of a backing device: {names}"))
-        })
-    }
-}
+named!(Layout, "'{}' is no layout of a backing device: {}");
 
 /// Where a store's cold pages go.
 #[derive(Clone)]
