@@ -169,7 +169,7 @@ impl<D: Design> Lru<D> {
         let come = |state: State| match state.place() {
             Place::Out => Some(State::only(Place::Pending)),
             Place::Evicted => {
-                is_recent = u64::from(state.distance_to(self.age())) <= self.len(List::Active);
+                is_recent = self.left_recently(state);
                 Some(State::only(Place::Pending).with(if is_recent { PROMOTED } else { 0 }))
             }
             // It has been on its way out.
@@ -190,6 +190,11 @@ impl<D: Design> Lru<D> {
             Some(_) => {}
         }
         false
+    }
+
+    /// Whether an evicted page would still be there, had it had the active ones' memory: the kernel's refault distance.
+    fn left_recently(&self, evicted: State) -> bool {
+        u64::from(evicted.distance_to(self.age())) <= self.len(List::Active)
     }
 
     /// Asks for the cache line of a page's node.
@@ -336,11 +341,11 @@ impl<D: Design> Lru<D> {
     /// A page was used whose contents are elsewhere. Answers whether it was not long ago that they went, or that
     /// it was used: then it is to come back.
     pub fn refault(&self, page: u32) -> bool {
-        let (age, active) = (self.age(), self.len(List::Active));
+        let age = self.age();
         let mut is_recent = false;
         let used = |state: State| match state.place() {
             Place::Evicted => {
-                is_recent = u64::from(state.distance_to(age)) <= active;
+                is_recent = self.left_recently(state);
                 (!is_recent).then(|| State::evicted(age))
             }
             Place::Out => Some(State::evicted(age)),

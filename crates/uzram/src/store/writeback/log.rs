@@ -17,6 +17,7 @@ use crate::base::units::PAGE_SIZE;
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
 use super::{BackingOptions, Layout};
+use crate::store::slot::Backed;
 
 /// What packed extents take, on a device that has room for many.
 const MAX_EXTENT_BYTES: u64 = 1 << 20;
@@ -225,9 +226,14 @@ impl Log {
         (place / self.extent_bytes as u64) as u32
     }
 
-    /// How often the extent of a place was filled. The caller knows of a living object there.
+    /// How often an extent was filled. The caller holds it.
     pub(super) fn generation(&self, extent: u32) -> u32 {
         self.extents[extent as usize].generation.get()
+    }
+
+    /// How often the extent of a place was filled. The caller knows of a living object there.
+    pub(super) fn generation_at(&self, place: u64) -> u32 {
+        self.generation(self.extent_of(place))
     }
 
     /// Writes an object into `out`, which is for the place where it begins: [`Log::footprint`] bytes.
@@ -251,17 +257,16 @@ impl Log {
         out[end..].fill(0);
     }
 
-    /// The object of `page` that begins `bytes`, from an extent of that generation: its checksum and its own bytes.
-    /// None if it is not as it was written.
+    /// The object of `page` that begins `bytes`, read from where it lies, in an extent of that generation: its
+    /// checksum and its own bytes. None if it is not as it was written.
     pub(super) fn find<'a>(
         &self,
         bytes: &'a [u8],
-        extent: u32,
         generation: u32,
         page: u32,
-        len: u16,
-        priority: u8,
+        backed: Backed,
     ) -> Option<(u32, &'a [u8])> {
+        let Backed { place, len, priority } = backed;
         match self.layout {
             Layout::Packed => {
                 let (object, own) = Object::parse(bytes, generation)?;
@@ -269,7 +274,7 @@ impl Log {
                     .then_some((object.checksum, own))
             }
             Layout::Blocks => {
-                let of = &self.extents[extent as usize];
+                let of = &self.extents[self.extent_of(place) as usize];
                 let object = Object { page, checksum: of.checksum.get(), len, priority };
                 let own = bytes.get(..usize::from(len))?;
                 (object.crc(generation, own) == of.crc.get()).then_some((object.checksum, own))

@@ -200,8 +200,8 @@ impl Store {
     /// Has a page written if it still is one of these.
     fn add_if(&self, pass: &mut Pass<'_>, page: u64, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
-        let mut tries = (0..TRIES).filter_map(|_| self.try_lock_patiently(page));
-        match tries.next().filter(|slot| candidates.has(slot.peek())) {
+        let slot = (0..TRIES).find_map(|_| self.try_lock_patiently(page));
+        match slot.filter(|slot| candidates.has(slot.peek())) {
             Some(slot) => pass.add(slot, page),
             None => Ok(()),
         }

@@ -86,9 +86,9 @@ impl Window {
     fn find(&self, log: &Log, page: u64, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
         let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
-        let extent = log.extent_of(backed.place);
-        let is_right = self.generation == generation && log.extent_of(self.start) == extent;
-        log.find(bytes, extent, generation, page as u32, backed.len, backed.priority).filter(|_| is_right)
+        let is_right =
+            self.generation == generation && log.extent_of(self.start) == log.extent_of(backed.place);
+        log.find(bytes, generation, page as u32, backed).filter(|_| is_right)
     }
 }
 
@@ -111,7 +111,7 @@ impl Store {
         loop {
             let slot = self.slots.lock(page);
             let Contents::Backed(backed) = slot.contents() else { return self.load(slot, page, out) };
-            let generation = device.log.generation(device.log.extent_of(backed.place));
+            let generation = device.log.generation_at(backed.place);
             drop(slot);
             if let Found::Page = self.fetch(device, page, backed, generation, out)? {
                 return Ok(());
@@ -132,7 +132,7 @@ impl Store {
                 self.load(&slot, page, out)?;
                 return Ok(slot);
             };
-            let generation = device.log.generation(device.log.extent_of(backed.place));
+            let generation = device.log.generation_at(backed.place);
             drop(slot);
             if let Found::Page = self.fetch(device, page, backed, generation, out)? {
                 let slot = self.slots.lock(page);
@@ -257,7 +257,7 @@ impl Store {
 
 /// Whether a slot says that its page is at that place, and it was not written there anew.
 fn is_there(slot: &SlotGuard<'_>, backed: Backed, generation: u32, log: &Log) -> bool {
-    slot.contents() == Contents::Backed(backed) && log.generation(log.extent_of(backed.place)) == generation
+    slot.contents() == Contents::Backed(backed) && log.generation_at(backed.place) == generation
 }
 
 const _: () = assert!(READ_AHEAD_BYTES >= 3 * PAGE_SIZE);
