@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, bytes_to_pages, offset_in_page, page_of, pages_to_bytes};
-use crate::store::PageState;
+use crate::store::{PageState, Wait};
 
 use super::{Device, InUse};
 
@@ -22,15 +22,6 @@ pub struct Extent {
     pub len_bytes: u64,
     /// The state of the pages it lies in.
     pub state: PageState,
-}
-
-/// Whether an operation may wait: for a backing device that has a page, or until others have freed memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// As long as it takes.
-    Yes,
-    /// No: it ends before the first page for which it would have to.
-    No,
 }
 
 /// The part of one page that a byte range covers.
@@ -141,11 +132,9 @@ impl OpenDevice {
 
     /// Whether a piece was read: not, where that would have to wait and must not.
     fn read_piece(&self, piece: &Piece, part: &mut [u8], wait: Wait) -> Result<bool> {
-        unless_waiting(match (part.try_into(), wait) {
-            (Ok(whole), Wait::Yes) => self.store.read(piece.page, whole),
-            (Ok(whole), Wait::No) => self.store.try_read(piece.page, whole),
-            (Err(_), Wait::Yes) => self.store.read_part(piece.page, piece.at, part),
-            (Err(_), Wait::No) => self.store.try_read_part(piece.page, piece.at, part),
+        unless_waiting(match part.try_into() {
+            Ok(whole) => self.store.read_wait(piece.page, whole, wait),
+            Err(_) => self.store.read_part(piece.page, piece.at, part, wait),
         })
     }
 
@@ -205,11 +194,9 @@ impl OpenDevice {
 
     /// Whether a piece was written: not, where that would have to wait and must not.
     fn write_piece(&self, piece: &Piece, part: &[u8], wait: Wait) -> Result<bool> {
-        unless_waiting(match (part.try_into(), wait) {
-            (Ok(whole), Wait::Yes) => self.store.write(piece.page, whole),
-            (Ok(whole), Wait::No) => self.store.try_write(piece.page, whole),
-            (Err(_), Wait::Yes) => self.store.write_part(piece.page, piece.at, part),
-            (Err(_), Wait::No) => self.store.try_write_part(piece.page, piece.at, part),
+        unless_waiting(match part.try_into() {
+            Ok(whole) => self.store.write_wait(piece.page, whole, wait),
+            Err(_) => self.store.write_part(piece.page, piece.at, part, wait),
         })
     }
 
@@ -255,10 +242,7 @@ impl OpenDevice {
         for piece in pieces(offset, len) {
             if piece.len < PAGE_SIZE {
                 let Piece { page, at, len } = piece;
-                if !unless_waiting(match wait {
-                    Wait::Yes => self.store.zero_part(page, at, len, allocate),
-                    Wait::No => self.store.try_zero_part(page, at, len, allocate),
-                })? {
+                if !unless_waiting(self.store.zero_part(page, at, len, allocate, wait))? {
                     break;
                 }
             } else if allocate {

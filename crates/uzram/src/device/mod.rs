@@ -15,11 +15,11 @@ mod tests;
 
 pub use crate::store::{
     DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
-    DEFAULT_RUN_CACHE_BATCH_PAGES, PageState,
+    DEFAULT_RUN_CACHE_BATCH_PAGES, PageState, Wait,
 };
 pub use attr::Attribute;
 pub use backing::NamedBacking;
-pub use io::{Extent, OpenDevice, Wait};
+pub use io::{Extent, OpenDevice};
 
 use std::ops::Deref;
 

@@ -97,6 +97,15 @@ enum Listing {
     Doomed,
 }
 
+/// Whether an operation may wait: for a backing device that has a page, or until others have freed memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// As long as it takes.
+    Yes,
+    /// No: it answers `WouldBlock` instead, and has done nothing.
+    No,
+}
+
 /// How to make a [`Store`].
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -248,38 +257,26 @@ impl Store {
         self.slots.pages()
     }
 
-    /// Reads a page.
+    /// Reads a page, waiting for it as long as it takes.
     ///
     /// # Errors
-    /// `Corrupt` when what is stored does not decode to what was written, `Io` when the backing device fails;
-    /// `out` is then undefined.
+    /// As [`Store::read_wait`].
     ///
     /// # Panics
     /// As all of these, when the page is beyond the end.
     #[inline]
     pub fn read(&self, page: u64, out: &mut Page) -> Result<()> {
-        self.read_or(page, out, |device, out| self.read_back(device, page, out))
+        self.read_wait(page, out, Wait::Yes)
     }
 
-    /// As [`Store::read`], but never waits for a backing device.
+    /// Reads a page.
     ///
     /// # Errors
-    /// As [`Store::read`]; `WouldBlock` for a page that is not in memory, which counts as no read.
+    /// `Corrupt` when what is stored does not decode to what was written, `Io` when the backing device fails;
+    /// `WouldBlock`, which counts as no read, for a page that is not in memory and not to be waited for; `out` is then
+    /// undefined.
     #[inline]
-    pub fn try_read(&self, page: u64, out: &mut Page) -> Result<()> {
-        self.read_or(page, out, |_, _| {
-            Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"))
-        })
-    }
-
-    /// Reads a page, by `elsewhere` if it is on the backing device.
-    #[inline]
-    fn read_or(
-        &self,
-        page: u64,
-        out: &mut Page,
-        elsewhere: impl FnOnce(&BackingDevice, &mut Page) -> Result<()>,
-    ) -> Result<()> {
+    pub fn read_wait(&self, page: u64, out: &mut Page, wait: Wait) -> Result<()> {
         let done = if self.slots.is_empty(page) {
             out.fill(0);
             Ok(())
@@ -290,9 +287,9 @@ impl Store {
             let mut slot = self.slots.lock(page);
             slot.touch();
             let done = match &self.device {
-                Some(device) if slot.peek().is_backed() => {
+                Some(device) if wait == Wait::Yes && slot.peek().is_backed() => {
                     drop(slot);
-                    elsewhere(device, out)
+                    self.read_back(device, page, out)
                 }
                 _ => self.load(slot, page, out),
             };
@@ -301,9 +298,6 @@ impl Store {
             }
             done
         };
-        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            return done;
-        }
         let share = self.counters.local();
         count(done, &share.pages_read, &share.failed_reads)
     }
@@ -311,21 +305,10 @@ impl Store {
     /// Reads the part of a page from byte `at` on.
     ///
     /// # Errors
-    /// As [`Store::read`].
-    pub fn read_part(&self, page: u64, at: usize, out: &mut [u8]) -> Result<()> {
+    /// As [`Store::read_wait`].
+    pub fn read_part(&self, page: u64, at: usize, out: &mut [u8], wait: Wait) -> Result<()> {
         let mut whole = [0; PAGE_SIZE];
-        self.read(page, &mut whole)?;
-        out.copy_from_slice(&whole[at..at + out.len()]);
-        Ok(())
-    }
-
-    /// As [`Store::read_part`], but never waits for a backing device.
-    ///
-    /// # Errors
-    /// As [`Store::try_read`].
-    pub fn try_read_part(&self, page: u64, at: usize, out: &mut [u8]) -> Result<()> {
-        let mut whole = [0; PAGE_SIZE];
-        self.try_read(page, &mut whole)?;
+        self.read_wait(page, &mut whole, wait)?;
         out.copy_from_slice(&whole[at..at + out.len()]);
         Ok(())
     }
@@ -333,50 +316,30 @@ impl Store {
     /// Writes a page. At the limit it waits for pages to leave, if any can.
     ///
     /// # Errors
-    /// `NoSpace` when the limit is met and nothing leaves, `NoMemory` when the system gives no more; the page keeps
-    /// its old contents.
+    /// As [`Store::write_wait`].
     #[inline]
     pub fn write(&self, page: u64, contents: &Page) -> Result<()> {
-        self.write_or(page, contents, true)
+        self.write_wait(page, contents, Wait::Yes)
     }
 
-    /// As [`Store::write`], but does not wait for pages to leave.
+    /// Writes a page.
     ///
     /// # Errors
-    /// As [`Store::write`]; `WouldBlock` when the limit is met and pages can leave, which counts as no write.
+    /// `NoSpace` when the limit is met and nothing leaves, `NoMemory` when the system gives no more; `WouldBlock`,
+    /// which counts as no write, when the limit is met, pages can leave, and that is not to be waited for. The page
+    /// keeps its old contents.
     #[inline]
-    pub fn try_write(&self, page: u64, contents: &Page) -> Result<()> {
-        self.write_or(page, contents, false)
-    }
-
-    #[inline]
-    fn write_or(&self, page: u64, contents: &Page, wait: bool) -> Result<()> {
-        let done = match self.make(page, contents) {
-            Err(error) if error.kind() == ErrorKind::NoSpace => {
-                self.with_room(wait, || self.make(page, contents))
-            }
-            made => made,
-        };
-        let done = done.map(|new| self.switch(self.slots.lock(page), page, new));
-        self.keeper.look(&self.arena);
-        self.count_write(done)
+    pub fn write_wait(&self, page: u64, contents: &Page, wait: Wait) -> Result<()> {
+        let made = self.with_room(wait, || self.make(page, contents));
+        self.count_write(made.map(|new| self.switch(self.slots.lock(page), page, new)))
     }
 
     /// Writes the part of a page from byte `at` on; the rest of it stays.
     ///
     /// # Errors
-    /// As [`Store::write`] and [`Store::read`].
-    pub fn write_part(&self, page: u64, at: usize, bytes: &[u8]) -> Result<()> {
-        self.change_part(page, true, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
-    }
-
-    /// As [`Store::write_part`], but waits neither for a backing device nor for pages to leave.
-    ///
-    /// # Errors
-    /// As [`Store::write_part`]; `WouldBlock` when the page is on the backing device, or the limit is met and pages
-    /// can leave, which counts as no write.
-    pub fn try_write_part(&self, page: u64, at: usize, bytes: &[u8]) -> Result<()> {
-        self.change_part(page, false, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
+    /// As [`Store::write_wait`] and [`Store::read_wait`].
+    pub fn write_part(&self, page: u64, at: usize, bytes: &[u8], wait: Wait) -> Result<()> {
+        self.change_part(page, wait, |whole| whole[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
     /// The state that `page` and those after it are in, and of how many pages that holds, one page
@@ -409,19 +372,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::write_part`].
-    pub fn zero_part(&self, page: u64, at: usize, len: usize, allocate: bool) -> Result<()> {
-        self.zero_part_or(page, at, len, allocate, true)
-    }
-
-    /// As [`Store::zero_part`], but waits neither for a backing device nor for pages to leave.
-    ///
-    /// # Errors
-    /// As [`Store::try_write_part`].
-    pub fn try_zero_part(&self, page: u64, at: usize, len: usize, allocate: bool) -> Result<()> {
-        self.zero_part_or(page, at, len, allocate, false)
-    }
-
-    fn zero_part_or(&self, page: u64, at: usize, len: usize, allocate: bool, wait: bool) -> Result<()> {
+    pub fn zero_part(&self, page: u64, at: usize, len: usize, allocate: bool, wait: Wait) -> Result<()> {
         if !allocate && self.slots.is_empty(page) {
             return Ok(());
         }
@@ -567,14 +518,13 @@ impl Store {
         self.arena.set_run_cache_batch_pages(pages)
     }
 
-    /// Reads what a locked slot holds. The lock is let go by dropping `slot`, as soon as the pool allows
-    /// it; pass a reference to keep it.
+    /// Reads what a locked slot holds; `WouldBlock` for what is not in memory. The lock is let go by dropping `slot`,
+    /// as soon as the pool allows it; pass a reference to keep it.
     #[inline]
     fn load<'a>(&self, slot: impl Borrow<SlotGuard<'a>>, page: u64, out: &mut Page) -> Result<()> {
         match slot.borrow().contents() {
             Contents::Empty => out.fill(0),
             Contents::Same(word) => fill(out, word),
-            // Who calls this has looked for that.
             Contents::Backed(_) => {
                 return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
             }
@@ -733,45 +683,42 @@ impl Store {
 
     /// Changes a part of a page. What that waits for, it waits for without the slot's lock, so that who needs the
     /// page and must not wait never meets a holder who does.
-    fn change_part(&self, page: u64, wait: bool, change: impl Fn(&mut Page)) -> Result<()> {
-        let done = self.with_room(wait, || self.try_change_part(page, wait, &change));
-        self.keeper.look(&self.arena);
-        self.count_write(done)
-    }
-
-    fn try_change_part(&self, page: u64, wait: bool, change: impl Fn(&mut Page)) -> Result<()> {
-        let mut whole = [0; PAGE_SIZE];
-        let slot = match &self.device {
-            Some(device) if wait => self.read_and_lock(device, page, &mut whole)?,
-            _ => {
-                let slot = self.slots.lock(page);
-                if slot.peek().is_backed() {
-                    return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
+    fn change_part(&self, page: u64, wait: Wait, change: impl Fn(&mut Page)) -> Result<()> {
+        let changed = self.with_room(wait, || {
+            let mut whole = [0; PAGE_SIZE];
+            let slot = match &self.device {
+                Some(device) if wait == Wait::Yes => self.read_and_lock(device, page, &mut whole)?,
+                _ => {
+                    let slot = self.slots.lock(page);
+                    self.load(&slot, page, &mut whole)?;
+                    slot
                 }
-                self.load(&slot, page, &mut whole)?;
-                slot
-            }
-        };
-        change(&mut whole);
-        let new = self.make(page, &whole)?;
-        self.switch(slot, page, new);
-        Ok(())
+            };
+            change(&mut whole);
+            let new = self.make(page, &whole)?;
+            self.switch(slot, page, new);
+            Ok(())
+        });
+        self.count_write(changed)
     }
 
+    /// Counts a write, and has pages leave if there is now too much.
     #[inline]
     fn count_write(&self, done: Result<()>) -> Result<()> {
-        if done.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
-            return done;
-        }
+        self.keeper.look(&self.arena);
         let share = self.counters.local();
         count(done, &share.pages_written, &share.failed_writes)
     }
 }
 
-/// Counts a request as done or as failed.
+/// Counts a request as done or as failed; what would have to wait is neither, as it comes again.
 #[inline]
 fn count(request: Result<()>, done: &Counter, failed: &Counter) -> Result<()> {
-    if request.is_ok() { done } else { failed }.add(1);
+    match &request {
+        Ok(()) => _ = done.add(1),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+        Err(_) => _ = failed.add(1),
+    }
     request
 }
 

@@ -134,12 +134,12 @@ fn agrees_with_a_naive_model() {
                 }
                 3 => {
                     random.fill(&mut expected[at..at + len]);
-                    store.write_part(number as u64, at, &expected[at..at + len])
+                    store.write_part(number as u64, at, &expected[at..at + len], Wait::Yes)
                 }
                 4 => {
                     expected[at..at + len].fill(0);
                     let allocate = random.below(2) == 0;
-                    let done = store.zero_part(number as u64, at, len, allocate);
+                    let done = store.zero_part(number as u64, at, len, allocate, Wait::Yes);
                     if model[number].is_none() && !allocate {
                         assert_eq!(done, Ok(()), "there is nothing to zero");
                         continue;
@@ -153,7 +153,7 @@ fn agrees_with_a_naive_model() {
                 }
                 _ => {
                     let mut part = vec![1; len];
-                    store.read_part(number as u64, at, &mut part).expect("sound");
+                    store.read_part(number as u64, at, &mut part, Wait::Yes).expect("sound");
                     assert_eq!(part, expected[at..at + len], "seed {seed} step {step}");
                     continue;
                 }
@@ -266,9 +266,9 @@ fn part_writes_of_one_page_do_not_undo_each_other() {
                 for round in 1..=200u8 {
                     for page in 0..4 {
                         let bytes = [round ^ thread as u8; 512];
-                        store.write_part(page, thread * 512, &bytes).expect("memory");
+                        store.write_part(page, thread * 512, &bytes, Wait::Yes).expect("memory");
                         let mut read = [0; 512];
-                        store.read_part(page, thread * 512, &mut read).expect("sound");
+                        store.read_part(page, thread * 512, &mut read, Wait::Yes).expect("sound");
                         assert_eq!(read, bytes);
                     }
                 }
@@ -508,7 +508,7 @@ fn looking_at_an_empty_disk_takes_no_memory() {
         for number in (0..1 << 24).step_by(199) {
             store.read(number, &mut page).expect("empty");
             store.discard(number);
-            store.zero_part(number, 5, 100, false).expect("empty");
+            store.zero_part(number, 5, 100, false, Wait::Yes).expect("empty");
         }
         assert_eq!(page, [0; PAGE_SIZE]);
         resident_dirty_kib().saturating_sub(before)

@@ -150,9 +150,9 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
             std::thread::sleep(Duration::from_millis(100));
             let mut out = [0; PAGE_SIZE];
             store.read(0, &mut out).expect("in memory");
-            store.try_read(1, &mut out).expect("in memory");
+            store.read_wait(1, &mut out, Wait::No).expect("in memory");
             store.write(2, &half_random(102)).expect("memory");
-            store.write_part(3, 100, &[3; 50]).expect("memory");
+            store.write_part(3, 100, &[3; 50], Wait::Yes).expect("memory");
             store.discard(4);
             store.zero(5);
             store.discard(6);
@@ -192,17 +192,20 @@ fn who_does_not_want_to_wait_is_told() {
     store.write_back(&ALL).expect("room");
     let before = store.stats();
     let mut out = [0; PAGE_SIZE];
-    assert_eq!(store.try_read(0, &mut out).map_err(|error| error.kind()), Err(ErrorKind::WouldBlock));
+    assert_eq!(
+        store.read_wait(0, &mut out, Wait::No).map_err(|error| error.kind()),
+        Err(ErrorKind::WouldBlock)
+    );
     let after = store.stats();
     assert_eq!((after.pages_read, after.failed_reads), (before.pages_read, before.failed_reads));
-    store.try_write(1, &half_random(101)).expect("memory");
-    store.write_part(2, 0, &[9; 8]).expect("read, changed and written");
+    store.write_wait(1, &half_random(101), Wait::No).expect("memory");
+    store.write_part(2, 0, &[9; 8], Wait::Yes).expect("read, changed and written");
     let mut changed = half_random(2);
     changed[..8].fill(9);
     expect(store, 1, &half_random(101));
     expect(store, 2, &changed);
-    store.try_read(1, &mut out).expect("in memory");
-    store.try_read(2, &mut out).expect("in memory");
+    store.read_wait(1, &mut out, Wait::No).expect("in memory");
+    store.read_wait(2, &mut out, Wait::No).expect("in memory");
 }
 
 /// Errors reach exactly the pages they concern, and nothing in memory is lost.
@@ -636,7 +639,7 @@ fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, ev
                 Ok(()) => assert!(out == *contents, "{}", told()),
                 Err(error) => assert!(is_allowed(&error), "{}: {error}", told()),
             },
-            400..=449 => match store.try_read(page, &mut out) {
+            400..=449 => match store.read_wait(page, &mut out, Wait::No) {
                 Ok(()) => assert!(out == *contents, "{}", told()),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{}: {error}", told()),
             },
@@ -651,7 +654,7 @@ fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, ev
                 let start = random.below(PAGE_SIZE);
                 let mut new = *contents;
                 random.fill(&mut new[start..]);
-                match store.write_part(page, start, &new[start..]) {
+                match store.write_part(page, start, &new[start..], Wait::Yes) {
                     Ok(()) => *contents = new,
                     Err(error) => assert!(is_allowed(&error), "{}: {error}", told()),
                 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Arena;
 use crate::base::sync::{Condvar, Counter, Mutex, classes};
-use crate::store::Store;
+use crate::store::{Store, Wait};
 use crate::zsmalloc::AnyPool;
 
 use super::{Policy, needed_pages, used_pages};
@@ -108,6 +108,11 @@ impl Keeper {
         thread.iter().for_each(std::thread::Thread::unpark);
     }
 
+    /// Whether nothing could leave, a moment ago.
+    fn is_stuck(&self) -> bool {
+        self.state.lock().stuck_until.is_some_and(|until| Instant::now() < until)
+    }
+
     /// Waits until something was freed; answers whether it was.
     pub(super) fn wait(&self, until: Instant) -> bool {
         let began = Instant::now();
@@ -174,29 +179,40 @@ impl Keeper {
 
 impl Store {
     /// Does `work`, and again after waiting for memory as long as it meets the limit and pages can leave.
+    #[inline]
     pub(in crate::store) fn with_room<R>(
         &self,
-        wait: bool,
+        wait: Wait,
         mut work: impl FnMut() -> Result<R>,
     ) -> Result<R> {
-        let mut until = None;
-        loop {
-            let error = match work() {
-                Err(error) if error.kind() == ErrorKind::NoSpace && self.can_relieve() => error,
-                done => return done,
-            };
-            if !wait {
-                return Err(Error::new(
-                    ErrorKind::WouldBlock,
-                    "the memory limit is reached, and pages can leave",
-                ));
+        match work() {
+            Err(error) if error.kind() == ErrorKind::NoSpace && self.can_relieve() => {
+                self.once_there_is_room(error, wait, work)
             }
-            let until = *until.get_or_insert_with(|| Instant::now() + MOST_WAIT);
-            if !self.keeper.wait(until) || Instant::now() >= until {
-                self.keeper.decisions.writers_refused.add(1);
-                return Err(error);
+            done => done,
+        }
+    }
+
+    #[cold]
+    fn once_there_is_room<R>(
+        &self,
+        mut error: Error,
+        wait: Wait,
+        mut work: impl FnMut() -> Result<R>,
+    ) -> Result<R> {
+        if wait == Wait::No && !self.keeper.is_stuck() {
+            let what = "the memory limit is reached, and pages can leave";
+            return Err(Error::new(ErrorKind::WouldBlock, what));
+        }
+        let until = Instant::now() + MOST_WAIT;
+        while wait == Wait::Yes && self.keeper.wait(until) && Instant::now() < until {
+            match work() {
+                Err(again) if again.kind() == ErrorKind::NoSpace => error = again,
+                done => return done,
             }
         }
+        self.keeper.decisions.writers_refused.add(1);
+        Err(error)
     }
 }
 
