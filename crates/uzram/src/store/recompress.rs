@@ -8,6 +8,7 @@
 //! Lock order: a page's slot is locked while it is decoded, encoded and stored, as for a write of a part of it.
 
 use std::ops::{Range, RangeInclusive};
+use std::slice;
 
 use crate::base::clock::uptime_s;
 use crate::base::error::Result;
@@ -107,10 +108,11 @@ impl Store {
     pub fn recompress(&self, what: &Recompression) -> Result<u64> {
         let what = &self.within_algorithms(what);
         let (mut recompressed, mut left) = (0, what.max_pages);
+        let all = 0..self.pages();
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next.filter(|_| left > 0) {
             let candidates;
-            (candidates, next) = self.largest(0..self.pages(), |peek| what.may_win(peek), from);
+            (candidates, next) = self.largest(slice::from_ref(&all), |peek| what.may_win(peek), from);
             for page in candidates {
                 if left == 0 {
                     break;
@@ -123,16 +125,17 @@ impl Store {
         Ok(recompressed)
     }
 
-    /// Candidates from a place on, the largest first, as many buckets of them as are remembered at a time, and
+    /// Candidates among `pages`, which are in order, from a place on, the largest first, as many buckets of them as are remembered at a time, and
     /// from where it goes on.
     pub(super) fn largest(
         &self,
-        pages: Range<u64>,
+        pages: &[Range<u64>],
         is_wanted: impl Fn(Peek) -> bool,
         from: Cursor,
     ) -> (Vec<u32>, Option<Cursor>) {
         let candidates = || {
-            let peeks = self.slots.touched(pages.clone()).map(|page| (page, self.slots.peek(page)));
+            let touched = pages.iter().flat_map(|pages| self.slots.touched(pages.clone()));
+            let peeks = touched.map(|page| (page, self.slots.peek(page)));
             peeks.filter(|(page, peek)| is_wanted(*peek) && from.is_before(bucket_of(*peek), *page))
         };
         let mut counts = [0usize; BUCKETS];

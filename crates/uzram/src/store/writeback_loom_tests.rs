@@ -43,7 +43,7 @@ fn store(pages: u64) -> Arc<Store> {
 }
 
 fn write_back(store: &Store, page: u64) -> u64 {
-    let what = Writeback { pages: Some(page..page + 1), ..Writeback::default() };
+    let what = Writeback::of(page..page + 1);
     store.write_back(&what).expect("room")
 }
 
@@ -150,7 +150,7 @@ fn loom_store_coming_back_against_the_block_written_anew() {
             thread::spawn(move || {
                 store.write(0, &contents(2)).expect("memory");
                 // Its block is the only one that is free then, or is about to be.
-                let what = Writeback { pages: Some(0..1), ..Writeback::default() };
+                let what = Writeback::of(0..1);
                 let written = store.write_back(&what).map_err(|error| error.kind());
                 assert!(matches!(written, Ok(_) | Err(ErrorKind::NoSpace)), "{written:?}");
             })

@@ -31,8 +31,10 @@ pub(super) fn place(size_bytes: u64, layout: Layout, compressed: bool, config: C
     Place { store, faults, _dir: dir }
 }
 
-const ALL: Writeback =
-    Writeback { candidates: Candidates { idle: false, huge: false, incompressible: false }, pages: None };
+const ALL: Writeback = Writeback {
+    candidates: Candidates { idle: false, huge: false, incompressible: false },
+    pages: Vec::new(),
+};
 
 fn layouts() -> [(Layout, bool); 3] {
     [(Layout::Packed, true), (Layout::Blocks, true), (Layout::Blocks, false)]
@@ -218,7 +220,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
         let place = place(8 << 20, layout, compressed, config(400));
         let store = &place.store;
         (0..400).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
-        let half = Writeback { pages: Some(0..200), ..ALL };
+        let half = Writeback::of(0..200);
         assert_eq!(store.write_back(&half), Ok(200));
         // Writes fail: what is in memory stays, and what is on the device too.
         place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(kind) });
@@ -316,7 +318,7 @@ fn failed_writes_leave_the_space_free() {
         (0..512).for_each(|page| store.write(page, &incompressible(page)).expect("memory"));
         place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(FaultKind::Error) });
         for _ in 0..20 {
-            let some = Writeback { pages: Some(0..100), ..ALL };
+            let some = Writeback::of(0..100);
             assert_eq!(store.write_back(&some).map_err(|error| error.kind()), Err(ErrorKind::Io));
         }
         let stats = store.backing_stats();
@@ -385,7 +387,7 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     // Full of living pages it refuses more, and takes some again when others go.
     let more = (0..PAGES).find(|page| {
         store.write(*page, &incompressible(*page)).expect("memory");
-        store.write_back(&Writeback { pages: Some(*page..*page + 1), ..ALL }).is_err()
+        store.write_back(&Writeback::of(*page..*page + 1)).is_err()
     });
     let full = more.expect("8 MiB are less than 12");
     assert_eq!(state(store, full), PageState::Huge);
@@ -422,7 +424,7 @@ fn a_limit_of_writes_is_kept() {
             direction: Some(Direction::Write),
             ..Fault::always(FaultKind::Error)
         });
-        let _ = store.write_back(&Writeback { pages: Some(0..10), ..ALL }).expect_err("it failed");
+        let _ = store.write_back(&Writeback::of(0..10)).expect_err("it failed");
         let given_back = store.writeback_limit().left;
         assert!(given_back > 40 && store.backing_stats().pages < 10, "{given_back}");
         let error = store.write_back(&ALL).expect_err("spent");
@@ -665,7 +667,7 @@ fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, ev
             }
             980..=992 => {
                 let first = random.below(store.pages() as usize) as u64;
-                let _ = store.write_back(&Writeback { pages: Some(first..first + 20), ..ALL });
+                let _ = store.write_back(&Writeback::of(first..first + 20));
             }
             993 => {
                 let _ = store.recompress(&Recompression { max_pages: 20, ..Recompression::default() });

@@ -31,18 +31,11 @@ pub(super) fn set_backing_dev(device: &Device, value: &str) -> Result<()> {
 /// The kernel's words, but that what it ignores is refused, and that there are `all` pages.
 pub(super) fn writeback(device: &Device, value: &str) -> Result<()> {
     let store = device.initialised()?;
-    let mut done = Ok(());
-    // As after an error of a single page, the others' turn comes.
-    for pages in parse_writeback(value, store.pages())? {
-        if let Err(error) = store.write_back(&pages) {
-            done = Err(error);
-        }
-    }
-    done
+    store.write_back(&parse_writeback(value, store.pages())?).map(drop)
 }
 
 /// What to write of a disk of so many pages: all pages of a kind, or ranges of pages.
-fn parse_writeback(value: &str, disk_pages: u64) -> Result<Vec<Writeback>> {
+fn parse_writeback(value: &str, disk_pages: u64) -> Result<Writeback> {
     let refused = |what: String| Err(Error::invalid(what).with_setting("writeback"));
     let (mut kind, mut ranges) = (None, Vec::new());
     for (name, value) in words(value) {
@@ -64,12 +57,9 @@ fn parse_writeback(value: &str, disk_pages: u64) -> Result<Vec<Writeback>> {
         Some(_) if !ranges.is_empty() => {
             refused("write a type of pages, or which pages, and not both".into())
         }
-        Some(candidates) => Ok(vec![Writeback { candidates, pages: None }]),
+        Some(candidates) => Ok(Writeback { candidates, pages: ranges }),
         None if ranges.is_empty() => refused("write a type of pages, as in type=idle".into()),
-        None => {
-            let of = |pages| Writeback { candidates: Candidates::default(), pages: Some(pages) };
-            Ok(ranges.into_iter().map(of).collect())
-        }
+        None => Ok(Writeback { candidates: Candidates::default(), pages: ranges }),
     }
 }
 
@@ -224,13 +214,13 @@ mod tests {
         for (name, idle, huge, incompressible) in kinds {
             let candidates = Candidates { idle, huge, incompressible };
             for value in [name, &format!("type={name}")] {
-                assert_eq!(parse_writeback(value, 8), Ok(vec![Writeback { candidates, pages: None }]));
+                assert_eq!(parse_writeback(value, 8), Ok(Writeback { candidates, pages: Vec::new() }));
             }
         }
         let ranges = |value: &str| {
             let all = parse_writeback(value, 8).expect(value);
-            assert!(all.iter().all(|one| one.candidates == Candidates::default()));
-            all.into_iter().map(|one| one.pages.expect(value)).collect::<Vec<_>>()
+            assert_eq!(all.candidates, Candidates::default());
+            all.pages
         };
         assert_eq!(ranges("page_index=7 page_index=0"), [7..8, 0..1]);
         assert_eq!(ranges("page_indexes=0-7 page_index=3  page_indexes=2-2"), [0..8, 3..4, 2..3]);

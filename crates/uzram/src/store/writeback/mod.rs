@@ -84,8 +84,8 @@ impl fmt::Debug for BackingOptions {
 pub struct Writeback {
     /// Of what kind.
     pub candidates: Candidates,
-    /// Of these; none for all.
-    pub pages: Option<Range<u64>>,
+    /// Of these, in any order; none for all.
+    pub pages: Vec<Range<u64>>,
 }
 
 /// How much may be written to a backing device: the kernel's `writeback_limit`.
@@ -141,6 +141,30 @@ const AHEAD: usize = 8;
 /// How often a page is asked for that somebody is busy with.
 const TRIES: usize = 100;
 
+impl Writeback {
+    /// All pages of a range.
+    pub fn of(pages: Range<u64>) -> Self {
+        Writeback { candidates: Candidates::default(), pages: vec_of(pages) }
+    }
+}
+
+fn vec_of(pages: Range<u64>) -> Vec<Range<u64>> {
+    std::iter::once(pages).collect()
+}
+
+/// Ranges of the first `end` pages, by page, each page once.
+fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
+    let mut ranges: Vec<_> = ranges.iter().map(|pages| pages.start..pages.end.min(end)).collect();
+    ranges.sort_unstable_by_key(|pages| pages.start);
+    let mut next = 0;
+    for pages in &mut ranges {
+        pages.start = pages.start.max(next);
+        next = next.max(pages.end);
+    }
+    ranges.retain(|pages| !pages.is_empty());
+    ranges
+}
+
 impl Store {
     /// Writes pages to the backing device, the largest first, and answers how many left memory. Those that somebody
     /// is busy with stay.
@@ -152,13 +176,15 @@ impl Store {
         let device = self.device.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
         })?;
-        let all = what.pages.clone().unwrap_or(0..self.pages());
-        let pages = all.start..all.end.min(self.pages());
+        let pages = match &what.pages[..] {
+            [] => vec_of(0..self.pages()),
+            some => in_order(some, self.pages()),
+        };
         let (mut written, mut failure) = (0, None);
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next {
             let candidates;
-            (candidates, next) = self.largest(pages.clone(), |peek| what.candidates.has(peek), from);
+            (candidates, next) = self.largest(&pages, |peek| what.candidates.has(peek), from);
             let mut at = 0;
             while at < candidates.len() {
                 let (mut pass, first) = (Pass::begin(self, device), at);
@@ -269,5 +295,16 @@ impl BackingDevice {
     /// How many of them are left, if there is a budget.
     pub(super) fn budget_left_bytes(&self) -> Option<u64> {
         self.allowance.budget_left_bytes()
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_come_in_order_and_each_page_once() {
+        assert_eq!(in_order(&[5..9, 0..2, 7..8, 1..3, 3..3, 8..20, 30..40], 12), [0..2, 2..3, 5..9, 9..12]);
+        assert_eq!(in_order(&[], 12), []);
     }
 }
