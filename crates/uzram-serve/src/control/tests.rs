@@ -157,6 +157,25 @@ fn devices_are_added_and_removed() {
     assert_eq!(names(&api), "", "the last may go, too");
 }
 
+/// A backing file is made when nothing else that was asked for can be refused.
+#[test]
+fn a_device_that_cannot_be_made_leaves_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("b.img");
+    let add = |algorithm: &str| {
+        let backing = format!("{}:1M", path.display());
+        let attributes = serde_json::json!({
+            "backing_dev": backing, "recomp_algorithm": algorithm, "writeback_layout": "blocks", "disksize": "1M",
+        });
+        let body = serde_json::json!({ "name": "z", "attributes": attributes }).to_string();
+        ask(&api(), &request("POST", "/v1/devices", &body))
+    };
+    assert_eq!(add("algo=nope").status, 400);
+    assert!(!path.exists());
+    assert_eq!(add("algo=zstd").status, 201);
+    assert!(path.exists());
+}
+
 #[test]
 fn failures_carry_the_engine_s_errno() {
     let api = api();
