@@ -7,72 +7,50 @@ mod common;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::secure::{Secure, client_config, start_tls};
 use common::{ALL_HEADERS, Client, Headers, Random, Reply, TestServer, cmd, seed};
 use uzram::ErrorKind;
-use uzram::backing::{Backing, Direction, FileBacking, FileOptions, Transfer};
+use uzram::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
 use uzram::device::{Device, NamedBacking};
 use uzram_serve::nbd::proto::{NbdError, command_flags};
 
 const PAGE: usize = 4096;
 
 /// A backing device that holds transfers back while it is shut.
-#[derive(Clone)]
-struct Gate(Arc<Inner>);
-
-struct Inner {
-    backing: FileBacking,
-    /// In which direction it is shut, and what waits there.
-    shut: Mutex<Option<(Direction, Vec<Transfer>)>>,
+struct Gate {
+    faults: Faults,
     _directory: tempfile::TempDir,
 }
 
-impl Backing for Gate {
-    fn len_bytes(&self) -> u64 {
-        self.0.backing.len_bytes()
-    }
-
-    fn block_bytes(&self) -> usize {
-        self.0.backing.block_bytes()
-    }
-
-    fn start(&self, transfer: Transfer) {
-        match &mut *self.0.shut.lock().unwrap() {
-            Some((direction, held)) if *direction == transfer.direction => held.push(transfer),
-            _ => self.0.backing.start(transfer),
-        }
-    }
-
-    fn discard(&self, offset: u64, len_bytes: u64) {
-        self.0.backing.discard(offset, len_bytes);
-    }
-}
-
 /// A gate that is shut, until this is dropped.
-struct Shut<'a>(&'a Gate);
+struct Shut<'a> {
+    gate: &'a Gate,
+    /// Transfers that were held before.
+    before: u64,
+}
 
 impl Gate {
     fn shut(&self, direction: Direction) -> Shut<'_> {
-        *self.0.shut.lock().unwrap() = Some((direction, Vec::new()));
-        Shut(self)
+        let before = self.faults.injected();
+        self.faults.add(Fault { direction: Some(direction), ..Fault::always(FaultKind::Hold) });
+        Shut { gate: self, before }
     }
 }
 
 impl Drop for Shut<'_> {
     fn drop(&mut self) {
-        let held = self.0.0.shut.lock().unwrap().take();
-        held.into_iter().flat_map(|(_, held)| held).for_each(|transfer| self.0.0.backing.start(transfer));
+        self.gate.faults.clear();
     }
 }
 
 impl Shut<'_> {
     /// Waits until so many transfers wait.
-    fn wait_for(&self, count: usize) {
-        eventually(|| matches!(&*self.0.0.shut.lock().unwrap(), Some((_, held)) if held.len() >= count));
+    fn wait_for(&self, count: u64) {
+        eventually(|| self.gate.faults.injected() - self.before >= count);
     }
 }
 
@@ -90,10 +68,10 @@ fn gated(size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gate) {
     let directory = tempfile::tempdir().unwrap();
     let options =
         FileOptions { size_bytes: Some(64 << 20), ..FileOptions::new(directory.path().join("backing")) };
-    let backing = FileBacking::open(&options).unwrap();
-    let gate = Gate(Arc::new(Inner { backing, shut: Mutex::new(None), _directory: directory }));
+    let backing = FaultyBacking::new(FileBacking::open(&options).unwrap(), 1).unwrap();
+    let gate = Gate { faults: backing.faults(), _directory: directory };
     let device = Device::new("zram0").unwrap();
-    device.set_backing(Some(NamedBacking::new("gate", "in a test", Arc::new(gate.clone())))).unwrap();
+    device.set_backing(Some(NamedBacking::new("gate", "in a test", Arc::new(backing)))).unwrap();
     settings.iter().for_each(|(name, value)| device.set(name, value).unwrap());
     device.set("disksize", size).unwrap();
     (device, gate)
@@ -230,7 +208,7 @@ fn many_wait_and_all_are_answered() {
             let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
             let asked: Vec<_> = (0..count).map(ask).collect();
             // Beyond 64, the connection's own thread waits beside the 16 threads that do so for others.
-            shut.wait_for(if count > 64 { 17 } else { count.min(16) as usize });
+            shut.wait_for(if count > 64 { 17 } else { count.min(16) });
             if count <= 64 {
                 others_are_answered(&mut client);
             }

@@ -8,7 +8,7 @@
 //! never taken under the other.
 
 use std::ops::Range;
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use super::{Backing, Buffer, Completion, Direction, SETTING, Transfer};
@@ -28,6 +28,9 @@ pub enum FaultKind {
     Short,
     /// It begins so much later; what else happens to it, happens then. A backing that is dropped does not wait.
     Stall(Duration),
+    /// It begins when the faults are cleared; what else happens to it, happens then. A backing that is dropped does
+    /// not wait.
+    Hold,
     /// One bit of what is read is wrong, and nothing says so. Writes pass.
     FlipBit,
 }
@@ -67,18 +70,24 @@ pub struct Faults {
 struct Plan {
     random: Random,
     faults: Vec<Fault>,
+    /// How often they were cleared.
+    clears: u64,
+    /// Lets go of what is held.
+    thread: Option<Thread>,
 }
 
 /// What was decided for one transfer.
 struct Fate {
     stall: Option<Duration>,
+    /// It waits until the faults have been cleared more often than that.
+    held: Option<u64>,
     then: Option<FaultKind>,
     random: u64,
 }
 
 impl Faults {
     fn new(seed: u64) -> Self {
-        let plan = Plan { random: Random::new(seed), faults: Vec::new() };
+        let plan = Plan { random: Random::new(seed), faults: Vec::new(), clears: 0, thread: None };
         Faults {
             plan: Arc::new(Mutex::new(&classes::BACKING_QUEUE, plan)),
             injected: Arc::new(Counter::new(0)),
@@ -91,9 +100,14 @@ impl Faults {
         self.plan.lock().faults.push(fault);
     }
 
-    /// From now on all is well. What stalls goes on stalling.
+    /// From now on all is well. What stalls goes on stalling, what is held begins.
     pub fn clear(&self) {
-        self.plan.lock().faults.clear();
+        let mut plan = self.plan.lock();
+        plan.faults.clear();
+        plan.clears += 1;
+        if let Some(thread) = &plan.thread {
+            thread.unpark();
+        }
     }
 
     /// How many transfers something has happened to.
@@ -103,8 +117,8 @@ impl Faults {
 
     fn decide(&self, transfer: &Transfer) -> Fate {
         let mut plan = self.plan.lock();
-        let Plan { random, faults } = &mut *plan;
-        let mut fate = Fate { stall: None, then: None, random: 0 };
+        let Plan { random, faults, clears, .. } = &mut *plan;
+        let mut fate = Fate { stall: None, held: None, then: None, random: 0 };
         for fault in faults.iter_mut().filter(|fault| fault.concerns(transfer)) {
             if fault.after > 0 {
                 fault.after -= 1;
@@ -113,6 +127,7 @@ impl Faults {
                     FaultKind::Stall(by) => {
                         fate.stall = Some(fate.stall.unwrap_or_default().saturating_add(by))
                     }
+                    FaultKind::Hold => fate.held = Some(*clears),
                     _ if fate.then.is_some() => continue,
                     kind => fate.then = Some(kind),
                 }
@@ -121,10 +136,17 @@ impl Faults {
         }
         fate.random = random.next();
         drop(plan);
-        if fate.stall.is_some() || fate.then.is_some() {
+        if !fate.is_good() {
             self.injected.add(1);
         }
         fate
+    }
+}
+
+impl Fate {
+    /// Whether nothing happens.
+    fn is_good(&self) -> bool {
+        self.stall.is_none() && self.held.is_none() && self.then.is_none()
     }
 }
 
@@ -138,7 +160,7 @@ impl Fault {
     }
 }
 
-/// A backing below which [`Faults`] happen. Dropped, it carries out what stalls at once.
+/// A backing below which [`Faults`] happen. Dropped, it carries out what stalls or is held at once.
 pub struct FaultyBacking<B: Backing + 'static> {
     shared: Arc<Shared<B>>,
     thread: Option<JoinHandle<()>>,
@@ -171,6 +193,7 @@ impl<B: Backing + 'static> FaultyBacking<B> {
         let shared = Arc::new(Shared { inner, faults: Faults::new(seed), queue });
         let of_thread = Arc::clone(&shared);
         let thread = spawn("uzram-faults", move || of_thread.run())?;
+        shared.faults.plan.lock().thread = Some(thread.thread().clone());
         Ok(FaultyBacking { shared, thread: Some(thread) })
     }
 
@@ -202,7 +225,7 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
 
     fn start(&self, transfer: Transfer) {
         let fate = self.shared.faults.decide(&transfer);
-        if fate.stall.is_none() && fate.then.is_none() {
+        if fate.is_good() {
             return self.shared.inner.start(transfer);
         }
         // A stall of centuries waits until the backing is dropped.
@@ -229,11 +252,15 @@ impl<B: Backing> Shared<B> {
     fn run(&self) {
         loop {
             let now = Instant::now();
+            // What is cleared or put there after this unparks the thread.
+            let clears = self.faults.plan.lock().clears;
             let mut queue = self.queue.lock();
             let closed = queue.closed;
-            let due: Vec<Waiting> =
-                queue.waiting.extract_if(.., |waiting| closed || waiting.due <= now).collect();
-            let next = queue.waiting.iter().map(|waiting| waiting.due).min();
+            let is_held = |waiting: &Waiting| waiting.fate.held.is_some_and(|since| since == clears);
+            let is_due = |waiting: &mut Waiting| closed || waiting.due <= now && !is_held(waiting);
+            let due: Vec<Waiting> = queue.waiting.extract_if(.., is_due).collect();
+            let free = queue.waiting.iter().filter(|waiting| !is_held(waiting));
+            let next = free.map(|waiting| waiting.due).min();
             drop(queue);
             if closed && due.is_empty() {
                 return;
@@ -248,7 +275,7 @@ impl<B: Backing> Shared<B> {
         }
     }
 
-    /// What happens to a transfer after it has stalled.
+    /// What happens to a transfer after it has stalled and was held.
     fn let_go(&self, Waiting { mut transfer, fate, .. }: Waiting) {
         let half_bytes = transfer.len_bytes / 2 / self.inner.block_bytes() * self.inner.block_bytes();
         match fate.then {

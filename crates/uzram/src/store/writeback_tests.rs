@@ -143,13 +143,10 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
         let place = place(8 << 20, layout, compressed, config);
         let store = &place.store;
         (0..20).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
-        let stall = FaultKind::Stall(Duration::from_millis(700));
-        place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(stall) });
+        place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(FaultKind::Hold) });
         std::thread::scope(|scope| {
             let writing = scope.spawn(|| store.write_back(&ALL));
-            until("the write", || place.faults.injected() > 0 && store.backing_stats().written_bytes > 0);
-            // Blocks may take a few writes until the last page is under way.
-            std::thread::sleep(Duration::from_millis(100));
+            until("the write", || (0..20).all(|page| store.slots.lock(page).writing() != 0));
             let mut out = [0; PAGE_SIZE];
             store.read(0, &mut out).expect("in memory");
             store.read_wait(1, &mut out, Wait::No).expect("in memory");

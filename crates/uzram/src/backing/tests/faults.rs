@@ -104,6 +104,41 @@ fn a_stall_lasts_and_ends_with_the_backing() {
     assert!(result.is_ok() && buffer.iter().all(|byte| *byte == 1));
 }
 
+#[test]
+fn what_is_held_begins_when_the_faults_are_cleared() {
+    let bench = bench(Engine::Auto, 1);
+    let ends = Ends::new();
+    let start = |token| {
+        let mut buffer = bench.buffers.take().expect("free");
+        buffer.fill(token as u8);
+        let offset = token * BUFFER_BYTES as u64;
+        ends.start(&bench.backing, Direction::Write, offset, buffer, token);
+    };
+    for first in [1, 5] {
+        let injected = bench.faults.injected();
+        bench.faults.add(Fault { times: 3, ..Fault::always(FaultKind::Hold) });
+        (first..first + 3).for_each(start);
+        assert_eq!(bench.write(0, 1), Ok(()), "three are held, and others pass");
+        assert_eq!((ends.count(), bench.faults.injected()), (0, injected + 3));
+        bench.faults.clear();
+        for token in first..first + 3 {
+            assert_eq!(ends.wait(token).1, Ok(()));
+            let read = bench.read(token * BUFFER_BYTES as u64).expect("no error");
+            assert_eq!(read, [token as u8; BUFFER_BYTES]);
+        }
+    }
+    // What else happens to them, happens then; and nothing is held for ever.
+    bench.faults.add(Fault::always(FaultKind::Hold));
+    bench.faults.add(Fault::always(FaultKind::Error));
+    start(1);
+    bench.faults.clear();
+    assert_eq!(kind(ends.wait(1).1), ErrorKind::Io);
+    bench.faults.add(Fault::always(FaultKind::Hold));
+    start(2);
+    drop(bench.backing);
+    assert_eq!(ends.wait(2).1, Ok(()));
+}
+
 /// Whatever happens to transfers, each ends once, errors are only what was injected, and blocks to which nothing
 /// happened hold what was written.
 #[test]
