@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -286,9 +287,12 @@ fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
                     thread::sleep(Duration::from_millis(2));
                 }
             });
-            succeed(&place, "fio", &args);
+            // Whatever fio does, the sampler ends.
+            let written = catch_unwind(AssertUnwindSafe(|| succeed(&place, "fio", &args)));
             ended.store(true, Relaxed);
-            sampler.join().unwrap();
+            let sampled = sampler.join();
+            written.unwrap_or_else(|panic| resume_unwind(panic));
+            sampled.unwrap();
         });
         assert!(place.number("mem_charged") <= 8 << 20);
         assert!(place.statistic("pages_backed") > 6000, "{}", place.statistic("pages_backed"));

@@ -331,18 +331,20 @@ fn backing_report(
     corpus: PathBuf,
     notes: &mut Vec<String>,
 ) -> Result<Option<backing::Report>> {
-    if let Some(obstacle) = options.backing.obstacle() {
-        notes.push(format!("backing not measured: {obstacle}"));
-        return Ok(None);
-    }
-    backing::run(&backing::Options {
+    let backing = backing::Options {
         corpus: Source::File(corpus),
         duration: options.duration,
         repeat: options.repeat,
         stop: Arc::clone(&options.stop),
         ..options.backing.clone()
-    })
-    .map(Some)
+    };
+    match backing.obstacle()? {
+        Some(obstacle) => {
+            notes.push(format!("backing not measured: {obstacle}"));
+            Ok(None)
+        }
+        None => backing::run(&backing).map(Some),
+    }
 }
 
 fn backing_targets(report: Option<&backing::Report>) -> Vec<Target> {

@@ -266,8 +266,9 @@ fn writes_wait_for_memory_alone() {
         assert_eq!(client.write(at(1000), &[9; PAGE]).error, 0);
         let shut = gate.shut(Direction::Write);
         let mut asked = Vec::new();
-        let mut waits = 0;
+        let (mut written, mut waits) = (0, 0);
         for page in 0..PAGES {
+            written += 1;
             asked.push((client.request(0, cmd::WRITE, at(page), 4096, &Random(page).bytes(PAGE)), 0));
             let read = client.request(0, cmd::READ, at(1000), 4096, &[]);
             let replies = client.replies(&[(read, PAGE)]);
@@ -283,7 +284,7 @@ fn writes_wait_for_memory_alone() {
         drop(shut);
         let replies = client.replies(&asked);
         assert!(asked.iter().all(|(cookie, _)| replies[cookie].error == 0));
-        for page in 0..200 {
+        for page in 0..written {
             assert!(client.read(0, at(page), 4096).data() == Random(page).bytes(PAGE), "{page}");
         }
         assert_eq!(client.call(0, cmd::TRIM, 0, at(PAGES) as u32, &[]).error, 0);
@@ -353,9 +354,13 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
     let asked: Vec<_> = (0..40).map(ask).collect();
     shut.wait_for(16);
+    // When this is answered, all of them are handed over.
+    assert_eq!(client.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
     let TestServer { thread: server, .. } = server;
+    server.stop_handle().stop();
     let stopping = thread::spawn(move || drop(server));
-    thread::sleep(Duration::from_millis(100));
+    // Time to notice it, much less than clients get for their last replies.
+    thread::sleep(Duration::from_millis(20));
     assert!(!stopping.is_finished());
     drop(shut);
     let replies = client.replies(&asked);

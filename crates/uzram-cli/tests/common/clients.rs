@@ -16,10 +16,10 @@ pub fn missing(programs: &[&str]) -> bool {
     missing.is_some()
 }
 
-/// A command that ends within 30 seconds, in the place's directory.
+/// A command that ends within two minutes, enough for a slow machine, in the place's directory.
 pub fn client(place: &Place, program: &str, args: &[&str]) -> Command {
     let mut command = Command::new("timeout");
-    command.args(["-k", "5", "30", program]).args(args);
+    command.args(["-k", "5", "120", program]).args(args);
     command.current_dir(place.root()).env("PATH", program_path()).stdin(Stdio::null());
     command
 }

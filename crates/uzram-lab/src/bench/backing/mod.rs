@@ -1,6 +1,6 @@
 //! What a backing file brings and costs: how fast pages get there and what they take (`written`), what is written
-//! when it is nearly full (`overwrites`), how a data set fares that is larger than its memory (`zipf`), and in what
-//! order memory is best taken back (`reclaim`). The stores and their files are `scratch`'s.
+//! when it is nearly full (`overwrites`), how a data set fares that has less memory than it would fill uncompressed
+//! (`zipf`), and in what order memory is best taken back (`reclaim`). The stores and their files are `scratch`'s.
 
 mod overwrites;
 mod reclaim;
@@ -23,7 +23,7 @@ use uzram::store::Layout;
 use uzram::{Error, Result};
 
 use super::{Source, go_on};
-use crate::corpus::Kind;
+use crate::corpus::{Corpus, Kind};
 pub(crate) use overwrites::MOST_LIVE_PERCENT;
 pub use overwrites::Overwrites;
 pub use reclaim::ReclaimRow;
@@ -33,9 +33,6 @@ pub use zipf::ZipfAccess;
 
 /// Where the files are put unless told otherwise: what is in `/tmp` may be in memory.
 pub const DEFAULT_DIR: &str = "/var/tmp";
-/// What the files take on which pages are overwritten, by the size of the packed one: compressed, pages take a
-/// fourth of a block at least, or less room is needed.
-const OVERWRITTEN_FILES: u64 = 5;
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -48,7 +45,7 @@ pub struct Options {
     pub written_size_bytes: u64,
     /// The file on which random pages are overwritten.
     pub overwritten_file_bytes: u64,
-    /// The memory of the data set under Zipf access, which is four times as large.
+    /// The memory limit of the data set under Zipf access, which is four times as large before compression.
     pub limit_bytes: u64,
     /// Pages of which half are to leave memory, by each order.
     pub reclaimed_size_bytes: u64,
@@ -89,10 +86,28 @@ impl Options {
     }
 
     /// Why there can be no files, if so: the folder cannot be written to, or has no room.
-    pub fn obstacle(&self) -> Option<Error> {
-        let files_bytes = self.written_size_bytes.max(2 * self.zipf_file_bytes());
-        let other_bytes = (OVERWRITTEN_FILES * self.overwritten_file_bytes).max(self.reclaimed_size_bytes);
-        scratch::try_room(&self.dir, files_bytes.max(other_bytes)).err()
+    ///
+    /// # Errors
+    /// A corpus that cannot be had.
+    pub fn obstacle(&self) -> Result<Option<Error>> {
+        let corpus = self.load_corpus()?;
+        let scratch = match Scratch::new(&self.dir, &corpus, &self.algorithm) {
+            Ok(scratch) => scratch,
+            Err(error) => return Ok(Some(error)),
+        };
+        // Those of one part at a time.
+        let parts_bytes = [
+            self.written_size_bytes,
+            overwrites::files_bytes(self, &scratch)?,
+            2 * self.zipf_file_bytes(),
+            self.reclaimed_size_bytes,
+        ];
+        let most_bytes = parts_bytes.into_iter().max().unwrap_or_default();
+        Ok(scratch.file("room", most_bytes).err())
+    }
+
+    fn load_corpus(&self) -> Result<Corpus> {
+        self.corpus.load()?.without_same_filled()
     }
 }
 
@@ -103,7 +118,7 @@ pub struct Report {
     pub written: Written,
     /// What is written to a file that is nearly full: packed, the fullest last, and then by the kernel's layout.
     pub overwrites: Vec<Overwrites>,
-    /// A data set larger than its memory.
+    /// A data set that is larger than its memory before compression.
     pub zipf: ZipfAccess,
     /// Memory taken back in each order.
     pub reclaim: Vec<ReclaimRow>,
@@ -116,20 +131,18 @@ pub struct Report {
 /// # Errors
 /// A folder or a file that cannot be had, a page that does not read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
-    let corpus = options.corpus.load()?.without_same_filled()?;
-    // The files of one part go before those of the next are made.
+    let corpus = options.load_corpus()?;
     let scratch = || {
         go_on(&options.stop)?;
         Scratch::new(&options.dir, &corpus, &options.algorithm)
     };
     let mut notes = Vec::new();
-    Ok(Report {
-        written: written::measure(options, &scratch()?, &mut notes)?,
-        overwrites: overwrites::measure(options, &scratch()?)?,
-        zipf: zipf::measure(options, &scratch()?)?,
-        reclaim: reclaim::measure(options, &scratch()?)?,
-        notes,
-    })
+    // Each in a statement of its own, at whose end its files go: before those of the next are made.
+    let written = written::measure(options, &scratch()?, &mut notes)?;
+    let overwrites = overwrites::measure(options, &scratch()?)?;
+    let zipf = zipf::measure(options, &scratch()?)?;
+    let reclaim = reclaim::measure(options, &scratch()?)?;
+    Ok(Report { written, overwrites, zipf, reclaim, notes })
 }
 
 impl Report {
@@ -159,8 +172,9 @@ impl fmt::Display for Report {
         let zipf = &self.zipf;
         writeln!(
             f,
-            "\nZipf access to {} with memory for {}: {:.2} % misses; accesses a second {:.0}, in memory {:.0}, reads from the file {:.0}; ratio {:.2}",
+            "\nZipf access to {}, four times the limit before compression ({} compressed, memory for {}): {:.2} % misses; accesses a second {:.0}, in memory {:.0}, reads from the file {:.0}; ratio {:.2}",
             format_size(zipf.size_bytes),
+            format_size(zipf.compressed_bytes),
             format_size(zipf.limit_bytes),
             zipf.miss_percent,
             zipf.limited_per_s,

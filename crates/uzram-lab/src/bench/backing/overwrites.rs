@@ -58,7 +58,7 @@ impl Overwrites {
 pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<Overwrites>> {
     let file_bytes = options.overwritten_file_bytes;
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
-    let pages_of = |live_percent| (((file_bytes * live_percent / 100) as f64 / page_bytes) as usize).max(1);
+    let pages_of = |live_percent| live_pages(file_bytes, live_percent, page_bytes);
     let mut rows = Vec::new();
     for live_percent in LIVE_PERCENT {
         let page_count = pages_of(live_percent);
@@ -67,11 +67,27 @@ pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<Ov
         rows.push(packed.count(file_bytes)?);
     }
     let page_count = pages_of(MOST_LIVE_PERCENT);
-    // As full as the last.
-    let blocks_bytes = pages_to_bytes(page_count as u64) * 100 / MOST_LIVE_PERCENT;
+    let blocks_bytes = blocks_file_bytes(page_count);
     let blocks = Overwritten::new(options, scratch, Layout::Blocks, blocks_bytes, page_count)?;
     rows.push(blocks.count(file_bytes)?);
     Ok(rows)
+}
+
+/// What both files take: the packed one, and a block for each of its pages.
+pub(super) fn files_bytes(options: &Options, scratch: &Scratch<'_>) -> Result<u64> {
+    let file_bytes = options.overwritten_file_bytes;
+    let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
+    Ok(file_bytes + blocks_file_bytes(live_pages(file_bytes, MOST_LIVE_PERCENT, page_bytes)))
+}
+
+/// Pages that take so much of a file, packed.
+fn live_pages(file_bytes: u64, live_percent: u64, page_bytes: f64) -> usize {
+    (((file_bytes * live_percent / 100) as f64 / page_bytes) as usize).max(1)
+}
+
+/// The file that has a block for each of so many pages, as full as the fullest that is packed.
+fn blocks_file_bytes(page_count: usize) -> u64 {
+    pages_to_bytes(page_count as u64) * 100 / MOST_LIVE_PERCENT
 }
 
 /// A store all of whose pages are on its file.

@@ -7,16 +7,9 @@ use tempfile::TempDir;
 use uzram::backing::{FileBacking, FileOptions};
 use uzram::base::units::pages_to_bytes;
 use uzram::codec::Algorithm;
-use uzram::device::{
-    DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
-    DEFAULT_RUN_CACHE_BATCH_PAGES,
-};
-use uzram::lru::{DEFAULT_PAGEVEC_PAGES, LruDesign};
-use uzram::store::{
-    BackingOptions, BackingStats, Config, Layout, Policy, PolicyThread, Store, StreamAlloc, Writeback,
-};
-use uzram::stream::Design;
-use uzram::zsmalloc::{PoolDesign, huge_threshold};
+use uzram::device::DEFAULT_CHAIN_SIZE;
+use uzram::store::{BackingOptions, BackingStats, Config, Layout, Policy, PolicyThread, Store, Writeback};
+use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 
 use super::super::Packed;
@@ -50,7 +43,8 @@ impl<'a> Scratch<'a> {
 
     /// A file of that name with so many bytes, which is made if there is none.
     pub(super) fn file(&self, name: &str, size_bytes: u64) -> Result<Arc<FileBacking>> {
-        file(&self.path(name), size_bytes).map(Arc::new)
+        let options = FileOptions { size_bytes: Some(size_bytes), ..FileOptions::new(self.path(name)) };
+        FileBacking::open(&options).map(Arc::new)
     }
 
     /// An empty store of so many pages without a memory limit, on a file that it has for itself, if any.
@@ -61,23 +55,10 @@ impl<'a> Scratch<'a> {
         policy: Policy,
     ) -> Result<Pages<'a>> {
         let store = Store::new(&Config {
-            name: "bench".to_owned(),
-            pages: page_count as u64,
             algorithm: self.algorithm.clone(),
-            recompression: Default::default(),
-            chain_size: DEFAULT_CHAIN_SIZE,
-            pool_design: PoolDesign::default(),
-            lru_design: LruDesign::default(),
-            lru_pagevec_pages: DEFAULT_PAGEVEC_PAGES,
-            checksum: false,
-            limit_pages: 0,
-            run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
-            streams: Design::PerCpu,
-            stream_alloc: StreamAlloc::Held,
-            compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
-            compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
             backing: backing.map(|(backing, layout)| BackingOptions { backing, layout, compressed: true }),
             policy,
+            ..Config::new("bench", page_count as u64)
         })?;
         Ok(Pages {
             policy_thread: None,
@@ -89,21 +70,11 @@ impl<'a> Scratch<'a> {
     }
 }
 
-/// Makes a folder in `dir`, and a file of so many bytes in it; both are gone when this returns.
-pub(super) fn try_room(dir: &Path, size_bytes: u64) -> Result<()> {
-    let dir = folder(dir)?;
-    file(&dir.path().join("room"), size_bytes).map(|_| ())
-}
-
 fn folder(dir: &Path) -> Result<TempDir> {
     tempfile::Builder::new().prefix("uzram-bench-").tempdir_in(dir).map_err(|error| {
         let what = format!("cannot make a temporary folder in '{}': {error}", dir.display());
         Error::new(ErrorKind::Io, what)
     })
-}
-
-fn file(path: &Path, size_bytes: u64) -> Result<FileBacking> {
-    FileBacking::open(&FileOptions { size_bytes: Some(size_bytes), ..FileOptions::new(path) })
 }
 
 /// A store, and which page of the corpus each of its pages holds. One thread uses it.
@@ -132,6 +103,11 @@ impl Pages<'_> {
         }
         self.store.set_limit_pages(limit_pages);
         Ok(())
+    }
+
+    /// What its pages come to compressed, those in memory.
+    pub(super) fn compressed_bytes(&self) -> u64 {
+        self.store.stats().compr_data_bytes
     }
 
     /// Memory of the pool and its metadata.

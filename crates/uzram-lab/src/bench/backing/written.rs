@@ -20,7 +20,9 @@ use crate::stats::{median, median_ratio};
 /// The file.
 const NAME: &str = "written";
 /// Writes that fio has in flight, as many as a store unless told otherwise.
-const WRITES_IN_FLIGHT: usize = 4;
+const WRITES_IN_FLIGHT: u64 = 4;
+/// fio is not waited for when it writes fewer bytes a second.
+const SLOWEST_BYTES_PER_S: u64 = 2 << 20;
 /// Pages that are read back in random order.
 const READ_BACK_PAGES: usize = 4096;
 
@@ -29,7 +31,7 @@ const READ_BACK_PAGES: usize = 4096;
 pub struct Written {
     /// Pages, uncompressed.
     pub size_bytes: u64,
-    /// What moved fio's bytes, and the store's in the same way.
+    /// What moved fio's bytes, and the store's: `io_uring`, or `psync` by as many threads as writes are in flight.
     pub engine: &'static str,
     /// Whether they went past the page cache, in fio as well.
     pub direct: bool,
@@ -133,7 +135,7 @@ fn round(options: &Options, scratch: &Scratch<'_>, number: usize) -> Result<Roun
     })
 }
 
-/// What fio writes to: the same file, in the same way.
+/// What fio writes to: the same file, past the page cache if the store does, with as many writes in flight.
 struct FioTarget<'a> {
     scratch: &'a Scratch<'a>,
     size_bytes: u64,
@@ -152,14 +154,20 @@ impl<'a> FioTarget<'a> {
         Ok(FioTarget { scratch, size_bytes, engine, direct: file.is_direct() })
     }
 
-    /// Writes all of it from start to end: 10^6 bytes a second.
+    /// Writes all of it: 10^6 bytes a second. From start to end with io_uring; else each thread its part, for a
+    /// thread waits for one write at a time, as the store's do.
     fn write(&self) -> Result<f64> {
         let mut command = fio::command();
         command.args(["--rw=write", "--bs=1m", "--allow_file_create=0", "--fallocate=none"]);
         command.arg("--filename").arg(self.scratch.path(NAME));
-        command.arg(format!("--size={}", self.size_bytes)).arg(format!("--ioengine={}", self.engine));
-        command.arg(format!("--iodepth={WRITES_IN_FLIGHT}"));
-        command.arg(format!("--direct={}", u8::from(self.direct)));
-        fio::speed(command, "write", Duration::ZERO)
+        command.arg(format!("--ioengine={}", self.engine)).arg(format!("--direct={}", u8::from(self.direct)));
+        if self.engine == "io_uring" {
+            command.arg(format!("--size={}", self.size_bytes)).arg(format!("--iodepth={WRITES_IN_FLIGHT}"));
+        } else {
+            let part_bytes = self.size_bytes / WRITES_IN_FLIGHT;
+            command.arg(format!("--size={part_bytes}")).arg(format!("--offset_increment={part_bytes}"));
+            command.arg("--thread").arg(format!("--numjobs={WRITES_IN_FLIGHT}"));
+        }
+        fio::speed(command, "write", Duration::from_secs(self.size_bytes / SLOWEST_BYTES_PER_S))
     }
 }

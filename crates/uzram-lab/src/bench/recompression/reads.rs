@@ -91,7 +91,7 @@ fn read_and_recompress(device: &SteppedDevice<'_>, plan: &Plan<'_>) -> Result<(M
     let start = Instant::now();
     let reads = thread::scope(|scope| {
         let recompressor = scope.spawn(move || {
-            while !ends.load(Ordering::Relaxed) && device.step()? {}
+            while device.step()? && !ends.load(Ordering::Relaxed) {}
             Ok(())
         });
         let reads = measure(&device.device, plan);

@@ -344,7 +344,9 @@ impl Log {
 
     fn lower(&self, extent: u32, by: u32) {
         // Whoever fills it next does that after all that was done with it before.
-        if self.extents[extent as usize].word.fetch_sub(by, Ordering::AcqRel) != by {
+        let word = self.extents[extent as usize].word.fetch_sub(by, Ordering::AcqRel);
+        debug_assert!(word & BYTES_MASK >= by & BYTES_MASK && word >= by, "{word:#x} is lowered by {by:#x}");
+        if word != by {
             return;
         }
         let mut free = self.free.lock();
