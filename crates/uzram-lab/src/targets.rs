@@ -18,7 +18,7 @@ use uzram::{Error, ErrorKind, Result};
 use crate::bench::backing;
 use crate::bench::compaction::{self, Compactor};
 use crate::bench::recompression;
-use crate::bench::{self, Against, Pattern, Source};
+use crate::bench::{self, Against, Common, Pattern, Source};
 use crate::corpus::{self, Kind};
 use crate::hit_ratio::{self, Trace};
 use crate::nbd_bench;
@@ -176,21 +176,18 @@ pub fn run(options: &Options) -> Result<Report> {
     let small = bench::run(memory.clone())?;
     let large = bench::run(bench::Options { size_bytes: Some(options.large_size_bytes), ..memory })?;
 
-    let compaction = compaction::run(&compaction::Options {
+    let common = Common {
         corpus: Source::File(path.clone()),
-        size_bytes: options.compacted_size_bytes,
         duration: options.duration,
         repeat: options.repeat,
         stop: Arc::clone(&options.stop),
-        ..compaction::Options::default()
-    })?;
-
+        ..Common::default()
+    };
+    let size_bytes = options.compacted_size_bytes;
+    let compaction = compaction::run(&compaction::Options { common: common.clone(), size_bytes })?;
     let recompression = recompression::run(&recompression::Options {
-        corpus: Source::File(path.clone()),
+        common: common.clone(),
         size_bytes: options.recompressed_size_bytes,
-        duration: options.duration,
-        repeat: options.repeat,
-        stop: Arc::clone(&options.stop),
         ..recompression::Options::default()
     })?;
 
@@ -208,7 +205,7 @@ pub fn run(options: &Options) -> Result<Report> {
     targets.push(memory_target(&large, 1.02, &mut notes));
     targets.extend(compaction_targets(&compaction));
     targets.extend(recompression_targets(&recompression, &mut notes));
-    let backing = backing_report(options, path.clone(), &mut notes)?;
+    let backing = backing_report(&backing::Options { common, ..options.backing.clone() }, &mut notes)?;
     targets.extend(backing_targets(backing.as_ref()));
     let nbd = nbd_report(options, path, &mut notes)?;
     targets.extend(nbd_targets(nbd.as_ref()));
@@ -326,24 +323,13 @@ fn recompression_targets(report: &recompression::Report, notes: &mut Vec<String>
 }
 
 /// The benchmark of a backing file, or a note that says why there is none.
-fn backing_report(
-    options: &Options,
-    corpus: PathBuf,
-    notes: &mut Vec<String>,
-) -> Result<Option<backing::Report>> {
-    let backing = backing::Options {
-        corpus: Source::File(corpus),
-        duration: options.duration,
-        repeat: options.repeat,
-        stop: Arc::clone(&options.stop),
-        ..options.backing.clone()
-    };
-    match backing.obstacle()? {
+fn backing_report(options: &backing::Options, notes: &mut Vec<String>) -> Result<Option<backing::Report>> {
+    match options.obstacle()? {
         Some(obstacle) => {
             notes.push(format!("backing not measured: {obstacle}"));
             Ok(None)
         }
-        None => backing::run(&backing).map(Some),
+        None => backing::run(options).map(Some),
     }
 }
 

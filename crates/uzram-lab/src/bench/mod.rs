@@ -268,6 +268,45 @@ pub fn run(options: Options) -> Result<Report> {
     Ok(Report { corpus_pages: corpus.page_count(), size_bytes, rows, memory, notes })
 }
 
+/// What the benchmarks of compaction, recompression and a backing file have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// The pages that are stored.
+    pub corpus: Source,
+    /// How long what is measured in one round lasts.
+    pub duration: Duration,
+    /// How many rounds.
+    pub repeat: usize,
+    /// What compresses the pages, in kernel zram as well.
+    pub algorithm: Algorithm,
+    /// Seeds which pages are used.
+    pub seed: u64,
+    /// Set it and the run ends with an error after removing what it added to the system.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Common {
+            corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
+            duration: Duration::from_secs(1),
+            repeat: 5,
+            algorithm: Algorithm::default(),
+            seed: 1,
+            stop: Arc::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Common {
+    /// Little of everything.
+    fn tiny(corpus_pages: usize, repeat: usize) -> Self {
+        let corpus = Source::Built(Kind::Mixed, corpus_pages);
+        Common { corpus, duration: Duration::from_millis(20), repeat, ..Common::default() }
+    }
+}
+
 /// An error once the stop flag is set.
 pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
     match stop.load(Ordering::Relaxed) {

@@ -12,18 +12,14 @@ mod zipf;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use serde::Serialize;
 use uzram::base::units::format_size;
-use uzram::codec::Algorithm;
 use uzram::store::Layout;
 use uzram::{Error, Result};
 
-use super::{Source, go_on};
-use crate::corpus::{Corpus, Kind};
+use super::{Common, go_on};
+use crate::corpus::Corpus;
 pub(crate) use overwrites::MOST_LIVE_PERCENT;
 pub use overwrites::Overwrites;
 pub use reclaim::ReclaimRow;
@@ -37,8 +33,8 @@ pub const DEFAULT_DIR: &str = "/var/tmp";
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The pages that are stored, but for those that are one word, repeated.
-    pub corpus: Source,
+    /// As of the others, but that pages of one word, repeated, are left out.
+    pub common: Common,
     /// The folder in which one is made for the files, and removed.
     pub dir: PathBuf,
     /// Pages that are written back all at once; the file is as large.
@@ -49,32 +45,17 @@ pub struct Options {
     pub limit_bytes: u64,
     /// Pages of which half are to leave memory, by each order.
     pub reclaimed_size_bytes: u64,
-    /// How long a slice of accesses lasts.
-    pub duration: Duration,
-    /// How many rounds.
-    pub repeat: usize,
-    /// What compresses the pages.
-    pub algorithm: Algorithm,
-    /// Seeds which pages are used.
-    pub seed: u64,
-    /// Set it and the run ends with an error after removing the files.
-    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Options {
-            corpus: Source::Built(Kind::Mixed, super::DEFAULT_CORPUS_PAGES),
+            common: Common::default(),
             dir: DEFAULT_DIR.into(),
             written_size_bytes: 512 << 20,
             overwritten_file_bytes: 128 << 20,
             limit_bytes: 64 << 20,
             reclaimed_size_bytes: 128 << 20,
-            duration: Duration::from_secs(1),
-            repeat: 5,
-            algorithm: Algorithm::default(),
-            seed: 1,
-            stop: Arc::default(),
         }
     }
 }
@@ -91,7 +72,7 @@ impl Options {
     /// A corpus that cannot be had.
     pub fn obstacle(&self) -> Result<Option<Error>> {
         let corpus = self.load_corpus()?;
-        let scratch = match Scratch::new(&self.dir, &corpus, &self.algorithm) {
+        let scratch = match Scratch::new(&self.dir, &corpus, &self.common.algorithm) {
             Ok(scratch) => scratch,
             Err(error) => return Ok(Some(error)),
         };
@@ -107,7 +88,7 @@ impl Options {
     }
 
     fn load_corpus(&self) -> Result<Corpus> {
-        self.corpus.load()?.without_same_filled()
+        self.common.corpus.load()?.without_same_filled()
     }
 }
 
@@ -133,8 +114,8 @@ pub struct Report {
 pub fn run(options: &Options) -> Result<Report> {
     let corpus = options.load_corpus()?;
     let scratch = || {
-        go_on(&options.stop)?;
-        Scratch::new(&options.dir, &corpus, &options.algorithm)
+        go_on(&options.common.stop)?;
+        Scratch::new(&options.dir, &corpus, &options.common.algorithm)
     };
     let mut notes = Vec::new();
     // Each in a statement of its own, at whose end its files go: before those of the next are made.

@@ -112,7 +112,7 @@ impl<'a> Overwritten<'a> {
             batch.iter().try_for_each(|page| pages.write(*page, *page))?;
             pages.write_back()?;
         }
-        let random = fastrand::Rng::with_seed(options.seed);
+        let random = fastrand::Rng::with_seed(options.common.seed);
         Ok(Overwritten { options, layout, pages, random })
     }
 
@@ -126,7 +126,7 @@ impl<'a> Overwritten<'a> {
                 self.pages.write(page, self.random.u32(..))?;
             }
             self.pages.write_back()?;
-            go_on(&self.options.stop)?;
+            go_on(&self.options.common.stop)?;
         }
         Ok(())
     }

@@ -48,11 +48,11 @@ struct Round {
 /// Measures a row for each order.
 pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<ReclaimRow>> {
     let mut rounds: Vec<Vec<Round>> = Reclaim::ALL.iter().map(|_| Vec::new()).collect();
-    for number in 0..options.repeat {
+    for number in 0..options.common.repeat {
         for turn in 0..Reclaim::ALL.len() {
             let which = (turn + number) % Reclaim::ALL.len();
             rounds[which].push(round(options, scratch, Reclaim::ALL[which], number)?);
-            go_on(&options.stop)?;
+            go_on(&options.common.stop)?;
         }
     }
     let row = |(order, rounds): (Reclaim, &Vec<Round>)| {
@@ -73,10 +73,10 @@ fn round(options: &Options, scratch: &Scratch<'_>, reclaim: Reclaim, number: usi
     let policy = Policy { reclaim, ..Policy::default() };
     let mut pages = scratch.store(page_count, Some((file, Layout::Packed)), policy)?;
     pages.fill()?;
-    let accesses = accesses(page_count, options.seed.wrapping_add(number as u64));
+    let accesses = accesses(page_count, options.common.seed.wrapping_add(number as u64));
     let (before, after) = accesses.split_at(USES_PER_PAGE[0] * page_count);
     before.iter().try_for_each(|access| access.carry_out(&mut pages))?;
-    go_on(&options.stop)?;
+    go_on(&options.common.stop)?;
 
     let used_bytes = pages.used_bytes();
     let limit_bytes = used_bytes / 2;
@@ -87,7 +87,7 @@ fn round(options: &Options, scratch: &Scratch<'_>, reclaim: Reclaim, number: usi
             let what = format!("the policy, reclaiming {reclaim}, does not keep the limit");
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        go_on(&options.stop)?;
+        go_on(&options.common.stop)?;
         thread::sleep(POLL);
     }
     let elapsed = start.elapsed();

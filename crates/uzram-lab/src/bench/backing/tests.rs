@@ -1,23 +1,22 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use super::*;
 use crate::nbd_bench::is_missing;
 
 fn tiny() -> Options {
     Options {
-        corpus: Source::Built(Kind::Mixed, 300),
+        common: Common::tiny(300, 1),
         dir: std::env::temp_dir(),
         written_size_bytes: 4 << 20,
         overwritten_file_bytes: 2 << 20,
         limit_bytes: 2 << 20,
         reclaimed_size_bytes: 4 << 20,
-        duration: Duration::from_millis(20),
-        repeat: 1,
-        ..Options::default()
     }
 }
 
@@ -69,7 +68,8 @@ fn a_stop_ends_it_and_the_files_go() {
     let dir = tempfile::tempdir().unwrap();
     let count = || fs::read_dir(dir.path()).unwrap().count();
     let stop = Arc::new(AtomicBool::new(false));
-    let options = Options { stop: Arc::clone(&stop), dir: dir.path().to_owned(), repeat: 1000, ..tiny() };
+    let common = Common { stop: Arc::clone(&stop), repeat: 1000, ..tiny().common };
+    let options = Options { common, dir: dir.path().to_owned(), ..tiny() };
     thread::scope(|scope| {
         let running = scope.spawn(|| run(&options));
         while count() == 0 && !running.is_finished() {
@@ -91,9 +91,9 @@ fn what_keeps_files_from_being_made_is_named() {
     assert!(obstacle.to_string().contains("room"), "{obstacle}");
     // Blocks take more than what is packed.
     let corpus = options.load_corpus().unwrap();
-    let scratch = Scratch::new(dir.path(), &corpus, &options.algorithm).unwrap();
+    let scratch = Scratch::new(dir.path(), &corpus, &options.common.algorithm).unwrap();
     let files_bytes = overwrites::files_bytes(&options, &scratch).unwrap();
-    let measured = overwrites::measure(&Options { seed: 2, ..options.clone() }, &scratch).unwrap();
+    let measured = overwrites::measure(&options, &scratch).unwrap();
     let blocks = measured.last().unwrap();
     assert!(files_bytes >= options.overwritten_file_bytes + blocks.file_bytes, "{files_bytes} {blocks:?}");
     drop(scratch);

@@ -84,14 +84,14 @@ pub(super) fn measure(options: &Options, scratch: &Scratch<'_>, notes: &mut Vec<
         notes.push("writeback not compared with fio, which is missing".to_owned());
     }
     let (mut rounds, mut fio_mb_per_s) = (Vec::new(), Vec::new());
-    for number in 0..options.repeat {
+    for number in 0..options.common.repeat {
         for turn in 0..2 {
             if (turn + number) % 2 == 0 {
                 rounds.push(round(options, scratch, number)?);
             } else if has_fio {
                 fio_mb_per_s.push(target.write()?);
             }
-            go_on(&options.stop)?;
+            go_on(&options.common.stop)?;
         }
     }
     let mb_per_s: Vec<_> = rounds.iter().map(|round| round.mb_per_s).collect();
@@ -117,12 +117,12 @@ fn round(options: &Options, scratch: &Scratch<'_>, number: usize) -> Result<Roun
     let page_count = page_of(options.written_size_bytes) as usize;
     let mut pages = scratch.store(page_count, Some((file, Layout::Packed)), Policy::default())?;
     pages.fill()?;
-    go_on(&options.stop)?;
+    go_on(&options.common.stop)?;
     let start = Instant::now();
     pages.write_back()?;
     let elapsed = start.elapsed();
     let stats = pages.backing_stats();
-    let mut order = pages.shuffled(options.seed.wrapping_add(number as u64));
+    let mut order = pages.shuffled(options.common.seed.wrapping_add(number as u64));
     order.truncate(READ_BACK_PAGES);
     order.iter().try_for_each(|page| pages.read(*page))?;
     let device_reads = pages.backing_stats().reads - stats.reads;

@@ -154,39 +154,42 @@ pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<ZipfAc
         let file = scratch.file(name, file_bytes)?;
         scratch.store(page_count, Some((file, Layout::Packed)), Policy::default())
     };
-    let accesses = accesses(page_count, options.seed);
+    let accesses = accesses(page_count, options.common.seed);
     let mut memory = Accessed::new(scratch.store(page_count, None, Policy::default())?, &accesses);
     memory.pages.fill()?;
     let compressed_bytes = memory.pages.compressed_bytes();
-    go_on(&options.stop)?;
+    go_on(&options.common.stop)?;
     let backing = store("backing")?;
-    let each_once: Vec<_> =
-        backing.shuffled(options.seed).into_iter().map(|page| Access { page, written: None }).collect();
+    let each_once: Vec<_> = backing
+        .shuffled(options.common.seed)
+        .into_iter()
+        .map(|page| Access { page, written: None })
+        .collect();
     let mut backing = Accessed::new(backing, &each_once);
     backing.pages.fill()?;
-    go_on(&options.stop)?;
+    go_on(&options.common.stop)?;
     let mut limited = Accessed::new(store("limited")?, &accesses);
     limited.pages.limit(limit_pages)?;
     limited.pages.fill()?;
     for _ in 0..WARM_UP_PER_PAGE {
-        go_on(&options.stop)?;
+        go_on(&options.common.stop)?;
         limited.slice(Duration::MAX, page_count)?;
     }
 
     let mut rounds = Vec::new();
-    for number in 0..options.repeat {
+    for number in 0..options.common.repeat {
         let mut slices = [const { None }; 3];
         for turn in 0..slices.len() {
             let which = (turn + number) % slices.len();
             slices[which] = Some(match which {
-                0 => memory.slice(options.duration, usize::MAX)?,
+                0 => memory.slice(options.common.duration, usize::MAX)?,
                 1 => {
                     backing.pages.write_back()?;
-                    backing.slice(options.duration, page_count)?
+                    backing.slice(options.common.duration, page_count)?
                 }
-                _ => limited.slice(options.duration, usize::MAX)?,
+                _ => limited.slice(options.common.duration, usize::MAX)?,
             });
-            go_on(&options.stop)?;
+            go_on(&options.common.stop)?;
         }
         if let [Some(memory), Some(backing), Some(limited)] = slices {
             rounds.push(Round { memory, backing, limited });

@@ -96,7 +96,7 @@ pub(super) fn measure(
     check(&device, corpus, &contents)?;
     drop(device);
 
-    let kernel_used_bytes = match KernelDevice::add(&options.algorithm, size_bytes) {
+    let kernel_used_bytes = match KernelDevice::add(&options.common.algorithm, size_bytes) {
         Ok(kernel) => {
             let contents = scatter(&kernel)?;
             let scattered = kernel.memory()?.used_bytes;
@@ -147,12 +147,12 @@ fn scatter(
     target.fill(corpus)?;
     let mut contents: Vec<usize> = (0..page_count).collect();
     let mut worker = target.worker()?;
-    let churn = Churn::new(halves, page_count, page_count, options.seed);
+    let churn = Churn::new(halves, page_count, page_count, options.common.seed);
     for (number, overwrite) in churn.take(overwrites(page_count)).enumerate() {
         worker.write(overwrite.page, corpus.page(overwrite.corpus_page))?;
         contents[overwrite.page] = overwrite.corpus_page;
         if number % LOOK_EVERY == 0 {
-            go_on(&options.stop)?;
+            go_on(&options.common.stop)?;
         }
     }
     Ok(contents)

@@ -6,17 +6,12 @@ mod density;
 mod reads;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use serde::Serialize;
 use uzram::Result;
 use uzram::base::units::{format_size, page_of};
-use uzram::codec::Algorithm;
 
-use super::Source;
-use crate::corpus::Kind;
+use super::Common;
 use churn::Halves;
 pub use density::{Density, Held};
 pub use reads::{Compactor, ReadRow};
@@ -24,33 +19,15 @@ pub use reads::{Compactor, ReadRow};
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The pages that are stored.
-    pub corpus: Source,
+    /// As of the others.
+    pub common: Common,
     /// The size of the device; a shorter corpus is repeated.
     pub size_bytes: u64,
-    /// How long the reads of one round last.
-    pub duration: Duration,
-    /// How many rounds of them.
-    pub repeat: usize,
-    /// What compresses the pages, in kernel zram as well.
-    pub algorithm: Algorithm,
-    /// Seeds which pages are taken.
-    pub seed: u64,
-    /// Set it and the run ends with an error after removing what it added to the kernel.
-    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options {
-            corpus: Source::Built(Kind::Mixed, super::DEFAULT_CORPUS_PAGES),
-            size_bytes: 256 << 20,
-            duration: Duration::from_secs(1),
-            repeat: 5,
-            algorithm: Algorithm::default(),
-            seed: 1,
-            stop: Arc::default(),
-        }
+        Options { common: Common::default(), size_bytes: 256 << 20 }
     }
 }
 
@@ -72,8 +49,8 @@ pub struct Report {
 /// # Errors
 /// A device that cannot be had, a page that does not read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
-    let corpus = options.corpus.load()?;
-    let halves = Halves::new(&corpus, &options.algorithm)?;
+    let corpus = options.common.corpus.load()?;
+    let halves = Halves::new(&corpus, &options.common.algorithm)?;
     let page_count = page_of(options.size_bytes) as usize;
     let mut notes = Vec::new();
     let density = density::measure(options, &corpus, &halves, page_count, &mut notes)?;
@@ -168,17 +145,15 @@ impl Density {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn a_scattered_pool_is_packed_and_reads_go_on() {
-        let options = Options {
-            corpus: Source::Built(Kind::Mixed, 96),
-            size_bytes: 4 << 20,
-            duration: Duration::from_millis(20),
-            repeat: 2,
-            ..Options::default()
-        };
+        let options = Options { common: Common::tiny(96, 2), size_bytes: 4 << 20 };
         let report = run(&options).unwrap();
         let Density { scattered, compacted, ideal_bytes, object_bytes, .. } = report.density;
         assert!(compacted.used_bytes < scattered.used_bytes, "{:?}", report.density);
@@ -201,13 +176,8 @@ mod tests {
     #[test]
     fn a_stop_ends_it() {
         let stop = Arc::new(AtomicBool::new(true));
-        let options = Options {
-            corpus: Source::Built(Kind::Text, 8),
-            size_bytes: 1 << 20,
-            duration: Duration::from_secs(600),
-            stop,
-            ..Options::default()
-        };
+        let common = Common { duration: Duration::from_secs(600), stop, ..Common::tiny(96, 1) };
+        let options = Options { common, size_bytes: 1 << 20 };
         assert_eq!(run(&options).unwrap_err().to_string(), "interrupted");
     }
 }

@@ -96,20 +96,20 @@ pub(super) fn measure(
     let mut rows = Vec::new();
     for jobs in [1, 2] {
         let mut rounds: [Vec<Round>; Compactor::ALL.len()] = Default::default();
-        for number in 0..options.repeat {
+        for number in 0..options.common.repeat {
             for turn in 0..Compactor::ALL.len() {
                 let which = (turn + number) % Compactor::ALL.len();
                 let plan = Plan {
                     pattern: Pattern::RandRead,
                     jobs,
-                    until: Until::Elapsed(options.duration),
-                    seed: options.seed.wrapping_add(number as u64),
+                    until: Until::Elapsed(options.common.duration),
+                    seed: options.common.seed.wrapping_add(number as u64),
                     corpus,
                     page_count,
-                    stop: &options.stop,
+                    stop: &options.common.stop,
                 };
                 rounds[which].push(round(&device, Compactor::ALL[which], &plan, halves)?);
-                go_on(&options.stop)?;
+                go_on(&options.common.stop)?;
             }
         }
         let row = |which: usize| ReadRow::new(jobs, Compactor::ALL[which], &rounds[which], &rounds[0]);

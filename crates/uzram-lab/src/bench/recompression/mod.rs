@@ -4,19 +4,18 @@
 mod reads;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use serde::Serialize;
 use uzram::Result;
 use uzram::base::units::{format_size, page_of};
-use uzram::codec::{self, Algorithm};
+use uzram::codec;
 use uzram::device::Stats;
 
 use super::report::quotient;
-use super::{Source, Target, UzramDevice, go_on, verify};
-use crate::corpus::{Corpus, Kind};
+use super::{Common, Target, UzramDevice, go_on, verify};
+use crate::corpus::Corpus;
 pub use reads::ReadRow;
 
 /// Pages that are tried in a step, after which it is looked whether to go on: some tens of ms of work.
@@ -27,36 +26,17 @@ const JOBS: [usize; 2] = [1, 2];
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The pages that are stored.
-    pub corpus: Source,
+    /// As of the others; by its algorithm pages are compressed when they are written.
+    pub common: Common,
     /// The size of the device; a shorter corpus is repeated.
     pub size_bytes: u64,
-    /// How long the reads of one round last.
-    pub duration: Duration,
-    /// How many rounds of them.
-    pub repeat: usize,
-    /// What compresses the pages when they are written.
-    pub algorithm: Algorithm,
     /// What compresses them again, at its default level.
     pub again: codec::Kind,
-    /// Seeds which pages are read.
-    pub seed: u64,
-    /// Set it and the run ends with an error.
-    pub stop: Arc<AtomicBool>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options {
-            corpus: Source::Built(Kind::Mixed, super::DEFAULT_CORPUS_PAGES),
-            size_bytes: 1 << 30,
-            duration: Duration::from_secs(1),
-            repeat: 5,
-            algorithm: Algorithm::default(),
-            again: codec::Kind::Zstd,
-            seed: 1,
-            stop: Arc::default(),
-        }
+        Options { common: Common::default(), size_bytes: 1 << 30, again: codec::Kind::Zstd }
     }
 }
 
@@ -86,12 +66,12 @@ pub struct Report {
 /// # Errors
 /// A device that cannot be had, a page that does not read back, a stop.
 pub fn run(options: &Options) -> Result<Report> {
-    let corpus = options.corpus.load()?;
+    let corpus = options.common.corpus.load()?;
     let device = SteppedDevice::new(options, &corpus)?;
     let before = device.stats();
     let start = Instant::now();
     while device.step()? {
-        go_on(&options.stop)?;
+        go_on(&options.common.stop)?;
     }
     let elapsed_s = start.elapsed().as_secs_f64();
     let after = device.stats();
@@ -101,7 +81,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let both = |figure: fn(&Stats) -> u64| [figure(&before), figure(&after)];
     Ok(Report {
         size_bytes: options.size_bytes,
-        algorithm: options.algorithm.to_string(),
+        algorithm: options.common.algorithm.to_string(),
         again: options.again.name(),
         elapsed_s,
         pages_recompressed: after.pages_recompressed - before.pages_recompressed,
@@ -124,7 +104,7 @@ impl<'a> SteppedDevice<'a> {
     /// Full of pages that were compressed once.
     fn new(options: &'a Options, corpus: &'a Corpus) -> Result<Self> {
         let attributes = [
-            ("comp_algorithm", options.algorithm.to_string()),
+            ("comp_algorithm", options.common.algorithm.to_string()),
             ("recomp_algorithm", format!("algo={}", options.again.name())),
             // What recompression wins is to be seen, and not what compaction does.
             ("compact_threshold", "0".to_owned()),
@@ -147,7 +127,7 @@ impl<'a> SteppedDevice<'a> {
     fn fill(&self) -> Result<()> {
         self.device.fill(self.corpus)?;
         self.steps_left.store(self.steps(), Ordering::Relaxed);
-        go_on(&self.options.stop)
+        go_on(&self.options.common.stop)
     }
 
     /// Steps that all pages take.
@@ -226,16 +206,14 @@ impl fmt::Display for Report {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
     use super::*;
 
     fn tiny() -> Options {
-        Options {
-            corpus: Source::Built(Kind::Mixed, 96),
-            size_bytes: 8 << 20,
-            duration: Duration::from_millis(20),
-            repeat: 2,
-            ..Options::default()
-        }
+        Options { common: Common::tiny(96, 2), size_bytes: 8 << 20, ..Options::default() }
     }
 
     #[test]
@@ -258,7 +236,7 @@ mod tests {
     #[test]
     fn all_pages_are_tried_and_a_refill_begins_again() {
         let options = tiny();
-        let corpus = options.corpus.load().unwrap();
+        let corpus = options.common.corpus.load().unwrap();
         let device = SteppedDevice::new(&options, &corpus).unwrap();
         let mut steps = 0;
         while device.step().unwrap() {
@@ -276,7 +254,8 @@ mod tests {
     #[test]
     fn a_stop_ends_it() {
         let stop = Arc::new(AtomicBool::new(true));
-        let options = Options { stop, duration: Duration::from_secs(600), ..tiny() };
+        let common = Common { stop, duration: Duration::from_secs(600), ..tiny().common };
+        let options = Options { common, ..tiny() };
         assert_eq!(run(&options).unwrap_err().to_string(), "interrupted");
     }
 }

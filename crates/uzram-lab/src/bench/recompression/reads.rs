@@ -50,14 +50,14 @@ struct Round {
 
 /// Measures the row of so many jobs.
 pub(super) fn measure_row(options: &Options, device: &SteppedDevice<'_>, jobs: usize) -> Result<ReadRow> {
-    let slice = options.duration.min(SLICE);
-    let slices = options.repeat as u128 * options.duration.as_nanos() / slice.as_nanos().max(1);
+    let slice = options.common.duration.min(SLICE);
+    let slices = options.common.repeat as u128 * options.common.duration.as_nanos() / slice.as_nanos().max(1);
     let slices = usize::try_from(slices).unwrap_or(MAX_REPEAT).clamp(1, MAX_REPEAT);
     let mut rounds = Vec::new();
     for number in 0..slices {
         device.refill()?;
         rounds.push(round(options, device, jobs, slice, number)?);
-        go_on(&options.stop)?;
+        go_on(&options.common.stop)?;
     }
     Ok(ReadRow::new(jobs, &rounds))
 }
@@ -74,10 +74,10 @@ fn round(
         jobs,
         until: Until::Elapsed(duration),
         // Never the pages that were read just now.
-        seed: options.seed.wrapping_add((3 * number + turn) as u64),
+        seed: options.common.seed.wrapping_add((3 * number + turn) as u64),
         corpus: device.corpus,
         page_count: device.page_count(),
-        stop: &options.stop,
+        stop: &options.common.stop,
     };
     let before = measure(&device.device, &plan(0, slice / 2))?;
     let (during, recompressed_per_s) = read_and_recompress(device, &plan(1, slice))?;
