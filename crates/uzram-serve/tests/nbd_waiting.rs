@@ -65,12 +65,17 @@ fn eventually(done: impl Fn() -> bool) {
 
 /// A device with a backing device that can be shut.
 fn gated(size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gate) {
+    named("zram0", size, settings)
+}
+
+/// One of that name.
+fn named(name: &str, size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gate) {
     let directory = tempfile::tempdir().unwrap();
     let options =
         FileOptions { size_bytes: Some(64 << 20), ..FileOptions::new(directory.path().join("backing")) };
     let backing = FaultyBacking::new(FileBacking::open(&options).unwrap(), 1).unwrap();
     let gate = Gate { faults: backing.faults(), _directory: directory };
-    let device = Device::new("zram0").unwrap();
+    let device = Device::new(name).unwrap();
     device.set_backing(Some(NamedBacking::new("gate", "in a test", Arc::new(backing)))).unwrap();
     settings.iter().for_each(|(name, value)| device.set(name, value).unwrap());
     device.set("disksize", size).unwrap();
@@ -341,6 +346,34 @@ fn who_vanishes_keeps_the_device_until_nothing_waits() {
     assert_eq!(device.set("reset", "1").unwrap_err().kind(), ErrorKind::Busy);
     drop(shut);
     eventually(|| device.set("reset", "1").is_ok());
+}
+
+#[test]
+fn nobody_waits_for_the_backing_device_of_another() {
+    let (stuck, gate) = named("stuck", "16M", &[]);
+    let (device, _open) = named("device", "16M", &[]);
+    let server = TestServer::with_all(&[Arc::clone(&stuck), Arc::clone(&device)], |_| {});
+    let enter = |name: &[u8]| {
+        let mut client = server.client();
+        client.agree(Headers::Structured);
+        client.enter_export(name);
+        client
+    };
+    let (mut waiting, mut client) = (enter(b"stuck"), enter(b"device"));
+    let data = fill(&mut waiting, 0..40);
+    send_away(&stuck, 0..40);
+    let shut = gate.shut(Direction::Read);
+    let ask = |page| (waiting.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
+    let asked: Vec<_> = (0..40).map(ask).collect();
+    // As many as there are threads for it; the others are queued.
+    shut.wait_for(16);
+    let others = fill(&mut client, 0..8);
+    send_away(&device, 0..8);
+    assert!(client.read(0, 0, 8 * 4096).data() == others);
+    drop(shut);
+    let replies = waiting.replies(&asked);
+    let pages = asked.iter().zip(data.chunks(PAGE));
+    assert!(pages.into_iter().all(|((cookie, _), page)| replies[cookie].data() == page));
 }
 
 #[test]

@@ -41,13 +41,24 @@ impl TestServer {
     }
 
     pub fn with(device: Arc<Device>, configure: impl FnOnce(&mut Config)) -> Self {
+        Self::with_all(&[device], configure)
+    }
+
+    /// A server of several devices.
+    pub fn with_all(devices: &[Arc<Device>], configure: impl FnOnce(&mut Config)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
         let mut config = Config::new(&path);
         configure(&mut config);
-        let server = Server::bind(config, Exports::new([Arc::clone(&device)])).unwrap();
+        let server = Server::bind(config, Exports::new(devices.iter().cloned())).unwrap();
         let endpoints = server.endpoints();
-        TestServer { device, thread: server.spawn().unwrap(), path, endpoints, directory }
+        TestServer {
+            device: Arc::clone(&devices[0]),
+            thread: server.spawn().unwrap(),
+            path,
+            endpoints,
+            directory,
+        }
     }
 
     /// The first TCP port that it listens on.
