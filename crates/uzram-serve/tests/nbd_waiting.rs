@@ -414,12 +414,16 @@ fn a_server_that_stops_waits_for_what_was_begun() {
 /// How many pages a client of [`work`] has.
 const WORKED_ON: u64 = 200;
 
-/// Changes and reads pages from byte `base` on, many at a time, and checks what comes back.
-fn work(mut client: Client, base: u64, seed: u64) {
-    const ROUNDS: usize = 15;
+/// Changes and reads pages from byte `base` on, many at a time, and checks what comes back. It goes on until some
+/// have left: all may be in use whenever they are to.
+fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
+    const ROUNDS: Range<usize> = 15..1000;
     let mut random = Random(seed);
     let mut model = vec![0; WORKED_ON as usize * PAGE];
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS.end {
+        if round >= ROUNDS.start && device.stats().pages_written_back > 0 {
+            break;
+        }
         let mut from = 0;
         while from < model.len() {
             // So many that neither side fills the socket, and their ranges do not overlap: their order means
@@ -461,7 +465,8 @@ fn replies_of_pages_that_come_and_go_are_right() {
         let clients: Vec<_> = std::iter::zip(0.., ALL_HEADERS)
             .map(|(number, headers)| {
                 let client = server.ready_with(headers);
-                thread::spawn(move || work(client, at(WORKED_ON * number), seed + number))
+                let device = Arc::clone(&device);
+                thread::spawn(move || work(client, &device, at(WORKED_ON * number), seed + number))
             })
             .collect();
         let mut random = Random(seed);
