@@ -8,20 +8,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Client, Random, TestServer, cmd, device, seed};
+use common::{Client, Random, TestServer, cmd, device, eventually, seed};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply};
 use uzram_serve::nbd::{Config, Server};
-
-/// Waits until `done`, for what the server does on its own time.
-fn eventually(done: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 #[test]
 fn the_socket_belongs_to_its_user_and_goes_with_the_server() {

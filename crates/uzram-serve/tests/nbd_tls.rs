@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::pki::{Authority, Validity, write};
 use common::secure::{Encrypted, Secure, client_config, files, start_tls};
-use common::{Client, Random, cmd, device, info_request, option_bytes, request_bytes, seed};
+use common::{Client, Random, cmd, device, eventually, info_request, option_bytes, request_bytes, seed};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, StreamOwned};
 use uzram::ErrorKind;
@@ -392,15 +392,6 @@ fn clients_beyond_the_limit_are_refused_and_handshakes_do_not_count() {
 /// How many bytes a new connection is greeted with: 18, or 0 when it is refused.
 fn greeting_len(secure: &Secure) -> usize {
     secure.silent().stream.read(&mut [0; 18]).unwrap_or(0)
-}
-
-/// Waits until `done`, for what the server does on its own time.
-fn eventually(done: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

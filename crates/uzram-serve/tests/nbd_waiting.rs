@@ -9,10 +9,10 @@ use std::net::Shutdown;
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::secure::{Secure, client_config, start_tls};
-use common::{ALL_HEADERS, Client, Headers, Random, Reply, TestServer, cmd, seed};
+use common::{ALL_HEADERS, Client, Headers, Random, Reply, TestServer, cmd, eventually, seed};
 use uzram::ErrorKind;
 use uzram::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
 use uzram::device::{Device, NamedBacking};
@@ -51,15 +51,6 @@ impl Shut<'_> {
     /// Waits until so many transfers wait.
     fn wait_for(&self, count: u64) {
         eventually(|| self.gate.faults.injected() - self.before >= count);
-    }
-}
-
-/// Waits until `done`, for what the server does on its own time.
-fn eventually(done: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < Duration::from_secs(10));
-        thread::sleep(Duration::from_millis(2));
     }
 }
 

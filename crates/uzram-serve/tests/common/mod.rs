@@ -11,7 +11,8 @@ use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use uzram::device::Device;
 use uzram_serve::Exports;
@@ -94,6 +95,15 @@ impl TestServer {
         client.agree(headers);
         client.enter();
         client
+    }
+}
+
+/// Waits until `done`, for what the server does on its own time.
+pub fn eventually(done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(10));
+        thread::sleep(Duration::from_millis(2));
     }
 }
 
