@@ -43,22 +43,33 @@ pub fn parse_size(text: &str) -> Result<u64> {
     let bad = |why: &str| {
         Error::invalid(format!("'{text}' is not a size: {why}; write digits and K, M, G or T, as in 512M"))
     };
+    let unit_bytes = |suffix: &str| match suffix {
+        "" | "b" => Some(1),
+        "k" | "kb" | "kib" => Some(1 << 10),
+        "m" | "mb" | "mib" => Some(1 << 20),
+        "g" | "gb" | "gib" => Some(1 << 30),
+        "t" | "tb" | "tib" => Some(1 << 40),
+        _ => None,
+    };
+    parse_number(text, "too large", unit_bytes).map_err(bad)
+}
+
+/// Reads decimal digits and a unit, of which `unit` knows in lower case what it stands for. Answers why not, if it
+/// cannot, and `too_much` for what does not fit 64 bits.
+fn parse_number(
+    text: &str,
+    too_much: &'static str,
+    unit: impl Fn(&str) -> Option<u64>,
+) -> std::result::Result<u64, &'static str> {
     let trimmed = text.trim();
     let digits = trimmed.bytes().take_while(u8::is_ascii_digit).count();
     let (number, suffix) = trimmed.split_at(digits);
     if number.is_empty() {
-        return Err(bad("no digits"));
+        return Err("no digits");
     }
-    let number: u64 = number.parse().map_err(|_| bad("too large"))?;
-    let shift = match suffix.to_ascii_uppercase().as_str() {
-        "" | "B" => 0,
-        "K" | "KB" | "KIB" => 10,
-        "M" | "MB" | "MIB" => 20,
-        "G" | "GB" | "GIB" => 30,
-        "T" | "TB" | "TIB" => 40,
-        _ => return Err(bad("unknown unit")),
-    };
-    number.checked_mul(1 << shift).ok_or_else(|| bad("too large"))
+    let number: u64 = number.parse().map_err(|_| too_much)?;
+    let unit = unit(&suffix.to_ascii_lowercase()).ok_or("unknown unit")?;
+    number.checked_mul(unit).ok_or(too_much)
 }
 
 /// Reads a duration in seconds: decimal digits and an optional s, m, h or d, without which they are seconds.
@@ -71,21 +82,14 @@ pub fn parse_duration_s(text: &str) -> Result<u64> {
             "'{text}' is not a duration: {why}; write digits and s, m, h or d, as in 90s or 1h"
         ))
     };
-    let trimmed = text.trim();
-    let digits = trimmed.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, suffix) = trimmed.split_at(digits);
-    if number.is_empty() {
-        return Err(bad("no digits"));
-    }
-    let number: u64 = number.parse().map_err(|_| bad("too long"))?;
-    let unit_s = match suffix.to_ascii_lowercase().as_str() {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 60 * 60,
-        "d" => 24 * 60 * 60,
-        _ => return Err(bad("unknown unit")),
+    let unit_s = |suffix: &str| match suffix {
+        "" | "s" => Some(1),
+        "m" => Some(60),
+        "h" => Some(60 * 60),
+        "d" => Some(24 * 60 * 60),
+        _ => None,
     };
-    number.checked_mul(unit_s).ok_or_else(|| bad("too long"))
+    parse_number(text, "too long", unit_s).map_err(bad)
 }
 
 /// A size for people: the largest unit that keeps the number at or above one.
