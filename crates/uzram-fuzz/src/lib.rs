@@ -24,6 +24,7 @@ pub mod nbd_handshake;
 pub mod nbd_tls;
 pub mod nbd_transmission;
 pub mod pool_ops;
+pub mod size_expr;
 mod wire;
 
 /// One fuzz target.
@@ -51,6 +52,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "pool_ops", run: pool_ops::run, seeds: pool_ops::seeds },
     Target { name: "lru_ops", run: lru_ops::run, seeds: lru_ops::seeds },
     Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
+    Target { name: "size_expr", run: size_expr::run, seeds: size_expr::seeds },
 ];
 
 /// The target of that name.

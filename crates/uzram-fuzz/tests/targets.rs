@@ -116,6 +116,11 @@ fn attributes() {
     run_mutations("attributes", 1500);
 }
 
+#[test]
+fn size_expr() {
+    run_mutations("size_expr", 50_000);
+}
+
 /// Empty inputs and endless ones of one byte, for all.
 #[test]
 fn dull_inputs() {

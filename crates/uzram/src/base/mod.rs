@@ -6,6 +6,7 @@ pub mod error;
 pub mod mem;
 pub(crate) mod named;
 pub mod random;
+pub mod size_expr;
 pub mod sync;
 #[cfg(not(feature = "loom"))]
 pub(crate) mod thread;

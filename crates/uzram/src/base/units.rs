@@ -43,15 +43,19 @@ pub fn parse_size(text: &str) -> Result<u64> {
     let bad = |why: &str| {
         Error::invalid(format!("'{text}' is not a size: {why}; write digits and K, M, G or T, as in 512M"))
     };
-    let unit_bytes = |suffix: &str| match suffix {
+    parse_number(text, "too large", unit_bytes).map_err(bad)
+}
+
+/// What a unit of a size stands for, written in lower case.
+pub(super) fn unit_bytes(suffix: &str) -> Option<u64> {
+    match suffix {
         "" | "b" => Some(1),
         "k" | "kb" | "kib" => Some(1 << 10),
         "m" | "mb" | "mib" => Some(1 << 20),
         "g" | "gb" | "gib" => Some(1 << 30),
         "t" | "tb" | "tib" => Some(1 << 40),
         _ => None,
-    };
-    parse_number(text, "too large", unit_bytes).map_err(bad)
+    }
 }
 
 /// Reads decimal digits and a unit, of which `unit` knows in lower case what it stands for. Answers why not, if it

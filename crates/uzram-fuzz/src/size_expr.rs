@@ -1,0 +1,177 @@
+//! Any text as a size that depends on the machine. The first bytes of the input are the machine.
+//!
+//! Promises: a text comes to what a naive evaluator, which splits it at its weakest operator, says; what is refused
+//! is refused with words; parentheses around it all change nothing; a plain size is the same as anywhere else.
+
+use uzram::base::size_expr::{MAX_CHARS, MAX_DEPTH, Memory, evaluate};
+use uzram::base::units::parse_size;
+
+use crate::input::Input;
+
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
+    let text = String::from_utf8_lossy(input.rest());
+    let taken = evaluate(&text, &memory);
+    if let Err(error) = &taken {
+        assert!(!error.to_string().is_empty());
+    }
+    let (taken, chars) = (taken.ok(), text.chars().count());
+    if chars > MAX_CHARS {
+        assert_eq!(taken, None);
+        return;
+    }
+    // What it comes to is less than 2^64, in whole pages.
+    let size = |bytes: f64| (4096.0..2f64.powi(64)).contains(&bytes).then_some(bytes as u64 & !4095);
+    let expected = if depth(&text) <= MAX_DEPTH { naive(&text, &memory).and_then(size) } else { None };
+    assert_eq!(taken, expected, "{text:?}");
+    if chars + 2 <= MAX_CHARS && depth(&text) < MAX_DEPTH && is_balanced(&text) {
+        assert_eq!(evaluate(&format!("({text})"), &memory).ok(), taken, "{text:?} in parentheses");
+    }
+    // Larger ones may be rounded on the way.
+    if let Some(bytes) = parse_size(&text).ok().filter(|bytes| bytes >> 53 == 0) {
+        assert_eq!(taken, Some(bytes / 4096 * 4096).filter(|bytes| *bytes > 0), "{text:?}");
+    }
+}
+
+/// How deep parentheses stand in each other.
+fn depth(text: &str) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0);
+    for c in text.chars() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+/// Whether each parenthesis is closed, and none before it is opened.
+fn is_balanced(text: &str) -> bool {
+    let open = text.chars().try_fold(0usize, |depth, c| match c {
+        '(' => Some(depth + 1),
+        ')' => depth.checked_sub(1),
+        _ => Some(depth),
+    });
+    open == Some(0)
+}
+
+/// The places of these characters outside of parentheses.
+fn outside<'a>(text: &'a str, wanted: &'a [char]) -> impl Iterator<Item = usize> + 'a {
+    let mut depth = 0;
+    text.char_indices().filter_map(move |(at, c)| {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ => {}
+        }
+        (depth == 0 && wanted.contains(&c)).then_some(at)
+    })
+}
+
+/// What a text comes to, by splitting it; nothing if it makes no sense, or a part of it is no number.
+fn naive(text: &str, memory: &Memory) -> Option<f64> {
+    let text = text.trim();
+    for signs in [&['+', '-'], &['*', '/']] {
+        if let Some(at) = outside(text, signs).last() {
+            let (left, right) = (naive(&text[..at], memory)?, naive(&text[at + 1..], memory)?);
+            let value = match &text[at..=at] {
+                "+" => left + right,
+                "-" => left - right,
+                "*" => left * right,
+                _ => left / right,
+            };
+            return Some(value).filter(|value| value.is_finite());
+        }
+    }
+    match text {
+        "ram" => return Some(memory.ram_bytes as f64),
+        "limit" => return Some(memory.limit_bytes as f64),
+        _ => {}
+    }
+    if let Some((before, inside)) = text.split_once('(') {
+        let inside = inside.strip_suffix(')')?;
+        // Not `(1)(2)`.
+        if !is_balanced(inside) {
+            return None;
+        }
+        let choose = match before.trim_end() {
+            "" => return naive(inside, memory),
+            "min" => f64::min,
+            "max" => f64::max,
+            _ => return None,
+        };
+        let ends: Vec<usize> = outside(inside, &[',']).chain([inside.len()]).collect();
+        let mut start = 0;
+        let items = ends.into_iter().map(|end| {
+            let item = naive(&inside[start..end], memory);
+            start = end + 1;
+            item
+        });
+        return items.collect::<Option<Vec<_>>>()?.into_iter().reduce(choose);
+    }
+    number(text)
+}
+
+/// Digits, perhaps a fraction, perhaps a unit.
+fn number(text: &str) -> Option<f64> {
+    let digits = text.trim_end_matches(char::is_alphabetic);
+    let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
+    let plain = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    if !plain(whole) || !plain(fraction) {
+        return None;
+    }
+    // The unit alone is a size, if a one stands before it.
+    let unit = parse_size(&format!("1{}", &text[digits.len()..])).ok()?;
+    Some(digits.parse::<f64>().ok()? * unit as f64).filter(|value| value.is_finite())
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
+    [
+        "min(ram / 2, 4G)",
+        "ram * 0.75 - (limit + 512MiB) / 3",
+        "max(min(limit, 8192k), 1.5g, 4096)",
+        "((ram-limit))/4/2*1T",
+        "16777215T + 1T - 4096b",
+        "8191",
+        "ram / (limit - limit)",
+        "min(1,2,3,4,5,6,7,8,9)*max(1G)",
+        " 512M ",
+        "(((((((((((((((((((((((((((((((ram)))))))))))))))))))))))))))))))",
+    ]
+    .iter()
+    .map(|text| [&machine[..], text.as_bytes()].concat())
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_naive_evaluator_is_right_by_itself() {
+        let memory = Memory { ram_bytes: 100, limit_bytes: 7 };
+        for (text, value) in [
+            ("1 + 2 * 3", Some(7.0)),
+            ("8 - 4 - 2", Some(2.0)),
+            ("(8 - (4 - 2)) * 2", Some(12.0)),
+            ("min( ram, limit ) / 2", Some(3.5)),
+            ("max(1k, 2, (3))", Some(1024.0)),
+            ("(1)(2)", None),
+            ("(1", None),
+            ("1,2", None),
+            ("1/0", None),
+            ("", None),
+        ] {
+            assert_eq!(naive(text, &memory), value, "{text}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Sizes that depend on the machine: `min(ram / 2, 4G)`.
+//!
+//! A size is written as for [`super::units::parse_size`], and may have a fraction (`1.5G`); a number without a unit
+//! is bytes, or a factor. There are `+ - * /` with their usual precedence, parentheses, `min(…)` and `max(…)` of any
+//! number of sizes, and the variables of [`Memory`]. It is what zram-generator's `zram-size` is, but that there plain
+//! numbers and `ram` are MiB.
+
+use super::error::{Error, Result};
+use super::units::{PAGE_SIZE, unit_bytes};
+
+/// The longest text that is read.
+pub const MAX_CHARS: usize = 200;
+/// How deep parentheses may stand in each other.
+pub const MAX_DEPTH: usize = 32;
+
+const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
+
+/// What a size may depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// `ram`: the machine's memory in bytes.
+    pub ram_bytes: u64,
+    /// `limit`: the most memory that this process may have, in bytes: `ram` if nothing bounds it.
+    pub limit_bytes: u64,
+}
+
+/// What a text comes to, in whole pages, rounded down.
+///
+/// # Errors
+/// `Invalid` when it cannot be read (which says where), or does not come to a page at least, or to more than 64 bits.
+pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
+    if text.chars().count() > MAX_CHARS {
+        return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters, which is no size")));
+    }
+    let mut parser = Parser { text, at: 0, depth: 0, memory };
+    let bytes = parser.sum()?;
+    match parser.peek() {
+        None => {}
+        Some(_) => return Err(parser.expected("an operator or the end")),
+    }
+    if bytes < PAGE_SIZE as f64 {
+        let what =
+            format!("'{text}' comes to {} bytes: less than a page, which is {PAGE_SIZE}", bytes.floor());
+        return Err(Error::invalid(what));
+    }
+    // 2^64: what is below it fits.
+    if bytes >= u64::MAX as f64 {
+        return Err(Error::invalid(format!("'{text}' comes to more than 64 bits can say")));
+    }
+    let bytes = bytes as u64;
+    Ok(bytes - bytes % PAGE_SIZE as u64)
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    /// The byte that is read next.
+    at: usize,
+    depth: usize,
+    memory: &'a Memory,
+}
+
+/// A binary operator.
+type Operator = fn(f64, f64) -> f64;
+
+impl<'a> Parser<'a> {
+    fn sum(&mut self) -> Result<f64> {
+        self.chain(&[('+', |a, b| a + b), ('-', |a, b| a - b)], Self::product)
+    }
+
+    fn product(&mut self) -> Result<f64> {
+        self.chain(&[('*', |a, b| a * b), ('/', |a, b| a / b)], Self::operand)
+    }
+
+    /// Operands between operators of one precedence, from left to right.
+    fn chain(
+        &mut self,
+        operators: &[(char, Operator)],
+        operand: fn(&mut Self) -> Result<f64>,
+    ) -> Result<f64> {
+        let mut value = operand(self)?;
+        while let Some(sign) = self.peek()
+            && let Some((_, operator)) = operators.iter().find(|(other, _)| *other == sign)
+        {
+            let place = self.at;
+            self.at += sign.len_utf8();
+            let right = operand(self)?;
+            if sign == '/' && right == 0.0 {
+                return Err(self.wrong(place, "division by 0"));
+            }
+            value = self.finite(operator(value, right), place)?;
+        }
+        Ok(value)
+    }
+
+    fn operand(&mut self) -> Result<f64> {
+        match self.peek() {
+            Some('(') => self.list(None),
+            Some(c) if c.is_ascii_digit() => self.number(),
+            Some(c) if is_part_of_name(c) => self.named(),
+            _ => Err(self.expected(OPERAND)),
+        }
+    }
+
+    fn named(&mut self) -> Result<f64> {
+        let place = self.at;
+        let name = self.take_while(is_part_of_name);
+        let choose = match name {
+            "ram" => return Ok(self.memory.ram_bytes as f64),
+            "limit" => return Ok(self.memory.limit_bytes as f64),
+            "min" => f64::min,
+            "max" => f64::max,
+            _ => {
+                self.at = place;
+                return Err(self.expected(OPERAND));
+            }
+        };
+        if self.peek() != Some('(') {
+            return Err(self.expected("'('"));
+        }
+        self.list(Some(choose))
+    }
+
+    /// What stands in parentheses: for a function sizes with commas between them, else one.
+    fn list(&mut self, choose: Option<Operator>) -> Result<f64> {
+        if self.depth == MAX_DEPTH {
+            return Err(self.wrong(self.at, &format!("parentheses more than {MAX_DEPTH} deep")));
+        }
+        self.depth += 1;
+        self.at += 1;
+        let mut value = self.sum()?;
+        while let Some(choose) = choose
+            && self.peek() == Some(',')
+        {
+            self.at += 1;
+            value = choose(value, self.sum()?);
+        }
+        if self.peek() != Some(')') {
+            let wanted = if choose.is_some() { "an operator, ',' or ')'" } else { "an operator or ')'" };
+            return Err(self.expected(wanted));
+        }
+        self.depth -= 1;
+        self.at += 1;
+        Ok(value)
+    }
+
+    /// Digits, a fraction if there is one, and a unit if there is one.
+    fn number(&mut self) -> Result<f64> {
+        let place = self.at;
+        self.take_while(|c| c.is_ascii_digit());
+        if self.text[self.at..].starts_with('.') {
+            self.at += 1;
+            if self.take_while(|c| c.is_ascii_digit()).is_empty() {
+                return Err(self.expected("a digit"));
+            }
+        }
+        let digits = &self.text[place..self.at];
+        let unit_place = self.at;
+        let unit = self.take_while(is_part_of_name);
+        let Some(unit) = unit_bytes(&unit.to_ascii_lowercase()) else {
+            self.at = unit_place;
+            return Err(self.expected("K, M, G or T, an operator or the end"));
+        };
+        let number: f64 = digits.parse().map_err(|_| self.wrong(place, "not a number"))?;
+        self.finite(number * unit as f64, place)
+    }
+
+    /// The next character that is not white space, which is passed over.
+    fn peek(&mut self) -> Option<char> {
+        self.take_while(char::is_whitespace);
+        self.text[self.at..].chars().next()
+    }
+
+    fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> &'a str {
+        let rest = &self.text[self.at..];
+        let (taken, _) = rest.split_at(rest.find(|c| !wanted(c)).unwrap_or(rest.len()));
+        self.at += taken.len();
+        taken
+    }
+
+    /// So that there is nothing that is not a number, which `min` and `max` would pass over.
+    fn finite(&self, value: f64, place: usize) -> Result<f64> {
+        if value.is_finite() { Ok(value) } else { Err(self.wrong(place, "too large")) }
+    }
+
+    /// Something else should stand where the parser is.
+    fn expected(&mut self, wanted: &str) -> Error {
+        let found = match self.peek() {
+            None => "the end".to_owned(),
+            Some(c) if is_part_of_name(c) => {
+                let rest = &self.text[self.at..];
+                let word: String = rest.chars().take_while(|c| is_part_of_name(*c)).take(20).collect();
+                format!("'{word}'")
+            }
+            Some(c) => format!("'{}'", c.escape_debug()),
+        };
+        self.wrong(self.at, &format!("expected {wanted}, found {found}"))
+    }
+
+    fn wrong(&self, place: usize, why: &str) -> Error {
+        let column = 1 + self.text[..place].chars().count();
+        Error::invalid(format!("'{}' is not a size: column {column}: {why}", self.text.escape_debug()))
+    }
+}
+
+fn is_part_of_name(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::random::Random;
+
+    const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 3 << 30 };
+
+    #[test]
+    fn sizes_depend_on_the_machine() {
+        for (text, bytes) in [
+            ("min(ram / 2, 4G)", 4 << 30),
+            ("min(ram / 8, 4G)", 2 << 30),
+            (" 512M ", 512 << 20),
+            ("512mib", 512 << 20),
+            ("8192", 8192),
+            ("limit", 3 << 30),
+            ("ram", 16 << 30),
+            ("ram * 0.25", 4 << 30),
+            ("0.5*limit", 3 << 29),
+            ("1.5G", 3 << 29),
+            ("ram - limit - 1G", 12 << 30),
+            ("ram - (limit - 1G)", 14 << 30),
+            ("1G + 2 * 1G", 3 << 30),
+            ("(1G + 2G) * 2", 6 << 30),
+            ("ram / 4 / 2", 2 << 30),
+            ("ram / (4 / 2)", 8 << 30),
+            ("8G / 2 * 3", 12 << 30),
+            ("max(1G, 2G, 3G - 2G) + min (5G)", 7 << 30),
+            ("max(min(ram, limit), 1G)", 3 << 30),
+            ("min((ram), ((limit)))", 3 << 30),
+            ("ram/3", 5_726_621_696),
+            ("4096", 4096),
+            ("8191.9", 4096),
+            ("10000 / 1", 8192),
+        ] {
+            assert_eq!(evaluate(text, &MEMORY), Ok(bytes), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_says_where_and_what_was_expected() {
+        for (text, why) in [
+            ("", "column 1: expected a size, 'ram', 'limit', 'min(', 'max(' or '(', found the end"),
+            ("ram /", "column 6: expected a size"),
+            ("min(ram, ", "column 10: expected a size"),
+            ("min(ram", "column 8: expected an operator, ',' or ')', found the end"),
+            ("(ram, 4G)", "column 5: expected an operator or ')', found ','"),
+            ("min ram", "column 5: expected '(', found 'ram'"),
+            ("min", "column 4: expected '(', found the end"),
+            ("min()", "column 5: expected a size"),
+            ("1G 2G", "column 4: expected an operator or the end, found '2G'"),
+            ("ram)", "column 4: expected an operator or the end, found ')'"),
+            ("-1G", "column 1: expected a size"),
+            ("1G * -1", "column 6: expected a size"),
+            ("swap / 2", "column 1: expected a size, 'ram', 'limit', 'min(', 'max(' or '(', found 'swap'"),
+            ("RAM", "found 'RAM'"),
+            ("1G + rams", "column 6: expected a size"),
+            ("12Q", "column 3: expected K, M, G or T, an operator or the end, found 'Q'"),
+            ("4 G", "column 3: expected an operator or the end, found 'G'"),
+            ("1.", "column 3: expected a digit, found the end"),
+            (".5G", "column 1: expected a size"),
+            ("1e9", "column 2: expected K, M, G or T"),
+            ("ü/2", "column 1: expected a size, 'ram', 'limit', 'min(', 'max(' or '(', found 'ü'"),
+            ("ram\n% 2", "'ram\\n% 2' is not a size: column 5: expected an operator or the end, found '%'"),
+            ("ram / 0", "column 5: division by 0"),
+            ("min(1G, ram / (limit - limit))", "column 13: division by 0"),
+            ("4095", "'4095' comes to 4095 bytes: less than a page, which is 4096"),
+            ("1G - 2G", "'1G - 2G' comes to -1073741824 bytes: less than a page"),
+            ("16777216T", "comes to more than 64 bits"),
+        ] {
+            let error = evaluate(text, &MEMORY).expect_err(text).to_string();
+            assert!(error.contains(why), "{text}: {error}");
+        }
+        // The largest that fits, and the largest there is.
+        assert_eq!(evaluate("16777216T - 1T", &MEMORY), Ok(16_777_215 << 40));
+        let large = "9".repeat(90);
+        let error = evaluate(&format!("{large} / {large}"), &MEMORY).expect_err("1").to_string();
+        assert!(error.ends_with("comes to 1 bytes: less than a page, which is 4096"), "{error}");
+        let product = ["99999999999T"; 14].join("*");
+        let error = evaluate(&format!("min(1G,{product})"), &MEMORY).expect_err("infinite").to_string();
+        assert!(error.ends_with(": too large"), "{error}");
+    }
+
+    #[test]
+    fn length_and_depth_are_bounded() {
+        let nested = |depth: usize| format!("{}ram{}", "(".repeat(depth), ")".repeat(depth));
+        assert_eq!(evaluate(&nested(MAX_DEPTH), &MEMORY), Ok(16 << 30));
+        // Depth is not length.
+        assert_eq!(evaluate(&["(ram)"; MAX_DEPTH + 1].join("+"), &MEMORY), Ok(33 << 34));
+        let error = evaluate(&nested(MAX_DEPTH + 1), &MEMORY).expect_err("too deep").to_string();
+        assert!(error.ends_with("column 33: parentheses more than 32 deep"), "{error}");
+        assert!(evaluate(&format!("{:MAX_CHARS$}", "ram"), &MEMORY).is_ok());
+        let error = evaluate(&"(".repeat(100_000), &MEMORY).expect_err("too long").to_string();
+        assert!(error.len() < 100, "{error}");
+    }
+
+    /// An expression that is made as a tree, and written and evaluated as one.
+    enum Tree {
+        Leaf(&'static str, f64),
+        Binary(char, Box<Tree>, Box<Tree>),
+        Call(&'static str, Vec<Tree>),
+    }
+
+    impl Tree {
+        fn random(random: &mut Random, depth: usize) -> Tree {
+            let below = |random: &mut Random| Box::new(Tree::random(random, depth - 1));
+            let leaves = [
+                ("ram", MEMORY.ram_bytes as f64),
+                ("limit", MEMORY.limit_bytes as f64),
+                ("3", 3.0),
+                ("0.75", 0.75),
+                ("5G", 5.0 * (1u64 << 30) as f64),
+                ("0", 0.0),
+                ("12.5k", 12800.0),
+            ];
+            match random.below(if depth == 0 { 1 } else { 7 }) {
+                0 => {
+                    let (text, value) = leaves[random.below(leaves.len())];
+                    Tree::Leaf(text, value)
+                }
+                kind @ 1..=4 => Tree::Binary(['+', '-', '*', '/'][kind - 1], below(random), below(random)),
+                kind => {
+                    let items = (0..1 + random.below(3)).map(|_| *below(random)).collect();
+                    Tree::Call(["min", "max"][kind - 5], items)
+                }
+            }
+        }
+
+        /// With no more parentheses than it needs.
+        fn text(&self) -> String {
+            let strength = |tree: &Tree| match tree {
+                Tree::Binary('+' | '-', ..) => 1,
+                Tree::Binary(..) => 2,
+                _ => 3,
+            };
+            let part = |tree: &Tree, least: i32| {
+                if strength(tree) < least { format!("({})", tree.text()) } else { tree.text() }
+            };
+            match self {
+                Tree::Leaf(text, _) => (*text).to_owned(),
+                Tree::Binary(sign, left, right) => {
+                    let own = strength(self);
+                    format!("{} {sign}{}", part(left, own), part(right, own + 1))
+                }
+                Tree::Call(name, items) => {
+                    format!("{name}({})", items.iter().map(Tree::text).collect::<Vec<_>>().join(", "))
+                }
+            }
+        }
+
+        /// Nothing, if anything in it is no number.
+        fn value(&self) -> Option<f64> {
+            let value = match self {
+                Tree::Leaf(_, value) => *value,
+                Tree::Binary(sign, left, right) => {
+                    let (left, right) = (left.value()?, right.value()?);
+                    match sign {
+                        '+' => left + right,
+                        '-' => left - right,
+                        '*' => left * right,
+                        _ => left / right,
+                    }
+                }
+                Tree::Call(name, items) => {
+                    let items = items.iter().map(Tree::value).collect::<Option<Vec<_>>>()?;
+                    items.into_iter().reduce(if *name == "min" { f64::min } else { f64::max })?
+                }
+            };
+            value.is_finite().then_some(value)
+        }
+    }
+
+    #[test]
+    fn random_expressions_come_to_what_their_trees_do() {
+        let mut random = Random::new(7);
+        let mut sizes = 0;
+        for _ in 0..20_000 {
+            let depth = random.below(5);
+            let tree = Tree::random(&mut random, depth);
+            let text = tree.text();
+            if text.chars().count() > MAX_CHARS {
+                continue;
+            }
+            let fits = |bytes: &f64| (4096.0..u64::MAX as f64).contains(bytes);
+            let expected = tree.value().filter(fits).map(|bytes| bytes as u64 / 4096 * 4096);
+            assert_eq!(evaluate(&text, &MEMORY).ok(), expected, "{text}");
+            sizes += usize::from(expected.is_some());
+        }
+        assert!(sizes > 2000, "only {sizes} were sizes");
+    }
+}
