@@ -12,7 +12,7 @@ use uzram::zsmalloc::PoolDesign;
 use crate::failure::{Failure, Result};
 use crate::policy_file;
 
-/// Options of a new device.
+/// Options of a new device. They are the keys of a device in a configuration file, too.
 #[derive(clap::Args)]
 pub struct DeviceArgs {
     /// The size of the disk, uncompressed: a number and K, M, G or T
@@ -67,6 +67,7 @@ pub struct DeviceArgs {
 }
 
 /// A value that was given, and the attribute it is for.
+#[derive(Debug)]
 pub struct Setting {
     /// What the user wrote, or where: an option with its value, or a place in a file.
     pub origin: String,
@@ -76,24 +77,66 @@ pub struct Setting {
     pub value: String,
 }
 
+/// Where options are written, for messages.
+#[derive(Clone, Copy)]
+pub enum Origin<'a> {
+    /// On a command line.
+    CommandLine,
+    /// As keys of a file: in which line an option is, as `FILE:LINE`.
+    File(&'a dyn Fn(&str) -> String),
+}
+
+impl Origin<'_> {
+    /// An option such as `--size`, as its writer wrote it.
+    fn name(self, option: &str) -> &str {
+        match self {
+            Origin::CommandLine => option,
+            Origin::File(_) => option.trim_start_matches('-'),
+        }
+    }
+
+    /// The same, and where it is.
+    fn place(self, option: &str) -> String {
+        let name = self.name(option);
+        match self {
+            Origin::CommandLine => name.to_owned(),
+            Origin::File(line) => format!("{}: {name}", line(name)),
+        }
+    }
+}
+
 impl DeviceArgs {
     /// The attributes to set, in this order.
     ///
     /// # Errors
     /// The file of `--policy` makes no sense, or something is set that would do nothing.
     pub fn settings(&self) -> Result<Vec<Setting>> {
-        let mut settings = self.policy.as_deref().map_or_else(|| Ok(Vec::new()), policy_file::read)?;
-        for option in self.options() {
-            settings.retain(|setting| setting.attribute != option.attribute);
-            settings.push(option);
+        self.settings_with(Vec::new(), Origin::CommandLine)
+    }
+
+    /// The same, and `attributes` that were given by their own names, of options that are written elsewhere.
+    ///
+    /// # Errors
+    /// Further, an attribute is given twice, by its own name and by an option.
+    pub fn settings_with(&self, attributes: Vec<Setting>, origin: Origin<'_>) -> Result<Vec<Setting>> {
+        let read = |path| policy_file::read(&origin.place("--policy"), path);
+        let mut settings = self.policy.as_deref().map_or_else(|| Ok(Vec::new()), read)?;
+        let mut given: Vec<Setting> = self.options(origin).collect();
+        for attribute in attributes {
+            if let Some(option) = given.iter().find(|option| option.attribute == attribute.attribute) {
+                return Err(Failure::Line(format!("{}: {} sets it, too", attribute.origin, option.origin)));
+            }
+            given.push(attribute);
         }
+        settings.retain(|setting| given.iter().all(|option| option.attribute != setting.attribute));
+        settings.append(&mut given);
         settings.sort_by_key(|setting| Attribute::turn(setting.attribute));
-        refuse_idle_settings(&settings)?;
+        refuse_idle_settings(&settings, origin)?;
         Ok(settings)
     }
 
     /// The attributes that options set.
-    fn options(&self) -> impl Iterator<Item = Setting> {
+    fn options<'a>(&self, origin: Origin<'a>) -> impl Iterator<Item = Setting> + use<'a> {
         let (again, after) = self.recompress.as_deref().map(split_after).unzip();
         let settings = [
             ("--algorithm", "comp_algorithm", self.algorithm.clone()),
@@ -119,9 +162,14 @@ impl DeviceArgs {
             ("--backing", "backing_dev", self.backing.as_deref().map(from_root)),
             ("--size", "disksize", Some(self.size.to_string())),
         ];
-        settings.into_iter().filter_map(|(option, attribute, value)| {
+        settings.into_iter().filter_map(move |(option, attribute, value)| {
             let value = value?;
-            Some(Setting { origin: format!("{option} {value}"), attribute, value })
+            let place = origin.place(option);
+            let origin = match origin {
+                Origin::CommandLine => format!("{place} {value}"),
+                Origin::File(_) => place,
+            };
+            Some(Setting { origin, attribute, value })
         })
     }
 }
@@ -143,7 +191,7 @@ fn from_root(path: &str) -> String {
 }
 
 /// Fails when something is set that does nothing without something else.
-fn refuse_idle_settings(settings: &[Setting]) -> Result<()> {
+fn refuse_idle_settings(settings: &[Setting], written: Origin<'_>) -> Result<()> {
     let has = |attribute: &str| {
         settings.iter().any(|setting| setting.attribute == attribute && setting.value != "none")
     };
@@ -156,15 +204,12 @@ fn refuse_idle_settings(settings: &[Setting]) -> Result<()> {
         | "compressed_writeback" => !has("backing_dev"),
         _ => false,
     };
-    match settings.iter().find(needs) {
-        None => Ok(()),
-        Some(Setting { origin, attribute: "recompress_after", .. }) => {
-            Err(Failure::Line(format!("{origin}: nothing to compress pages again with: give --recompress")))
-        }
-        Some(Setting { origin, .. }) => {
-            Err(Failure::Line(format!("{origin}: nothing to write pages to: give --backing")))
-        }
-    }
+    let Some(Setting { origin, attribute, .. }) = settings.iter().find(needs) else { return Ok(()) };
+    let (what, option) = match *attribute {
+        "recompress_after" => ("compress pages again with", "--recompress"),
+        _ => ("write pages to", "--backing"),
+    };
+    Err(Failure::Line(format!("{origin}: nothing to {what}: give {}", written.name(option))))
 }
 
 /// A name that needs no quoting in a URI, a path or a shell.

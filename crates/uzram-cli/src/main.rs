@@ -8,16 +8,21 @@
 mod bench;
 mod check;
 mod client;
+#[allow(dead_code)]
+mod config_file;
 mod device_args;
 mod exec;
 mod failure;
 mod lab;
 mod listen_args;
 mod live;
+#[allow(dead_code)]
+mod machine_memory;
 mod policy_file;
 mod runtime_dir;
 mod show;
 mod slabinfo;
+mod toml_text;
 mod train;
 mod up;
 

@@ -3,23 +3,14 @@
 //! The file names attributes by keys of its own; their values go to the attributes as text, which check them. So
 //! there is one parser for each value, wherever it comes from.
 
-use std::fmt;
-use std::fs::File;
-use std::io::Read;
-use std::ops::Range;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
 use crate::device_args::Setting;
-use crate::failure::{Context, Failure, Result};
-
-/// The largest file that is read.
-const MAX_FILE_BYTES: u64 = 64 << 10;
-/// How much of a line a message quotes.
-const MAX_QUOTED_CHARS: usize = 60;
+use crate::failure::{Context, Result};
+use crate::toml_text::{self, Source, Text};
 
 /// What `--help` says.
 pub const HELP: &str =
@@ -73,66 +64,18 @@ struct Writeback {
     batch_size: Option<Spanned<Text>>,
 }
 
-/// A value as an attribute takes it: a string, a whole number, or 1 for true and 0 for false.
-struct Text(String);
-
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct AnyValue;
-
-        impl Visitor<'_> for AnyValue {
-            type Value = Text;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string, a whole number, true or false")
-            }
-
-            fn visit_str<E: de::Error>(self, value: &str) -> std::result::Result<Text, E> {
-                Ok(Text(value.to_owned()))
-            }
-
-            fn visit_i64<E: de::Error>(self, value: i64) -> std::result::Result<Text, E> {
-                Ok(Text(value.to_string()))
-            }
-
-            fn visit_u64<E: de::Error>(self, value: u64) -> std::result::Result<Text, E> {
-                Ok(Text(value.to_string()))
-            }
-
-            fn visit_bool<E: de::Error>(self, value: bool) -> std::result::Result<Text, E> {
-                Ok(Text(u8::from(value).to_string()))
-            }
-        }
-
-        deserializer.deserialize_any(AnyValue)
-    }
-}
-
-/// The attributes that a file sets.
+/// The attributes that a file sets; `option` is what names the file, for messages.
 ///
 /// # Errors
 /// It cannot be read, or makes no sense: which file, line and key. Values are left to the attributes.
-pub fn read(path: &Path) -> Result<Vec<Setting>> {
-    let shown = path.display().to_string();
-    let text = read_text(path).context(|| format!("--policy {shown}"))?;
-    settings(&shown, &text)
+pub fn read(option: &str, path: &Path) -> Result<Vec<Setting>> {
+    let name = format!("{option} {}", path.display());
+    let text = toml_text::read(path).context(|| name.clone())?;
+    settings(Source { name: &name, text: &text })
 }
 
-fn read_text(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MAX_FILE_BYTES {
-        let what = format!("it has more than {} KiB", MAX_FILE_BYTES >> 10);
-        return Err(std::io::Error::other(what));
-    }
-    Ok(text)
-}
-
-fn settings(path: &str, text: &str) -> Result<Vec<Setting>> {
-    let file: PolicyFile = toml::from_str(text).map_err(|error| {
-        let at = error.span().map(|span| format!(":{}", place(text, &span))).unwrap_or_default();
-        Failure::Line(format!("--policy {path}{at}: {}", error.message()))
-    })?;
+fn settings(source: Source<'_>) -> Result<Vec<Setting>> {
+    let file: PolicyFile = toml::from_str(source.text).map_err(|error| source.parser_failure(&error))?;
     let PolicyFile { backing, high, low, reclaim, recompress, writeback } = file;
     let Recompress { algorithm, after: recompress_after } = recompress;
     let Writeback { after, budget, layout, compressed, batch_size } = writeback;
@@ -151,7 +94,7 @@ fn settings(path: &str, text: &str) -> Result<Vec<Setting>> {
     ];
     let setting = |(key, attribute, value): (&str, &'static str, Option<Spanned<Text>>)| {
         let value = value?;
-        let origin = format!("--policy {path}:{}: {key}", line_number(text, &value.span()));
+        let origin = format!("{}: {key}", source.at(&value.span()));
         let Text(value) = value.into_inner();
         let value = if attribute == "recomp_algorithm" { format!("algo={value}") } else { value };
         Some(Setting { origin, attribute, value })
@@ -159,30 +102,18 @@ fn settings(path: &str, text: &str) -> Result<Vec<Setting>> {
     Ok(values.into_iter().filter_map(setting).collect())
 }
 
-/// A line's number, and the line, which shows the key.
-fn place(text: &str, span: &Range<usize>) -> String {
-    let number = line_number(text, span);
-    let line = text.lines().nth(number - 1).unwrap_or_default().trim();
-    if line.is_empty() {
-        return number.to_string();
-    }
-    let quoted: String = line.chars().take(MAX_QUOTED_CHARS).collect();
-    format!("{number}: '{quoted}'")
-}
-
-/// Counted from 1.
-fn line_number(text: &str, span: &Range<usize>) -> usize {
-    let before = text.as_bytes().iter().take(span.start);
-    1 + before.filter(|byte| **byte == b'\n').count()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::failure::Failure;
+
+    fn settings(text: &str) -> Result<Vec<Setting>> {
+        super::settings(Source { name: "--policy p.toml", text })
+    }
 
     fn shown(text: &str) -> Vec<(String, &'static str, String)> {
-        let settings = settings("p.toml", text).unwrap();
+        let settings = settings(text).unwrap();
         settings.into_iter().map(|Setting { origin, attribute, value }| (origin, attribute, value)).collect()
     }
 
@@ -223,14 +154,14 @@ mod tests {
             ("low = \"", "p.toml:1: 'low = \"': ", ""),
             ("high = 99999999999999999999999", "p.toml:1: ", ""),
         ] {
-            let Err(Failure::Line(line)) = settings("p.toml", text) else { panic!("{text}") };
+            let Err(Failure::Line(line)) = settings(text) else { panic!("{text}") };
             let rest = line.strip_prefix("--policy ").unwrap();
             assert!(rest.starts_with(place) && rest.contains(why), "{text}: {line}");
         }
         let long = format!("high = \"{}\"\nlow = {{}}", "x".repeat(100_000));
-        let Err(Failure::Line(line)) = settings("p.toml", &long) else { panic!() };
+        let Err(Failure::Line(line)) = settings(&long) else { panic!() };
         assert!(line.len() < 300, "{line}");
         // As deep as a file can be.
-        assert!(settings("p.toml", &format!("high = {}", "[".repeat(60_000))).is_err());
+        assert!(settings(&format!("high = {}", "[".repeat(60_000))).is_err());
     }
 }

@@ -1,0 +1,370 @@
+//! `--config FILE.toml`: the devices of a daemon, and what they are used for, in a file.
+//!
+//! `dist/uzram.toml` is an example with all that can be in one. A table at the top is a device, named as the device.
+//! Its keys are the options of `uzram up` that make a device, by their names and with their meaning: they are read by
+//! the very parser of the command line. Those that take a SIZE also take an expression, such as `min(ram / 2, 4G)`
+//! ([`uzram::base::size_expr`]). The table `attributes` in it sets the device's attributes by their own names. A few
+//! keys more say what the device is used for: [`USE_KEYS`].
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::fmt::Display;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use clap::{ArgAction, Args, FromArgMatches};
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+use uzram::base::size_expr::{self, Memory};
+use uzram::base::units::{format_size, parse_size};
+use uzram::device::Device;
+use uzram_serve::nbd::ListenAddress;
+
+use crate::device_args::{DeviceArgs, Origin, Setting, parse_name};
+use crate::failure::{Context, Failure, Result};
+use crate::machine_memory;
+use crate::toml_text::{self, Source, Text};
+
+/// The size of a device that has none in the file.
+const DEFAULT_SIZE: &str = "min(ram / 2, 4G)";
+/// Keys at the top, besides devices.
+const TOP_KEYS: [&str; 2] = ["mount", "listen"];
+/// Keys of a device, besides its options.
+const USE_KEYS: [&str; 6] = [ATTRIBUTES, ATTACH, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
+const ATTRIBUTES: &str = "attributes";
+const ATTACH: &str = "attach";
+const SWAP: &str = "swap";
+const SWAP_PRIORITY: &str = "swap-priority";
+const SWAP_DISCARD: &str = "swap-discard";
+const HOST_MEMORY_LIMIT: &str = "host-memory-limit";
+/// The highest priority of swap space, swapon(2).
+const MAX_SWAP_PRIORITY: i32 = 32767;
+
+/// What a file says.
+#[derive(Debug)]
+pub struct ConfigFile {
+    /// Where the devices' files are to be, an absolute path.
+    pub mount: Option<PathBuf>,
+    /// Where to serve, besides the socket in the runtime directory.
+    pub listen: Vec<ListenAddress>,
+    /// The devices, in the file's order, without those that are not for a machine with so much memory.
+    pub devices: Vec<DeviceConfig>,
+}
+
+/// A device.
+#[derive(Debug)]
+pub struct DeviceConfig {
+    /// Its name.
+    pub name: String,
+    /// The attributes to set, in this order.
+    pub settings: Vec<Setting>,
+    /// Whether it is to be a block device; swap space always is.
+    pub attach: bool,
+    /// How it is swap space, if it is.
+    pub swap: Option<SwapConfig>,
+}
+
+/// How a device is swap space.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SwapConfig {
+    /// 0 to 32767, or what the kernel chooses.
+    pub priority: Option<i32>,
+    /// Whether the kernel tells the device which pages it no longer needs.
+    pub discard: bool,
+}
+
+/// Reads a file, for the machine that this is.
+///
+/// # Errors
+/// It cannot be read, or makes no sense: which file and line.
+pub fn read(path: &Path) -> Result<ConfigFile> {
+    let name = path.display().to_string();
+    let text = toml_text::read(path).context(|| name.clone())?;
+    parse(Source { name: &name, text: &text }, &machine_memory::read()?)
+}
+
+fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
+    let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
+    let mut config = ConfigFile { mount: None, listen: Vec::new(), devices: Vec::new() };
+    for entry in entries(file, table.into_inner()) {
+        match entry.key.as_ref() {
+            "mount" => config.mount = Some(entry.path()?),
+            "listen" => config.listen = entry.places()?,
+            _ if entry.value.is_table() => config.devices.extend(device(entry, memory)?),
+            _ => {
+                let known = TOP_KEYS.join(", ");
+                return Err(entry.unknown(&format!("{known}, and a table for each device, as in [zram0]")));
+            }
+        }
+    }
+    Ok(config)
+}
+
+/// A key and its value.
+struct Entry<'a> {
+    file: Source<'a>,
+    key: Cow<'a, str>,
+    key_span: Range<usize>,
+    value: DeValue<'a>,
+    value_span: Range<usize>,
+}
+
+/// What a table has, in the file's order.
+fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> Vec<Entry<'a>> {
+    let mut entries: Vec<_> = table
+        .into_iter()
+        .map(|(key, value)| Entry {
+            file,
+            key_span: key.span(),
+            key: key.into_inner(),
+            value_span: value.span(),
+            value: value.into_inner(),
+        })
+        .collect();
+    entries.sort_by_key(|entry| entry.key_span.start);
+    entries
+}
+
+impl<'a> Entry<'a> {
+    fn unknown(&self, known: &str) -> Failure {
+        self.file.failure(&self.key_span, format!("unknown key `{}`; there are: {known}", self.key))
+    }
+
+    /// File, line and key.
+    fn place(&self) -> String {
+        format!("{}: {}", self.file.at(&self.key_span), self.key)
+    }
+
+    fn wrong(&self, why: impl Display) -> Failure {
+        Failure::Line(format!("{}: {why}", self.place()))
+    }
+
+    /// The value as attributes take it.
+    fn text(&self) -> Result<String> {
+        let value = Spanned::new(self.value_span.clone(), self.value.clone());
+        let text = Text::deserialize(ValueDeserializer::from(value));
+        text.map(|Text(text)| text).map_err(|error| self.wrong(error.message()))
+    }
+
+    fn boolean(&self) -> Result<bool> {
+        self.value.as_bool().ok_or_else(|| self.wrong("write true or false"))
+    }
+
+    fn table(self) -> Result<Vec<Entry<'a>>> {
+        match self.value {
+            DeValue::Table(table) => Ok(entries(self.file, table)),
+            _ => Err(self.wrong("it is a table")),
+        }
+    }
+
+    fn path(&self) -> Result<PathBuf> {
+        let path = self.value.as_str().filter(|path| !path.is_empty());
+        let path = path.ok_or_else(|| self.wrong("write a path"))?;
+        std::path::absolute(path).map_err(|error| self.wrong(error))
+    }
+
+    /// One place to listen at, or an array of them.
+    fn places(&self) -> Result<Vec<ListenAddress>> {
+        let place = |value: &DeValue<'_>| {
+            let text = value.as_str().ok_or_else(|| self.wrong("write a place or an array of places"))?;
+            text.parse().map_err(|error| self.wrong(error))
+        };
+        match &self.value {
+            DeValue::Array(places) => places.iter().map(|value| place(value.get_ref())).collect(),
+            value => Ok(vec![place(value)?]),
+        }
+    }
+
+    /// A size, plain or an expression. Plain ones are what they are on a command line.
+    fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
+        parse_size(text).or_else(|_| size_expr::evaluate(text, memory)).map_err(|error| self.wrong(error))
+    }
+
+    /// The most memory of a machine on which the device is made: as in zram-generator, a number is MiB.
+    fn most_ram_bytes(&self, memory: &Memory) -> Result<u64> {
+        let text = self.text()?;
+        match text.trim() {
+            "none" => Ok(u64::MAX),
+            number if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+                self.size(&format!("{number}M"), memory)
+            }
+            size => self.size(size, memory),
+        }
+    }
+
+    fn priority(&self) -> Result<i32> {
+        let range = 0..=MAX_SWAP_PRIORITY;
+        let priority = self.value.as_integer().and(self.text()?.parse().ok());
+        priority
+            .filter(|priority| range.contains(priority))
+            .ok_or_else(|| self.wrong(format!("write a number from 0 to {MAX_SWAP_PRIORITY}")))
+    }
+
+    /// The attribute that the key names, and its value, which the device will check.
+    fn attribute(&self) -> Result<Setting> {
+        let rows = Device::attributes();
+        let name = self.key.as_ref();
+        let Some(row) = rows.iter().find(|row| row.name == name) else {
+            let known: Vec<_> = rows.iter().filter(|row| row.writable()).map(|row| row.name).collect();
+            return Err(self.unknown(&known.join(", ")));
+        };
+        if !row.writable() {
+            return Err(self.wrong("it can only be read"));
+        }
+        let origin = format!("{}: {ATTRIBUTES}.{name}", self.file.at(&self.key_span));
+        Ok(Setting { origin, attribute: row.name, value: self.text()? })
+    }
+}
+
+/// The options of a device that a file has, as words of a command line.
+struct Options<'m> {
+    parser: clap::Command,
+    memory: &'m Memory,
+    words: Vec<String>,
+    /// In which line each is.
+    lines: BTreeMap<String, String>,
+}
+
+impl<'m> Options<'m> {
+    fn new(memory: &'m Memory) -> Self {
+        let command = clap::Command::new("device").no_binary_name(true).disable_help_flag(true);
+        Options {
+            parser: DeviceArgs::augment_args(command),
+            memory,
+            words: Vec::new(),
+            lines: BTreeMap::new(),
+        }
+    }
+
+    fn has(&self, option: &str) -> bool {
+        self.lines.contains_key(option)
+    }
+
+    /// Adds an option, if the value makes sense.
+    fn add(&mut self, entry: &Entry<'_>) -> Result<()> {
+        let name = entry.key.as_ref();
+        let Some(argument) = self.parser.get_arguments().find(|argument| argument.get_long() == Some(name))
+        else {
+            let options = self.parser.get_arguments().filter_map(clap::Arg::get_long);
+            let known: Vec<_> = options.chain(USE_KEYS).collect();
+            return Err(entry.unknown(&known.join(", ")));
+        };
+        let takes_size = argument.get_value_names().is_some_and(|names| names == ["SIZE"]);
+        let word = match argument.get_action() {
+            ArgAction::SetTrue => entry.boolean()?.then(|| format!("--{name}")),
+            _ if entry.value.is_bool() => return Err(entry.wrong("it is neither true nor false")),
+            _ if takes_size => {
+                let bytes = entry.size(&entry.text()?, self.memory)?;
+                Some(format!("--{name}={bytes}"))
+            }
+            _ => Some(format!("--{name}={}", entry.text()?)),
+        };
+        self.lines.insert(name.to_owned(), entry.file.at(&entry.key_span));
+        if let Some(word) = word {
+            // By itself, so that what is wrong with it is known to be so.
+            self.parser.clone().try_get_matches_from([&word]).map_err(|error| entry.wrong(why(&error)))?;
+            self.words.push(word);
+        }
+        Ok(())
+    }
+
+    /// What the device is made of.
+    fn settings(self, attributes: Vec<Setting>, device: &Entry<'_>) -> Result<Vec<Setting>> {
+        let args = self
+            .parser
+            .try_get_matches_from(self.words)
+            .and_then(|matches| DeviceArgs::from_arg_matches(&matches))
+            .map_err(|error| device.wrong(why(&error)))?;
+        let device_line = device.file.at(&device.key_span);
+        let line = |option: &str| self.lines.get(option).unwrap_or(&device_line).clone();
+        args.settings_with(attributes, Origin::File(&line))
+    }
+}
+
+/// What is wrong with a value, without the words of a command line where that can be.
+fn why(error: &clap::Error) -> String {
+    let line = || crate::usage_line(&error.to_string()).replace(" (--help explains)", "");
+    error.source().map_or_else(line, ToString::to_string)
+}
+
+/// What a device's keys say about swap space.
+#[derive(Default)]
+struct SwapKeys {
+    wanted: Option<bool>,
+    priority: Option<i32>,
+    discard: Option<bool>,
+    /// The last key that says how.
+    how: Option<String>,
+}
+
+impl SwapKeys {
+    /// A priority alone wants it, too.
+    fn config(self) -> Result<Option<SwapConfig>> {
+        if self.wanted.unwrap_or(self.priority.is_some()) {
+            let discard = self.discard.unwrap_or(false);
+            return Ok(Some(SwapConfig { priority: self.priority, discard }));
+        }
+        match self.how {
+            Some(key) => {
+                Err(Failure::Line(format!("{key}: the device is no swap space: write {SWAP} = true")))
+            }
+            None => Ok(None),
+        }
+    }
+}
+
+/// A device, unless the machine has more memory than it is for.
+fn device(mut entry: Entry<'_>, memory: &Memory) -> Result<Option<DeviceConfig>> {
+    let name = parse_name(&entry.key).map_err(|why| entry.file.failure(&entry.key_span, why))?;
+    let table = match std::mem::replace(&mut entry.value, DeValue::Boolean(true)) {
+        DeValue::Table(table) => table,
+        _ => return Err(entry.wrong("a device is a table")),
+    };
+    let mut options = Options::new(memory);
+    let mut swap = SwapKeys::default();
+    let (mut attach, mut most_ram_bytes, mut attributes) = (None, u64::MAX, Vec::new());
+    for key in entries(entry.file, table) {
+        match key.key.as_ref() {
+            ATTRIBUTES => {
+                attributes = key.table()?.iter().map(Entry::attribute).collect::<Result<_>>()?;
+            }
+            ATTACH => attach = Some((key.boolean()?, key)),
+            SWAP => swap.wanted = Some(key.boolean()?),
+            SWAP_PRIORITY => {
+                swap.priority = Some(key.priority()?);
+                swap.how = Some(key.place());
+            }
+            SWAP_DISCARD => {
+                swap.discard = Some(key.boolean()?);
+                swap.how = Some(key.place());
+            }
+            HOST_MEMORY_LIMIT => most_ram_bytes = key.most_ram_bytes(memory)?,
+            _ => options.add(&key)?,
+        }
+    }
+    if !options.has("size") {
+        let (key, value) = (Cow::Borrowed("size"), DeValue::String(Cow::Borrowed(DEFAULT_SIZE)));
+        let span = entry.key_span.clone();
+        options.add(&Entry { file: entry.file, key, key_span: span.clone(), value, value_span: span })?;
+    }
+    let swap = swap.config()?;
+    let attach = match attach {
+        Some((false, key)) if swap.is_some() => return Err(key.wrong("swap space is a block device")),
+        Some((attach, _)) => attach,
+        None => swap.is_some(),
+    };
+    let settings = options.settings(attributes, &entry)?;
+    if memory.ram_bytes > most_ram_bytes {
+        let (has, most) = (format_size(memory.ram_bytes), format_size(most_ram_bytes));
+        tracing::info!(
+            "no device {name}: the machine has {has}, more than its {HOST_MEMORY_LIMIT} of {most}"
+        );
+        return Ok(None);
+    }
+    Ok(Some(DeviceConfig { name, settings, attach, swap }))
+}
+
+#[cfg(test)]
+mod tests;
