@@ -18,6 +18,8 @@ mod listen_args;
 mod live;
 #[allow(dead_code)]
 mod machine_memory;
+#[allow(dead_code)]
+mod notify;
 mod policy_file;
 mod runtime_dir;
 mod show;

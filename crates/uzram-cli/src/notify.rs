@@ -1,0 +1,87 @@
+//! What the service manager that started the daemon is told, if it wants to know: sd_notify(3).
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// The variable that names the manager's socket.
+const SOCKET: &str = "NOTIFY_SOCKET";
+
+/// The devices are there and served; `status` is a line for people.
+pub fn ready(status: &str) {
+    notify(&["READY=1", &format!("STATUS={status}")]);
+}
+
+/// The daemon does something that takes long, such as bringing swapped pages back.
+pub fn status(status: &str) {
+    notify(&[&format!("STATUS={status}")]);
+}
+
+/// The daemon has begun to end.
+pub fn stopping(status: &str) {
+    notify(&["STOPPING=1", &format!("STATUS={status}")]);
+}
+
+/// Nobody may be there to be told, and a failure to tell is no reason not to serve.
+fn notify(assignments: &[&str]) {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    if let Err(error) = send(&socket, assignments) {
+        tracing::warn!("cannot tell the service manager at {SOCKET}={}: {error}", socket.display());
+    }
+}
+
+fn send(socket: &OsStr, assignments: &[&str]) -> io::Result<()> {
+    let address = match socket.as_bytes() {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        [b'/', ..] => SocketAddr::from_pathname(socket)?,
+        _ => return Err(io::Error::other("neither a path from the root nor '@' and a name")),
+    };
+    // An assignment is a line.
+    let lines: Vec<_> = assignments.iter().map(|line| line.replace('\n', " ")).collect();
+    let message = lines.join("\n");
+    // It must not wait for a manager that does not read.
+    let sender = UnixDatagram::unbound()?;
+    sender.set_nonblocking(true)?;
+    sender.send_to_addr(message.as_bytes(), &address)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn received(manager: &UnixDatagram) -> String {
+        let mut message = [0; 200];
+        let len = manager.recv(&mut message).unwrap();
+        str::from_utf8(&message[..len]).unwrap().to_owned()
+    }
+
+    #[test]
+    fn the_manager_hears_of_it_at_a_path_or_an_abstract_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        send(path.as_os_str(), &["READY=1", "STATUS=two\nlines"]).unwrap();
+        assert_eq!(received(&manager), "READY=1\nSTATUS=two lines");
+
+        let name = format!("uzram-notify-test-{}", std::process::id());
+        let manager = UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        send(OsStr::new(&format!("@{name}")), &["STOPPING=1"]).unwrap();
+        assert_eq!(received(&manager), "STOPPING=1");
+    }
+
+    #[test]
+    fn a_manager_that_is_not_there_or_does_not_read_holds_up_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        assert!(send(path.as_os_str(), &["READY=1"]).is_err());
+        assert!(send(OsStr::new("notify"), &["READY=1"]).is_err());
+        assert!(send(OsStr::new(""), &["READY=1"]).is_err());
+        let _manager = UnixDatagram::bind(&path).unwrap();
+        let full = (0..1_000_000).find(|_| send(path.as_os_str(), &["STATUS=again"]).is_err());
+        assert!(full.is_some());
+    }
+}
