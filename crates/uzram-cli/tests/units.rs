@@ -1,0 +1,82 @@
+//! The systemd units in `dist/systemd`, as systemd itself reads them.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+
+use common::{Place, finish, has_program, program_path};
+
+const SERVICE: &str = include_str!("../../../dist/systemd/uzram.service");
+/// One that exists on every system with /tmp in memory, where swap space comes first.
+const TMP_MOUNT: &str = "[Unit]
+DefaultDependencies=no
+Before=local-fs.target
+After=swap.target
+[Mount]
+What=tmpfs
+Where=/tmp
+Type=tmpfs
+";
+
+/// What systemd says of a start of the machine with this service.
+fn verify(service: &str) -> String {
+    let place = Place::new();
+    for (name, text, target) in
+        [("uzram.service", service, "swap.target"), ("tmp.mount", TMP_MOUNT, "local-fs.target")]
+    {
+        fs::write(place.root().join(name), text).unwrap();
+        let wants = place.root().join(format!("{target}.wants"));
+        fs::create_dir(&wants).unwrap();
+        symlink(format!("../{name}"), wants.join(name)).unwrap();
+    }
+    let mut command = Command::new("systemd-analyze");
+    command.args(["verify", "--man=no", "sysinit.target"]);
+    command.env("PATH", program_path()).env("SYSTEMD_LOG_TARGET", "console");
+    // What ends in a colon is followed by the system's own.
+    command.env("SYSTEMD_UNIT_PATH", format!("{}:", place.root().display()));
+    let ended = finish(command);
+    // Of other units it may say what it likes.
+    ended.stderr.lines().filter(|line| line.contains("uzram")).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn systemd_starts_the_service_before_swap_target_and_has_nothing_to_say_of_it() {
+    let installed = "ExecStart=/usr/bin/uzram up --config /etc/uzram.toml\n";
+    assert!(SERVICE.contains(installed));
+    if !has_program("systemd-analyze") {
+        println!("skipped: no systemd-analyze");
+        return;
+    }
+    let service = SERVICE.replace("/usr/bin/uzram", env!("CARGO_BIN_EXE_uzram"));
+    assert_eq!(verify(&service), "");
+    // It would say so.
+    let said = verify(&service.replace("[Install]", "Tpyo=1\n[Install]"));
+    assert!(said.contains("Tpyo"), "{said}");
+    let said = verify(&service.replace("Before=swap.target", "Before=swap.target\nAfter=local-fs.target"));
+    assert!(said.contains("ordering cycle"), "{said}");
+}
+
+/// A mount namespace of its own would hide what it mounts from everyone else.
+#[test]
+fn nothing_gives_the_service_a_mount_namespace() {
+    const THEIRS: [&str; 11] = [
+        "Private",
+        "Protect",
+        "ReadOnly",
+        "ReadWrite",
+        "Inaccessible",
+        "ExecPaths",
+        "NoExecPaths",
+        "Bind",
+        "TemporaryFileSystem",
+        "Root",
+        "Dynamic",
+    ];
+    let settings = SERVICE.lines().filter(|line| !line.starts_with('#'));
+    let hiding = settings.filter(|line| THEIRS.iter().any(|begin| line.starts_with(begin)));
+    assert_eq!(hiding.collect::<Vec<_>>(), Vec::<&str>::new());
+}
