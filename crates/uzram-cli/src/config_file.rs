@@ -40,7 +40,7 @@ const SWAP_PRIORITY: &str = "swap-priority";
 const SWAP_DISCARD: &str = "swap-discard";
 const HOST_MEMORY_LIMIT: &str = "host-memory-limit";
 /// The highest priority of swap space, swapon(2).
-const MAX_SWAP_PRIORITY: i32 = 32767;
+const MAX_SWAP_PRIORITY: u16 = 32767;
 
 /// What a file says.
 #[derive(Debug)]
@@ -49,8 +49,10 @@ pub struct ConfigFile {
     pub mount: Option<PathBuf>,
     /// Where to serve, besides the socket in the runtime directory.
     pub listen: Vec<ListenAddress>,
-    /// The devices, in the file's order, without those that are not for a machine with so much memory.
+    /// The devices, in the file's order.
     pub devices: Vec<DeviceConfig>,
+    /// Of those that are not for a machine with so much memory, a line for the log.
+    pub left_out: Vec<String>,
 }
 
 /// A device.
@@ -70,7 +72,7 @@ pub struct DeviceConfig {
 #[derive(Debug, PartialEq, Eq)]
 pub struct SwapConfig {
     /// 0 to 32767, or what the kernel chooses.
-    pub priority: Option<i32>,
+    pub priority: Option<u16>,
     /// Whether the kernel tells the device which pages it no longer needs.
     pub discard: bool,
 }
@@ -87,12 +89,13 @@ pub fn read(path: &Path) -> Result<ConfigFile> {
 
 fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
-    let mut config = ConfigFile { mount: None, listen: Vec::new(), devices: Vec::new() };
+    let mut config =
+        ConfigFile { mount: None, listen: Vec::new(), devices: Vec::new(), left_out: Vec::new() };
     for entry in entries(file, table.into_inner()) {
         match entry.key.as_ref() {
             "mount" => config.mount = Some(entry.path()?),
             "listen" => config.listen = entry.places()?,
-            _ if entry.value.is_table() => config.devices.extend(device(entry, memory)?),
+            _ if entry.value.is_table() => device(entry, memory, &mut config)?,
             _ => {
                 let known = TOP_KEYS.join(", ");
                 return Err(entry.unknown(&format!("{known}, and a table for each device, as in [zram0]")));
@@ -194,7 +197,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    fn priority(&self) -> Result<i32> {
+    fn priority(&self) -> Result<u16> {
         let range = 0..=MAX_SWAP_PRIORITY;
         let priority = self.value.as_integer().and(self.text()?.parse().ok());
         priority
@@ -293,7 +296,7 @@ fn why(error: &clap::Error) -> String {
 #[derive(Default)]
 struct SwapKeys {
     wanted: Option<bool>,
-    priority: Option<i32>,
+    priority: Option<u16>,
     discard: Option<bool>,
     /// The last key that says how.
     how: Option<String>,
@@ -303,7 +306,7 @@ impl SwapKeys {
     /// A priority alone wants it, too.
     fn config(self) -> Result<Option<SwapConfig>> {
         if self.wanted.unwrap_or(self.priority.is_some()) {
-            let discard = self.discard.unwrap_or(false);
+            let discard = self.discard.unwrap_or(true);
             return Ok(Some(SwapConfig { priority: self.priority, discard }));
         }
         match self.how {
@@ -315,8 +318,8 @@ impl SwapKeys {
     }
 }
 
-/// A device, unless the machine has more memory than it is for.
-fn device(mut entry: Entry<'_>, memory: &Memory) -> Result<Option<DeviceConfig>> {
+/// Adds a device, unless the machine has more memory than it is for.
+fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<()> {
     let name = parse_name(&entry.key).map_err(|why| entry.file.failure(&entry.key_span, why))?;
     let table = match std::mem::replace(&mut entry.value, DeValue::Boolean(true)) {
         DeValue::Table(table) => table,
@@ -358,12 +361,12 @@ fn device(mut entry: Entry<'_>, memory: &Memory) -> Result<Option<DeviceConfig>>
     let settings = options.settings(attributes, &entry)?;
     if memory.ram_bytes > most_ram_bytes {
         let (has, most) = (format_size(memory.ram_bytes), format_size(most_ram_bytes));
-        tracing::info!(
-            "no device {name}: the machine has {has}, more than its {HOST_MEMORY_LIMIT} of {most}"
-        );
-        return Ok(None);
+        let why = format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT} of {most}");
+        config.left_out.push(format!("no device {name}: {why}"));
+    } else {
+        config.devices.push(DeviceConfig { name, settings, attach, swap });
     }
-    Ok(Some(DeviceConfig { name, settings, attach, swap }))
+    Ok(())
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ fn whole_example(policy: &Path) -> String {
 fn the_example_has_every_key_and_makes_sense() {
     let plain = parsed(include_str!("../../../../dist/uzram.toml")).unwrap();
     assert_eq!((plain.mount, plain.listen, plain.devices.len()), (None, vec![], 1));
-    assert_eq!(plain.devices[0].swap, Some(SwapConfig { priority: Some(100), discard: false }));
+    assert_eq!(plain.devices[0].swap, Some(SwapConfig { priority: Some(100), discard: true }));
     assert!(plain.devices[0].attach);
 
     let dir = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn the_example_has_every_key_and_makes_sense() {
     assert_eq!(whole.mount.as_deref(), Some(Path::new("/run/uzram/mnt")));
     assert_eq!(whole.listen, ["tcp:127.0.0.1:10809".parse().unwrap()]);
     let device = &whole.devices[0];
-    assert_eq!(device.swap, Some(SwapConfig { priority: Some(100), discard: true }));
+    assert_eq!(device.swap, Some(SwapConfig { priority: Some(100), discard: false }));
     for (attribute, wanted) in [
         ("disksize", "4294967296"),
         ("mem_limit", "4294967296"),
@@ -137,10 +137,10 @@ fn swap_space_is_a_block_device() {
         ("", false, None),
         ("attach = true", true, None),
         ("swap = false", false, None),
-        ("swap = true", true, Some((None, false))),
-        ("swap = true\nattach = true", true, Some((None, false))),
-        ("swap-priority = 0", true, Some((Some(0), false))),
-        ("swap-priority = 32767\nswap-discard = true", true, Some((Some(32767), true))),
+        ("swap = true", true, Some((None, true))),
+        ("swap = true\nattach = true", true, Some((None, true))),
+        ("swap-priority = 0", true, Some((Some(0), true))),
+        ("swap-priority = 32767\nswap-discard = false", true, Some((Some(32767), false))),
         ("swap-discard = true\nswap = true", true, Some((None, true))),
     ] {
         let device = device(keys);
@@ -175,6 +175,9 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
     for limit in ["16383", "'16383'", "'8G'", "0", "'limit'", "'ram / 2'"] {
         assert!(!made(limit), "{limit}");
     }
+    let config = parsed("[a]\nhost-memory-limit = 2048\n[b]\n").unwrap();
+    let line = "no device a: the machine has 16 GiB, more than its host-memory-limit of 2 GiB";
+    assert_eq!((config.devices[0].name.as_str(), config.left_out), ("b", vec![line.to_owned()]));
     let line = complaint("[a]\nhost-memory-limit = 'much'");
     assert!(line.starts_with("u.toml:2: host-memory-limit: 'much' is not a size: column 1: "), "{line}");
     // What is wrong is wrong everywhere.
