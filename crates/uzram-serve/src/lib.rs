@@ -3,5 +3,6 @@
 pub mod control;
 mod exports;
 pub mod nbd;
+mod waiters;
 
 pub use exports::Exports;

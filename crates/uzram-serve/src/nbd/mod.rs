@@ -17,8 +17,8 @@
 //! - `handshake`, `transmission`, `session`: one session over any `Read + Write` ([`serve_stream`]);
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
 //! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
-//!   `request_cache`: the requests in flight of all connections; `waiters`: threads that wait for devices
-//!   in the place of connections', a crew for each device, and `wake`, by which these hear of it;
+//!   `request_cache`: the requests in flight of all connections; `wake`, by which a connection hears of what
+//!   the threads that wait in its place have done;
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
 //! - `registry`, `server`: accepting, limits, stopping.
@@ -47,7 +47,6 @@ mod socket;
 mod tls;
 mod tls_stream;
 mod transmission;
-mod waiters;
 mod wake;
 
 use std::io::{self, Read, Write};

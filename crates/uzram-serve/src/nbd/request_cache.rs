@@ -13,7 +13,7 @@ use uzram::slab::{Options, Owned, Typed};
 
 use super::proto::NbdError;
 use super::request::{Refusal, Request};
-use super::waiters::MAX_JOBS;
+use crate::waiters::MAX_JOBS;
 
 /// Requests in flight for which there is room, whatever the number of connections: each of these has one beside
 /// those that were handed over, and a thread, and no system runs so many.

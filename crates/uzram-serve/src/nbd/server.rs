@@ -23,9 +23,9 @@ use super::session::{self, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
 use super::transmission::Handover;
-use super::waiters::Waiters;
 use super::{BUFFER_BYTES, Buffers, RequestCache};
 use crate::Exports;
+use crate::waiters::Waiters;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

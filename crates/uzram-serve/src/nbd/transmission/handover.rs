@@ -22,8 +22,8 @@ use super::execute::{Replies, Rest};
 use crate::nbd::buffer::{SendBuffer, allocate};
 use crate::nbd::request::{Command, Headers, Request};
 use crate::nbd::request_cache::InFlight;
-use crate::nbd::waiters::{Crew, Room, Waiters};
 use crate::nbd::wake::Wake;
+use crate::waiters::{Crew, Room, Waiters};
 
 /// Requests of one connection that are handed over at once. Further ones are carried out by its own thread.
 const MAX_HANDED_OVER: usize = 64;

@@ -18,16 +18,16 @@ use uzram::device::Device;
 /// connections that find no room here.
 const MAX_THREADS: usize = 16;
 /// Jobs of a server that have room at once.
-pub(super) const MAX_JOBS: usize = 1024;
+pub(crate) const MAX_JOBS: usize = 1024;
 /// Memory that they may take: one of the longest requests, and many short ones.
 const MAX_BYTES: usize = 40 << 20;
 
 /// Something that takes its time.
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The crews of a server's devices.
 #[derive(Default)]
-pub(super) struct Waiters {
+pub(crate) struct Waiters {
     /// By the addresses of devices; those that are in use.
     crews: Mutex<HashMap<usize, Weak<Crew>>>,
     taken: Arc<Mutex<Taken>>,
@@ -41,13 +41,13 @@ struct Taken {
 }
 
 /// The right to have a job and so much memory for it, given up on drop.
-pub(super) struct Room {
+pub(crate) struct Room {
     taken: Arc<Mutex<Taken>>,
     len_bytes: usize,
 }
 
 /// The threads that wait for one device. Dropped, it waits until all jobs are done.
-pub(super) struct Crew {
+pub(crate) struct Crew {
     shared: Arc<Shared>,
     taken: Arc<Mutex<Taken>>,
 }
@@ -135,7 +135,7 @@ impl Drop for Room {
 impl Shared {
     /// Starts one more thread, if the system gives it.
     fn start_thread(self: &Arc<Self>, state: &mut State) {
-        let name = format!("nbd-wait-{}", state.threads.len());
+        let name = format!("wait-{}", state.threads.len());
         let shared = Arc::clone(self);
         match thread::Builder::new().name(name).spawn(move || shared.run()) {
             Ok(thread) => {
@@ -146,7 +146,7 @@ impl Shared {
             Err(_) if state.complained => {}
             Err(error) => {
                 state.complained = true;
-                tracing::warn!(%error, "no thread to wait for devices: connections wait themselves");
+                tracing::warn!(%error, "no thread to wait for devices: those who ask wait themselves");
             }
         }
     }
