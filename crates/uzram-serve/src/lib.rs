@@ -2,7 +2,11 @@
 
 pub mod control;
 mod exports;
+pub mod fuse;
+pub mod loop_device;
+pub mod mounts;
 pub mod nbd;
+pub mod swap_area;
 mod waiters;
 
 pub use exports::Exports;

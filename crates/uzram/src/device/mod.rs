@@ -219,7 +219,7 @@ impl Device {
     }
 
     /// The statistics but for `mem_tables_bytes`, which takes the system a while to count.
-    fn counts(&self) -> Stats {
+    pub fn counts(&self) -> Stats {
         let (store, disksize_bytes, limit_pages) = {
             let state = self.state.lock();
             (state.store.clone(), state.disksize_bytes, state.params.config.limit_pages)

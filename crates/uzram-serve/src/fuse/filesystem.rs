@@ -1,0 +1,548 @@
+//! What each request of the kernel means.
+//!
+//! Requests are carried out in the thread that received them, but for what would wait for a backing device or for
+//! memory: that goes to the device's [`Crew`](crate::waiters::Crew), so that a thread is free for the others. On the
+//! way of a read or write nothing is allocated: a thread has its buffer for life.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use fuser::{
+    BsdFileFlags, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyCreate, ReplyData,
+    ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
+    Request, TimeOrNow, WriteFlags,
+};
+use uzram::Error;
+use uzram::base::units::PAGE_SIZE;
+use uzram::device::{Attribute, Device, OpenDevice, PageState, Wait};
+
+use super::handles::{Disk, Handles, Open};
+use super::tree::{Node, Tree};
+use super::warm_up::WarmUp;
+use super::{MAX_BACKGROUND, MAX_IO_BYTES};
+use crate::Exports;
+use crate::waiters::Waiters;
+
+/// How long the kernel may believe what it was told of a name or file: a device's size changes when it is reset.
+const TTL: Duration = Duration::from_secs(1);
+/// The longest text that an attribute takes.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+/// What an attribute's file seems to have: its text is made when it is opened. As in sysfs.
+const ATTRIBUTE_BYTES: u64 = PAGE_SIZE as u64;
+/// The unit of `st_blocks`, stat(2).
+const STAT_BLOCK_BYTES: u64 = 512;
+
+thread_local! {
+    /// Where this thread puts what it reads.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The files of a daemon's devices.
+pub(super) struct Files {
+    tree: Tree,
+    handles: Handles,
+    waiters: Waiters,
+    warm_up: WarmUp,
+    owner: (u32, u32),
+}
+
+impl Files {
+    /// Those of `exports`, served by so many threads.
+    pub fn new(exports: Exports, threads: usize) -> Self {
+        let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        Files {
+            tree: Tree::new(exports),
+            handles: Handles::new(),
+            waiters: Waiters::default(),
+            warm_up: WarmUp::new(threads),
+            owner,
+        }
+    }
+
+    fn attr(&self, ino: u64, node: &Node) -> FileAttr {
+        let (size, allocated_bytes, mode) = match node {
+            Node::Root | Node::Directory => (0, 0, 0o500),
+            Node::Disk(device) => {
+                let stats = device.counts();
+                (stats.disksize_bytes, stats.orig_data_bytes, 0o600)
+            }
+            Node::Attribute(_, attribute) => {
+                let mode = if attribute.readable() { 0o400 } else { 0 };
+                (ATTRIBUTE_BYTES, 0, if attribute.writable() { mode | 0o200 } else { mode })
+            }
+            Node::WarmUp => (MAX_IO_BYTES as u64, 0, 0o200),
+        };
+        let is_directory = matches!(node, Node::Root | Node::Directory);
+        FileAttr {
+            ino: INodeNo(ino),
+            size,
+            blocks: allocated_bytes / STAT_BLOCK_BYTES,
+            atime: SystemTime::UNIX_EPOCH,
+            mtime: SystemTime::UNIX_EPOCH,
+            ctime: SystemTime::UNIX_EPOCH,
+            crtime: SystemTime::UNIX_EPOCH,
+            kind: if is_directory { FileType::Directory } else { FileType::RegularFile },
+            perm: mode,
+            nlink: if is_directory { 2 } else { 1 },
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            blksize: PAGE_SIZE as u32,
+            flags: 0,
+        }
+    }
+
+    fn open_node(&self, node: Node, mode: OpenAccMode) -> Result<Open, Errno> {
+        match node {
+            Node::Disk(device) => Ok(Open::Disk(Disk {
+                device: Arc::new(device.open().map_err(|error| errno(&error))?),
+                crew: self.waiters.crew(&device),
+            })),
+            // As in sysfs, not even root may do what the attribute cannot.
+            Node::Attribute(_, attribute)
+                if mode != OpenAccMode::O_WRONLY && !attribute.readable()
+                    || mode != OpenAccMode::O_RDONLY && !attribute.writable() =>
+            {
+                Err(Errno::EACCES)
+            }
+            Node::Attribute(..) if mode == OpenAccMode::O_WRONLY => Ok(Open::Attribute(Vec::new())),
+            Node::Attribute(device, attribute) => Ok(Open::Attribute(text(&device, attribute)?)),
+            Node::WarmUp => Ok(Open::WarmUp),
+            Node::Root | Node::Directory => Err(Errno::EISDIR),
+        }
+    }
+
+    /// What a reader of a disk's handle would be told without one.
+    fn with_disk<R>(&self, fh: FileHandle, f: impl FnOnce(&Disk) -> R) -> Result<R, Errno> {
+        match self.handles.get(fh.0).as_deref() {
+            Some(Some(Open::Disk(disk))) => Ok(f(disk)),
+            _ => Err(Errno::EBADF),
+        }
+    }
+}
+
+/// What a program is told of a failure.
+fn errno(error: &Error) -> Errno {
+    Errno::from_i32(error.errno())
+}
+
+/// An attribute's text, as a line.
+fn text(device: &Device, attribute: &Attribute) -> Result<Vec<u8>, Errno> {
+    let mut text = device.get(attribute.name).map_err(|error| errno(&error))?.into_bytes();
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// Lends this thread's buffer for so many bytes.
+fn with_buffer<R>(len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < len {
+            buffer.resize(MAX_IO_BYTES.max(len), 0);
+        }
+        f(&mut buffer[..len])
+    })
+}
+
+/// How much of a request lies before the end of the disk.
+fn clamp(device: &OpenDevice, offset: u64, len: usize) -> usize {
+    let left = device.size_bytes().saturating_sub(offset);
+    usize::try_from(left).map_or(len, |left| left.min(len))
+}
+
+/// Memory for what is handed over.
+fn allocate(len: usize) -> Result<Vec<u8>, Errno> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
+fn reply_data(reply: ReplyData, read: uzram::Result<usize>, bytes: &[u8]) {
+    match read {
+        Ok(_) => reply.data(bytes),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+/// Reads what is left of a request after `done` bytes, which are in `out` already, waiting for it.
+fn read_rest(device: &OpenDevice, offset: u64, out: &mut [u8], done: usize) -> uzram::Result<usize> {
+    device.read_some(offset + done as u64, &mut out[done..], Wait::Yes)
+}
+
+fn read_disk(disk: &Disk, offset: u64, len: usize, reply: ReplyData) {
+    let len = clamp(&disk.device, offset, len);
+    if len == 0 {
+        return reply.data(&[]);
+    }
+    with_buffer(len, |out| {
+        let done = match disk.device.read_some(offset, out, Wait::No) {
+            Ok(done) if done < len => done,
+            read => return reply_data(reply, read, out),
+        };
+        let (Some(room), Ok(mut copy)) = (disk.crew.room(len), allocate(len)) else {
+            let read = read_rest(&disk.device, offset, out, done);
+            return reply_data(reply, read, out);
+        };
+        copy[..done].copy_from_slice(&out[..done]);
+        let device = Arc::clone(&disk.device);
+        disk.crew.start(Box::new(move || {
+            let read = read_rest(&device, offset, &mut copy, done);
+            drop(device);
+            reply_data(reply, read, &copy);
+            drop(room);
+        }));
+    });
+}
+
+fn write_disk(disk: &Disk, offset: u64, data: &[u8], reply: ReplyWrite) {
+    let answer = move |written: uzram::Result<()>, reply: ReplyWrite, len: usize| match written {
+        // The protocol's lengths have 32 bits, and so have those of requests.
+        Ok(()) => reply.written(len as u32),
+        Err(error) => reply.error(errno(&error)),
+    };
+    let len = data.len();
+    let done = match disk.device.write_some(offset, data, Wait::No) {
+        Ok(done) if done < len => done,
+        written => return answer(written.map(drop), reply, len),
+    };
+    let (rest, offset) = (&data[done..], offset + done as u64);
+    let (Some(room), Ok(mut copy)) = (disk.crew.room(rest.len()), allocate(rest.len())) else {
+        return answer(disk.device.write(offset, rest), reply, len);
+    };
+    copy.copy_from_slice(rest);
+    let device = Arc::clone(&disk.device);
+    disk.crew.start(Box::new(move || {
+        let written = device.write(offset, &copy);
+        drop((device, copy));
+        answer(written, reply, len);
+        drop(room);
+    }));
+}
+
+/// Makes a range read as zeros, as a hole or not.
+fn zero_disk(disk: &Disk, offset: u64, len: u64, allocate: bool, reply: ReplyEmpty) {
+    let answer = move |zeroed: uzram::Result<u64>, reply: ReplyEmpty| match zeroed {
+        Ok(_) => reply.ok(),
+        Err(error) => reply.error(errno(&error)),
+    };
+    let done = match disk.device.zero_some(offset, len, allocate, Wait::No) {
+        Ok(done) if done < len => done,
+        zeroed => return answer(zeroed, reply),
+    };
+    let (offset, len) = (offset + done, len - done);
+    let Some(room) = disk.crew.room(0) else {
+        return answer(disk.device.zero_some(offset, len, allocate, Wait::Yes), reply);
+    };
+    let device = Arc::clone(&disk.device);
+    disk.crew.start(Box::new(move || {
+        let zeroed = device.zero_some(offset, len, allocate, Wait::Yes);
+        drop(device);
+        answer(zeroed, reply);
+        drop(room);
+    }));
+}
+
+/// Where the next data or hole begins, lseek(2).
+fn seek(device: &OpenDevice, offset: u64, for_data: bool) -> Result<u64, Errno> {
+    let (mut at, end) = (offset, device.size_bytes());
+    if at >= end {
+        return Err(Errno::ENXIO);
+    }
+    while at < end {
+        let extent = device.extent(at, end - at).map_err(|error| errno(&error))?;
+        if (extent.state != PageState::Hole) == for_data {
+            return Ok(at);
+        }
+        at += extent.len_bytes;
+    }
+    // There is a hole behind the end of every file.
+    if for_data { Err(Errno::ENXIO) } else { Ok(end) }
+}
+
+impl Filesystem for Files {
+    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // Where the kernel has less to offer, it takes the nearest it has.
+        let _ = config.set_max_write(MAX_IO_BYTES as u32);
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        let _ = config.set_congestion_threshold(MAX_BACKGROUND);
+        for capability in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_PARALLEL_DIROPS] {
+            let _ = config.add_capabilities(capability);
+        }
+        Ok(())
+    }
+
+    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        match self.tree.lookup(parent.0, name) {
+            Some((ino, node)) => reply.entry(&TTL, &self.attr(ino, &node), Generation(0)),
+            None => reply.error(Errno::ENOENT),
+        }
+    }
+
+    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
+        match self.tree.node(ino.0) {
+            Some(node) => reply.attr(&TTL, &self.attr(ino.0, &node)),
+            None => reply.error(Errno::ESTALE),
+        }
+    }
+
+    /// A disk's size is its device's, and is changed there. As with a block device, opening it with `O_TRUNC` leaves
+    /// it as it is; so does opening an attribute.
+    fn setattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let Some(node) = self.tree.node(ino.0) else { return reply.error(Errno::ESTALE) };
+        if mode.is_some() || uid.is_some() || gid.is_some() {
+            return reply.error(Errno::EPERM);
+        }
+        let attr = self.attr(ino.0, &node);
+        // The kernel names the handle with ftruncate(2), not with open(2).
+        let opens = size == Some(0) && fh.is_none();
+        match size {
+            Some(size) if size != attr.size && !opens && matches!(node, Node::Disk(_)) => {
+                reply.error(Errno::EINVAL);
+            }
+            _ => reply.attr(&TTL, &attr),
+        }
+    }
+
+    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let Some(node) = self.tree.node(ino.0) else { return reply.error(Errno::ESTALE) };
+        let opened = self.open_node(node, flags.acc_mode());
+        match opened.and_then(|open| self.handles.open(open).ok_or(Errno::ENFILE)) {
+            // The page cache would hold everything twice, and need memory when there is none.
+            Ok(handle) => reply.opened(
+                FileHandle(handle),
+                FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+            ),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn release(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.handles.close(fh.0);
+        reply.ok();
+    }
+
+    fn read(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        match self.handles.get(fh.0).as_deref() {
+            Some(Some(Open::Disk(disk))) => read_disk(disk, offset, size as usize, reply),
+            Some(Some(Open::Attribute(text))) => {
+                let from = usize::try_from(offset).map_or(text.len(), |from| from.min(text.len()));
+                let rest = &text[from..];
+                reply.data(&rest[..rest.len().min(size as usize)]);
+            }
+            _ => reply.error(Errno::EBADF),
+        }
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        match self.handles.get(fh.0).as_deref() {
+            Some(Some(Open::Disk(disk))) => write_disk(disk, offset, data, reply),
+            Some(Some(Open::Attribute(_))) => self.write_attribute(ino.0, offset, data, reply),
+            Some(Some(Open::WarmUp)) => {
+                with_buffer(MAX_IO_BYTES, |buffer| buffer.fill(0));
+                if self.warm_up.arrive() {
+                    reply.written(data.len() as u32);
+                } else {
+                    reply.error(Errno::ETIMEDOUT);
+                }
+            }
+            _ => reply.error(Errno::EBADF),
+        }
+    }
+
+    /// Writes are stored when they are answered: there is nothing left to do, and no order to keep. It does not make
+    /// them last, as they are memory.
+    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn fallocate(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let allocate = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            libc::FALLOC_FL_PUNCH_HOLE => false,
+            libc::FALLOC_FL_ZERO_RANGE => true,
+            // Nothing can be promised about room for what is not known yet.
+            _ => return reply.error(Errno::EOPNOTSUPP),
+        };
+        match self.handles.get(fh.0).as_deref() {
+            Some(Some(Open::Disk(disk))) => zero_disk(disk, offset, length, allocate, reply),
+            _ => reply.error(Errno::EBADF),
+        }
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, fh: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let for_data = match whence {
+            libc::SEEK_DATA => true,
+            libc::SEEK_HOLE => false,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        let found = u64::try_from(offset).map_err(|_| Errno::ENXIO).and_then(|offset| {
+            self.with_disk(fh, |disk| seek(&disk.device, offset, for_data)).and_then(|found| found)
+        });
+        match found {
+            // A disk has 16 TiB at most.
+            Ok(at) => reply.offset(at as i64),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: u64, mut reply: ReplyDirectory) {
+        let entries = self.tree.entries(ino.0);
+        let from = usize::try_from(offset).unwrap_or(usize::MAX);
+        for (at, entry) in entries.iter().enumerate().skip(from) {
+            let kind = if entry.is_directory { FileType::Directory } else { FileType::RegularFile };
+            if reply.add(INodeNo(entry.ino), at as u64 + 1, kind, &entry.name) {
+                break;
+            }
+        }
+        reply.ok();
+    }
+
+    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+        let devices = self.tree.devices();
+        let pages = |bytes: fn(&Device) -> u64| {
+            devices.iter().map(|device| bytes(device)).sum::<u64>() / PAGE_SIZE as u64
+        };
+        let all = pages(|device| device.size_bytes());
+        let free = all.saturating_sub(pages(|device| device.counts().orig_data_bytes));
+        let page = PAGE_SIZE as u32;
+        reply.statfs(all, free, free, devices.len() as u64, 0, page, 255, page);
+    }
+
+    /// Files come and go with devices, and not otherwise.
+    fn create(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(Errno::EACCES);
+    }
+
+    fn mkdir(&self, _: &Request, _: INodeNo, _: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
+        reply.error(Errno::EACCES);
+    }
+
+    fn unlink(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EACCES);
+    }
+
+    fn rmdir(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EACCES);
+    }
+
+    /// None: the kernel asks no more after this answer.
+    fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn listxattr(&self, _: &Request, _: INodeNo, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+}
+
+impl Files {
+    /// Sets an attribute to what is written to its file. Some take their time over it.
+    fn write_attribute(&self, ino: u64, offset: u64, data: &[u8], reply: ReplyWrite) {
+        let Some(Node::Attribute(device, attribute)) = self.tree.node(ino) else {
+            return reply.error(Errno::ESTALE);
+        };
+        let text = str::from_utf8(data).ok().filter(|_| offset == 0 && data.len() <= MAX_TEXT_BYTES);
+        let Some(value) = text.map(str::to_owned) else { return reply.error(Errno::EINVAL) };
+        let len = data.len() as u32;
+        let crew = self.waiters.crew(&device);
+        let room = crew.room(value.len());
+        let set = move || match set_attribute(&device, attribute, &value) {
+            Ok(()) => reply.written(len),
+            Err(errno) => reply.error(errno),
+        };
+        match room {
+            Some(room) => crew.start(Box::new(move || {
+                set();
+                drop(room);
+            })),
+            None => set(),
+        }
+    }
+}
+
+fn set_attribute(device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
+    let (name, value) = (attribute.name, value.trim_end());
+    match device.set(name, value) {
+        Ok(()) => {
+            tracing::info!(device = device.name(), attribute = name, value, "attribute set");
+            Ok(())
+        }
+        Err(error) => {
+            // A number is all that its writer is told.
+            tracing::warn!(device = device.name(), attribute = name, value, %error, "attribute not set");
+            Err(errno(&error))
+        }
+    }
+}

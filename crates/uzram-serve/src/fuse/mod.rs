@@ -1,0 +1,164 @@
+//! The devices as files: `DIR/zram0/disk` has the contents of `zram0`, and beside it lies a file for each attribute.
+//!
+//! The kernel reads and writes the disk through FUSE, without its page cache: a loop device on the file is a disk
+//! like any other, on which file systems and swap work. Discards are holes punched into the file. Everything that was
+//! written is stored when the write is answered; flush and fsync order, they do not make anything last.
+//!
+//! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
+//!
+//! Code map: [`tree`] names and numbers the files, [`handles`] has those that are open, [`filesystem`] answers
+//! requests, [`warm_up`] prepares the threads for swap.
+
+mod filesystem;
+mod handles;
+mod tree;
+mod warm_up;
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use fuser::{BackgroundSession, MountOption, Session};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::Exports;
+use crate::mounts::{self, MountInfo};
+use filesystem::Files;
+
+/// The name of the disk's file in its device's directory.
+pub use tree::DISK;
+/// The file that takes the writes by which threads are prepared: [`MAX_IO_BYTES`] at a time, one for each thread at
+/// once.
+pub use tree::WARM_UP;
+
+/// The longest read or write that the kernel asks for at once: what it allows at most, unless it is told otherwise
+/// (`fs.fuse.max_pages_limit`).
+pub const MAX_IO_BYTES: usize = 1 << 20;
+/// Requests that the kernel has under way at once: more than a loop device's queue holds.
+const MAX_BACKGROUND: u16 = 256;
+/// What begins the source of our mounts in the system's list.
+const SOURCE: &str = "uzram:";
+
+/// The mounted files of a daemon's devices.
+pub struct Mount {
+    dir: PathBuf,
+    threads: usize,
+    session: Option<BackgroundSession>,
+}
+
+impl Mount {
+    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none, served by so many
+    /// threads. Whose it is, `owner`, is what [`mounts_of`] finds it by.
+    ///
+    /// # Errors
+    /// `Unsupported` without `/dev/fuse`; `Busy` when something is mounted there; `Permission`; `Io`.
+    pub fn new(dir: &Path, owner: &Path, exports: Exports, threads: usize) -> Result<Mount> {
+        let shown = dir.display();
+        let failed = |kind, why: &str| Error::new(kind, format!("cannot mount '{shown}': {why}"));
+        if !Path::new("/dev/fuse").exists() {
+            let why =
+                "there is no /dev/fuse: the kernel has no FUSE, or this container was not given the device";
+            return Err(failed(ErrorKind::Unsupported, why));
+        }
+        if let Some(mount) = mounts::at(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))? {
+            let why = if mount.is_dead() && is_ours(&mount) {
+                "what a daemon that died had mounted is still there (`uzram detach --force` clears it)"
+            } else {
+                "something is mounted there"
+            };
+            return Err(failed(ErrorKind::Busy, why));
+        }
+        std::fs::create_dir_all(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
+        let mut config = fuser::Config::default();
+        config.mount_options = vec![
+            MountOption::FSName(format!("{SOURCE}{}", owner.display())),
+            MountOption::DefaultPermissions,
+            MountOption::NoDev,
+            MountOption::NoSuid,
+            MountOption::NoExec,
+        ];
+        config.n_threads = Some(threads);
+        config.clone_fd = true;
+        let files = Files::new(exports, threads);
+        let session = Session::new(files, dir, &config).and_then(Session::spawn).map_err(|error| {
+            let kind = match error.kind() {
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                _ => ErrorKind::Io,
+            };
+            failed(kind, &error.to_string())
+        })?;
+        Ok(Mount { dir: dir.to_owned(), threads, session: Some(session) })
+    }
+
+    /// Where it is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where a device's disk is.
+    pub fn disk(&self, device: &str) -> PathBuf {
+        self.dir.join(device).join(DISK)
+    }
+
+    /// The threads that serve it.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Unmounts the files, and waits for the threads.
+    ///
+    /// # Errors
+    /// `Busy` while a file is open, that is, while a loop device is attached to one. It stays mounted then.
+    pub fn unmount(&mut self) -> Result<()> {
+        // This asks whether it is in use, and marks it as not used since; it unmounts what was marked before.
+        if rustix::mount::unmount(&self.dir, UnmountFlags::EXPIRE) == Err(Errno::BUSY) {
+            return Err(Error::new(ErrorKind::Busy, format!("files in '{}' are in use", self.dir.display())));
+        }
+        let Some(session) = self.session.take() else { return Ok(()) };
+        session.umount_and_join().map_err(|error| {
+            Error::new(ErrorKind::Io, format!("cannot unmount '{}': {error}", self.dir.display()))
+        })
+    }
+}
+
+impl Drop for Mount {
+    /// What is still in use then fails once this process has ended.
+    fn drop(&mut self) {
+        if self.session.is_none() {
+            return;
+        }
+        let Err(error) = self.unmount() else { return };
+        tracing::warn!("{error}: they fail from now on");
+        if let Err(error) = rustix::mount::unmount(&self.dir, UnmountFlags::DETACH) {
+            tracing::warn!(%error, dir = %self.dir.display(), "cannot unmount");
+        }
+        // Its threads serve those who have a file open, until the process ends.
+        std::mem::forget(self.session.take());
+    }
+}
+
+/// Whether a mount is one of these, of whichever daemon.
+fn is_ours(mount: &MountInfo) -> bool {
+    mount.file_system.starts_with("fuse")
+        && mount.source.as_os_str().as_bytes().starts_with(SOURCE.as_bytes())
+}
+
+/// What `owner` has mounted, alive or dead.
+///
+/// # Errors
+/// The kernel's list cannot be read.
+pub fn mounts_of(owner: &Path) -> io::Result<Vec<MountInfo>> {
+    let mut mounts = mounts::all()?;
+    let source = format!("{SOURCE}{}", owner.display());
+    mounts.retain(|mount| is_ours(mount) && mount.source == Path::new(&source));
+    Ok(mounts)
+}
+
+/// The threads that a mount gets by default: one for each CPU, and at least two, so that one that is kept waiting
+/// does not keep everybody waiting.
+pub fn default_threads() -> usize {
+    thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2))
+}

@@ -1,0 +1,213 @@
+//! The tree of files: a directory for each device, with the file `disk` and one for each attribute in it.
+//!
+//! Inode numbers are made of a device's number and the file's place in its directory. A device gets its number
+//! when it is first looked at, and no other device ever gets the same one, so that a file of a device that is
+//! gone is stale, whatever has its name now.
+//!
+//! Lock: `Tree::numbers`, then the exports' list.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use uzram::device::{Attribute, Device};
+
+use crate::Exports;
+
+/// The name of the disk's file in its device's directory.
+pub const DISK: &str = "disk";
+/// The name of the file by which threads are prepared. It is in no list.
+pub const WARM_UP: &str = ".warm-up";
+
+/// The inode number of the root, by the protocol.
+pub(super) const ROOT: u64 = 1;
+/// The inode number of [`WARM_UP`].
+const WARM_UP_INO: u64 = 2;
+
+/// Bits of an inode number that say which file of a device it is.
+const PLACE_BITS: u32 = 16;
+/// The place of a device's directory.
+const DIRECTORY: u64 = 0;
+/// The place of its disk.
+const DISK_PLACE: u64 = 1;
+/// The place of its first attribute.
+const FIRST_ATTRIBUTE: u64 = 2;
+
+/// A file or directory.
+#[derive(Clone)]
+pub(super) enum Node {
+    /// The directory of all devices.
+    Root,
+    /// That of one device.
+    Directory,
+    /// Its contents.
+    Disk(Arc<Device>),
+    /// The text of an attribute.
+    Attribute(Arc<Device>, &'static Attribute),
+    /// See [`WARM_UP`].
+    WarmUp,
+}
+
+/// An entry of a directory.
+pub(super) struct Entry {
+    pub ino: u64,
+    pub name: String,
+    pub is_directory: bool,
+}
+
+/// Names and numbers of the files.
+pub(super) struct Tree {
+    exports: Exports,
+    numbers: Mutex<Numbers>,
+}
+
+#[derive(Default)]
+struct Numbers {
+    devices: BTreeMap<u64, Weak<Device>>,
+    last: u64,
+}
+
+impl Numbers {
+    /// The number of a device.
+    fn of(&mut self, device: &Arc<Device>) -> u64 {
+        let is_it = |other: &Weak<Device>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
+        if let Some((number, _)) = self.devices.iter().find(|(_, other)| is_it(other)) {
+            return *number;
+        }
+        self.devices.retain(|_, device| device.strong_count() > 0);
+        self.last += 1;
+        self.devices.insert(self.last, Arc::downgrade(device));
+        self.last
+    }
+}
+
+fn ino(number: u64, place: u64) -> u64 {
+    number << PLACE_BITS | place
+}
+
+impl Tree {
+    pub fn new(exports: Exports) -> Self {
+        Tree { exports, numbers: Mutex::default() }
+    }
+
+    /// A panic cannot leave the map half changed, so a poisoned lock is as good as any.
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What an inode number stands for, if its device is still there.
+    pub fn node(&self, ino: u64) -> Option<Node> {
+        match ino {
+            ROOT => return Some(Node::Root),
+            WARM_UP_INO => return Some(Node::WarmUp),
+            _ => {}
+        }
+        let (number, place) = (ino >> PLACE_BITS, ino & ((1 << PLACE_BITS) - 1));
+        let device = self.numbers().devices.get(&number)?.upgrade()?;
+        match place {
+            DIRECTORY => Some(Node::Directory),
+            DISK_PLACE => Some(Node::Disk(device)),
+            _ => {
+                let attribute = Device::attributes().get((place - FIRST_ATTRIBUTE) as usize)?;
+                Some(Node::Attribute(device, attribute))
+            }
+        }
+    }
+
+    /// The file of that name in a directory.
+    pub fn lookup(&self, parent: u64, name: &OsStr) -> Option<(u64, Node)> {
+        let name = name.to_str()?;
+        let ino = match self.node(parent)? {
+            Node::Root if name == WARM_UP => WARM_UP_INO,
+            Node::Root => {
+                let device = self.exports.named(name).ok()?;
+                ino(self.numbers().of(&device), DIRECTORY)
+            }
+            Node::Directory if name == DISK => parent + DISK_PLACE,
+            Node::Directory => {
+                let at = Device::attributes().iter().position(|attribute| attribute.name == name)?;
+                parent + FIRST_ATTRIBUTE + at as u64
+            }
+            Node::Disk(_) | Node::Attribute(..) | Node::WarmUp => return None,
+        };
+        Some((ino, self.node(ino)?))
+    }
+
+    /// What is in a directory; nothing in other files.
+    pub fn entries(&self, directory: u64) -> Vec<Entry> {
+        let file =
+            |at: u64, name: &str| Entry { ino: directory + at, name: name.into(), is_directory: false };
+        let entries = match self.node(directory) {
+            Some(Node::Root) => self.exports.devices().iter().map(|device| self.directory(device)).collect(),
+            Some(Node::Directory) => {
+                let attributes = Device::attributes().iter().zip(FIRST_ATTRIBUTE..);
+                let attributes = attributes.map(|(attribute, at)| file(at, attribute.name));
+                [file(DISK_PLACE, DISK)].into_iter().chain(attributes).collect()
+            }
+            _ => return Vec::new(),
+        };
+        let dot = |name: &str, ino| Entry { ino, name: name.into(), is_directory: true };
+        let mut all = vec![dot(".", directory), dot("..", ROOT)];
+        all.extend::<Vec<Entry>>(entries);
+        all
+    }
+
+    /// All devices.
+    pub fn devices(&self) -> Vec<Arc<Device>> {
+        self.exports.devices()
+    }
+
+    fn directory(&self, device: &Arc<Device>) -> Entry {
+        let ino = ino(self.numbers().of(device), DIRECTORY);
+        Entry { ino, name: device.name().to_owned(), is_directory: true }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn every_entry_is_found_by_its_name() {
+        let exports = Exports::new(["a", "b"].map(|name| Device::new(name).unwrap()));
+        let tree = Tree::new(exports);
+        let names = |ino: u64| -> Vec<String> {
+            tree.entries(ino).into_iter().skip(2).map(|entry| entry.name).collect()
+        };
+        assert_eq!(names(ROOT), ["a", "b"]);
+        for device in tree.entries(ROOT).into_iter().skip(2) {
+            assert_eq!(tree.lookup(ROOT, OsStr::new(&device.name)).unwrap().0, device.ino);
+            let files = tree.entries(device.ino);
+            assert_eq!(files.len(), 3 + Device::attributes().len());
+            for file in files.iter().skip(2) {
+                let (ino, node) = tree.lookup(device.ino, OsStr::new(&file.name)).unwrap();
+                assert_eq!(ino, file.ino);
+                match node {
+                    Node::Disk(of) => assert_eq!((file.name.as_str(), of.name()), (DISK, &*device.name)),
+                    Node::Attribute(of, attribute) => {
+                        assert_eq!((attribute.name, of.name()), (&*file.name, &*device.name));
+                    }
+                    _ => panic!("{} is a directory", file.name),
+                }
+                assert!(tree.lookup(ino, OsStr::new("x")).is_none() && tree.entries(ino).is_empty());
+            }
+        }
+        assert!(tree.lookup(ROOT, OsStr::new("c")).is_none());
+    }
+
+    #[test]
+    fn a_device_that_comes_again_is_another() {
+        let exports = Exports::new([Device::new("a").unwrap()]);
+        let tree = Tree::new(exports.clone());
+        let look = || tree.lookup(ROOT, OsStr::new("a")).unwrap().0;
+        let first = look();
+        assert_eq!(look(), first);
+        exports.remove("a").unwrap();
+        assert!(tree.node(first).is_none() && tree.lookup(ROOT, OsStr::new("a")).is_none());
+        exports.add(Device::new("a").unwrap()).unwrap();
+        assert_ne!(look(), first);
+        assert!(tree.node(first).is_none());
+    }
+}

@@ -1,0 +1,73 @@
+//! Preparing the threads that serve requests, before something depends on them that frees memory: each is to have
+//! touched all memory that it will ever use.
+//!
+//! A file takes writes of the longest request, as many at once as there are threads. Each waits in its thread for
+//! the others, so that each thread gets one: its buffer for requests is filled by the write itself, what else it
+//! needs is touched meanwhile. Who prepares the threads is another process: one that waits for itself in a system
+//! call could not be ended.
+
+use std::hint::black_box;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How much of its stack a thread may ever use; the deepest are the compressors.
+const STACK_BYTES: usize = 256 << 10;
+/// How long threads wait for the others.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where the threads wait for each other.
+pub(super) struct WarmUp {
+    threads: usize,
+    arrived: Mutex<usize>,
+    all_arrived: Condvar,
+}
+
+impl WarmUp {
+    pub fn new(threads: usize) -> Self {
+        WarmUp { threads, arrived: Mutex::new(0), all_arrived: Condvar::new() }
+    }
+
+    /// Touches the thread's stack and waits for the others; whether all came.
+    pub fn arrive(&self) -> bool {
+        touch_stack();
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        *arrived += 1;
+        if arrived.is_multiple_of(self.threads) {
+            self.all_arrived.notify_all();
+            return true;
+        }
+        let round = *arrived / self.threads;
+        let waits = |arrived: &mut usize| *arrived / self.threads == round;
+        let waited = self.all_arrived.wait_timeout_while(arrived, PATIENCE, waits);
+        let (mut arrived, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() && *arrived / self.threads == round {
+            *arrived -= 1;
+            return false;
+        }
+        true
+    }
+}
+
+#[inline(never)]
+fn touch_stack() {
+    let mut stack = [0u8; STACK_BYTES];
+    black_box(&mut stack);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_arrive_or_none() {
+        let warm_up = WarmUp::new(3);
+        for _ in 0..2 {
+            std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| warm_up.arrive())).collect();
+                assert!(threads.into_iter().all(|thread| thread.join().unwrap_or(false)));
+            });
+        }
+        assert!(!warm_up.arrive(), "the others never come");
+        assert_eq!(*warm_up.arrived.lock().unwrap_or_else(PoisonError::into_inner), 6);
+    }
+}
