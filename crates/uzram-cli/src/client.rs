@@ -1,34 +1,25 @@
 //! The commands that talk to a running daemon, over HTTP on its control socket.
 
 use std::collections::BTreeMap;
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::sockopt::{self, Timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde_json::{Value, json};
 use uzram_serve::control::CacheJson;
-use uzram_serve::control::percent::encode_segment;
 
+use crate::attach::attached_to;
+use crate::daemon_client::{ANSWER_TIMEOUT, Daemon, attribute_path, device_path, understand};
 use crate::device_args::{DeviceArgs, parse_name};
-use crate::failure::{Context, Failure, Result, print};
-use crate::runtime_dir::{self, CONTROL_SOCKET, RuntimeArgs, socket_path};
+use crate::failure::{Failure, Result, print};
+use crate::runtime_dir::{self, RuntimeArgs};
 use crate::show::{self, DeviceJson};
 use crate::slabinfo;
 
-/// How long the daemon may take for one step of an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Attributes that work through all pages when they are set, and how long that may take: some minutes for
 /// every 10 GiB that a slow algorithm compresses again or that go to a disk.
 const WORK: [&str; 4] = ["compact", "idle", "recompress", "writeback"];
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// How long a daemon may take to end. It may have gigabytes to give back.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest answer accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
-const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// Add a device to a running daemon, which serves it beside those it has.
 #[derive(clap::Args)]
@@ -232,6 +223,21 @@ pub fn slabinfo(args: &SlabinfoArgs) -> Result<()> {
 /// `uzram down`
 pub fn down(args: &DownArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
+    if let Some(files) = daemon.about()?.files {
+        for (device, name) in attached_to(&files)? {
+            if let Some(by) = device.in_use()? {
+                return Err(Failure::Line(format!("{name} is in use: {} is {by}", device.path().display())));
+            }
+        }
+    }
+    end(&daemon)
+}
+
+/// Has a daemon end, and waits for it.
+///
+/// # Errors
+/// There is none, or it has not ended in time.
+pub fn end(daemon: &Daemon) -> Result<()> {
     daemon.ask("POST", "/v1/shutdown", None)?;
     if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
         Ok(())
@@ -253,137 +259,14 @@ fn shorten(value: &str) -> String {
     }
 }
 
-fn device_path(name: &str) -> String {
-    format!("/v1/devices/{}", encode_segment(name))
-}
-
-fn attribute_path(name: &str, attribute: &str) -> String {
-    format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
-}
-
 fn print_json(value: &Value) -> Result<()> {
     print(&format!("{value:#}\n"))
-}
-
-fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
-    serde_json::from_value(value).context(|| "the daemon's answer makes no sense".to_owned())
-}
-
-/// The daemon of a runtime directory, running or not.
-struct Daemon {
-    dir: PathBuf,
-    socket: PathBuf,
-    answer_timeout: Duration,
-}
-
-impl Daemon {
-    fn at(runtime: &RuntimeArgs) -> Result<Daemon> {
-        let dir = runtime.path()?;
-        Ok(Daemon { socket: socket_path(&dir, CONTROL_SOCKET)?, dir, answer_timeout: ANSWER_TIMEOUT })
-    }
-
-    /// One request, one answer: JSON, or null if it has no body.
-    fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
-        let mut stream = self.connect()?;
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        // A daemon that refuses early may close before it has read everything: its answer tells.
-        let _ = stream.write_all(request.as_bytes());
-        let mut bytes = Vec::new();
-        match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Err(self.silent());
-            }
-            // An answer that was cut short does not parse.
-            _ => {}
-        }
-        let (status, body) = parse_answer(&bytes)?;
-        if status < 300 {
-            return Ok(body);
-        }
-        match body["error"].as_str() {
-            Some(error) => Err(Failure::line(error)),
-            None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
-        }
-    }
-
-    /// Connects with time-outs set; the standard library's connect would wait for ever for a daemon
-    /// that is stopped.
-    fn connect(&self) -> Result<UnixStream> {
-        let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
-            let socket = rustix::net::socket_with(
-                AddressFamily::UNIX,
-                SocketType::STREAM,
-                SocketFlags::CLOEXEC,
-                None,
-            )?;
-            sockopt::set_socket_timeout(&socket, Timeout::Send, Some(self.answer_timeout))?;
-            sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(self.answer_timeout))?;
-            rustix::net::connect(&socket, &address)?;
-            Ok(UnixStream::from(socket))
-        });
-        connected.map_err(|error| match error {
-            Errno::NOENT | Errno::CONNREFUSED => Failure::Line(format!(
-                "no daemon is running in '{}' (start one with `uzram up`)",
-                self.dir.display()
-            )),
-            Errno::AGAIN => self.silent(),
-            error => Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())),
-        })
-    }
-
-    fn silent(&self) -> Failure {
-        Failure::Line(format!(
-            "the daemon in '{}' has not answered for {} s",
-            self.dir.display(),
-            self.answer_timeout.as_secs()
-        ))
-    }
-}
-
-/// The status and JSON body of a whole HTTP answer.
-fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
-    let ended_early = || Failure::line("the daemon ended before it had answered");
-    let mut headers = [httparse::EMPTY_HEADER; 32];
-    let mut response = httparse::Response::new(&mut headers);
-    let head_bytes = match response.parse(bytes) {
-        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
-        Ok(httparse::Status::Partial) => return Err(ended_early()),
-        Err(error) => return Err(Failure::Line(format!("the daemon does not speak HTTP: {error}"))),
-    };
-    let announced = response
-        .headers
-        .iter()
-        .find(|header| header.name.eq_ignore_ascii_case("content-length"))
-        .and_then(|header| str::from_utf8(header.value).ok()?.parse::<usize>().ok())
-        .unwrap_or(0);
-    let body = bytes[head_bytes..].get(..announced).ok_or_else(ended_early)?;
-    let value = if body.is_empty() {
-        Value::Null
-    } else {
-        serde_json::from_slice(body).context(|| "the daemon's answer is not JSON".to_owned())?
-    };
-    Ok((response.code.unwrap_or(0), value))
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-
-    #[test]
-    fn an_answer_cut_anywhere_is_an_error() {
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}";
-        assert_eq!(parse_answer(answer).unwrap(), (200, json!({ "a": 1 })));
-        for len in 0..answer.len() {
-            assert!(parse_answer(&answer[..len]).is_err(), "{len}");
-        }
-        assert_eq!(parse_answer(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap(), (204, Value::Null));
-        assert!(parse_answer(b"SSH-2.0-OpenSSH\r\n").is_err());
-    }
 
     #[test]
     fn a_setting_is_split_at_the_first_sign() {

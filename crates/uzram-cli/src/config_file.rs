@@ -21,10 +21,12 @@ use uzram::base::size_expr::{self, Memory};
 use uzram::base::units::{format_size, parse_size};
 use uzram::device::Device;
 use uzram_serve::nbd::ListenAddress;
+use uzram_serve::swap_area::MAX_PRIORITY;
 
 use crate::device_args::{DeviceArgs, Origin, Setting, parse_name};
 use crate::failure::{Context, Failure, Result};
 use crate::machine_memory;
+use crate::plan::{Attached, DevicePlan, SwapPlan};
 use crate::toml_text::{self, Source, Text};
 
 /// The size of a device that has none in the file.
@@ -39,42 +41,18 @@ const SWAP: &str = "swap";
 const SWAP_PRIORITY: &str = "swap-priority";
 const SWAP_DISCARD: &str = "swap-discard";
 const HOST_MEMORY_LIMIT: &str = "host-memory-limit";
-/// The highest priority of swap space, swapon(2).
-const MAX_SWAP_PRIORITY: u16 = 32767;
 
 /// What a file says.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ConfigFile {
     /// Where the devices' files are to be, an absolute path.
     pub mount: Option<PathBuf>,
     /// Where to serve, besides the socket in the runtime directory.
     pub listen: Vec<ListenAddress>,
     /// The devices, in the file's order.
-    pub devices: Vec<DeviceConfig>,
+    pub devices: Vec<DevicePlan>,
     /// Of those that are not for a machine with so much memory, a line for the log.
     pub left_out: Vec<String>,
-}
-
-/// A device.
-#[derive(Debug)]
-pub struct DeviceConfig {
-    /// Its name.
-    pub name: String,
-    /// The attributes to set, in this order.
-    pub settings: Vec<Setting>,
-    /// Whether it is to be a block device; swap space always is.
-    pub attach: bool,
-    /// How it is swap space, if it is.
-    pub swap: Option<SwapConfig>,
-}
-
-/// How a device is swap space.
-#[derive(Debug, PartialEq, Eq)]
-pub struct SwapConfig {
-    /// 0 to 32767, or what the kernel chooses.
-    pub priority: Option<u16>,
-    /// Whether the kernel tells the device which pages it no longer needs.
-    pub discard: bool,
 }
 
 /// Reads a file, for the machine that this is.
@@ -89,8 +67,7 @@ pub fn read(path: &Path) -> Result<ConfigFile> {
 
 fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
-    let mut config =
-        ConfigFile { mount: None, listen: Vec::new(), devices: Vec::new(), left_out: Vec::new() };
+    let mut config = ConfigFile::default();
     for entry in entries(file, table.into_inner()) {
         match entry.key.as_ref() {
             "mount" => config.mount = Some(entry.path()?),
@@ -198,11 +175,11 @@ impl<'a> Entry<'a> {
     }
 
     fn priority(&self) -> Result<u16> {
-        let range = 0..=MAX_SWAP_PRIORITY;
+        let range = 0..=MAX_PRIORITY;
         let priority = self.value.as_integer().and(self.text()?.parse().ok());
         priority
             .filter(|priority| range.contains(priority))
-            .ok_or_else(|| self.wrong(format!("write a number from 0 to {MAX_SWAP_PRIORITY}")))
+            .ok_or_else(|| self.wrong(format!("write a number from 0 to {MAX_PRIORITY}")))
     }
 
     /// The attribute that the key names, and its value, which the device will check.
@@ -304,10 +281,10 @@ struct SwapKeys {
 
 impl SwapKeys {
     /// A priority alone wants it, too.
-    fn config(self) -> Result<Option<SwapConfig>> {
+    fn plan(self) -> Result<Option<SwapPlan>> {
         if self.wanted.unwrap_or(self.priority.is_some()) {
             let discard = self.discard.unwrap_or(true);
-            return Ok(Some(SwapConfig { priority: self.priority, discard }));
+            return Ok(Some(SwapPlan { priority: self.priority, discard }));
         }
         match self.how {
             Some(key) => {
@@ -352,11 +329,11 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
         let span = entry.key_span.clone();
         options.add(&Entry { file: entry.file, key, key_span: span.clone(), value, value_span: span })?;
     }
-    let swap = swap.config()?;
-    let attach = match attach {
-        Some((false, key)) if swap.is_some() => return Err(key.wrong("swap space is a block device")),
-        Some((attach, _)) => attach,
-        None => swap.is_some(),
+    let attached = match (swap.plan()?, attach) {
+        (Some(_), Some((false, key))) => return Err(key.wrong("swap space is a block device")),
+        (Some(swap), _) => Attached::Swap(swap),
+        (None, Some((true, _))) => Attached::Block,
+        (None, _) => Attached::No,
     };
     let settings = options.settings(attributes, &entry)?;
     if memory.ram_bytes > most_ram_bytes {
@@ -364,7 +341,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
         let why = format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT} of {most}");
         config.left_out.push(format!("no device {name}: {why}"));
     } else {
-        config.devices.push(DeviceConfig { name, settings, attach, swap });
+        config.devices.push(DevicePlan { name, settings, attached });
     }
     Ok(())
 }

@@ -40,6 +40,9 @@ pub fn run(
         shell.env("uri", uri);
     }
     shell.env("uris", address.uris.join(" ")).env("socket", &address.socket).env("name", &address.name);
+    if let Some(device) = &address.block_device {
+        shell.env("device", device);
+    }
     // For the clients of this daemon that it runs, wherever its sockets are.
     shell.env(RUNTIME_DIR_VARIABLE, &address.runtime_dir);
     if own_group {

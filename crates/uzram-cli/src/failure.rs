@@ -30,6 +30,13 @@ impl Failure {
     }
 }
 
+impl From<uzram::Error> for Failure {
+    /// One that says enough by itself.
+    fn from(error: uzram::Error) -> Self {
+        Failure::Line(error.to_string())
+    }
+}
+
 /// Says what was being done when something failed.
 pub trait Context<T> {
     /// Turns an error into the line "`what`: error".

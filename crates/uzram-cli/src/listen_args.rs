@@ -1,6 +1,6 @@
 //! Where and how `uzram up` serves NBD: the options that say so.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use uzram_serve::nbd::{Config, ListenAddress, Tls, TlsFiles};
 
@@ -28,12 +28,11 @@ pub struct ListenArgs {
 }
 
 impl ListenArgs {
-    /// What the server is told, `socket` being the one that is always served.
+    /// What the server is told, beside what `config` says already.
     ///
     /// # Errors
     /// A file of TLS does not hold what it should.
-    pub fn config(&self, socket: &Path) -> Result<Config> {
-        let mut config = Config::new(socket);
+    pub fn config(&self, mut config: Config) -> Result<Config> {
         config.listen.extend_from_slice(&self.listen);
         config.max_connections = self.max_connections as usize;
         if let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) {

@@ -1,29 +1,34 @@
 //! The `uzram` program: reads the command line and runs one command.
 //!
 //! `up` is the daemon ([`up`]); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo` and `down` talk to
-//! it over its control socket ([`client`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of
+//! it over its control socket ([`client`]); `attach` and `detach` make block devices of its files ([`attach`]),
+//! `swap` a swap area ([`swap`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of
 //! any of them is one line on standard error and a non-zero exit: 2 for a command line that makes no sense,
 //! else 1.
 
+mod attach;
+mod attachments;
 mod bench;
+mod cgroups;
 mod check;
 mod client;
-#[allow(dead_code)]
 mod config_file;
+mod daemon_client;
 mod device_args;
 mod exec;
 mod failure;
 mod lab;
 mod listen_args;
 mod live;
-#[allow(dead_code)]
 mod machine_memory;
-#[allow(dead_code)]
 mod notify;
+mod plan;
 mod policy_file;
+mod protect;
 mod runtime_dir;
 mod show;
 mod slabinfo;
+mod swap;
 mod toml_text;
 mod train;
 mod up;
@@ -32,6 +37,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use attach::{AttachArgs, DetachArgs};
 use client::{AddArgs, DownArgs, ListArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs};
 use failure::Failure;
 
@@ -57,6 +63,9 @@ enum Command {
     Set(SetArgs),
     Reset(ResetArgs),
     Slabinfo(SlabinfoArgs),
+    Attach(AttachArgs),
+    Detach(DetachArgs),
+    Swap(swap::Args),
     Down(DownArgs),
     Bench(bench::Args),
     Check(check::Args),
@@ -78,6 +87,9 @@ fn main() -> ExitCode {
         Command::Set(args) => client::set(&args).map(|()| 0),
         Command::Reset(args) => client::reset(&args).map(|()| 0),
         Command::Slabinfo(args) => client::slabinfo(&args).map(|()| 0),
+        Command::Attach(args) => attach::attach(&args).map(|()| 0),
+        Command::Detach(args) => attach::detach(&args).map(|()| 0),
+        Command::Swap(args) => swap::run(&args),
         Command::Down(args) => client::down(&args).map(|()| 0),
         Command::Bench(args) => bench::run(&args).map(|()| 0),
         Command::Check(args) => check::run(&args).map(|()| 0),

@@ -98,14 +98,22 @@ pub struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// Creates the directory if need be, checks that it is private, and locks it.
+    /// Creates the directory if need be, and checks that it is private.
+    ///
+    /// # Errors
+    /// It cannot be created or used, or others may enter it.
+    pub fn make(path: &Path) -> Result<()> {
+        // Before anything is created: these must fit.
+        socket_path(path, CONTROL_SOCKET)?;
+        make_private(path)
+    }
+
+    /// Makes the directory as [`RuntimeDir::make`] does, and locks it.
     ///
     /// # Errors
     /// It cannot be created or used, others may enter it, or a daemon serves it already.
     pub fn claim(path: PathBuf) -> Result<RuntimeDir> {
-        // Before anything is created: these must fit.
-        socket_path(&path, CONTROL_SOCKET)?;
-        make_private(&path)?;
+        RuntimeDir::make(&path)?;
         let lock_path = path.join(LOCK_FILE);
         let mut lock = OpenOptions::new()
             .read(true)

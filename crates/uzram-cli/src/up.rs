@@ -4,10 +4,11 @@
 //! The main thread owns everything and waits for [`Event`]s; servers and signals only send them. What
 //! it owns is given back in reverse order: first the servers stop, then the sockets go, last the lock.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
+use std::time::Duration;
 
 use rustix::process::Signal;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -16,26 +17,42 @@ use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 use uzram::base::units::format_size;
 use uzram::device::Device;
 use uzram::slab;
-use uzram_serve::control::{self, Api, StatsJson};
-use uzram_serve::{Exports, nbd};
+use uzram_serve::control::{self, About, Api, FilesJson, StatsJson};
+use uzram_serve::{Exports, fuse, nbd};
 
+use crate::attach::require_root;
+use crate::attachments::Attachments;
+use crate::config_file::{self, ConfigFile};
 use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
-use crate::failure::{Context, Result, print};
+use crate::failure::{Context, Failure, Result, print};
 use crate::listen_args::ListenArgs;
 use crate::live::{self, LiveLine, LogLevel};
+use crate::machine_memory;
+use crate::notify;
+use crate::plan::{Attached, DevicePlan, Plan};
+use crate::protect::{check_cgroup, protect};
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
+use crate::swap::READY;
+
+/// How often it is tried again to bring back what was swapped out, by a daemon that is to end.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// Create a compressed RAM disk and serve it, in the foreground.
 ///
-/// NBD clients use the disk at the URI printed at the start; `uzram stat`, `set`, `reset` and `down`
-/// control it. It is memory: when this command ends, its contents are gone.
+/// NBD clients use the disk at the URI printed at the start; with --mount it is a file, and with --attach a block device
+/// as well; `uzram stat`, `set`, `reset` and `down` control it. It is memory: when this command ends, its contents are
+/// gone, and flush and fsync only order.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
           uzram up --size 4G --mem-limit 1G --backing /var/tmp/cold.img:4G --recompress zstd:3:10m
           uzram up --listen tcp:127.0.0.1:10809
-          uzram up --size 64M --exec 'nbdinfo \"$uri\"'")]
+          uzram up --size 64M --exec 'nbdinfo \"$uri\"'
+          uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
 pub struct Args {
+    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example)
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "attach", "exec"])]
+    config: Option<PathBuf>,
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
     name: String,
@@ -43,8 +60,14 @@ pub struct Args {
     device: DeviceArgs,
     #[command(flatten)]
     listen: ListenArgs,
-    /// Run a shell command with $uri, $uris, $socket and $name set, and UZRAM_RUNTIME_DIR, then end with
-    /// its status
+    /// Show each device as a file, DIR/NAME/disk, and its attributes beside it; needs FUSE
+    #[arg(long, value_name = "DIR")]
+    mount: Option<PathBuf>,
+    /// Make the device a block device, /dev/loopN, as `uzram attach` does; as root
+    #[arg(long)]
+    attach: bool,
+    /// Run a shell command with $uri, $uris, $socket and $name set, with --attach also $device, and
+    /// UZRAM_RUNTIME_DIR, then end with its status
     #[arg(long, value_name = "CMD")]
     exec: Option<String>,
     /// Measure for how long each slab cache's list_lock is held, at two clock readings a time: what
@@ -56,6 +79,34 @@ pub struct Args {
     log: LogLevel,
     #[command(flatten)]
     runtime: RuntimeArgs,
+}
+
+impl Args {
+    fn plan(&self) -> Result<Plan> {
+        let ConfigFile { mount, listen, devices, left_out } = match &self.config {
+            Some(path) => config_file::read(path)?,
+            None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
+        };
+        let plan = Plan::new(self.runtime.path()?, devices)?;
+        let mut nbd = self.listen.config(plan.nbd)?;
+        nbd.listen.extend(listen);
+        let absolute =
+            |dir: &PathBuf| std::path::absolute(dir).context(|| format!("--mount {}", dir.display()));
+        Ok(Plan {
+            nbd,
+            left_out,
+            mount: self.mount.as_ref().map(absolute).transpose()?.or(mount),
+            exec: self.exec.clone(),
+            slab_timing: self.slab_timing,
+            ..plan
+        })
+    }
+
+    /// The device that options describe.
+    fn device_plan(&self) -> Result<DevicePlan> {
+        let attached = if self.attach { Attached::Block } else { Attached::No };
+        Ok(DevicePlan { name: self.name.clone(), settings: self.device.settings()?, attached })
+    }
 }
 
 /// Something the main thread waits for.
@@ -74,7 +125,7 @@ pub enum Event {
     CommandEnded,
 }
 
-/// Where the device can be reached.
+/// Where the first device can be reached.
 pub struct Address {
     /// The device's name.
     pub name: String,
@@ -82,46 +133,64 @@ pub struct Address {
     pub runtime_dir: PathBuf,
     /// The NBD socket.
     pub socket: PathBuf,
-    /// The control socket.
-    pub control_socket: PathBuf,
     /// The NBD URIs; the first is that of the NBD socket.
     pub uris: Vec<String>,
+    /// The block device, if it is one.
+    pub block_device: Option<PathBuf>,
 }
 
-/// Runs the daemon; returns the status to exit with.
+/// `uzram up`; returns the status to exit with.
+///
+/// # Errors
+/// The daemon cannot start.
+pub fn run(args: &Args) -> Result<u8> {
+    live::start_log(args.log)?;
+    serve(args.plan()?)
+}
+
+/// Runs a daemon until it is told to end; returns the status to exit with. The log has been started.
 ///
 /// # Errors
 /// It cannot start.
-pub fn run(args: &Args) -> Result<u8> {
-    live::start_log(args.log)?;
+pub fn serve(plan: Plan) -> Result<u8> {
+    // Before there are threads, which inherit it.
+    let protection = if plan.swaps() { protect() } else { Vec::new() };
+    plan.left_out.iter().for_each(|line| tracing::info!("{line}"));
     let (sender, events) = mpsc::channel();
     watch_signals(sender.clone()).context(|| "cannot handle signals".to_owned())?;
-    let dir_path = args.runtime.path()?;
-    let socket = socket_path(&dir_path, NBD_SOCKET)?;
-    let control_socket = socket_path(&dir_path, CONTROL_SOCKET)?;
-    let config = args.listen.config(&socket)?;
-    let mut dir = RuntimeDir::claim(dir_path.clone())?;
+    let control_socket = socket_path(&plan.runtime_dir, CONTROL_SOCKET)?;
+    let mount_dir = plan.mount_dir();
+    if plan.devices.iter().any(|device| device.attached != Attached::No) {
+        require_root()?;
+    }
+    let mut dir = RuntimeDir::claim(plan.runtime_dir.clone())?;
     // It costs only slow paths, and a little; without it `uzram slabinfo --stats` had little to show.
     slab::set_counting(true);
-    slab::set_timing(args.slab_timing);
-    let device = make_device(args)?;
+    slab::set_timing(plan.slab_timing);
+    let devices = plan.devices.iter().map(make_device).collect::<Result<Vec<_>>>()?;
+    if plan.swaps() {
+        check_cgroup(&devices, &machine_memory::read()?)?;
+    }
 
-    let exports = Exports::new([Arc::clone(&device)]);
-    let server = nbd::Server::bind(config, exports.clone()).context(|| "cannot serve NBD".to_owned())?;
+    let exports = Exports::new(devices.clone());
+    let server =
+        nbd::Server::bind(plan.nbd.clone(), exports.clone()).context(|| "cannot serve NBD".to_owned())?;
     let endpoints = server.endpoints();
     let uris = move |name: &str| endpoints.iter().map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>();
-    let address = Address {
-        name: args.name.clone(),
-        runtime_dir: dir_path,
-        socket,
-        control_socket,
-        uris: uris(&args.name),
-    };
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
+    let mount = mount_dir
+        .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), fuse::default_threads()))
+        .transpose()?;
+    let about = About {
+        pid: std::process::id(),
+        files: mount.as_ref().map(|mount| FilesJson { dir: mount.dir().into(), threads: mount.threads() }),
+        ends_with_swap: plan.ends_with_swap,
+        protection,
+    };
     let on_shutdown = sender.clone();
     let _control = control::Server::start(
         dir.bind(CONTROL_SOCKET)?,
-        Api::new(exports.clone(), Box::new(uris)),
+        Api::new(exports.clone(), Box::new(uris.clone()), about.clone()),
         control::Limits::default(),
         move || {
             // A failure to send means that the daemon is ending already.
@@ -129,56 +198,127 @@ pub fn run(args: &Args) -> Result<u8> {
         },
     )
     .context(|| "cannot serve the control API".to_owned())?;
+    let mut attachments = Attachments::new(&plan.runtime_dir, about.files.clone());
+    for device in &plan.devices {
+        attachments.attach(device)?;
+    }
 
-    let facts = announcement(args, &address, &device);
-    match &args.exec {
-        Some(command) => {
+    let exports_of = devices.iter().flat_map(|device| uris(device.name()));
+    let mut text = facts_text(exports_of.map(|uri| ("export", Some(uri))));
+    text += &daemon_facts(&control_socket, &about);
+    for (device, planned) in devices.iter().zip(&plan.devices) {
+        text += &device_facts(planned, device);
+    }
+    text += &attached_facts(&attachments);
+    let outcome = match (&plan.exec, devices.first(), plan.devices.first()) {
+        (Some(command), Some(device), Some(planned)) => {
+            let address = Address {
+                name: planned.name.clone(),
+                runtime_dir: plan.runtime_dir.clone(),
+                socket: socket_path(&plan.runtime_dir, NBD_SOCKET)?,
+                uris: uris(&planned.name),
+                block_device: attachments.device(&planned.name),
+            };
             // Standard output belongs to the command.
-            live::note(&facts);
-            exec::run(command, &address, &device, &sender, &events)
+            live::note(&text);
+            let status = exec::run(command, &address, device, &sender, &events);
+            attachments.detach_soon()?;
+            status
         }
-        None => {
+        _ => {
             // Serving is the point; whether anyone reads where is not.
-            let _ = print(&facts);
-            wait(&exports, &events);
+            let _ = print(&text);
+            notify::ready(&format!("serving {} devices", devices.len()));
+            wait(&exports, &events, &mut attachments);
             Ok(0)
         }
-    }
+    };
+    drop(mount);
+    outcome
 }
 
-fn make_device(args: &Args) -> Result<Arc<Device>> {
-    let device = Device::new(&args.name).context(|| format!("--name {}", args.name))?;
-    for Setting { origin, attribute, value } in args.device.settings()? {
-        device.set(attribute, &value).context(|| origin)?;
+fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
+    let device = Device::new(&plan.name).context(|| format!("--name {}", plan.name))?;
+    for Setting { origin, attribute, value } in &plan.settings {
+        device.set(attribute, value).context(|| origin.clone())?;
     }
     Ok(device)
 }
 
-fn announcement(args: &Args, address: &Address, device: &Device) -> String {
+/// What there is to know about the daemon.
+fn daemon_facts(control_socket: &Path, about: &About) -> String {
+    let files =
+        about.files.as_ref().map(|files| format!("{}, {} threads", files.dir.display(), files.threads));
+    let facts = [("control", Some(control_socket.display().to_string())), ("files", files)];
+    let refused = about.protection.iter().filter_map(|measure| {
+        let why = measure.refused.as_ref()?;
+        Some(("warning", Some(format!("not {}: {why}", measure.what))))
+    });
+    facts_text(facts.into_iter().chain(refused))
+}
+
+/// What there is to know about a device.
+fn device_facts(plan: &DevicePlan, device: &Device) -> String {
     let stats = device.stats();
-    let algorithm = args.device.algorithm.clone().or_else(|| {
+    let chosen = plan.settings.iter().find(|setting| setting.attribute == "comp_algorithm");
+    let algorithm = chosen.map(|setting| setting.value.clone()).or_else(|| {
         // The kernel's form is a list with the chosen one in brackets.
         let list = device.get("comp_algorithm").ok()?;
         Some(list.split_once('[')?.1.split_once(']')?.0.to_owned())
     });
-    let exports = address.uris.iter().map(|uri| ("export", Some(uri.clone())));
     let backing = device.backing();
     let fixed = match backing {
         Some(_) => "slot table, LRU, streams, buffers of the backing device",
         None => "slot table, LRU, streams",
     };
     let facts = [
-        ("control", Some(address.control_socket.display().to_string())),
         ("size", Some(format_size(stats.disksize_bytes))),
         ("algorithm", algorithm),
         ("backing", backing.as_ref().map(ToString::to_string)),
         ("fixed cost", Some(format!("{} at most: {fixed}", format_size(stats.mem_fixed_bytes)))),
     ];
-    exports.chain(facts).filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
+    facts_text(facts.into_iter())
 }
 
-/// Waits until someone wants the daemon to end.
-fn wait(exports: &Exports, events: &Receiver<Event>) {
+/// What devices have become.
+fn attached_facts(attachments: &Attachments) -> String {
+    facts_text(attachments.all().map(|(name, kind, path)| {
+        let what = if matches!(kind, Attached::Swap(_)) { READY } else { "attached" };
+        (what, Some(format!("{} ({name})", path.display())))
+    }))
+}
+
+fn facts_text(facts: impl Iterator<Item = (&'static str, Option<String>)>) -> String {
+    facts.filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
+}
+
+/// Waits until someone wants the daemon to end, and what is attached is free.
+fn wait(exports: &Exports, events: &Receiver<Event>, attachments: &mut Attachments) {
+    wait_for_event(exports, events);
+    let mut asked = false;
+    loop {
+        notify::status("detaching what is attached");
+        let Err(Failure::Line(why)) = attachments.detach() else { break };
+        let has_swap = attachments.have_swap();
+        if has_swap {
+            // What runs now may end, and make room.
+            tracing::error!("not ending yet: {why} (tried again every {} s)", RETRY.as_secs());
+            notify::status(&format!("not ending yet: {why}"));
+            let _ = events.recv_timeout(RETRY);
+        } else if asked {
+            tracing::warn!("{why}; ending all the same, as asked twice");
+            break;
+        } else {
+            tracing::error!("not ending: {why} (asked again, it ends all the same)");
+            asked = true;
+            wait_for_event(exports, events);
+        }
+    }
+    notify::stopping("giving memory back");
+}
+
+/// Waits until someone wants the daemon to end, with a live line in a terminal.
+fn wait_for_event(exports: &Exports, events: &Receiver<Event>) {
     let stats = || exports.devices().iter().map(|device| StatsJson::from(device.stats())).sum();
     let mut live = LiveLine::new(stats());
     let event = loop {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use uzram::device::Device;
 use uzram_serve::{
     Exports,
-    control::{Api, exchange},
+    control::{About, Api, exchange},
 };
 
 use crate::wire::Wire;
@@ -48,7 +48,7 @@ pub fn run(bytes: &[u8]) {
     let devices = ["zram0", "zram1"].map(|name| Device::new(name).expect("a good name"));
     devices[0].set("disksize", "64K").expect("memory");
     let exports = Exports::new(devices);
-    let api = Api::new(exports.clone(), Box::new(|name| vec![format!("nbd:///{name}")]));
+    let api = Api::new(exports.clone(), Box::new(|name| vec![format!("nbd:///{name}")]), About::default());
     for said in bytes.split(|byte| *byte == 0xff).take(MAX_CONNECTIONS) {
         // The first byte of a connection says into what pieces it is torn.
         let Some((tear, said)) = said.split_first() else { continue };

@@ -15,7 +15,7 @@ fn complaint(text: &str) -> String {
     }
 }
 
-fn value<'a>(device: &'a DeviceConfig, attribute: &str) -> Option<&'a str> {
+fn value<'a>(device: &'a DevicePlan, attribute: &str) -> Option<&'a str> {
     let setting = device.settings.iter().find(|setting| setting.attribute == attribute)?;
     Some(&setting.value)
 }
@@ -35,8 +35,7 @@ fn whole_example(policy: &Path) -> String {
 fn the_example_has_every_key_and_makes_sense() {
     let plain = parsed(include_str!("../../../../dist/uzram.toml")).unwrap();
     assert_eq!((plain.mount, plain.listen, plain.devices.len()), (None, vec![], 1));
-    assert_eq!(plain.devices[0].swap, Some(SwapConfig { priority: Some(100), discard: true }));
-    assert!(plain.devices[0].attach);
+    assert_eq!(plain.devices[0].attached, Attached::Swap(SwapPlan { priority: Some(100), discard: true }));
 
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("policy.toml");
@@ -46,7 +45,7 @@ fn the_example_has_every_key_and_makes_sense() {
     assert_eq!(whole.mount.as_deref(), Some(Path::new("/run/uzram/mnt")));
     assert_eq!(whole.listen, ["tcp:127.0.0.1:10809".parse().unwrap()]);
     let device = &whole.devices[0];
-    assert_eq!(device.swap, Some(SwapConfig { priority: Some(100), discard: false }));
+    assert_eq!(device.attached, Attached::Swap(SwapPlan { priority: Some(100), discard: false }));
     for (attribute, wanted) in [
         ("disksize", "4294967296"),
         ("mem_limit", "4294967296"),
@@ -96,7 +95,7 @@ fn a_device_needs_nothing_but_a_name() {
     let config = parsed("[zram0]\n[\"logs.1\"]\nsize = 8192\nmem-limit = \"0\"\n").unwrap();
     let [first, second] = &config.devices[..] else { panic!("{config:?}") };
     assert_eq!((first.name.as_str(), second.name.as_str()), ("zram0", "logs.1"));
-    assert_eq!((first.attach, &first.swap), (false, &None));
+    assert_eq!(first.attached, Attached::No);
     assert_eq!(value(first, "disksize"), Some("4294967296"));
     assert_eq!(first.settings.len(), 1);
     // Plain sizes are what they are on a command line: 0 is no limit.
@@ -133,19 +132,18 @@ fn settings_say_where_they_come_from() {
 #[test]
 fn swap_space_is_a_block_device() {
     let device = |keys: &str| parsed(&format!("[zram0]\n{keys}")).unwrap().devices.remove(0);
-    for (keys, attach, swap) in [
-        ("", false, None),
-        ("attach = true", true, None),
-        ("swap = false", false, None),
-        ("swap = true", true, Some((None, true))),
-        ("swap = true\nattach = true", true, Some((None, true))),
-        ("swap-priority = 0", true, Some((Some(0), true))),
-        ("swap-priority = 32767\nswap-discard = false", true, Some((Some(32767), false))),
-        ("swap-discard = true\nswap = true", true, Some((None, true))),
+    let swap = |priority, discard| Attached::Swap(SwapPlan { priority, discard });
+    for (keys, attached) in [
+        ("", Attached::No),
+        ("attach = true", Attached::Block),
+        ("swap = false", Attached::No),
+        ("swap = true", swap(None, true)),
+        ("swap = true\nattach = true", swap(None, true)),
+        ("swap-priority = 0", swap(Some(0), true)),
+        ("swap-priority = 32767\nswap-discard = false", swap(Some(32767), false)),
+        ("swap-discard = true\nswap = true", swap(None, true)),
     ] {
-        let device = device(keys);
-        let swap = swap.map(|(priority, discard)| SwapConfig { priority, discard });
-        assert_eq!((device.attach, device.swap), (attach, swap), "{keys}");
+        assert_eq!(device(keys).attached, attached, "{keys}");
     }
     for (keys, why) in [
         ("swap = false\nswap-priority = 3", "u.toml:3: swap-priority: the device is no swap space"),

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod block;
 pub mod clients;
 
 use std::ffi::OsString;

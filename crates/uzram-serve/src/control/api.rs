@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use uzram::device::{Attribute, Device};
 use uzram::{Error, ErrorKind, slab};
 
+use super::about::About;
 use super::http::{Request, Response, refusal};
 use super::percent;
 use super::slabinfo::CacheJson;
@@ -22,6 +23,7 @@ pub type Uris = Box<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 pub struct Api {
     exports: Exports,
     uris: Uris,
+    about: About,
 }
 
 #[derive(Deserialize)]
@@ -39,9 +41,9 @@ struct NewDevice {
 }
 
 impl Api {
-    /// An API over these devices.
-    pub const fn new(exports: Exports, uris: Uris) -> Self {
-        Api { exports, uris }
+    /// An API over these devices, of a daemon about which there is this to say.
+    pub const fn new(exports: Exports, uris: Uris, about: About) -> Self {
+        Api { exports, uris, about }
     }
 
     /// Answers one request.
@@ -72,6 +74,8 @@ impl Api {
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
             (["v1", "devices", name, "reset"], "POST") => write_attribute(&*self.named(name)?, "reset", "1"),
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
+            (["v1", "daemon"], "GET") => Ok(Response::json(200, &json!(self.about))),
+            (["v1", "daemon"], _) => Err(not_allowed("GET")),
             (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
             (["v1", "slabinfo"], _) => Err(not_allowed("GET")),
             (["v1", "shutdown"], "POST") => Ok(Response { shutdown: true, ..Response::empty(202) }),
@@ -93,7 +97,8 @@ impl Api {
     fn summary(&self, device: &Device) -> Value {
         let uris = (self.uris)(device.name());
         let stats = StatsJson::from(device.stats());
-        json!({ "name": device.name(), "uri": uris.first(), "uris": uris, "stats": stats })
+        let file = self.about.files.as_ref().map(|files| files.disk(device.name()));
+        json!({ "name": device.name(), "uri": uris.first(), "uris": uris, "file": file, "stats": stats })
     }
 
     fn describe(&self, status: u16, device: &Device) -> Response {

@@ -6,13 +6,14 @@
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "stats"}…]}` |
+//! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "file": PATH or null, "stats"}…]}` |
 //! | `POST /v1/devices` with `{"name": TEXT, "attributes": {NAME: TEXT…}}` | 201 and the new device, as below |
-//! | `GET /v1/devices/NAME` | `{"name", "uri", "uris", "attributes": {NAME: TEXT or null…}, "stats"}` |
+//! | `GET /v1/devices/NAME` | `{"name", "uri", "uris", "file", "attributes": {NAME: TEXT or null…}, "stats"}` |
 //! | `DELETE /v1/devices/NAME` | 204; 409 while it is in use |
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
 //! | `POST /v1/devices/NAME/reset` | 204 |
+//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "threads"} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
 //! | `POST /v1/shutdown` | 202, and the daemon ends |
 //!
@@ -25,6 +26,7 @@
 //! socket, [`exchange`] does both over any reader and writer, and [`Server`] runs `exchange` on a
 //! thread for each connection, with bounds on time, size and number.
 
+pub mod about;
 pub mod api;
 pub mod http;
 pub mod percent;
@@ -34,6 +36,7 @@ pub mod stats;
 
 use std::io::{self, Read, Write};
 
+pub use about::{About, FilesJson, MeasureJson};
 pub use api::{Api, Uris};
 pub use server::{Limits, Server};
 pub use slabinfo::{CacheJson, CounterJson};

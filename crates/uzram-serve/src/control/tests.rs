@@ -15,7 +15,7 @@ use uzram::device::Device;
 use uzram::slab::{Cache, Options, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{Api, CacheJson, Limits, Server, exchange};
+use super::{About, Api, CacheJson, Limits, Server, exchange};
 use crate::Exports;
 
 fn api() -> Api {
@@ -23,7 +23,7 @@ fn api() -> Api {
     device.set("disksize", "1M").unwrap();
     let uris =
         |name: &str| vec![format!("nbd+unix:///{name}?socket=/run/nbd.sock"), format!("nbd://[::1]/{name}")];
-    Api::new(Exports::new([device]), Box::new(uris))
+    Api::new(Exports::new([device]), Box::new(uris), About::default())
 }
 
 /// A client's bytes, given out a few at a time, and what was sent to it meanwhile.

@@ -1,0 +1,191 @@
+//! How a command asks the daemon: one request, one answer, over HTTP on its control socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use serde_json::Value;
+use uzram_serve::control::About;
+use uzram_serve::control::percent::encode_segment;
+
+use crate::failure::{Context, Failure, Result};
+use crate::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, socket_path};
+
+/// How long the daemon may take for one step of an answer.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest answer accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
+const MAX_ANSWER_BYTES: u64 = 64 << 20;
+
+/// What an answer says.
+///
+/// # Errors
+/// It says something else.
+pub fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
+    serde_json::from_value(value).context(|| "the daemon's answer makes no sense".to_owned())
+}
+
+/// The daemon of a runtime directory, running or not.
+pub struct Daemon {
+    /// Where its sockets are.
+    pub dir: PathBuf,
+    socket: PathBuf,
+    /// How long it may take for one step of an answer.
+    pub answer_timeout: Duration,
+}
+
+impl Daemon {
+    /// That of the runtime directory which these arguments name.
+    ///
+    /// # Errors
+    /// They name none, or one whose path is too long.
+    pub fn at(runtime: &RuntimeArgs) -> Result<Daemon> {
+        Daemon::in_dir(runtime.path()?)
+    }
+
+    /// That of a runtime directory.
+    ///
+    /// # Errors
+    /// Its path is too long.
+    pub fn in_dir(dir: PathBuf) -> Result<Daemon> {
+        Ok(Daemon { socket: socket_path(&dir, CONTROL_SOCKET)?, dir, answer_timeout: ANSWER_TIMEOUT })
+    }
+
+    /// What it is, and what it has beside devices.
+    ///
+    /// # Errors
+    /// As [`Daemon::ask`].
+    pub fn about(&self) -> Result<About> {
+        understand(self.ask("GET", "/v1/daemon", None)?)
+    }
+
+    /// The text of a device's attribute.
+    ///
+    /// # Errors
+    /// As [`Daemon::ask`].
+    pub fn attribute(&self, device: &str, attribute: &str) -> Result<String> {
+        let answer = self.ask("GET", &attribute_path(device, attribute), None)?;
+        understand(answer["value"].clone())
+    }
+
+    /// One request, one answer: JSON, or null if it has no body.
+    ///
+    /// # Errors
+    /// No daemon is there, or it does not answer in time, or its answer is an error.
+    pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let mut stream = self.connect()?;
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        // A daemon that refuses early may close before it has read everything: its answer tells.
+        let _ = stream.write_all(request.as_bytes());
+        let mut bytes = Vec::new();
+        match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Err(self.silent());
+            }
+            // An answer that was cut short does not parse.
+            _ => {}
+        }
+        let (status, body) = parse_answer(&bytes)?;
+        if status < 300 {
+            return Ok(body);
+        }
+        match body["error"].as_str() {
+            Some(error) => Err(Failure::line(error)),
+            None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
+        }
+    }
+
+    /// Connects with time-outs set; the standard library's connect would wait for ever for a daemon
+    /// that is stopped.
+    fn connect(&self) -> Result<UnixStream> {
+        let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
+            let socket = rustix::net::socket_with(
+                AddressFamily::UNIX,
+                SocketType::STREAM,
+                SocketFlags::CLOEXEC,
+                None,
+            )?;
+            sockopt::set_socket_timeout(&socket, Timeout::Send, Some(self.answer_timeout))?;
+            sockopt::set_socket_timeout(&socket, Timeout::Recv, Some(self.answer_timeout))?;
+            rustix::net::connect(&socket, &address)?;
+            Ok(UnixStream::from(socket))
+        });
+        connected.map_err(|error| match error {
+            Errno::NOENT | Errno::CONNREFUSED => Failure::Line(format!(
+                "no daemon is running in '{}' (start one with `uzram up`)",
+                self.dir.display()
+            )),
+            Errno::AGAIN => self.silent(),
+            error => Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())),
+        })
+    }
+
+    fn silent(&self) -> Failure {
+        Failure::Line(format!(
+            "the daemon in '{}' has not answered for {} s",
+            self.dir.display(),
+            self.answer_timeout.as_secs()
+        ))
+    }
+}
+
+/// Where a device is.
+pub fn device_path(name: &str) -> String {
+    format!("/v1/devices/{}", encode_segment(name))
+}
+
+/// Where an attribute of a device is.
+pub fn attribute_path(name: &str, attribute: &str) -> String {
+    format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
+}
+
+/// The status and JSON body of a whole HTTP answer.
+fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
+    let ended_early = || Failure::line("the daemon ended before it had answered");
+    let mut headers = [httparse::EMPTY_HEADER; 32];
+    let mut response = httparse::Response::new(&mut headers);
+    let head_bytes = match response.parse(bytes) {
+        Ok(httparse::Status::Complete(head_bytes)) => head_bytes,
+        Ok(httparse::Status::Partial) => return Err(ended_early()),
+        Err(error) => return Err(Failure::Line(format!("the daemon does not speak HTTP: {error}"))),
+    };
+    let announced = response
+        .headers
+        .iter()
+        .find(|header| header.name.eq_ignore_ascii_case("content-length"))
+        .and_then(|header| str::from_utf8(header.value).ok()?.parse::<usize>().ok())
+        .unwrap_or(0);
+    let body = bytes[head_bytes..].get(..announced).ok_or_else(ended_early)?;
+    let value = if body.is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_slice(body).context(|| "the daemon's answer is not JSON".to_owned())?
+    };
+    Ok((response.code.unwrap_or(0), value))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_cut_anywhere_is_an_error() {
+        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}";
+        assert_eq!(parse_answer(answer).unwrap(), (200, json!({ "a": 1 })));
+        for len in 0..answer.len() {
+            assert!(parse_answer(&answer[..len]).is_err(), "{len}");
+        }
+        assert_eq!(parse_answer(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap(), (204, Value::Null));
+        assert!(parse_answer(b"SSH-2.0-OpenSSH\r\n").is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! What a daemon is to serve, and how.
+
+use std::path::PathBuf;
+
+use uzram_serve::nbd;
+
+use crate::device_args::Setting;
+use crate::failure::Result;
+use crate::runtime_dir::{NBD_SOCKET, socket_path};
+
+/// Where a device's files are, in the runtime directory, unless it is said otherwise.
+const MOUNT_DIR: &str = "mnt";
+
+/// A daemon.
+pub struct Plan {
+    /// Where its sockets are.
+    pub runtime_dir: PathBuf,
+    /// The devices that it has from the start.
+    pub devices: Vec<DevicePlan>,
+    /// Of those that it could have had but has not, a line for the log.
+    pub left_out: Vec<String>,
+    /// Where and how it serves NBD.
+    pub nbd: nbd::Config,
+    /// Where it shows its devices as files, if that was said.
+    pub mount: Option<PathBuf>,
+    /// A shell command that it runs, and then ends.
+    pub exec: Option<String>,
+    /// Whether `swap off` ends it.
+    pub ends_with_swap: bool,
+    /// Measure how long `list_lock`s are held.
+    pub slab_timing: bool,
+}
+
+/// A device.
+#[derive(Debug)]
+pub struct DevicePlan {
+    /// Its name.
+    pub name: String,
+    /// The attributes to set, in this order.
+    pub settings: Vec<Setting>,
+    /// What it becomes.
+    pub attached: Attached,
+}
+
+/// What a device becomes, beside an export and a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attached {
+    /// Nothing.
+    No,
+    /// A block device.
+    Block,
+    /// A block device that is swapped to.
+    Swap(SwapPlan),
+}
+
+/// A swap area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwapPlan {
+    /// Its priority; without one, the kernel chooses.
+    pub priority: Option<u16>,
+    /// Whether the device is told what is freed.
+    pub discard: bool,
+}
+
+impl Plan {
+    /// A daemon in `runtime_dir` with these devices, and the defaults of everything else.
+    ///
+    /// # Errors
+    /// The directory's path is too long for a socket.
+    pub fn new(runtime_dir: PathBuf, devices: Vec<DevicePlan>) -> Result<Plan> {
+        let nbd = nbd::Config::new(socket_path(&runtime_dir, NBD_SOCKET)?);
+        Ok(Plan {
+            runtime_dir,
+            devices,
+            left_out: Vec::new(),
+            nbd,
+            mount: None,
+            exec: None,
+            ends_with_swap: false,
+            slab_timing: false,
+        })
+    }
+
+    /// Where it shows its devices as files, if it does: where it was told to, and where it must because a device is
+    /// attached.
+    pub fn mount_dir(&self) -> Option<PathBuf> {
+        let attaches = self.devices.iter().any(|device| device.attached != Attached::No);
+        self.mount.clone().or_else(|| attaches.then(|| self.runtime_dir.join(MOUNT_DIR)))
+    }
+
+    /// Whether something of it is swapped to.
+    pub fn swaps(&self) -> bool {
+        self.devices.iter().any(|device| matches!(device.attached, Attached::Swap(_)))
+    }
+}
+
+impl DevicePlan {
+    /// A device that becomes nothing else.
+    pub fn new(name: &str, settings: Vec<Setting>) -> Self {
+        DevicePlan { name: name.to_owned(), settings, attached: Attached::No }
+    }
+}

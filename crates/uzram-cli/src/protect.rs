@@ -1,0 +1,202 @@
+//! Keeping the daemon from waiting for memory that only it can free: what swap needs of its process.
+//!
+//! The kernel gives memory to others by having pages written to a swap area. If whoever writes them waits for memory
+//! himself, all wait for each other. So nothing of this process is ever paged out, and what it may touch while it
+//! serves a swap area is touched before: the program, the heap, the pool's reserve (the device's attribute `reserve`),
+//! and the buffers and stacks of its threads (`uzram_serve::fuse`).
+//!
+//! It is done before there are other threads, so that these inherit it.
+
+use std::fs;
+use std::os::raw::c_void;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MlockAllFlags};
+use uzram::base::size_expr::Memory;
+use uzram::base::units::format_size;
+use uzram::device::Device;
+use uzram_serve::control::MeasureJson;
+
+use crate::failure::{Failure, Result};
+
+/// Heap that is touched beforehand, for all that small requests ever ask of it.
+#[cfg(target_env = "gnu")]
+const HEAP_BYTES: usize = 2 << 20;
+/// A file of the program that is larger than all of ours is not read as a whole.
+const MAX_TEXT_BYTES: usize = 64 << 20;
+/// The score of a process that is never killed for others' memory, proc_pid_oom_score_adj(5).
+const NEVER_KILLED: &str = "-1000";
+
+/// `<linux/prctl.h>`, since Linux 5.6.
+const PR_SET_IO_FLUSHER: i32 = 57;
+
+/// What the process takes beside its devices: program, buffers, stacks, heap; measured, and some more.
+const PROCESS_BYTES: u64 = 32 << 20;
+/// What a pool takes at most, if nothing compresses, for the pages of its disk: a sixteenth more.
+const POOL_SIXTEENTHS: u64 = 17;
+
+/// Makes sure that the devices fit into what this process's cgroup may have: a daemon that meets that limit waits for
+/// memory, or is killed.
+///
+/// # Errors
+/// They do not: with the numbers, and what to set.
+pub fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> Result<()> {
+    // Then it has no limit.
+    if memory.limit_bytes >= memory.ram_bytes {
+        return Ok(());
+    }
+    let mut room_bytes = memory.limit_bytes.saturating_sub(PROCESS_BYTES);
+    for device in devices {
+        let stats = device.counts();
+        let pool_bytes = stats.disksize_bytes / 16 * POOL_SIXTEENTHS;
+        let most_bytes = match stats.mem_limit_bytes {
+            0 => pool_bytes,
+            limit_bytes => limit_bytes.min(pool_bytes),
+        };
+        let left_bytes = room_bytes.saturating_sub(stats.mem_fixed_bytes);
+        if most_bytes > left_bytes {
+            return Err(Failure::Line(format!(
+                "{} may take {}, and this process's cgroup, which has {} at most, leaves room for {}: give it a --mem-limit \
+                 of that, or raise the cgroup's limit",
+                device.name(),
+                format_size(most_bytes),
+                format_size(memory.limit_bytes),
+                format_size(left_bytes),
+            )));
+        }
+        room_bytes = left_bytes - most_bytes;
+    }
+    Ok(())
+}
+
+/// Does what can be done, and says what could not.
+pub fn protect() -> Vec<MeasureJson> {
+    let io_flusher = set_io_flusher();
+    // What is touched from here on stays; nothing that was not touched is.
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    let locked = rustix::mm::mlockall(flags);
+    touch_program();
+    touch_heap();
+    let spared = fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
+    [
+        ("memory locked", locked.err().map(|error| explain(error, "CAP_IPC_LOCK"))),
+        ("marked as I/O flusher", io_flusher.err().map(|error| explain(error, "CAP_SYS_RESOURCE"))),
+        (
+            "spared by the OOM killer",
+            spared.err().map(|error| match Errno::from_io_error(&error) {
+                Some(error) => explain(error, "CAP_SYS_RESOURCE"),
+                None => error.to_string(),
+            }),
+        ),
+    ]
+    .map(|(what, refused)| MeasureJson { what: what.to_owned(), refused })
+    .into()
+}
+
+fn explain(error: Errno, capability: &str) -> String {
+    match error {
+        Errno::PERM | Errno::ACCESS => format!("that takes {capability}"),
+        Errno::INVAL => "this kernel cannot".to_owned(),
+        error => error.to_string(),
+    }
+}
+
+/// Memory that the kernel needs for us is not to be won by writing: `PR_SET_IO_FLUSHER`, prctl(2).
+fn set_io_flusher() -> rustix::io::Result<()> {
+    // SAFETY: the option takes numbers only, and changes how the kernel finds memory for this thread and those that it
+    // starts.
+    match unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+    }
+}
+
+/// Brings the program's code and constants into memory.
+fn touch_program() {
+    // Without the list, they come when they are used, as with every other program.
+    let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
+    for (start, len) in maps.lines().filter_map(file_mapping) {
+        // SAFETY: the range is a mapping of this process, and the advice changes no contents. Where it goes wrong (a
+        // kernel before 5.14, a file that was cut), nothing is lost but time.
+        let _ = unsafe {
+            rustix::mm::madvise(
+                std::ptr::without_provenance_mut::<c_void>(start),
+                len,
+                Advice::LinuxPopulateRead,
+            )
+        };
+    }
+}
+
+/// Where a line of `/proc/PID/maps` is one of a file that is read or run: its start and length.
+fn file_mapping(line: &str) -> Option<(usize, usize)> {
+    let mut fields = line.split_ascii_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (start, end) = (usize::from_str_radix(start, 16).ok()?, usize::from_str_radix(end, 16).ok()?);
+    let is_read = fields.next()?.starts_with('r');
+    let is_file = fields.nth(3)?.starts_with('/');
+    let len = end.checked_sub(start)?;
+    (is_read && is_file && len <= MAX_TEXT_BYTES).then_some((start, len))
+}
+
+/// Has the heap keep what it gets, and touches some of it, so that small allocations ask the kernel for nothing.
+#[cfg(target_env = "gnu")]
+fn touch_heap() {
+    // SAFETY: plain settings of glibc's allocator.
+    unsafe {
+        // One heap for all threads, which is never cut.
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 2 * HEAP_BYTES as i32);
+    }
+    let mut heap: Vec<u8> = Vec::with_capacity(HEAP_BYTES);
+    heap.resize(HEAP_BYTES, 1);
+    std::hint::black_box(&heap);
+}
+
+#[cfg(not(target_env = "gnu"))]
+fn touch_heap() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_fit_into_the_cgroup_or_it_is_said_what_would() {
+        let device = |settings: &[(&str, &str)]| {
+            let device = Device::new("a").expect("a name");
+            settings.iter().for_each(|(name, value)| device.set(name, value).expect("a value"));
+            device
+        };
+        let of = |limit_mib: u64| Memory { ram_bytes: 8 << 30, limit_bytes: limit_mib << 20 };
+        let limited = || device(&[("mem_limit", "100M"), ("disksize", "1G")]);
+        let unlimited = || device(&[("disksize", "1G")]);
+        let complaint = |devices: &[Arc<Device>], limit_mib| match check_cgroup(devices, &of(limit_mib)) {
+            Err(Failure::Line(line)) => line,
+            _ => panic!("it fits into {limit_mib} MiB"),
+        };
+        assert!(check_cgroup(&[unlimited()], &of(8 << 10)).is_ok(), "no cgroup");
+        assert!(check_cgroup(&[limited()], &of(160)).is_ok());
+        assert!(check_cgroup(&[unlimited()], &of(1200)).is_ok());
+        assert!(complaint(&[limited()], 130).contains("may take 100 MiB"));
+        assert!(complaint(&[unlimited()], 1000).contains("1000 MiB at most"));
+        assert!(complaint(&[limited(), limited()], 240).contains("leaves room for"));
+        assert!(check_cgroup(&[limited(), limited()], &of(280)).is_ok());
+    }
+
+    #[test]
+    fn mappings_of_files_are_found() {
+        let line = "55d0c0a00000-55d0c0a80000 r-xp 00001000 fe:00 1234    /usr/bin/uzram";
+        assert_eq!(file_mapping(line), Some((0x55d0_c0a0_0000, 0x8_0000)));
+        for other in [
+            "7ffc1000-7ffc2000 rw-p 00000000 00:00 0                  [stack]",
+            "7f0000000000-7f0000001000 ---p 00000000 fe:00 77         /lib/x.so",
+            "7f0000000000-7f0000001000 rw-p 00000000 00:00 0",
+            "7f0000000000-7f0010000000 r--p 00000000 fe:00 77         /usr/lib/locale/locale-archive",
+            "",
+        ] {
+            assert_eq!(file_mapping(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! `uzram swap on`, `off` and `status`: a swap area in compressed memory.
+//!
+//! The daemon runs in the background, protected from waiting for memory that only it can free ([`crate::protect`]).
+//! It ends in the safe order: first the kernel takes back what was swapped out, then the loop device goes, then the
+//! files, last the contents.
+
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use uzram::base::units::format_size;
+use uzram_serve::control::{FilesJson, StatsJson};
+use uzram_serve::loop_device::LoopDevice;
+use uzram_serve::mounts::MountInfo;
+use uzram_serve::swap_area::{self, ActiveArea, MAX_PRIORITY};
+
+use crate::attach::{attached_to, clear, files_of, mounts_of, require_root};
+use crate::cgroups::{Tight, find_tight};
+use crate::client;
+use crate::daemon_client::{Daemon, device_path, understand};
+use crate::device_args::{DeviceArgs, parse_name};
+use crate::failure::{Context, Failure, Result, print};
+use crate::live::{self, LogLevel};
+use crate::plan::{Attached, DevicePlan, Plan, SwapPlan};
+use crate::runtime_dir::{RuntimeArgs, RuntimeDir};
+use crate::show::ratio;
+use crate::up;
+
+/// Where the log of a daemon in the background goes, in its runtime directory.
+const LOG_FILE: &str = "uzram.log";
+/// What a daemon says last when it has begun to serve.
+pub const READY: &str = "swap";
+
+/// Swap to compressed memory.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: SwapCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum SwapCommand {
+    On(Box<OnArgs>),
+    Off(OffArgs),
+    Status(StatusArgs),
+}
+
+/// Start a daemon in the background and swap to it; the swap area is active when this returns.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram swap on --size 4G --algorithm lz4")]
+struct OnArgs {
+    /// The device's name
+    #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
+    name: String,
+    /// Of two swap areas the one with the higher priority is used first
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=i64::from(MAX_PRIORITY)))]
+    priority: u16,
+    /// Stay in the foreground, until told to end; logs on standard error
+    #[arg(long)]
+    foreground: bool,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Stop swapping to it: what was swapped out comes back to memory, and the daemon ends.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram swap off")]
+struct OffArgs {
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Show what is swapped out, what it takes, and how the daemon is protected.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram swap status")]
+struct StatusArgs {
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Runs one of the commands; returns the status to exit with.
+///
+/// # Errors
+/// What the command could not do.
+pub fn run(args: &Args) -> Result<u8> {
+    match &args.command {
+        SwapCommand::On(args) => on(args),
+        SwapCommand::Off(args) => off(args).map(|()| 0),
+        SwapCommand::Status(args) => status(args).map(|()| 0),
+    }
+}
+
+fn on(args: &OnArgs) -> Result<u8> {
+    require_root()?;
+    let dir = args.runtime.path()?;
+    if mounts_of(&dir)?.iter().any(MountInfo::is_dead) {
+        return Err(Failure::Line(format!(
+            "a daemon in '{}' died and left its swap area or its mount: `uzram swap off` clears them",
+            dir.display()
+        )));
+    }
+    if args.foreground {
+        live::start_log(LogLevel::Info)?;
+    }
+    let settings = args.device.settings()?;
+    if args.foreground {
+        let swap = SwapPlan { priority: Some(args.priority), discard: true };
+        let device = DevicePlan { attached: Attached::Swap(swap), ..DevicePlan::new(&args.name, settings) };
+        return up::serve(Plan { ends_with_swap: true, ..Plan::new(dir, vec![device])? });
+    }
+    let log_path = dir.join(LOG_FILE);
+    RuntimeDir::make(&dir)?;
+    let log = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&log_path)
+        .context(|| format!("cannot write '{}'", log_path.display()))?;
+    let mut daemon = own_program()?;
+    // The same command once more.
+    daemon.args(std::env::args_os().skip(1)).arg("--foreground");
+    daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    detach_from_terminal(&mut daemon);
+    let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
+    let mut facts = String::new();
+    let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context(|| "cannot read the daemon's output".to_owned())?;
+        facts += &format!("{line}\n");
+        if line.split_ascii_whitespace().next() == Some(READY) {
+            return print(&facts).map(|()| 0);
+        }
+    }
+    // It has ended: what it said last is why.
+    let _ = child.wait();
+    let log = fs::read_to_string(&log_path).unwrap_or_default();
+    let last = log.lines().rfind(|line| line.starts_with("uzram: ")).unwrap_or("uzram: the daemon ended");
+    Err(Failure::line(last.trim_start_matches("uzram: ")))
+}
+
+/// This program, whatever has become of its file since it was started.
+///
+/// # Errors
+/// The kernel does not say which it is.
+pub fn own_program() -> Result<Command> {
+    let path = std::env::current_exe().context(|| "cannot find this program's file".to_owned())?;
+    // A package's update has replaced it, say.
+    let path = if path.exists() { path } else { "/proc/self/exe".into() };
+    Ok(Command::new(path))
+}
+
+/// Gives the program a session of its own, so that nothing typed here reaches it.
+fn detach_from_terminal(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: setsid(2) may be called between fork and exec; it touches no memory.
+    unsafe {
+        command.pre_exec(|| match rustix::process::setsid() {
+            Ok(_) | Err(Errno::PERM) => Ok(()),
+            Err(error) => Err(error.into()),
+        });
+    }
+}
+
+fn off(args: &OffArgs) -> Result<()> {
+    require_root()?;
+    let daemon = Daemon::at(&args.runtime)?;
+    let about = match daemon.about() {
+        Ok(about) => about,
+        Err(failure) => return off_without_daemon(&daemon.dir, failure),
+    };
+    let files = files_of(&daemon)?;
+    let areas = areas(&files)?;
+    if areas.is_empty() && !about.ends_with_swap {
+        return Err(Failure::Line(format!(
+            "the daemon in '{}' has no active swap area",
+            daemon.dir.display()
+        )));
+    }
+    for (device, name, area) in areas {
+        switch_off(&area.path, &daemon)?;
+        device.detach().context(|| format!("cannot detach {name}"))?;
+    }
+    if about.ends_with_swap { client::end(&daemon) } else { Ok(()) }
+}
+
+/// Clears what a dead daemon has left, if it has left anything.
+fn off_without_daemon(dir: &Path, failure: Failure) -> Result<()> {
+    if mounts_of(dir)?.iter().all(|mount| !mount.is_dead()) {
+        return Err(failure);
+    }
+    print(&clear(dir)?.concat())
+}
+
+/// The active swap areas among a daemon's devices.
+fn areas(files: &FilesJson) -> Result<Vec<(LoopDevice, String, ActiveArea)>> {
+    let active = swap_area::active().context(|| "cannot read /proc/swaps".to_owned())?;
+    let with_area = |(device, name): (LoopDevice, String)| {
+        let area = active.iter().find(|area| area.path == device.path())?;
+        Some((device, name, area.clone()))
+    };
+    Ok(attached_to(files)?.into_iter().filter_map(with_area).collect())
+}
+
+/// Switches a swap area of a daemon off, unless memory would not suffice.
+///
+/// # Errors
+/// It would not: with the numbers; or the kernel could not.
+pub fn switch_off(device: &Path, daemon: &Daemon) -> Result<()> {
+    let active = swap_area::active().context(|| "cannot read /proc/swaps".to_owned())?;
+    let Some(area) = active.iter().find(|area| area.path == device) else { return Ok(()) };
+    let others = active.iter().filter(|other| other.path != area.path);
+    let elsewhere_bytes: u64 = others.map(|other| other.size_bytes.saturating_sub(other.used_bytes)).sum();
+    let available_bytes = available_bytes()?;
+    // What the daemon keeps goes as it comes back.
+    let kept_bytes = kept_bytes(daemon)?;
+    let shown = device.display();
+    if area.used_bytes > available_bytes + elsewhere_bytes + kept_bytes {
+        return Err(Failure::Line(format!(
+            "swap on {shown} stays on: {} would come back, and there is room for {} ({} available, {} kept by the daemon \
+             for it, {} in other swap areas): end something first",
+            format_size(area.used_bytes),
+            format_size(available_bytes + elsewhere_bytes + kept_bytes),
+            format_size(available_bytes),
+            format_size(kept_bytes),
+            format_size(elsewhere_bytes),
+        )));
+    }
+    if let Some(Tight { dir, swapped_bytes, room_bytes }) = find_tight() {
+        return Err(Failure::Line(format!(
+            "swap on {shown} stays on: cgroup '{}' has {} swapped out, and its limit leaves room for {}: raise the limit, \
+             or end what runs in it",
+            dir.display(),
+            format_size(swapped_bytes),
+            format_size(room_bytes),
+        )));
+    }
+    swap_area::switch_off(device).map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::NOMEM) => Failure::Line(format!(
+            "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
+        )),
+        Some(Errno::INTR) => {
+            Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+        }
+        _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
+    })
+}
+
+/// What programs can still get, by the kernel's estimate.
+fn available_bytes() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo").context(|| "cannot read /proc/meminfo".to_owned())?;
+    let available = text.lines().find_map(|line| {
+        line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    available
+        .map(|kib| kib << 10)
+        .ok_or_else(|| Failure::line("/proc/meminfo does not say what is available"))
+}
+
+/// The memory of all devices of a daemon.
+fn kept_bytes(daemon: &Daemon) -> Result<u64> {
+    let answer = daemon.ask("GET", "/v1/devices", None)?;
+    let devices: Vec<serde_json::Value> = understand(answer["devices"].clone())?;
+    let kept = |device: &serde_json::Value| device["stats"]["mem_charged_bytes"].as_u64();
+    Ok(devices.iter().filter_map(kept).sum())
+}
+
+fn status(args: &StatusArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    let about = match daemon.about() {
+        Ok(about) => about,
+        Err(failure) => {
+            if mounts_of(&daemon.dir)?.iter().any(|mount| mount.is_dead()) {
+                return Err(Failure::Line(format!(
+                    "the daemon in '{}' is dead: what was swapped out is lost (`uzram swap off` clears it)",
+                    daemon.dir.display()
+                )));
+            }
+            return Err(failure);
+        }
+    };
+    let areas = match &about.files {
+        Some(files) => areas(files)?,
+        None => Vec::new(),
+    };
+    if areas.is_empty() {
+        return print("no active swap area\n");
+    }
+    let mut text = String::new();
+    for (_, name, area) in areas {
+        let answer = daemon.ask("GET", &device_path(&name), None)?;
+        let stats: StatsJson = understand(answer["stats"].clone())?;
+        text += &area_text(&name, &area, &stats);
+    }
+    for measure in &about.protection {
+        let done = match &measure.refused {
+            None => "yes".to_owned(),
+            Some(why) => format!("no: {why}"),
+        };
+        text += &format!("{:<24} {done}\n", measure.what);
+    }
+    print(&text)
+}
+
+fn area_text(name: &str, area: &ActiveArea, stats: &StatsJson) -> String {
+    let rows = [
+        ("device", format!("{name}, {}, priority {}", area.path.display(), area.priority)),
+        ("size", format_size(area.size_bytes)),
+        ("swapped out", format_size(area.used_bytes)),
+        ("stored", format_size(stats.orig_data_bytes)),
+        (
+            "memory",
+            format!(
+                "{} (ratio {})",
+                format_size(stats.memory_bytes()),
+                ratio(stats.orig_data_bytes, stats.memory_bytes())
+            ),
+        ),
+        ("failed writes, reads", format!("{}, {}", stats.failed_writes, stats.failed_reads)),
+    ];
+    rows.iter().map(|(what, value)| format!("{what:<24} {value}\n")).collect()
+}

@@ -1,0 +1,258 @@
+//! Block devices and swap in tests: as root, where FUSE and loop devices are, and leaving nothing behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::clients::run;
+use super::{Ended, Place};
+
+/// Swap areas and their cgroups are the machine's: one test at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// Says why, if there can be no block devices here: the test then cannot run.
+pub fn unable() -> bool {
+    let why = if !rustix::process::geteuid().is_root() {
+        "this user is not root"
+    } else if !Path::new("/dev/fuse").exists() {
+        "no /dev/fuse"
+    } else if !Path::new("/dev/loop-control").exists() {
+        "no /dev/loop-control"
+    } else {
+        return false;
+    };
+    println!("skipped: {why}");
+    true
+}
+
+/// A place whose daemon's mounts, loop devices and swap areas are gone when it is dropped, whatever happened.
+pub struct BlockPlace {
+    pub place: Place,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl BlockPlace {
+    pub fn new() -> BlockPlace {
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        BlockPlace { place: Place::new(), _alone: alone }
+    }
+
+    /// The directory of a device's files.
+    pub fn files(&self) -> PathBuf {
+        self.place.dir().join("mnt/zram0")
+    }
+
+    pub fn disk(&self) -> PathBuf {
+        self.files().join("disk")
+    }
+
+    /// A directory to mount something on.
+    pub fn mount_point(&self, name: &str) -> PathBuf {
+        let dir = self.place.root().join(name);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// The loop devices on this place's files.
+    pub fn loops(&self) -> Vec<String> {
+        let mut loops = Vec::new();
+        for entry in fs::read_dir("/sys/block").unwrap() {
+            let entry = entry.unwrap();
+            let backing = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            if Path::new(backing.trim_end()).starts_with(self.place.root().canonicalize().unwrap()) {
+                loops.push(format!("/dev/{}", entry.file_name().into_string().unwrap()));
+            }
+        }
+        loops
+    }
+
+    /// What is mounted below this place's directory, last first.
+    pub fn mounts(&self) -> Vec<String> {
+        let root = self.place.root().canonicalize().unwrap();
+        let list = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let dirs = list.lines().filter_map(|line| line.split(' ').nth(4));
+        let mut dirs: Vec<String> =
+            dirs.filter(|dir| Path::new(dir).starts_with(&root)).map(str::to_owned).collect();
+        dirs.reverse();
+        dirs
+    }
+
+    /// Whether anything is left of what a daemon does.
+    pub fn assert_clean(&self) {
+        assert_eq!(self.loops(), [""; 0]);
+        assert_eq!(self.mounts(), [""; 0]);
+        assert!(swap_areas().is_empty(), "{:?}", swap_areas());
+    }
+}
+
+impl Drop for BlockPlace {
+    fn drop(&mut self) {
+        // What a failed test has left; all of this fails if there is nothing.
+        let loops = self.loops();
+        for device in &loops {
+            let _ = run(&self.place, "swapoff", &[device]);
+        }
+        if loops.is_empty() && self.mounts().is_empty() {
+            return;
+        }
+        let _ = self.place.run(&["down"]);
+        for dir in self.mounts() {
+            let _ = run(&self.place, "umount", &["-l", &dir]);
+        }
+        for device in &loops {
+            let _ = run(&self.place, "losetup", &["-d", device]);
+        }
+    }
+}
+
+/// The loop devices that are swapped to.
+pub fn swap_areas() -> Vec<String> {
+    let list = fs::read_to_string("/proc/swaps").unwrap();
+    let areas = list.lines().skip(1).filter(|line| line.starts_with("/dev/loop"));
+    areas.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
+}
+
+/// Bytes swapped out to a device.
+pub fn swapped_bytes(device: &str) -> u64 {
+    let list = fs::read_to_string("/proc/swaps").unwrap();
+    let line = list.lines().find(|line| line.split_whitespace().next() == Some(device)).unwrap();
+    line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// A cgroup of the memory controller, version 1, removed when dropped.
+pub struct Cgroup {
+    dir: PathBuf,
+}
+
+impl Cgroup {
+    /// One of that name with that limit; `None`, aloud, where there is no such controller.
+    pub fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
+        let root = Path::new("/sys/fs/cgroup/memory");
+        if !root.join("memory.limit_in_bytes").exists() {
+            println!("skipped: no memory controller of cgroups, version 1");
+            return None;
+        }
+        let cgroup = Cgroup { dir: root.join(format!("uzram-{name}-{}", std::process::id())) };
+        fs::create_dir(&cgroup.dir).unwrap();
+        cgroup.set_limit(limit_bytes);
+        Some(cgroup)
+    }
+
+    pub fn set_limit(&self, bytes: u64) {
+        fs::write(self.dir.join("memory.limit_in_bytes"), bytes.to_string()).unwrap();
+    }
+
+    /// A command that runs a program in it.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]);
+        command.arg(&self.dir).arg(program).stdin(Stdio::null());
+        command
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its last process may not be gone quite yet.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.dir).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The test that is run as a hog, in a process of its own, and what tells it how large to be and for how long.
+pub const HOG_TEST: &str = "hog";
+const HOG_VARIABLE: &str = "UZRAM_TEST_HOG";
+
+/// What the process of a hog does: fills its memory, then checks and changes pages of it at random, and at the end checks
+/// them all. It panics when a page is not as it was left.
+pub fn be_a_hog() {
+    let Ok(text) = std::env::var(HOG_VARIABLE) else { return };
+    let (mib, seconds) = text.split_once(' ').unwrap();
+    let pages: usize = mib.parse::<usize>().unwrap() << 8;
+    let end = Instant::now() + Duration::from_secs(seconds.parse().unwrap());
+    let mut memory = vec![[0u64; 512]; pages];
+    let mut generations = vec![0u32; pages];
+    for (number, page) in memory.iter_mut().enumerate() {
+        *page = contents(number, 0);
+    }
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    while Instant::now() < end {
+        // xorshift64 (Marsaglia 2003).
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let number = state as usize % pages;
+        assert!(memory[number] == contents(number, generations[number]), "page {number} has changed");
+        if state >> 63 == 1 {
+            generations[number] += 1;
+            memory[number] = contents(number, generations[number]);
+        }
+    }
+    for (number, page) in memory.iter().enumerate() {
+        assert!(*page == contents(number, generations[number]), "page {number} has changed");
+    }
+    println!("all pages are as they were left");
+}
+
+/// What a hog keeps in a page: from nothing random up to half of it, so that it compresses more or less well.
+fn contents(number: usize, generation: u32) -> [u64; 512] {
+    let mut state = ((number as u64) << 32 | u64::from(generation)) ^ 0x5851_f42d_4c95_7f2d;
+    let mut page = [number as u64 * 31 + u64::from(generation); 512];
+    for word in page.iter_mut().take(number % 5 * 64) {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        *word = state ^ state >> 29;
+    }
+    page
+}
+
+/// A process that uses more memory than it is given, and checks it; ended when dropped.
+pub struct Hog {
+    child: Child,
+}
+
+impl Hog {
+    /// One of so many MiB that checks and changes them for so long, in a cgroup.
+    pub fn start(cgroup: &Cgroup, mib: u64, seconds: u64) -> Hog {
+        let mut command = cgroup.command(&std::env::current_exe().unwrap());
+        command.args(["--exact", HOG_TEST, "--ignored", "--nocapture"]);
+        command.env(HOG_VARIABLE, format!("{mib} {seconds}"));
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Hog { child }
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self, patience: Duration) -> Ended {
+        let deadline = Instant::now() + patience;
+        while self.is_running() {
+            assert!(Instant::now() < deadline, "the hog still runs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let mut ended =
+            Ended { status: self.child.wait().unwrap(), stdout: String::new(), stderr: String::new() };
+        use std::io::Read;
+        self.child.stdout.take().unwrap().read_to_string(&mut ended.stdout).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut ended.stderr).unwrap();
+        ended
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

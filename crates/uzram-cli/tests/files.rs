@@ -1,0 +1,376 @@
+//! Devices as files (`uzram up --mount`), and as block devices (`uzram attach`): the real program, mounts and tools.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use common::block::{BlockPlace, unable};
+use common::clients::{arg, complain, missing, succeed};
+use common::{Daemon, wait_until};
+use rustix::process::Signal;
+
+/// A daemon that shows its devices as files where [`BlockPlace::files`] is.
+fn up(place: &BlockPlace, size: &str, args: &[&str]) -> Daemon {
+    let mount = place.place.dir().join("mnt");
+    let args = [&["--mount", arg(&mount)], args].concat();
+    place.place.up_sized(size, &args)
+}
+
+fn write_and_read(file: &File, offset: u64, len: usize, seed: u8) {
+    let bytes: Vec<u8> = (0..len).map(|at| (at / 50) as u8 ^ seed).collect();
+    file.write_all_at(&bytes, offset).unwrap();
+    let mut read = vec![0; len];
+    file.read_exact_at(&mut read, offset).unwrap();
+    assert!(read == bytes, "{len} bytes at {offset}");
+}
+
+#[test]
+fn the_disk_is_a_file() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let daemon = up(&place, "16M", &[]);
+    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    assert_eq!(disk.metadata().unwrap().len(), 16 << 20);
+    // Any length and place, short and longer than a request of the kernel's.
+    for (seed, (offset, len)) in
+        [(0, 4096), (1, 1), (4095, 2), (8192, 3 << 20), (777, 2_000_001), ((16 << 20) - 5, 5)]
+            .into_iter()
+            .enumerate()
+    {
+        write_and_read(&disk, offset, len, seed as u8);
+    }
+    // The end is the end.
+    assert_eq!(disk.read_at(&mut [0; 10], (16 << 20) - 3).unwrap(), 3);
+    assert_eq!(disk.read_at(&mut [0; 10], 17 << 20).unwrap(), 0);
+    assert_eq!(disk.write_at(b"beyond", 16 << 20).unwrap_err().raw_os_error(), Some(22));
+    assert_eq!(disk.set_len(0).unwrap_err().raw_os_error(), Some(22));
+    // As with a block device, this does not cut it.
+    let cut = OpenOptions::new().write(true).truncate(true).open(place.disk()).unwrap();
+    assert_eq!(cut.metadata().unwrap().len(), 16 << 20);
+    disk.sync_all().unwrap();
+    // While it is open, the device stays.
+    assert!(place.place.run(&["reset", "zram0"]).complaint(1).contains("in use"));
+    drop((disk, cut));
+    wait_until("it is closed", || place.place.run(&["reset", "zram0"]).status.success());
+    assert_eq!(File::open(place.disk()).unwrap_err().raw_os_error(), Some(16), "it has no size");
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+}
+
+#[test]
+fn holes_are_punched_found_and_free() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let _daemon = up(&place, "16M", &[]);
+    let mut disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    let allocated = || fs::metadata(place.disk()).unwrap().blocks() * 512;
+    write_and_read(&disk, 1 << 20, 1 << 20, 3);
+    assert_eq!(place.place.statistic("orig_data_bytes"), 1 << 20);
+    assert_eq!(disk.seek(SeekFrom::Start(0)).unwrap(), 0);
+    let seek = |whence, from| {
+        // SAFETY: the descriptor is open.
+        unsafe { libc::lseek(std::os::fd::AsRawFd::as_raw_fd(&disk), from, whence) }
+    };
+    assert_eq!(seek(libc::SEEK_DATA, 0), 1 << 20);
+    assert_eq!(seek(libc::SEEK_HOLE, 1 << 20), 2 << 20);
+    assert_eq!(seek(libc::SEEK_DATA, 2 << 20), -1);
+    assert_eq!(seek(libc::SEEK_HOLE, 2 << 20), 2 << 20);
+    assert_eq!(seek(libc::SEEK_HOLE, 16 << 20), -1);
+    let punch = |mode, offset, len| {
+        // SAFETY: the descriptor is open.
+        unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&disk), mode, offset, len) }
+    };
+    let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // Parts of pages are overwritten, whole ones freed.
+    assert_eq!(punch(hole, (1 << 20) + 100, (512 << 10) - 100), 0);
+    let mut read = vec![1; 512 << 10];
+    disk.read_exact_at(&mut read, 1 << 20).unwrap();
+    assert!(read[..100].iter().any(|byte| *byte != 0) && read[100..].iter().all(|byte| *byte == 0));
+    assert_eq!(place.place.statistic("orig_data_bytes"), (512 << 10) + 4096);
+    assert_eq!(punch(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, 1 << 20, 1 << 20), 0);
+    disk.read_exact_at(&mut read, 1 << 20).unwrap();
+    assert!(read.iter().all(|byte| *byte == 0));
+    assert_eq!(punch(hole, 0, 16 << 20), 0);
+    assert_eq!(place.place.statistic("orig_data_bytes"), 0);
+    wait_until("the kernel asks again", || allocated() == 0);
+    assert_eq!(punch(0, 0, 4096), -1, "no room can be promised");
+}
+
+#[test]
+fn attributes_are_files() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let _daemon = up(&place, "16M", &[]);
+    let attribute = |name: &str| place.files().join(name);
+    let read = |name: &str| fs::read_to_string(attribute(name)).unwrap();
+    assert_eq!(read("disksize"), "16777216\n");
+    assert_eq!(read("initstate"), "1\n");
+    assert_eq!(read("mm_stat").split_whitespace().count(), 9);
+    fs::write(attribute("mem_limit"), "8M\n").unwrap();
+    assert_eq!(read("mem_limit"), "8388608\n");
+    assert_eq!(fs::write(attribute("mem_limit"), "much").unwrap_err().raw_os_error(), Some(22));
+    assert_eq!(fs::write(attribute("comp_algorithm"), "zstd").unwrap_err().raw_os_error(), Some(16));
+    assert_eq!(fs::write(attribute("nothing"), "1").unwrap_err().kind(), ErrorKind::PermissionDenied);
+    assert_eq!(fs::remove_file(attribute("disk")).unwrap_err().kind(), ErrorKind::PermissionDenied);
+    assert!(fs::read(attribute("reset")).is_err(), "it is only written");
+    // What is added appears, what is removed goes.
+    place.place.run(&["add", "logs", "--size", "8M"]).ok();
+    let logs = place.place.dir().join("mnt/logs/disk");
+    assert_eq!(fs::metadata(&logs).unwrap().len(), 8 << 20);
+    let names = |dir| -> Vec<String> {
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    assert_eq!(names(place.place.dir().join("mnt")), ["zram0", "logs"]);
+    assert!(names(place.files()).contains(&"mm_stat".to_owned()));
+    place.place.run(&["remove", "logs"]).ok();
+    wait_until("it is gone", || !logs.exists());
+    let json: serde_json::Value =
+        serde_json::from_str(&place.place.run(&["stat", "zram0", "--json"]).ok()).unwrap();
+    assert_eq!(json["file"], arg(&place.disk()));
+}
+
+#[test]
+fn a_block_device_is_attached_once_and_detached_when_free() {
+    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let daemon = up(&place, "64M", &[]);
+    let device = place.place.run(&["attach", "zram0"]).ok();
+    let device = device.trim();
+    assert_eq!(place.loops(), [device]);
+    let again = place.place.run(&["attach", "zram0"]);
+    assert!(again.complaint(1).contains(&format!("attached already, as {device}")), "{}", again.stderr);
+    let none = place.place.run(&["attach", "zram1"]);
+    assert!(none.complaint(1).contains("no device 'zram1'"), "{}", none.stderr);
+    let queue = |name: &str| {
+        let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
+        fs::read_to_string(path).unwrap().trim().to_owned()
+    };
+    assert_eq!((queue("logical_block_size"), queue("rotational")), ("4096".to_owned(), "0".to_owned()));
+
+    succeed(&place.place, "mkfs.ext4", &["-q", device]);
+    let dir = place.mount_point("fs");
+    succeed(&place.place, "mount", &[device, arg(&dir)]);
+    fs::write(dir.join("a"), "something").unwrap();
+    // In use, nothing takes it away.
+    let detach = place.place.run(&["detach", "zram0"]);
+    assert!(detach.complaint(1).contains(&format!("{device} is mounted on")), "{}", detach.stderr);
+    let down = place.place.run(&["down"]);
+    assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
+    let force = place.place.run(&["detach", "--force"]);
+    assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
+    let held = File::open(dir.join("a")).unwrap();
+    complain(&place.place, "umount", &[arg(&dir)]);
+    drop(held);
+    succeed(&place.place, "umount", &[arg(&dir)]);
+    place.place.run(&["detach", "zram0"]).ok();
+    assert_eq!(place.loops(), [""; 0]);
+    let detach = place.place.run(&["detach", "zram0"]);
+    assert!(detach.complaint(1).contains("zram0 is not attached"), "{}", detach.stderr);
+
+    // It is as it was left.
+    let device = place.place.run(&["attach", "zram0"]).ok();
+    succeed(&place.place, "mount", &[device.trim(), arg(&dir)]);
+    assert_eq!(fs::read_to_string(dir.join("a")).unwrap(), "something");
+    succeed(&place.place, "umount", &[arg(&dir)]);
+    place.place.run(&["detach", "zram0"]).ok();
+    place.place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+}
+
+#[test]
+fn a_commands_block_device_goes_with_it() {
+    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let dir = place.mount_point("fs");
+    let command = format!(
+        "test -b $device && mkfs.ext4 -q $device && mount $device {0} && echo hello >{0}/a && cat {0}/a && umount {0}",
+        dir.display()
+    );
+    let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
+    assert_eq!(ended.ok(), "hello\n");
+    place.assert_clean();
+    // What a command leaves mounted is named, and its contents go.
+    let command = format!("mkfs.ext4 -q $device && mount $device {}", dir.display());
+    let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("is mounted on"), "{}", ended.stderr);
+    place.place.run(&["detach", "--force"]).ok();
+    succeed(&place.place, "true", &[]);
+}
+
+#[test]
+fn a_dead_daemons_block_device_is_cleared() {
+    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let daemon = up(&place, "64M", &["--attach"]);
+    let device = place.loops().remove(0);
+    succeed(&place.place, "mkfs.ext4", &["-q", &device]);
+    let dir = place.mount_point("fs");
+    succeed(&place.place, "mount", &[&device, arg(&dir)]);
+    let mut file = File::create(dir.join("a")).unwrap();
+    file.write_all(&[7; 100_000]).unwrap();
+    daemon.signal(Signal::KILL);
+    daemon.ended();
+    // It answers with errors, and never waits.
+    wait_until("writes fail", || file.sync_all().is_err());
+    let up = place.place.run(&["up", "--size", "64M", "--attach"]);
+    assert!(up.complaint(1).contains("uzram detach --force"), "{}", up.stderr);
+    drop(file);
+    let said = place.place.run(&["detach", "--force"]).ok();
+    assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
+    assert!(said.contains(&format!("freed {device}")), "{said}");
+    place.assert_clean();
+    assert_eq!(place.place.run(&["detach", "--force"]).ok(), "nothing was left\n");
+    // And another can follow.
+    let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", "mkfs.ext4 -q $device"]);
+    ended.ok();
+    place.assert_clean();
+}
+
+#[test]
+fn two_daemons_do_not_meet() {
+    if unable() || missing(&["mkfs.ext4"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let _one = up(&place, "16M", &["--attach"]);
+    let first = place.loops();
+    // Not in the same place…
+    let same = place.place.run(&["up", "--size", "16M", "--attach"]);
+    assert!(same.complaint(1).contains("already serves"), "{}", same.stderr);
+    let other_dir = place.place.root().join("other");
+    let mount = place.place.dir().join("mnt");
+    let taken = ["up", "--size", "16M", "--runtime-dir", arg(&other_dir), "--mount", arg(&mount)];
+    let taken = place.place.run(&taken);
+    assert!(taken.complaint(1).contains("something is mounted there"), "{}", taken.stderr);
+    // …but in another.
+    let command = "test $device != \"$UZRAM_OTHER\" && mkfs.ext4 -q $device";
+    let mut other = place.place.command(&["up", "--size", "16M", "--attach", "--exec", command]);
+    other.env("UZRAM_RUNTIME_DIR", &other_dir).env("UZRAM_OTHER", &first[0]);
+    common::finish(other).ok();
+    assert_eq!(place.loops(), first);
+    place.place.run(&["down"]).ok();
+    place.assert_clean();
+}
+
+#[test]
+fn fio_finds_what_it_wrote_on_the_block_device() {
+    if unable() || missing(&["fio"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let command = "fio --name=verify --filename=$device --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite \
+                   --bssplit=4k/60:64k/30:1m/10 --size=96M --norandommap=0 --verify=crc32c --verify_fatal=1 \
+                   --verify_state_save=0 --trim_percentage=10 --output=/dev/null";
+    place.place.run(&["up", "--size", "128M", "--attach", "--exec", command]).ok();
+    place.assert_clean();
+}
+
+#[test]
+fn file_systems_fill_empty_and_give_their_memory_back() {
+    if unable() || missing(&["mkfs.ext4", "mkfs.xfs", "mkfs.btrfs", "mount", "umount", "fstrim"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    for kind in ["ext4", "xfs", "btrfs"] {
+        let known = fs::read_to_string("/proc/filesystems").unwrap();
+        if !known.split_whitespace().any(|name| name == kind) {
+            println!("skipped: this kernel has no {kind}");
+            continue;
+        }
+        let daemon = up(&place, "384M", &["--attach"]);
+        let device = place.loops().remove(0);
+        succeed(&place.place, &format!("mkfs.{kind}"), &["-q", &device]);
+        let dir = place.mount_point("fs");
+        succeed(&place.place, "mount", &[&device, arg(&dir)]);
+        let empty = place.place.statistic("orig_data_bytes");
+        let mut file = File::create(dir.join("a")).unwrap();
+        let piece: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 7) as u8).collect();
+        let mut written = 0u64;
+        let full = loop {
+            match file.write(&piece).and_then(|len| file.sync_data().map(|()| len)) {
+                Ok(len) => written += len as u64,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::StorageFull, "{kind}: {full}");
+        assert!(written > 128 << 20, "{kind}: {written}");
+        let mut read = Vec::new();
+        File::open(dir.join("a")).unwrap().take(64 << 20).read_to_end(&mut read).unwrap();
+        assert!(read.chunks(piece.len()).all(|part| part == &piece[..part.len()]), "{kind}");
+        drop(file);
+        let filled = place.place.statistic("orig_data_bytes");
+        assert!(filled > written / 2, "{kind}: {filled} of {written}");
+        fs::remove_file(dir.join("a")).unwrap();
+        succeed(&place.place, "sync", &[]);
+        succeed(&place.place, "fstrim", &[arg(&dir)]);
+        // Some keep what was freed until their next commit.
+        wait_until(&format!("{kind} gives back"), || {
+            succeed(&place.place, "fstrim", &[arg(&dir)]);
+            place.place.statistic("orig_data_bytes") < empty + (24 << 20)
+        });
+        wait_until("its memory is given back", || place.place.statistic("mem_charged_bytes") < 24 << 20);
+        succeed(&place.place, "umount", &[arg(&dir)]);
+        place.place.run(&["down"]).ok();
+        assert!(daemon.ended().0.success());
+        place.assert_clean();
+    }
+}
+
+#[test]
+fn without_what_it_needs_there_is_one_clear_line() {
+    if unable() || missing(&["unshare", "mount"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    // /dev without a node, in a namespace of the command's own.
+    let without = |node: &str, args: &str| {
+        let program = env!("CARGO_BIN_EXE_uzram");
+        let hide =
+            format!("mount -t tmpfs none /dev && mknod /dev/null c 1 3 && {node} && exec {program} {args}");
+        let mut command = std::process::Command::new("unshare");
+        command.args(["-m", "sh", "-c", &hide]).env("UZRAM_RUNTIME_DIR", place.place.dir());
+        common::finish(command)
+    };
+    let fuse = "mknod /dev/fuse c 10 229";
+    for (node, args, what) in [
+        ("true", "up --size 16M --mount /tmp", "/dev/fuse"),
+        ("true", "swap on --size 64M", "/dev/fuse"),
+        (fuse, "up --size 16M --attach", "/dev/loop-control"),
+        (fuse, "swap on --size 64M", "/dev/loop-control"),
+    ] {
+        let ended = without(node, args);
+        assert!(ended.complaint(1).contains(what), "{args}: {}", ended.stderr);
+    }
+    let nobody = |args: &[&str]| {
+        use std::os::unix::process::CommandExt;
+        let mut command = common::bare_command(args);
+        command.env("UZRAM_RUNTIME_DIR", "/tmp/uzram-nobody").uid(65534).gid(65534);
+        common::finish(command)
+    };
+    for args in
+        [&["attach", "zram0"][..], &["detach", "zram0"], &["swap", "on", "--size", "64M"], &["swap", "off"]]
+    {
+        let ended = nobody(args);
+        assert!(ended.complaint(1).contains("as root"), "{args:?}: {}", ended.stderr);
+    }
+    place.assert_clean();
+}

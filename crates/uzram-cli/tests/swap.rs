@@ -1,0 +1,150 @@
+//! `uzram swap`: real swap areas, programs that need them, and daemons that die. As root, with cgroups of the memory
+//! controller, version 1.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::process::Command;
+use std::time::Duration;
+
+use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swap_areas, swapped_bytes, unable};
+use common::clients::missing;
+use common::{Ended, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+const MIB: u64 = 1 << 20;
+/// How much the hog needs, and how much of it it is given: a quarter.
+const HOG_MIB: u64 = 192;
+const LIMIT_BYTES: u64 = HOG_MIB / 4 * MIB;
+/// How long a hog runs by default, in seconds; `UZRAM_HOG_SECONDS` says otherwise.
+const HOG_SECONDS: u64 = 60;
+const PATIENCE: Duration = Duration::from_secs(40);
+
+#[test]
+#[ignore = "the process that the other tests start"]
+fn hog() {
+    be_a_hog();
+}
+
+fn swap_on(place: &BlockPlace, args: &[&str]) -> String {
+    let args = [&["swap", "on", "--size", "512M"], args].concat();
+    let facts = place.place.run(&args).ok();
+    let line = facts.lines().find(|line| line.starts_with("swap ")).unwrap_or_else(|| panic!("{facts}"));
+    line.split_whitespace().nth(1).unwrap().to_owned()
+}
+
+/// The daemon of `swap on`.
+fn daemon_id(place: &BlockPlace) -> Pid {
+    let lock = fs::read_to_string(place.place.dir().join("uzram.lock")).unwrap();
+    Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
+}
+
+fn assert_verified(ended: &Ended) {
+    assert!(ended.status.success(), "{}: {}{}", ended.status, ended.stdout, ended.stderr);
+    assert!(ended.stdout.contains("all pages are as they were left"), "{}", ended.stdout);
+}
+
+fn hog_seconds() -> u64 {
+    std::env::var("UZRAM_HOG_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(HOG_SECONDS)
+}
+
+#[test]
+fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let Some(cgroup) = Cgroup::new("hog", LIMIT_BYTES) else { return };
+    let device = swap_on(&place, &[]);
+    assert_eq!(swap_areas(), [device.as_str()]);
+    let mut hog = Hog::start(&cgroup, HOG_MIB, hog_seconds());
+    wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+    assert!(hog.is_running());
+    let status = place.place.run(&["swap", "status"]).ok();
+    assert!(status.contains(&device) && status.contains("memory locked            yes"), "{status}");
+    let again = place.place.run(&["swap", "on", "--size", "64M"]);
+    assert!(again.complaint(1).contains("already serves"), "{}", again.stderr);
+    assert_verified(&hog.ended(Duration::from_secs(hog_seconds() + 60)));
+    assert_eq!(place.place.statistic("failed_writes") + place.place.statistic("failed_reads"), 0);
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+    let off = place.place.run(&["swap", "off"]);
+    assert!(off.complaint(1).contains("no daemon is running"), "{}", off.stderr);
+}
+
+#[test]
+fn swap_goes_off_under_load_where_memory_suffices() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let Some(cgroup) = Cgroup::new("load", LIMIT_BYTES) else { return };
+    let device = swap_on(&place, &[]);
+    let mut hog = Hog::start(&cgroup, HOG_MIB, 8);
+    wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+    // Its cgroup has no room for what would come back.
+    let off = place.place.run(&["swap", "off"]);
+    let line = off.complaint(1);
+    assert!(line.contains("stays on") && line.contains("uzram-load"), "{line}");
+    assert!(hog.is_running());
+    assert_eq!(swap_areas(), [device.as_str()]);
+    // Now it has.
+    cgroup.set_limit(4 * HOG_MIB * MIB);
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+    assert_verified(&hog.ended(PATIENCE));
+}
+
+#[test]
+fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let Some(cgroup) = Cgroup::new("kill", LIMIT_BYTES) else { return };
+    let device = swap_on(&place, &[]);
+    let hog = Hog::start(&cgroup, HOG_MIB, 30);
+    wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+    kill_process(daemon_id(&place), Signal::KILL).unwrap();
+    // The hog dies of the first page that it misses; the machine goes on.
+    assert!(!hog.ended(PATIENCE).status.success());
+    wait_until("the daemon is gone", || place.place.run(&["swap", "status"]).stderr.contains("is dead"));
+    let on = place.place.run(&["swap", "on", "--size", "64M"]);
+    assert!(on.complaint(1).contains("uzram swap off"), "{}", on.stderr);
+    let said = place.place.run(&["swap", "off"]).ok();
+    assert!(said.contains(&format!("switched swap on {device} (zram0) off")), "{said}");
+    assert!(said.contains(&format!("freed {device}")), "{said}");
+    place.assert_clean();
+    // And it works again.
+    swap_on(&place, &[]);
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+}
+
+#[test]
+fn a_swap_area_keeps_its_daemon() {
+    if unable() || missing(&["swapoff"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let device = swap_on(&place, &["--priority", "7"]);
+    let shown = fs::read_to_string("/proc/swaps").unwrap();
+    assert!(shown.lines().any(|line| line.starts_with(&device) && line.ends_with("\t7")), "{shown}");
+    for command in [&["down"][..], &["detach", "zram0"]] {
+        let refused = place.place.run(command);
+        assert!(refused.complaint(1).contains("swapped to"), "{command:?}: {}", refused.stderr);
+    }
+    // Asked by a signal it does all in its order.
+    kill_process(daemon_id(&place), Signal::TERM).unwrap();
+    wait_until("the daemon has ended", || place.place.run(&["list"]).stderr.contains("no daemon is running"));
+    place.assert_clean();
+    // What others switched off is no hindrance.
+    let device = swap_on(&place, &[]);
+    assert!(
+        Command::new("swapoff").arg(&device).env("PATH", common::program_path()).status().unwrap().success()
+    );
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+}
