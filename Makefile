@@ -4,7 +4,7 @@ UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint bench lab fuzz loom asan tsan
+.PHONY: help run demo test lint bench lab fuzz loom asan tsan hog
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ asan: ## The tests of codecs (C included) and slab caches under AddressSanitizer
 
 tsan: ## The tests with threads of slab caches and pools under ThreadSanitizer (minutes)
 	@tools/bounded 1800 tools/tsan
+
+hog: ## A program in a quarter of the memory it needs, swapping for ten minutes, as root
+	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \
+		cargo test -p uzram-cli --test swap -- --nocapture a_program_runs
 
 loom: ## The loom models with long bounds (minutes)
 	@LOOM_MAX_PREEMPTIONS=3 tools/bounded 1800 \

@@ -6,18 +6,21 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swap_areas, swapped_bytes, unable};
 use common::clients::missing;
-use common::{Ended, wait_until};
+use common::{Ended, finish, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MIB: u64 = 1 << 20;
 /// How much the hog needs, and how much of it it is given: a quarter.
 const HOG_MIB: u64 = 192;
 const LIMIT_BYTES: u64 = HOG_MIB / 4 * MIB;
+/// What the daemon's cgroup has, where it has a limit.
+const DAEMON_BYTES: u64 = 208 * MIB;
 /// How long a hog runs by default, in seconds; `UZRAM_HOG_SECONDS` says otherwise.
 const HOG_SECONDS: u64 = 60;
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -30,7 +33,11 @@ fn hog() {
 
 fn swap_on(place: &BlockPlace, args: &[&str]) -> String {
     let args = [&["swap", "on", "--size", "512M"], args].concat();
-    let facts = place.place.run(&args).ok();
+    device_of(&place.place.run(&args).ok())
+}
+
+/// The device of which `swap on` speaks.
+fn device_of(facts: &str) -> String {
     let line = facts.lines().find(|line| line.starts_with("swap ")).unwrap_or_else(|| panic!("{facts}"));
     line.split_whitespace().nth(1).unwrap().to_owned()
 }
@@ -57,7 +64,17 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
     }
     let place = BlockPlace::new();
     let Some(cgroup) = Cgroup::new("hog", LIMIT_BYTES) else { return };
-    let device = swap_on(&place, &[]);
+    // The daemon has a limit of its own, which it cannot use up.
+    let Some(daemons) = Cgroup::new("daemon", DAEMON_BYTES) else { return };
+    let on = |limit: &str| {
+        let mut command = daemons.command(Path::new(env!("CARGO_BIN_EXE_uzram")));
+        command.args(["swap", "on", "--size", "512M", "--mem-limit", limit]);
+        command.env("UZRAM_RUNTIME_DIR", place.place.dir());
+        finish(command)
+    };
+    let refused = on("192M");
+    assert!(refused.complaint(1).contains("this process's cgroup"), "{}", refused.stderr);
+    let device = device_of(&on("160M").ok());
     assert_eq!(swap_areas(), [device.as_str()]);
     let mut hog = Hog::start(&cgroup, HOG_MIB, hog_seconds());
     wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
