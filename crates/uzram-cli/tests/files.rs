@@ -6,6 +6,7 @@ mod common;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use common::block::{BlockPlace, unable};
@@ -18,6 +19,14 @@ fn up(place: &BlockPlace, size: &str, args: &[&str]) -> Daemon {
     let mount = place.place.dir().join("mnt");
     let args = [&["--mount", arg(&mount)], args].concat();
     place.place.up_sized(size, &args)
+}
+
+fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> std::io::Result<()> {
+    // SAFETY: the descriptor is open.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset as i64, len as i64) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 fn write_and_read(file: &File, offset: u64, len: usize, seed: u8) {
@@ -78,31 +87,89 @@ fn holes_are_punched_found_and_free() {
     assert_eq!(disk.seek(SeekFrom::Start(0)).unwrap(), 0);
     let seek = |whence, from| {
         // SAFETY: the descriptor is open.
-        unsafe { libc::lseek(std::os::fd::AsRawFd::as_raw_fd(&disk), from, whence) }
+        unsafe { libc::lseek(disk.as_raw_fd(), from, whence) }
     };
     assert_eq!(seek(libc::SEEK_DATA, 0), 1 << 20);
     assert_eq!(seek(libc::SEEK_HOLE, 1 << 20), 2 << 20);
     assert_eq!(seek(libc::SEEK_DATA, 2 << 20), -1);
     assert_eq!(seek(libc::SEEK_HOLE, 2 << 20), 2 << 20);
     assert_eq!(seek(libc::SEEK_HOLE, 16 << 20), -1);
-    let punch = |mode, offset, len| {
-        // SAFETY: the descriptor is open.
-        unsafe { libc::fallocate(std::os::fd::AsRawFd::as_raw_fd(&disk), mode, offset, len) }
-    };
     let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // Parts of pages are overwritten, whole ones freed.
-    assert_eq!(punch(hole, (1 << 20) + 100, (512 << 10) - 100), 0);
+    fallocate(&disk, hole, (1 << 20) + 100, (512 << 10) - 100).unwrap();
     let mut read = vec![1; 512 << 10];
     disk.read_exact_at(&mut read, 1 << 20).unwrap();
     assert!(read[..100].iter().any(|byte| *byte != 0) && read[100..].iter().all(|byte| *byte == 0));
     assert_eq!(place.place.statistic("orig_data_bytes"), (512 << 10) + 4096);
-    assert_eq!(punch(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, 1 << 20, 1 << 20), 0);
+    fallocate(&disk, libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE, 1 << 20, 1 << 20).unwrap();
     disk.read_exact_at(&mut read, 1 << 20).unwrap();
     assert!(read.iter().all(|byte| *byte == 0));
-    assert_eq!(punch(hole, 0, 16 << 20), 0);
+    fallocate(&disk, hole, 0, 16 << 20).unwrap();
     assert_eq!(place.place.statistic("orig_data_bytes"), 0);
     wait_until("the kernel asks again", || allocated() == 0);
-    assert_eq!(punch(0, 0, 4096), -1, "no room can be promised");
+    assert!(fallocate(&disk, 0, 0, 4096).is_err(), "no room can be promised");
+}
+
+/// Seeded reads, writes, holes and zeros of any place and length, against plain bytes.
+#[test]
+fn random_operations_agree_with_a_model() {
+    if unable() {
+        return;
+    }
+    const LEN: u64 = 8 << 20;
+    let place = BlockPlace::new();
+    // Some of what is written leaves memory, and comes back.
+    let cold = place.place.root().join("cold");
+    let backing = format!("{}:32M", cold.display());
+    let _daemon = up(&place, "8M", &["--backing", &backing, "--mem-limit", "3M"]);
+    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    for seed in 1..=4u64 {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut random = |below: u64| {
+            // xorshift64 (Marsaglia 2003).
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        let mut model = vec![0u8; LEN as usize];
+        disk.write_all_at(&model, 0).unwrap();
+        for step in 0..1500 {
+            let most = [1, 100, 4096, 65536, 1 << 20][random(5) as usize];
+            let len = random(most) + 1;
+            let mut offset = random(LEN - len + 1);
+            if random(2) == 0 {
+                offset &= !4095;
+            }
+            let range = offset as usize..(offset + len) as usize;
+            match random(8) {
+                0..3 => {
+                    // One byte all over, or noise.
+                    let (first, factor) = (random(256), random(2) * 0x9e37_79b9_7f4a_7c15);
+                    let byte =
+                        |at: u64| first.wrapping_add((at * at).wrapping_mul(factor).rotate_left(17)) as u8;
+                    let bytes: Vec<u8> = (0..len).map(byte).collect();
+                    disk.write_all_at(&bytes, offset).unwrap();
+                    model[range].copy_from_slice(&bytes);
+                }
+                3..6 => {
+                    let mut bytes = vec![1; len as usize];
+                    disk.read_exact_at(&mut bytes, offset).unwrap();
+                    assert!(bytes == model[range], "seed {seed}, step {step}: {len} bytes at {offset}");
+                }
+                what => {
+                    let how = if what == 6 { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+                    fallocate(&disk, how | libc::FALLOC_FL_KEEP_SIZE, offset, len).unwrap();
+                    model[range].fill(0);
+                }
+            }
+        }
+        let mut all = vec![1; LEN as usize];
+        disk.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == model, "seed {seed}");
+    }
+    assert!(place.place.statistic("pages_written_back") > 0);
+    assert_eq!(place.place.statistic("failed_reads") + place.place.statistic("failed_writes"), 0);
 }
 
 #[test]
