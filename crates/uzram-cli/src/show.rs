@@ -81,6 +81,14 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         ("compacted", pages(stats.pages_compacted), String::new()),
         ("recompressed", pages(stats.pages_recompressed), String::new()),
     ];
+    if stats.reserve_bytes > 0 {
+        let drained = match stats.reserve_drained {
+            0 => String::new(),
+            count => format!("; {count} writes found none"),
+        };
+        let target = format_size(stats.reserve_bytes);
+        rows.push(("reserve", format_size(stats.reserve_free_bytes), format!("ready of {target}{drained}")));
+    }
     if is_backed {
         rows.extend(backing_rows(stats));
     }

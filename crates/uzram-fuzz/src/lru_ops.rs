@@ -226,7 +226,7 @@ impl Machine {
 
     fn take_out(&mut self, told: &[u32]) {
         let before = self.listed();
-        each!(self, lru => lru.remove_doomed(told));
+        each!(self, lru => lru.remove_doomed(&mut told.to_vec()));
         let (gone, mut due) = (before - self.listed(), 0);
         for page in told {
             if *self.place(*page) == Place::Doomed {

@@ -113,7 +113,7 @@ impl<D: Design> Task<'_, D> {
                     count += 1;
                 }
             }
-            self.lru.remove_doomed(&doomed[..count]);
+            self.lru.remove_doomed(&mut doomed[..count]);
             for (at, (run, _)) in runs.iter().enumerate().step_by(CHECKED) {
                 // SAFETY: the page is still this task's, which wrote a word to it.
                 let found = unsafe { self.arena.address(run.page).cast::<u64>().read() };

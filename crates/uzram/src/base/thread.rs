@@ -14,6 +14,12 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
     })
 }
 
+/// Has so much of this thread's stack in memory that it takes no page fault where others wait for it.
+#[inline(never)]
+pub(crate) fn touch_stack() {
+    std::hint::black_box(&mut [0u8; 128 << 10]);
+}
+
 /// Waits for a thread that was told to end, unless it is the caller, who will get there.
 pub(crate) fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {

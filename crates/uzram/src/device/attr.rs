@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::units::{bytes_to_pages, page_of, parse_size};
+use crate::base::units::{bytes_to_pages, page_of, pages_to_bytes, parse_size};
 
 mod algorithms;
 mod backing;
@@ -32,7 +32,7 @@ use policy::{
 };
 use pool::{
     classes, compact, lru, set_chain_size, set_compact_rate, set_compact_threshold, set_lru_design,
-    set_lru_pagevec, set_pool_design, set_run_cache_batch,
+    set_lru_pagevec, set_pool_design, set_reserve, set_run_cache_batch,
 };
 
 const BLOCK_STATE: &str = "block_state";
@@ -224,6 +224,14 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "the most memory that mem_charged may reach, in bytes; 0 for no limit; at any time",
         get: Some(|device| device.counts().mem_limit_bytes.to_string()),
         set: Some(set_mem_limit),
+    },
+    Attribute {
+        name: "reserve",
+        help: "free memory that is kept ready, in bytes, so that no read, write or discard waits for the system's: for a \
+               disk that is swapped to; rounded up to 2 MiB, at least 4 MiB; a write fails when none is left; 0 for none; \
+               before initialisation (uzram only)",
+        get: Some(|device| pages_to_bytes(device.state.lock().params.config.reserve_pages).to_string()),
+        set: Some(set_reserve),
     },
     Attribute {
         name: "mem_used_max",

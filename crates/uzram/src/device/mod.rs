@@ -95,6 +95,12 @@ pub struct Stats {
     pub mem_charged_bytes: u64,
     /// Memory of all chunks of 2 MiB in which any of that lies: what is held of the address space.
     pub mem_chunk_bytes: u64,
+    /// Memory that is to be kept ready, so that nobody waits for it: the attribute `reserve`; 0 for none.
+    pub reserve_bytes: u64,
+    /// What is ready of it, or of more, in whole free chunks.
+    pub reserve_free_bytes: u64,
+    /// Writes that failed because nothing was ready any more.
+    pub reserve_drained: u64,
     /// What the disk's size and the number of streams cost at most: slot table, LRU, streams, dictionary.
     /// It grows by a stream when all were lent and a spare one was made.
     pub mem_fixed_bytes: u64,
@@ -237,6 +243,9 @@ impl Device {
             mem_limit_bytes: pages_to_bytes(stats.limit_pages),
             mem_charged_bytes: pages_to_bytes(stats.charged_pages),
             mem_chunk_bytes: pages_to_bytes(stats.chunk_pages),
+            reserve_bytes: pages_to_bytes(stats.reserve_pages),
+            reserve_free_bytes: pages_to_bytes(stats.reserve_free_pages),
+            reserve_drained: stats.reserve_drained,
             mem_fixed_bytes: store.fixed_bytes() as u64,
             mem_tables_bytes: 0,
             same_pages: stats.same_pages,

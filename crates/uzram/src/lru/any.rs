@@ -89,7 +89,7 @@ impl AnyLru {
     }
 
     /// As [`Lru::remove_doomed`].
-    pub fn remove_doomed(&self, pages: &[u32]) {
+    pub fn remove_doomed(&self, pages: &mut [u32]) {
         each!(self, lru => lru.remove_doomed(pages));
     }
 
@@ -126,6 +126,11 @@ impl AnyLru {
     /// As [`Lru::stats`].
     pub fn stats(&self) -> Stats {
         each!(self, lru => lru.stats())
+    }
+
+    /// As [`Lru::populate`].
+    pub fn populate(&self) -> Result<()> {
+        each!(self, lru => lru.populate())
     }
 
     /// As [`Lru::max_bytes`].

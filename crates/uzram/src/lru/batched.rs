@@ -231,18 +231,19 @@ impl Batched {
     }
 
     /// Takes doomed pages out, one batch after another: those that are no sentinels, or all.
-    fn remove_by_batch(&self, lists: &Lists, pages: &[u32], sentinels: bool, revived: &mut Vec<u32>) {
+    fn remove_by_batch(&self, lists: &Lists, pages: &mut [u32], sentinels: bool, revived: &mut usize) {
         let mut taken = Taken { design: self, lists, fronts: None, batch: None };
         let mut left = [0; LISTS.len()];
-        for page in pages {
+        for at in *revived..pages.len() {
+            let page = pages[at];
             let is_for_us = |state: State| is_due(state) && (sentinels || !state.has(SENTINEL));
-            let mut state = lists.nodes.state(*page);
+            let mut state = lists.nodes.state(page);
             if !is_for_us(state) {
                 continue;
             }
             let tag = state.tag();
             if !taken.lock_batch(tag) {
-                state = lists.nodes.state(*page);
+                state = lists.nodes.state(page);
                 if state.tag() != tag || !is_for_us(state) {
                     continue;
                 }
@@ -252,33 +253,37 @@ impl Batched {
             } else if taken.fronts.is_none() {
                 taken.fronts = Some(self.lock_lru(lists));
                 // Its batch may have been completed, so that it is none any more.
-                state = lists.nodes.state(*page);
+                state = lists.nodes.state(page);
             }
-            Batched::unlink(lists, taken.fronts.as_deref_mut(), *page, state);
+            Batched::unlink(lists, taken.fronts.as_deref_mut(), page, state);
             left[on(state)] += 1;
-            if lists.unlinked_doomed(*page) {
-                revived.push(*page);
+            if lists.unlinked_doomed(page) {
+                pages.swap(*revived, at);
+                *revived += 1;
             }
         }
         lists.counts.removed(left);
     }
 
     /// Takes doomed pages out, sentinels or not, some batches at a time.
-    fn remove_edges(&self, lists: &Lists, pages: &[u32], revived: &mut Vec<u32>) {
+    fn remove_edges(&self, lists: &Lists, pages: &mut [u32], revived: &mut usize) {
         let mut left = [0; LISTS.len()];
-        let mut due = pages.iter().copied().filter(|page| is_due(lists.nodes.state(*page)));
-        let mut few = [0; AT_ONCE];
+        let mut next = *revived;
+        let (mut few, mut places) = ([0; AT_ONCE], [0; AT_ONCE]);
         loop {
             let mut count = 0;
-            for page in due.by_ref().take(AT_ONCE) {
-                few[count] = page;
-                count += 1;
+            while count < AT_ONCE && next < pages.len() {
+                if is_due(lists.nodes.state(pages[next])) {
+                    (few[count], places[count]) = (pages[next], next);
+                    count += 1;
+                }
+                next += 1;
             }
             if count == 0 {
                 break;
             }
             let mut locked = self.lock_few(lists, &few[..count]);
-            for page in &few[..count] {
+            for (page, at) in few[..count].iter().zip(places) {
                 let state = lists.nodes.state(*page);
                 if !is_due(state) || !locked.has(state.tag()) {
                     continue;
@@ -286,7 +291,8 @@ impl Batched {
                 Batched::unlink(lists, Some(&mut locked.fronts), *page, state);
                 left[on(state)] += 1;
                 if lists.unlinked_doomed(*page) {
-                    revived.push(*page);
+                    pages.swap(*revived, at);
+                    *revived += 1;
                 }
             }
         }
@@ -350,14 +356,16 @@ impl Design for Batched {
         })
     }
 
-    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32> {
-        let mut doomed = Vec::new();
+    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec {
+        let mut doomed = Pagevec::EMPTY;
         if !self.batching.splice {
             let mut fronts = self.lock_lru(lists);
             for (list, pages) in LISTS.into_iter().zip(pages) {
                 for page in pages {
                     self.push(lists, &mut fronts, list, *page);
-                    doomed.extend(lists.linked(*page, list).then_some(*page));
+                    if lists.linked(*page, list) {
+                        doomed.push(*page);
+                    }
                 }
             }
             return doomed;
@@ -369,13 +377,13 @@ impl Design for Batched {
         drop(fronts);
         // Nobody takes a page out before this.
         for (list, pages) in LISTS.into_iter().zip(pages) {
-            doomed.extend(pages.iter().filter(|page| lists.linked(**page, list)));
+            pages.iter().filter(|page| lists.linked(**page, list)).for_each(|page| doomed.push(*page));
         }
         doomed
     }
 
-    fn activate(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
-        let mut doomed = Vec::new();
+    fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec {
+        let mut doomed = Pagevec::EMPTY;
         for pages in pages.chunks(AT_ONCE) {
             let mut locked = self.lock_few(lists, pages);
             for page in pages {
@@ -392,14 +400,16 @@ impl Design for Batched {
                 Batched::unlink(lists, Some(&mut locked.fronts), *page, state);
                 self.push(lists, &mut locked.fronts, List::Active, *page);
                 lists.counts.activated();
-                doomed.extend(lists.linked(*page, List::Active).then_some(*page));
+                if lists.linked(*page, List::Active) {
+                    doomed.push(*page);
+                }
             }
         }
         doomed
     }
 
-    fn remove(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
-        let mut revived = Vec::new();
+    fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize {
+        let mut revived = 0;
         self.remove_by_batch(lists, pages, !self.batching.two_passes, &mut revived);
         if self.batching.two_passes {
             self.remove_edges(lists, pages, &mut revived);

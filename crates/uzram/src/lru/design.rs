@@ -29,15 +29,15 @@ pub trait Design: Sized + Send + Sync + 'static {
 
     /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front, and
     /// answers those that were doomed meanwhile.
-    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32>;
+    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec;
 
     /// Moves those of the pages that are in the inactive list and promoted to the front of the active
     /// list, and answers those that were doomed meanwhile.
-    fn activate(&self, lists: &Lists, pages: &[u32]) -> Vec<u32>;
+    fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec;
 
-    /// Takes those of the pages that are in a list and doomed out of it, and answers those that got
-    /// contents meanwhile, to be added again.
-    fn remove(&self, lists: &Lists, pages: &[u32]) -> Vec<u32>;
+    /// Takes those of the pages that are in a list and doomed out of it, and brings those to the front of
+    /// `pages` that got contents meanwhile, to be added again: answers how many.
+    fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
     /// Takes all locks, for scans.
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::All<'a>;

@@ -140,8 +140,8 @@ fn loom_lru_removal_meets_pages_that_come<D: Design>(batching: Batching) {
         lru.remove(3);
     };
     let other = |lru: &Lru<D>| {
-        let doomed: Vec<u32> = [1, 2].into_iter().filter(|page| lru.doom(*page)).collect();
-        lru.remove_doomed(&doomed);
+        let mut doomed: Vec<u32> = [1, 2].into_iter().filter(|page| lru.doom(*page)).collect();
+        lru.remove_doomed(&mut doomed);
     };
     run(make, one, other, |model| model.end(&[0, 4], &[]));
 }
@@ -165,13 +165,13 @@ fn removed_from_two_batches<D: Design>(batching: Batching, page: u32, come: [u32
         model
     };
     let again = move |lru: &Lru<D>| {
-        lru.remove_doomed(&[page]);
+        lru.remove_doomed(&mut [page]);
         come.into_iter().for_each(|page| lru.add(page));
-        let doomed: Vec<u32> = [page, 4].into_iter().filter(|page| lru.doom(*page)).collect();
-        lru.remove_doomed(&[4]);
-        lru.remove_doomed(&doomed);
+        let mut doomed: Vec<u32> = [page, 4].into_iter().filter(|page| lru.doom(*page)).collect();
+        lru.remove_doomed(&mut [4]);
+        lru.remove_doomed(&mut doomed);
     };
-    run(make, move |lru| lru.remove_doomed(&[page]), again, |model| model.end(stay, &[]));
+    run(make, move |lru| lru.remove_doomed(&mut [page]), again, |model| model.end(stay, &[]));
 }
 
 fn loom_lru_page_is_removed_from_two_batches<D: Design>(batching: Batching) {
@@ -187,8 +187,8 @@ fn loom_lru_edge_is_removed_from_two_batches<D: Design>(batching: Batching) {
 fn loom_lru_edges_of_two_batches_are_removed<D: Design>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 6);
     let edges = |lru: &Lru<D>| {
-        let doomed: Vec<u32> = [0, 3].into_iter().filter(|page| lru.doom(*page)).collect();
-        lru.remove_doomed(&doomed);
+        let mut doomed: Vec<u32> = [0, 3].into_iter().filter(|page| lru.doom(*page)).collect();
+        lru.remove_doomed(&mut doomed);
     };
     let within = |lru: &Lru<D>| {
         lru.remove(1);
@@ -260,7 +260,7 @@ fn loom_lru_doomed_page_comes_back<D: Design>(batching: Batching) {
         assert!(model.0.doom(1));
         model
     };
-    let one = |lru: &Lru<D>| lru.remove_doomed(&[0, 1]);
+    let one = |lru: &Lru<D>| lru.remove_doomed(&mut [0, 1]);
     run(make, one, |lru| lru.add(1), |model| model.end(&[0, 1, 2], &[]));
 }
 

@@ -257,19 +257,20 @@ impl<D: Design> Lru<D> {
         nodes.has(page) && nodes.change(page, gone).is_some_and(State::is_on_list)
     }
 
-    /// Takes pages out of the lists that were doomed, unless they have contents again.
-    pub fn remove_doomed(&self, pages: &[u32]) {
+    /// Takes pages out of the lists that were doomed, unless they have contents again. They are in another order
+    /// afterwards.
+    pub fn remove_doomed(&self, pages: &mut [u32]) {
         if pages.is_empty() {
             return;
         }
         let revived = self.design.remove(&self.lists, pages);
-        revived.into_iter().for_each(|page| self.queue(page));
+        pages[..revived].iter().for_each(|page| self.queue(*page));
     }
 
     /// A page's contents are gone: it is in no list afterwards.
     pub fn remove(&self, page: u32) {
         if self.doom(page) {
-            self.remove_doomed(&[page]);
+            self.remove_doomed(&mut [page]);
         }
     }
 
@@ -289,7 +290,7 @@ impl<D: Design> Lru<D> {
             let before = out.len();
             let scanned = self.scan(&mut all, scan_pages, wanted, out, &mut doomed);
             drop(all);
-            self.remove_doomed(&doomed);
+            self.remove_doomed(&mut doomed);
             let share = self.lists.counts.local();
             share.scanned.add(scanned as u64);
             share.isolated.add((out.len() - before) as u64);
@@ -398,6 +399,14 @@ impl<D: Design> Lru<D> {
         }
     }
 
+    /// Has the nodes in memory from now on.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    pub fn populate(&self) -> Result<()> {
+        self.lists.nodes.populate()
+    }
+
     /// The memory that the nodes can take.
     pub fn max_bytes(&self) -> usize {
         self.lists.nodes.max_bytes()
@@ -425,12 +434,12 @@ impl<D: Design> Lru<D> {
             for (list, pages) in LISTS.into_iter().zip([&inactive, &active]) {
                 counts.came(list, pages.len());
             }
-            let doomed = self.design.add(&self.lists, [inactive.pages(), active.pages()]);
-            self.remove_doomed(&doomed);
+            let mut doomed = self.design.add(&self.lists, [inactive.pages(), active.pages()]);
+            self.remove_doomed(doomed.pages_mut());
         }
         if promoted.len() > 0 {
-            let doomed = self.design.activate(&self.lists, promoted.pages());
-            self.remove_doomed(&doomed);
+            let mut doomed = self.design.activate(&self.lists, promoted.pages());
+            self.remove_doomed(doomed.pages_mut());
         }
     }
 

@@ -169,6 +169,10 @@ impl Nodes {
         Ok(nodes)
     }
 
+    pub(super) fn populate(&self) -> Result<()> {
+        self.table.populate()
+    }
+
     #[cfg(not(feature = "loom"))]
     pub(super) fn resident_bytes(&self) -> usize {
         self.table.resident_bytes()

@@ -26,6 +26,11 @@ impl Pagevec {
         self.len
     }
 
+    /// The pages, to be put into another order.
+    pub(super) fn pages_mut(&mut self) -> &mut [u32] {
+        &mut self.pages[..self.len]
+    }
+
     /// The pages, in the order they came in.
     #[inline]
     pub(super) fn pages(&self) -> &[u32] {

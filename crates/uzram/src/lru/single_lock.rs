@@ -6,6 +6,7 @@ use super::Options;
 use super::counts::LruGuard;
 use super::design::{All, Design, Lists};
 use super::node::{DOOMED, LISTS, List, Place};
+use super::pagevec::Pagevec;
 
 /// Pages that are taken out under one hold: the kernel's, when it frees many (`SWAP_CLUSTER_MAX`).
 const HELD_PAGES: usize = 32;
@@ -48,8 +49,8 @@ impl Design for SingleLock {
         SingleLock { lru_lock: Mutex::new(&classes::LRU_LOCK, ()) }
     }
 
-    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Vec<u32> {
-        let mut doomed = Vec::new();
+    fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec {
+        let mut doomed = Pagevec::EMPTY;
         let mut locked = self.lock(lists);
         for (list, pages) in LISTS.into_iter().zip(pages) {
             for page in pages {
@@ -62,8 +63,8 @@ impl Design for SingleLock {
         doomed
     }
 
-    fn activate(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
-        let mut doomed = Vec::new();
+    fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec {
+        let mut doomed = Pagevec::EMPTY;
         let mut locked = self.lock(lists);
         for page in pages {
             if !lists.claim_promoted(*page) {
@@ -79,21 +80,23 @@ impl Design for SingleLock {
         doomed
     }
 
-    fn remove(&self, lists: &Lists, pages: &[u32]) -> Vec<u32> {
-        let mut revived = Vec::new();
-        for pages in pages.chunks(HELD_PAGES) {
+    fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize {
+        let mut revived = 0;
+        for start in (0..pages.len()).step_by(HELD_PAGES) {
             let _locked = self.lock(lists);
             let mut left = [0; LISTS.len()];
-            for page in pages {
-                let state = lists.nodes.state(*page);
+            for at in start..pages.len().min(start + HELD_PAGES) {
+                let page = pages[at];
+                let state = lists.nodes.state(page);
                 let Place::On(list) = state.place() else { continue };
                 if !state.has(DOOMED) {
                     continue;
                 }
-                lists.unlink(*page);
+                lists.unlink(page);
                 left[list as usize] += 1;
-                if lists.unlinked_doomed(*page) {
-                    revived.push(*page);
+                if lists.unlinked_doomed(page) {
+                    pages.swap(revived, at);
+                    revived += 1;
                 }
             }
             lists.counts.removed(left);

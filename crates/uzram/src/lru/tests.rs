@@ -242,7 +242,7 @@ fn keeps_its_order_among_threads<D: Design>(batching: Batching) {
                                     }
                                 }
                                 _ => {
-                                    lru.remove_doomed(&doomed);
+                                    lru.remove_doomed(&mut doomed);
                                     doomed.clear();
                                     let mut out = Vec::new();
                                     lru.isolate(random.below(20), &mut out);
@@ -261,7 +261,7 @@ fn keeps_its_order_among_threads<D: Design>(batching: Batching) {
                                 }
                             }
                         }
-                        lru.remove_doomed(&doomed);
+                        lru.remove_doomed(&mut doomed);
                     })
                 })
                 .collect();
@@ -284,17 +284,17 @@ fn bulk_removal<D: Design>(batching: Batching) {
     (0..4096).for_each(|page| lru.add(page));
     lru.drain_all();
     assert_eq!(lru.len(List::Inactive), 4096);
-    let range: Vec<u32> = (1000..2000).filter(|page| lru.doom(*page)).collect();
+    let mut range: Vec<u32> = (1000..2000).filter(|page| lru.doom(*page)).collect();
     assert_eq!(range.len(), 1000);
-    lru.remove_doomed(&range);
+    lru.remove_doomed(&mut range);
     check(&lru);
     assert_eq!(lru.len(List::Inactive), 3096);
     // What has contents again stays.
-    let (odd, all): (Vec<u32>, Vec<u32>) =
+    let (odd, mut all): (Vec<u32>, Vec<u32>) =
         ((0..1000).filter(|page| page % 2 == 1).collect(), (0..1000).collect());
     assert!(all.iter().all(|page| lru.doom(*page)));
     odd.iter().for_each(|page| lru.add(*page));
-    lru.remove_doomed(&all);
+    lru.remove_doomed(&mut all);
     check(&lru);
     assert_eq!(lru.len(List::Inactive), 2596);
     let mut out = Vec::new();

@@ -49,6 +49,19 @@ impl<P: Policy> Cache<P> {
         Ok(Cache(inner))
     }
 
+    /// Has the cache's own tables in memory from now on, so that nobody waits for it who takes or frees
+    /// objects.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    pub fn populate(&self) -> Result<()> {
+        let Inner { core, front, .. } = &*self.0;
+        core.slabs.populate()?;
+        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        self.0.checked.populate()?;
+        front.populate()
+    }
+
     /// Takes an object.
     ///
     /// # Errors

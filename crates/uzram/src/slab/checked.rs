@@ -23,6 +23,11 @@ impl Checked {
         Ok(Checked { in_use: Table::new((places / 64 + 1) as usize)? })
     }
 
+    /// As [`super::Cache::populate`].
+    pub(super) fn populate(&self) -> Result<()> {
+        self.in_use.populate()
+    }
+
     /// An object leaves the cache.
     ///
     /// # Errors

@@ -40,6 +40,14 @@ pub trait Front<F: Freeze>: Send + Sync + Sized {
     /// `Invalid` for an option that cannot be.
     fn new(core: &Core<F>) -> Result<Self>;
 
+    /// Has all of its memory there from now on.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    fn populate(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// The fast path of an allocation, where it is open.
     fn pop(&self, core: &Core<F>) -> Option<u32>;
 

@@ -103,6 +103,16 @@ impl Cells {
         Ok(cells)
     }
 
+    /// Has the words of this machine's CPUs and all sheaves in memory from now on.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    pub(super) fn populate(&self) -> Result<()> {
+        // Before the word of CPU 0 are those of -2 and -1, and what a closed word leads to.
+        self.cells.populate_range(0..(3 + cpu::possible()) * WORD_CELLS)?;
+        self.cells.populate_range(FIRST_CELL..self.cells.len())
+    }
+
     /// Objects that a sheaf has room for.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity

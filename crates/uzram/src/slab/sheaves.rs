@@ -70,6 +70,10 @@ impl<F: Freeze> Front<F> for Sheaved {
         })
     }
 
+    fn populate(&self) -> Result<()> {
+        self.cells.populate()
+    }
+
     #[inline]
     fn pop(&self, _: &Core<F>) -> Option<u32> {
         self.cells.pop()

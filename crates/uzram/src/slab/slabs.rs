@@ -196,6 +196,15 @@ impl Slabs {
         })
     }
 
+    /// Has the tables in memory from now on, as far as slabs are numbered.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    pub(super) fn populate(&self) -> Result<()> {
+        self.slabs.populate()?;
+        self.origins.populate_range(0..self.first_page_of_names(self.max_slabs).min(self.origins.len()))
+    }
+
     /// How many slabs there may be.
     #[cfg(all(debug_assertions, not(feature = "loom")))]
     pub(super) fn max_slabs(&self) -> u64 {

@@ -46,6 +46,14 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
         })
     }
 
+    /// As [`Cache::populate`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn populate(&self) -> Result<()> {
+        self.cache.populate()
+    }
+
     /// Puts a value into an object of its own, and answers the object's name.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::base::error::Result;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES};
 use crate::base::sync::{Arc, Counter};
-use crate::base::thread::{join, spawn};
+use crate::base::thread::{join, spawn, touch_stack};
 use crate::zsmalloc::{AnyPool, Budget, Effort};
 
 /// How often it is looked whether compaction is worth it.
@@ -86,6 +86,10 @@ impl Drop for Maintenance {
 
 impl Shared {
     fn run(&self) {
+        if self.arena.has_reserve() {
+            // Writers may wait for a lock that it has.
+            touch_stack();
+        }
         let mut wait = Some(LOOK_EVERY);
         let mut last_step = Instant::now();
         loop {
@@ -100,7 +104,8 @@ impl Shared {
             let percent = self.threshold_percent.get();
             let since = last_step.elapsed();
             if percent == 0 {
-                wait = None;
+                // Frees tell of free chunks only, not of what keeps some from being free.
+                wait = self.arena.has_reserve().then_some(LOOK_EVERY);
             } else if wait.is_none_or(|wait| since >= wait) {
                 last_step = Instant::now();
                 wait = Some(if self.step(percent, since) { STEP_EVERY } else { LOOK_EVERY });
@@ -125,7 +130,7 @@ impl Shared {
         let beyond = |pages: u64, of: u64| pages * 100 > of * percent;
         let all_pages = used_pages + self.arena.used_pages(Account::Slab);
         let chunk_pages = u64::from(CHUNK_PAGES);
-        let held = (self.arena.chunks_held() * chunk_pages).saturating_sub(SPARE_CHUNKS * chunk_pages);
+        let held = (self.arena.chunks_in_use() * chunk_pages).saturating_sub(SPARE_CHUNKS * chunk_pages);
         beyond(self.pool.freeable_pages(), used_pages) || beyond(held.saturating_sub(all_pages), all_pages)
     }
 }

@@ -13,6 +13,8 @@
 mod maintenance;
 mod policy;
 mod recompress;
+#[cfg(not(feature = "loom"))]
+mod reserve;
 mod slot;
 mod stats;
 mod stream;
@@ -48,6 +50,8 @@ use policy::Keeper;
 pub use policy::PolicyThread;
 pub use policy::{Policy, Reclaim};
 pub use recompress::{BlockState, Candidates, Recompression};
+#[cfg(not(feature = "loom"))]
+use reserve::Refiller;
 pub use slot::PageState;
 use slot::{Backed, Contents, SlotGuard, Slots};
 use stats::Counters;
@@ -129,6 +133,9 @@ pub struct Config {
     pub checksum: bool,
     /// The most memory, as [`Stats::charged_pages`] counts it; 0 for no limit.
     pub limit_pages: u64,
+    /// Free memory that is kept ready, in pages, rounded up to chunks: with it no read, write or discard waits for
+    /// the system's; 0 for none.
+    pub reserve_pages: u64,
     /// Pages that the CPUs' caches of free runs move at a time; 0 for none.
     pub run_cache_batch_pages: usize,
     /// How threads share compression streams.
@@ -159,6 +166,7 @@ impl Config {
             lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
             checksum: false,
             limit_pages: 0,
+            reserve_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
             streams: Design::PerCpu,
             stream_alloc: StreamAlloc::Held,
@@ -191,6 +199,9 @@ pub struct Store {
     // Models start no threads of their own.
     #[cfg(not(feature = "loom"))]
     maintenance: Maintenance,
+    /// Where there is a reserve.
+    #[cfg(not(feature = "loom"))]
+    _refiller: Option<Refiller>,
 }
 
 impl Store {
@@ -202,8 +213,12 @@ impl Store {
         if config.pages == 0 || config.pages > MAX_PAGES {
             return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
         }
-        let reserve_bytes = pages_to_bytes(config.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
-        let arena = Arc::new(Arena::new(reserve_bytes)?);
+        let address_bytes = pages_to_bytes(config.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
+        let is_ready = config.reserve_pages > 0;
+        let arena = Arc::new(match config.reserve_pages {
+            0 => Arena::new(address_bytes)?,
+            pages => Arena::with_reserve(address_bytes, pages)?,
+        });
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let options = zsmalloc::Options {
@@ -217,7 +232,7 @@ impl Store {
         let lru = AnyLru::new(config.lru_design, &lru_options)?;
         let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?);
         let stream_bytes = Arc::new(Counter::new(0));
-        let codec = |algorithm: &Algorithm| Codec::new(algorithm, config.streams, &stream_bytes);
+        let codec = |algorithm: &Algorithm| Codec::new(algorithm, config.streams, is_ready, &stream_bytes);
         let primary = codec(&config.algorithm)?;
         let mut recompression = [const { None }; MAX_RECOMPRESSION];
         for (place, algorithm) in recompression.iter_mut().zip(&config.recompression) {
@@ -232,10 +247,24 @@ impl Store {
             config.compact_threshold_percent,
             config.compact_rate_bytes,
         )?;
+        let slots = Slots::new(config.pages)?;
+        #[cfg(not(feature = "loom"))]
+        let refiller = if is_ready {
+            let lru_bytes = lru.as_ref().map_or(0, AnyLru::max_bytes);
+            reserve::check_fits(slots.max_bytes() + lru_bytes, arena.reserve_pages())?;
+            slots.populate()?;
+            lru.as_ref().map_or(Ok(()), AnyLru::populate)?;
+            pool.populate()?;
+            Some(Refiller::start(&config.name, Arc::clone(&pool), Arc::clone(&arena))?)
+        } else {
+            None
+        };
         let store = Store {
             #[cfg(not(feature = "loom"))]
             maintenance,
-            slots: Slots::new(config.pages)?,
+            #[cfg(not(feature = "loom"))]
+            _refiller: refiller,
+            slots,
             codec: primary,
             recompression,
             stream_bytes,
@@ -325,7 +354,8 @@ impl Store {
     /// Writes a page.
     ///
     /// # Errors
-    /// `NoSpace` when the limit is met and nothing leaves, `NoMemory` when the system gives no more; `WouldBlock`,
+    /// `NoSpace` when the limit is met and nothing leaves, `NoMemory` when the system gives no more, or the reserve
+    /// is drained that there is instead; `WouldBlock`,
     /// which counts as no write, when the limit is met, pages can leave, and that is not to be waited for. The page
     /// keeps its old contents.
     #[inline]
@@ -394,12 +424,12 @@ impl Store {
                 count += 1;
             }
             if let Some(lru) = self.lru.as_ref().filter(|_| count == DOOMED_AT_ONCE) {
-                lru.remove_doomed(&doomed);
+                lru.remove_doomed(&mut doomed);
                 count = 0;
             }
         }
         if let Some(lru) = &self.lru {
-            lru.remove_doomed(&doomed[..count]);
+            lru.remove_doomed(&mut doomed[..count]);
         }
     }
 
@@ -421,6 +451,9 @@ impl Store {
             charged_pages: arena.charged_pages(),
             chunk_pages: arena.chunks_held() * u64::from(CHUNK_PAGES),
             limit_pages: arena.limit_pages(),
+            reserve_pages: arena.reserve_pages(),
+            reserve_free_pages: arena.reserve_free_pages(),
+            reserve_drained: counters.sum(|share| &share.reserve_drained),
             same_pages: counters.sum(|share| &share.same_pages),
             huge_pages: counters.sum(|share| &share.huge_pages),
             huge_pages_since: counters.sum(|share| &share.huge_pages_since),
@@ -441,7 +474,7 @@ impl Store {
     /// Packs the pool's objects together, gives back what that frees, and answers how many pages it was.
     pub fn compact(&self) -> u64 {
         let freed = self.pool.compact(Effort::Tight, &mut Budget::unlimited());
-        self.arena.release_free();
+        self.arena.release_kept();
         freed
     }
 
@@ -484,6 +517,7 @@ impl Store {
             + device_bytes
             + self.stream_bytes.get() as usize
             + self.counters.bytes()
+            + self.arena.reserve_table_bytes()
     }
 
     /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with
@@ -637,7 +671,7 @@ impl Store {
         let listing = self.switch_but_list(slot, page, new);
         match &self.lru {
             Some(lru) if listing == Listing::New => lru.queue(page as u32),
-            Some(lru) if listing == Listing::Doomed => lru.remove_doomed(&[page as u32]),
+            Some(lru) if listing == Listing::Doomed => lru.remove_doomed(&mut [page as u32]),
             _ => {}
         }
     }
@@ -707,6 +741,9 @@ impl Store {
     fn count_write(&self, done: Result<()>) -> Result<()> {
         self.keeper.look(&self.arena);
         let share = self.counters.local();
+        if done.as_ref().is_err_and(|error| error.setting() == Some("reserve")) {
+            share.reserve_drained.add(1);
+        }
         count(done, &share.pages_written, &share.failed_writes)
     }
 }

@@ -202,6 +202,11 @@ impl Slots {
         self.table.len() as u64
     }
 
+    /// Has all slots in memory from now on.
+    pub(super) fn populate(&self) -> Result<()> {
+        self.table.populate()
+    }
+
     pub(super) fn max_bytes(&self) -> usize {
         self.table.max_bytes() + size_of_val(&*self.touched)
     }

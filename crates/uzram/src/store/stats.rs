@@ -25,6 +25,12 @@ pub struct Stats {
     pub chunk_pages: u64,
     /// The limit; 0 for none.
     pub limit_pages: u64,
+    /// Pages of the reserve when it is full; 0 without one.
+    pub reserve_pages: u64,
+    /// Pages of the free chunks that it has now.
+    pub reserve_free_pages: u64,
+    /// Writes that failed because it was drained.
+    pub reserve_drained: u64,
     /// Pages that are one word, repeated.
     pub same_pages: u64,
     /// Pages stored as they are.
@@ -66,6 +72,7 @@ pub(super) struct Share {
     pub(super) pages_written: Counter,
     pub(super) failed_reads: Counter,
     pub(super) failed_writes: Counter,
+    pub(super) reserve_drained: Counter,
     pub(super) notify_free: Counter,
     pub(super) writestall: Counter,
     pub(super) pages_recompressed: Counter,

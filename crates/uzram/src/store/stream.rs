@@ -3,9 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::base::error::{Error, Result};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter};
-use crate::base::units::Page;
+use crate::base::units::{PAGE_SIZE, Page};
 use crate::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES, StatelessDecoder};
 use crate::stream::{AnyStreams, Design, Streams};
 
@@ -25,10 +26,33 @@ impl Stream {
         })
     }
 
+    /// Has all of its memory touched, by coding pages of several kinds.
+    fn warm_up(&mut self) {
+        let mut random = Random::new(0);
+        let (mut page, mut decoded) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
+        for kind in 0..WARM_UP_PAGES {
+            // From nothing but random bytes to hardly any, with words that come again in between.
+            let words = 2 + kind * 37 % 400;
+            let random_bytes = PAGE_SIZE * (WARM_UP_PAGES - kind) / WARM_UP_PAGES;
+            for (at, byte) in page.iter_mut().enumerate() {
+                let word = (at / 7 * (1 + kind)) % words;
+                *byte = if at < random_bytes { random.next() as u8 } else { (word * 31 + at % 7) as u8 };
+            }
+            if let Some(len) = self.encoder.encode(&page, &mut self.compressed) {
+                // What was encoded just now decodes.
+                let _ = self.decoder.decode(&self.compressed[..len], &mut decoded);
+            }
+        }
+        self.compressed.fill(1);
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.encoder.state_bytes() + self.decoder.state_bytes() + self.compressed.len()
     }
 }
+
+/// Pages by which a stream is warmed up.
+const WARM_UP_PAGES: usize = 32;
 
 /// An algorithm and its streams.
 pub(super) struct Codec {
@@ -39,16 +63,29 @@ pub(super) struct Codec {
 
 impl Codec {
     /// The codec of `algorithm`. What its streams take, and what they share, is added to `bytes`, now and
-    /// whenever a spare stream is made.
-    pub(super) fn new(algorithm: &Algorithm, design: Design, bytes: &Arc<Counter>) -> Result<Self> {
+    /// whenever a spare stream is made; that is now if they are `ready`, with all of their memory, before any is used.
+    pub(super) fn new(
+        algorithm: &Algorithm,
+        design: Design,
+        ready: bool,
+        bytes: &Arc<Counter>,
+    ) -> Result<Self> {
         bytes.add(algorithm.shared_bytes() as u64);
         let (of_streams, bytes) = (algorithm.clone(), Arc::clone(bytes));
         let make = move || {
-            let stream = Stream::new(&of_streams)?;
+            let mut stream = Stream::new(&of_streams)?;
+            if ready {
+                stream.warm_up();
+            }
             bytes.add(stream.bytes() as u64);
             Ok::<_, Error>(stream)
         };
         let streams = AnyStreams::new(design, make)?;
+        if ready && !streams.make_spares() {
+            return Err(
+                Error::new(ErrorKind::NoMemory, "no memory for spare streams").with_setting("reserve")
+            );
+        }
         Ok(Codec { streams, stateless_decoder: algorithm.stateless_decoder() })
     }
 

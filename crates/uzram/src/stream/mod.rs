@@ -60,6 +60,16 @@ impl<S> AnyStreams<S> {
     }
 }
 
+impl<S> AnyStreams<S> {
+    /// Makes all streams now that may be needed, and answers whether that could be done.
+    pub fn make_spares(&self) -> bool {
+        match self {
+            AnyStreams::PerCpu(streams) => streams.make_spares(),
+            AnyStreams::IdleList(_) => true,
+        }
+    }
+}
+
 impl<S> Streams<S> for AnyStreams<S> {
     #[inline]
     fn with<R>(&self, f: impl FnOnce(&mut S) -> R) -> R {

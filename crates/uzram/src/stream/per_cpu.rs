@@ -44,6 +44,17 @@ impl<S> PerCpu<S> {
         })
     }
 
+    /// Makes the spare streams now that there are not yet, and answers whether that could be done.
+    pub fn make_spares(&self) -> bool {
+        self.spares.iter().all(|spare| {
+            let mut spare = spare.lock();
+            if spare.is_none() {
+                *spare = (self.make)();
+            }
+            spare.is_some()
+        })
+    }
+
     #[inline]
     fn take(&self) -> Taken<'_, S> {
         let cpu = cpu::current();

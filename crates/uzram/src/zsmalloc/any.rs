@@ -1,6 +1,6 @@
 //! A pool of any design, chosen while the program runs.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
@@ -92,6 +92,16 @@ impl AnyPool {
     /// As [`RawPool::class_bytes`].
     pub fn class_bytes(&self, len: usize) -> usize {
         each!(AnyPool::self, pool => pool.class_bytes(len))
+    }
+
+    /// As [`RawPool::populate`].
+    pub fn populate(&self) -> Result<()> {
+        each!(AnyPool::self, pool => pool.populate())
+    }
+
+    /// As [`RawPool::populate_for`].
+    pub fn populate_for(&self, pages: Range<u32>) -> Result<()> {
+        each!(AnyPool::self, pool => pool.populate_for(pages))
     }
 
     /// As [`RawPool::store`].

@@ -22,7 +22,7 @@ impl<D: Design> RawPool<D> {
     pub(super) fn empty_chunks(&self, budget: &mut Budget) -> i64 {
         let (mut freed, mut most, mut kept) = (0, usize::MAX, Vec::new());
         for _ in 0..ROUNDS {
-            let held = self.arena.chunks_held();
+            let held = self.arena.chunks_in_use();
             let hidden = self.arena.hide_sparse_chunks(Account::Pool, most, &kept);
             for class in 0..self.classes.iter().len() {
                 freed += self.leave_chunks(class as u8, &hidden, budget);
@@ -32,7 +32,7 @@ impl<D: Design> RawPool<D> {
             if chosen.is_empty() || budget.is_spent() {
                 break;
             }
-            if self.arena.chunks_held() < held {
+            if self.arena.chunks_in_use() < held {
                 continue;
             }
             // Each lacked runs of the right length. They may find them in one another, or others in them.

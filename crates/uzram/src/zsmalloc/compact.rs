@@ -18,7 +18,7 @@ use crate::base::sync::Timed;
 
 use super::class::SizeClass;
 use super::design::{Design, Locks, Still};
-use super::free::{Emptied, FREE_TAG};
+use super::free::{EmptiedList, FREE_TAG};
 use super::lru::End;
 use super::raw::RawPool;
 use super::word::{Cell, Object};
@@ -128,13 +128,17 @@ impl<D: Design> RawPool<D> {
         let shape = self.classes.get(class);
         let (mut freed, mut stuck, mut met_limit) = (0, 0, false);
         while stuck < STUCK_ZSPAGES && !budget.is_spent() {
-            let (mut emptied, mut last) = (Vec::new(), None);
+            let (mut emptied, mut last) = (EmptiedList::new(), None);
             let mut lists = self.still(class);
             let pages_before = lists.pages_used as i64;
             while let Some((from, to)) = self.pair(&mut lists, shape, effort) {
                 let outcome = self.move_objects(&mut lists, from, to, budget, &mut emptied);
                 last = Some(outcome);
                 if !matches!(outcome, Outcome::Emptied | Outcome::Filled) {
+                    break;
+                }
+                if emptied.is_nearly_full() {
+                    last = Some(Outcome::Yield);
                     break;
                 }
             }
@@ -193,7 +197,7 @@ impl<D: Design> RawPool<D> {
         budget: &mut Budget,
     ) -> i64 {
         let pages_before = lists.pages_used as i64;
-        let mut emptied = Vec::new();
+        let mut emptied = EmptiedList::new();
         // SAFETY: the zspage is the caller's, then in the lists, which are locked.
         unsafe { self.zspages.get(new) }.let_go();
         lists.insert(&self.zspages, new, 0);
@@ -224,7 +228,7 @@ impl<D: Design> RawPool<D> {
         from: u32,
         to: u32,
         budget: &mut Budget,
-        emptied: &mut Vec<Emptied>,
+        emptied: &mut EmptiedList,
     ) -> Outcome {
         // SAFETY: the lists lead to it, and are locked.
         let source = unsafe { self.zspages.get(from) };
@@ -242,7 +246,7 @@ impl<D: Design> RawPool<D> {
             // SAFETY: `take` held it, and its object is in use.
             unsafe { self.zspages.get(to) }.let_go();
             if !cell.relocate(object, place) {
-                emptied.extend(self.put(lists, place));
+                self.put(lists, place).into_iter().for_each(|place| emptied.push(place));
                 return Outcome::Stuck;
             }
             budget.spend(u64::from(shape.size_bytes));

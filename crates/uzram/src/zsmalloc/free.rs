@@ -20,6 +20,34 @@ pub(super) struct Emptied {
     committed: u8,
 }
 
+/// Some of them, collected under a class's lock, where nothing is to be allocated.
+pub(super) struct EmptiedList {
+    some: [Option<Emptied>; EmptiedList::MOST],
+    len: usize,
+}
+
+impl EmptiedList {
+    const MOST: usize = 64;
+
+    pub(super) fn new() -> Self {
+        EmptiedList { some: [None; EmptiedList::MOST], len: 0 }
+    }
+
+    /// Whether there is no room for the two that moving the objects of a zspage may leave.
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.len + 2 > EmptiedList::MOST
+    }
+
+    pub(super) fn push(&mut self, emptied: Emptied) {
+        self.some[self.len] = Some(emptied);
+        self.len += 1;
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Emptied> {
+        self.some[..self.len].iter().flatten()
+    }
+}
+
 impl<D: Design> RawPool<D> {
     /// Frees an object, at once or when its last reader is done.
     ///
@@ -135,7 +163,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Gives the memory of zspages back, all at once.
-    pub(super) fn give_back_all(&self, emptied: &[Emptied]) {
+    pub(super) fn give_back_all(&self, emptied: &EmptiedList) {
         let runs: Vec<_> = emptied.iter().map(|emptied| self.give_descriptor_back(*emptied)).collect();
         if !runs.is_empty() {
             self.counts.count(|share| &share.runs_freed);

@@ -4,6 +4,8 @@
 //! start at: `[page after | page before]`, each one more than the page, and 0 for none. Another table has
 //! the classes, so that a zspage of the list can be locked. The lock comes after a class's.
 
+use std::ops::Range;
+
 use crate::base::error::Result;
 use crate::base::mem::Table;
 use crate::base::sync::{AtomicU32, AtomicU64, Mutex, Ordering, classes};
@@ -40,6 +42,12 @@ impl Lru {
             links: Table::new(pages)?,
             classes: Table::new(pages)?,
         })
+    }
+
+    /// Has what belongs to these pages in memory from now on.
+    pub(super) fn populate(&self, pages: Range<usize>) -> Result<()> {
+        self.links.populate_range(pages.clone())?;
+        self.classes.populate_range(pages)
     }
 
     /// How many zspages are in the list.

@@ -1,6 +1,6 @@
 //! The pool itself, its handles being numbers: who uses one vouches for it.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::ptr::NonNull;
 
 use crate::base::cpu::prefetch;
@@ -110,6 +110,25 @@ impl<D: Design> RawPool<D> {
             classes,
             arena,
         })
+    }
+
+    /// Has the tables in memory from now on whose size does not depend on the arena's.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    pub fn populate(&self) -> Result<()> {
+        self.handles.populate()?;
+        self.zspages.populate()
+    }
+
+    /// Has what belongs to these pages of the arena in memory from now on.
+    ///
+    /// # Errors
+    /// As [`RawPool::populate`].
+    pub fn populate_for(&self, pages: Range<u32>) -> Result<()> {
+        let pages = pages.start as usize..pages.end as usize;
+        self.lru.as_ref().map_or(Ok(()), |lru| lru.populate(pages.clone()))?;
+        self.page_table.populate_range(pages)
     }
 
     /// What an object of `len` bytes, 1 to 4096, takes: its size class's size, in bytes.

@@ -129,6 +129,11 @@ impl Descriptors {
         Typed::new(arena, options).map(Descriptors)
     }
 
+    /// As [`Typed::populate`].
+    pub(super) fn populate(&self) -> Result<()> {
+        self.0.populate()
+    }
+
     /// Takes a descriptor that nobody else knows yet.
     pub(super) fn alloc(&self, descriptor: Descriptor, gfp: Gfp) -> Result<u32> {
         self.0.insert(descriptor, gfp)

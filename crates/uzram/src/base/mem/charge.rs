@@ -81,7 +81,9 @@ impl Arena {
     /// below it only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.limit_pages.set(pages);
-        if pages > 0 && self.charged_pages() > pages {
+        if self.has_reserve() {
+            self.fit_reserve_to_limit();
+        } else if pages > 0 && self.charged_pages() > pages {
             self.release_free();
         }
     }

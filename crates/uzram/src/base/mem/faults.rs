@@ -58,6 +58,11 @@ impl Arena {
         faults.as_ref().is_some_and(|faults| !matches!(faults, Faults::Past))
     }
 
+    /// Whether refilling the reserve fails.
+    pub fn hold_refills(&self, hold: bool) {
+        self.holds_refills.set(u64::from(hold));
+    }
+
     pub(super) fn inject(&self, fault: fn(&mut Faults) -> Option<Error>) -> Result<()> {
         let mut faults = self.faults.lock().expect("no panic under it");
         faults.as_mut().and_then(fault).map_or(Ok(()), Err)

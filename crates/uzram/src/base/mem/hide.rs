@@ -94,6 +94,11 @@ impl Arena {
         (0..chunks).filter(|chunk| self.chunk_is_resident(*chunk)).count() as u64
     }
 
+    /// Those of them that are not free chunks of a reserve.
+    pub fn chunks_in_use(&self) -> u64 {
+        self.chunks_held().saturating_sub(self.reserve_free_pages() / u64::from(CHUNK_PAGES))
+    }
+
     /// Whether a page lies in a hidden chunk. Exact for those who hold a run cache's lock.
     #[inline]
     pub(super) fn is_hidden(&self, page: u32) -> bool {
@@ -114,24 +119,34 @@ impl Arena {
         let mut surveys = Vec::new();
         let mut chunk = 0;
         loop {
+            // Collected apart: nothing is allocated under the lock.
+            let mut lot = [const { None }; CHUNKS_PER_HOLD];
             let inner = self.inner.lock();
             let chunks = inner.runs.chunks();
+            let some = chunk..chunks.min(chunk + CHUNKS_PER_HOLD);
+            lot.iter_mut().zip(some).for_each(|(survey, chunk)| *survey = inner.runs.survey(account, chunk));
+            drop(inner);
             if chunk >= chunks || surveys.try_reserve(CHUNKS_PER_HOLD).is_err() {
                 return surveys;
             }
-            let lot = chunk..chunks.min(chunk + CHUNKS_PER_HOLD);
-            surveys.extend(lot.filter_map(|chunk| inner.runs.survey(account, chunk)));
+            surveys.extend(lot.into_iter().flatten());
             chunk += CHUNKS_PER_HOLD;
         }
     }
 
     /// Ends the hiding of a chunk, and gives the memory of its free pages back.
     fn show(&self, chunk: usize) {
-        self.release_chunk(&self.reclaim.lock(), chunk);
+        if !self.has_reserve() {
+            self.release_chunk(&self.reclaim.lock(), chunk);
+        }
         let mut inner = self.inner.lock();
         inner.runs.show(chunk);
         let (word, bit) = self.hidden_bit(chunk as u32 * CHUNK_PAGES);
         self.hidden[word].fetch_and(!bit, Ordering::Relaxed);
+        if self.has_reserve() {
+            drop(inner);
+            self.release_chunk_if_surplus(chunk);
+        }
     }
 }
 

@@ -1,6 +1,8 @@
 //! The only door to mmap, mprotect, madvise and mincore.
 
 use std::ptr::NonNull;
+// Of memory as it is, which loom does not model.
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
@@ -23,6 +25,14 @@ unsafe impl Sync for Mapping {}
 /// The host's page size: what the system gives and takes is a multiple of it.
 pub(crate) fn host_page_bytes() -> usize {
     rustix::param::page_size()
+}
+
+/// The memory of this machine, in bytes; as good as unlimited where the system does not say.
+#[cfg(not(feature = "loom"))]
+pub(crate) fn machine_bytes() -> u64 {
+    // SAFETY: it takes a number, and answers one.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    u64::try_from(pages).map_or(u64::MAX, |pages| pages.saturating_mul(host_page_bytes() as u64))
 }
 
 /// Whether a new mapping can be touched at once.
@@ -87,6 +97,41 @@ impl Mapping {
         // SAFETY: the range lies inside this mapping, and more access invalidates nothing.
         let enabled = unsafe { rustix::mm::mprotect(start, len, MprotectFlags::READ | MprotectFlags::WRITE) };
         enabled.map_err(|_| Error::new(ErrorKind::NoMemory, "the system gave no memory"))
+    }
+
+    /// Makes a page-aligned part, which is readable and writable, resident. What is there stays, and others
+    /// may use it meanwhile.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none; some of the part may be resident then.
+    pub(super) fn populate(&self, offset: usize, len: usize) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range lies inside this mapping, and the advice changes no contents.
+        match unsafe { rustix::mm::madvise(self.part(offset, len), len, Advice::LinuxPopulateWrite) } {
+            // Before Linux 5.14.
+            Err(Errno::INVAL) => self.touch(offset, len),
+            Err(error) => {
+                let what = format!("the system gave no memory: {error}");
+                return Err(Error::new(ErrorKind::NoMemory, what));
+            }
+            Ok(()) => {}
+        }
+        Ok(())
+    }
+
+    /// [`Mapping::populate`] by writing to each page what is there.
+    pub(super) fn touch(&self, offset: usize, len: usize) {
+        let start = self.part(offset, len).cast::<u8>();
+        for at in (0..len).step_by(host_page_bytes()) {
+            // SAFETY: the byte lies in the part, which can be written to, and is changed by nothing but whole
+            // instructions meanwhile.
+            let byte = unsafe { AtomicU8::from_ptr(start.add(at)) };
+            let value = byte.load(Ordering::Relaxed);
+            // If it is another meanwhile, somebody else has written to the page.
+            let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     /// Gives the memory of a part back to the system, which reads as zeros afterwards, and says

@@ -21,6 +21,9 @@
 //! Who can move the contents of runs empties chunks: [`Arena::hide_sparse_chunks`] chooses them and
 //! keeps them from filling up again meanwhile.
 //!
+//! An arena with a *reserve* ([`Arena::with_reserve`]) deals in whole chunks, which are there or are not:
+//! nobody who takes runs and touches their pages then waits for memory.
+//!
 //! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
 //! be called with any lock held. The others are not to be called under a size class's lock.
 
@@ -30,6 +33,7 @@ mod faults;
 mod hide;
 mod map;
 mod release;
+mod reserve;
 mod run_cache;
 mod runs;
 mod table;
@@ -40,6 +44,7 @@ mod tests;
 
 pub use charge::Full;
 pub use hide::Hidden;
+pub use reserve::MIN_RESERVE_CHUNKS;
 pub use run_cache::MAX_BATCH_PAGES;
 pub use runs::{CHUNK_PAGES, MAX_RUN_PAGES};
 pub use table::{Entry, Table};
@@ -51,6 +56,8 @@ use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use std::thread::Thread;
 
 use charge::Usages;
+#[cfg(not(feature = "loom"))]
+pub(crate) use map::machine_bytes;
 pub(crate) use map::{Access, Mapping, host_page_bytes};
 use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
@@ -107,6 +114,12 @@ pub struct Arena {
     /// Held while memory goes back: who needs some waits for it here, instead of failing.
     reclaim: Mutex<()>,
     usage: Padded<Usages>,
+    /// Chunks that are to be free and present; 0 without a reserve.
+    reserve_chunks: usize,
+    /// What is in memory of the arena's own tables for that, whatever is in use.
+    reserve_table_bytes: usize,
+    #[cfg(test)]
+    holds_refills: Counter,
     #[cfg(test)]
     faults: std::sync::Mutex<Option<faults::Faults>>,
 }
@@ -123,6 +136,10 @@ struct Inner {
     releaser: Option<Thread>,
     /// Whether it was told that there is some, and has not looked since.
     releaser_is_told: bool,
+    /// Who fills the reserve.
+    refiller: Option<Thread>,
+    /// Whether it was told that something is missing, and has not filled it since.
+    refiller_is_told: bool,
 }
 
 impl Arena {
@@ -145,6 +162,10 @@ impl Arena {
             inner: Padded(Mutex::new(&classes::ARENA, Inner::default())),
             reclaim: Mutex::new(&classes::RECLAIM, ()),
             usage: Padded::default(),
+            reserve_chunks: 0,
+            reserve_table_bytes: 0,
+            #[cfg(test)]
+            holds_refills: Counter::new(0),
             #[cfg(test)]
             faults: std::sync::Mutex::default(),
         })
@@ -181,7 +202,10 @@ impl Arena {
         let run = |page| Run { page, pages: pages as u8 };
         let batch_pages = self.batch_pages.get() as usize;
         if batch_pages == 0 {
-            return self.take(&mut self.inner.lock(), pages, account, gfp).map(run);
+            let mut inner = self.inner.lock();
+            let taken = self.take(&mut inner, pages, account, gfp).map(run);
+            self.look_at_reserve(inner);
+            return taken;
         }
         let mut cache = self.caches.local().lock();
         if let Some(page) = cache.stack(account, pages).pop() {
@@ -198,6 +222,7 @@ impl Arena {
                 None => break,
             }
         }
+        self.look_at_reserve(inner);
         Ok(run(first))
     }
 
@@ -268,7 +293,8 @@ impl Arena {
     /// The memory that the arena's own tables take now; it grows with the arena.
     #[cfg(not(feature = "loom"))]
     pub fn table_resident_bytes(&self) -> usize {
-        self.resident.resident_bytes()
+        // With a reserve it is among what does not grow.
+        if self.has_reserve() { 0 } else { self.resident.resident_bytes() }
     }
 
     /// The bytes in memory by the system's own count, for checking [`Arena::charged_pages`].
@@ -299,10 +325,12 @@ impl Arena {
 
     /// Makes another chunk usable.
     fn grow(&self, inner: &mut Inner) -> Result<()> {
+        if self.has_reserve() {
+            return Err(self.drained(inner));
+        }
         let at = inner.runs.groups() * GROUP_PAGES as usize;
         if at >= self.reserved_pages() {
-            let what = "the device's address space is used up: its pool is too scattered";
-            return Err(Error::new(ErrorKind::NoSpace, what).with_setting("disksize"));
+            return Err(used_up());
         }
         self.mapping.enable(at * PAGE_SIZE, CHUNK_PAGES as usize * PAGE_SIZE)?;
         inner.runs.add_chunk()
@@ -338,4 +366,9 @@ impl Arena {
     fn chunk_is_resident(&self, chunk: usize) -> bool {
         groups_of(chunk).any(|group| self.resident[group].load(Ordering::Relaxed) != 0)
     }
+}
+
+fn used_up() -> Error {
+    let what = "the device's address space is used up: its pool is too scattered";
+    Error::new(ErrorKind::NoSpace, what).with_setting("disksize")
 }

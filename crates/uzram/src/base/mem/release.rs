@@ -29,8 +29,13 @@ impl Arena {
     }
 
     /// Gives the memory of all free runs back to the system, those in CPU caches included, and
-    /// waits for others that are doing so.
+    /// waits for others that are doing so. With a reserve only the CPU caches are emptied: the memory stays,
+    /// and nobody is waited for.
     pub fn release_free(&self) {
+        if self.has_reserve() {
+            self.flush_caches();
+            return;
+        }
         let reclaim = self.reclaim.lock();
         self.flush_caches();
         self.inner.lock().release_below = 0;
@@ -49,6 +54,10 @@ impl Arena {
     /// Gives memory back if more is kept than is worth it. For the registered releaser: others can
     /// free, allocate and wait for memory in between.
     pub fn release_surplus(&self) {
+        if self.has_reserve() {
+            self.release_surplus_chunks();
+            return;
+        }
         let (mut left, groups) = {
             let mut inner = self.inner.lock();
             inner.releaser_is_told = false;
@@ -68,6 +77,10 @@ impl Arena {
     /// After a free: gives memory back, or has it given back, if more is kept than is worth it.
     pub(super) fn deal_with_surplus(&self, mut inner: MutexGuard<'_, Inner>) {
         let keep = self.keep_pages();
+        if self.has_reserve() {
+            self.tell_of_surplus_chunks(inner, keep);
+            return;
+        }
         if inner.free_resident_pages <= keep {
             return;
         }
@@ -90,7 +103,7 @@ impl Arena {
     }
 
     /// The free pages whose memory is kept.
-    fn keep_pages(&self) -> u64 {
+    pub(super) fn keep_pages(&self) -> u64 {
         let used_pages: u64 = Account::ALL.into_iter().map(|account| self.used_pages(account)).sum();
         KEPT_FREE_PAGES.max(used_pages / USED_PER_KEPT_PAGE)
     }
@@ -183,7 +196,7 @@ impl Arena {
     }
 
     /// Of the withheld pages of a group those of `released` are in memory no more.
-    fn is_released(&self, group: usize, released: u64) {
+    pub(super) fn is_released(&self, group: usize, released: u64) {
         let before = self.resident[group].fetch_and(!released, Ordering::Relaxed);
         self.usage.charged_pages.sub(u64::from((before & released).count_ones()));
     }

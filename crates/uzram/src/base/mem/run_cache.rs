@@ -22,11 +22,25 @@ pub(super) fn batch_runs(batch_pages: usize, pages: usize) -> usize {
     (batch_pages / pages).max(1)
 }
 
+/// Has the capacity of a vector, which is empty, in memory; answers its bytes.
+pub(super) fn touch<T: Copy + Default>(empty: &mut Vec<T>) -> usize {
+    empty.resize(empty.capacity(), T::default());
+    // Not to be taken for something that nobody looks at.
+    std::hint::black_box(&mut *empty);
+    empty.clear();
+    empty.capacity() * size_of::<T>()
+}
+
 impl RunCache {
     /// An empty cache with room for two of the largest batches of every length, and one run more.
     pub(super) fn new() -> Self {
         let stack = |index: usize| Vec::with_capacity(2 * batch_runs(MAX_BATCH_PAGES, index + 1) + 1);
         RunCache { stacks: std::array::from_fn(|_| std::array::from_fn(stack)) }
+    }
+
+    /// Has the memory of the stacks, which are empty, touched; answers how many bytes that is.
+    pub(super) fn touch(&mut self) -> usize {
+        self.stacks.iter_mut().flatten().map(touch).sum()
     }
 
     /// The stack of an account's runs of `pages` pages.

@@ -12,6 +12,7 @@
 //! log2(chunks) steps. Free chunks have a tree of their own, and are taken last.
 
 use super::Account;
+use super::run_cache::touch;
 use super::tree::Tree;
 use crate::base::error::{Error, ErrorKind, Result};
 
@@ -36,8 +37,12 @@ pub(super) struct Runs {
     /// For each account the longest free run of each chunk; 0 for those of others, and for hidden
     /// ones.
     room: [Tree; Account::ALL.len()],
-    /// 1 for the free chunks that are not hidden.
+    /// 1 for the free chunks that are not hidden and not absent.
     free_chunks: Tree,
+    /// How many these are.
+    free_count: usize,
+    /// 1 for the absent chunks that may be made present. Without a reserve there are none.
+    absent_chunks: Tree,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -46,6 +51,8 @@ struct Chunk {
     owner: Option<Account>,
     taken_pages: u16,
     hidden: bool,
+    /// None of its memory is there, and no run of it is taken.
+    absent: bool,
 }
 
 /// The taken runs of an account.
@@ -156,8 +163,84 @@ impl Runs {
         self.taken.resize(groups, 0);
         self.longest.resize(groups, MAX_RUN_PAGES as u8);
         self.chunks.push(Chunk::default());
-        self.free_chunks.set(chunk, 1);
+        self.refresh(chunk);
         Ok(())
+    }
+
+    /// Makes room for so many chunks, so that adding them takes no memory any more; answers how many bytes
+    /// that takes.
+    ///
+    /// # Errors
+    /// `NoMemory` when there are none.
+    pub(super) fn reserve(&mut self, chunks: usize) -> Result<usize> {
+        let no_memory = |_| Error::new(ErrorKind::NoMemory, "no memory for the arena's bitmap");
+        debug_assert!(self.chunks.is_empty());
+        self.taken.try_reserve_exact(chunks * CHUNK_GROUPS).map_err(no_memory)?;
+        self.longest.try_reserve_exact(chunks * CHUNK_GROUPS).map_err(no_memory)?;
+        self.chunks.try_reserve_exact(chunks).map_err(no_memory)?;
+        let mut bytes = touch(&mut self.taken) + touch(&mut self.longest) + touch(&mut self.chunks);
+        for tree in self.room.iter_mut().chain([&mut self.free_chunks, &mut self.absent_chunks]) {
+            tree.grow(chunks)?;
+            bytes += tree.bytes();
+        }
+        Ok(bytes)
+    }
+
+    /// Adds a chunk as [`Runs::add_chunk`] does that is absent, and that the caller has; answers its number.
+    /// There is room for it ([`Runs::reserve`]).
+    pub(super) fn add_absent_chunk(&mut self) -> usize {
+        let (chunk, groups) = (self.chunks.len(), self.groups() + CHUNK_GROUPS);
+        self.taken.resize(groups, 0);
+        self.longest.resize(groups, MAX_RUN_PAGES as u8);
+        self.chunks.push(Chunk { absent: true, ..Chunk::default() });
+        chunk
+    }
+
+    /// Free chunks of which runs can be taken.
+    pub(super) fn free_chunks(&self) -> usize {
+        self.free_count
+    }
+
+    /// Whether a chunk is one of them.
+    pub(super) fn can_be_taken(&self, chunk: usize) -> bool {
+        self.free_chunks.get(chunk) > 0
+    }
+
+    /// Whether there is an absent chunk that nobody has.
+    pub(super) fn has_absent(&self) -> bool {
+        self.absent_chunks.first(1).is_some()
+    }
+
+    /// The highest of the free ones.
+    pub(super) fn last_free_chunk(&self) -> Option<usize> {
+        self.free_chunks.last(1)
+    }
+
+    /// Makes a free chunk absent, which is the caller's then.
+    pub(super) fn take_away(&mut self, chunk: usize) {
+        debug_assert!(self.is_free(chunk) && !self.chunks[chunk].hidden);
+        self.chunks[chunk].absent = true;
+        self.refresh(chunk);
+    }
+
+    /// The caller has an absent chunk no more: others may make it present.
+    pub(super) fn leave_absent(&mut self, chunk: usize) {
+        debug_assert!(self.chunks[chunk].absent);
+        self.absent_chunks.set(chunk, 1);
+    }
+
+    /// Takes the lowest absent chunk, which is the caller's then.
+    pub(super) fn take_absent(&mut self) -> Option<usize> {
+        let chunk = self.absent_chunks.first(1)?;
+        self.absent_chunks.set(chunk, 0);
+        Some(chunk)
+    }
+
+    /// Makes an absent chunk that the caller has a free one.
+    pub(super) fn bring(&mut self, chunk: usize) {
+        debug_assert!(self.chunks[chunk].absent && self.is_free(chunk));
+        self.chunks[chunk].absent = false;
+        self.refresh(chunk);
     }
 
     /// Takes a run of `pages` pages for `account` and answers its first page: the lowest run of
@@ -257,8 +340,9 @@ impl Runs {
 
     /// Makes the trees tell the truth about a chunk.
     fn refresh(&mut self, chunk: usize) {
-        let Chunk { owner, taken_pages, hidden } = self.chunks[chunk];
-        let free = taken_pages == 0 && !hidden;
+        let Chunk { owner, taken_pages, hidden, absent } = self.chunks[chunk];
+        let free = taken_pages == 0 && !hidden && !absent;
+        self.free_count = self.free_count + usize::from(free) - usize::from(self.free_chunks.get(chunk));
         self.free_chunks.set(chunk, u8::from(free));
         if let Some(owner) = owner {
             let longest = self.longest[groups_of(chunk)].iter().copied().max().unwrap_or(0);

@@ -4,7 +4,7 @@
 //! touched. loom's atomics are larger than the ones they model and cannot start out as zeros, so
 //! under loom a table is a vector.
 
-use std::ops::Index;
+use std::ops::{Index, Range};
 
 use crate::base::error::Result;
 #[cfg(not(feature = "loom"))]
@@ -81,6 +81,31 @@ impl<T: Entry> Table<T> {
         self.mapping.base().cast()
     }
 
+    /// Has all entries in memory from now on.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives none.
+    pub fn populate(&self) -> Result<()> {
+        self.populate_range(0..self.len)
+    }
+
+    /// Has some entries in memory from now on.
+    ///
+    /// # Errors
+    /// As [`Table::populate`].
+    pub fn populate_range(&self, range: Range<usize>) -> Result<()> {
+        debug_assert!(range.start <= range.end && range.end <= self.len);
+        #[cfg(not(feature = "loom"))]
+        {
+            let host_page = super::map::host_page_bytes();
+            let start = range.start * size_of::<T>() / host_page * host_page;
+            let end = (range.end * size_of::<T>()).next_multiple_of(host_page);
+            // The system maps whole pages.
+            self.mapping.populate(start, end.min(self.mapping.len_bytes()) - start)?;
+        }
+        Ok(())
+    }
+
     /// The memory that all entries together can take.
     pub fn max_bytes(&self) -> usize {
         self.len * size_of::<T>()
@@ -127,6 +152,23 @@ mod tests {
         assert_eq!(table[123_456_789].load(Ordering::Relaxed), 5);
         assert_eq!(table[123_456_790].load(Ordering::Relaxed), 0);
         assert_eq!(table.resident_bytes(), rustix::param::page_size());
+    }
+
+    #[test]
+    fn populated_entries_are_in_memory_and_stay_what_they_are() {
+        let host_page = rustix::param::page_size();
+        let entries = 10 * host_page / 8;
+        let table = Table::<AtomicU64>::new(entries + 1).expect("address space");
+        table[entries / 2].store(5, Ordering::Relaxed);
+        table.populate_range(entries / 2 - 1..entries / 2 + 1).expect("memory");
+        assert_eq!(table.resident_bytes(), 2 * host_page);
+        table.populate().expect("memory");
+        assert_eq!((table.resident_bytes(), table[entries / 2].load(Ordering::Relaxed)), (11 * host_page, 5));
+        // As before Linux 5.14.
+        let table = Table::<AtomicU64>::new(entries + 1).expect("address space");
+        table[entries].store(6, Ordering::Relaxed);
+        table.mapping.touch(0, table.mapping.len_bytes());
+        assert_eq!((table.resident_bytes(), table[entries].load(Ordering::Relaxed)), (11 * host_page, 6));
     }
 
     #[test]

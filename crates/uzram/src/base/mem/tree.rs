@@ -49,6 +49,32 @@ impl Tree {
         Some(node - self.leaves)
     }
 
+    /// The highest leaf of at least `least` (more than 0).
+    pub(super) fn last(&self, least: u8) -> Option<usize> {
+        if self.leaves == 0 || self.nodes[1] < least {
+            return None;
+        }
+        let mut node = 1;
+        while node < self.leaves {
+            node = 2 * node + 1;
+            if self.nodes[node] < least {
+                node -= 1;
+            }
+        }
+        Some(node - self.leaves)
+    }
+
+    /// A leaf that there is room for.
+    #[inline]
+    pub(super) fn get(&self, leaf: usize) -> u8 {
+        self.nodes[self.leaves + leaf]
+    }
+
+    /// What it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Sets a leaf that there is room for.
     #[inline]
     pub(super) fn set(&mut self, leaf: usize, value: u8) {
@@ -89,6 +115,7 @@ mod tests {
                 }
                 let least = 1 + random.below(17) as u8;
                 assert_eq!(tree.first(least), model.iter().position(|value| *value >= least), "seed {seed}");
+                assert_eq!(tree.last(least), model.iter().rposition(|value| *value >= least), "seed {seed}");
             }
         }
     }

@@ -200,6 +200,11 @@ impl Store {
         wait: Wait,
         mut work: impl FnMut() -> Result<R>,
     ) -> Result<R> {
+        if self.arena.has_reserve() {
+            // It never waits for memory; pages leave for the next one.
+            self.keeper.wake();
+            return Err(error);
+        }
         if wait == Wait::No && !self.keeper.is_stuck() {
             let what = "the memory limit is reached, and pages can leave";
             return Err(Error::new(ErrorKind::WouldBlock, what));

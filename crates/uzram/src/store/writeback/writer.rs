@@ -364,7 +364,7 @@ impl<'a> Pass<'a> {
             }
         }
         if let Some(lru) = &self.store.lru {
-            lru.remove_doomed(&self.writer.doomed);
+            lru.remove_doomed(&mut self.writer.doomed);
         }
         self.writer.doomed.clear();
         entries.clear();

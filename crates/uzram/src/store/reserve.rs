@@ -1,0 +1,106 @@
+//! The thread that fills a store's reserve of memory, ahead of need: see [`Arena::with_reserve`].
+//!
+//! It does nothing else, as it may be the system that it waits for, for long. Nobody waits for it.
+//!
+//! Lock order: it holds no lock while it fills a chunk.
+
+use std::ops::Range;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Arena, machine_bytes};
+use crate::base::sync::{Arc, Counter};
+use crate::base::thread::{join, spawn, touch_stack};
+use crate::base::units::{PAGE_SIZE, pages_to_bytes};
+use crate::zsmalloc::AnyPool;
+
+/// How soon it tries again when the system gave no memory; twice as long each time that follows.
+const LEAST_DELAY: Duration = Duration::from_millis(10);
+/// As long as that goes on at most, and while the limit is met.
+const MOST_DELAY: Duration = Duration::from_secs(1);
+
+/// The thread of a store that has a reserve. Dropped, it ends.
+pub(super) struct Refiller {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    pool: Arc<AnyPool>,
+    arena: Arc<Arena>,
+    /// Not 0 when the thread is to end.
+    ends: Counter,
+}
+
+impl Refiller {
+    /// Fills the reserve of the store of that name, and starts the thread that goes on with it.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system gives no memory, or no thread; `Invalid` when the limit leaves none.
+    pub(super) fn start(name: &str, pool: Arc<AnyPool>, arena: Arc<Arena>) -> Result<Self> {
+        let limit_pages = arena.limit_pages();
+        if limit_pages > 0 && limit_pages < arena.reserve_pages() {
+            let what = "the reserve does not fit into mem_limit";
+            return Err(Error::invalid(what).with_setting("mem_limit"));
+        }
+        let shared = Arc::new(Shared { pool, arena, ends: Counter::new(0) });
+        shared.refill().map_err(|error| match error.setting() {
+            None => error.with_setting("reserve"),
+            Some(_) => error,
+        })?;
+        let of_thread = Arc::clone(&shared);
+        let thread = spawn(&format!("uzram-{name}-fill"), move || of_thread.run())?;
+        shared.arena.set_refiller(Some(thread.thread().clone()));
+        Ok(Refiller { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Refiller {
+    fn drop(&mut self) {
+        self.shared.arena.set_refiller(None);
+        self.shared.ends.set(1);
+        self.thread.take().into_iter().for_each(join);
+    }
+}
+
+impl Shared {
+    fn refill(&self) -> Result<()> {
+        self.arena.refill(|pages: Range<u32>| self.pool.populate_for(pages))
+    }
+
+    fn run(&self) {
+        touch_stack();
+        let mut delay = None;
+        loop {
+            match delay {
+                Some(delay) => std::thread::park_timeout(delay),
+                None => std::thread::park(),
+            }
+            if self.ends.get() != 0 {
+                return;
+            }
+            delay = match self.refill() {
+                Ok(()) => None,
+                Err(error) if error.kind() == ErrorKind::NoSpace => Some(MOST_DELAY),
+                Err(_) => Some(delay.map_or(LEAST_DELAY, |delay| (2 * delay).min(MOST_DELAY))),
+            };
+        }
+    }
+}
+
+/// Fails where so much can never be in memory: having the system give it would end in harm to others.
+///
+/// # Errors
+/// `NoMemory` then.
+pub(super) fn check_fits(table_bytes: usize, reserve_pages: u64) -> Result<()> {
+    let wanted = (table_bytes as u64).saturating_add(pages_to_bytes(reserve_pages));
+    if wanted < machine_bytes() {
+        return Ok(());
+    }
+    let what = format!(
+        "this machine has not the {} MiB of the reserve and the tables",
+        wanted / 256 / PAGE_SIZE as u64
+    );
+    Err(Error::new(ErrorKind::NoMemory, what).with_setting("reserve"))
+}
