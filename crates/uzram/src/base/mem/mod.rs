@@ -39,6 +39,8 @@ mod runs;
 mod table;
 mod tree;
 
+#[cfg(all(test, feature = "loom"))]
+mod reserve_loom_tests;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 

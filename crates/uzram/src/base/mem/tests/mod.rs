@@ -1,6 +1,7 @@
 //! The arena against models, the system's own counts and threads.
 
 mod chunks;
+mod reserve;
 mod surplus;
 
 use super::release::{KEPT_FREE_PAGES, whole_units};

@@ -1,0 +1,156 @@
+//! Chunks that are filled, taken and given back at once: what is taken is there.
+
+use super::*;
+use crate::base::sync::Arc;
+use loom::thread;
+
+/// Pages of a run: four of them fill a chunk of a model.
+const PAGES: usize = 16;
+const CHUNK: u64 = CHUNK_PAGES as u64;
+
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(2));
+    builder.max_branches = 5000;
+    builder.check(f);
+}
+
+fn refill(arena: &Arena) {
+    arena.refill(|_| Ok(())).expect("memory");
+}
+
+/// A full reserve of two chunks, of six that there may be.
+fn reserved() -> Arc<Arena> {
+    let arena = Arena::with_reserve(6 * CHUNK * PAGE_SIZE as u64, 2 * CHUNK).expect("memory");
+    refill(&arena);
+    Arc::new(arena)
+}
+
+/// Takes a run if there is one, and marks its pages.
+fn take(arena: &Arena, account: Account, mark: u64) -> Option<Run> {
+    let run = arena.alloc_run(PAGES, account, Gfp::MayWait).ok()?;
+    assert_eq!(arena.resident_in(run.page, PAGES), PAGES as u64, "{run:?} is not there");
+    arena.commit(account, run.page, PAGES as u32).expect("it is charged");
+    // SAFETY: the run is the caller's, and its pages are committed.
+    unsafe { arena.address(run.page).cast::<u64>().write(mark) };
+    Some(run)
+}
+
+fn give(arena: &Arena, account: Account, mark: u64, run: Run) {
+    // SAFETY: as above.
+    assert_eq!(unsafe { arena.address(run.page).cast::<u64>().read() }, mark, "{run:?} was given back");
+    arena.free_run(run, account, PAGES as u64);
+}
+
+/// Every count is true, and the reserve can be had again.
+fn end(arena: &Arena) {
+    assert_eq!(arena.charged_pages() * PAGE_SIZE as u64, arena.resident_bytes() as u64);
+    arena.release_kept();
+    refill(arena);
+    assert_eq!((arena.charged_pages(), arena.reserve_free_pages()), (2 * CHUNK, 2 * CHUNK));
+    assert_eq!(arena.resident_bytes() as u64, 2 * CHUNK * PAGE_SIZE as u64);
+}
+
+/// Two threads take and free so many runs each, of an account of their own, beside a third that does `beside`.
+fn takers(takes: usize, before: fn(&Arena) -> Vec<Run>, beside: fn(&Arena)) {
+    model(move || {
+        let arena = reserved();
+        let taken = before(&arena);
+        let other = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || beside(&arena))
+        };
+        let taker = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || use_runs(&arena, Account::Slab, takes))
+        };
+        taken.into_iter().for_each(|run| give(&arena, Account::Pool, 7, run));
+        use_runs(&arena, Account::Pool, takes);
+        taker.join().expect("no panic");
+        other.join().expect("no panic");
+        end(&arena);
+    });
+}
+
+fn use_runs(arena: &Arena, account: Account, takes: usize) {
+    let mark = 1 + account as u64;
+    let runs: Vec<_> = (0..takes).filter_map(|_| take(arena, account, mark)).collect();
+    runs.into_iter().for_each(|run| give(arena, account, mark, run));
+}
+
+fn take_none(_: &Arena) -> Vec<Run> {
+    Vec::new()
+}
+
+/// All of three chunks is taken, and two more are free.
+fn take_three_chunks(arena: &Arena) -> Vec<Run> {
+    let taken = (0..12).map(|_| {
+        refill(arena);
+        take(arena, Account::Pool, 7).expect("filled")
+    });
+    let taken = taken.collect();
+    refill(arena);
+    taken
+}
+
+/// All of a chunk is taken, and four are free.
+fn take_one_of_five(arena: &Arena) -> Vec<Run> {
+    let mut taken = take_three_chunks(arena);
+    taken.drain(..8).for_each(|run| give(arena, Account::Pool, 7, run));
+    taken
+}
+
+/// Each of the takers begins a chunk, which leaves none but what is filled meanwhile.
+#[test]
+fn loom_reserve_takers_beside_a_refiller() {
+    takers(1, take_none, refill);
+}
+
+#[test]
+fn loom_reserve_takers_beside_a_releaser() {
+    takers(1, take_one_of_five, |arena| arena.release_kept());
+}
+
+/// What is emptied goes back, and is filled again.
+#[test]
+fn loom_reserve_takers_beside_one_who_does_both() {
+    takers(1, take_one_of_five, |arena| {
+        arena.release_kept();
+        refill(arena);
+    });
+}
+
+/// The limit is lowered, so that what is free goes, and raised again.
+#[test]
+fn loom_reserve_takers_beside_a_limit() {
+    takers(1, take_none, |arena| {
+        arena.set_limit_pages(1);
+        arena.set_limit_pages(0);
+        refill(arena);
+    });
+}
+
+/// A refiller and a releaser at once.
+#[test]
+fn loom_reserve_refiller_beside_a_releaser() {
+    model(|| {
+        let arena = reserved();
+        let mut taken = take_three_chunks(&arena);
+        let refiller = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || refill(&arena))
+        };
+        let releaser = {
+            let arena = Arc::clone(&arena);
+            thread::spawn(move || arena.release_kept())
+        };
+        let last = taken.split_off(8);
+        last.into_iter().for_each(|run| give(&arena, Account::Pool, 7, run));
+        let run = take(&arena, Account::Slab, 3).expect("two were free");
+        give(&arena, Account::Slab, 3, run);
+        refiller.join().expect("no panic");
+        releaser.join().expect("no panic");
+        taken.into_iter().for_each(|run| give(&arena, Account::Pool, 7, run));
+        end(&arena);
+    });
+}

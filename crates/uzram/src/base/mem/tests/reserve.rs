@@ -1,0 +1,388 @@
+//! Arenas with a reserve: chunks that are there as a whole or not at all.
+
+use super::*;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const CHUNK: u64 = CHUNK_PAGES as u64;
+
+/// Nothing belongs to the pages elsewhere.
+fn refill(arena: &Arena) -> Result<()> {
+    arena.refill(|_| Ok(()))
+}
+
+/// An arena with a full reserve.
+fn reserved(address_bytes: u64, chunks: u64, batch: usize) -> Arena {
+    let arena = Arena::with_reserve(address_bytes, chunks * CHUNK).expect("memory");
+    arena.set_run_cache_batch_pages(batch).expect("batch");
+    refill(&arena).expect("memory");
+    arena
+}
+
+/// Asserts that every count is true, and that each chunk is there or not.
+fn recount_chunks(arena: &Arena) {
+    recount(arena);
+    let chunk_bytes = CHUNK_PAGES as usize * PAGE_SIZE;
+    let inner = arena.inner.lock();
+    let mut free = 0;
+    for chunk in 0..inner.runs.chunks() {
+        let in_memory = arena.mapping.resident_bytes_in(chunk * chunk_bytes, chunk_bytes);
+        assert!(in_memory == 0 || in_memory == chunk_bytes, "chunk {chunk}: {in_memory} bytes");
+        assert!(in_memory > 0 || inner.runs.is_free(chunk), "pages of chunk {chunk} are taken");
+        free += usize::from(inner.runs.is_free(chunk) && in_memory > 0);
+    }
+    if arena.hiding.get() == 0 {
+        assert_eq!(inner.runs.free_chunks(), free);
+    }
+}
+
+/// Gives everything back that is free.
+fn give_all_back(arena: &Arena) {
+    arena.set_limit_pages(1);
+    assert_eq!((arena.charged_pages(), arena.resident_bytes(), arena.reserve_free_pages()), (0, 0, 0));
+}
+
+/// Runs come and go, chunks are filled, emptied and given back by seeded events: what is taken is there, before
+/// it is touched, and every count is true.
+#[test]
+fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
+    let (mut drained, mut hides) = (0, 0);
+    for seed in 0..6 {
+        let mut random = Random::new(seed);
+        let arena = reserved(64 << 20, 2 + seed % 3, [0, 8, 32][seed as usize % 3]);
+        assert_eq!(arena.charged_pages(), (2 + seed % 3) * CHUNK);
+        arena.set_releaser((seed % 2 == 0).then(std::thread::current));
+        let mut live: Vec<(Run, Account, u32)> = Vec::new();
+        let mut hidden = None::<Hidden<'_>>;
+        for step in 0..6000 {
+            // Grows, shrinks, and grows again.
+            let takes = [7, 3, 6][step / 2000];
+            match random.below(12) {
+                0..10 if random.below(10) < takes => {
+                    let account = Account::ALL[random.below(2)];
+                    let pages = 1 + random.below(16);
+                    match arena.alloc_run(pages, account, Gfp::MayWait) {
+                        Ok(run) => {
+                            let in_memory = arena.resident_in(run.page, pages);
+                            assert_eq!(in_memory, pages as u64, "seed {seed}: {run:?} is not there");
+                            assert!(hidden.as_ref().is_none_or(|hidden| !hidden.contains(run.page)));
+                            let committed = random.below(pages + 1) as u32;
+                            if committed > 0 {
+                                let before = arena.charged_pages();
+                                arena.commit(account, run.page, committed).expect("it is charged");
+                                assert_eq!(arena.charged_pages(), before);
+                                touch(&arena, run.page, committed);
+                            }
+                            live.push((run, account, committed));
+                        }
+                        Err(error) => {
+                            let why = (error.kind(), error.setting());
+                            assert_eq!(why, (ErrorKind::NoMemory, Some("reserve")), "seed {seed}");
+                            assert_eq!(arena.reserve_free_pages(), 0);
+                            drained += 1;
+                            // Who hid some was too late.
+                            hidden = None;
+                            refill(&arena).expect("memory");
+                        }
+                    }
+                }
+                0..10 if !live.is_empty() => {
+                    let (run, account, committed) = live.swap_remove(random.below(live.len()));
+                    arena.free_run(run, account, committed.into());
+                }
+                10 if step % 20 == 0 => match random.below(6) {
+                    0 => arena.release_free(),
+                    1 => arena.release_surplus(),
+                    2 => arena.release_kept(),
+                    3 => refill(&arena).expect("memory"),
+                    4 => hidden = None,
+                    _ if hidden.is_none() => {
+                        let chunks = hide(&arena, Account::ALL[random.below(2)]);
+                        hides += u64::from(!chunks.is_empty());
+                        hidden = Some(chunks);
+                    }
+                    _ => {}
+                },
+                11 if step % 200 == 0 => recount_chunks(&arena),
+                _ => {}
+            }
+        }
+        drop(hidden);
+        recount_chunks(&arena);
+        for (run, account, committed) in live.drain(..) {
+            arena.free_run(run, account, committed.into());
+        }
+        arena.release_kept();
+        refill(&arena).expect("memory");
+        recount_chunks(&arena);
+        assert_eq!(arena.charged_pages(), arena.reserve_pages(), "seed {seed}");
+        give_all_back(&arena);
+        recount_chunks(&arena);
+    }
+    assert!(drained > 3 && hides > 3, "{drained} {hides}");
+}
+
+#[test]
+fn a_reserve_has_two_chunks_at_least_and_no_more_than_there_can_be() {
+    let arena = Arena::with_reserve(64 << 20, 1).expect("memory");
+    assert_eq!((arena.reserve_pages(), arena.reserve_free_pages()), (2 * CHUNK, 0));
+    let arena = Arena::with_reserve(64 << 20, 2 * CHUNK + 1).expect("memory");
+    assert_eq!(arena.reserve_pages(), 3 * CHUNK);
+    let error = Arena::with_reserve(4 << 20, 3 * CHUNK).err().expect("there is no address space");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("reserve")));
+    let without = Arena::new(64 << 20).expect("address space");
+    let of_reserve = (without.reserve_pages(), without.reserve_free_pages(), without.reserve_table_bytes());
+    assert_eq!((without.has_reserve(), of_reserve), (false, (0, 0, 0)));
+}
+
+/// While nothing refills it, allocations take what there is, and then fail at once; nothing is lost by that.
+#[test]
+fn a_drained_reserve_fails_until_it_is_filled() {
+    let arena = reserved(64 << 20, 2, 32);
+    arena.set_refiller(Some(std::thread::current()));
+    arena.hold_refills(true);
+    let mut live = Vec::new();
+    let error = loop {
+        match arena.alloc_run(16, Account::Pool, Gfp::MayWait) {
+            Ok(run) => live.push(run),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoMemory, Some("reserve")));
+    assert_eq!(live.len() as u64, 2 * CHUNK / 16);
+    assert!(arena.inner.lock().refiller_is_told);
+    assert_eq!(refill(&arena).expect_err("held").kind(), ErrorKind::NoMemory);
+    recount_chunks(&arena);
+    assert!(arena.inner.lock().refiller_is_told, "it has not done it");
+    arena.hold_refills(false);
+    refill(&arena).expect("memory");
+    assert!(!arena.inner.lock().refiller_is_told);
+    assert_eq!(arena.reserve_free_pages(), 2 * CHUNK);
+    live.push(arena.alloc_run(16, Account::Slab, Gfp::MayWait).expect("filled"));
+    assert!(arena.inner.lock().refiller_is_told);
+    recount_chunks(&arena);
+    // What belongs to a chunk elsewhere is there before it is.
+    let refused = arena.refill(|pages| {
+        assert_eq!((pages.start % CHUNK_PAGES, pages.len()), (0, CHUNK_PAGES as usize));
+        Err(Error::new(ErrorKind::NoMemory, "none"))
+    });
+    assert_eq!(refused.expect_err("refused").kind(), ErrorKind::NoMemory);
+    assert_eq!(arena.reserve_free_pages(), CHUNK);
+    recount_chunks(&arena);
+}
+
+#[test]
+fn the_limit_bounds_chunks() {
+    let arena = reserved(64 << 20, 2, 0);
+    arena.set_limit_pages(4 * CHUNK - 1);
+    let first = filled(&arena, 16, Account::Pool);
+    refill(&arena).expect("one more is allowed");
+    filled(&arena, 16, Account::Slab);
+    let error = refill(&arena).expect_err("the limit");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+    assert_eq!((arena.charged_pages(), arena.reserve_free_pages()), (3 * CHUNK, CHUNK));
+    let taken: Vec<Run> =
+        std::iter::from_fn(|| arena.alloc_run(16, Account::Pool, Gfp::MayWait).ok()).collect();
+    assert_eq!(taken.len() as u64, 2 * CHUNK / 16 - 1);
+    let error = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect_err("drained, and the limit is why");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+    recount_chunks(&arena);
+    arena.set_limit_pages(4 * CHUNK);
+    assert!(refill(&arena).is_err());
+    assert_eq!(arena.charged_pages(), 4 * CHUNK);
+    taken.into_iter().for_each(|run| arena.free_run(run, Account::Pool, 0));
+    // Free chunks go back, even those of the reserve, and nothing that is in use.
+    arena.set_limit_pages(1);
+    assert_eq!((arena.charged_pages(), arena.used_pages(Account::Pool)), (2 * CHUNK, 16));
+    recount_chunks(&arena);
+    arena.set_limit_pages(0);
+    refill(&arena).expect("no limit");
+    free(&arena, first, Account::Pool);
+    recount_chunks(&arena);
+    // The end of the address space is no limit.
+    let arena = reserved(4 << 20, 2, 0);
+    while arena.alloc_run(16, Account::Pool, Gfp::MayWait).is_ok() {}
+    let error = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect_err("used up");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("disksize")));
+    assert_eq!(refill(&arena).expect_err("used up").kind(), ErrorKind::NoSpace);
+}
+
+/// Frees tell the releaser when free chunks are many, and give nothing back themselves; it leaves the reserve.
+#[test]
+fn surplus_goes_back_by_whole_chunks() {
+    for batch in [0, 32] {
+        let arena = reserved(64 << 20, 2, batch);
+        arena.set_releaser(Some(std::thread::current()));
+        let is_told = || arena.inner.lock().releaser_is_told;
+        let mut live = Vec::new();
+        for _ in 0..10 * CHUNK / 16 {
+            live.push(arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("memory"));
+            refill(&arena).expect("memory");
+        }
+        live.iter().for_each(|run| arena.commit(Account::Pool, run.page, 16).expect("it is charged"));
+        let charged = arena.charged_pages();
+        // Those that each CPU keeps are beyond these.
+        assert!(charged == 12 * CHUNK || batch > 0 && charged > 12 * CHUNK, "{charged}");
+        // One run of each chunk stays.
+        let (kept, freed): (Vec<Run>, Vec<Run>) =
+            live.into_iter().partition(|run| run.page.is_multiple_of(CHUNK_PAGES));
+        freed.into_iter().for_each(|run| free(&arena, run, Account::Pool));
+        arena.release_surplus();
+        arena.release_kept();
+        let left = arena.charged_pages();
+        assert!(!is_told() && (left == 12 * CHUNK || batch > 0 && left <= charged), "{left}");
+        recount_chunks(&arena);
+        kept.into_iter().for_each(|run| free(&arena, run, Account::Pool));
+        assert!(is_told() || batch > 0);
+        assert_eq!(arena.charged_pages(), left, "no free gives anything back");
+        arena.release_surplus();
+        assert_eq!((arena.charged_pages(), is_told()), (2 * CHUNK, false));
+        recount_chunks(&arena);
+        // The lowest stay, and the lowest come back.
+        let run = filled(&arena, 1, Account::Pool);
+        assert!(run.page < CHUNK_PAGES);
+        refill(&arena).expect("memory");
+        recount_chunks(&arena);
+        assert_eq!(arena.inner.lock().runs.chunks() as u64, charged / CHUNK, "no new one was needed");
+    }
+}
+
+/// An emptied chunk goes back if the reserve is full, and pages of one that is not stay.
+#[test]
+fn moving_empties_whole_chunks() {
+    let arena = reserved(64 << 20, 2, 0);
+    let mut live: Vec<Run> = (0..3 * CHUNK / 4)
+        .map(|_| {
+            refill(&arena).expect("memory");
+            filled(&arena, 4, Account::Pool)
+        })
+        .collect();
+    let mut index = 0;
+    live.retain(|run| {
+        index += 1;
+        let stays = index % 4 == 0;
+        if !stays {
+            free(&arena, *run, Account::Pool);
+        }
+        stays
+    });
+    assert_eq!((arena.charged_pages(), arena.chunks_in_use()), (5 * CHUNK, 3));
+    let hidden = hide(&arena, Account::Pool);
+    let chunks = hidden.chunks().len();
+    assert!(chunks > 1);
+    // One chunk is emptied but for a run.
+    let stays = live.iter().position(|run| hidden.contains(run.page)).expect("some");
+    live.swap_remove(stays);
+    for run in live.iter_mut().filter(|run| hidden.contains(run.page)) {
+        let to = arena.alloc_run(4, Account::Pool, Gfp::NoWait).expect("there is room");
+        fill(&arena, to, Account::Pool);
+        free(&arena, std::mem::replace(run, to), Account::Pool);
+    }
+    drop(hidden);
+    recount_chunks(&arena);
+    assert_eq!((arena.charged_pages(), arena.chunks_in_use()), (4 * CHUNK, 2));
+}
+
+/// Memory that was locked by who embeds the engine goes back like any other.
+#[test]
+fn locked_chunks_go_back() {
+    let arena = reserved(64 << 20, 2, 0);
+    let run = filled(&arena, 16, Account::Pool);
+    let (start, len) = (arena.address(0), 4 * CHUNK_PAGES as usize * PAGE_SIZE);
+    // SAFETY: advice for no bytes does nothing, and is refused if it is not known.
+    if unsafe { rustix::mm::madvise(start.cast(), 0, rustix::mm::Advice::LinuxDontneedLocked) }.is_err() {
+        println!("skipped: locked memory goes back since Linux 5.18");
+        return;
+    }
+    // As mlockall(2) does with MCL_ONFAULT: what is in memory stays there.
+    // SAFETY: the pages are this test's, and locking changes no contents.
+    if let Err(error) = unsafe { rustix::mm::mlock_with(start.cast(), len, rustix::mm::MlockFlags::ONFAULT) }
+    {
+        println!("skipped: no memory can be locked here ({error})");
+        return;
+    }
+    recount_chunks(&arena);
+    refill(&arena).expect("memory");
+    recount_chunks(&arena);
+    assert_eq!(arena.charged_pages(), 3 * CHUNK);
+    free(&arena, run, Account::Pool);
+    arena.release_kept();
+    recount_chunks(&arena);
+    assert_eq!(arena.charged_pages(), 2 * CHUNK);
+    give_all_back(&arena);
+    arena.set_limit_pages(0);
+    refill(&arena).expect("memory");
+    recount_chunks(&arena);
+}
+
+/// Takers, a refiller and a releaser: what is taken is there and nobody else's, whatever goes on, and in the end
+/// every count is true.
+#[test]
+fn chunks_are_filled_and_given_back_beside_takers() {
+    for batch in [0, 32] {
+        let arena = reserved(512 << 20, 3, batch);
+        let (takers, drained) = (AtomicU64::new(3), AtomicU64::new(0));
+        let goes_on = || takers.load(Relaxed) > 0;
+        std::thread::scope(|scope| {
+            let refiller = scope.spawn(|| {
+                while goes_on() {
+                    std::thread::park_timeout(std::time::Duration::from_millis(50));
+                    refill(&arena).expect("memory");
+                }
+            });
+            let releaser = scope.spawn(|| {
+                while goes_on() {
+                    std::thread::park_timeout(std::time::Duration::from_millis(10));
+                    arena.release_surplus();
+                    drop(hide(&arena, Account::Pool));
+                }
+            });
+            arena.set_refiller(Some(refiller.thread().clone()));
+            arena.set_releaser(Some(releaser.thread().clone()));
+            for thread in 0..3 {
+                let (arena, takers, drained) = (&arena, &takers, &drained);
+                scope.spawn(move || {
+                    let (mut random, mut live) = (Random::new(thread), Vec::<(Run, u64)>::new());
+                    let free_one = |live: &mut Vec<(Run, u64)>, at: usize| {
+                        let (run, mark) = live.swap_remove(at);
+                        for page in run.page..run.page + u32::from(run.pages) {
+                            // SAFETY: the run is this thread's, and its pages are committed.
+                            assert_eq!(unsafe { arena.address(page).cast::<u64>().read() }, mark, "{run:?}");
+                        }
+                        free(arena, run, Account::Pool);
+                    };
+                    for event in 0..60_000u64 {
+                        let wanted = [800, 20][event as usize / 10_000 % 2];
+                        if live.len() > wanted || random.below(3) == 0 && !live.is_empty() {
+                            let at = random.below(live.len());
+                            free_one(&mut live, at);
+                            continue;
+                        }
+                        let Ok(run) = arena.alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait)
+                        else {
+                            drained.fetch_add(1, Relaxed);
+                            std::thread::yield_now();
+                            continue;
+                        };
+                        arena.commit(Account::Pool, run.page, run.pages.into()).expect("it is charged");
+                        let mark = thread << 32 | event | 1 << 48;
+                        for page in run.page..run.page + u32::from(run.pages) {
+                            // SAFETY: as above.
+                            unsafe { arena.address(page).cast::<u64>().write(mark) };
+                        }
+                        live.push((run, mark));
+                    }
+                    while !live.is_empty() {
+                        free_one(&mut live, 0);
+                    }
+                    takers.fetch_sub(1, Relaxed);
+                });
+            }
+        });
+        println!("batch {batch}: {} allocations found the reserve drained", drained.load(Relaxed));
+        recount_chunks(&arena);
+        arena.release_kept();
+        refill(&arena).expect("memory");
+        assert_eq!(arena.charged_pages(), 3 * CHUNK);
+        recount_chunks(&arena);
+    }
+}
