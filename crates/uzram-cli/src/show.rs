@@ -201,6 +201,19 @@ mod tests {
     }
 
     #[test]
+    fn only_a_device_with_a_reserve_says_what_is_left_of_it() {
+        let row = |stats: StatsJson| {
+            let text = stats_table("zram0", &stats);
+            text.lines().find(|line| line.starts_with("  reserve ")).map(str::to_owned)
+        };
+        assert_eq!(row(StatsJson::default()), None);
+        let full = StatsJson { reserve_bytes: 8 << 20, reserve_free_bytes: 10 << 20, ..StatsJson::default() };
+        assert_eq!(row(full).as_deref(), Some("  reserve              10 MiB  ready of 8 MiB"));
+        let drained = row(StatsJson { reserve_free_bytes: 0, reserve_drained: 3, ..full });
+        assert!(drained.is_some_and(|row| row.ends_with("ready of 8 MiB; 3 writes found none")));
+    }
+
+    #[test]
     fn an_empty_device_has_no_ratio() {
         assert_eq!(ratio(0, 4096), "-");
         assert_eq!(ratio(4096, 0), "-");

@@ -15,6 +15,9 @@ const MAX_LINES: usize = 24;
 /// A larger device keeps the same rules, but its statistics take long: its attributes are not read.
 const MAX_READ_BYTES: u64 = 16 << 20;
 
+/// The largest reserve that is tried.
+const MAX_RESERVE_BYTES: u64 = 8 << 20;
+
 /// Runs one input.
 ///
 /// # Panics
@@ -27,7 +30,11 @@ pub fn run(bytes: &[u8]) {
         check_size(value);
         check_algorithm(value);
         check_name(value);
-        if many_streams(name, value) || is_a_file(name, value) || takes_long(&device, name) {
+        if many_streams(name, value)
+            || is_a_file(name, value)
+            || takes_long(&device, name)
+            || takes_memory(&device, name, value)
+        {
             continue;
         }
         let initialised = device.size_bytes() > 0;
@@ -63,6 +70,14 @@ fn takes_long(device: &Device, name: &str) -> bool {
     device.size_bytes() > MAX_READ_BYTES && works.contains(&name)
 }
 
+/// A device with a reserve has all of its tables and the reserve in memory.
+fn takes_memory(device: &Device, name: &str, value: &str) -> bool {
+    let reserves = device.get("reserve").is_ok_and(|reserve| reserve != "0");
+    let is_more_than = |bytes| parse_size(value.trim()).is_ok_and(|size| size > bytes);
+    name == "disksize" && reserves && is_more_than(MAX_READ_BYTES)
+        || name == "reserve" && is_more_than(MAX_RESERVE_BYTES)
+}
+
 /// An attribute that took a value has it.
 fn check_taken(device: &Device, name: &str, value: &str) {
     let read = |name| device.get(name).expect("readable");
@@ -77,6 +92,11 @@ fn check_taken(device: &Device, name: &str, value: &str) {
             assert_eq!(read(name), (pages * 4096).to_string());
         }
         "mem_limit" => {}
+        "reserve" => {
+            let bytes = parse_size(value).expect("it was taken").next_multiple_of(2 << 20);
+            let wanted = if bytes == 0 { 0 } else { bytes.max(4 << 20) };
+            assert_eq!(read(name), wanted.to_string());
+        }
         "comp_algorithm" => {
             assert!(read(name).contains(&format!("[{}]", algorithm(value).expect("it was taken"))))
         }
@@ -207,6 +227,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "recomp_algorithm=algo=zstd:3 priority=2\npolicy_high=50\npolicy_low=51\npolicy_low=50\nreclaim=zspages\ndisksize=1M\n\
          recompress_after=10m\nwriteback_after=1d\nwriteback_budget=10G/day\nreclaim=pages\nidle=all\n\
          recompress=type=idle\ncompact=1\ncompact_rate=1M\ncompact_threshold=0\nlru_pagevec=1\npolicy\nreset=1",
+        "reserve=1\nreserve=5M\ndisksize=1M\nreserve=8M\nmem_limit=4M\nmem_charged\nreset=1\nmem_limit=1M\nreserve=0\n\
+         reserve=4096K\ndisksize=64K\nreserve=",
         "run_cache_batch=512\nrun_cache_batch=513\nchain_size=+16\nchain_size=17\nreset=0\nnonesuch=1\n=\nzram_0-a.b",
     ]
     .map(|text| text.as_bytes().to_vec())

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use tempfile::NamedTempFile;
-use uzram::ErrorKind;
 use uzram::base::units::PAGE_SIZE;
 use uzram::device::{Device, OpenDevice, Stats};
+use uzram::{Error, ErrorKind};
 
 use crate::input::Input;
 use crate::model::Model;
@@ -46,6 +46,8 @@ struct Machine<'a> {
     limited: bool,
     /// What was charged when the limit was set or last looked at.
     charged_bytes: u64,
+    /// Whether it has a reserve, which may be drained for a moment.
+    reserves: bool,
     recompresses: bool,
     /// The backing device, if it has one: a file of its own.
     backing: Option<NamedTempFile>,
@@ -65,6 +67,7 @@ impl<'a> Machine<'a> {
             ("run_cache_batch", input.one_of(&["0", "1", "32", "512"]).to_owned()),
             ("streams", input.one_of(&["percpu", "1", "percpu", "3"]).to_owned()),
             ("stream_alloc", input.one_of(&["held", "released"]).to_owned()),
+            ("reserve", input.one_of(&["0", "0", "1", "6M"]).to_owned()),
         ] {
             device.set(name, &value).expect(name);
         }
@@ -75,13 +78,16 @@ impl<'a> Machine<'a> {
         let backing = Self::take_backing(device, input);
         device.set("disksize", &size_bytes.to_string()).expect("a size");
         let disk = device.open().expect("it has a size");
+        let reserves = device.get("reserve").expect("readable") != "0";
         let recompresses = !device.get("recomp_algorithm").expect("readable").is_empty();
         Machine {
             device,
             disk,
             model: Model::new(size_bytes, backing.is_some()),
             limited: false,
-            charged_bytes: 0,
+            // A reserve is charged from the beginning.
+            charged_bytes: device.stats().mem_charged_bytes,
+            reserves,
             recompresses,
             backing,
         }
@@ -132,9 +138,18 @@ impl<'a> Machine<'a> {
         match self.device.set("recompress", input.one_of(&what)) {
             Ok(()) => assert!(self.recompresses, "by which algorithm?"),
             Err(error) if error.kind() == ErrorKind::Invalid => assert!(!self.recompresses, "{error}"),
-            Err(error) => assert!(self.limited && error.kind() == ErrorKind::NoSpace, "{error}"),
+            Err(error) => assert!(self.may_fail(&error), "{error}"),
         }
         self.check_charged();
+    }
+
+    /// Whether what needs memory may fail like this.
+    fn may_fail(&self, error: &Error) -> bool {
+        match (error.kind(), error.setting()) {
+            (ErrorKind::NoSpace, Some("mem_limit")) => self.limited,
+            (ErrorKind::NoMemory, Some("reserve")) => self.reserves,
+            _ => false,
+        }
     }
 
     fn step(&mut self, input: &mut Input<'_>) {
@@ -222,8 +237,7 @@ impl<'a> Machine<'a> {
             Ok(()) => assert!(in_range, "a change beyond the end"),
             Err(error) if !in_range => assert_eq!(error.kind(), ErrorKind::OutOfRange),
             Err(error) => {
-                assert!(self.limited && error.kind() == ErrorKind::NoSpace, "{error}");
-                assert_eq!(error.setting(), Some("mem_limit"));
+                assert!(self.may_fail(&error), "{error}");
                 self.model.settle(&self.disk, offset, data, zeroes);
                 return false;
             }
@@ -283,6 +297,7 @@ impl<'a> Machine<'a> {
             ("checksum", "1"),
             ("streams", "1"),
             ("stream_alloc", "held"),
+            ("reserve", "4M"),
             ("backing_dev", "none"),
             ("writeback_layout", "blocks"),
             ("compressed_writeback", "0"),
@@ -334,17 +349,17 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let limited = [&[13, 3], &fill[..], &[13, 1], &refill[..], &some[..], &[13, 0], &fill[..]].concat();
     // Out, some of them back, and out again.
     let out = [&[17, 0, 0][..], &op(0, 0, 5, &[]), &write(3, 2, text), &[17, 0, 1], &some[..]].concat();
-    let with = |settings: [u8; 9], ops: &[u8]| [&settings, ops].concat();
+    let with = |settings: [u8; 10], ops: &[u8]| [&settings, ops].concat();
     vec![
-        with([20, 0, 0, 12, 2, 0, 0, 1, 0], &some),
-        with([20, 1, 1, 0, 0, 0, 0, 2, 0], &some),
-        with([95, 0, 0, 4, 3, 0, 0, 1, 0], &limited),
-        with([95, 3, 1, 12, 1, 0, 1, 1, 0], &limited),
-        with([0, 0, 0, 12, 2, 0, 0, 0, 0], &some),
-        with([64, 0, 0, 12, 2, 0, 0, 3, 0], &[&fill[..], &refill[..], &fill[..]].concat()),
-        with([40, 0, 0, 12, 2, 0, 0, 0, 2], &[&fill[..], &out, &refill, &out].concat()),
-        with([40, 1, 1, 12, 2, 0, 0, 1, 3], &[&some[..], &out, &fill, &out].concat()),
-        with([95, 0, 0, 12, 2, 0, 0, 0, 4], &[&limited[..], &out].concat()),
-        with([95, 0, 1, 12, 2, 0, 0, 1, 2], &[&limited[..], &out].concat()),
+        with([20, 0, 0, 12, 2, 0, 0, 0, 1, 0], &some),
+        with([20, 1, 1, 0, 0, 0, 0, 2, 2, 0], &some),
+        with([95, 0, 0, 4, 3, 0, 0, 0, 1, 0], &limited),
+        with([95, 3, 1, 12, 1, 0, 1, 3, 1, 0], &limited),
+        with([0, 0, 0, 12, 2, 0, 0, 0, 0, 0], &some),
+        with([64, 0, 0, 12, 2, 0, 0, 0, 3, 0], &[&fill[..], &refill[..], &fill[..]].concat()),
+        with([40, 0, 0, 12, 2, 0, 0, 2, 0, 2], &[&fill[..], &out, &refill, &out].concat()),
+        with([40, 1, 1, 12, 2, 0, 0, 0, 1, 3], &[&some[..], &out, &fill, &out].concat()),
+        with([95, 0, 0, 12, 2, 0, 0, 0, 0, 4], &[&limited[..], &out].concat()),
+        with([95, 0, 1, 12, 2, 0, 0, 3, 1, 2], &[&limited[..], &out].concat()),
     ]
 }

@@ -223,7 +223,13 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
 /// One test: what other threads of the program do may move what a thread has in memory.
 #[test]
 fn threads_that_use_a_device_with_a_reserve_take_no_page_fault() {
-    for settings in [&[][..], &[("comp_algorithm", "zstd:1")]] {
+    for settings in [
+        &[][..],
+        &[("comp_algorithm", "zstd:1"), ("checksum", "1")],
+        &[("comp_algorithm", "lz4hc:2"), ("run_cache_batch", "0"), ("lru_design", "single-lock")],
+        &[("comp_algorithm", "deflate:1"), ("pool_design", "class-indexed"), ("reclaim", "zspages")],
+        &[("comp_algorithm", "zstd"), ("streams", "2"), ("stream_alloc", "released"), ("lru_design", "none")],
+    ] {
         assert_eq!(faults_with(settings), 0, "{settings:?}");
     }
 }

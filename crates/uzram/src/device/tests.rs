@@ -678,3 +678,24 @@ fn without_a_backing_device_nothing_is_written_back() {
     let backing = device.get("backing").expect("readable");
     assert!(backing.lines().all(|line| line.ends_with(" 0")) && backing.contains("\npages "), "{backing}");
 }
+
+#[test]
+fn a_reserve_is_whole_chunks_and_set_before_the_size() {
+    let device = device(&[]);
+    assert_eq!(device.get("reserve"), Ok("0".into()));
+    for (value, bytes) in [("1", 4 << 20), ("4M", 4 << 20), ("4097K", 6 << 20), ("0", 0), ("5M", 6 << 20)] {
+        device.set("reserve", value).expect("a size");
+        assert_eq!(device.get("reserve"), Ok(bytes.to_string()), "{value}");
+    }
+    assert!(device.set("reserve", "much").is_err());
+    device.set("disksize", "1M").expect("memory");
+    assert_eq!(device.set("reserve", "8M").expect_err("too late").kind(), ErrorKind::Busy);
+    let stats = device.stats();
+    assert_eq!((stats.reserve_bytes, stats.reserve_free_bytes, stats.reserve_drained), (6 << 20, 6 << 20, 0));
+    assert_eq!((stats.mem_charged_bytes, stats.mem_chunk_bytes), (6 << 20, 6 << 20));
+    device.set("reset", "1").expect("not in use");
+    assert_eq!(device.get("reserve"), Ok("0".into()));
+    device.set("reserve", "16777215T").expect("a size");
+    assert!(device.get("reserve").expect("readable").parse::<u64>().is_ok());
+    assert_eq!(device.set("disksize", "1M").expect_err("too much").setting(), Some("reserve"));
+}

@@ -25,6 +25,8 @@ mod loom_tests;
 #[cfg(all(test, not(feature = "loom")))]
 mod recompress_tests;
 #[cfg(all(test, not(feature = "loom")))]
+mod reserve_tests;
+#[cfg(all(test, not(feature = "loom")))]
 mod tests;
 #[cfg(all(test, feature = "loom"))]
 mod writeback_loom_tests;
@@ -215,6 +217,10 @@ impl Store {
         }
         let address_bytes = pages_to_bytes(config.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
         let is_ready = config.reserve_pages > 0;
+        #[cfg(not(feature = "loom"))]
+        if is_ready {
+            reserve::check_fits(config.pages, config.reserve_pages)?;
+        }
         let arena = Arc::new(match config.reserve_pages {
             0 => Arena::new(address_bytes)?,
             pages => Arena::with_reserve(address_bytes, pages)?,
@@ -250,8 +256,6 @@ impl Store {
         let slots = Slots::new(config.pages)?;
         #[cfg(not(feature = "loom"))]
         let refiller = if is_ready {
-            let lru_bytes = lru.as_ref().map_or(0, AnyLru::max_bytes);
-            reserve::check_fits(slots.max_bytes() + lru_bytes, arena.reserve_pages())?;
             slots.populate()?;
             lru.as_ref().map_or(Ok(()), AnyLru::populate)?;
             pool.populate()?;

@@ -12,8 +12,11 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Arena, machine_bytes};
 use crate::base::sync::{Arc, Counter};
 use crate::base::thread::{join, spawn, touch_stack};
-use crate::base::units::{PAGE_SIZE, pages_to_bytes};
+use crate::base::units::{PAGE_SIZE, format_size};
+use crate::lru;
 use crate::zsmalloc::AnyPool;
+
+use super::slot::SLOT_BYTES;
 
 /// How soon it tries again when the system gave no memory; twice as long each time that follows.
 const LEAST_DELAY: Duration = Duration::from_millis(10);
@@ -89,18 +92,18 @@ impl Shared {
     }
 }
 
-/// Fails where so much can never be in memory: having the system give it would end in harm to others.
+/// Fails where a disk of so many pages and its reserve can never be in memory: having the system give it would end in
+/// harm to others.
 ///
 /// # Errors
 /// `NoMemory` then.
-pub(super) fn check_fits(table_bytes: usize, reserve_pages: u64) -> Result<()> {
-    let wanted = (table_bytes as u64).saturating_add(pages_to_bytes(reserve_pages));
-    if wanted < machine_bytes() {
+pub(super) fn check_fits(pages: u64, reserve_pages: u64) -> Result<()> {
+    let table_bytes = pages * (SLOT_BYTES + lru::NODE_BYTES) as u64;
+    let wanted_bytes = reserve_pages.saturating_mul(PAGE_SIZE as u64).saturating_add(table_bytes);
+    if wanted_bytes < machine_bytes() {
         return Ok(());
     }
-    let what = format!(
-        "this machine has not the {} MiB of the reserve and the tables",
-        wanted / 256 / PAGE_SIZE as u64
-    );
+    let wanted = format_size(wanted_bytes);
+    let what = format!("the reserve and the disk's tables take {wanted}, which this machine does not have");
     Err(Error::new(ErrorKind::NoMemory, what).with_setting("reserve"))
 }

@@ -48,8 +48,11 @@ struct Slot {
     access: Access,
 }
 
+/// What a slot takes.
 #[cfg(not(feature = "loom"))]
-const _: () = assert!(size_of::<Slot>() == 16);
+pub(super) const SLOT_BYTES: usize = 16;
+#[cfg(not(feature = "loom"))]
+const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
 
 // SAFETY: numbers, all zero by default.
 unsafe impl Entry for Slot {}

@@ -1,0 +1,194 @@
+use super::tests::page;
+use super::*;
+use crate::base::random::Random;
+use std::time::{Duration, Instant};
+
+const CHUNK: u64 = CHUNK_PAGES as u64;
+
+fn config(pages: u64, reserve_chunks: u64) -> Config {
+    Config { reserve_pages: reserve_chunks * CHUNK, ..Config::new("test", pages) }
+}
+
+/// Pages that do not compress.
+fn noise(seed: u64) -> Page {
+    let mut random = Random::new(seed);
+    std::array::from_fn(|_| random.next() as u8)
+}
+
+/// Writes pages that do not compress, from `from` on, until one fails; answers which, and how.
+fn write_until_it_fails(store: &Store, from: u64) -> (u64, Error) {
+    (from..).find_map(|at| Some((at, store.write(at, &noise(at)).err()?))).expect("it fails some time")
+}
+
+/// The first `pages` pages are as [`write_until_it_fails`] left them.
+fn verify(store: &Store, pages: u64) {
+    let mut read = [0; PAGE_SIZE];
+    for at in 0..pages {
+        store.read(at, &mut read).expect("sound");
+        assert!(read == noise(at), "page {at}");
+    }
+}
+
+/// Tries a write again until it succeeds.
+fn write_at_last(store: &Store, at: u64) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while let Err(error) = store.write(at, &noise(at)) {
+        assert!(Instant::now() < until, "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_write_fails_at_once_when_the_reserve_is_drained() {
+    let store = Store::new(&config(16 << 10, 2)).expect("store");
+    let stats = store.stats();
+    assert_eq!((stats.reserve_pages, stats.reserve_free_pages), (2 * CHUNK, 2 * CHUNK));
+    assert_eq!((stats.charged_pages, stats.reserve_drained), (2 * CHUNK, 0));
+    store.arena.hold_refills(true);
+    let start = Instant::now();
+    let (pages, error) = write_until_it_fails(&store, 0);
+    assert!(start.elapsed() < Duration::from_secs(5), "it waited");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoMemory, Some("reserve")));
+    // One chunk for pages, one for what leads to them.
+    assert!((CHUNK - 16..=CHUNK).contains(&pages), "{pages}");
+    // Old contents stay, and can be read, discarded, and made anew from what that frees.
+    assert!(store.write(0, &noise(pages)).is_err());
+    assert!(store.write_part(1, 7, &[0; 100], Wait::Yes).is_err());
+    assert_eq!((store.stats().reserve_drained, store.stats().failed_writes), (3, 3));
+    verify(&store, pages);
+    store.discard_pages(0..20);
+    (0..16).for_each(|at| store.write(at, &noise(at)).expect("there is room again"));
+    store.zero(19);
+    // The refiller was told, and goes on trying.
+    store.arena.hold_refills(false);
+    write_at_last(&store, pages);
+    let until = Instant::now() + Duration::from_secs(20);
+    while store.stats().reserve_free_pages < 2 * CHUNK {
+        assert!(Instant::now() < until, "{:?}", store.stats());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    (16..20).for_each(|at| store.write(at, &noise(at)).expect("it is full"));
+    verify(&store, pages + 1);
+}
+
+#[test]
+fn a_write_fails_at_the_limit_until_that_is_raised() {
+    for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
+        let config = Config { limit_pages: 4 * CHUNK, stream_alloc, ..config(16 << 10, 3) };
+        let store = Store::new(&config).expect("store");
+        let (pages, error) = write_until_it_fails(&store, 0);
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
+        assert!(pages > 2 * CHUNK, "{pages}");
+        let stats = store.stats();
+        assert_eq!((stats.charged_pages, stats.reserve_free_pages, stats.reserve_drained), (4 * CHUNK, 0, 0));
+        verify(&store, pages);
+        store.set_limit_pages(16 * CHUNK);
+        write_at_last(&store, pages);
+        verify(&store, pages + 1);
+        // Whatever is free goes when the limit says so.
+        store.discard_pages(0..pages + 1);
+        store.set_limit_pages(1);
+        let stats = store.stats();
+        assert!(stats.charged_pages <= 2 * CHUNK && stats.reserve_free_pages == 0, "{stats:?}");
+    }
+}
+
+#[test]
+fn a_reserve_that_cannot_be_is_refused() {
+    let refused = |config: Config| {
+        let error = Store::new(&config).err().expect("refused");
+        (error.kind(), error.setting())
+    };
+    let limited = Config { limit_pages: 2 * CHUNK - 1, ..config(1024, 2) };
+    assert_eq!(refused(limited), (ErrorKind::Invalid, Some("mem_limit")));
+    assert_eq!(refused(config(1024, 1 << 20)), (ErrorKind::NoMemory, Some("reserve")));
+    assert_eq!(refused(config(1024, 100)), (ErrorKind::Invalid, Some("reserve")));
+    // The tables alone are too large.
+    assert_eq!(refused(config(MAX_PAGES, 2)), (ErrorKind::NoMemory, Some("reserve")));
+    assert_eq!(refused(config(1024, u64::MAX >> 22)), (ErrorKind::NoMemory, Some("reserve")));
+}
+
+/// What is fixed is there from the beginning, and stays so.
+#[test]
+fn fixed_tables_are_there_from_the_beginning() {
+    for reserve_chunks in [0, 2] {
+        let store = Store::new(&config(64 << 10, reserve_chunks)).expect("store");
+        let (fixed, resident) = (store.fixed_bytes(), store.table_resident_bytes());
+        if reserve_chunks == 0 {
+            assert!(resident < fixed / 2, "{resident} of {fixed}");
+            continue;
+        }
+        assert!(resident >= fixed, "{resident} of {fixed}");
+        assert!(resident < fixed + (1 << 20), "{resident} of {fixed}");
+        let mut random = Random::new(1);
+        for at in 0..20_000 {
+            write_at_last_of(&store, at, &page(&mut random));
+        }
+        assert_eq!(store.fixed_bytes(), fixed, "no spare stream is made");
+        // A page for each chunk.
+        let chunks = store.arena.chunks_held() as usize;
+        let bytes = store.table_resident_bytes();
+        assert!(bytes <= resident + chunks * PAGE_SIZE, "{bytes} instead of {resident}");
+    }
+}
+
+fn write_at_last_of(store: &Store, at: u64, contents: &Page) {
+    while store.write(at, contents).is_err() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Compaction empties whole chunks, which go back; what stays is what was written.
+#[test]
+fn a_scattered_store_is_packed_by_whole_chunks() {
+    let pages = 24 << 10;
+    for design in PoolDesign::ALL {
+        let config = Config { pool_design: design, compact_threshold_percent: 0, ..config(pages, 3) };
+        let store = Store::new(&config).expect("store");
+        let contents = |at: u64| page(&mut Random::new(at));
+        (0..pages).for_each(|at| write_at_last_of(&store, at, &contents(at)));
+        (0..pages).filter(|at| at % 5 > 0).for_each(|at| store.discard(at));
+        let before = store.arena.chunks_in_use();
+        store.compact();
+        let after = store.arena.chunks_in_use();
+        assert!(2 * after <= before, "{design}: {after} of {before} chunks");
+        let until = Instant::now() + Duration::from_secs(20);
+        // What is being filled or emptied is charged.
+        let is_resident =
+            |stats: Stats| pages_to_bytes(stats.charged_pages) as usize == store.arena.resident_bytes();
+        // What CPUs kept may come back later, and one more chunk is kept then.
+        let is_due =
+            |stats: Stats| (3 * CHUNK..=4 * CHUNK).contains(&stats.reserve_free_pages) && is_resident(stats);
+        while !is_due(store.stats()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let stats = store.stats();
+        let is_whole = stats.charged_pages == stats.chunk_pages;
+        assert!(Instant::now() < until && is_whole, "{design}: {stats:?}");
+        let mut read = [0; PAGE_SIZE];
+        for at in 0..pages {
+            store.read(at, &mut read).expect("sound");
+            let wanted = if at % 5 > 0 { [0; PAGE_SIZE] } else { contents(at) };
+            assert!(read == wanted, "{design}: page {at}");
+        }
+    }
+}
+
+/// A reserve alone is nothing to compact, and what is freed goes back by itself, with what CPUs keep of it.
+#[test]
+fn an_emptied_store_keeps_its_reserve_only() {
+    let store = Store::new(&config(24 << 10, 2)).expect("store");
+    (0..24 << 10).for_each(|at| write_at_last_of(&store, at, &page(&mut Random::new(at))));
+    assert!(store.stats().charged_pages > 10 * CHUNK);
+    store.discard_pages(0..24 << 10);
+    let until = Instant::now() + Duration::from_secs(20);
+    // Those of slab caches stay for a while, and one more free chunk is kept.
+    let resident_pages = || (store.arena.resident_bytes() / PAGE_SIZE) as u64;
+    let is_due = |charged: u64| charged <= 5 * CHUNK && charged == resident_pages();
+    while !is_due(store.stats().charged_pages) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let stats = store.stats();
+    assert!(Instant::now() < until && stats.reserve_free_pages >= 2 * CHUNK, "{stats:?}");
+    assert_eq!(stats.pages_stored, 0);
+}
