@@ -47,6 +47,10 @@ pub struct DeviceArgs {
     /// The most memory its contents may take; writes beyond it fail, once no page can leave [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     mem_limit: Option<u64>,
+    /// Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this machine
+    /// swaps to [default: none]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    reserve: Option<u64>,
     /// The most pages in a zspage, 4 to 16 [default: the device's]
     #[arg(long, value_name = "N")]
     chain: Option<u32>,
@@ -151,6 +155,7 @@ impl DeviceArgs {
                 "compact_threshold",
                 self.compact_threshold.map(|percent| percent.to_string()),
             ),
+            ("--reserve", "reserve", self.reserve.map(|bytes| bytes.to_string())),
             ("--mem-limit", "mem_limit", self.mem_limit.map(|bytes| bytes.to_string())),
             ("--writeback-after", "writeback_after", self.writeback_after.clone()),
             ("--writeback-budget", "writeback_budget", self.writeback_budget.clone()),
