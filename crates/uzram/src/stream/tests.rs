@@ -163,3 +163,14 @@ fn spare_streams_are_made_when_all_are_lent() {
         assert_eq!(streams.sleeps(), 1);
     }
 }
+
+/// Those that are there already are not made again.
+#[test]
+fn spare_streams_can_be_made_beforehand() {
+    for (design, count) in designs() {
+        let streams = AnyStreams::new(design, at_most(count)).expect("enough for these");
+        assert!(streams.make_spares() && streams.make_spares(), "{design}");
+    }
+    let streams = AnyStreams::new(Design::PerCpu, at_most(2 * cpu::possible())).expect("enough for these");
+    assert!(!streams.make_spares(), "there is no memory for all");
+}
