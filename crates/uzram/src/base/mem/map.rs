@@ -1,13 +1,12 @@
 //! The only door to mmap, mprotect, madvise and mincore.
 
 use std::ptr::NonNull;
-// Of memory as it is, which loom does not model.
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::rewrite;
 
 /// A range of address space of this process, private and anonymous: it takes memory only where it
 /// is touched. It is unmapped when dropped.
@@ -127,10 +126,7 @@ impl Mapping {
         for at in (0..len).step_by(host_page_bytes()) {
             // SAFETY: the byte lies in the part, which can be written to, and is changed by nothing but whole
             // instructions meanwhile.
-            let byte = unsafe { AtomicU8::from_ptr(start.add(at)) };
-            let value = byte.load(Ordering::Relaxed);
-            // If it is another meanwhile, somebody else has written to the page.
-            let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
+            unsafe { rewrite(start.add(at)) };
         }
     }
 

@@ -48,6 +48,18 @@ fn wait_visibly<G>(try_take: impl Fn() -> Option<G>) -> G {
     }
 }
 
+/// Writes to a byte what it holds, so that its page is in memory. Of memory as it is, which loom does not model.
+///
+/// # Safety
+/// It can be written to, and others change it atomically at most.
+pub(crate) unsafe fn rewrite(byte: *mut u8) {
+    // SAFETY: the caller's promise.
+    let byte = unsafe { std::sync::atomic::AtomicU8::from_ptr(byte) };
+    let value = byte.load(Ordering::Relaxed);
+    // If it is another meanwhile, somebody else has written to the page.
+    let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
+}
+
 /// A [`Counter`] of 32 bits.
 #[derive(Debug, Default)]
 pub struct Stamp(std::sync::atomic::AtomicU32);
