@@ -9,6 +9,11 @@ use crate::device_args::Setting;
 use crate::failure::Result;
 use crate::runtime_dir::{NBD_SOCKET, socket_path};
 
+/// Memory that a device which is swapped to keeps ready, if nothing else is said.
+const SWAP_RESERVE: &str = "8M";
+/// Settings for which a device must know which of its pages are cold.
+const NEEDS_LRU: [&str; 3] = ["backing_dev", "recomp_algorithm", "recompress_after"];
+
 /// Where a device's files are, in the runtime directory, unless it is said otherwise.
 const MOUNT_DIR: &str = "mnt";
 
@@ -120,5 +125,37 @@ impl DevicePlan {
     /// A device that becomes nothing else.
     pub fn new(name: &str, settings: Vec<Setting>) -> Self {
         DevicePlan { name: name.to_owned(), settings, attached: Attached::No }
+    }
+
+    /// Attributes that are not the device's defaults because of what it becomes, and nothing else sets.
+    pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let is_set = |attribute: &str| self.settings.iter().any(|setting| setting.attribute == attribute);
+        let swaps = matches!(self.attached, Attached::Swap(_));
+        let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
+        // It would take memory that is never given back, and tell nobody anything.
+        let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
+        let lru = (swaps && is_idle).then_some(("lru_design", "none"));
+        reserve.into_iter().chain(lru)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_swap_device_has_a_reserve_and_no_lists_without_use() {
+        let defaults = |attached, set: &[&'static str]| {
+            let setting =
+                |attribute: &&'static str| Setting { origin: String::new(), attribute, value: String::new() };
+            let settings = set.iter().map(setting).collect();
+            let plan = DevicePlan { attached, ..DevicePlan::new("a", settings) };
+            plan.defaults().map(|(attribute, _)| attribute).collect::<Vec<_>>()
+        };
+        let swap = Attached::Swap(SwapPlan { priority: None, discard: true });
+        assert_eq!(defaults(swap, &[]), ["reserve", "lru_design"]);
+        assert_eq!(defaults(swap, &["reserve", "lru_design"]), [""; 0]);
+        assert_eq!(defaults(swap, &["backing_dev"]), ["reserve"]);
+        assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
     }
 }

@@ -242,6 +242,9 @@ pub fn serve(plan: Plan) -> Result<u8> {
 
 fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
     let device = Device::new(&plan.name).context(|| format!("--name {}", plan.name))?;
+    for (attribute, value) in plan.defaults() {
+        device.set(attribute, value)?;
+    }
     for Setting { origin, attribute, value } in &plan.settings {
         device.set(attribute, value).context(|| origin.clone())?;
     }
