@@ -332,6 +332,15 @@ fn area_text(name: &str, area: &ActiveArea, stats: &StatsJson) -> String {
                 ratio(stats.orig_data_bytes, stats.memory_bytes())
             ),
         ),
+        (
+            "reserve",
+            format!(
+                "{} free of {}, drained {} times",
+                format_size(stats.reserve_free_bytes),
+                format_size(stats.reserve_bytes),
+                stats.reserve_drained
+            ),
+        ),
         ("failed writes, reads", format!("{}, {}", stats.failed_writes, stats.failed_reads)),
     ];
     rows.iter().map(|(what, value)| format!("{what:<24} {value}\n")).collect()

@@ -225,7 +225,8 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
         let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
         fs::read_to_string(path).unwrap().trim().to_owned()
     };
-    assert_eq!((queue("logical_block_size"), queue("rotational")), ("4096".to_owned(), "0".to_owned()));
+    let queue = ["logical_block_size", "rotational", "write_cache", "wbt_lat_usec"].map(queue);
+    assert_eq!(queue, ["4096", "0", "write through", "0"]);
 
     succeed(&place.place, "mkfs.ext4", &["-q", device]);
     let dir = place.mount_point("fs");

@@ -115,6 +115,30 @@ fn swap_goes_off_under_load_where_memory_suffices() {
 }
 
 #[test]
+fn writes_that_find_no_memory_fail_and_nobody_waits() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let Some(cgroup) = Cgroup::new("drained", 16 * MIB) else { return };
+    // All of it is the reserve, which cannot be filled again when it is used up.
+    let device = swap_on(&place, &["--mem-limit", "8M", "--reserve", "8M"]);
+    let mut hog = Hog::start(&cgroup, 80, 60);
+    wait_until("writes fail", || place.place.statistic("failed_writes") > 1000);
+    // The kernel keeps what is refused, and goes on trying; all others are answered.
+    assert!(hog.is_running());
+    assert!(place.place.statistic("mem_charged_bytes") <= 8 * MIB);
+    let status = place.place.run(&["swap", "status"]).ok();
+    assert!(status.contains(&device) && status.contains("of 8 MiB"), "{status}");
+    drop(hog);
+    // A smaller one finds all it needs.
+    let small = Hog::start(&cgroup, 20, 2);
+    assert_verified(&small.ended(PATIENCE));
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+}
+
+#[test]
 fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     if unable() {
         return;

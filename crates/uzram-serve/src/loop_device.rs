@@ -23,6 +23,10 @@ const MAX_TRIES: usize = 64;
 /// How long a device may take to let go of its file.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What a queue is told (`Documentation/ABI/stable/sysfs-block`): not to hold writes back so that reads of a slow disk
+/// need not wait for them; and that what was written needs no flush, as there is nothing to flush it from.
+const TUNING: [(&str, &str); 2] = [("wbt_lat_usec", "0"), ("write_cache", "write through")];
+
 /// `/dev/loopN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LoopDevice {
@@ -77,7 +81,10 @@ impl LoopDevice {
                 .map_err(|_| refused("no loop device is free", &io::Error::last_os_error()))?;
             let device = LoopDevice { number };
             match device.configure(&backing) {
-                Ok(()) => return device.checked(),
+                Ok(()) => {
+                    device.tune();
+                    return device.checked();
+                }
                 // Somebody else was faster.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => {
@@ -112,6 +119,13 @@ impl LoopDevice {
         let _ = self.detach();
         let what = "this kernel's loop devices have no direct I/O on FUSE files (Linux 4.10 has it)";
         Err(Error::new(ErrorKind::Unsupported, what))
+    }
+
+    /// Spares the device what is meant for disks that are slow. Kernels that do not know it have nothing to be spared.
+    fn tune(self) {
+        for (setting, value) in TUNING {
+            let _ = std::fs::write(format!("/sys/block/loop{}/queue/{setting}", self.number), value);
+        }
     }
 
     /// What the kernel says of the device.

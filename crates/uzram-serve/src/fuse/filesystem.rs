@@ -405,14 +405,15 @@ impl Filesystem for Files {
         }
     }
 
-    /// Writes are stored when they are answered: there is nothing left to do, and no order to keep. It does not make
-    /// them last, as they are memory.
+    /// Writes are stored, and seen by every reader, when they are answered. So there is nothing left to do and no order
+    /// to keep, and with this answer the kernel does all of it without asking. It makes nothing last: contents are memory.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
+        reply.error(Errno::ENOSYS);
     }
 
+    /// As `flush`.
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok();
+        reply.error(Errno::ENOSYS);
     }
 
     fn fallocate(
