@@ -223,7 +223,8 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     assert!(none.complaint(1).contains("no device 'zram1'"), "{}", none.stderr);
     let queue = |name: &str| {
         let path = format!("/sys/block/{}/queue/{name}", device.trim_start_matches("/dev/"));
-        fs::read_to_string(path).unwrap().trim().to_owned()
+        // Not every kernel throttles writes.
+        fs::read_to_string(path).unwrap_or("0".to_owned()).trim().to_owned()
     };
     let queue = ["logical_block_size", "rotational", "write_cache", "wbt_lat_usec"].map(queue);
     assert_eq!(queue, ["4096", "0", "write through", "0"]);
