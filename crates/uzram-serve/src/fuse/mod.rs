@@ -6,8 +6,8 @@
 //!
 //! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
 //!
-//! Code map: [`awake`] keeps CPUs from sleeping between requests, [`tree`] names and numbers the files, [`handles`] has those that are open, [`filesystem`] answers
-//! requests, [`warm_up`] prepares the threads for swap.
+//! Code map: `awake` keeps CPUs from sleeping between requests, `tree` names and numbers the files, `handles` has those
+//! that are open, `filesystem` answers requests, `warm_up` prepares the threads for swap.
 
 mod awake;
 mod filesystem;
