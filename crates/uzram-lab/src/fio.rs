@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use uzram::{Error, ErrorKind, Result};
 
-use crate::nbd_bench::run_to_end;
+use crate::process::run_to_end;
 
 /// What fio needs beyond its runtime to start, and to end.
 const SLACK: Duration = Duration::from_secs(60);

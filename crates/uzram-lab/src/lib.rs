@@ -12,6 +12,7 @@ mod fio;
 pub mod hit_ratio;
 pub mod lru_batch;
 pub mod nbd_bench;
+mod process;
 pub mod slab_freeze;
 pub mod stats;
 pub mod streams;

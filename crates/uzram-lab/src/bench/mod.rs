@@ -24,6 +24,7 @@ mod codec_loop;
 pub mod compaction;
 mod kept_arena;
 mod kernel;
+mod kernel_zram;
 mod measure;
 mod packed;
 mod pattern;

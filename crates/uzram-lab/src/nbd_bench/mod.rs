@@ -18,7 +18,7 @@ mod report;
 mod server;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -27,10 +27,10 @@ use uzram::base::units::pages_to_bytes;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus};
+use crate::process::{is_missing, run_to_end};
 use fio::Fio;
 pub use report::{Report, Row};
 use server::Server;
-pub(crate) use server::run_to_end;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -74,12 +74,6 @@ pub fn missing_program() -> Option<&'static str> {
     ["nbdkit", "fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
 }
 
-/// Whether a program cannot be run here.
-pub(crate) fn is_missing(name: &str) -> bool {
-    let version = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-    !version.is_ok_and(|status| status.success())
-}
-
 /// fio cannot measure for less.
 pub const MIN_DURATION: Duration = Duration::from_millis(100);
 
@@ -120,7 +114,7 @@ fn check(options: &Options) -> Result<()> {
 }
 
 fn fill(server: &Server, corpus: &Path) -> Result<()> {
-    server::run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120))
+    run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }
 
 /// The rounds of one row.

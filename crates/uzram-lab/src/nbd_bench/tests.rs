@@ -26,8 +26,7 @@ fn fio_writes_pages_of_the_corpus() {
     let counts = (3..9).map(|seed| {
         let fio = Fio { rw: "randwrite", jobs: 2, duration: Duration::from_millis(1500), seed };
         assert!(fio.run(server.uri(), &corpus).unwrap() > 0.0);
-        server::run_to_end(Command::new("nbdcopy").arg(server.uri()).arg(&copy), Duration::from_secs(30))
-            .unwrap();
+        run_to_end(Command::new("nbdcopy").arg(server.uri()).arg(&copy), Duration::from_secs(30)).unwrap();
         let disk = corpus::load(&copy).unwrap();
         disk.pages().filter(|page| known.contains(page)).collect::<HashSet<_>>().len()
     });

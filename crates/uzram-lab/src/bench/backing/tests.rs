@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
-use crate::nbd_bench::is_missing;
+use crate::process::is_missing;
 
 fn tiny() -> Options {
     Options {

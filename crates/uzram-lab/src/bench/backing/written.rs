@@ -14,7 +14,7 @@ use super::super::report::quotient;
 use super::Options;
 use super::scratch::Scratch;
 use crate::fio;
-use crate::nbd_bench::is_missing;
+use crate::process::is_missing;
 use crate::stats::{median, median_ratio};
 
 /// The file.
