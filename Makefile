@@ -1,7 +1,7 @@
 # What there is to do here; `make help` lists it. Needs Rust 1.95, a C compiler, bash and coreutils.
 
 UZRAM = cargo run --quiet --release -p uzram-cli --
-PROGRAMS = nbdcopy fio nbdkit
+PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test lint bench lab fuzz loom asan tsan hog

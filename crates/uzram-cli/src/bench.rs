@@ -10,6 +10,7 @@ use uzram::base::units::parse_size;
 use uzram::codec::Algorithm;
 use uzram::stream::Design;
 use uzram_lab::bench::{self, Against, Pattern, Source, backing};
+use uzram_lab::block_bench::SwapUser;
 use uzram_lab::targets;
 
 use crate::failure::{Context, Result, print};
@@ -54,8 +55,8 @@ pub struct Args {
     /// no-lru, a device that does not keep track of its cold pages
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
-    /// Measure what the project promises, over NBD too where fio and nbdkit are installed, and print
-    /// each promise with its figure; of the other options only --seconds,
+    /// Measure what the project promises, over NBD too where fio and nbdkit are installed, as root of block
+    /// devices and swap too, and print each promise with its figure; of the other options only --seconds,
     /// --repeat, --backing-dir and --json count
     #[arg(long)]
     targets: bool,
@@ -114,4 +115,29 @@ fn run_targets(args: &Args, duration: Duration, stop: Arc<AtomicBool>) -> Result
     };
     let report = targets::run(&options).context(|| "bench".to_owned())?;
     Ok(if args.json { format!("{}\n", report.to_json()) } else { report.to_string() })
+}
+
+/// Be the program whose memory a benchmark of swap has moved out: it is the benchmark that starts it.
+#[derive(clap::Args)]
+pub struct SwapUserArgs {
+    /// The folder of the cgroup to enter
+    #[arg(long, value_name = "DIR")]
+    cgroup: PathBuf,
+    /// A file of pages to fill memory with
+    #[arg(long, value_name = "FILE")]
+    pages: PathBuf,
+    /// How much memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: u64,
+}
+
+/// Is that program, and prints its times.
+///
+/// # Errors
+/// The cgroup is not as it should be, the pages cannot be read, or they are not what they were.
+pub fn run_swap_user(args: &SwapUserArgs) -> Result<()> {
+    let user = SwapUser { cgroup: args.cgroup.clone(), pages: args.pages.clone(), size_bytes: args.size };
+    let times = user.run()?;
+    let json = serde_json::to_string(&times).context(|| "cannot print the times".to_owned())?;
+    print(&format!("{json}\n"))
 }

@@ -68,6 +68,8 @@ enum Command {
     Swap(swap::Args),
     Down(DownArgs),
     Bench(bench::Args),
+    #[command(hide = true)]
+    BenchSwapUser(bench::SwapUserArgs),
     Check(check::Args),
     Lab(lab::Args),
     Train(train::Args),
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Command::Swap(args) => swap::run(&args),
         Command::Down(args) => client::down(&args).map(|()| 0),
         Command::Bench(args) => bench::run(&args).map(|()| 0),
+        Command::BenchSwapUser(args) => bench::run_swap_user(&args).map(|()| 0),
         Command::Check(args) => check::run(&args).map(|()| 0),
         Command::Lab(args) => lab::run(&args).map(|()| 0),
         Command::Train(args) => train::run(&args).map(|()| 0),

@@ -1,7 +1,9 @@
 //! Other programs as child processes: run to their end, or ended with whoever holds them.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,11 +17,20 @@ const END_TIMEOUT: Duration = Duration::from_secs(10);
 pub(crate) const POLL: Duration = Duration::from_millis(5);
 /// How much of what a program said last goes into an error.
 const LAST_WORDS_BYTES: u64 = 1024;
+/// Where programs for administrators are, which is not in every user's path.
+const ADMIN_DIRS: &str = "/usr/sbin:/sbin";
 
 /// Whether a program cannot be run here.
 pub(crate) fn is_missing(name: &str) -> bool {
     let version = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     !version.is_ok_and(|status| status.success())
+}
+
+/// Where a program is, one for administrators too. (Not every program can be asked whether it runs.)
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(std::env::split_paths(OsStr::new(ADMIN_DIRS)));
+    dirs.map(|dir| dir.join(name)).find(|program| program.is_file())
 }
 
 /// Runs a program to its end, which must be a success within `timeout`, and answers what it printed.
@@ -149,5 +160,11 @@ mod tests {
     fn what_a_program_prints_is_told() {
         let printed = run_to_end(Command::new("sh").args(["-c", "echo one; echo two"]), TIMEOUT).unwrap();
         assert_eq!(printed, "one\ntwo\n");
+    }
+
+    #[test]
+    fn programs_are_found() {
+        assert!(find("sh").is_some_and(|path| path.ends_with("sh")));
+        assert_eq!(find("no-such-program"), None);
     }
 }

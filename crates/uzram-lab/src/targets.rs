@@ -19,6 +19,7 @@ use crate::bench::backing;
 use crate::bench::compaction::{self, Compactor};
 use crate::bench::recompression;
 use crate::bench::{self, Against, Common, Pattern, Source};
+use crate::block_bench;
 use crate::corpus::{self, Kind};
 use crate::hit_ratio::{self, Trace};
 use crate::nbd_bench;
@@ -33,7 +34,7 @@ const SLICE: Duration = Duration::from_millis(20);
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The `uzram` program, for the targets over NBD; without it they are not measured.
+    /// The `uzram` program, for the targets over NBD, of block devices and of swap; without it they are not measured.
     pub program: Option<PathBuf>,
     /// How long one measurement lasts.
     pub duration: Duration,
@@ -49,6 +50,8 @@ pub struct Options {
     pub recompressed_size_bytes: u64,
     /// Where files of cold pages are put and how large they are; the rest of it is set by the other options.
     pub backing: backing::Options,
+    /// How much block devices and swap are measured with.
+    pub block: block_bench::Amounts,
     /// Pages that the traces use which the LRU is judged by.
     pub trace_pages: u32,
     /// Uses of each trace.
@@ -69,6 +72,7 @@ impl Default for Options {
             compacted_size_bytes: 256 << 20,
             recompressed_size_bytes: 1 << 30,
             backing: backing::Options::default(),
+            block: block_bench::Amounts::default(),
             trace_pages: traces.pages,
             trace_uses: traces.uses,
             stop: Arc::default(),
@@ -93,7 +97,7 @@ pub struct Target {
     pub name: String,
     /// Which side of `wanted` is good.
     pub bound: Bound,
-    /// The figure to reach: a ratio, or percentage points where the name says so.
+    /// The figure to reach: a ratio, unless the name says what else.
     pub wanted: f64,
     /// The figure measured; none when it could not be.
     pub measured: Option<f64>,
@@ -140,6 +144,8 @@ pub struct Report {
     pub backing: Option<backing::Report>,
     /// The throughputs over NBD, when they were measured.
     pub nbd: Option<nbd_bench::Report>,
+    /// Block devices and swap, what could be measured of them.
+    pub block: Option<block_bench::Report>,
 }
 
 /// Measures every target.
@@ -207,9 +213,22 @@ pub fn run(options: &Options) -> Result<Report> {
     targets.extend(recompression_targets(&recompression, &mut notes));
     let backing = backing_report(&backing::Options { common, ..options.backing.clone() }, &mut notes)?;
     targets.extend(backing_targets(backing.as_ref()));
-    let nbd = nbd_report(options, path, &mut notes)?;
+    let nbd = nbd_report(options, path.clone(), &mut notes)?;
     targets.extend(nbd_targets(nbd.as_ref()));
-    Ok(Report { targets, notes, bench: speed, lru_cost, hit_ratios, compaction, recompression, backing, nbd })
+    let block = block_report(options, path, &mut notes)?;
+    targets.extend(block_targets(&options.block, block.as_ref()));
+    Ok(Report {
+        targets,
+        notes,
+        bench: speed,
+        lru_cost,
+        hit_ratios,
+        compaction,
+        recompression,
+        backing,
+        nbd,
+        block,
+    })
 }
 
 /// Those that the in-process benchmark answers.
@@ -410,6 +429,72 @@ fn nbd_targets(report: Option<&nbd_bench::Report>) -> Vec<Target> {
     targets
 }
 
+/// The benchmark of block devices and swap, or a note that says why there is none. What it had to leave out, its own
+/// notes say.
+fn block_report(
+    options: &Options,
+    corpus: PathBuf,
+    notes: &mut Vec<String>,
+) -> Result<Option<block_bench::Report>> {
+    let Some(program) = options.program.clone() else {
+        notes.push("block devices and swap not measured: no uzram program was given".into());
+        return Ok(None);
+    };
+    block_bench::run(&block_bench::Options {
+        program,
+        corpus,
+        repeat: options.repeat,
+        amounts: options.block.clone(),
+        stop: Arc::clone(&options.stop),
+    })
+    .map(Some)
+}
+
+fn block_targets(amounts: &block_bench::Amounts, report: Option<&block_bench::Report>) -> Vec<Target> {
+    let ext4 = report.and_then(|report| report.file_system("ext4"));
+    let swap = report.and_then(|report| report.swap.as_ref());
+    let idle = report.and_then(block_bench::Report::largest_idle);
+    let swapped = format_size(amounts.swapped_bytes);
+    let idle_size = format_size(amounts.idle_sizes_bytes.iter().copied().max().unwrap_or_default());
+    vec![
+        Target::at_least(
+            "ext4, fs_mark: files/s / kernel zram",
+            0.6,
+            ext4.and_then(|ext4| ext4.files_per_s.ratio),
+        ),
+        Target::at_least(
+            "ext4, large file written and synced: speed / kernel zram",
+            0.8,
+            ext4.and_then(|ext4| ext4.write_mb_per_s.ratio),
+        ),
+        Target::at_least(
+            "ext4, large file read: speed / kernel zram",
+            0.8,
+            ext4.and_then(|ext4| ext4.read_mb_per_s.ratio),
+        ),
+        Target::at_most(
+            format!("swap-out of {swapped}: time / kernel zram"),
+            1.2,
+            swap.and_then(|swap| swap.swap_out_ms.ratio),
+        ),
+        Target::at_most(
+            "its fault-in: time / kernel zram",
+            2.2,
+            swap.and_then(|swap| swap.fault_in_ms.ratio),
+        ),
+        Target::at_most(
+            format!("idle swap daemon of {idle_size}: % CPU"),
+            0.1,
+            idle.map(|idle| idle.cpu_percent),
+        ),
+        Target::at_most(
+            "the same: MiB resident beyond the slot table",
+            20.0,
+            idle.map(|idle| idle.resident_bytes as f64 / f64::from(1 << 20)),
+        ),
+    ]
+}
+
 fn jobs_text(jobs: usize) -> &'static str {
     if jobs == 1 { "1 job" } else { "2 jobs" }
 }
@@ -458,8 +543,11 @@ impl fmt::Display for Report {
         if let Some(backing) = &self.backing {
             write!(f, "\n{backing}")?;
         }
-        match &self.nbd {
-            Some(nbd) => write!(f, "\n{nbd}"),
+        if let Some(nbd) = &self.nbd {
+            write!(f, "\n{nbd}")?;
+        }
+        match &self.block {
+            Some(block) => write!(f, "\n{block}"),
             None => Ok(()),
         }
     }
@@ -512,7 +600,7 @@ mod tests {
             ..Options::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 5 + 6);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 5 + 6 + 7);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
@@ -521,6 +609,7 @@ mod tests {
         let points = measured("hits, scan through Zipf, 5 % in memory: points above exact LRU").unwrap();
         assert!((-100.0..100.0).contains(&points), "{points}");
         assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);
+        assert_eq!(measured("its fault-in: time / kernel zram"), None);
         let text = report.to_string();
         assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");
         assert!(text.contains("backing not measured") && text.contains("/nonexistent"), "{text}");

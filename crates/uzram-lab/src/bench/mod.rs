@@ -46,6 +46,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus, Kind};
 pub(crate) use kept_arena::kept_arena;
+pub(crate) use kernel_zram::KernelZram;
 pub(crate) use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub(crate) use packed::Packed;
 pub use pattern::Pattern;

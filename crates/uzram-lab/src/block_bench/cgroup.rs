@@ -1,0 +1,80 @@
+//! A cgroup of the memory controller, version 1.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use uzram::Result;
+
+use super::io_error;
+
+const CONTROLLER: &str = "/sys/fs/cgroup/memory";
+
+/// One of its own for this process, removed when dropped.
+pub(super) struct Cgroup {
+    dir: PathBuf,
+}
+
+impl Cgroup {
+    /// Why there can be none, if so.
+    pub(super) fn obstacle() -> Option<String> {
+        let controller = Path::new(CONTROLLER);
+        if !controller.join("memory.limit_in_bytes").exists() {
+            return Some("there is no memory controller of cgroups, version 1".into());
+        }
+        match read_stat(controller, "swap") {
+            Ok(None) => Some("the kernel does not count what a cgroup has swapped out".into()),
+            Ok(Some(_)) => Cgroup::new().err().map(|error| error.to_string()),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    pub(super) fn new() -> Result<Cgroup> {
+        let dir = Path::new(CONTROLLER).join(format!("uzram-bench-{}", std::process::id()));
+        fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
+        Ok(Cgroup { dir })
+    }
+
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Its last process may not be gone quite yet.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.dir).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        eprintln!("the cgroup is in use and stays: remove it with `rmdir {}`", self.dir.display());
+    }
+}
+
+/// A line of a cgroup's `memory.stat`, if it has it.
+pub(super) fn read_stat(dir: &Path, name: &str) -> Result<Option<u64>> {
+    let path = dir.join("memory.stat");
+    let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
+    let find = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+    Ok(text.lines().find_map(find))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_by_its_whole_name() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("memory.stat"), "cache 1\nswapcached 4096\nswap 8192\ntotal_swap 5\n")
+            .unwrap();
+        assert_eq!(read_stat(dir.path(), "swap").unwrap(), Some(8192));
+        assert_eq!(read_stat(dir.path(), "swapcached").unwrap(), Some(4096));
+        assert_eq!(read_stat(dir.path(), "rss").unwrap(), None);
+    }
+}
