@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -67,7 +68,9 @@ impl Process {
             |error: std::io::Error| Error::new(ErrorKind::Io, format!("cannot start {name}: {error}"));
         let printed = tempfile::tempfile().map_err(failed)?;
         let said = tempfile::tempfile().map_err(failed)?;
-        command.stdin(Stdio::null());
+        // What is typed at the terminal reaches us alone, who end the child when it is time: a daemon in the midst of
+        // things is not to hear of it first.
+        command.process_group(0).stdin(Stdio::null());
         command.stdout(printed.try_clone().map_err(failed)?).stderr(said.try_clone().map_err(failed)?);
         let child = command.spawn().map_err(failed)?;
         Ok(Process { name, child, printed, said })
@@ -160,6 +163,14 @@ mod tests {
     fn what_a_program_prints_is_told() {
         let printed = run_to_end(Command::new("sh").args(["-c", "echo one; echo two"]), TIMEOUT).unwrap();
         assert_eq!(printed, "one\ntwo\n");
+    }
+
+    #[test]
+    fn signals_from_the_terminal_do_not_reach_a_child() {
+        let script = "echo $$; cut -d ' ' -f 5 /proc/$$/stat";
+        let printed = run_to_end(Command::new("sh").args(["-c", script]), TIMEOUT).unwrap();
+        let [pid, group] = printed.lines().collect::<Vec<_>>()[..] else { panic!("{printed}") };
+        assert_eq!(pid, group);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! uzram's disk as a block device, and mounted file systems; both go when they are dropped.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -11,7 +12,7 @@ use tempfile::TempDir;
 use uzram::Result;
 
 use super::{ALGORITHM, PATIENCE, io_error};
-use crate::process::{POLL, Process, run_to_end, runtime_dir};
+use crate::process::{POLL, Process, find, run_to_end, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is tried to unmount what something else has open for a moment.
@@ -63,6 +64,15 @@ impl Attached {
     pub(super) fn path(&self) -> &Path {
         &self.device
     }
+
+    /// Whether the device is on the disk, or on one whose mount is gone.
+    fn is_attached(&self) -> bool {
+        let Some(name) = self.device.file_name() else { return false };
+        let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+        let file = fs::read_to_string(file).unwrap_or_default();
+        let file = Path::new(file.trim_end());
+        file.starts_with(self.dir.path()) || file == Path::new("/zram0/disk")
+    }
 }
 
 impl Drop for Attached {
@@ -71,9 +81,14 @@ impl Drop for Attached {
         self.process = None;
         let mut clear = Command::new(&self.program);
         clear.args(["detach", "--force", "--runtime-dir"]).arg(self.dir.path());
-        let cleared = run_to_end(&mut clear, PATIENCE);
-        if let (Err(error), true) = (cleared, self.device.exists()) {
-            eprintln!("{} may stay: {error}", self.device.display());
+        let mut outcome = run_to_end(&mut clear, PATIENCE).map(drop);
+        if self.is_attached() {
+            // A daemon that was asked to end twice has taken its mount along, by which its devices are known.
+            let losetup = find("losetup").unwrap_or_else(|| "losetup".into());
+            outcome = run_to_end(Command::new(losetup).arg("--detach").arg(&self.device), PATIENCE).map(drop);
+        }
+        if let (Err(error), true) = (outcome, self.is_attached()) {
+            eprintln!("{} stays: {error}", self.device.display());
         }
     }
 }

@@ -29,6 +29,8 @@ use crate::process::{find, run_to_end, runtime_dir};
 const THREADS: usize = 8;
 const SMALL_FILE_BYTES: u32 = 100_000;
 const PIECE_BYTES: usize = 1 << 20;
+/// Rounds at most with a file system that no target is about.
+const FEW_ROUNDS: usize = 3;
 
 /// One file system; speeds are medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
@@ -92,8 +94,8 @@ impl FileSystem {
         let uzram = Attached::new(&options.program, size_bytes)?;
         let kernel = kernel_zram(size_bytes)?;
         let devices = [uzram.path(), &kernel.path()];
-        let rounds =
-            alternate(options, options.repeat, |which| round(options, name, devices[which], contents))?;
+        let repeat = if name == "ext4" { options.repeat } else { options.repeat.min(FEW_ROUNDS) };
+        let rounds = alternate(options, repeat, |which| round(options, name, devices[which], contents))?;
         let compared = |figure: fn(&Round) -> f64| {
             let [uzram, kernel] = &rounds;
             let figures = |rounds: &[Round]| rounds.iter().map(figure).collect::<Vec<_>>();
