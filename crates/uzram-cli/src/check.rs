@@ -95,7 +95,7 @@ fn fuse(capabilities: &Capabilities) -> Finding {
         (false, None) => ", but without CAP_SYS_ADMIN or fusermount3 nothing mounts",
     });
     let (works, follows) = match (opens, can_mount) {
-        (true, true) => (Works::Yes, "a device can be shown as a file"),
+        (true, true) => (Works::Yes, "a device can be shown as a file: uzram up --mount"),
         (true, false) => (Works::Partly, "install fuse3, or run as root, to show a device as a file"),
         (false, _) => (Works::No, "a device cannot be shown as a file; NBD needs none of this"),
     };
@@ -106,7 +106,7 @@ fn loop_devices() -> Finding {
     // Opening it creates nothing; only its ioctls do.
     let (opens, checked_by) = try_open("/dev/loop-control");
     let (works, follows) = if opens {
-        (Works::Yes, "a file can become a block device")
+        (Works::Yes, "that file can be a block device, or swap: uzram attach, uzram swap on")
     } else {
         (Works::No, "no block device from a file here; use NBD")
     };

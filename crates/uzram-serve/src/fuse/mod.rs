@@ -155,16 +155,13 @@ impl Mount {
 }
 
 impl Drop for Mount {
-    /// What is still in use then fails once this process has ended.
+    /// What is still in use then fails once this process has ended, and stays mounted: so it is found, and cleared.
     fn drop(&mut self) {
         if self.session.is_none() {
             return;
         }
         let Err(error) = self.unmount() else { return };
-        tracing::warn!("{error}: they fail from now on");
-        if let Err(error) = rustix::mount::unmount(&self.dir, UnmountFlags::DETACH) {
-            tracing::warn!(%error, dir = %self.dir.display(), "cannot unmount");
-        }
+        tracing::warn!("{error}, and fail from now on: `uzram detach --force` clears them");
         // Its threads serve those who have a file open, until the process ends.
         std::mem::forget(self.session.take());
     }
