@@ -1,9 +1,8 @@
 //! What a daemon is to serve, and how.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
-use uzram_serve::{fuse, nbd};
+use uzram_serve::nbd;
 
 use crate::device_args::Setting;
 use crate::failure::Result;
@@ -17,24 +16,6 @@ const NEEDS_LRU: [&str; 3] = ["backing_dev", "recomp_algorithm", "recompress_aft
 /// Where a device's files are, in the runtime directory, unless it is said otherwise.
 const MOUNT_DIR: &str = "mnt";
 
-/// How devices are served as files.
-#[derive(clap::Args)]
-pub struct AwakeArgs {
-    /// For how many microseconds CPUs are kept from sleeping after each of several requests for a file or block device,
-    /// by threads that take only time that nobody else wants; 0 for never. It saves waking them, which takes longer than
-    /// the requests in virtual machines [default: 200]
-    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u64).range(..=1_000_000))]
-    awake: Option<u64>,
-}
-
-impl AwakeArgs {
-    /// What they say.
-    pub fn options(&self) -> fuse::Options {
-        let defaults = fuse::Options::default();
-        fuse::Options { awake: self.awake.map_or(defaults.awake, Duration::from_micros), ..defaults }
-    }
-}
-
 /// A daemon.
 pub struct Plan {
     /// Where its sockets are.
@@ -47,8 +28,6 @@ pub struct Plan {
     pub nbd: nbd::Config,
     /// Where it shows its devices as files, if that was said.
     pub mount: Option<PathBuf>,
-    /// How it serves them.
-    pub files: fuse::Options,
     /// A shell command that it runs, and then ends.
     pub exec: Option<String>,
     /// Whether `swap off` ends it.
@@ -101,7 +80,6 @@ impl Plan {
             left_out: Vec::new(),
             nbd,
             mount: None,
-            files: fuse::Options::default(),
             exec: None,
             ends_with_swap: false,
             slab_timing: false,

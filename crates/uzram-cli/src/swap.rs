@@ -24,7 +24,7 @@ use crate::daemon_client::{Daemon, device_path, understand};
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Context, Failure, Result, print};
 use crate::live::{self, LogLevel};
-use crate::plan::{Attached, AwakeArgs, DevicePlan, Plan, SwapPlan};
+use crate::plan::{Attached, DevicePlan, Plan, SwapPlan};
 use crate::runtime_dir::{RuntimeArgs, RuntimeDir};
 use crate::show::ratio;
 use crate::up;
@@ -61,8 +61,6 @@ struct OnArgs {
     /// Stay in the foreground, until told to end; logs on standard error
     #[arg(long)]
     foreground: bool,
-    #[command(flatten)]
-    awake: AwakeArgs,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -113,11 +111,7 @@ fn on(args: &OnArgs) -> Result<u8> {
     if args.foreground {
         let swap = SwapPlan { priority: Some(args.priority), discard: true };
         let device = DevicePlan { attached: Attached::Swap(swap), ..DevicePlan::new(&args.name, settings) };
-        return up::serve(Plan {
-            ends_with_swap: true,
-            files: args.awake.options(),
-            ..Plan::new(dir, vec![device])?
-        });
+        return up::serve(Plan { ends_with_swap: true, ..Plan::new(dir, vec![device])? });
     }
     let log_path = dir.join(LOG_FILE);
     RuntimeDir::make(&dir)?;

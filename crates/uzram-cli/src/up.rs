@@ -30,7 +30,7 @@ use crate::listen_args::ListenArgs;
 use crate::live::{self, LiveLine, LogLevel};
 use crate::machine_memory;
 use crate::notify;
-use crate::plan::{Attached, AwakeArgs, DevicePlan, Plan};
+use crate::plan::{Attached, DevicePlan, Plan};
 use crate::protect::{check_cgroup, protect};
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
 use crate::swap::READY;
@@ -63,8 +63,6 @@ pub struct Args {
     /// Show each device as a file, DIR/NAME/disk, and its attributes beside it; needs FUSE
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
-    #[command(flatten)]
-    awake: AwakeArgs,
     /// Make the device a block device, /dev/loopN, as `uzram attach` does; as root
     #[arg(long)]
     attach: bool,
@@ -97,7 +95,6 @@ impl Args {
         Ok(Plan {
             nbd,
             left_out,
-            files: self.awake.options(),
             mount: self.mount.as_ref().map(absolute).transpose()?.or(mount),
             exec: self.exec.clone(),
             slab_timing: self.slab_timing,
@@ -182,7 +179,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let uris = move |name: &str| endpoints.iter().map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>();
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let mount = mount_dir
-        .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), plan.files))
+        .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), fuse::default_threads()))
         .transpose()?;
     let about = About {
         pid: std::process::id(),

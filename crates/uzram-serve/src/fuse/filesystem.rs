@@ -20,11 +20,10 @@ use uzram::Error;
 use uzram::base::units::PAGE_SIZE;
 use uzram::device::{Attribute, Device, OpenDevice, PageState, Wait};
 
-use super::awake::Awake;
 use super::handles::{Disk, Handles, Open};
 use super::tree::{Node, Tree};
 use super::warm_up::WarmUp;
-use super::{MAX_BACKGROUND, MAX_IO_BYTES, Options};
+use super::{MAX_BACKGROUND, MAX_IO_BYTES};
 use crate::Exports;
 use crate::waiters::Waiters;
 
@@ -49,20 +48,18 @@ pub(super) struct Files {
     waiters: Waiters,
     warm_up: WarmUp,
     owner: (u32, u32),
-    awake: Awake,
 }
 
 impl Files {
-    /// Those of `exports`.
-    pub fn new(exports: Exports, options: Options) -> Self {
+    /// Those of `exports`, served by so many threads.
+    pub fn new(exports: Exports, threads: usize) -> Self {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         Files {
             tree: Tree::new(exports),
             handles: Handles::new(),
             waiters: Waiters::default(),
-            warm_up: WarmUp::new(options.threads),
+            warm_up: WarmUp::new(threads),
             owner,
-            awake: Awake::new(options.awake),
         }
     }
 
@@ -365,7 +362,6 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let _under_way = self.awake.begin();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => read_disk(disk, offset, size as usize, reply),
             Some(Some(Open::Attribute(text))) => {
@@ -389,7 +385,6 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let _under_way = self.awake.begin();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => write_disk(disk, offset, data, reply),
             Some(Some(Open::Attribute(_))) => self.write_attribute(ino.0, offset, data, reply),

@@ -6,10 +6,9 @@
 //!
 //! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
 //!
-//! Code map: `awake` keeps CPUs from sleeping between requests, `tree` names and numbers the files, `handles` has those
-//! that are open, `filesystem` answers requests, `warm_up` prepares the threads for swap.
+//! Code map: `tree` names and numbers the files, `handles` has those that are open, `filesystem` answers requests,
+//! `warm_up` prepares the threads for swap.
 
-mod awake;
 mod filesystem;
 mod handles;
 mod tree;
@@ -19,7 +18,6 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use fuser::{BackgroundSession, MountOption, Session};
 use rustix::io::Errno;
@@ -44,24 +42,6 @@ const MAX_BACKGROUND: u16 = 256;
 /// What begins the source of our mounts in the system's list.
 const SOURCE: &str = "uzram:";
 
-/// How files are served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
-    /// The threads that serve the kernel.
-    pub threads: usize,
-    /// For how long CPUs are kept from sleeping after a request, when others follow as closely; zero for never.
-    pub awake: Duration,
-}
-
-impl Default for Options {
-    /// A thread for each CPU, and at least two, so that one that is kept waiting does not keep everybody waiting; CPUs
-    /// that stay awake for as long as the kernel's own governor keeps them.
-    fn default() -> Self {
-        let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
-        Options { threads, awake: Duration::from_micros(200) }
-    }
-}
-
 /// The mounted files of a daemon's devices.
 pub struct Mount {
     dir: PathBuf,
@@ -72,12 +52,12 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none. Whose it is, `owner`, is
-    /// what [`mounts_of`] finds it by.
+    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none, served by so many
+    /// threads. Whose it is, `owner`, is what [`mounts_of`] finds it by.
     ///
     /// # Errors
     /// `Unsupported` without `/dev/fuse`; `Busy` when something is mounted there; `Permission`; `Io`.
-    pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
+    pub fn new(dir: &Path, owner: &Path, exports: Exports, threads: usize) -> Result<Mount> {
         let shown = dir.display();
         let failed = |kind, why: &str| Error::new(kind, format!("cannot mount '{shown}': {why}"));
         if !Path::new("/dev/fuse").exists() {
@@ -105,9 +85,9 @@ impl Mount {
             MountOption::NoSuid,
             MountOption::NoExec,
         ];
-        config.n_threads = Some(options.threads);
+        config.n_threads = Some(threads);
         config.clone_fd = true;
-        let files = Files::new(exports, options);
+        let files = Files::new(exports, threads);
         let session = Session::new(files, &dir, &config).and_then(Session::spawn).map_err(|error| {
             let kind = match error.kind() {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,
@@ -115,7 +95,7 @@ impl Mount {
             };
             failed(kind, &error.to_string())
         })?;
-        Ok(Mount { dir, is_made, threads: options.threads, session: Some(session) })
+        Ok(Mount { dir, is_made, threads, session: Some(session) })
     }
 
     /// Where it is.
@@ -182,4 +162,10 @@ pub fn mounts_of(owner: &Path) -> io::Result<Vec<MountInfo>> {
     let source = format!("{SOURCE}{}", owner.display());
     mounts.retain(|mount| is_ours(mount) && mount.source == Path::new(&source));
     Ok(mounts)
+}
+
+/// The threads that a mount gets by default: one for each CPU, and at least two, so that one that is kept waiting
+/// does not keep everybody waiting.
+pub fn default_threads() -> usize {
+    thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2))
 }
