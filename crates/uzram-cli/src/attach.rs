@@ -205,7 +205,7 @@ pub fn clear(dir: &Path) -> Result<Vec<String>> {
     }
     let mut done = Vec::new();
     for mount in mounts {
-        let files = FilesJson { dir: mount.dir.clone(), threads: 0 };
+        let files = FilesJson { dir: mount.dir.clone(), ..FilesJson::default() };
         for (device, name) in attached_to(&files)? {
             clear_device(device, &name, &mut done)?;
         }

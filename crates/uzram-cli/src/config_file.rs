@@ -20,6 +20,7 @@ use toml::de::{DeTable, DeValue, ValueDeserializer};
 use uzram::base::size_expr::{self, Memory};
 use uzram::base::units::{format_size, parse_size};
 use uzram::device::Device;
+use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::nbd::ListenAddress;
 use uzram_serve::swap_area::MAX_PRIORITY;
 
@@ -32,7 +33,7 @@ use crate::toml_text::{self, Source, Text};
 /// The size of a device that has none in the file.
 const DEFAULT_SIZE: &str = "min(ram / 2, 4G)";
 /// Keys at the top, besides devices.
-const TOP_KEYS: [&str; 2] = ["mount", "listen"];
+const TOP_KEYS: [&str; 3] = ["mount", "cpu-latency-us", "listen"];
 /// Keys of a device, besides its options.
 const USE_KEYS: [&str; 6] = [ATTRIBUTES, ATTACH, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
 const ATTRIBUTES: &str = "attributes";
@@ -47,6 +48,8 @@ const HOST_MEMORY_LIMIT: &str = "host-memory-limit";
 pub struct ConfigFile {
     /// Where the devices' files are to be, an absolute path.
     pub mount: Option<PathBuf>,
+    /// How fast CPUs are to wake for requests for them.
+    pub cpu_latency: Option<CpuLatencyLimit>,
     /// Where to serve, besides the socket in the runtime directory.
     pub listen: Vec<ListenAddress>,
     /// The devices, in the file's order.
@@ -71,6 +74,7 @@ fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     for entry in entries(file, table.into_inner()) {
         match entry.key.as_ref() {
             "mount" => config.mount = Some(entry.path()?),
+            "cpu-latency-us" => config.cpu_latency = Some(entry.cpu_latency()?),
             "listen" => config.listen = entry.places()?,
             _ if entry.value.is_table() => device(entry, memory, &mut config)?,
             _ => {
@@ -143,6 +147,10 @@ impl<'a> Entry<'a> {
         let path = self.value.as_str().filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| self.wrong("write a path"))?;
         std::path::absolute(path).map_err(|error| self.wrong(error))
+    }
+
+    fn cpu_latency(&self) -> Result<CpuLatencyLimit> {
+        self.text()?.parse().map_err(|error| self.wrong(error))
     }
 
     /// One place to listen at, or an array of them.

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use uzram_serve::nbd;
+use uzram_serve::fuse::CpuLatencyLimit;
+use uzram_serve::{fuse, nbd};
 
 use crate::device_args::Setting;
 use crate::failure::Result;
@@ -16,6 +17,24 @@ const NEEDS_LRU: [&str; 3] = ["backing_dev", "recomp_algorithm", "recompress_aft
 /// Where a device's files are, in the runtime directory, unless it is said otherwise.
 const MOUNT_DIR: &str = "mnt";
 
+/// How devices are served as files.
+#[derive(clap::Args)]
+pub struct FilesArgs {
+    /// Within how many microseconds idle CPUs are to wake while requests for files and block devices follow each other
+    /// closely, `none` for no matter when; at 0 they poll. Waking CPUs takes longer than the requests, in virtual
+    /// machines above all; it needs /dev/cpu_dma_latency [default: 0]
+    #[arg(long, value_name = "US")]
+    cpu_latency_us: Option<CpuLatencyLimit>,
+}
+
+impl FilesArgs {
+    /// What they say; if nothing, what `otherwise` does.
+    pub fn options(&self, otherwise: Option<CpuLatencyLimit>) -> fuse::Options {
+        let cpu_latency = self.cpu_latency_us.or(otherwise).unwrap_or_default();
+        fuse::Options { cpu_latency, ..fuse::Options::default() }
+    }
+}
+
 /// A daemon.
 pub struct Plan {
     /// Where its sockets are.
@@ -28,6 +47,8 @@ pub struct Plan {
     pub nbd: nbd::Config,
     /// Where it shows its devices as files, if that was said.
     pub mount: Option<PathBuf>,
+    /// How it serves them.
+    pub files: fuse::Options,
     /// A shell command that it runs, and then ends.
     pub exec: Option<String>,
     /// Whether `swap off` ends it.
@@ -80,6 +101,7 @@ impl Plan {
             left_out: Vec::new(),
             nbd,
             mount: None,
+            files: fuse::Options::default(),
             exec: None,
             ends_with_swap: false,
             slab_timing: false,

@@ -22,7 +22,10 @@ use crate::failure::{Failure, Result};
 
 /// Heap that is touched beforehand, for all that small requests ever ask of it.
 #[cfg(target_env = "gnu")]
-const HEAP_BYTES: usize = 2 << 20;
+const HEAP_BYTES: usize = 512 << 10;
+/// Larger allocations are mappings of their own, and go back to the system when they are freed.
+#[cfg(target_env = "gnu")]
+const MAPPED_BYTES: i32 = 4 << 20;
 /// A file of the program that is larger than all of ours is not read as a whole.
 const MAX_TEXT_BYTES: usize = 64 << 20;
 /// The score of a process that is never killed for others' memory, proc_pid_oom_score_adj(5).
@@ -77,7 +80,7 @@ pub fn protect() -> Vec<MeasureJson> {
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     let locked = rustix::mm::mlockall(flags);
     touch_program();
-    touch_heap();
+    keep_heap();
     let spared = fs::write("/proc/self/oom_score_adj", NEVER_KILLED);
     [
         ("memory locked", locked.err().map(|error| explain(error, "CAP_IPC_LOCK"))),
@@ -140,23 +143,28 @@ fn file_mapping(line: &str) -> Option<(usize, usize)> {
     (is_read && is_file && len <= MAX_TEXT_BYTES).then_some((start, len))
 }
 
-/// Has the heap keep what it gets, and touches some of it, so that small allocations ask the kernel for nothing.
-#[cfg(target_env = "gnu")]
-fn touch_heap() {
+/// Has the heap keep what it gets.
+fn keep_heap() {
+    #[cfg(target_env = "gnu")]
     // SAFETY: plain settings of glibc's allocator.
     unsafe {
         // One heap for all threads, which is never cut.
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
-        libc::mallopt(libc::M_MMAP_THRESHOLD, 2 * HEAP_BYTES as i32);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
     }
-    let mut heap: Vec<u8> = Vec::with_capacity(HEAP_BYTES);
-    heap.resize(HEAP_BYTES, 1);
-    std::hint::black_box(&heap);
 }
 
-#[cfg(not(target_env = "gnu"))]
-fn touch_heap() {}
+/// Touches some heap beyond what is in use, which stays, so that small allocations ask the kernel for nothing. For
+/// when all that lasts has been allocated.
+pub fn touch_heap() {
+    #[cfg(target_env = "gnu")]
+    {
+        let mut heap: Vec<u8> = Vec::with_capacity(HEAP_BYTES);
+        heap.resize(HEAP_BYTES, 1);
+        std::hint::black_box(&heap);
+    }
+}
 
 #[cfg(test)]
 mod tests {

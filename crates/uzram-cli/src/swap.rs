@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
 use uzram::base::units::format_size;
-use uzram_serve::control::{FilesJson, StatsJson};
+use uzram_serve::control::{FilesJson, MeasureJson, StatsJson};
 use uzram_serve::loop_device::LoopDevice;
 use uzram_serve::mounts::MountInfo;
 use uzram_serve::swap_area::{self, ActiveArea, MAX_PRIORITY};
@@ -24,7 +24,7 @@ use crate::daemon_client::{Daemon, device_path, understand};
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Context, Failure, Result, print};
 use crate::live::{self, LogLevel};
-use crate::plan::{Attached, DevicePlan, Plan, SwapPlan};
+use crate::plan::{Attached, DevicePlan, FilesArgs, Plan, SwapPlan};
 use crate::runtime_dir::{RuntimeArgs, RuntimeDir};
 use crate::show::ratio;
 use crate::up;
@@ -61,6 +61,8 @@ struct OnArgs {
     /// Stay in the foreground, until told to end; logs on standard error
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    files: FilesArgs,
     #[command(flatten)]
     device: DeviceArgs,
     #[command(flatten)]
@@ -111,7 +113,8 @@ fn on(args: &OnArgs) -> Result<u8> {
     if args.foreground {
         let swap = SwapPlan { priority: Some(args.priority), discard: true };
         let device = DevicePlan { attached: Attached::Swap(swap), ..DevicePlan::new(&args.name, settings) };
-        return up::serve(Plan { ends_with_swap: true, ..Plan::new(dir, vec![device])? });
+        let files = args.files.options(None);
+        return up::serve(Plan { ends_with_swap: true, files, ..Plan::new(dir, vec![device])? });
     }
     let log_path = dir.join(LOG_FILE);
     RuntimeDir::make(&dir)?;
@@ -302,13 +305,13 @@ fn status(args: &StatusArgs) -> Result<()> {
         let stats: StatsJson = understand(answer["stats"].clone())?;
         text += &area_text(&name, &area, &stats);
     }
-    for measure in &about.protection {
-        let done = match &measure.refused {
-            None => "yes".to_owned(),
-            Some(why) => format!("no: {why}"),
-        };
-        text += &format!("{:<24} {done}\n", measure.what);
-    }
+    let done = |measure: &MeasureJson| match &measure.refused {
+        None => "yes".to_owned(),
+        Some(why) => format!("no: {why}"),
+    };
+    let protection = about.protection.iter().map(|measure| (measure.what.as_str(), done(measure)));
+    let files = about.files.iter().map(|files| ("CPU latency", files.cpu_latency.clone()));
+    text += &rows_text(files.chain(protection));
     print(&text)
 }
 
@@ -337,5 +340,9 @@ fn area_text(name: &str, area: &ActiveArea, stats: &StatsJson) -> String {
         ),
         ("failed writes, reads", format!("{}, {}", stats.failed_writes, stats.failed_reads)),
     ];
-    rows.iter().map(|(what, value)| format!("{what:<24} {value}\n")).collect()
+    rows_text(rows.into_iter())
+}
+
+fn rows_text<'a>(rows: impl Iterator<Item = (&'a str, String)>) -> String {
+    rows.map(|(what, value)| format!("{what:<24} {value}\n")).collect()
 }

@@ -30,8 +30,8 @@ use crate::listen_args::ListenArgs;
 use crate::live::{self, LiveLine, LogLevel};
 use crate::machine_memory;
 use crate::notify;
-use crate::plan::{Attached, DevicePlan, Plan};
-use crate::protect::{check_cgroup, protect};
+use crate::plan::{Attached, DevicePlan, FilesArgs, Plan};
+use crate::protect::{check_cgroup, protect, touch_heap};
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
 use crate::swap::READY;
 
@@ -63,6 +63,8 @@ pub struct Args {
     /// Show each device as a file, DIR/NAME/disk, and its attributes beside it; needs FUSE
     #[arg(long, value_name = "DIR")]
     mount: Option<PathBuf>,
+    #[command(flatten)]
+    files: FilesArgs,
     /// Make the device a block device, /dev/loopN, as `uzram attach` does; as root
     #[arg(long)]
     attach: bool,
@@ -83,7 +85,7 @@ pub struct Args {
 
 impl Args {
     fn plan(&self) -> Result<Plan> {
-        let ConfigFile { mount, listen, devices, left_out } = match &self.config {
+        let ConfigFile { mount, cpu_latency, listen, devices, left_out } = match &self.config {
             Some(path) => config_file::read(path)?,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
         };
@@ -95,6 +97,7 @@ impl Args {
         Ok(Plan {
             nbd,
             left_out,
+            files: self.files.options(cpu_latency),
             mount: self.mount.as_ref().map(absolute).transpose()?.or(mount),
             exec: self.exec.clone(),
             slab_timing: self.slab_timing,
@@ -179,11 +182,11 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let uris = move |name: &str| endpoints.iter().map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>();
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let mount = mount_dir
-        .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), fuse::default_threads()))
+        .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), plan.files))
         .transpose()?;
     let about = About {
         pid: std::process::id(),
-        files: mount.as_ref().map(|mount| FilesJson { dir: mount.dir().into(), threads: mount.threads() }),
+        files: mount.as_ref().map(FilesJson::from),
         ends_with_swap: plan.ends_with_swap,
         protection,
     };
@@ -199,6 +202,9 @@ pub fn serve(plan: Plan) -> Result<u8> {
     )
     .context(|| "cannot serve the control API".to_owned())?;
     let mut attachments = Attachments::new(&plan.runtime_dir, about.files.clone());
+    if plan.swaps() {
+        touch_heap();
+    }
     for device in &plan.devices {
         attachments.attach(device)?;
     }
@@ -250,9 +256,12 @@ fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
 
 /// What there is to know about the daemon.
 fn daemon_facts(control_socket: &Path, about: &About) -> String {
-    let files =
-        about.files.as_ref().map(|files| format!("{}, {} threads", files.dir.display(), files.threads));
-    let facts = [("control", Some(control_socket.display().to_string())), ("files", files)];
+    let of_files = |what: fn(&FilesJson) -> String| about.files.as_ref().map(what);
+    let facts = [
+        ("control", Some(control_socket.display().to_string())),
+        ("files", of_files(|files| format!("{}, {} threads", files.dir.display(), files.threads))),
+        ("CPU latency", of_files(|files| files.cpu_latency.clone())),
+    ];
     let refused = about.protection.iter().filter_map(|measure| {
         let why = measure.refused.as_ref()?;
         Some(("warning", Some(format!("not {}: {why}", measure.what))))

@@ -408,6 +408,43 @@ fn file_systems_fill_empty_and_give_their_memory_back() {
     }
 }
 
+/// The longest that waking a CPU may take now, as all processes together ask for it; `None` if nobody can.
+fn cpu_latency_us() -> Option<i32> {
+    let mut limit_us = [0; 4];
+    File::open("/dev/cpu_dma_latency").ok()?.read_exact(&mut limit_us).unwrap();
+    Some(i32::from_ne_bytes(limit_us))
+}
+
+#[test]
+fn cpus_wake_fast_while_requests_come() {
+    if unable() || missing(&["dd"]) {
+        return;
+    }
+    const LIMIT_US: i32 = 3;
+    let Some(usual_us) = cpu_latency_us().filter(|usual_us| *usual_us > LIMIT_US) else {
+        println!("skipped: no /dev/cpu_dma_latency, or others ask for as much there");
+        return;
+    };
+    let place = BlockPlace::new();
+    for (limit, is_asked) in [("3", true), ("none", false)] {
+        let daemon = up(&place, "64M", &["--cpu-latency-us", limit]);
+        assert!(daemon.facts.contains(if is_asked { "CPU latency 3 us" } else { "CPU latency none" }));
+        let mut read = std::process::Command::new("dd");
+        read.args([&format!("if={}", place.disk().display()), "of=/dev/null", "bs=4k", "status=none"]);
+        let mut asked = false;
+        wait_until("many requests were answered", || {
+            let mut read = read.spawn().unwrap();
+            while read.try_wait().unwrap().is_none() {
+                asked |= cpu_latency_us() == Some(LIMIT_US);
+            }
+            asked == is_asked
+        });
+        wait_until("it is asked for no longer", || cpu_latency_us() == Some(usual_us));
+        daemon.signal(Signal::TERM);
+        assert!(daemon.ended().0.success());
+    }
+}
+
 #[test]
 fn without_what_it_needs_there_is_one_clear_line() {
     if unable() || missing(&["unshare", "mount"]) {
@@ -433,6 +470,11 @@ fn without_what_it_needs_there_is_one_clear_line() {
         let ended = without(node, args);
         assert!(ended.complaint(1).contains(what), "{args}: {}", ended.stderr);
     }
+    // Without this it works all the same.
+    let ended =
+        without(fuse, &format!("up --size 16M --mount {}/mnt --exec true", place.place.dir().display()));
+    let said = "CPU latency none: /dev/cpu_dma_latency: No such file";
+    assert!(ended.status.success() && ended.stderr.contains(said), "{}", ended.stderr);
     let nobody = |args: &[&str]| {
         use std::os::unix::process::CommandExt;
         let mut command = common::bare_command(args);

@@ -62,10 +62,11 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
     if unable() {
         return;
     }
-    let place = BlockPlace::new();
     let Some(cgroup) = Cgroup::new("hog", LIMIT_BYTES) else { return };
     // The daemon has a limit of its own, which it cannot use up.
     let Some(daemons) = Cgroup::new("daemon", DAEMON_BYTES) else { return };
+    // Gone before its cgroup is.
+    let place = BlockPlace::new();
     let on = |limit: &str| {
         let mut command = daemons.command(Path::new(env!("CARGO_BIN_EXE_uzram")));
         command.args(["swap", "on", "--size", "512M", "--mem-limit", limit]);

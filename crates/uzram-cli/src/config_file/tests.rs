@@ -43,6 +43,7 @@ fn the_example_has_every_key_and_makes_sense() {
     let text = whole_example(&policy);
     let whole = parsed(&text).unwrap();
     assert_eq!(whole.mount.as_deref(), Some(Path::new("/run/uzram/mnt")));
+    assert_eq!(whole.cpu_latency, Some(CpuLatencyLimit::NONE));
     assert_eq!(whole.listen, ["tcp:127.0.0.1:10809".parse().unwrap()]);
     let device = &whole.devices[0];
     assert_eq!(device.attached, Attached::Swap(SwapPlan { priority: Some(100), discard: false }));
@@ -185,7 +186,11 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
 #[test]
 fn a_file_that_makes_no_sense_says_where_and_why() {
     for (text, begins, has) in [
-        ("mnt = '/a'", "u.toml:1: 'mnt = '/a'': unknown key `mnt`; ", "mount, listen, and a table for each"),
+        (
+            "mnt = '/a'",
+            "u.toml:1: 'mnt = '/a'': unknown key `mnt`; ",
+            "mount, cpu-latency-us, listen, and a table for each",
+        ),
         ("[[zram0]]", "u.toml:1: '[[zram0]]': unknown key `zram0`; there are", "as in [zram0]"),
         (
             "[zram0]\nalgoritm = 'lz4'",
@@ -201,6 +206,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("['../a']", "u.toml:1: '['../a']': ", "a name is a letter or digit"),
         ("mount = ''", "u.toml:1: mount: write a path", ""),
         ("[mount]", "u.toml:1: mount: write a path", ""),
+        ("cpu-latency-us = '1ms'", "u.toml:1: cpu-latency-us: write a number of microseconds from 0", ""),
         ("listen = 3", "u.toml:1: listen: write a place", ""),
         ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is no place to listen", ""),
         ("[zram0]\nsize = 'ram /'", "u.toml:2: size: 'ram /' is not a size: column 6: expected a size", ""),

@@ -20,12 +20,14 @@ pub struct About {
 }
 
 /// Devices as files.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesJson {
     /// Where they are mounted.
     pub dir: PathBuf,
     /// The threads that serve them.
     pub threads: usize,
+    /// How fast CPUs are asked to wake for requests: `0 us`; `none`, and why, if it was asked for.
+    pub cpu_latency: String,
 }
 
 /// Something that was done for protection.
@@ -35,6 +37,16 @@ pub struct MeasureJson {
     pub what: String,
     /// Why it could not be done, if so.
     pub refused: Option<String>,
+}
+
+impl From<&fuse::Mount> for FilesJson {
+    fn from(mount: &fuse::Mount) -> Self {
+        FilesJson {
+            dir: mount.dir().to_owned(),
+            threads: mount.threads(),
+            cpu_latency: mount.cpu_latency().to_owned(),
+        }
+    }
 }
 
 impl FilesJson {
@@ -57,7 +69,7 @@ mod tests {
 
     #[test]
     fn disks_are_told_from_other_files() {
-        let files = FilesJson { dir: "/run/x".into(), threads: 2 };
+        let files = FilesJson { dir: "/run/x".into(), ..FilesJson::default() };
         assert_eq!(files.device(&files.disk("zram0")), Some("zram0"));
         for other in ["/run/x/disk", "/run/x/zram0/mm_stat", "/run/y/zram0/disk", "/run/x", "/run/x/a/b/disk"]
         {

@@ -20,6 +20,7 @@ use uzram::Error;
 use uzram::base::units::PAGE_SIZE;
 use uzram::device::{Attribute, Device, OpenDevice, PageState, Wait};
 
+use super::cpu_latency::CpuLatency;
 use super::handles::{Disk, Handles, Open};
 use super::tree::{Node, Tree};
 use super::warm_up::WarmUp;
@@ -47,18 +48,20 @@ pub(super) struct Files {
     handles: Handles,
     waiters: Waiters,
     warm_up: WarmUp,
+    cpu_latency: Option<CpuLatency>,
     owner: (u32, u32),
 }
 
 impl Files {
-    /// Those of `exports`, served by so many threads.
-    pub fn new(exports: Exports, threads: usize) -> Self {
+    /// Those of `exports`, served by so many threads, for which CPUs wake so fast.
+    pub fn new(exports: Exports, threads: usize, cpu_latency: Option<CpuLatency>) -> Self {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         Files {
             tree: Tree::new(exports),
             handles: Handles::new(),
             waiters: Waiters::default(),
             warm_up: WarmUp::new(threads),
+            cpu_latency,
             owner,
         }
     }
@@ -113,6 +116,13 @@ impl Files {
             Node::Attribute(device, attribute) => Ok(Open::Attribute(text(&device, attribute)?)),
             Node::WarmUp => Ok(Open::WarmUp),
             Node::Root | Node::Directory => Err(Errno::EISDIR),
+        }
+    }
+
+    #[inline]
+    fn request_came(&self) {
+        if let Some(cpu_latency) = &self.cpu_latency {
+            cpu_latency.request();
         }
     }
 
@@ -362,6 +372,7 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.request_came();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => read_disk(disk, offset, size as usize, reply),
             Some(Some(Open::Attribute(text))) => {
@@ -385,6 +396,7 @@ impl Filesystem for Files {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        self.request_came();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => write_disk(disk, offset, data, reply),
             Some(Some(Open::Attribute(_))) => self.write_attribute(ino.0, offset, data, reply),

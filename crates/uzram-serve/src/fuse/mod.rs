@@ -7,8 +7,9 @@
 //! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
 //!
 //! Code map: `tree` names and numbers the files, `handles` has those that are open, `filesystem` answers requests,
-//! `warm_up` prepares the threads for swap.
+//! `cpu_latency` has CPUs wake fast for them, `warm_up` prepares the threads for swap.
 
+mod cpu_latency;
 mod filesystem;
 mod handles;
 mod tree;
@@ -26,8 +27,10 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::Exports;
 use crate::mounts::{self, MountInfo};
+use cpu_latency::CpuLatency;
 use filesystem::Files;
 
+pub use cpu_latency::CpuLatencyLimit;
 /// The name of the disk's file in its device's directory.
 pub use tree::DISK;
 /// The file that takes the writes by which threads are prepared: [`MAX_IO_BYTES`] at a time, one for each thread at
@@ -42,22 +45,40 @@ const MAX_BACKGROUND: u16 = 256;
 /// What begins the source of our mounts in the system's list.
 const SOURCE: &str = "uzram:";
 
+/// How files are served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The threads that serve the kernel.
+    pub threads: usize,
+    /// How fast CPUs are to wake for requests that follow each other closely.
+    pub cpu_latency: CpuLatencyLimit,
+}
+
+impl Default for Options {
+    /// A thread for each CPU, and at least two, so that one that is kept waiting does not keep everybody waiting.
+    fn default() -> Self {
+        let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
+        Options { threads, cpu_latency: CpuLatencyLimit::default() }
+    }
+}
+
 /// The mounted files of a daemon's devices.
 pub struct Mount {
     dir: PathBuf,
     /// It was made for this, and goes with it.
     is_made: bool,
     threads: usize,
+    cpu_latency: String,
     session: Option<BackgroundSession>,
 }
 
 impl Mount {
-    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none, served by so many
-    /// threads. Whose it is, `owner`, is what [`mounts_of`] finds it by.
+    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none. Whose it is, `owner`, is
+    /// what [`mounts_of`] finds it by.
     ///
     /// # Errors
     /// `Unsupported` without `/dev/fuse`; `Busy` when something is mounted there; `Permission`; `Io`.
-    pub fn new(dir: &Path, owner: &Path, exports: Exports, threads: usize) -> Result<Mount> {
+    pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
         let shown = dir.display();
         let failed = |kind, why: &str| Error::new(kind, format!("cannot mount '{shown}': {why}"));
         if !Path::new("/dev/fuse").exists() {
@@ -85,9 +106,14 @@ impl Mount {
             MountOption::NoSuid,
             MountOption::NoExec,
         ];
-        config.n_threads = Some(threads);
+        config.n_threads = Some(options.threads);
         config.clone_fd = true;
-        let files = Files::new(exports, threads);
+        let asked = CpuLatency::new(options.cpu_latency);
+        let cpu_latency = match &asked {
+            Ok(_) => options.cpu_latency.to_string(),
+            Err(error) => format!("{}: {}: {error}", CpuLatencyLimit::NONE, cpu_latency::DEVICE),
+        };
+        let files = Files::new(exports, options.threads, asked.ok().flatten());
         let session = Session::new(files, &dir, &config).and_then(Session::spawn).map_err(|error| {
             let kind = match error.kind() {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,
@@ -95,7 +121,7 @@ impl Mount {
             };
             failed(kind, &error.to_string())
         })?;
-        Ok(Mount { dir, is_made, threads, session: Some(session) })
+        Ok(Mount { dir, is_made, threads: options.threads, cpu_latency, session: Some(session) })
     }
 
     /// Where it is.
@@ -111,6 +137,11 @@ impl Mount {
     /// The threads that serve it.
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// How fast CPUs are asked to wake for requests, in words; `none` has why, if it was asked for.
+    pub fn cpu_latency(&self) -> &str {
+        &self.cpu_latency
     }
 
     /// Unmounts the files, and waits for the threads.
@@ -162,10 +193,4 @@ pub fn mounts_of(owner: &Path) -> io::Result<Vec<MountInfo>> {
     let source = format!("{SOURCE}{}", owner.display());
     mounts.retain(|mount| is_ours(mount) && mount.source == Path::new(&source));
     Ok(mounts)
-}
-
-/// The threads that a mount gets by default: one for each CPU, and at least two, so that one that is kept waiting
-/// does not keep everybody waiting.
-pub fn default_threads() -> usize {
-    thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2))
 }
