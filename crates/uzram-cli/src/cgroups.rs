@@ -1,12 +1,15 @@
-//! Which cgroups have more swapped out than their limit lets back into memory.
+//! What cgroups have swapped out, and whether their limits let it back into memory.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use uzram_serve::mounts::{self, MountInfo};
 
 /// Cgroups that are looked at, at most: a machine with more is not looked through.
 const MAX_CGROUPS: usize = 10_000;
+
+/// Limits from here on are none: the first version has one of just below 2^63.
+const NO_LIMIT_BYTES: u64 = 1 << 62;
 
 /// A cgroup with too little room.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +22,11 @@ pub struct Tight {
     pub room_bytes: u64,
 }
 
+/// The file of a cgroup's counts.
+pub const STATISTICS: &str = "memory.stat";
+
 /// The names of one version's files.
+#[derive(Debug)]
 struct Version {
     limit: &'static str,
     usage: &'static str,
@@ -45,52 +52,92 @@ const V2: Version = Version {
 /// The first cgroup found that could not take back what it has swapped out. What cannot be read is passed over: the
 /// kernel is asked in the end.
 pub fn find_tight() -> Option<Tight> {
-    let mounts = mounts::all().unwrap_or_default();
+    let tight = |cgroup: Cgroup| {
+        let (swapped_bytes, room_bytes) = (cgroup.swapped_bytes()?, cgroup.room_bytes()?);
+        (swapped_bytes > room_bytes).then_some(Tight { dir: cgroup.dir, swapped_bytes, room_bytes })
+    };
+    let mut roots = roots().into_iter();
+    roots.find_map(|root| root.with_those_below().find_map(tight))
+}
+
+/// The directories of the cgroups that have a limit and something swapped out.
+pub fn limited_and_swapped() -> impl Iterator<Item = PathBuf> {
+    let cgroups = roots().into_iter().flat_map(Cgroup::with_those_below);
+    cgroups.filter(Cgroup::is_limited_and_swapped).map(|cgroup| cgroup.dir)
+}
+
+/// A cgroup of the memory controller.
+#[derive(Debug)]
+struct Cgroup {
+    dir: PathBuf,
+    version: &'static Version,
+}
+
+/// The ones above all others: one for each version that is mounted.
+fn roots() -> Vec<Cgroup> {
     let version = |mount: &MountInfo| match mount.file_system.as_str() {
         "cgroup" if mount.dir.join(V1.limit).exists() => Some(&V1),
         "cgroup2" => Some(&V2),
         _ => None,
     };
-    mounts.iter().find_map(|mount| version(mount).and_then(|version| search(&mount.dir, version)))
+    let mounts = mounts::all().unwrap_or_default();
+    let root = |mount: MountInfo| Some(Cgroup { version: version(&mount)?, dir: mount.dir });
+    mounts.into_iter().filter_map(root).collect()
 }
 
-fn search(root: &Path, version: &Version) -> Option<Tight> {
-    let (mut dirs, mut next) = (vec![root.to_owned()], 0);
-    while let Some(dir) = dirs.get(next).cloned() {
-        next += 1;
-        if let Some(tight) = look_at(&dir, version) {
-            return Some(tight);
-        }
-        let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
-        let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        dirs.extend(below.map(|entry| entry.path()));
-        dirs.truncate(MAX_CGROUPS);
+impl Cgroup {
+    /// This one and those below it, level by level.
+    fn with_those_below(self) -> impl Iterator<Item = Cgroup> {
+        let version = self.version;
+        let (mut dirs, mut next) = (vec![self.dir], 0);
+        std::iter::from_fn(move || {
+            let dir = dirs.get(next)?.clone();
+            next += 1;
+            let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+            let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            dirs.extend(below.map(|entry| entry.path()));
+            dirs.truncate(MAX_CGROUPS);
+            Some(Cgroup { dir, version })
+        })
     }
-    None
-}
 
-fn look_at(dir: &Path, version: &Version) -> Option<Tight> {
-    let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse::<u64>().ok();
-    // One without a limit says "max", or a number beyond all memory.
-    let (limit, usage) = (number(version.limit)?, number(version.usage)?);
-    let stat = fs::read_to_string(dir.join("memory.stat")).ok()?;
-    let count = |name: &str| {
-        let name = format!("{}{name} ", version.stat_prefix);
-        stat.lines().find_map(|line| line.strip_prefix(&name)?.parse::<u64>().ok()).unwrap_or(0)
-    };
-    let swapped_bytes = match version.swap {
-        Some(file) => number(file)?,
-        None => count("swap"),
-    };
-    // What the page cache has of it goes when it is needed.
-    let cache_bytes = count("inactive_file") + count("active_file");
-    let room_bytes = limit.saturating_sub(usage.saturating_sub(cache_bytes));
-    (swapped_bytes > room_bytes).then(|| Tight { dir: dir.to_owned(), swapped_bytes, room_bytes })
+    fn number(&self, name: &str) -> Option<u64> {
+        fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok()
+    }
+
+    /// One of its counts and of those below it.
+    fn count(&self, name: &str) -> Option<u64> {
+        let name = format!("{}{name} ", self.version.stat_prefix);
+        let counts = fs::read_to_string(self.dir.join(STATISTICS)).ok()?;
+        Some(counts.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0))
+    }
+
+    fn swapped_bytes(&self) -> Option<u64> {
+        match self.version.swap {
+            Some(file) => self.number(file),
+            None => self.count("swap"),
+        }
+    }
+
+    /// What its limit leaves it, if it has one: one without says "max", or a number beyond all memory.
+    fn room_bytes(&self) -> Option<u64> {
+        let (limit, usage) = (self.number(self.version.limit)?, self.number(self.version.usage)?);
+        // What the page cache has of it goes when it is needed.
+        let cache_bytes = self.count("inactive_file")? + self.count("active_file")?;
+        Some(limit.saturating_sub(usage.saturating_sub(cache_bytes)))
+    }
+
+    fn is_limited_and_swapped(&self) -> bool {
+        let is_limited = self.number(self.version.limit).is_some_and(|limit| limit < NO_LIMIT_BYTES);
+        is_limited && self.swapped_bytes().is_some_and(|bytes| bytes > 0)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+
+    use std::path::Path;
 
     use super::*;
 
@@ -106,10 +153,13 @@ mod tests {
         let stat = "swap 1\ntotal_swap 5000\ntotal_inactive_file 100\ntotal_active_file 200\n";
         write(&a, &[(V1.limit, "9223372036854771712\n"), (V1.usage, "3000\n"), ("memory.stat", stat)]);
         write(&b, &[(V1.limit, "7700\n"), (V1.usage, "3000\n"), ("memory.stat", stat)]);
-        assert_eq!(search(root.path(), &V1), None);
-        fs::write(b.join(V1.limit), "7699").unwrap();
-        let tight = Tight { dir: b, swapped_bytes: 5000, room_bytes: 4999 };
-        assert_eq!(search(root.path(), &V1), Some(tight));
+        let all = || Cgroup { dir: root.path().to_owned(), version: &V1 }.with_those_below();
+        assert_eq!(all().map(|cgroup| cgroup.dir).collect::<Vec<_>>(), [root.path(), &a, &b]);
+        let facts =
+            |cgroup: Cgroup| (cgroup.swapped_bytes(), cgroup.room_bytes(), cgroup.is_limited_and_swapped());
+        assert_eq!(all().next().map(facts), Some((None, None, false)), "no controller");
+        assert_eq!(all().nth(1).map(facts), Some((Some(5000), Some(9_223_372_036_854_769_012), false)));
+        assert_eq!(all().nth(2).map(facts), Some((Some(5000), Some(5000), true)));
 
         let c = root.path().join("c");
         let stat = "inactive_file 100\nactive_file 0\n";
@@ -122,8 +172,9 @@ mod tests {
                 ("memory.swap.current", "600\n"),
             ],
         );
-        assert_eq!(search(root.path(), &V2), None);
+        let cgroup = || Cgroup { dir: c.clone(), version: &V2 };
+        assert_eq!(facts(cgroup()), (Some(600), None, false));
         fs::write(c.join(V2.limit), "3000\n").unwrap();
-        assert_eq!(search(root.path(), &V2), Some(Tight { dir: c, swapped_bytes: 600, room_bytes: 100 }));
+        assert_eq!(facts(cgroup()), (Some(600), Some(100), true));
     }
 }

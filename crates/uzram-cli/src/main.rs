@@ -17,6 +17,7 @@ mod daemon_client;
 mod device_args;
 mod exec;
 mod failure;
+mod fresh_counts;
 mod lab;
 mod listen_args;
 mod live;

@@ -26,6 +26,7 @@ use crate::config_file::{self, ConfigFile};
 use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
 use crate::failure::{Context, Failure, Result, print};
+use crate::fresh_counts::FreshCounts;
 use crate::listen_args::ListenArgs;
 use crate::live::{self, LiveLine, LogLevel};
 use crate::machine_memory;
@@ -202,9 +203,12 @@ pub fn serve(plan: Plan) -> Result<u8> {
     )
     .context(|| "cannot serve the control API".to_owned())?;
     let mut attachments = Attachments::new(&plan.runtime_dir, about.files.clone());
-    if plan.swaps() {
+    let _fresh_counts = if plan.swaps() {
         touch_heap();
-    }
+        Some(FreshCounts::start(devices.clone()).context(|| "cannot start a thread".to_owned())?)
+    } else {
+        None
+    };
     for device in &plan.devices {
         attachments.attach(device)?;
     }

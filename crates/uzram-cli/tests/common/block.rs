@@ -3,8 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::clients::run;
@@ -216,13 +215,8 @@ fn contents(number: usize, generation: u32) -> [u64; 512] {
 }
 
 /// A process that uses more memory than it is given, and checks it; ended when dropped.
-///
-/// Linux 6.18 chooses what leaves a cgroup's memory by statistics that it brings up to date every 2 s: whoever changes
-/// all of his memory faster than that is killed sooner or later, though there is room for it in swap. So it is with kernel
-/// zram, and with this. Reading the statistics brings them up to date, which is done here all the time.
 pub struct Hog {
     child: Child,
-    has_ended: Arc<AtomicBool>,
 }
 
 impl Hog {
@@ -232,14 +226,7 @@ impl Hog {
         command.args(["--exact", HOG_TEST, "--ignored", "--nocapture"]);
         command.env(HOG_VARIABLE, format!("{mib} {seconds}"));
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let has_ended = Arc::new(AtomicBool::new(false));
-        let (stop, statistics) = (Arc::clone(&has_ended), cgroup.dir.join("memory.stat"));
-        std::thread::spawn(move || {
-            while !stop.load(Ordering::Relaxed) && fs::read(&statistics).is_ok() {
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        });
-        Hog { child, has_ended }
+        Hog { child }
     }
 
     pub fn id(&self) -> u32 {
@@ -268,7 +255,6 @@ impl Hog {
 
 impl Drop for Hog {
     fn drop(&mut self) {
-        self.has_ended.store(true, Ordering::Relaxed);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
