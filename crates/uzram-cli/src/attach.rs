@@ -68,12 +68,12 @@ pub struct DetachArgs {
 pub fn attach(args: &AttachArgs) -> Result<()> {
     require_root()?;
     let daemon = Daemon::at(&args.runtime)?;
-    let file = disk_of(&daemon, &args.name)?;
+    let files = files_of(&daemon)?;
+    let file = disk_of(&daemon, &files, &args.name)?;
     if let Some(device) = LoopDevice::on(&file)?.first() {
         let device = device.path();
         return Err(Failure::Line(format!("{} is attached already, as {}", args.name, device.display())));
     }
-    let files = files_of(&daemon)?;
     let attached = || format!("cannot attach {}", args.name);
     let Some(priority) = args.swap else {
         let device = LoopDevice::attach(&file).context(attached)?;
@@ -98,7 +98,7 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
     require_root()?;
     let Some(name) = &args.name else { return clear_dead(&args.runtime.path()?) };
     let daemon = Daemon::at(&args.runtime)?;
-    let devices = LoopDevice::on(&disk_of(&daemon, name)?)?;
+    let devices = LoopDevice::on(&disk_of(&daemon, &files_of(&daemon)?, name)?)?;
     if devices.is_empty() {
         return Err(Failure::Line(format!("{name} is not attached")));
     }
@@ -134,8 +134,7 @@ pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
 }
 
 /// The file of a device that there is.
-fn disk_of(daemon: &Daemon, name: &str) -> Result<PathBuf> {
-    let files = files_of(daemon)?;
+fn disk_of(daemon: &Daemon, files: &FilesJson, name: &str) -> Result<PathBuf> {
     daemon.attribute(name, "initstate")?;
     Ok(files.disk(name))
 }

@@ -117,11 +117,8 @@ impl Attachments {
                 .context(|| format!("`uzram {}`", args.join(" ")));
         }
         let said = String::from_utf8_lossy(&ended.stderr);
-        let line = said.lines().rfind(|line| line.starts_with("uzram: "));
-        Err(match line {
-            Some(line) => Failure::line(line.trim_start_matches("uzram: ")),
-            None => Failure::Line(format!("`uzram {}` ended with {}", args.join(" "), ended.status)),
-        })
+        let ended = || Failure::Line(format!("`uzram {}` ended with {}", args.join(" "), ended.status));
+        Err(Failure::printed_in(&said).unwrap_or_else(ended))
     }
 }
 

@@ -3,6 +3,9 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+/// What begins the line of a failure on standard error.
+pub const PREFIX: &str = "uzram: ";
+
 /// Why a command did not succeed.
 #[derive(Debug)]
 pub enum Failure {
@@ -19,6 +22,11 @@ impl Failure {
     /// A failure that reads `line`.
     pub fn line(line: impl Into<String>) -> Self {
         Failure::Line(line.into())
+    }
+
+    /// How another process of this program ended, by the last such line of what it printed.
+    pub fn printed_in(text: &str) -> Option<Self> {
+        text.lines().rev().find_map(|line| line.strip_prefix(PREFIX)).map(Failure::line)
     }
 
     /// Rewrites the line, if it is one.

@@ -10,7 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 use uzram::base::units::format_size;
 use uzram_serve::control::StatsJson;
 
-use crate::failure::{Context, Result};
+use crate::failure::{Context, PREFIX, Result};
 use crate::show::{per_second, ratio};
 
 /// Whether the live line is on the screen. Written and read with standard error locked.
@@ -63,10 +63,10 @@ pub fn note(text: &str) {
     let _ = AboveLiveLine.write_all(text.as_bytes());
 }
 
-/// Prints `uzram: line`, as one line whatever it quotes.
+/// Prints the line of a failure, as one line whatever it quotes.
 pub fn error_line(line: &str) {
     let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    note(&format!("uzram: {line}\n"));
+    note(&format!("{PREFIX}{line}\n"));
 }
 
 /// Standard error, less the live line. Whoever writes to it writes whole lines.

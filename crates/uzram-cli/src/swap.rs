@@ -143,8 +143,7 @@ fn on(args: &OnArgs) -> Result<u8> {
     // It has ended: what it said last is why.
     let _ = child.wait();
     let log = fs::read_to_string(&log_path).unwrap_or_default();
-    let last = log.lines().rfind(|line| line.starts_with("uzram: ")).unwrap_or("uzram: the daemon ended");
-    Err(Failure::line(last.trim_start_matches("uzram: ")))
+    Err(Failure::printed_in(&log).unwrap_or_else(|| Failure::line("the daemon ended")))
 }
 
 /// This program, whatever has become of its file since it was started.

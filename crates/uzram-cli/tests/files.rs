@@ -11,6 +11,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use common::block::{BlockPlace, unable};
 use common::clients::{arg, complain, missing, succeed};
+use common::random::Random;
 use common::{Daemon, wait_until};
 use rustix::process::Signal;
 
@@ -124,14 +125,8 @@ fn random_operations_agree_with_a_model() {
     let _daemon = up(&place, "8M", &["--backing", &backing, "--mem-limit", "3M"]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     for seed in 1..=4u64 {
-        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut random = |below: u64| {
-            // xorshift64 (Marsaglia 2003).
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state % below
-        };
+        let mut numbers = Random::new(seed);
+        let mut random = |end: u64| numbers.below(end);
         let mut model = vec![0u8; LEN as usize];
         disk.write_all_at(&model, 0).unwrap();
         for step in 0..1500 {

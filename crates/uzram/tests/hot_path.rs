@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocations;
+mod random;
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -18,28 +19,14 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::device::{Device, OpenDevice};
 
+use random::Random;
+
 const PAGES: u64 = 4096;
 /// Times that every page is overwritten before the device counts as warm.
 const WARM_ROUNDS: u64 = 4;
 
 /// The pipe to the parent.
 static REPORT_TO: AtomicI32 = AtomicI32::new(-1);
-
-/// xorshift64* (Vigna 2016).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
 
 /// What page `number` holds: one in 16 is same-filled, the others hold from nothing random up to
 /// nothing else, which does not compress at all.

@@ -6,6 +6,8 @@
 #![cfg(all(target_os = "linux", not(feature = "loom")))]
 #![allow(clippy::unwrap_used)]
 
+mod random;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -14,23 +16,13 @@ use uzram::ErrorKind;
 use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::device::{Device, OpenDevice};
 
+use random::Random;
+
 const DISK_PAGES: u64 = (256 << 20) / PAGE_SIZE as u64;
 const RESERVE_BYTES: u64 = 16 << 20;
 const THREADS: u64 = 3;
 /// Kinds of pages, by how well they compress.
 const KINDS: u64 = 61;
-
-/// xorshift64* (Vigna 2016).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-}
 
 /// Pages from zeros to what does not compress at all: words that come again, and random bytes.
 fn kinds() -> Vec<Page> {
@@ -39,8 +31,8 @@ fn kinds() -> Vec<Page> {
         .map(|kind| {
             let (mut random, mut page) = (Random(kind + 1000), [0; PAGE_SIZE]);
             for word in page.chunks_exact_mut(8).take(if kind == 0 { 0 } else { PAGE_SIZE }) {
-                let is_random = random.next() % KINDS < kind.saturating_sub(10);
-                let value = if is_random { random.next() } else { words[(random.next() % 200) as usize] };
+                let is_random = random.below(KINDS) < kind.saturating_sub(10);
+                let value = if is_random { random.next() } else { words[(random.below(200)) as usize] };
                 word.copy_from_slice(&value.to_ne_bytes());
             }
             page
@@ -132,10 +124,10 @@ fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
         versions[number as usize] = 1;
     }
     for _ in 0..3 * DISK_PAGES / THREADS {
-        let number = random.next() % (DISK_PAGES / THREADS) * THREADS + thread;
+        let number = random.below(DISK_PAGES / THREADS) * THREADS + thread;
         let version = &mut versions[number as usize];
         let next = if *version > 200 { 1 } else { *version + 1 };
-        match random.next() % 8 {
+        match random.below(8) {
             0..3 => {
                 fill(&mut page, kinds, number, next.into());
                 failures += write(disk, number, &page);

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::clients::run;
+use super::random::Random;
 use super::{Ended, Place};
 
 /// Swap areas and their cgroups are the machine's: one test at a time.
@@ -184,15 +185,11 @@ pub fn be_a_hog() {
     for (number, page) in memory.iter_mut().enumerate() {
         *page = contents(number, 0);
     }
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = Random::new(1);
     while Instant::now() < end {
-        // xorshift64 (Marsaglia 2003).
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let number = state as usize % pages;
+        let number = random.below(pages as u64) as usize;
         assert!(memory[number] == contents(number, generations[number]), "page {number} has changed");
-        if state >> 63 == 1 {
+        if random.next() >> 63 == 1 {
             generations[number] += 1;
             memory[number] = contents(number, generations[number]);
         }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
+use super::random::Random;
 use super::{Place, has_program, program_path};
 
 /// Says which of these programs is missing, if one is: the test then cannot run.
@@ -78,14 +79,8 @@ pub fn start(place: &Place, output: &str, program: &str, args: &[&str]) -> Child
 
 /// A file of seeded random bytes, which do not compress.
 pub fn random_file(place: &Place, name: &str, len_bytes: usize) -> PathBuf {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ len_bytes as u64;
-    let words = std::iter::repeat_with(|| {
-        // xorshift64 (Marsaglia 2003).
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_ne_bytes()
-    });
+    let mut random = Random::new(len_bytes as u64);
+    let words = std::iter::repeat_with(|| random.next().to_ne_bytes());
     let bytes: Vec<u8> = words.take(len_bytes / 8).flatten().collect();
     let path = place.root().join(name);
     std::fs::write(&path, bytes).unwrap();

@@ -4,6 +4,7 @@
 
 pub mod block;
 pub mod clients;
+pub mod random;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -125,14 +125,6 @@ impl Files {
             cpu_latency.request();
         }
     }
-
-    /// What a reader of a disk's handle would be told without one.
-    fn with_disk<R>(&self, fh: FileHandle, f: impl FnOnce(&Disk) -> R) -> Result<R, Errno> {
-        match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => Ok(f(disk)),
-            _ => Err(Errno::EBADF),
-        }
-    }
 }
 
 /// What a program is told of a failure.
@@ -451,9 +443,11 @@ impl Filesystem for Files {
             libc::SEEK_HOLE => false,
             _ => return reply.error(Errno::EINVAL),
         };
-        let found = u64::try_from(offset).map_err(|_| Errno::ENXIO).and_then(|offset| {
-            self.with_disk(fh, |disk| seek(&disk.device, offset, for_data)).and_then(|found| found)
-        });
+        let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
+        let found = match self.handles.get(fh.0).as_deref() {
+            Some(Some(Open::Disk(disk))) => seek(&disk.device, offset, for_data),
+            _ => Err(Errno::EBADF),
+        };
         match found {
             // A disk has 16 TiB at most.
             Ok(at) => reply.offset(at as i64),
