@@ -699,3 +699,41 @@ fn a_reserve_is_whole_chunks_and_set_before_the_size() {
     assert!(device.get("reserve").expect("readable").parse::<u64>().is_ok());
     assert_eq!(device.set("disksize", "1M").expect_err("too much").setting(), Some("reserve"));
 }
+
+/// With a reserve, writes at the limit fail rather than wait, and have pages leave for those that follow.
+#[test]
+#[cfg(not(feature = "loom"))]
+fn pages_leave_at_the_limit_with_a_reserve() {
+    const PAGES: u64 = 6 << 10;
+    let directory = tempfile::tempdir().expect("a directory");
+    let backing = format!("{}:64M", directory.path().join("cold").display());
+    let device = device(&[
+        ("backing_dev", &backing),
+        ("mem_limit", "12M"),
+        ("reserve", "4M"),
+        ("disksize", &(PAGES * PAGE_SIZE as u64).to_string()),
+    ]);
+    let disk = device.open().expect("it has a size");
+    let contents = |number: u64| {
+        let mut random = Random::new(number + 1);
+        let mut page = [0; PAGE_SIZE];
+        page.iter_mut().for_each(|byte| *byte = random.next() as u8);
+        page
+    };
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let mut failed = 0;
+    for number in 0..PAGES {
+        while let Err(error) = disk.write(number * PAGE_SIZE as u64, &contents(number)) {
+            assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::NoMemory), "{error}");
+            assert!(std::time::Instant::now() < until, "page {number} finds no room: {:?}", device.stats());
+            failed += 1;
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+    println!("{failed} writes failed");
+    let mut page = [0; PAGE_SIZE];
+    for number in 0..PAGES {
+        disk.read(number * PAGE_SIZE as u64, &mut page).expect("it is somewhere");
+        assert!(page == contents(number), "page {number}");
+    }
+}

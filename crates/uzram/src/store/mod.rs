@@ -358,10 +358,10 @@ impl Store {
     /// Writes a page.
     ///
     /// # Errors
-    /// `NoSpace` when the limit is met and nothing leaves, `NoMemory` when the system gives no more, or the reserve
-    /// is drained that there is instead; `WouldBlock`,
-    /// which counts as no write, when the limit is met, pages can leave, and that is not to be waited for. The page
-    /// keeps its old contents.
+    /// `NoSpace` when the limit is met and nothing leaves, `NoMemory` when the system gives no more; `WouldBlock`, which
+    /// counts as no write, when the limit is met, pages can leave, and that is not to be waited for. With a reserve
+    /// nothing is ever waited for: `NoSpace` at the limit, though pages may then leave for the next write, and `NoMemory`
+    /// when the reserve is drained. The page keeps its old contents.
     #[inline]
     pub fn write_wait(&self, page: u64, contents: &Page, wait: Wait) -> Result<()> {
         let made = self.with_room(wait, || self.make(page, contents));

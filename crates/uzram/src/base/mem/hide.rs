@@ -19,7 +19,8 @@ const SLACK: u64 = 16;
 const CHUNKS_PER_HOLD: usize = 64;
 
 /// Chunks that are being emptied: no run of them is taken until this is dropped. The memory of
-/// their free pages goes back to the system then, that of an empty chunk all at once.
+/// their free pages goes back to the system then, that of an empty chunk all at once; with a reserve, that of empty
+/// chunks beyond it.
 ///
 /// Meanwhile a run that is taken without waiting is one of a chunk that is in use anyway: no free chunk
 /// is begun for what is moved. There is one of these at a time that is not empty. (Where the reservation

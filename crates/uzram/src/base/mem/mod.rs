@@ -16,7 +16,8 @@
 //! it. (On hosts whose pages are larger than 4096 bytes the system may take up to a host page for
 //! each of ours.) Kept are up to two batches of each account and length in each CPU's run cache, and
 //! as much again as a sixteenth of what is in use; all of it goes back when the limit is met. A free
-//! gives back what is too much, or leaves that to a thread ([`Arena::set_releaser`]).
+//! gives back what is too much, or leaves that to a thread ([`Arena::set_releaser`]). (With a reserve,
+//! below, it is chunks that are charged, kept and given back.)
 //!
 //! Who can move the contents of runs empties chunks: [`Arena::hide_sparse_chunks`] chooses them and
 //! keeps them from filling up again meanwhile.
@@ -85,7 +86,8 @@ impl Account {
 pub enum Gfp {
     /// It takes what is there: no system call, and no waiting for memory that is going back.
     NoWait,
-    /// It also grows what there is, and gives free memory back where a limit asks for it.
+    /// It also grows what there is, and gives free memory back where a limit asks for it; not in an arena with a
+    /// reserve.
     MayWait,
 }
 

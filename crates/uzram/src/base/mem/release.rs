@@ -23,7 +23,8 @@ const GROUPS_PER_STEP: usize = 16;
 const MOST_KEPT_FOR_RELEASER: u64 = 8;
 
 impl Arena {
-    /// Whether freed memory is kept that [`Arena::release_free`] could give back.
+    /// Whether freed memory is kept that [`Arena::release_free`] could give back, or with a reserve, that is ready for
+    /// use or in a CPU's cache.
     pub fn keeps_free(&self) -> bool {
         self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
     }

@@ -139,6 +139,17 @@ impl Keeper {
         was_freed
     }
 
+    /// Has something freed for writers that do not wait.
+    fn ask(&self) {
+        let mut state = self.state.lock();
+        let is_stuck = state.stuck_until.is_some_and(|until| Instant::now() < until);
+        let Some(thread) = state.thread.clone().filter(|_| !state.ends && !is_stuck) else { return };
+        self.is_awake.set(1);
+        state.waiting = state.waiting.max(1);
+        drop(state);
+        thread.unpark();
+    }
+
     /// Tells the writers that wait that something was freed, or that nothing can be, until then.
     pub(in crate::store) fn tell(&self, stuck_until: Option<Instant>) {
         let mut state = self.state.lock();
@@ -202,7 +213,7 @@ impl Store {
     ) -> Result<R> {
         if self.arena.has_reserve() {
             // It never waits for memory; pages leave for the next one.
-            self.keeper.wake();
+            self.keeper.ask();
             return Err(error);
         }
         if wait == Wait::No && !self.keeper.is_stuck() {

@@ -206,6 +206,23 @@ fn the_limit_bounds_chunks() {
     assert_eq!(refill(&arena).expect_err("used up").kind(), ErrorKind::NoSpace);
 }
 
+/// What was in use when the limit was lowered goes back when it is free, even if it would make a reserve.
+#[test]
+fn a_limit_that_was_lowered_is_kept_in_the_end() {
+    let arena = reserved(64 << 20, 8, 0);
+    let mut held: Vec<Run> = Vec::new();
+    for _ in 0..10 * CHUNK / 16 {
+        held.push(filled(&arena, 16, Account::Pool));
+        refill(&arena).expect("memory");
+    }
+    arena.set_limit_pages(4 * CHUNK);
+    assert!(arena.charged_pages() >= 10 * CHUNK);
+    held.into_iter().for_each(|run| free(&arena, run, Account::Pool));
+    arena.release_surplus();
+    assert_eq!(arena.charged_pages(), 4 * CHUNK);
+    recount_chunks(&arena);
+}
+
 /// Frees tell the releaser when free chunks are many, and give nothing back themselves; it leaves the reserve.
 #[test]
 fn surplus_goes_back_by_whole_chunks() {
