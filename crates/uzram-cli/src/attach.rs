@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use uzram_serve::control::FilesJson;
-use uzram_serve::fuse::{self, MAX_IO_BYTES, WARM_UP};
+use uzram_serve::fuse::{self, MAX_IO_BYTES};
 use uzram_serve::loop_device::{LoopDevice, Use};
 use uzram_serve::mounts::MountInfo;
 use uzram_serve::swap_area;
@@ -146,14 +146,16 @@ fn size_bytes(file: &Path) -> Result<u64> {
 
 /// Has each of the daemon's threads touch what it needs.
 fn warm_up(files: &FilesJson) -> std::io::Result<()> {
-    let file = OpenOptions::new()
-        .write(true)
-        .custom_flags(OFlags::DIRECT.bits() as i32)
-        .open(files.dir.join(WARM_UP))?;
     let bytes = vec![0u8; MAX_IO_BYTES];
-    let write = || file.write_all_at(&bytes, 0);
+    let write = |number| {
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlags::DIRECT.bits() as i32)
+            .open(fuse::warm_up_file(&files.dir, number))?;
+        file.write_all_at(&bytes, 0)
+    };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..files.threads).map(|_| scope.spawn(write)).collect();
+        let threads: Vec<_> = (0..files.threads).map(|number| scope.spawn(move || write(number))).collect();
         threads.into_iter().try_for_each(|thread| {
             thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")))
         })

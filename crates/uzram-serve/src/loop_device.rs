@@ -134,9 +134,13 @@ impl LoopDevice {
         Some(text.strip_suffix(b"\n").unwrap_or(&text).to_vec())
     }
 
-    /// The file it shows, if it shows one.
+    /// The file it shows, if it shows one, by the name that it had.
     pub fn backing_file(self) -> Option<PathBuf> {
-        let path = self.fact("loop/backing_file")?;
+        let mut path = self.fact("loop/backing_file")?;
+        // What the kernel adds when a name is gone, as those of dead mounts can be.
+        if let Some(before) = path.strip_suffix(b" (deleted)") {
+            path.truncate(before.len());
+        }
         Some(PathBuf::from(std::ffi::OsString::from_vec(path)))
     }
 

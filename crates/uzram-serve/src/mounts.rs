@@ -41,8 +41,10 @@ pub fn all() -> io::Result<Vec<MountInfo>> {
 /// As [`all`].
 pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
     // The path as it is in the list: resolved as far as that goes, as a dead mount itself cannot be asked.
-    let resolved = match (dir.parent().map(Path::canonicalize), dir.file_name()) {
-        (Some(Ok(parent)), Some(name)) => parent.join(name),
+    let link = dir.read_link().ok().and_then(|_| dir.canonicalize().ok());
+    let resolved = match (link, dir.parent().map(Path::canonicalize), dir.file_name()) {
+        (Some(resolved), ..) => resolved,
+        (None, Some(Ok(parent)), Some(name)) => parent.join(name),
         _ => dir.to_owned(),
     };
     Ok(all()?.into_iter().rev().find(|mount| mount.dir == resolved))
@@ -105,5 +107,10 @@ mod tests {
     fn the_root_is_mounted() {
         assert!(all().unwrap().iter().any(|mount| mount.dir == Path::new("/")));
         assert_eq!(at(Path::new("/proc")).unwrap().unwrap().file_system, "proc");
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        assert_eq!(at(&link).unwrap(), None);
+        std::os::unix::fs::symlink("/proc", &link).unwrap();
+        assert_eq!(at(&link).unwrap(), at(Path::new("/proc")).unwrap());
     }
 }

@@ -4,7 +4,8 @@
 //! Where each finds its CPU asleep, waking CPUs takes most of the time, in virtual machines above all: there it is tens
 //! of microseconds a time, many times what a page takes. The kernel has a way to ask for better: while a process keeps
 //! `/dev/cpu_dma_latency` open with a number of microseconds written to it, no idle CPU sleeps so deeply that waking
-//! it takes longer; with 0 it polls, and gives way at once (PM QoS, `Documentation/power/pm_qos_interface.rst`).
+//! it takes longer; with 0 it polls, and gives way at once (PM QoS, `Documentation/power/pm_qos_interface.rst`). That takes
+//! a driver of idle CPUs, and one with a state that polls: without, CPUs sleep as ever.
 //!
 //! That is asked for from the second of two requests that are close, and no longer once none has come for a while: an
 //! idle machine sleeps as ever.
@@ -75,8 +76,8 @@ pub(super) struct CpuLatency {
 }
 
 struct Shared {
-    /// What [`State::seen`] is, to be read without the lock; written with it. One that is read late is at worst a
-    /// request that is not counted.
+    /// A request has come in this period. Written with the lock, read without: read late, it is at worst a request that
+    /// is not counted.
     seen: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,

@@ -26,10 +26,11 @@ use super::tree::{Node, Tree};
 use super::warm_up::WarmUp;
 use super::{MAX_BACKGROUND, MAX_IO_BYTES};
 use crate::Exports;
-use crate::waiters::Waiters;
+use crate::waiters::{Crew, Waiters};
 
-/// How long the kernel may believe what it was told of a name or file: a device's size changes when it is reset.
-const TTL: Duration = Duration::from_secs(1);
+/// How long the kernel may believe what it was told of a name or file: not at all, as a device's size changes when it is
+/// reset, and a loop device on its file takes the size that the kernel believes.
+const TTL: Duration = Duration::ZERO;
 /// The longest text that an attribute takes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 /// What an attribute's file seems to have: its text is made when it is opened. As in sysfs.
@@ -112,8 +113,11 @@ impl Files {
             {
                 Err(Errno::EACCES)
             }
-            Node::Attribute(..) if mode == OpenAccMode::O_WRONLY => Ok(Open::Attribute(Vec::new())),
-            Node::Attribute(device, attribute) => Ok(Open::Attribute(text(&device, attribute)?)),
+            Node::Attribute(device, attribute) => {
+                let is_read = mode != OpenAccMode::O_WRONLY;
+                let text = if is_read { text(&device, attribute)? } else { Vec::new() };
+                Ok(Open::Attribute(text, self.waiters.crew(&device)))
+            }
             Node::WarmUp => Ok(Open::WarmUp),
             Node::Root | Node::Directory => Err(Errno::EISDIR),
         }
@@ -367,7 +371,7 @@ impl Filesystem for Files {
         self.request_came();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => read_disk(disk, offset, size as usize, reply),
-            Some(Some(Open::Attribute(text))) => {
+            Some(Some(Open::Attribute(text, _))) => {
                 let from = usize::try_from(offset).map_or(text.len(), |from| from.min(text.len()));
                 let rest = &text[from..];
                 reply.data(&rest[..rest.len().min(size as usize)]);
@@ -391,7 +395,7 @@ impl Filesystem for Files {
         self.request_came();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => write_disk(disk, offset, data, reply),
-            Some(Some(Open::Attribute(_))) => self.write_attribute(ino.0, offset, data, reply),
+            Some(Some(Open::Attribute(_, crew))) => self.write_attribute(ino.0, crew, offset, data, reply),
             Some(Some(Open::WarmUp)) => {
                 with_buffer(MAX_IO_BYTES, |buffer| buffer.fill(0));
                 if self.warm_up.arrive() {
@@ -516,14 +520,13 @@ impl Filesystem for Files {
 
 impl Files {
     /// Sets an attribute to what is written to its file. Some take their time over it.
-    fn write_attribute(&self, ino: u64, offset: u64, data: &[u8], reply: ReplyWrite) {
+    fn write_attribute(&self, ino: u64, crew: &Crew, offset: u64, data: &[u8], reply: ReplyWrite) {
         let Some(Node::Attribute(device, attribute)) = self.tree.node(ino) else {
             return reply.error(Errno::ESTALE);
         };
         let text = str::from_utf8(data).ok().filter(|_| offset == 0 && data.len() <= MAX_TEXT_BYTES);
         let Some(value) = text.map(str::to_owned) else { return reply.error(Errno::EINVAL) };
         let len = data.len() as u32;
-        let crew = self.waiters.crew(&device);
         let room = crew.room(value.len());
         let set = move || match set_attribute(&device, attribute, &value) {
             Ok(()) => reply.written(len),

@@ -16,8 +16,9 @@ const MAX_OPEN: usize = 1024;
 pub(super) enum Open {
     /// A device's disk.
     Disk(Disk),
-    /// An attribute, and its text as it was then.
-    Attribute(Vec<u8>),
+    /// An attribute, its text as it was then, and who sets it. They are waited for when the file is closed: nobody's
+    /// request is.
+    Attribute(Vec<u8>, Arc<Crew>),
     /// The file by which threads are prepared.
     WarmUp,
 }

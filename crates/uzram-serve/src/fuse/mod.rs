@@ -18,6 +18,7 @@ mod warm_up;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 
 use fuser::{BackgroundSession, MountOption, Session};
@@ -33,9 +34,6 @@ use filesystem::Files;
 pub use cpu_latency::CpuLatencyLimit;
 /// The name of the disk's file in its device's directory.
 pub use tree::DISK;
-/// The file that takes the writes by which threads are prepared: [`MAX_IO_BYTES`] at a time, one for each thread at
-/// once.
-pub use tree::WARM_UP;
 
 /// The longest read or write that the kernel asks for at once: what it allows at most, unless it is told otherwise
 /// (`fs.fuse.max_pages_limit`).
@@ -44,6 +42,9 @@ pub const MAX_IO_BYTES: usize = 1 << 20;
 const MAX_BACKGROUND: u16 = 256;
 /// What begins the source of our mounts in the system's list.
 const SOURCE: &str = "uzram:";
+
+/// What there is to do about mounts whose daemon is gone.
+const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` as another user, clears them";
 
 /// How files are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,14 +89,26 @@ impl Mount {
         }
         if let Some(mount) = mounts::at(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))? {
             let why = if mount.is_dead() && is_ours(&mount) {
-                "what a daemon that died had mounted is still there (`uzram detach --force` clears it)"
+                format!("what a daemon that died had mounted is still there: {CLEARS_THEM}")
             } else {
-                "something is mounted there"
+                "something is mounted there".to_owned()
             };
-            return Err(failed(ErrorKind::Busy, why));
+            return Err(failed(ErrorKind::Busy, &why));
         }
         let is_made = !dir.exists();
         std::fs::create_dir_all(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
+        let mounted = Mount::on(dir, owner, exports, options, is_made);
+        if mounted.is_err() && is_made {
+            // Others may have put something there meanwhile.
+            let _ = std::fs::remove_dir(dir);
+        }
+        mounted
+    }
+
+    /// [`Mount::new`] on a directory that is there.
+    fn on(dir: &Path, owner: &Path, exports: Exports, options: Options, is_made: bool) -> Result<Mount> {
+        let shown = dir.display();
+        let failed = |kind, why: &str| Error::new(kind, format!("cannot mount '{shown}': {why}"));
         // As the kernel's lists will have it.
         let dir = dir.canonicalize().map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
         let mut config = fuser::Config::default();
@@ -149,8 +162,18 @@ impl Mount {
     /// # Errors
     /// `Busy` while a file is open, that is, while a loop device is attached to one. It stays mounted then.
     pub fn unmount(&mut self) -> Result<()> {
-        // This asks whether it is in use, and marks it as not used since; it unmounts what was marked before.
-        if rustix::mount::unmount(&self.dir, UnmountFlags::EXPIRE) == Err(Errno::BUSY) {
+        let is_busy = match rustix::mount::unmount(&self.dir, UnmountFlags::EXPIRE) {
+            // That asks whether it is in use, and marks it as not used since; it unmounts what was marked before.
+            Err(error) if error != Errno::PERM => error == Errno::BUSY,
+            Ok(()) => false,
+            // Not root's: this does it, or says that it is in use.
+            Err(_) => {
+                let mut unmount = Command::new("fusermount3");
+                unmount.args(["-u", "-q", "--"]).arg(&self.dir).stdin(Stdio::null()).stderr(Stdio::null());
+                unmount.status().is_ok_and(|status| !status.success())
+            }
+        };
+        if is_busy {
             return Err(Error::new(ErrorKind::Busy, format!("files in '{}' are in use", self.dir.display())));
         }
         let Some(session) = self.session.take() else { return Ok(()) };
@@ -172,10 +195,16 @@ impl Drop for Mount {
             return;
         }
         let Err(error) = self.unmount() else { return };
-        tracing::warn!("{error}, and fail from now on: `uzram detach --force` clears them");
+        tracing::warn!("{error}, and fail from now on: {CLEARS_THEM}");
         // Its threads serve those who have a file open, until the process ends.
         std::mem::forget(self.session.take());
     }
+}
+
+/// The file in the directory `dir` of a mount that takes the writes by which one of its threads is prepared, whose number
+/// is below theirs: [`MAX_IO_BYTES`] at a time, one for each thread at once.
+pub fn warm_up_file(dir: &Path, number: usize) -> PathBuf {
+    dir.join(tree::warm_up_name(number))
 }
 
 /// Whether a mount is one of these, of whichever daemon.

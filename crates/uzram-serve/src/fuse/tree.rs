@@ -16,13 +16,16 @@ use crate::Exports;
 
 /// The name of the disk's file in its device's directory.
 pub const DISK: &str = "disk";
-/// The name of the file by which threads are prepared. It is in no list.
-pub const WARM_UP: &str = ".warm-up";
+/// What the names of the files begin with by which threads are prepared; a number follows. They are in no list. There
+/// are several, as kernels before 6.2 write one file for one program at a time.
+const WARM_UP: &str = ".warm-up-";
 
 /// The inode number of the root, by the protocol.
 pub(super) const ROOT: u64 = 1;
-/// The inode number of [`WARM_UP`].
-const WARM_UP_INO: u64 = 2;
+/// The inode number of the first file for preparing threads; the others follow.
+const FIRST_WARM_UP: u64 = 2;
+/// The number of the first device's directory.
+const FIRST_DEVICE: u64 = 1 << PLACE_BITS;
 
 /// Bits of an inode number that say which file of a device it is.
 const PLACE_BITS: u32 = 16;
@@ -44,7 +47,7 @@ pub(super) enum Node {
     Disk(Arc<Device>),
     /// The text of an attribute.
     Attribute(Arc<Device>, &'static Attribute),
-    /// See [`WARM_UP`].
+    /// A file by which a thread is prepared.
     WarmUp,
 }
 
@@ -99,7 +102,7 @@ impl Tree {
     pub fn node(&self, ino: u64) -> Option<Node> {
         match ino {
             ROOT => return Some(Node::Root),
-            WARM_UP_INO => return Some(Node::WarmUp),
+            FIRST_WARM_UP..FIRST_DEVICE => return Some(Node::WarmUp),
             _ => {}
         }
         let (number, place) = (ino >> PLACE_BITS, ino & ((1 << PLACE_BITS) - 1));
@@ -118,7 +121,10 @@ impl Tree {
     pub fn lookup(&self, parent: u64, name: &OsStr) -> Option<(u64, Node)> {
         let name = name.to_str()?;
         let ino = match self.node(parent)? {
-            Node::Root if name == WARM_UP => WARM_UP_INO,
+            Node::Root if name.starts_with(WARM_UP) => {
+                let number = name[WARM_UP.len()..].parse::<u16>().ok()?;
+                Some(FIRST_WARM_UP + u64::from(number)).filter(|ino| *ino < FIRST_DEVICE)?
+            }
             Node::Root => {
                 let device = self.exports.named(name).ok()?;
                 ino(self.numbers().of(&device), DIRECTORY)
@@ -161,6 +167,11 @@ impl Tree {
         let ino = ino(self.numbers().of(device), DIRECTORY);
         Entry { ino, name: device.name().to_owned(), is_directory: true }
     }
+}
+
+/// The name of a file by which a thread is prepared.
+pub(super) fn warm_up_name(number: usize) -> String {
+    format!("{WARM_UP}{number}")
 }
 
 #[cfg(test)]
@@ -209,5 +220,18 @@ mod tests {
         exports.add(Device::new("a").unwrap()).unwrap();
         assert_ne!(look(), first);
         assert!(tree.node(first).is_none());
+    }
+
+    #[test]
+    fn there_are_files_for_many_threads() {
+        let tree = Tree::new(Exports::new([Device::new("a").unwrap()]));
+        let look = |name: &str| {
+            tree.lookup(ROOT, OsStr::new(name)).map(|(ino, node)| (ino, matches!(node, Node::WarmUp)))
+        };
+        assert_eq!(look(&warm_up_name(0)), Some((2, true)));
+        assert_eq!(look(&warm_up_name(65533)), Some((65535, true)));
+        for wrong in [".warm-up-", ".warm-up-x", ".warm-up-65534", ".warm-up-99999999999"] {
+            assert_eq!(look(wrong), None, "{wrong}");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! Preparing the threads that serve requests, before something depends on them that frees memory: each is to have
 //! touched all memory that it will ever use.
 //!
-//! A file takes writes of the longest request, as many at once as there are threads. Each waits in its thread for
-//! the others, so that each thread gets one: its buffer for requests is filled by the write itself, what else it
+//! As many files as there are threads take writes of the longest request. Each waits in its thread for the others, so
+//! that each thread gets one: its buffer for requests is filled by the write itself, what else it
 //! needs is touched meanwhile. Who prepares the threads is another process: one that waits for itself in a system
 //! call could not be ended.
 
