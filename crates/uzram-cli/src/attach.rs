@@ -11,17 +11,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
-use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use uzram_serve::control::FilesJson;
 use uzram_serve::fuse::{self, MAX_IO_BYTES};
 use uzram_serve::loop_device::{LoopDevice, Use};
-use uzram_serve::mounts::MountInfo;
+use uzram_serve::mounts::{self, MountInfo};
 use uzram_serve::swap_area;
 
 use crate::daemon_client::Daemon;
 use crate::device_args::parse_name;
 use crate::failure::{Context, Failure, Result, print};
+use crate::protect::unprotect;
 use crate::runtime_dir::RuntimeArgs;
 
 /// How long a file system may take to let go of its device.
@@ -80,9 +80,9 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
         return print(&format!("{}\n", device.path().display()));
     };
     warm_up(&files).context(|| "cannot prepare the daemon's threads".to_owned())?;
+    let size_bytes = size_bytes(&file)?;
     let device = LoopDevice::attach(&file).context(attached)?;
     let path = device.path();
-    let size_bytes = size_bytes(&file)?;
     let switched_on = swap_area::make(&path, size_bytes, &args.name)
         .and_then(|()| swap_area::switch_on(&path, priority, !args.no_discard));
     if let Err(error) = switched_on {
@@ -104,7 +104,8 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
     }
     for device in devices {
         if args.swap_off && device.in_use()? == Some(Use::Swap) {
-            crate::swap::switch_off(&device.path(), &daemon)?;
+            unprotect();
+            crate::swap::switch_off(&device.path(), name, &daemon)?;
         }
         device.detach().context(|| format!("cannot detach {name}"))?;
     }
@@ -234,14 +235,20 @@ fn clear_device(device: LoopDevice, name: &str, done: &mut Vec<String>) -> Resul
                 ));
             }
             Some(Use::Mounted(dir)) => {
-                match rustix::mount::unmount(&dir, UnmountFlags::DETACH) {
-                    // Somebody else was faster.
-                    Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-                    Err(error) => {
-                        return Err(Failure::Line(format!("cannot unmount '{}': {error}", dir.display())));
-                    }
+                let top = mounts::at(&dir).context(|| "cannot read what is mounted".to_owned())?;
+                // Unless somebody else has just unmounted it.
+                if top.is_some_and(|mount| mount.source == path) {
+                    rustix::mount::unmount(&dir, UnmountFlags::DETACH)
+                        .context(|| format!("cannot unmount '{}'", dir.display()))?;
+                    done.push(format!("unmounted {}: what {name} held of it is lost\n", dir.display()));
+                } else if Instant::now() < deadline {
+                    thread::sleep(Duration::from_millis(20));
+                } else {
+                    return Err(Failure::Line(format!(
+                        "{shown} ({name}) is mounted on '{}', below something else: unmount that first",
+                        dir.display()
+                    )));
                 }
-                done.push(format!("unmounted {}: what {name} held of it is lost\n", dir.display()));
             }
             // A file system lets go a moment after it was unmounted.
             Some(Use::Claimed) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),

@@ -3,6 +3,7 @@
 //! It is done by processes that it starts for that: `uzram attach` and `uzram detach`. See there for why.
 
 use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread;
@@ -19,7 +20,10 @@ use crate::swap::own_program;
 /// How long what a command has used may take to be let go of.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The devices that are attached. Dropped, they are detached if that can be done.
+/// How often it is tried again to bring back what was swapped out, by a daemon that is to end.
+pub const RETRY: Duration = Duration::from_secs(5);
+
+/// The devices that are attached. Dropped, they are detached if that can be done; swap areas are waited for.
 pub struct Attachments {
     runtime_dir: PathBuf,
     files: Option<FilesJson>,
@@ -110,6 +114,8 @@ impl Attachments {
     fn run(&self, args: &[String]) -> Result<String> {
         let mut command = own_program()?;
         command.args(args).env(RUNTIME_DIR_VARIABLE, &self.runtime_dir).stdin(Stdio::null());
+        // What is typed at the terminal is for the daemon, which waits for this.
+        command.process_group(0);
         let ended = command.output().context(|| format!("cannot run `uzram {}`", args.join(" ")))?;
         if ended.status.success() {
             return String::from_utf8(ended.stdout)
@@ -124,8 +130,14 @@ impl Attachments {
 
 impl Drop for Attachments {
     fn drop(&mut self) {
-        if let Err(Failure::Line(why)) = self.detach() {
-            tracing::warn!("{why}");
+        while let Err(Failure::Line(why)) = self.detach() {
+            if !self.have_swap() {
+                tracing::warn!("{why}");
+                return;
+            }
+            // What is swapped out would be lost.
+            tracing::error!("not ending yet: {why} (tried again every {} s)", RETRY.as_secs());
+            thread::sleep(RETRY);
         }
     }
 }

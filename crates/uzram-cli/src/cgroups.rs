@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use uzram_serve::mounts::{self, MountInfo};
 
-/// Cgroups that are looked at, at most: a machine with more is not looked through.
+/// Cgroups that are looked at, at most; of a machine with more some are not.
 const MAX_CGROUPS: usize = 10_000;
 
 /// Limits from here on are none: the first version has one of just below 2^63.
@@ -49,11 +49,12 @@ const V2: Version = Version {
     swap: Some("memory.swap.current"),
 };
 
-/// The first cgroup found that could not take back what it has swapped out. What cannot be read is passed over: the
-/// kernel is asked in the end.
-pub fn find_tight() -> Option<Tight> {
+/// The first cgroup found that could not take back what it has swapped out, of which so much may come back at most. What
+/// cannot be read is passed over: the kernel is asked in the end.
+pub fn find_tight(most_bytes: u64) -> Option<Tight> {
     let tight = |cgroup: Cgroup| {
-        let (swapped_bytes, room_bytes) = (cgroup.swapped_bytes()?, cgroup.room_bytes()?);
+        // The kernel does not say to which area.
+        let (swapped_bytes, room_bytes) = (cgroup.swapped_bytes()?.min(most_bytes), cgroup.room_bytes()?);
         (swapped_bytes > room_bytes).then_some(Tight { dir: cgroup.dir, swapped_bytes, room_bytes })
     };
     let mut roots = roots().into_iter();
@@ -80,25 +81,30 @@ fn roots() -> Vec<Cgroup> {
         "cgroup2" => Some(&V2),
         _ => None,
     };
-    let mounts = mounts::all().unwrap_or_default();
-    let root = |mount: MountInfo| Some(Cgroup { version: version(&mount)?, dir: mount.dir });
-    mounts.into_iter().filter_map(root).collect()
+    let mut roots: Vec<Cgroup> = Vec::new();
+    for mount in mounts::all().unwrap_or_default() {
+        let Some(version) = version(&mount) else { continue };
+        // It may be mounted twice.
+        if roots.iter().all(|root| root.version.limit != version.limit) {
+            roots.push(Cgroup { version, dir: mount.dir });
+        }
+    }
+    roots
 }
 
 impl Cgroup {
-    /// This one and those below it, level by level.
+    /// This one and those below it, each before those below it.
     fn with_those_below(self) -> impl Iterator<Item = Cgroup> {
         let version = self.version;
-        let (mut dirs, mut next) = (vec![self.dir], 0);
-        std::iter::from_fn(move || {
-            let dir = dirs.get(next)?.clone();
-            next += 1;
+        let mut dirs = vec![self.dir];
+        let next = move || {
+            let dir = dirs.pop()?;
             let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
             let below = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
             dirs.extend(below.map(|entry| entry.path()));
-            dirs.truncate(MAX_CGROUPS);
             Some(Cgroup { dir, version })
-        })
+        };
+        std::iter::from_fn(next).take(MAX_CGROUPS)
     }
 
     fn number(&self, name: &str) -> Option<u64> {
@@ -112,9 +118,10 @@ impl Cgroup {
         Some(counts.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0))
     }
 
+    /// What it has swapped out, and not in memory as well.
     fn swapped_bytes(&self) -> Option<u64> {
         match self.version.swap {
-            Some(file) => self.number(file),
+            Some(file) => Some(self.number(file)?.saturating_sub(self.count("swapcached")?)),
             None => self.count("swap"),
         }
     }
@@ -162,14 +169,14 @@ mod tests {
         assert_eq!(all().nth(2).map(facts), Some((Some(5000), Some(5000), true)));
 
         let c = root.path().join("c");
-        let stat = "inactive_file 100\nactive_file 0\n";
+        let stat = "inactive_file 100\nactive_file 0\nswapcached 50\n";
         write(
             &c,
             &[
                 (V2.limit, "max\n"),
                 (V2.usage, "3000\n"),
                 ("memory.stat", stat),
-                ("memory.swap.current", "600\n"),
+                ("memory.swap.current", "650\n"),
             ],
         );
         let cgroup = || Cgroup { dir: c.clone(), version: &V2 };

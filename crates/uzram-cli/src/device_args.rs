@@ -48,7 +48,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     mem_limit: Option<u64>,
     /// Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this machine
-    /// swaps to [default: none]
+    /// swaps to [default: 8M for swap, else none]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     reserve: Option<u64>,
     /// The most pages in a zspage, 4 to 16 [default: the device's]
@@ -61,7 +61,7 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "NAME")]
     pool_design: Option<PoolDesign>,
     /// How the lists of its pages by their use are locked: batched, single-lock, or none for no lists
-    /// [default: the device's]
+    /// [default: none for swap of which no page leaves, else the device's]
     #[arg(long, value_name = "NAME")]
     lru_design: Option<LruDesign>,
     /// Percent of the pool's memory that compaction must free to begin by itself, 0 for never

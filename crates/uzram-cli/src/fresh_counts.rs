@@ -6,11 +6,11 @@
 //! of a program that used four times its limit in no order. Reading a cgroup's `memory.stat` brings its counts up to date.
 //! So, while there are requests, a thread reads those of the cgroups that swap.
 //!
-//! Nobody waits for that thread, so that it may wait for memory.
+//! No request waits for that thread, so that it may wait for memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
@@ -24,6 +24,8 @@ use crate::cgroups::{self, STATISTICS};
 const PERIOD: Duration = Duration::from_millis(50);
 /// How often it is looked for cgroups that swap, and whether there are requests when there were none.
 const SEARCH_PERIOD: Duration = Duration::from_millis(500);
+/// For how long there are none before it is looked less often.
+const REST: Duration = Duration::from_secs(2);
 /// So many cgroups at most: each takes some 40 us.
 const MAX_CGROUPS: usize = 64;
 
@@ -34,14 +36,16 @@ pub struct FreshCounts {
 }
 
 impl FreshCounts {
-    /// Begins, for programs that swap to one of these devices.
+    /// Begins, for programs that swap to one of these devices. It has looked once, which has taken the memory that it
+    /// needs, when this returns.
     ///
     /// # Errors
     /// The system starts no thread.
     pub fn start(devices: Vec<Arc<Device>>) -> std::io::Result<Self> {
         let (ends, end) = mpsc::channel();
+        let mut keeper = Keeper::new(devices);
+        keeper.search();
         let run = move || {
-            let mut keeper = Keeper::new(devices);
             while end.recv_timeout(keeper.period()) == Err(RecvTimeoutError::Timeout) {
                 keeper.look();
             }
@@ -65,6 +69,8 @@ struct Keeper {
     devices: Vec<Arc<Device>>,
     /// Pages read and written when it was looked last.
     pages: u64,
+    /// When there were new ones.
+    changed: Option<Instant>,
     /// The counts of those who swapped at the last search.
     counts: Vec<File>,
     searched: Option<Instant>,
@@ -72,33 +78,34 @@ struct Keeper {
 
 impl Keeper {
     fn new(devices: Vec<Arc<Device>>) -> Self {
-        Keeper { devices, pages: 0, counts: Vec::new(), searched: None }
+        Keeper { devices, pages: 0, changed: None, counts: Vec::new(), searched: None }
     }
 
     fn period(&self) -> Duration {
-        if self.searched.is_some() { PERIOD } else { SEARCH_PERIOD }
+        if self.changed.is_some() { PERIOD } else { SEARCH_PERIOD }
     }
 
     fn look(&mut self) {
-        let pages = self
-            .devices
-            .iter()
-            .map(|device| device.counts())
-            .map(|counts| counts.pages_read + counts.pages_written);
-        let pages = pages.sum();
-        if pages == std::mem::replace(&mut self.pages, pages) {
-            self.counts.clear();
-            self.searched = None;
+        let counts = self.devices.iter().map(|device| device.counts());
+        let pages = counts.map(|counts| counts.pages_read + counts.pages_written).sum();
+        if pages != std::mem::replace(&mut self.pages, pages) {
+            self.changed = Some(Instant::now());
+        } else if self.changed.is_none_or(|changed| changed.elapsed() >= REST) {
+            self.changed = None;
             return;
         }
         if self.searched.is_none_or(|searched| searched.elapsed() >= SEARCH_PERIOD) {
-            let open = |dir: &Path| File::open(dir.join(STATISTICS)).ok();
-            self.counts =
-                cgroups::limited_and_swapped().filter_map(|dir| open(&dir)).take(MAX_CGROUPS).collect();
-            self.searched = Some(Instant::now());
+            self.search();
         }
         // Of one that is gone there is nothing to read.
         self.counts.retain(|counts| counts.read_at(&mut [0], 0).is_ok());
+    }
+
+    fn search(&mut self) {
+        let open = |dir: PathBuf| File::open(dir.join(STATISTICS)).ok();
+        self.counts.clear();
+        self.counts.extend(cgroups::limited_and_swapped().filter_map(open).take(MAX_CGROUPS));
+        self.searched = Some(Instant::now());
     }
 }
 
@@ -118,14 +125,15 @@ mod tests {
         device.open().unwrap().write(0, &[1; 4096]).unwrap();
         keeper.look();
         assert_eq!(keeper.period(), PERIOD);
-        // One that can be read, and one that cannot.
+        // One that can be read, and one that cannot; what was found before stays for a while.
         let file = |path: &str| File::open(path).unwrap();
         keeper.counts = vec![file("/proc/self/stat"), file("/")];
-        device.open().unwrap().read(0, &mut [0; 4096]).unwrap();
+        keeper.searched = Some(Instant::now());
         keeper.look();
-        assert_eq!(keeper.counts.len(), 1);
+        assert_eq!((keeper.period(), keeper.counts.len()), (PERIOD, 1));
+        keeper.changed = keeper.changed.and_then(|changed| changed.checked_sub(REST));
         keeper.look();
-        assert_eq!((keeper.period(), keeper.counts.len()), (SEARCH_PERIOD, 0));
+        assert_eq!(keeper.period(), SEARCH_PERIOD);
         drop(FreshCounts::start(vec![device]).unwrap());
     }
 }

@@ -117,7 +117,7 @@ impl Plan {
 
     /// Whether something of it is swapped to.
     pub fn swaps(&self) -> bool {
-        self.devices.iter().any(|device| matches!(device.attached, Attached::Swap(_)))
+        self.devices.iter().any(DevicePlan::is_swap)
     }
 }
 
@@ -127,10 +127,15 @@ impl DevicePlan {
         DevicePlan { name: name.to_owned(), settings, attached: Attached::No }
     }
 
+    /// Whether it is swapped to.
+    pub fn is_swap(&self) -> bool {
+        matches!(self.attached, Attached::Swap(_))
+    }
+
     /// Attributes that are not the device's defaults because of what it becomes, and nothing else sets.
     pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let is_set = |attribute: &str| self.settings.iter().any(|setting| setting.attribute == attribute);
-        let swaps = matches!(self.attached, Attached::Swap(_));
+        let swaps = self.is_swap();
         let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
         // It would take memory that is never given back, and tell nobody anything.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);

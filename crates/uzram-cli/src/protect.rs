@@ -75,7 +75,7 @@ pub fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> Result<()> {
 
 /// Does what can be done, and says what could not.
 pub fn protect() -> Vec<MeasureJson> {
-    let io_flusher = set_io_flusher();
+    let io_flusher = set_io_flusher(true);
     // What is touched from here on stays; nothing that was not touched is.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     let locked = rustix::mm::mlockall(flags);
@@ -97,6 +97,14 @@ pub fn protect() -> Vec<MeasureJson> {
     .into()
 }
 
+/// Lets a process that a protected one has started wait for memory like any other, and be ended for others' memory: one
+/// that brings back what was swapped out.
+pub fn unprotect() {
+    // Without it, it finds memory less easily.
+    let _ = set_io_flusher(false);
+    let _ = fs::write("/proc/self/oom_score_adj", "0");
+}
+
 fn explain(error: Errno, capability: &str) -> String {
     match error {
         Errno::PERM | Errno::ACCESS => format!("that takes {capability}"),
@@ -105,11 +113,11 @@ fn explain(error: Errno, capability: &str) -> String {
     }
 }
 
-/// Memory that the kernel needs for us is not to be won by writing: `PR_SET_IO_FLUSHER`, prctl(2).
-fn set_io_flusher() -> rustix::io::Result<()> {
+/// Whether memory that the kernel needs for us is not to be won by writing: `PR_SET_IO_FLUSHER`, prctl(2).
+fn set_io_flusher(is_one: bool) -> rustix::io::Result<()> {
     // SAFETY: the option takes numbers only, and changes how the kernel finds memory for this thread and those that it
     // starts.
-    match unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } {
+    match unsafe { libc::prctl(PR_SET_IO_FLUSHER, libc::c_ulong::from(is_one), 0, 0, 0) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
     }

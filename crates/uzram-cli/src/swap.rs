@@ -118,13 +118,17 @@ fn on(args: &OnArgs) -> Result<u8> {
     }
     let log_path = dir.join(LOG_FILE);
     RuntimeDir::make(&dir)?;
+    // The log of one that runs stays as it is: the new one will say that it does.
+    let runs = Daemon::in_dir(dir)?.about().is_ok();
     let log = OpenOptions::new()
         .create(true)
-        .write(true)
-        .truncate(true)
+        .append(true)
         .mode(0o600)
         .open(&log_path)
         .context(|| format!("cannot write '{}'", log_path.display()))?;
+    if !runs {
+        log.set_len(0).context(|| format!("cannot clear '{}'", log_path.display()))?;
+    }
     let mut daemon = own_program()?;
     // The same command once more.
     daemon.args(std::env::args_os().skip(1)).arg("--foreground");
@@ -185,7 +189,7 @@ fn off(args: &OffArgs) -> Result<()> {
         )));
     }
     for (device, name, area) in areas {
-        switch_off(&area.path, &daemon)?;
+        switch_off(&area.path, &name, &daemon)?;
         device.detach().context(|| format!("cannot detach {name}"))?;
     }
     if about.ends_with_swap {
@@ -214,18 +218,18 @@ fn areas(files: &FilesJson) -> Result<Vec<(LoopDevice, String, ActiveArea)>> {
     Ok(attached_to(files)?.into_iter().filter_map(with_area).collect())
 }
 
-/// Switches a swap area of a daemon off, unless memory would not suffice.
+/// Switches the swap area on a daemon's device off, unless memory would not suffice.
 ///
 /// # Errors
 /// It would not: with the numbers; or the kernel could not.
-pub fn switch_off(device: &Path, daemon: &Daemon) -> Result<()> {
+pub fn switch_off(device: &Path, name: &str, daemon: &Daemon) -> Result<()> {
     let active = swap_area::active().context(|| "cannot read /proc/swaps".to_owned())?;
     let Some(area) = active.iter().find(|area| area.path == device) else { return Ok(()) };
     let others = active.iter().filter(|other| other.path != area.path);
     let elsewhere_bytes: u64 = others.map(|other| other.size_bytes.saturating_sub(other.used_bytes)).sum();
     let available_bytes = available_bytes()?;
     // What the daemon keeps goes as it comes back.
-    let kept_bytes = kept_bytes(daemon)?;
+    let kept_bytes = kept_bytes(name, daemon)?;
     let shown = device.display();
     if area.used_bytes > available_bytes + elsewhere_bytes + kept_bytes {
         return Err(Failure::Line(format!(
@@ -238,7 +242,7 @@ pub fn switch_off(device: &Path, daemon: &Daemon) -> Result<()> {
             format_size(elsewhere_bytes),
         )));
     }
-    if let Some(Tight { dir, swapped_bytes, room_bytes }) = find_tight() {
+    if let Some(Tight { dir, swapped_bytes, room_bytes }) = find_tight(area.used_bytes) {
         return Err(Failure::Line(format!(
             "swap on {shown} stays on: cgroup '{}' has {} swapped out, and its limit leaves room for {}: raise the limit, \
              or end what runs in it",
@@ -269,12 +273,15 @@ fn available_bytes() -> Result<u64> {
         .ok_or_else(|| Failure::line("/proc/meminfo does not say what is available"))
 }
 
-/// The memory of all devices of a daemon.
-fn kept_bytes(daemon: &Daemon) -> Result<u64> {
-    let answer = daemon.ask("GET", "/v1/devices", None)?;
-    let devices: Vec<serde_json::Value> = understand(answer["devices"].clone())?;
-    let kept = |device: &serde_json::Value| device["stats"]["mem_charged_bytes"].as_u64();
-    Ok(devices.iter().filter_map(kept).sum())
+/// The memory of a device's contents.
+fn kept_bytes(name: &str, daemon: &Daemon) -> Result<u64> {
+    let stats = stats(name, daemon)?;
+    Ok(stats.mem_charged_bytes.saturating_sub(stats.reserve_free_bytes))
+}
+
+fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {
+    let answer = daemon.ask("GET", &device_path(name), None)?;
+    understand(answer["stats"].clone())
 }
 
 fn status(args: &StatusArgs) -> Result<()> {
@@ -300,9 +307,7 @@ fn status(args: &StatusArgs) -> Result<()> {
     }
     let mut text = String::new();
     for (_, name, area) in areas {
-        let answer = daemon.ask("GET", &device_path(&name), None)?;
-        let stats: StatsJson = understand(answer["stats"].clone())?;
-        text += &area_text(&name, &area, &stats);
+        text += &area_text(&name, &area, &stats(&name, &daemon)?);
     }
     let done = |measure: &MeasureJson| match &measure.refused {
         None => "yes".to_owned(),

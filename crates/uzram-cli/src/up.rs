@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::Signal;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 use uzram::base::units::format_size;
@@ -21,7 +20,7 @@ use uzram_serve::control::{self, About, Api, FilesJson, StatsJson};
 use uzram_serve::{Exports, fuse, nbd};
 
 use crate::attach::require_root;
-use crate::attachments::Attachments;
+use crate::attachments::{Attachments, RETRY};
 use crate::config_file::{self, ConfigFile};
 use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
@@ -35,9 +34,6 @@ use crate::plan::{Attached, DevicePlan, FilesArgs, Plan};
 use crate::protect::{check_cgroup, protect, touch_heap};
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
 use crate::swap::READY;
-
-/// How often it is tried again to bring back what was swapped out, by a daemon that is to end.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// Create a compressed RAM disk and serve it, in the foreground.
 ///
@@ -116,7 +112,7 @@ impl Args {
 /// Something the main thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// SIGINT or SIGTERM.
+    /// One of those by which it is told to end.
     Signal {
         /// Which.
         signal: Signal,
@@ -203,9 +199,12 @@ pub fn serve(plan: Plan) -> Result<u8> {
     )
     .context(|| "cannot serve the control API".to_owned())?;
     let mut attachments = Attachments::new(&plan.runtime_dir, about.files.clone());
+    let swapped_to = devices.iter().zip(&plan.devices).filter(|(_, plan)| plan.is_swap());
     let _fresh_counts = if plan.swaps() {
+        let devices = swapped_to.map(|(device, _)| Arc::clone(device)).collect();
+        let fresh_counts = FreshCounts::start(devices).context(|| "cannot start a thread".to_owned())?;
         touch_heap();
-        Some(FreshCounts::start(devices.clone()).context(|| "cannot start a thread".to_owned())?)
+        Some(fresh_counts)
     } else {
         None
     };
@@ -355,9 +354,12 @@ fn wait_for_event(exports: &Exports, events: &Receiver<Event>) {
     }
 }
 
-/// Turns SIGINT and SIGTERM into events, from now on and for the rest of the process's life.
+/// Turns what tells a daemon to end into events, from now on and for the rest of the process's life: also that its
+/// terminal is gone, unless it was started to outlive that (nohup(1)). Ended by it, it would leave what is attached.
 fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
-    let mut signals = SignalsInfo::<WithRawSiginfo>::new([SIGINT, SIGTERM])?;
+    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    let signals = [SIGINT, SIGTERM, SIGQUIT].into_iter().chain(hang_up);
+    let mut signals = SignalsInfo::<WithRawSiginfo>::new(signals)?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for info in signals.forever() {
             let signal = if info.si_signo == SIGINT { Signal::INT } else { Signal::TERM };
@@ -368,4 +370,12 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: a structure of numbers, a set of bits and an address that may be null.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: without a new action, the one that there is goes where the last argument says, which is `action`.
+    let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
+    asked == 0 && action.sa_sigaction == libc::SIG_IGN
 }

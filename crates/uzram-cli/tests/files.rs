@@ -403,6 +403,21 @@ fn file_systems_fill_empty_and_give_their_memory_back() {
     }
 }
 
+#[test]
+fn a_daemon_whose_terminal_is_gone_takes_its_block_device_along() {
+    if unable() {
+        return;
+    }
+    for signal in [Signal::HUP, Signal::QUIT] {
+        let place = BlockPlace::new();
+        let daemon = place.place.up_sized("16M", &["--attach"]);
+        assert_eq!(place.loops().len(), 1);
+        daemon.signal(signal);
+        assert!(daemon.ended().0.success());
+        place.assert_clean();
+    }
+}
+
 /// The longest that waking a CPU may take now, as all processes together ask for it; `None` if nobody can.
 fn cpu_latency_us() -> Option<i32> {
     let mut limit_us = [0; 4];
