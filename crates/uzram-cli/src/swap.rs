@@ -58,6 +58,10 @@ struct OnArgs {
     /// Of two swap areas the one with the higher priority is used first
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=i64::from(MAX_PRIORITY)))]
     priority: u16,
+    /// Do not have the kernel say what it no longer needs. What was swapped out then stays stored until its place is used
+    /// again, but places are used again first, before others that were never used
+    #[arg(long)]
+    no_discard: bool,
     /// Stay in the foreground, until told to end; logs on standard error
     #[arg(long)]
     foreground: bool,
@@ -111,7 +115,7 @@ fn on(args: &OnArgs) -> Result<u8> {
     }
     let settings = args.device.settings()?;
     if args.foreground {
-        let swap = SwapPlan { priority: Some(args.priority), discard: true };
+        let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
         let device = DevicePlan { attached: Attached::Swap(swap), ..DevicePlan::new(&args.name, settings) };
         let files = args.files.options(None);
         return up::serve(Plan { ends_with_swap: true, files, ..Plan::new(dir, vec![device])? });

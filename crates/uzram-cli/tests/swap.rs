@@ -116,6 +116,31 @@ fn swap_goes_off_under_load_where_memory_suffices() {
 }
 
 #[test]
+fn without_discards_places_are_used_again_and_stay_stored() {
+    if unable() {
+        return;
+    }
+    let Some(cgroup) = Cgroup::new("places", LIMIT_BYTES) else { return };
+    let place = BlockPlace::new();
+    for (args, goes_back) in [(&["--no-discard"][..], false), (&[], true)] {
+        let device = swap_on(&place, args);
+        let hog = Hog::start(&cgroup, HOG_MIB, 8);
+        wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+        assert_verified(&hog.ended(PATIENCE));
+        let stored = || place.place.statistic("orig_data_bytes");
+        if goes_back {
+            wait_until("it is freed", || swapped_bytes(&device) < MIB && stored() < 8 * MIB);
+        } else {
+            wait_until("it is freed", || swapped_bytes(&device) < MIB);
+            // As much as ever was in use, or a little more.
+            assert!((LIMIT_BYTES..HOG_MIB * MIB * 3 / 2).contains(&stored()), "{}", stored());
+        }
+        place.place.run(&["swap", "off"]).ok();
+    }
+    place.assert_clean();
+}
+
+#[test]
 fn writes_that_find_no_memory_fail_and_nobody_waits() {
     if unable() {
         return;
