@@ -81,11 +81,14 @@ impl Arena {
     /// below it only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.limit_pages.set(pages);
-        if self.has_reserve() {
-            self.fit_reserve_to_limit();
-        } else if pages > 0 && self.charged_pages() > pages {
-            self.release_free();
-        }
+        self.release_beyond_limit();
+        self.retry_refill();
+    }
+
+    /// Whether more is charged than the limit allows, as it was lowered.
+    pub(super) fn is_beyond_limit(&self) -> bool {
+        let limit_pages = self.limit_pages.get();
+        limit_pages > 0 && self.charged_pages() > limit_pages
     }
 
     pub(super) fn usage(&self, account: Account) -> &Usage {

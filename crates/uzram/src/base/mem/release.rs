@@ -29,6 +29,15 @@ impl Arena {
         self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
     }
 
+    /// Gives free memory back if more is charged than the limit allows, as it was lowered.
+    pub fn release_beyond_limit(&self) {
+        match (self.is_beyond_limit(), self.has_reserve()) {
+            (false, _) => {}
+            (true, false) => self.release_free(),
+            (true, true) => self.release_chunks_beyond_limit(),
+        }
+    }
+
     /// Gives the memory of all free runs back to the system, those in CPU caches included, and
     /// waits for others that are doing so. With a reserve only the CPU caches are emptied: the memory stays,
     /// and nobody is waited for.

@@ -218,7 +218,7 @@ impl Arena {
             self.release_chunks_beyond(self.reserve_chunks + kept / 2, || true);
         }
         // What was in use when the limit was lowered, and is free now.
-        self.release_chunks_beyond_limit();
+        self.release_beyond_limit();
     }
 
     /// Gives a chunk back that was emptied, if more are free than the reserve is to have.
@@ -230,20 +230,16 @@ impl Arena {
         }
     }
 
-    /// Gives free chunks back as far as the limit asks for it, and has the reserve filled as far as it allows.
-    pub(super) fn fit_reserve_to_limit(&self) {
-        self.release_chunks_beyond_limit();
+    /// Has the reserve, if there is one, filled as far as a new limit allows.
+    pub(super) fn retry_refill(&self) {
         let refiller = self.inner.lock().refiller.clone();
         refiller.iter().for_each(Thread::unpark);
     }
 
-    fn release_chunks_beyond_limit(&self) {
-        let is_beyond =
-            || matches!(self.limit_pages.get(), limit if limit > 0 && self.charged_pages() > limit);
-        if is_beyond() {
-            self.flush_caches();
-            self.release_chunks_beyond(0, is_beyond);
-        }
+    /// [`Arena::release_beyond_limit`], by chunks: those of the reserve, too.
+    pub(super) fn release_chunks_beyond_limit(&self) {
+        self.flush_caches();
+        self.release_chunks_beyond(0, || self.is_beyond_limit());
     }
 
     /// Gives free chunks back, the highest first, as long as more than `keep` are free and `goes_on`.

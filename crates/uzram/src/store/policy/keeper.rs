@@ -42,6 +42,12 @@ pub(super) struct State {
     stuck_until: Option<Instant>,
 }
 
+impl State {
+    fn is_stuck(&self, now: Instant) -> bool {
+        self.stuck_until.is_some_and(|until| now < until)
+    }
+}
+
 /// What was decided, and how often.
 #[derive(Debug, Default)]
 pub(super) struct Decisions {
@@ -110,19 +116,26 @@ impl Keeper {
 
     /// Whether nothing could leave, a moment ago.
     fn is_stuck(&self) -> bool {
-        self.state.lock().stuck_until.is_some_and(|until| Instant::now() < until)
+        self.state.lock().is_stuck(Instant::now())
+    }
+
+    /// Wakes the thread for writers that need room; answers whether it can help.
+    fn call(&self, state: &State, now: Instant) -> bool {
+        let Some(thread) = state.thread.as_ref().filter(|_| !state.ends && !state.is_stuck(now)) else {
+            return false;
+        };
+        self.is_awake.set(1);
+        thread.unpark();
+        true
     }
 
     /// Waits until something was freed; answers whether it was.
     pub(super) fn wait(&self, until: Instant) -> bool {
         let began = Instant::now();
         let mut state = self.state.lock();
-        let Some(thread) = state.thread.clone().filter(|_| !state.ends) else { return false };
-        if state.stuck_until.is_some_and(|until| began < until) {
+        if !self.call(&state, began) {
             return false;
         }
-        self.is_awake.set(1);
-        thread.unpark();
         let seen = state.rounds;
         state.waiting += 1;
         let mut now = began;
@@ -142,12 +155,9 @@ impl Keeper {
     /// Has something freed for writers that do not wait.
     fn ask(&self) {
         let mut state = self.state.lock();
-        let is_stuck = state.stuck_until.is_some_and(|until| Instant::now() < until);
-        let Some(thread) = state.thread.clone().filter(|_| !state.ends && !is_stuck) else { return };
-        self.is_awake.set(1);
-        state.waiting = state.waiting.max(1);
-        drop(state);
-        thread.unpark();
+        if self.call(&state, Instant::now()) {
+            state.waiting = state.waiting.max(1);
+        }
     }
 
     /// Tells the writers that wait that something was freed, or that nothing can be, until then.

@@ -41,10 +41,8 @@ impl Store {
         }
         let relieved = relief.end();
         let has_packed = self.pack(goal);
-        if self.arena.limit_pages() > 0 && self.arena.charged_pages() > self.arena.limit_pages() {
-            // The limit was lowered. What has become free is kept for reuse otherwise.
-            self.arena.release_free();
-        }
+        // What has become free is kept for reuse otherwise.
+        self.arena.release_beyond_limit();
         if has_packed { Relieved::Some } else { relieved }
     }
 
