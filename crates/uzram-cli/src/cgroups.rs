@@ -53,8 +53,10 @@ const V2: Version = Version {
 /// cannot be read is passed over: the kernel is asked in the end.
 pub fn find_tight(most_bytes: u64) -> Option<Tight> {
     let tight = |cgroup: Cgroup| {
+        let counts = cgroup.counts()?;
         // The kernel does not say to which area.
-        let (swapped_bytes, room_bytes) = (cgroup.swapped_bytes()?.min(most_bytes), cgroup.room_bytes()?);
+        let swapped_bytes = cgroup.swapped_bytes(&counts)?.min(most_bytes);
+        let room_bytes = cgroup.room_bytes(&counts)?;
         (swapped_bytes > room_bytes).then_some(Tight { dir: cgroup.dir, swapped_bytes, room_bytes })
     };
     let mut roots = roots().into_iter();
@@ -111,32 +113,47 @@ impl Cgroup {
         fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok()
     }
 
-    /// One of its counts and of those below it.
-    fn count(&self, name: &str) -> Option<u64> {
-        let name = format!("{}{name} ", self.version.stat_prefix);
-        let counts = fs::read_to_string(self.dir.join(STATISTICS)).ok()?;
-        Some(counts.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0))
+    /// Its counts, which include those below it.
+    fn counts(&self) -> Option<Counts> {
+        let text = fs::read_to_string(self.dir.join(STATISTICS)).ok()?;
+        Some(Counts { text, prefix: self.version.stat_prefix })
     }
 
     /// What it has swapped out, and not in memory as well.
-    fn swapped_bytes(&self) -> Option<u64> {
+    fn swapped_bytes(&self, counts: &Counts) -> Option<u64> {
         match self.version.swap {
-            Some(file) => Some(self.number(file)?.saturating_sub(self.count("swapcached")?)),
-            None => self.count("swap"),
+            Some(file) => Some(self.number(file)?.saturating_sub(counts.get("swapcached"))),
+            None => Some(counts.get("swap")),
         }
     }
 
     /// What its limit leaves it, if it has one: one without says "max", or a number beyond all memory.
-    fn room_bytes(&self) -> Option<u64> {
+    fn room_bytes(&self, counts: &Counts) -> Option<u64> {
         let (limit, usage) = (self.number(self.version.limit)?, self.number(self.version.usage)?);
         // What the page cache has of it goes when it is needed.
-        let cache_bytes = self.count("inactive_file")? + self.count("active_file")?;
+        let cache_bytes = counts.get("inactive_file") + counts.get("active_file");
         Some(limit.saturating_sub(usage.saturating_sub(cache_bytes)))
     }
 
     fn is_limited_and_swapped(&self) -> bool {
         let is_limited = self.number(self.version.limit).is_some_and(|limit| limit < NO_LIMIT_BYTES);
-        is_limited && self.swapped_bytes().is_some_and(|bytes| bytes > 0)
+        let swapped_bytes = || self.swapped_bytes(&self.counts()?);
+        is_limited && swapped_bytes().is_some_and(|bytes| bytes > 0)
+    }
+}
+
+/// The lines of a cgroup's `memory.stat`.
+struct Counts {
+    text: String,
+    prefix: &'static str,
+}
+
+impl Counts {
+    /// The count of that name; 0 if there is none.
+    fn get(&self, name: &str) -> u64 {
+        let count =
+            |line: &str| line.strip_prefix(self.prefix)?.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+        self.text.lines().find_map(count).unwrap_or(0)
     }
 }
 
@@ -162,8 +179,12 @@ mod tests {
         write(&b, &[(V1.limit, "7700\n"), (V1.usage, "3000\n"), ("memory.stat", stat)]);
         let all = || Cgroup { dir: root.path().to_owned(), version: &V1 }.with_those_below();
         assert_eq!(all().map(|cgroup| cgroup.dir).collect::<Vec<_>>(), [root.path(), &a, &b]);
-        let facts =
-            |cgroup: Cgroup| (cgroup.swapped_bytes(), cgroup.room_bytes(), cgroup.is_limited_and_swapped());
+        let facts = |cgroup: Cgroup| {
+            let counts = cgroup.counts();
+            let swapped_bytes = counts.as_ref().and_then(|counts| cgroup.swapped_bytes(counts));
+            let room_bytes = counts.as_ref().and_then(|counts| cgroup.room_bytes(counts));
+            (swapped_bytes, room_bytes, cgroup.is_limited_and_swapped())
+        };
         assert_eq!(all().next().map(facts), Some((None, None, false)), "no controller");
         assert_eq!(all().nth(1).map(facts), Some((Some(5000), Some(9_223_372_036_854_769_012), false)));
         assert_eq!(all().nth(2).map(facts), Some((Some(5000), Some(5000), true)));
