@@ -13,7 +13,7 @@
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
 //! | `POST /v1/devices/NAME/reset` | 204 |
-//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "threads"} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
+//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
 //! | `POST /v1/shutdown` | 202, and the daemon ends |
 //!

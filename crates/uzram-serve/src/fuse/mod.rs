@@ -80,8 +80,7 @@ impl Mount {
     /// # Errors
     /// `Unsupported` without `/dev/fuse`; `Busy` when something is mounted there; `Permission`; `Io`.
     pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
-        let shown = dir.display();
-        let failed = |kind, why: &str| Error::new(kind, format!("cannot mount '{shown}': {why}"));
+        let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new("/dev/fuse").exists() {
             let why =
                 "there is no /dev/fuse: the kernel has no FUSE, or this container was not given the device";
@@ -107,8 +106,7 @@ impl Mount {
 
     /// [`Mount::new`] on a directory that is there.
     fn on(dir: &Path, owner: &Path, exports: Exports, options: Options, is_made: bool) -> Result<Mount> {
-        let shown = dir.display();
-        let failed = |kind, why: &str| Error::new(kind, format!("cannot mount '{shown}': {why}"));
+        let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         // As the kernel's lists will have it.
         let dir = dir.canonicalize().map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
         let mut config = fuser::Config::default();
@@ -164,14 +162,14 @@ impl Mount {
     pub fn unmount(&mut self) -> Result<()> {
         let is_busy = match rustix::mount::unmount(&self.dir, UnmountFlags::EXPIRE) {
             // That asks whether it is in use, and marks it as not used since; it unmounts what was marked before.
-            Err(error) if error != Errno::PERM => error == Errno::BUSY,
-            Ok(()) => false,
+            Err(Errno::BUSY) => true,
             // Not root's: this does it, or says that it is in use.
-            Err(_) => {
+            Err(Errno::PERM) => {
                 let mut unmount = Command::new("fusermount3");
                 unmount.args(["-u", "-q", "--"]).arg(&self.dir).stdin(Stdio::null()).stderr(Stdio::null());
                 unmount.status().is_ok_and(|status| !status.success())
             }
+            _ => false,
         };
         if is_busy {
             return Err(Error::new(ErrorKind::Busy, format!("files in '{}' are in use", self.dir.display())));
@@ -205,6 +203,10 @@ impl Drop for Mount {
 /// is below theirs: [`MAX_IO_BYTES`] at a time, one for each thread at once.
 pub fn warm_up_file(dir: &Path, number: usize) -> PathBuf {
     dir.join(tree::warm_up_name(number))
+}
+
+fn cannot_mount(dir: &Path, kind: ErrorKind, why: &str) -> Error {
+    Error::new(kind, format!("cannot mount '{}': {why}", dir.display()))
 }
 
 /// Whether a mount is one of these, of whichever daemon.
