@@ -48,6 +48,13 @@ fn daemon_id(place: &BlockPlace) -> Pid {
     Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
 }
 
+/// A hog that has much swapped out to a device already.
+fn start_hog(cgroup: &Cgroup, seconds: u64, device: &str) -> Hog {
+    let hog = Hog::start(cgroup, HOG_MIB, seconds);
+    wait_until("much is swapped out", || swapped_bytes(device) > LIMIT_BYTES);
+    hog
+}
+
 fn assert_verified(ended: &Ended) {
     assert!(ended.status.success(), "{}: {}{}", ended.status, ended.stdout, ended.stderr);
     assert!(ended.stdout.contains("all pages are as they were left"), "{}", ended.stdout);
@@ -77,8 +84,7 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
     assert!(refused.complaint(1).contains("this process's cgroup"), "{}", refused.stderr);
     let device = device_of(&on("160M").ok());
     assert_eq!(swap_areas(), [device.as_str()]);
-    let mut hog = Hog::start(&cgroup, HOG_MIB, hog_seconds());
-    wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+    let mut hog = start_hog(&cgroup, hog_seconds(), &device);
     assert!(hog.is_running());
     let status = place.place.run(&["swap", "status"]).ok();
     assert!(status.contains(&device) && status.contains("memory locked            yes"), "{status}");
@@ -100,8 +106,7 @@ fn swap_goes_off_under_load_where_memory_suffices() {
     let place = BlockPlace::new();
     let Some(cgroup) = Cgroup::new("load", LIMIT_BYTES) else { return };
     let device = swap_on(&place, &[]);
-    let mut hog = Hog::start(&cgroup, HOG_MIB, 8);
-    wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+    let mut hog = start_hog(&cgroup, 8, &device);
     // Its cgroup has no room for what would come back.
     let off = place.place.run(&["swap", "off"]);
     let line = off.complaint(1);
@@ -124,8 +129,7 @@ fn without_discards_places_are_used_again_and_stay_stored() {
     let place = BlockPlace::new();
     for (args, goes_back) in [(&["--no-discard"][..], false), (&[], true)] {
         let device = swap_on(&place, args);
-        let hog = Hog::start(&cgroup, HOG_MIB, 8);
-        wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+        let hog = start_hog(&cgroup, 8, &device);
         assert_verified(&hog.ended(PATIENCE));
         let stored = || place.place.statistic("orig_data_bytes");
         if goes_back {
@@ -172,8 +176,7 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     let place = BlockPlace::new();
     let Some(cgroup) = Cgroup::new("kill", LIMIT_BYTES) else { return };
     let device = swap_on(&place, &[]);
-    let hog = Hog::start(&cgroup, HOG_MIB, 30);
-    wait_until("much is swapped out", || swapped_bytes(&device) > LIMIT_BYTES);
+    let hog = start_hog(&cgroup, 30, &device);
     kill_process(daemon_id(&place), Signal::KILL).unwrap();
     // The hog dies of the first page that it misses; the machine goes on.
     assert!(!hog.ended(PATIENCE).status.success());
