@@ -9,4 +9,4 @@ pub mod nbd;
 pub mod swap_area;
 mod waiters;
 
-pub use exports::Exports;
+pub use exports::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, Exports, OpenFile, Users};

@@ -13,7 +13,7 @@ use super::http::{Request, Response, refusal};
 use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
-use crate::Exports;
+use crate::{Export, ExportPolicy, Exports};
 
 /// Where NBD clients find the device of a name, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
 /// at least one URI.
@@ -38,6 +38,18 @@ struct NewDevice {
     name: String,
     #[serde(default)]
     attributes: BTreeMap<String, String>,
+    /// Whether NBD clients may reach it: `true` at any time, `false` never, by default while it is not attached.
+    #[serde(default)]
+    export: Option<bool>,
+    /// They may only read it.
+    #[serde(default)]
+    read_only: bool,
+}
+
+impl NewDevice {
+    fn export_policy(&self) -> ExportPolicy {
+        ExportPolicy { export: Export::from(self.export), read_only: self.read_only }
+    }
 }
 
 impl Api {
@@ -114,7 +126,7 @@ impl Api {
     }
 
     fn add(&self, request: &[u8]) -> Result<Response, Response> {
-        let new: NewDevice = body(request, r#"{"name": TEXT, "attributes": {NAME: TEXT…}}"#)?;
+        let new: NewDevice = body(request, r#"{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}"#)?;
         let device = make(&new, &self.exports).map_err(|error| failure(&error))?;
         tracing::info!(device = new.name, "device added");
         Ok(self.describe(201, &device))
@@ -131,7 +143,7 @@ impl Api {
 /// for a name that another has; who finds it in between finds it uninitialised.
 fn make(new: &NewDevice, exports: &Exports) -> uzram::Result<Arc<Device>> {
     let device = Device::new(&new.name)?;
-    exports.add(Arc::clone(&device))?;
+    exports.add(Arc::clone(&device), new.export_policy())?;
     let mut attributes: Vec<_> = new.attributes.iter().collect();
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
     let set = attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));

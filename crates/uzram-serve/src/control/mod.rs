@@ -7,7 +7,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "file": PATH or null, "stats"}…]}` |
-//! | `POST /v1/devices` with `{"name": TEXT, "attributes": {NAME: TEXT…}}` | 201 and the new device, as below |
+//! | `POST /v1/devices` with `{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}` | 201 and the new device, as below |
 //! | `GET /v1/devices/NAME` | `{"name", "uri", "uris", "file", "attributes": {NAME: TEXT or null…}, "stats"}` |
 //! | `DELETE /v1/devices/NAME` | 204; 409 while it is in use |
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |

@@ -102,10 +102,11 @@ impl Files {
 
     fn open_node(&self, node: Node, mode: OpenAccMode) -> Result<Open, Errno> {
         match node {
-            Node::Disk(device) => Ok(Open::Disk(Disk {
-                device: Arc::new(device.open().map_err(|error| errno(&error))?),
-                crew: self.waiters.crew(&device),
-            })),
+            Node::Disk(device) => {
+                let file = self.tree.exports().open_file(&device, mode != OpenAccMode::O_RDONLY);
+                let file = file.map_err(|error| errno(&error))?;
+                Ok(Open::Disk(Disk { file, crew: self.waiters.crew(&device) }))
+            }
             // As in sysfs, not even root may do what the attribute cannot.
             Node::Attribute(_, attribute)
                 if mode != OpenAccMode::O_WRONLY && !attribute.readable()
@@ -180,21 +181,21 @@ fn read_rest(device: &OpenDevice, offset: u64, out: &mut [u8], done: usize) -> u
 }
 
 fn read_disk(disk: &Disk, offset: u64, len: usize, reply: ReplyData) {
-    let len = clamp(&disk.device, offset, len);
+    let len = clamp(&disk.file.device, offset, len);
     if len == 0 {
         return reply.data(&[]);
     }
     with_buffer(len, |out| {
-        let done = match disk.device.read_some(offset, out, Wait::No) {
+        let done = match disk.file.device.read_some(offset, out, Wait::No) {
             Ok(done) if done < len => done,
             read => return reply_data(reply, read, out),
         };
         let (Some(room), Ok(mut copy)) = (disk.crew.room(len), allocate(len)) else {
-            let read = read_rest(&disk.device, offset, out, done);
+            let read = read_rest(&disk.file.device, offset, out, done);
             return reply_data(reply, read, out);
         };
         copy[..done].copy_from_slice(&out[..done]);
-        let device = Arc::clone(&disk.device);
+        let device = Arc::clone(&disk.file.device);
         disk.crew.start(Box::new(move || {
             let read = read_rest(&device, offset, &mut copy, done);
             drop(device);
@@ -211,16 +212,16 @@ fn write_disk(disk: &Disk, offset: u64, data: &[u8], reply: ReplyWrite) {
         Err(error) => reply.error(errno(&error)),
     };
     let len = data.len();
-    let done = match disk.device.write_some(offset, data, Wait::No) {
+    let done = match disk.file.device.write_some(offset, data, Wait::No) {
         Ok(done) if done < len => done,
         written => return answer(written.map(drop), reply, len),
     };
     let (rest, offset) = (&data[done..], offset + done as u64);
     let (Some(room), Ok(mut copy)) = (disk.crew.room(rest.len()), allocate(rest.len())) else {
-        return answer(disk.device.write(offset, rest), reply, len);
+        return answer(disk.file.device.write(offset, rest), reply, len);
     };
     copy.copy_from_slice(rest);
-    let device = Arc::clone(&disk.device);
+    let device = Arc::clone(&disk.file.device);
     disk.crew.start(Box::new(move || {
         let written = device.write(offset, &copy);
         drop((device, copy));
@@ -235,15 +236,15 @@ fn zero_disk(disk: &Disk, offset: u64, len: u64, allocate: bool, reply: ReplyEmp
         Ok(_) => reply.ok(),
         Err(error) => reply.error(errno(&error)),
     };
-    let done = match disk.device.zero_some(offset, len, allocate, Wait::No) {
+    let done = match disk.file.device.zero_some(offset, len, allocate, Wait::No) {
         Ok(done) if done < len => done,
         zeroed => return answer(zeroed, reply),
     };
     let (offset, len) = (offset + done, len - done);
     let Some(room) = disk.crew.room(0) else {
-        return answer(disk.device.zero_some(offset, len, allocate, Wait::Yes), reply);
+        return answer(disk.file.device.zero_some(offset, len, allocate, Wait::Yes), reply);
     };
-    let device = Arc::clone(&disk.device);
+    let device = Arc::clone(&disk.file.device);
     disk.crew.start(Box::new(move || {
         let zeroed = device.zero_some(offset, len, allocate, Wait::Yes);
         drop(device);
@@ -449,7 +450,7 @@ impl Filesystem for Files {
         };
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
         let found = match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => seek(&disk.device, offset, for_data),
+            Some(Some(Open::Disk(disk))) => seek(&disk.file.device, offset, for_data),
             _ => Err(Errno::EBADF),
         };
         match found {
@@ -472,7 +473,7 @@ impl Filesystem for Files {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let devices = self.tree.devices();
+        let devices = self.tree.exports().devices();
         let pages = |bytes: fn(&Device) -> u64| {
             devices.iter().map(|device| bytes(device)).sum::<u64>() / PAGE_SIZE as u64
         };

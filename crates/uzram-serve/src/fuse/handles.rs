@@ -5,8 +5,7 @@
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use uzram::device::OpenDevice;
-
+use crate::OpenFile;
 use crate::waiters::Crew;
 
 /// Files open at once: a loop device has one, and a client of its own another.
@@ -26,7 +25,7 @@ pub(super) enum Open {
 /// A disk that is open, and who waits for it.
 #[derive(Clone)]
 pub(super) struct Disk {
-    pub device: Arc<OpenDevice>,
+    pub file: OpenFile,
     pub crew: Arc<Crew>,
 }
 

@@ -158,9 +158,9 @@ impl Tree {
         all
     }
 
-    /// All devices.
-    pub fn devices(&self) -> Vec<Arc<Device>> {
-        self.exports.devices()
+    /// The devices, and who uses them.
+    pub fn exports(&self) -> &Exports {
+        &self.exports
     }
 
     fn directory(&self, device: &Arc<Device>) -> Entry {
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(look(), first);
         exports.remove("a").unwrap();
         assert!(tree.node(first).is_none() && tree.lookup(ROOT, OsStr::new("a")).is_none());
-        exports.add(Device::new("a").unwrap()).unwrap();
+        exports.add(Device::new("a").unwrap(), crate::ExportPolicy::default()).unwrap();
         assert_ne!(look(), first);
         assert!(tree.node(first).is_none());
     }

@@ -7,8 +7,9 @@
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
+use uzram::ErrorKind;
 use uzram::base::units::format_size;
-use uzram::device::{Device, OpenDevice};
+use uzram::device::Device;
 
 use super::meta_context::{Context, Contexts};
 use super::proto::{
@@ -18,7 +19,7 @@ use super::proto::{
 use super::reply::option_reply;
 use super::request::Headers;
 use super::violation;
-use crate::Exports;
+use crate::{Access, ExportedDevice, Exports};
 
 /// Options in one handshake; real clients send a handful.
 const MAX_OPTIONS: usize = 256;
@@ -28,7 +29,7 @@ const MAX_OPTION_BYTES: u32 = 64 << 10;
 /// What the handshake settled.
 pub(super) struct Session {
     /// The export, held open until the session ends.
-    pub device: OpenDevice,
+    pub export: ExportedDevice,
     /// What requests and replies look like.
     pub headers: Headers,
     /// What block status tells: nothing, unless the client asked for it on this export.
@@ -140,8 +141,8 @@ pub(super) fn haggle<S: Read + Write>(
             option::LIST => haggling.list(stream, &data)?,
             option::INFO => drop(haggling.info(stream, option, &data)?),
             option::GO => {
-                if let Some(device) = haggling.info(stream, option, &data)? {
-                    return Ok(Outcome::Chosen(haggling.session(device)));
+                if let Some(export) = haggling.info(stream, option, &data)? {
+                    return Ok(Outcome::Chosen(haggling.session(export)));
                 }
             }
             option::STRUCTURED_REPLY => haggling.raise_headers(stream, option, &data, Headers::Structured)?,
@@ -206,15 +207,18 @@ fn refuse(stream: &mut impl Write, option: u32, error: u32, why: &str) -> io::Re
 }
 
 impl Haggling<'_> {
-    /// What `device` can do for this client.
-    fn transmission_flags(&self, device: &Device) -> u16 {
+    /// What `export` can do for this client.
+    fn transmission_flags(&self, export: &ExportedDevice) -> u16 {
         use transmission_flags::*;
         let headers = self.negotiated.headers;
         let df = if headers.has_chunks() { SEND_DF } else { 0 };
-        let can_filter = headers == Headers::Extended && !self.contexts(device).is_empty();
+        let can_filter = headers == Headers::Extended && !self.contexts(export.device.device()).is_empty();
         let payload = if can_filter { BLOCK_STATUS_PAYLOAD } else { 0 };
-        let always = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN;
-        always | SEND_CACHE | SEND_FAST_ZERO | df | payload
+        let changes = match export.access {
+            Access::Read => READ_ONLY,
+            Access::Write => SEND_TRIM | SEND_WRITE_ZEROES | SEND_FAST_ZERO,
+        };
+        HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE | changes | df | payload
     }
 
     /// The metadata contexts that are set for `device`: none, if they were set for another.
@@ -225,9 +229,9 @@ impl Haggling<'_> {
         }
     }
 
-    fn session(&self, device: OpenDevice) -> Session {
-        let contexts = self.contexts(device.device());
-        Session { device, headers: self.negotiated.headers, contexts }
+    fn session(&self, export: ExportedDevice) -> Session {
+        let contexts = self.contexts(export.device.device());
+        Session { export, headers: self.negotiated.headers, contexts }
     }
 
     /// Agrees on headers. Extended ones are the last word.
@@ -265,7 +269,7 @@ impl Haggling<'_> {
         let Some(request) = MetaContextRequest::parse(data) else {
             return invalid(stream, "the lengths in this option do not add up");
         };
-        let Some(device) = self.exports.find(request.name) else {
+        let Some(device) = self.exports.find(request.name).map(|found| Arc::clone(found.device())) else {
             refuse(stream, option, reply::ERR_UNKNOWN, "no export of that name")?;
             return Ok(None);
         };
@@ -292,61 +296,69 @@ impl Haggling<'_> {
         if self.negotiated.headers == Headers::Extended {
             return Err(violation("extended headers, and then an export chosen in the old way"));
         }
-        let device = self.exports.find(name).ok_or_else(|| violation("no export of that name"))?;
-        let device = device.open().map_err(io::Error::other)?;
+        let found = self.exports.find(name).ok_or_else(|| violation("no export of that name"))?;
+        let export = found.connect().map_err(io::Error::other)?;
         let mut answer = [0; 10 + 124];
-        answer[..8].copy_from_slice(&device.size_bytes().to_be_bytes());
-        answer[8..10].copy_from_slice(&self.transmission_flags(device.device()).to_be_bytes());
+        answer[..8].copy_from_slice(&export.device.size_bytes().to_be_bytes());
+        answer[8..10].copy_from_slice(&self.transmission_flags(&export).to_be_bytes());
         let len_bytes = if self.no_zeroes { 10 } else { answer.len() };
         stream.write_all(&answer[..len_bytes])?;
-        Ok(self.session(device))
+        Ok(self.session(export))
     }
 
     fn list(&self, stream: &mut impl Write, data: &[u8]) -> io::Result<()> {
         if !data.is_empty() {
             return refuse(stream, option::LIST, reply::ERR_INVALID, NO_DATA);
         }
-        for device in self.exports.devices() {
-            let name = device.name();
+        for name in self.exports.exported() {
             let name_len = u32::try_from(name.len()).map_err(|_| violation("a name of more than 4 GiB"))?;
             send_reply(stream, option::LIST, reply::SERVER, &[&name_len.to_be_bytes(), name.as_bytes()])?;
         }
         acknowledge(stream, option::LIST)
     }
 
-    /// Answers `INFO` and `GO`, with the opened device when the answer was a success.
-    fn info(&self, stream: &mut impl Write, option: u32, data: &[u8]) -> io::Result<Option<OpenDevice>> {
+    /// Answers `INFO` and `GO`, with the export when the answer was a success.
+    fn info(
+        &self,
+        stream: &mut impl Write,
+        option: u32,
+        data: &[u8],
+    ) -> io::Result<Option<ExportedDevice>> {
         let Some(request) = InfoRequest::parse(data) else {
             refuse(stream, option, reply::ERR_INVALID, "the lengths in this option do not add up")?;
             return Ok(None);
         };
-        let Some(device) = self.exports.find(request.name) else {
+        let Some(found) = self.exports.find(request.name) else {
             refuse(stream, option, reply::ERR_UNKNOWN, "no export of that name")?;
             return Ok(None);
         };
-        let open = match device.open() {
-            Ok(open) => open,
+        let export = match found.connect() {
+            Ok(export) => export,
             Err(error) => {
-                refuse(stream, option, reply::ERR_UNKNOWN, &error.to_string())?;
+                let refusal = match error.kind() {
+                    ErrorKind::Permission => reply::ERR_POLICY,
+                    _ => reply::ERR_UNKNOWN,
+                };
+                refuse(stream, option, refusal, &error.to_string())?;
                 return Ok(None);
             }
         };
-        let size_bytes = open.size_bytes();
+        let (device, size_bytes) = (export.device.device(), export.device.size_bytes());
         let size_and_flags =
-            [&size_bytes.to_be_bytes()[..], &self.transmission_flags(open.device()).to_be_bytes()].concat();
+            [&size_bytes.to_be_bytes()[..], &self.transmission_flags(&export).to_be_bytes()].concat();
         send_info(stream, option, info::EXPORT, &size_and_flags)?;
         if request.wants(info::NAME) {
             send_info(stream, option, info::NAME, device.name().as_bytes())?;
         }
         if request.wants(info::DESCRIPTION) {
-            send_info(stream, option, info::DESCRIPTION, description(&device, size_bytes).as_bytes())?;
+            send_info(stream, option, info::DESCRIPTION, description(device, size_bytes).as_bytes())?;
         }
         if request.wants(info::BLOCK_SIZE) {
             let sizes = [proto::MIN_BLOCK_BYTES, proto::PREFERRED_BLOCK_BYTES, proto::MAX_PAYLOAD_BYTES];
             send_info(stream, option, info::BLOCK_SIZE, &sizes.map(u32::to_be_bytes).concat())?;
         }
         acknowledge(stream, option)?;
-        Ok(Some(open))
+        Ok(Some(export))
     }
 }
 

@@ -37,6 +37,8 @@ pub mod handshake_flags {
 pub mod transmission_flags {
     /// `NBD_FLAG_HAS_FLAGS`
     pub const HAS_FLAGS: u16 = 1 << 0;
+    /// `NBD_FLAG_READ_ONLY`
+    pub const READ_ONLY: u16 = 1 << 1;
     /// `NBD_FLAG_SEND_FLUSH`
     pub const SEND_FLUSH: u16 = 1 << 2;
     /// `NBD_FLAG_SEND_FUA`
@@ -93,6 +95,8 @@ pub mod reply {
     pub const META_CONTEXT: u32 = 4;
     /// `NBD_REP_ERR_UNSUP`: an option this server does not have.
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
+    /// `NBD_REP_ERR_POLICY`: not allowed here.
+    pub const ERR_POLICY: u32 = (1 << 31) + 2;
     /// `NBD_REP_ERR_INVALID`: an option whose data makes no sense.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
     /// `NBD_REP_ERR_TLS_REQD`: TLS has to be started first.

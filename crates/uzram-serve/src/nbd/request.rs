@@ -83,6 +83,13 @@ pub struct Request {
     pub payload_bytes: u64,
 }
 
+impl Command {
+    /// Whether it changes the export.
+    pub const fn changes(self) -> bool {
+        matches!(self, Command::Write | Command::Trim | Command::WriteZeroes)
+    }
+}
+
 /// Why a request is answered with an error before it reaches the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {

@@ -34,6 +34,7 @@ use super::request::{Command, Headers, Refusal, Request};
 use super::request_cache::InFlight;
 use super::session::Terms;
 use super::{RequestCache, violation};
+use crate::Access;
 use execute::{Replies, Rest};
 use handover::HandedOver;
 
@@ -41,6 +42,9 @@ pub(super) use handover::Handover;
 
 /// What a request is told once the server is stopping.
 const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the server is stopping" };
+
+/// What a change of an export is told that is for reading only.
+const READ_ONLY: Refusal = Refusal { error: NbdError::Perm, message: "the export is read-only" };
 
 /// Serves requests until the client disconnects, and those that were handed over are done. Once
 /// `terms.stopping` is set, requests that have arrived are answered with `NBD_ESHUTDOWN`.
@@ -55,11 +59,15 @@ pub(super) fn run<S: Read + Write>(
     buffers: &mut Buffers,
 ) -> io::Result<()> {
     let (received, unsent) = buffers.emptied();
-    let Session { device, headers, contexts } = session;
+    let Session { export, headers, contexts } = session;
+    let access = export.access;
+    // The client counts as one until all that use the device are gone.
+    let (device, _client) = export.into_parts();
     let device = Arc::new(device);
     let mut connection = Connection {
         stopping: terms.stopping,
         requests: terms.requests,
+        access,
         headers,
         contexts,
         received,
@@ -78,6 +86,7 @@ pub(super) fn run<S: Read + Write>(
 struct Connection<'a, S> {
     stopping: &'a AtomicBool,
     requests: &'a RequestCache,
+    access: Access,
     headers: Headers,
     /// Those that the client has set, which `BLOCK_STATUS` tells.
     contexts: Contexts,
@@ -157,6 +166,9 @@ impl<'a, S: Read + Write> Connection<'a, S> {
     fn check(&self, request: &Request) -> Result<(), Refusal> {
         if self.stopping.load(Ordering::Relaxed) {
             return Err(STOPPING);
+        }
+        if self.access == Access::Read && request.command.changes() {
+            return Err(READ_ONLY);
         }
         request.check(self.replies.device.size_bytes(), self.headers)
     }
