@@ -1,35 +1,40 @@
 //! `uzram attach` and `uzram detach`: a device as a block device, `/dev/loopN` on its file.
 //!
 //! This is done by a process of its own, never by the daemon: a daemon that waits in a system call for its own answer
-//! cannot be ended, not even by SIGKILL. What is attached is found in the kernel's lists, which a dead daemon leaves
-//! true.
+//! cannot be ended, not even by SIGKILL. The daemon records what was attached ([`uzram_serve::record`]); it is found by
+//! that record, from the daemon while it lives, from its runtime directory when it is dead, and by nothing else.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::OFlags;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use serde_json::json;
 use uzram_serve::control::FilesJson;
-use uzram_serve::fuse::{self, MAX_IO_BYTES};
-use uzram_serve::loop_device::{LoopDevice, Use};
-use uzram_serve::mounts::{self, MountInfo};
+use uzram_serve::fuse::{self, DISK, MAX_IO_BYTES};
+use uzram_serve::loop_device::{self, LoopAttachment, Use};
+use uzram_serve::mounts;
+use uzram_serve::record::{AttachedDevice, Record};
 use uzram_serve::swap_area;
 
-use crate::daemon_client::Daemon;
+use crate::daemon_client::{Daemon, device_path};
 use crate::device_args::parse_name;
 use crate::failure::{Context, Failure, Result, print};
 use crate::protect::unprotect;
-use crate::runtime_dir::RuntimeArgs;
+use crate::runtime_dir::{self, RuntimeArgs};
 
 /// How long a file system may take to let go of its device.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Make a device of a running daemon a block device, and print which.
 ///
-/// The daemon shows its devices as files (`uzram up --mount`); a loop device is put on the device's. As root.
+/// The daemon shows its devices as files (`uzram up --mount`); a loop device is put on the device's. As root. Meanwhile
+/// NBD clients cannot change the device, nor, unless it is always exported, read it.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram attach zram0     then: mkfs.ext4 /dev/loop0 && mount /dev/loop0 /mnt")]
 pub struct AttachArgs {
@@ -57,11 +62,26 @@ pub struct DetachArgs {
     /// Clear what a dead daemon has left (swap, mounted file systems, loop devices, its own mount), and say what
     #[arg(long, conflicts_with = "name")]
     force: bool,
-    /// Switch a swap area off first
-    #[arg(long, hide = true, conflicts_with = "force")]
-    swap_off: bool,
+    /// Detach this block device alone, and ask no daemon: NUMBER:DISKSEQ
+    #[arg(long, hide = true, conflicts_with = "force", value_parser = parse_attachment)]
+    attachment: Option<LoopAttachment>,
+    /// Switch a swap area off first, of whose contents the daemon keeps so many bytes in memory
+    #[arg(long, hide = true, requires = "attachment", value_name = "BYTES")]
+    swap_off: Option<u64>,
     #[command(flatten)]
     runtime: RuntimeArgs,
+}
+
+fn parse_attachment(text: &str) -> std::result::Result<LoopAttachment, String> {
+    let parsed = text.split_once(':').and_then(|(number, diskseq)| {
+        Some(LoopAttachment { number: number.parse().ok()?, diskseq: diskseq.parse().ok()? })
+    });
+    parsed.ok_or_else(|| "write NUMBER:DISKSEQ".to_owned())
+}
+
+/// What [`parse_attachment`] reads.
+pub fn attachment_text(attachment: LoopAttachment) -> String {
+    format!("{}:{}", attachment.number, attachment.diskseq)
 }
 
 /// `uzram attach`; prints the block device.
@@ -69,47 +89,69 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     require_root()?;
     let daemon = Daemon::at(&args.runtime)?;
     let files = files_of(&daemon)?;
-    let file = disk_of(&daemon, &files, &args.name)?;
-    if let Some(device) = LoopDevice::on(&file)?.first() {
-        let device = device.path();
-        return Err(Failure::Line(format!("{} is attached already, as {}", args.name, device.display())));
+    daemon.attribute(&args.name, "initstate")?;
+    if let Some(device) = attached(&daemon)?.into_iter().find(|device| device.name == args.name) {
+        let path = device.attachment.path();
+        return Err(Failure::Line(format!("{} is attached already, as {}", args.name, path.display())));
     }
-    let attached = || format!("cannot attach {}", args.name);
-    let Some(priority) = args.swap else {
-        let device = LoopDevice::attach(&file).context(attached)?;
-        return print(&format!("{}\n", device.path().display()));
-    };
-    warm_up(&files).context(|| "cannot prepare the daemon's threads".to_owned())?;
-    let size_bytes = size_bytes(&file)?;
-    let device = LoopDevice::attach(&file).context(attached)?;
-    let path = device.path();
-    let switched_on = swap_area::make(&path, size_bytes, &args.name)
-        .and_then(|()| swap_area::switch_on(&path, priority, !args.no_discard));
-    if let Err(error) = switched_on {
+    let failed = || format!("cannot attach {}", args.name);
+    let root = open_root(&files)?;
+    let disk = open_disk(&root, &args.name)?;
+    if args.swap.is_some() {
+        warm_up(&root, files.threads).context(|| "cannot prepare the daemon's threads".to_owned())?;
+    }
+    let attachment = LoopAttachment::attach(&disk).context(failed)?;
+    let used = record(&daemon, &args.name, attachment).and_then(|()| match args.swap {
+        Some(priority) => swap_on(attachment, &args.name, priority, !args.no_discard),
+        None => Ok(()),
+    });
+    if let Err(failure) = used {
         // The first failure is the one to report.
-        let _ = device.detach();
-        return Err(Failure::Line(format!("cannot swap to {}: {error}", path.display())));
+        let _ = attachment.detach();
+        return Err(failure);
     }
-    print(&format!("{}\n", path.display()))
+    print(&format!("{}\n", attachment.path().display()))
+}
+
+/// Has the daemon record what was attached.
+fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()> {
+    let path = format!("{}/attachment", device_path(name));
+    daemon.ask("PUT", &path, Some(&json!(attachment))).map(drop)
+}
+
+/// Makes a swap area of a block device, and switches it on.
+fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discard: bool) -> Result<()> {
+    let path = attachment.path();
+    let failed = || format!("cannot swap to {}", path.display());
+    let held = attachment
+        .hold()
+        .context(failed)?
+        .ok_or_else(|| Failure::Line(format!("{}: it is gone", failed())))?;
+    let size_bytes = held.size_bytes().context(failed)?;
+    // The kernel's list of swap areas is to show the device's own name, which is the same device as long as it is held.
+    swap_area::make(&held.path(), size_bytes, name)
+        .and_then(|()| swap_area::switch_on(&path, priority, discard))
+        .context(failed)
 }
 
 /// `uzram detach`
 pub fn detach(args: &DetachArgs) -> Result<()> {
     require_root()?;
     let Some(name) = &args.name else { return clear_dead(&args.runtime.path()?) };
-    let daemon = Daemon::at(&args.runtime)?;
-    let devices = LoopDevice::on(&disk_of(&daemon, &files_of(&daemon)?, name)?)?;
+    let failed = || format!("cannot detach {name}");
+    if let Some(attachment) = args.attachment {
+        if let Some(kept_bytes) = args.swap_off {
+            unprotect();
+            crate::swap::switch_off(attachment, kept_bytes)?;
+        }
+        return attachment.detach().context(failed);
+    }
+    let mut devices = attached(&Daemon::at(&args.runtime)?)?;
+    devices.retain(|device| device.name == *name);
     if devices.is_empty() {
         return Err(Failure::Line(format!("{name} is not attached")));
     }
-    for device in devices {
-        if args.swap_off && device.in_use()? == Some(Use::Swap) {
-            unprotect();
-            crate::swap::switch_off(&device.path(), name, &daemon)?;
-        }
-        device.detach().context(|| format!("cannot detach {name}"))?;
-    }
-    Ok(())
+    devices.into_iter().try_for_each(|device| device.attachment.detach().context(failed))
 }
 
 /// Fails unless this process may do what only root may.
@@ -134,120 +176,164 @@ pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
     })
 }
 
-/// The file of a device that there is.
-fn disk_of(daemon: &Daemon, files: &FilesJson, name: &str) -> Result<PathBuf> {
-    daemon.attribute(name, "initstate")?;
-    Ok(files.disk(name))
+/// What is attached to a daemon's files, by its record.
+///
+/// # Errors
+/// There is no daemon.
+pub fn attached(daemon: &Daemon) -> Result<Vec<AttachedDevice>> {
+    let answer = daemon.ask("GET", "/v1/attachments", None)?;
+    crate::daemon_client::understand(answer["attachments"].clone())
 }
 
-fn size_bytes(file: &Path) -> Result<u64> {
-    let metadata = std::fs::metadata(file).context(|| format!("cannot look at '{}'", file.display()))?;
-    Ok(metadata.len())
+/// The root of a daemon's mount: what lies at its path now must be that very mount.
+fn open_root(files: &FilesJson) -> Result<OwnedFd> {
+    let shown = files.dir.display();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, &files.dir, flags, Mode::empty())
+        .context(|| format!("cannot open the daemon's files in '{shown}'"))?;
+    let mount = mounts::of(&root).context(|| format!("cannot find out what is mounted on '{shown}'"))?;
+    let uid = rustix::process::geteuid().as_raw();
+    if mount.device == files.device && mount.is_fuse_of(uid) {
+        Ok(root)
+    } else {
+        Err(Failure::Line(format!(
+            "'{shown}' is not where the daemon's files are mounted: its mount was moved, unmounted or covered"
+        )))
+    }
+}
+
+/// A device's file, open for a loop device.
+fn open_disk(root: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    mounts::open_below(root, OsStr::new(name), OsStr::new(DISK), OFlags::RDWR | OFlags::DIRECT).map_err(|error| {
+        match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => Failure::Line(format!(
+                "cannot attach {name}: NBD clients have it open: disconnect them (`uzram clients`, `uzram kick`)"
+            )),
+            _ => Failure::Line(format!("cannot open the file of {name}: {error}")),
+        }
+    })
 }
 
 /// Has each of the daemon's threads touch what it needs.
-fn warm_up(files: &FilesJson) -> std::io::Result<()> {
+fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
     let bytes = vec![0u8; MAX_IO_BYTES];
     let write = |number| {
-        let file = OpenOptions::new()
-            .write(true)
-            .custom_flags(OFlags::DIRECT.bits() as i32)
-            .open(fuse::warm_up_file(&files.dir, number))?;
-        file.write_all_at(&bytes, 0)
+        let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(root, fuse::warm_up_file(number), flags, Mode::empty())?;
+        rustix::io::pwrite(&file, &bytes, 0)?;
+        Ok(())
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..files.threads).map(|number| scope.spawn(move || write(number))).collect();
+        let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || write(number))).collect();
         threads.into_iter().try_for_each(|thread| {
-            thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked")))
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
         })
     })
 }
 
-/// The loop devices on the files of a daemon, and the device that each shows.
+/// What the daemon of a runtime directory, if it is dead, has left: nothing while it lives.
 ///
 /// # Errors
-/// The kernel's lists cannot be read.
-pub fn attached_to(files: &FilesJson) -> Result<Vec<(LoopDevice, String)>> {
-    let devices = LoopDevice::all(|file| files.device(file).is_some())?;
-    let named = |device: LoopDevice| {
-        let file = device.backing_file()?;
-        Some((device, files.device(&file)?.to_owned()))
-    };
-    Ok(devices.into_iter().filter_map(named).collect())
-}
-
-/// What the daemon of a runtime directory has mounted, alive or dead.
-///
-/// # Errors
-/// The kernel's list cannot be read.
-pub fn mounts_of(dir: &Path) -> Result<Vec<MountInfo>> {
-    fuse::mounts_of(dir).context(|| "cannot read what is mounted".to_owned())
+/// Its record cannot be read.
+pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
+    if !runtime_dir::wait_until_free(dir, Duration::ZERO)? {
+        return Ok(None);
+    }
+    let record = Record::read(dir)?;
+    Ok(Some(record).filter(|record| !record.is_empty()))
 }
 
 /// Clears what the dead daemon of a runtime directory has left, and says what.
 fn clear_dead(dir: &Path) -> Result<()> {
     let done = clear(dir)?;
     if done.is_empty() {
+        refuse_unrecorded(dir)?;
         return print("nothing was left\n");
     }
     print(&done.concat())
 }
 
-/// Clears what the dead daemon of a runtime directory has left; a line for each thing that was done.
+/// Clears what the dead daemon of a runtime directory has left, by its record; a line for each thing that was done.
 ///
 /// # Errors
 /// The daemon lives; something cannot be cleared.
 pub fn clear(dir: &Path) -> Result<Vec<String>> {
-    let mounts = mounts_of(dir)?;
-    if mounts.iter().any(|mount| !mount.is_dead()) {
+    if !runtime_dir::wait_until_free(dir, Duration::ZERO)? {
         return Err(Failure::Line(format!(
             "the daemon in '{}' lives: name the device to detach, or end the daemon first",
             dir.display()
         )));
     }
+    let record = Record::read(dir)?;
     let mut done = Vec::new();
-    for mount in mounts {
-        let files = FilesJson { dir: mount.dir.clone(), ..FilesJson::default() };
-        for (device, name) in attached_to(&files)? {
-            clear_device(device, &name, &mut done)?;
+    for device in &record.attached {
+        clear_device(device.attachment, &device.name, &mut done)?;
+    }
+    if let Some(left) = &record.mount {
+        let uid = rustix::process::geteuid().as_raw();
+        if let Some(mount) = left.identity.find(uid).context(|| "cannot read what is mounted".to_owned())? {
+            let shown = mount.dir.display();
+            mounts::unmount(&mount, UnmountFlags::DETACH).context(|| format!("cannot unmount '{shown}'"))?;
+            done.push(format!("unmounted {shown}\n"));
         }
-        let shown = mount.dir.display();
-        rustix::mount::unmount(&mount.dir, UnmountFlags::DETACH)
-            .context(|| format!("cannot unmount '{shown}'"))?;
-        done.push(format!("unmounted {shown}\n"));
     }
     Ok(done)
 }
 
+/// Fails when there are block devices that look as if they were a daemon's here, though no record says so: what they are
+/// is for their owner to say.
+///
+/// # Errors
+/// There are such.
+pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
+    // The path that a file had before its mount was detached begins at that mount's root.
+    let is_disk_of_none = |file: &Path| file.components().count() == 3 && file.ends_with(DISK);
+    let looks_ours = |file: &Path| is_disk_of_none(file) || file.starts_with(dir) && file.ends_with(DISK);
+    let found = loop_device::named(looks_ours);
+    if found.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
+    Err(Failure::Line(format!(
+        "there is no record in '{}' of a daemon that uses {}, and it is left alone: if it is not another daemon's, end its \
+         use (swapoff, umount) and free it (losetup -d)",
+        dir.display(),
+        names.join(", ")
+    )))
+}
+
 /// Ends every use of a device that answers no more, and frees it.
-fn clear_device(device: LoopDevice, name: &str, done: &mut Vec<String>) -> Result<()> {
-    let path = device.path();
+fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) -> Result<()> {
+    let path = attachment.path();
     let shown = path.display();
     let deadline = Instant::now() + LET_GO_TIMEOUT;
+    // Held, so that it stays what it is.
+    let Some(held) = attachment.hold()? else { return Ok(()) };
     loop {
-        match device.in_use()? {
+        match held.in_use()? {
             None => break,
             Some(Use::Swap) => {
-                swap_area::switch_off(&path).context(|| format!("cannot switch swap on {shown} off"))?;
+                swap_area::switch_off(&held.path())
+                    .context(|| format!("cannot switch swap on {shown} off"))?;
                 done.push(format!(
                     "switched swap on {shown} ({name}) off: what was swapped out is lost, and programs that need it are \
                      killed\n"
                 ));
             }
-            Some(Use::Mounted(dir)) => {
-                let top = mounts::at(&dir).context(|| "cannot read what is mounted".to_owned())?;
-                // Unless somebody else has just unmounted it.
-                if top.is_some_and(|mount| mount.source == path) {
-                    rustix::mount::unmount(&dir, UnmountFlags::DETACH)
-                        .context(|| format!("cannot unmount '{}'", dir.display()))?;
-                    done.push(format!("unmounted {}: what {name} held of it is lost\n", dir.display()));
-                } else if Instant::now() < deadline {
-                    thread::sleep(Duration::from_millis(20));
-                } else {
-                    return Err(Failure::Line(format!(
-                        "{shown} ({name}) is mounted on '{}', below something else: unmount that first",
-                        dir.display()
-                    )));
+            Some(Use::Mounted(mount)) => {
+                let dir = mount.dir.display();
+                match mounts::unmount(&mount, UnmountFlags::DETACH) {
+                    Ok(()) => done.push(format!("unmounted {dir}: what {name} held of it is lost\n")),
+                    // Somebody else has just unmounted it, or it is covered.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        return Err(Failure::Line(format!(
+                            "{shown} ({name}) is mounted on '{dir}', below something else: unmount that first"
+                        )));
+                    }
+                    Err(error) => return Err(Failure::Line(format!("cannot unmount '{dir}': {error}"))),
                 }
             }
             // A file system lets go a moment after it was unmounted.
@@ -259,7 +345,8 @@ fn clear_device(device: LoopDevice, name: &str, done: &mut Vec<String>) -> Resul
             }
         }
     }
-    device.detach().context(|| format!("cannot free {shown}"))?;
+    drop(held);
+    attachment.detach().context(|| format!("cannot free {shown}"))?;
     done.push(format!("freed {shown}\n"));
     Ok(())
 }

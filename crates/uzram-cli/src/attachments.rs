@@ -1,24 +1,30 @@
-//! What a daemon has attached itself: block devices on its own files, and swap areas on these.
+//! What is attached to a daemon's files: block devices, and swap areas on these.
 //!
-//! It is done by processes that it starts for that: `uzram attach` and `uzram detach`. See there for why.
+//! It is attached and detached by processes that the daemon starts for that, `uzram attach` and `uzram detach` (see there
+//! for why), or that others have started. Either way the daemon's record has it, by which it is found when the daemon is
+//! to end, whatever has become of the directories that it was started in.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzram_serve::control::FilesJson;
-use uzram_serve::loop_device::LoopDevice;
+use uzram_serve::Exports;
+use uzram_serve::control::StatsJson;
+use uzram_serve::record::{AttachedDevice, Recorder};
 
+use crate::attach::attachment_text;
 use crate::failure::{Context, Failure, Result};
 use crate::plan::{Attached, DevicePlan};
 use crate::runtime_dir::RUNTIME_DIR_VARIABLE;
 use crate::swap::own_program;
 
-/// How long what a command has used may take to be let go of.
-const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long what was detached may take to close its file.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How often it is tried again to bring back what was swapped out, by a daemon that is to end.
 pub const RETRY: Duration = Duration::from_secs(5);
@@ -26,20 +32,17 @@ pub const RETRY: Duration = Duration::from_secs(5);
 /// The devices that are attached. Dropped, they are detached if that can be done; swap areas are waited for.
 pub struct Attachments {
     runtime_dir: PathBuf,
-    files: Option<FilesJson>,
-    attached: Vec<Attachment>,
-}
-
-struct Attachment {
-    name: String,
-    kind: Attached,
-    device: PathBuf,
+    exports: Exports,
+    recorder: Arc<Recorder>,
+    /// The devices whose swap areas this daemon has switched on.
+    swapped_to: BTreeSet<String>,
 }
 
 impl Attachments {
-    /// None yet, of the daemon in `runtime_dir`, which shows these files.
-    pub fn new(runtime_dir: &Path, files: Option<FilesJson>) -> Self {
-        Attachments { runtime_dir: runtime_dir.to_owned(), files, attached: Vec::new() }
+    /// Those of the daemon in `runtime_dir`, which has these devices.
+    pub fn new(runtime_dir: &Path, exports: Exports, recorder: Arc<Recorder>) -> Self {
+        let runtime_dir = runtime_dir.to_owned();
+        Attachments { runtime_dir, exports, recorder, swapped_to: BTreeSet::new() }
     }
 
     /// Attaches a device, if it is to be.
@@ -55,58 +58,60 @@ impl Attachments {
                 args.push("--swap".to_owned());
                 args.extend(swap.priority.map(|priority| priority.to_string()));
                 args.extend((!swap.discard).then(|| "--no-discard".to_owned()));
+                // It may be switched on even if the process fails.
+                self.swapped_to.insert(plan.name.clone());
             }
         }
-        let device = PathBuf::from(self.run(&args)?.trim_end());
-        tracing::info!(device = plan.name, block_device = %device.display(), "attached");
-        self.attached.push(Attachment { name: plan.name.clone(), kind: plan.attached, device });
+        let device = self.run(&args)?;
+        tracing::info!(device = plan.name, block_device = device.trim_end(), "attached");
         Ok(())
     }
 
     /// The block device of a device.
     pub fn device(&self, name: &str) -> Option<PathBuf> {
-        self.attached.iter().find(|attached| attached.name == name).map(|attached| attached.device.clone())
+        let attached = self.recorder.attached().into_iter().find(|device| device.name == name);
+        attached.map(|device| device.attachment.path())
     }
 
-    /// Names, what they are, and their block devices.
-    pub fn all(&self) -> impl Iterator<Item = (&str, Attached, &Path)> {
-        self.attached.iter().map(|attached| (&*attached.name, attached.kind, &*attached.device))
+    /// Names, whether they are swapped to, and block devices.
+    pub fn all(&self) -> impl Iterator<Item = (String, bool, PathBuf)> {
+        self.recorder.attached().into_iter().map(|AttachedDevice { name, attachment }| {
+            let is_swap = self.swapped_to.contains(&name);
+            (name, is_swap, attachment.path())
+        })
     }
 
-    /// Whether one of them is swapped to.
+    /// Whether one of them is swapped to, for all that can be known.
     pub fn have_swap(&self) -> bool {
-        self.attached.iter().any(|attached| matches!(attached.kind, Attached::Swap(_)))
+        let attached = self.recorder.attached();
+        attached.iter().any(|device| device.attachment.swap_area().map_or(true, |area| area.is_some()))
     }
 
-    /// Detaches all, the last first.
+    /// Detaches all, the last first, and makes sure that nobody has a device's file open.
     ///
     /// # Errors
-    /// What `uzram detach` says of one that stays, which those before it then do, too.
+    /// What `uzram detach` says of one that stays, as those before it then do, too; whose file is open.
     pub fn detach(&mut self) -> Result<()> {
-        while let Some(Attachment { name, kind, device }) = self.attached.last() {
-            let file = self.files.as_ref().map(|files| files.disk(name)).unwrap_or_default();
-            // Somebody else may have done it.
-            if LoopDevice::on(&file)?.iter().any(|other| other.path() == *device) {
-                let mut args = vec!["detach".to_owned(), name.clone()];
-                args.extend(matches!(kind, Attached::Swap(_)).then(|| "--swap-off".to_owned()));
-                self.run(&args)?;
+        while let Some(AttachedDevice { name, attachment }) = self.recorder.attached().pop() {
+            let mut args = vec!["detach".to_owned(), name.clone()];
+            args.extend(["--attachment".to_owned(), attachment_text(attachment)]);
+            if self.swapped_to.contains(&name) {
+                let device = self.exports.named(&name)?;
+                let kept_bytes = StatsJson::from(device.counts()).kept_bytes();
+                args.extend(["--swap-off".to_owned(), kept_bytes.to_string()]);
             }
-            self.attached.pop();
+            self.run(&args)?;
         }
-        Ok(())
-    }
-
-    /// As [`Attachments::detach`], but gives what was used a moment to be let go of.
-    ///
-    /// # Errors
-    /// As [`Attachments::detach`].
-    pub fn detach_soon(&mut self) -> Result<()> {
-        let deadline = Instant::now() + LET_GO_TIMEOUT;
+        let deadline = Instant::now() + CLOSE_TIMEOUT;
         loop {
-            match self.detach() {
-                Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(100)),
-                done => return done,
+            let devices = self.exports.devices().into_iter();
+            let mut open = devices.filter(|device| self.exports.users(device.name()).files() > 0);
+            let Some(device) = open.next() else { return Ok(()) };
+            // The kernel closes the file of what was detached a moment later.
+            if Instant::now() >= deadline {
+                return Err(Failure::Line(format!("the file of {} is open somewhere", device.name())));
             }
+            thread::sleep(Duration::from_millis(5));
         }
     }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use uzram_serve::control::CacheJson;
 
-use crate::attach::attached_to;
+use crate::attach::{clear, left_by_dead};
 use crate::daemon_client::{ANSWER_TIMEOUT, Daemon, attribute_path, device_path, understand};
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Failure, Result, print};
+use crate::plan::ExportArgs;
 use crate::runtime_dir::{self, RuntimeArgs};
 use crate::show::{self, DeviceJson};
 use crate::slabinfo;
@@ -30,6 +31,8 @@ pub struct AddArgs {
     name: String,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    export: ExportArgs,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -117,9 +120,14 @@ pub struct SlabinfoArgs {
 }
 
 /// Stop the running daemon, and wait until it has ended. The contents of its devices are lost.
+///
+/// Refused while NBD clients, programs or mounted file systems use a device, or it is swapped to.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram down")]
 pub struct DownArgs {
+    /// Whoever uses its devices, unless they are swapped to: what is mounted is unmounted, and what was written is lost
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -136,7 +144,9 @@ pub fn add(args: &AddArgs) -> Result<()> {
     let settings = args.device.settings()?;
     let attributes: BTreeMap<_, _> =
         settings.into_iter().map(|setting| (setting.attribute, setting.value)).collect();
-    let body = json!({ "name": args.name, "attributes": attributes });
+    let ExportArgs { export, read_only } = args.export;
+    let body =
+        json!({ "name": args.name, "attributes": attributes, "export": export, "read_only": read_only });
     let answer = Daemon::at(&args.runtime)?
         .ask("POST", "/v1/devices", Some(&body))
         .map_err(|failure| failure.map_line(|line| format!("cannot add {}: {line}", args.name)))?;
@@ -223,22 +233,19 @@ pub fn slabinfo(args: &SlabinfoArgs) -> Result<()> {
 /// `uzram down`
 pub fn down(args: &DownArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
-    if let Some(files) = daemon.about()?.files {
-        for (device, name) in attached_to(&files)? {
-            if let Some(by) = device.in_use()? {
-                return Err(Failure::Line(format!("{name} is in use: {} is {by}", device.path().display())));
-            }
-        }
+    end(&daemon, args.force)?;
+    if args.force && left_by_dead(&daemon.dir)?.is_some() {
+        return print(&clear(&daemon.dir)?.concat());
     }
-    end(&daemon)
+    Ok(())
 }
 
 /// Has a daemon end, and waits for it.
 ///
 /// # Errors
-/// There is none, or it has not ended in time.
-pub fn end(daemon: &Daemon) -> Result<()> {
-    daemon.ask("POST", "/v1/shutdown", None)?;
+/// There is none; somebody uses its devices, unless it is forced; it has not ended in time.
+pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
+    daemon.ask("POST", "/v1/shutdown", Some(&json!({ "force": force })))?;
     if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
         Ok(())
     } else {

@@ -27,7 +27,7 @@ use uzram_serve::swap_area::MAX_PRIORITY;
 use crate::device_args::{DeviceArgs, Origin, Setting, parse_name};
 use crate::failure::{Context, Failure, Result};
 use crate::machine_memory;
-use crate::plan::{Attached, DevicePlan, SwapPlan};
+use crate::plan::{Attached, DevicePlan, ExportArgs, SwapPlan};
 use crate::toml_text::{self, Source, Text};
 
 /// The size of a device that has none in the file.
@@ -35,9 +35,12 @@ const DEFAULT_SIZE: &str = "min(ram / 2, 4G)";
 /// Keys at the top, besides devices.
 const TOP_KEYS: [&str; 3] = ["mount", "cpu-latency-us", "listen"];
 /// Keys of a device, besides its options.
-const USE_KEYS: [&str; 6] = [ATTRIBUTES, ATTACH, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
+const USE_KEYS: [&str; 8] =
+    [ATTRIBUTES, ATTACH, EXPORT, READ_ONLY, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
 const ATTRIBUTES: &str = "attributes";
 const ATTACH: &str = "attach";
+const EXPORT: &str = "export";
+const READ_ONLY: &str = "read-only";
 const SWAP: &str = "swap";
 const SWAP_PRIORITY: &str = "swap-priority";
 const SWAP_DISCARD: &str = "swap-discard";
@@ -313,12 +316,15 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
     let mut options = Options::new(memory);
     let mut swap = SwapKeys::default();
     let (mut attach, mut most_ram_bytes, mut attributes) = (None, u64::MAX, Vec::new());
+    let mut export = ExportArgs::default();
     for key in entries(entry.file, table) {
         match key.key.as_ref() {
             ATTRIBUTES => {
                 attributes = key.table()?.iter().map(Entry::attribute).collect::<Result<_>>()?;
             }
             ATTACH => attach = Some((key.boolean()?, key)),
+            EXPORT => export.export = Some(key.boolean()?),
+            READ_ONLY => export.read_only = key.boolean()?,
             SWAP => swap.wanted = Some(key.boolean()?),
             SWAP_PRIORITY => {
                 swap.priority = Some(key.priority()?);
@@ -349,7 +355,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
         let why = format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT} of {most}");
         config.left_out.push(format!("no device {name}: {why}"));
     } else {
-        config.devices.push(DevicePlan { name, settings, attached });
+        config.devices.push(DevicePlan { name, settings, attached, export });
     }
     Ok(())
 }

@@ -71,7 +71,7 @@ fn pass_signals(target: &Target, events: &Receiver<Event>) {
             // It is in the terminal's foreground group with us, and has the signal already.
             Event::Signal { from_terminal: true, .. } if !target.own_group => continue,
             Event::Signal { signal, .. } => signal,
-            Event::Shutdown => Signal::TERM,
+            Event::Shutdown(_) => Signal::TERM,
         };
         tracing::info!(?signal, "passing the signal on to the command");
         target.send(if asked { Signal::KILL } else { signal });

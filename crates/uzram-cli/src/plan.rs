@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use uzram_serve::fuse::CpuLatencyLimit;
-use uzram_serve::{fuse, nbd};
+use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
 use crate::device_args::Setting;
 use crate::failure::Result;
@@ -66,6 +66,20 @@ pub struct DevicePlan {
     pub settings: Vec<Setting>,
     /// What it becomes.
     pub attached: Attached,
+    /// Whether NBD clients may reach it, and how, as its user says.
+    pub export: ExportArgs,
+}
+
+/// Who may reach a device over NBD.
+#[derive(clap::Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExportArgs {
+    /// Whether NBD clients may reach the device: true at any time, but for reading only while it is a block device or its
+    /// file is open for writing; false never [default: while it is neither]
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub export: Option<bool>,
+    /// NBD clients may only read it
+    #[arg(long)]
+    pub read_only: bool,
 }
 
 /// What a device becomes, beside an export and a file.
@@ -124,7 +138,17 @@ impl Plan {
 impl DevicePlan {
     /// A device that becomes nothing else.
     pub fn new(name: &str, settings: Vec<Setting>) -> Self {
-        DevicePlan { name: name.to_owned(), settings, attached: Attached::No }
+        DevicePlan { name: name.to_owned(), settings, attached: Attached::No, export: ExportArgs::default() }
+    }
+
+    /// Who may reach it over NBD: one that becomes a block device is one from the start, so that nobody comes before.
+    pub fn export_policy(&self) -> ExportPolicy {
+        let ExportArgs { export, read_only } = self.export;
+        match (self.attached, export) {
+            (Attached::No, _) => ExportPolicy { export: export.into(), read_only },
+            (_, Some(true)) => ExportPolicy { export: Export::Always, read_only: true },
+            _ => ExportPolicy { export: Export::Never, read_only: true },
+        }
     }
 
     /// Whether it is swapped to.

@@ -7,17 +7,16 @@
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
 use uzram::base::units::format_size;
-use uzram_serve::control::{FilesJson, MeasureJson, StatsJson};
-use uzram_serve::loop_device::LoopDevice;
-use uzram_serve::mounts::MountInfo;
+use uzram_serve::control::{MeasureJson, StatsJson};
+use uzram_serve::loop_device::LoopAttachment;
+use uzram_serve::record::AttachedDevice;
 use uzram_serve::swap_area::{self, ActiveArea, MAX_PRIORITY};
 
-use crate::attach::{attached_to, clear, files_of, mounts_of, require_root};
+use crate::attach::{attached, clear, left_by_dead, refuse_unrecorded, require_root};
 use crate::cgroups::{Tight, find_tight};
 use crate::client;
 use crate::daemon_client::{Daemon, device_path, understand};
@@ -104,10 +103,11 @@ pub fn run(args: &Args) -> Result<u8> {
 fn on(args: &OnArgs) -> Result<u8> {
     require_root()?;
     let dir = args.runtime.path()?;
-    if mounts_of(&dir)?.iter().any(MountInfo::is_dead) {
+    if let Some(left) = left_by_dead(&dir)? {
         return Err(Failure::Line(format!(
-            "a daemon in '{}' died and left its swap area or its mount: `uzram swap off` clears them",
-            dir.display()
+            "a daemon in '{}' died and left {}: `uzram swap off` clears it",
+            dir.display(),
+            left.describe()
         )));
     }
     if args.foreground {
@@ -184,20 +184,19 @@ fn off(args: &OffArgs) -> Result<()> {
         Ok(about) => about,
         Err(failure) => return off_without_daemon(&daemon.dir, failure),
     };
-    let files = files_of(&daemon)?;
-    let areas = areas(&files)?;
+    let areas = areas(&daemon)?;
     if areas.is_empty() && !about.ends_with_swap {
         return Err(Failure::Line(format!(
             "the daemon in '{}' has no active swap area",
             daemon.dir.display()
         )));
     }
-    for (device, name, area) in areas {
-        switch_off(&area.path, &name, &daemon)?;
-        device.detach().context(|| format!("cannot detach {name}"))?;
+    for (AttachedDevice { name, attachment }, _) in areas {
+        switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
+        attachment.detach().context(|| format!("cannot detach {name}"))?;
     }
     if about.ends_with_swap {
-        client::end(&daemon)?;
+        client::end(&daemon, false)?;
         // It ended well: nobody will want to know what it said.
         let _ = fs::remove_file(daemon.dir.join(LOG_FILE));
     }
@@ -205,36 +204,42 @@ fn off(args: &OffArgs) -> Result<()> {
 }
 
 /// Clears what a dead daemon has left, if it has left anything.
-fn off_without_daemon(dir: &Path, failure: Failure) -> Result<()> {
-    if mounts_of(dir)?.iter().all(|mount| !mount.is_dead()) {
-        return Err(failure);
+fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
+    match left_by_dead(dir)? {
+        Some(_) => print(&clear(dir)?.concat()),
+        None => {
+            refuse_unrecorded(dir)?;
+            Err(failure)
+        }
     }
-    print(&clear(dir)?.concat())
 }
 
 /// The active swap areas among a daemon's devices.
-fn areas(files: &FilesJson) -> Result<Vec<(LoopDevice, String, ActiveArea)>> {
-    let active = swap_area::active().context(|| "cannot read /proc/swaps".to_owned())?;
-    let with_area = |(device, name): (LoopDevice, String)| {
-        let area = active.iter().find(|area| area.path == device.path())?;
-        Some((device, name, area.clone()))
-    };
-    Ok(attached_to(files)?.into_iter().filter_map(with_area).collect())
+fn areas(daemon: &Daemon) -> Result<Vec<(AttachedDevice, ActiveArea)>> {
+    let mut areas = Vec::new();
+    for device in attached(daemon)? {
+        let area = device.attachment.swap_area().context(|| "cannot read /proc/swaps".to_owned())?;
+        areas.extend(area.map(|area| (device, area)));
+    }
+    Ok(areas)
 }
 
-/// Switches the swap area on a daemon's device off, unless memory would not suffice.
+/// Switches a swap area off, of whose contents the daemon keeps `kept_bytes` in memory, unless memory would not suffice.
 ///
 /// # Errors
 /// It would not: with the numbers; or the kernel could not.
-pub fn switch_off(device: &Path, name: &str, daemon: &Daemon) -> Result<()> {
-    let active = swap_area::active().context(|| "cannot read /proc/swaps".to_owned())?;
-    let Some(area) = active.iter().find(|area| area.path == device) else { return Ok(()) };
+pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
+    let failed = || "cannot read /proc/swaps".to_owned();
+    // Held, so that it stays what it is.
+    let Some(held) = attachment.hold()? else { return Ok(()) };
+    let Some(area) = attachment.swap_area().context(failed)? else { return Ok(()) };
+    let active = swap_area::active().context(failed)?;
     let others = active.iter().filter(|other| other.path != area.path);
     let elsewhere_bytes: u64 = others.map(|other| other.size_bytes.saturating_sub(other.used_bytes)).sum();
     let available_bytes = available_bytes()?;
     // What the daemon keeps goes as it comes back.
-    let kept_bytes = kept_bytes(name, daemon)?;
-    let shown = device.display();
+    let path = attachment.path();
+    let shown = path.display();
     if area.used_bytes > available_bytes + elsewhere_bytes + kept_bytes {
         return Err(Failure::Line(format!(
             "swap on {shown} stays on: {} would come back, and there is room for {} ({} available, {} kept by the daemon \
@@ -255,7 +260,7 @@ pub fn switch_off(device: &Path, name: &str, daemon: &Daemon) -> Result<()> {
             format_size(room_bytes),
         )));
     }
-    swap_area::switch_off(device).map_err(|error| match Errno::from_io_error(&error) {
+    swap_area::switch_off(&held.path()).map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::NOMEM) => Failure::Line(format!(
             "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
         )),
@@ -277,12 +282,6 @@ fn available_bytes() -> Result<u64> {
         .ok_or_else(|| Failure::line("/proc/meminfo does not say what is available"))
 }
 
-/// The memory of a device's contents.
-fn kept_bytes(name: &str, daemon: &Daemon) -> Result<u64> {
-    let stats = stats(name, daemon)?;
-    Ok(stats.mem_charged_bytes.saturating_sub(stats.reserve_free_bytes))
-}
-
 fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {
     let answer = daemon.ask("GET", &device_path(name), None)?;
     understand(answer["stats"].clone())
@@ -293,24 +292,20 @@ fn status(args: &StatusArgs) -> Result<()> {
     let about = match daemon.about() {
         Ok(about) => about,
         Err(failure) => {
-            if mounts_of(&daemon.dir)?.iter().any(|mount| mount.is_dead()) {
-                return Err(Failure::Line(format!(
-                    "the daemon in '{}' is dead: what was swapped out is lost (`uzram swap off` clears it)",
-                    daemon.dir.display()
-                )));
-            }
-            return Err(failure);
+            let Some(left) = left_by_dead(&daemon.dir)? else { return Err(failure) };
+            return Err(Failure::Line(format!(
+                "the daemon in '{}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears it)",
+                daemon.dir.display(),
+                left.describe()
+            )));
         }
     };
-    let areas = match &about.files {
-        Some(files) => areas(files)?,
-        None => Vec::new(),
-    };
+    let areas = areas(&daemon)?;
     if areas.is_empty() {
         return print("no active swap area\n");
     }
     let mut text = String::new();
-    for (_, name, area) in areas {
+    for (AttachedDevice { name, .. }, area) in areas {
         text += &area_text(&name, &area, &stats(&name, &daemon)?);
     }
     let done = |measure: &MeasureJson| match &measure.refused {

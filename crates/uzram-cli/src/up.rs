@@ -16,7 +16,8 @@ use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 use uzram::base::units::format_size;
 use uzram::device::Device;
 use uzram::slab;
-use uzram_serve::control::{self, About, Api, FilesJson, StatsJson};
+use uzram_serve::control::{self, About, Api, Ending, FilesJson, StatsJson};
+use uzram_serve::record::{MountRecord, Recorder};
 use uzram_serve::{Exports, fuse, nbd};
 
 use crate::attach::require_root;
@@ -30,7 +31,7 @@ use crate::listen_args::ListenArgs;
 use crate::live::{self, LiveLine, LogLevel};
 use crate::machine_memory;
 use crate::notify;
-use crate::plan::{Attached, DevicePlan, FilesArgs, Plan};
+use crate::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
 use crate::protect::{check_cgroup, protect, touch_heap};
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
 use crate::swap::READY;
@@ -48,13 +49,15 @@ use crate::swap::READY;
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
 pub struct Args {
     /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example)
-    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "attach", "exec"])]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
     name: String,
     #[command(flatten)]
     device: DeviceArgs,
+    #[command(flatten)]
+    export: ExportArgs,
     #[command(flatten)]
     listen: ListenArgs,
     /// Show each device as a file, DIR/NAME/disk, and its attributes beside it; needs FUSE
@@ -105,7 +108,12 @@ impl Args {
     /// The device that options describe.
     fn device_plan(&self) -> Result<DevicePlan> {
         let attached = if self.attach { Attached::Block } else { Attached::No };
-        Ok(DevicePlan { name: self.name.clone(), settings: self.device.settings()?, attached })
+        Ok(DevicePlan {
+            name: self.name.clone(),
+            settings: self.device.settings()?,
+            attached,
+            export: self.export,
+        })
     }
 }
 
@@ -120,7 +128,7 @@ pub enum Event {
         from_terminal: bool,
     },
     /// A control client asks the daemon to end.
-    Shutdown,
+    Shutdown(Ending),
     /// The command of `--exec` has ended.
     CommandEnded,
 }
@@ -164,6 +172,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
         require_root()?;
     }
     let mut dir = RuntimeDir::claim(plan.runtime_dir.clone())?;
+    let recorder = Arc::new(Recorder::start(&plan.runtime_dir)?);
     // It costs only slow paths, and a little; without it `uzram slabinfo --stats` had little to show.
     slab::set_counting(true);
     slab::set_timing(plan.slab_timing);
@@ -172,15 +181,24 @@ pub fn serve(plan: Plan) -> Result<u8> {
         check_cgroup(&devices, &machine_memory::read()?)?;
     }
 
-    let exports = Exports::new(devices.clone());
+    let policies = plan.devices.iter().map(DevicePlan::export_policy);
+    let exports = Exports::with_policies(devices.iter().cloned().zip(policies));
     let server =
         nbd::Server::bind(plan.nbd.clone(), exports.clone()).context(|| "cannot serve NBD".to_owned())?;
     let endpoints = server.endpoints();
-    let uris = move |name: &str| endpoints.iter().map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>();
+    let exported = exports.clone();
+    // Of what is not exported now there are none.
+    let uris = move |name: &str| {
+        let is_exported = exported.exported().iter().any(|other| other == name);
+        endpoints.iter().filter(|_| is_exported).map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>()
+    };
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let mount = mount_dir
         .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), plan.files))
         .transpose()?;
+    if let Some(mount) = &mount {
+        recorder.set_mount(MountRecord { dir: mount.dir().to_owned(), identity: mount.identity() })?;
+    }
     let about = About {
         pid: std::process::id(),
         files: mount.as_ref().map(FilesJson::from),
@@ -190,15 +208,15 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let on_shutdown = sender.clone();
     let _control = control::Server::start(
         dir.bind(CONTROL_SOCKET)?,
-        Api::new(exports.clone(), Box::new(uris.clone()), about.clone()),
+        Api::new(exports.clone(), Box::new(uris.clone()), about.clone()).with_recorder(Arc::clone(&recorder)),
         control::Limits::default(),
-        move || {
+        move |ending| {
             // A failure to send means that the daemon is ending already.
-            let _ = on_shutdown.send(Event::Shutdown);
+            let _ = on_shutdown.send(Event::Shutdown(ending));
         },
     )
     .context(|| "cannot serve the control API".to_owned())?;
-    let mut attachments = Attachments::new(&plan.runtime_dir, about.files.clone());
+    let mut attachments = Attachments::new(&plan.runtime_dir, exports.clone(), Arc::clone(&recorder));
     let swapped_to = devices.iter().zip(&plan.devices).filter(|(_, plan)| plan.is_swap());
     let _fresh_counts = if plan.swaps() {
         let devices = swapped_to.map(|(device, _)| Arc::clone(device)).collect();
@@ -231,14 +249,15 @@ pub fn serve(plan: Plan) -> Result<u8> {
             // Standard output belongs to the command.
             live::note(&text);
             let status = exec::run(command, &address, device, &sender, &events);
-            attachments.detach_soon()?;
+            let_go(Ending::WhenFree, &events, &mut attachments);
             status
         }
         _ => {
             // Serving is the point; whether anyone reads where is not.
             let _ = print(&text);
             notify::ready(&format!("serving {} devices", devices.len()));
-            wait(&exports, &events, &mut attachments);
+            let ending = wait_for_event(&exports, &events);
+            let_go(ending, &events, &mut attachments);
             Ok(0)
         }
     };
@@ -297,8 +316,8 @@ fn device_facts(plan: &DevicePlan, device: &Device) -> String {
 
 /// What devices have become.
 fn attached_facts(attachments: &Attachments) -> String {
-    facts_text(attachments.all().map(|(name, kind, path)| {
-        let what = if matches!(kind, Attached::Swap(_)) { READY } else { "attached" };
+    facts_text(attachments.all().map(|(name, is_swap, path)| {
+        let what = if is_swap { READY } else { "attached" };
         (what, Some(format!("{} ({name})", path.display())))
     }))
 }
@@ -307,33 +326,30 @@ fn facts_text(facts: impl Iterator<Item = (&'static str, Option<String>)>) -> St
     facts.filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
 }
 
-/// Waits until someone wants the daemon to end, and what is attached is free.
-fn wait(exports: &Exports, events: &Receiver<Event>, attachments: &mut Attachments) {
-    wait_for_event(exports, events);
-    let mut asked = false;
+/// Detaches what is attached, and waits until nobody uses a device's file: what a device holds would be lost. Forced, it
+/// waits for swap areas alone, as programs would be.
+fn let_go(mut ending: Ending, events: &Receiver<Event>, attachments: &mut Attachments) {
     loop {
         notify::status("detaching what is attached");
         let Err(Failure::Line(why)) = attachments.detach() else { break };
         let has_swap = attachments.have_swap();
-        if has_swap {
-            // What runs now may end, and make room.
-            tracing::error!("not ending yet: {why} (tried again every {} s)", RETRY.as_secs());
-            notify::status(&format!("not ending yet: {why}"));
-            let _ = events.recv_timeout(RETRY);
-        } else if asked {
-            tracing::warn!("{why}; ending all the same, as asked twice");
+        if ending == Ending::Forced && !has_swap {
+            tracing::warn!("{why}; ending all the same, as forced to");
             break;
-        } else {
-            tracing::error!("not ending: {why} (asked again, it ends all the same)");
-            asked = true;
-            wait_for_event(exports, events);
+        }
+        // What runs now may end, and make room.
+        let force = if has_swap { "" } else { "; `uzram down --force` ends it all the same" };
+        tracing::error!("not ending yet: {why} (tried again every {} s{force})", RETRY.as_secs());
+        notify::status(&format!("not ending yet: {why}"));
+        if let Ok(Event::Shutdown(Ending::Forced)) = events.recv_timeout(RETRY) {
+            ending = Ending::Forced;
         }
     }
     notify::stopping("giving memory back");
 }
 
 /// Waits until someone wants the daemon to end, with a live line in a terminal.
-fn wait_for_event(exports: &Exports, events: &Receiver<Event>) {
+fn wait_for_event(exports: &Exports, events: &Receiver<Event>) -> Ending {
     let stats = || exports.devices().iter().map(|device| StatsJson::from(device.stats())).sum();
     let mut live = LiveLine::new(stats());
     let event = loop {
@@ -351,6 +367,10 @@ fn wait_for_event(exports: &Exports, events: &Receiver<Event>) {
     match event {
         Some(Event::Signal { signal, .. }) => tracing::info!(?signal, "ending"),
         _ => tracing::info!("ending, as a control client asks"),
+    }
+    match event {
+        Some(Event::Shutdown(ending)) => ending,
+        _ => Ending::WhenFree,
     }
 }
 

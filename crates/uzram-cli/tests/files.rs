@@ -269,17 +269,36 @@ fn a_commands_block_device_goes_with_it() {
     let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
     assert_eq!(ended.ok(), "hello\n");
     place.assert_clean();
-    // What a command leaves mounted is named, and its contents go.
-    let command = format!("mkfs.ext4 -q $device && mount $device {}", dir.display());
-    let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", &command]);
-    assert_eq!(ended.status.code(), Some(1), "{}", ended.stderr);
-    assert!(ended.stderr.contains("is mounted on"), "{}", ended.stderr);
-    let said = place.place.run(&["detach", "--force"]).ok();
-    assert!(
-        said.contains(&format!("unmounted {}", dir.display())) && said.contains("freed /dev/loop"),
-        "{said}"
-    );
-    place.assert_clean();
+}
+
+/// What a command leaves mounted keeps the daemon, until it is unmounted or the daemon is forced to end.
+#[test]
+fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
+    if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
+        return;
+    }
+    for force in [false, true] {
+        let place = BlockPlace::new();
+        let dir = place.mount_point("fs");
+        let command = format!("mkfs.ext4 -q $device && mount $device {}; exit 7", dir.display());
+        let up = place.place.start(&["up", "--size", "64M", "--attach", "--exec", &command]);
+        wait_until("it says why it goes on", || up.said().contains("is mounted on"));
+        assert!(up.said().contains("uzram down --force"), "{}", up.said());
+        up.signal(Signal::TERM);
+        up.signal(Signal::TERM);
+        fs::write(dir.join("a"), "something").unwrap();
+        let down = place.place.run(&["down"]);
+        assert!(down.complaint(1).contains("zram0 is in use"), "{}", down.stderr);
+        if force {
+            let said = place.place.run(&["down", "--force"]).ok();
+            assert!(said.contains(&format!("unmounted {}", dir.display())), "{said}");
+            assert!(said.contains("freed /dev/loop"), "{said}");
+        } else {
+            succeed(&place.place, "umount", &[arg(&dir)]);
+        }
+        assert_eq!(up.ended().0.code(), Some(7));
+        place.assert_clean();
+    }
 }
 
 #[test]

@@ -217,9 +217,8 @@ impl Exports {
     /// `Busy` when an NBD client forbids it, or the device is uninitialised; `NotFound` when it is not offered any more.
     pub fn open_file(&self, device: &Arc<Device>, writes: bool) -> Result<OpenFile> {
         let found = self.read().iter().find(|entry| Arc::ptr_eq(&entry.device, device)).cloned();
-        let entry = found.ok_or_else(|| {
-            Error::new(ErrorKind::NotFound, format!("'{}' was removed", device.name()))
-        })?;
+        let entry = found
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("'{}' was removed", device.name())))?;
         let mut users = entry.users();
         if let Some(why) = entry.writing_obstacle(&users).filter(|_| writes) {
             let what = format!("'{}' cannot be opened for writing: {why}", device.name());
@@ -235,7 +234,11 @@ impl Exports {
     /// How many use a device; nobody, if it is not offered.
     pub fn users(&self, name: &str) -> Users {
         let devices = self.read();
-        devices.iter().find(|entry| entry.device.name() == name).map(|entry| *entry.users()).unwrap_or_default()
+        devices
+            .iter()
+            .find(|entry| entry.device.name() == name)
+            .map(|entry| *entry.users())
+            .unwrap_or_default()
     }
 
     /// The device of a name.
@@ -475,7 +478,9 @@ mod tests {
                 match random(4) {
                     0 => clients.extend(connect(&exports)),
                     1 => files.extend(exports.open_file(&device, true).ok()),
-                    2 if !clients.is_empty() => drop(clients.swap_remove(random(clients.len() as u64) as usize)),
+                    2 if !clients.is_empty() => {
+                        drop(clients.swap_remove(random(clients.len() as u64) as usize))
+                    }
                     3 if !files.is_empty() => drop(files.swap_remove(random(files.len() as u64) as usize)),
                     _ => {}
                 }

@@ -6,6 +6,7 @@ pub mod fuse;
 pub mod loop_device;
 pub mod mounts;
 pub mod nbd;
+pub mod record;
 pub mod swap_area;
 mod waiters;
 

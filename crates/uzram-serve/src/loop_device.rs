@@ -1,70 +1,93 @@
 //! Loop devices: files as block devices, loop(4).
 //!
-//! What is attached to what is the kernel's knowledge alone: nothing about it is kept here.
+//! An attachment of a file to a loop device is known by the device's number and its disk sequence number (`diskseq`,
+//! Linux 5.15), which grows whenever a loop device gets another file and is never used again until the next boot. Both
+//! are recorded when the file is attached. What the kernel says of the file is not asked: `LOOP_GET_STATUS64` asks the
+//! file system that the file lies in, which may hang, and its path is the same for two containers, another one once a
+//! directory above it was renamed, and none when it was unmounted.
+//!
+//! Who holds a device open keeps it as it is: it can be detached meanwhile, but gets no other file. So whatever is done
+//! to an attachment is done with its device held ([`LoopAttachment::hold`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use linux_raw_sys::loop_device as sys;
+use linux_raw_sys::{ioctl as opcodes, loop_device as sys};
+use rustix::fs::{major, makedev, minor};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use uzram::base::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
-use crate::{mounts, swap_area};
+use crate::mounts::{self, MountInfo};
+use crate::swap_area::{self, ActiveArea};
 
 /// Devices that are tried when others are faster to take those that are free.
 const MAX_TRIES: usize = 64;
 /// How long a device may take to let go of its file.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// `LOOP_MAJOR`, `<linux/major.h>`.
+const LOOP_MAJOR: u32 = 7;
 
 /// What a queue is told (`Documentation/ABI/stable/sysfs-block`): not to hold writes back so that reads of a slow disk
 /// need not wait for them; and that what was written needs no flush, as there is nothing to flush it from.
 const TUNING: [(&str, &str); 2] = [("wbt_lat_usec", "0"), ("write_cache", "write through")];
 
-/// `/dev/loopN`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LoopDevice {
-    number: u32,
+/// A file that is attached to a loop device, whatever the file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct LoopAttachment {
+    /// The device is `/dev/loopNUMBER`.
+    pub number: u32,
+    /// Which of all attachments that this device ever had.
+    pub diskseq: u64,
 }
 
 /// For what a device is in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Use {
     /// A file system of it is mounted here.
-    Mounted(PathBuf),
+    Mounted(MountInfo),
     /// It is an active swap area.
     Swap,
-    /// Something else has claimed it: another device, say.
+    /// Something else has claimed it: another device, or a mount of a container's.
     Claimed,
 }
 
 impl std::fmt::Display for Use {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Use::Mounted(dir) => write!(f, "mounted on '{}'", dir.display()),
+            Use::Mounted(mount) => write!(f, "mounted on '{}'", mount.dir.display()),
             Use::Swap => f.write_str("swapped to"),
             Use::Claimed => f.write_str("used by something else"),
         }
     }
 }
 
-impl LoopDevice {
-    /// The device's file.
-    pub fn path(self) -> PathBuf {
-        PathBuf::from(format!("/dev/loop{}", self.number))
-    }
+/// A loop device's file.
+fn device_path(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/loop{number}"))
+}
 
-    /// Makes a free loop device show `file`, with direct I/O and blocks of 4096 bytes.
+/// What the kernel says of a loop device.
+fn fact(number: u32, name: &str) -> Option<Vec<u8>> {
+    let text = std::fs::read(format!("/sys/block/loop{number}/{name}")).ok()?;
+    Some(text.strip_suffix(b"\n").unwrap_or(&text).to_vec())
+}
+
+impl LoopAttachment {
+    /// Attaches `file`, which is open for reading and writing, to a free loop device, with direct I/O and blocks of
+    /// 4096 bytes.
     ///
     /// # Errors
-    /// `Permission`; `Unsupported` when the kernel has no loop devices, or none with direct I/O on that file; `Io`.
-    pub fn attach(file: &Path) -> Result<LoopDevice> {
+    /// `Permission`; `Unsupported` when the kernel has no loop devices, or none with direct I/O on that file, or does
+    /// not number their attachments; `Io`.
+    pub fn attach(file: &OwnedFd) -> Result<LoopAttachment> {
         let control = open(Path::new("/dev/loop-control"), 0).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::new(
                 ErrorKind::Unsupported,
@@ -72,166 +95,244 @@ impl LoopDevice {
             ),
             _ => refused("cannot open /dev/loop-control", &error),
         })?;
-        let backing = open(file, libc::O_DIRECT)
-            .map_err(|error| refused(&format!("cannot open '{}'", file.display()), &error))?;
         for _ in 0..MAX_TRIES {
             // SAFETY: the request takes no argument.
             let number = unsafe { libc::ioctl(control.as_raw_fd(), sys::LOOP_CTL_GET_FREE.into()) };
             let number = u32::try_from(number)
                 .map_err(|_| refused("no loop device is free", &io::Error::last_os_error()))?;
-            let device = LoopDevice { number };
-            match device.configure(&backing) {
-                Ok(()) => {
-                    device.tune();
-                    return device.checked();
-                }
+            let path = device_path(number);
+            let failed = |error: &io::Error| refused(&format!("cannot set up {}", path.display()), error);
+            let device = open(&path, 0).map_err(|error| failed(&error))?;
+            match configure(&device, file) {
+                Ok(()) => return LoopAttachment::checked(number, &device),
                 // Somebody else was faster.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
-                Err(error) => {
-                    return Err(refused(&format!("cannot set up {}", device.path().display()), &error));
-                }
+                Err(error) => return Err(failed(&error)),
             }
         }
         Err(Error::new(ErrorKind::Busy, "others take all free loop devices"))
     }
 
-    fn configure(self, backing: &OwnedFd) -> io::Result<()> {
-        let device = open(&self.path(), 0)?;
-        // SAFETY: a structure of integers alone, for which zeros mean the defaults.
-        let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
-        config.fd = backing.as_raw_fd() as u32;
-        config.block_size = PAGE_SIZE as u32;
-        config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
-        // SAFETY: the request takes such a structure, which lives through the call.
-        match unsafe { libc::ioctl(device.as_raw_fd(), sys::LOOP_CONFIGURE.into(), &raw const config) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+    /// The attachment that `device` was just given, if it reads and writes without the page cache, which would hold
+    /// everything twice, and need memory to free memory.
+    fn checked(number: u32, device: &OwnedFd) -> Result<LoopAttachment> {
+        let is_direct = fact(number, "loop/dio").as_deref() == Some(b"1");
+        let diskseq = diskseq(device);
+        if let (true, Ok(diskseq)) = (is_direct, &diskseq) {
+            tune(number);
+            return Ok(LoopAttachment { number, diskseq: *diskseq });
         }
-    }
-
-    /// This device, if it reads and writes without the page cache, which would hold everything twice, and need
-    /// memory to free memory.
-    fn checked(self) -> Result<LoopDevice> {
-        if self.fact("loop/dio").as_deref() == Some(b"1") {
-            return Ok(self);
-        }
-        // It is ours and nobody has heard of it.
-        let _ = self.detach();
-        let what = "this kernel's loop devices have no direct I/O on FUSE files (Linux 4.10 has it)";
+        // It is ours, as it is held open, and nobody has heard of it.
+        let _ = clear(device);
+        let what = if diskseq.is_err() {
+            "this kernel does not number the attachments of its loop devices (Linux 5.15 does)"
+        } else {
+            "this kernel's loop devices have no direct I/O on FUSE files (Linux 4.10 has it)"
+        };
         Err(Error::new(ErrorKind::Unsupported, what))
     }
 
-    /// Spares the device what is meant for disks that are slow. Kernels that do not know it have nothing to be spared.
-    fn tune(self) {
-        for (setting, value) in TUNING {
-            let _ = std::fs::write(format!("/sys/block/loop{}/queue/{setting}", self.number), value);
-        }
+    /// The device's file, as long as this is attached.
+    pub fn path(self) -> PathBuf {
+        device_path(self.number)
     }
 
-    /// What the kernel says of the device.
-    fn fact(self, name: &str) -> Option<Vec<u8>> {
-        let text = std::fs::read(format!("/sys/block/loop{}/{name}", self.number)).ok()?;
-        Some(text.strip_suffix(b"\n").unwrap_or(&text).to_vec())
+    /// Whether it is still attached.
+    pub fn is_current(self) -> bool {
+        let diskseq = fact(self.number, "diskseq").and_then(|text| str::from_utf8(&text).ok()?.parse().ok());
+        diskseq == Some(self.diskseq) && fact(self.number, "loop/backing_file").is_some()
     }
 
-    /// The file it shows, if it shows one, by the name that it had.
-    pub fn backing_file(self) -> Option<PathBuf> {
-        let mut path = self.fact("loop/backing_file")?;
-        // What the kernel adds when a name is gone, as those of dead mounts can be.
-        if let Some(before) = path.strip_suffix(b" (deleted)") {
-            path.truncate(before.len());
-        }
-        Some(PathBuf::from(std::ffi::OsString::from_vec(path)))
-    }
-
-    /// All that show a file for which `wanted` holds.
+    /// Holds the device open, if this is still attached to it: it gets no other file meanwhile.
     ///
     /// # Errors
-    /// `Io` when the kernel's list cannot be read.
-    pub fn all(wanted: impl Fn(&Path) -> bool) -> Result<Vec<LoopDevice>> {
-        let failed = |error: io::Error| Error::new(ErrorKind::Io, format!("cannot list /sys/block: {error}"));
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir("/sys/block").map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let number = name.as_bytes().strip_prefix(b"loop").and_then(|number| str::from_utf8(number).ok());
-            let Some(number) = number.and_then(|number| number.parse().ok()) else { continue };
-            let device = LoopDevice { number };
-            if device.backing_file().is_some_and(|file| wanted(&file)) {
-                found.push(device);
+    /// `Permission`, `Io`.
+    pub fn hold(self) -> Result<Option<HeldDevice>> {
+        let failed = |error: &io::Error| refused(&format!("cannot open {}", self.path().display()), error);
+        let device = match open(&self.path(), 0) {
+            // It was removed.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)) => {
+                return Ok(None);
             }
-        }
-        found.sort_unstable();
-        Ok(found)
+            device => device.map_err(|error| failed(&error))?,
+        };
+        let is_loop = rustix::fs::fstat(&device).is_ok_and(|stat| stat.st_rdev == self.device_number());
+        let seen = diskseq(&device).map_err(|error| failed(&error))?;
+        Ok((is_loop && seen == self.diskseq && self.is_current())
+            .then_some(HeldDevice { attachment: self, device }))
     }
 
-    /// Those that show `file`.
+    /// For what the device is in use, if it is, and this still attached to it.
     ///
     /// # Errors
-    /// As [`LoopDevice::all`].
-    pub fn on(file: &Path) -> Result<Vec<LoopDevice>> {
-        LoopDevice::all(|other| other == file)
-    }
-
-    /// For what it is in use, if it is.
-    ///
-    /// # Errors
-    /// `Io` when the kernel's lists cannot be read, `Permission`.
+    /// As [`LoopAttachment::hold`]; the kernel's lists cannot be read.
     pub fn in_use(self) -> Result<Option<Use>> {
-        let path = self.path();
-        let failed =
-            |error: io::Error| Error::new(ErrorKind::Io, format!("cannot read what is in use: {error}"));
-        if let Some(mount) = mounts::all().map_err(failed)?.into_iter().find(|mount| mount.source == path) {
-            return Ok(Some(Use::Mounted(mount.dir)));
-        }
-        if swap_area::active().map_err(failed)?.iter().any(|area| area.path == path) {
-            return Ok(Some(Use::Swap));
-        }
-        match open(&path, libc::O_EXCL) {
-            Ok(_) => Ok(None),
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(Some(Use::Claimed)),
-            Err(error) => Err(refused(&format!("cannot open {}", path.display()), &error)),
-        }
+        self.hold()?.map_or(Ok(None), |held| held.in_use())
     }
 
-    /// Lets go of its file, and waits until that has happened.
+    /// The swap area on it, if it is an active one.
+    ///
+    /// # Errors
+    /// The kernel's list cannot be read.
+    pub fn swap_area(self) -> io::Result<Option<ActiveArea>> {
+        if !self.is_current() {
+            return Ok(None);
+        }
+        Ok(swap_area::active()?.into_iter().find(|area| self.is_device(&area.path)))
+    }
+
+    /// Whether the kernel means this device by a path in its lists, which may be one in another mount namespace.
+    fn is_device(self, path: &Path) -> bool {
+        path == self.path() || std::fs::metadata(path).is_ok_and(|file| file.rdev() == self.device_number())
+    }
+
+    fn device_number(self) -> u64 {
+        makedev(LOOP_MAJOR, self.number)
+    }
+
+    /// Whether a mount is of a file system on this device. Some have no device number of their own: of these the source
+    /// is looked at, which root alone may choose for a file system that needs a device.
+    fn is_mounted_as(self, mount: &MountInfo) -> bool {
+        let (major, minor) = (major(self.device_number()), minor(self.device_number()));
+        mount.device == (major, minor) || self.is_device(&mount.source) && needs_device(&mount.file_system)
+    }
+
+    /// Detaches it, and waits until that has happened; at once when it is not attached any more.
     ///
     /// # Errors
     /// `Busy` while it is in use; `Io`, `Permission`.
     pub fn detach(self) -> Result<()> {
         let path = self.path();
-        let Some(file) = self.backing_file() else { return Ok(()) };
         let busy = |by: &str| Error::new(ErrorKind::Busy, format!("{} is {by}", path.display()));
-        if let Some(by) = self.in_use()? {
-            return Err(busy(&by.to_string()));
-        }
-        // Who has it for himself: nobody else begins to use it until it is free.
-        let device = match open(&path, libc::O_EXCL) {
-            Ok(device) => device,
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
-                return Err(busy("used by something else"));
-            }
-            Err(error) => return Err(refused(&format!("cannot open {}", path.display()), &error)),
-        };
-        if self.backing_file().as_ref() != Some(&file) {
-            return Ok(());
-        }
-        // SAFETY: the request takes no argument.
-        if unsafe { libc::ioctl(device.as_raw_fd(), sys::LOOP_CLR_FD.into()) } != 0 {
-            let error = io::Error::last_os_error();
-            if error.raw_os_error() != Some(libc::ENXIO) {
-                return Err(refused(&format!("cannot free {}", path.display()), &error));
-            }
-        }
-        drop(device);
+        let Some(held) = self.hold()? else { return Ok(()) };
+        let claimed = held.claim()?.map_err(|by| busy(&by.to_string()))?;
+        clear(&claimed).map_err(|error| refused(&format!("cannot free {}", path.display()), &error))?;
+        drop((held, claimed));
         let deadline = Instant::now() + PATIENCE;
         // Others may have it open for a moment: who looks for file systems on new devices, say.
-        while self.backing_file().as_ref() == Some(&file) {
+        while self.is_current() {
             if Instant::now() >= deadline {
                 return Err(busy("still open somewhere: it is freed when it is closed"));
             }
             thread::sleep(Duration::from_millis(5));
         }
         Ok(())
+    }
+}
+
+/// A loop device that is held open, so that it stays what it is.
+pub struct HeldDevice {
+    attachment: LoopAttachment,
+    device: OwnedFd,
+}
+
+impl HeldDevice {
+    /// The attachment.
+    pub fn attachment(&self) -> LoopAttachment {
+        self.attachment
+    }
+
+    /// A path to the device as it is held.
+    pub fn path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.device.as_raw_fd()))
+    }
+
+    /// The device's size.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn size_bytes(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(&self.device, rustix::fs::SeekFrom::End(0))?)
+    }
+
+    /// For what it is in use, if it is.
+    ///
+    /// # Errors
+    /// The kernel's lists cannot be read, or the device not be opened.
+    pub fn in_use(&self) -> Result<Option<Use>> {
+        self.claim().map(std::result::Result::err)
+    }
+
+    /// Claims the device: nobody else begins to use it while the answer is open. If it is in use, says for what. This is
+    /// what "in use" means: the kernel's lists only say by whom, as far as they do.
+    fn claim(&self) -> Result<std::result::Result<OwnedFd, Use>> {
+        match open(&self.path(), libc::O_EXCL) {
+            Ok(claimed) => Ok(Ok(claimed)),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => self.user().map(Err),
+            Err(error) => Err(refused(&format!("cannot open {}", self.attachment.path().display()), &error)),
+        }
+    }
+
+    /// What it is that has claimed the device.
+    fn user(&self) -> Result<Use> {
+        let failed =
+            |error: io::Error| Error::new(ErrorKind::Io, format!("cannot read what is in use: {error}"));
+        if self.attachment.swap_area().map_err(failed)?.is_some() {
+            return Ok(Use::Swap);
+        }
+        let mounts = mounts::all().map_err(failed)?;
+        let mount = mounts.into_iter().rev().find(|mount| self.attachment.is_mounted_as(mount));
+        Ok(mount.map_or(Use::Claimed, Use::Mounted))
+    }
+}
+
+/// Loop devices, attached to anything, whose file had a name for which `wanted` holds. For messages: a name proves
+/// nothing.
+pub fn named(wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
+    let number = |name: &[u8]| str::from_utf8(name.strip_prefix(b"loop")?).ok()?.parse().ok();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| number(entry.file_name().as_bytes())).collect();
+    numbers.sort_unstable();
+    let is_wanted = |number: &u32| {
+        let Some(name) = fact(*number, "loop/backing_file") else { return false };
+        // What the kernel adds when a name is gone, as those of dead mounts can be.
+        let name = name.strip_suffix(b" (deleted)").unwrap_or(&name);
+        wanted(Path::new(std::ffi::OsStr::from_bytes(name)))
+    };
+    numbers.into_iter().filter(is_wanted).map(device_path).collect()
+}
+
+/// Whether a type of file systems is mounted from block devices only.
+fn needs_device(file_system: &str) -> bool {
+    let Ok(known) = std::fs::read_to_string("/proc/filesystems") else { return false };
+    known.lines().any(|line| line.strip_prefix('\t') == Some(file_system))
+}
+
+fn configure(device: &OwnedFd, file: &OwnedFd) -> io::Result<()> {
+    // SAFETY: a structure of integers alone, for which zeros mean the defaults.
+    let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
+    config.fd = file.as_raw_fd() as u32;
+    config.block_size = PAGE_SIZE as u32;
+    config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
+    // SAFETY: the request takes such a structure, which lives through the call.
+    match unsafe { libc::ioctl(device.as_raw_fd(), sys::LOOP_CONFIGURE.into(), &raw const config) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Detaches what `device` is attached to.
+fn clear(device: &OwnedFd) -> io::Result<()> {
+    // SAFETY: the request takes no argument.
+    if unsafe { libc::ioctl(device.as_raw_fd(), sys::LOOP_CLR_FD.into()) } == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENXIO) { Ok(()) } else { Err(error) }
+}
+
+/// Which of all its attachments a device has now.
+fn diskseq(device: &OwnedFd) -> io::Result<u64> {
+    const BLKGETDISKSEQ: rustix::ioctl::Opcode = opcodes::BLKGETDISKSEQ;
+    // SAFETY: BLKGETDISKSEQ writes a u64.
+    let asked = unsafe { rustix::ioctl::ioctl(device, rustix::ioctl::Getter::<BLKGETDISKSEQ, u64>::new()) };
+    Ok(asked?)
+}
+
+/// Spares a device what is meant for disks that are slow. Kernels that do not know it have nothing to be spared.
+fn tune(number: u32) {
+    for (setting, value) in TUNING {
+        let _ = std::fs::write(format!("/sys/block/loop{number}/queue/{setting}"), value);
     }
 }
 

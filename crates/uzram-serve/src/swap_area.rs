@@ -3,10 +3,10 @@
 //! The header is what mkswap(8) writes, by the kernel's `union swap_header` (include/linux/swap.h): at byte 1024
 //! the version 1, the last page, the number of bad pages, a UUID and a label; the magic `SWAPSPACE2` ends the page.
 
-use std::ffi::{CString, OsString};
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Where the header's fields begin; what is before is for boot loaders.
@@ -129,7 +129,7 @@ fn parse_line(line: &[u8]) -> Option<ActiveArea> {
     let mut kib = || u64::try_from(numbers.next()??).ok()?.checked_mul(1024);
     let (size_bytes, used_bytes) = (kib()?, kib()?);
     let priority = i32::try_from(numbers.next()??).ok()?;
-    let path = PathBuf::from(OsString::from_vec(path.to_vec()));
+    let path = crate::mounts::unescape(path);
     Some(ActiveArea { path, size_bytes, used_bytes, priority })
 }
 
@@ -161,6 +161,7 @@ mod tests {
             /swap\\040file                          file\t\t4096\t\t0\t\t-2\n";
         let areas = parse(text);
         assert_eq!(areas.len(), 2);
+        assert_eq!(areas[1].path, Path::new("/swap file"));
         assert_eq!(areas[0].path, Path::new("/dev/loop0"));
         assert_eq!((areas[0].size_bytes, areas[0].used_bytes), (1_048_572 << 10, 12 << 10));
         assert_eq!((areas[0].priority, areas[1].priority), (100, -2));

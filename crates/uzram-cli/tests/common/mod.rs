@@ -76,6 +76,15 @@ impl Place {
         json["stats"][name].as_u64().unwrap()
     }
 
+    /// Starts a program whose complaints go to a file, and does not wait for it.
+    pub fn start(&self, args: &[&str]) -> Started {
+        let log = self.root().join("stderr");
+        let file = std::fs::File::create(&log).unwrap();
+        let child =
+            self.command(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn().unwrap();
+        Started { child, log }
+    }
+
     /// Starts a daemon with a disk of 16 MiB and waits until it serves.
     pub fn up(&self, args: &[&str]) -> Daemon {
         self.up_sized("16M", args)
@@ -160,6 +169,44 @@ impl Ended {
         assert_eq!(lines.len(), 1, "{}", self.stderr);
         assert!(self.stdout.is_empty(), "{}", self.stdout);
         lines[0].strip_prefix("uzram: ").expect("begins with the program's name")
+    }
+}
+
+/// A program that was started; killed when dropped.
+pub struct Started {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Started {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it has complained about so far.
+    pub fn said(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end.
+    pub fn ended(mut self) -> (ExitStatus, String) {
+        (wait(&mut self.child), self.said())
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // Both fail only if it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -9,14 +9,16 @@ use uzram::device::{Attribute, Device};
 use uzram::{Error, ErrorKind, slab};
 
 use super::about::About;
-use super::http::{Request, Response, refusal};
+use super::http::{Ending, Request, Response, refusal};
 use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
+use crate::loop_device::LoopAttachment;
+use crate::record::{AttachedDevice, Recorder};
 use crate::{Export, ExportPolicy, Exports};
 
 /// Where NBD clients find the device of a name, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
-/// at least one URI.
+/// no URIs for one that is not exported now.
 pub type Uris = Box<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
 /// The devices of a daemon, as seen by control clients.
@@ -24,6 +26,13 @@ pub struct Api {
     exports: Exports,
     uris: Uris,
     about: About,
+    recorder: Option<Arc<Recorder>>,
+}
+
+#[derive(Default, Deserialize)]
+struct Shutdown {
+    /// Whatever is in use.
+    force: bool,
 }
 
 #[derive(Deserialize)]
@@ -55,7 +64,17 @@ impl NewDevice {
 impl Api {
     /// An API over these devices, of a daemon about which there is this to say.
     pub const fn new(exports: Exports, uris: Uris, about: About) -> Self {
-        Api { exports, uris, about }
+        Api { exports, uris, about, recorder: None }
+    }
+
+    /// With the record of what is attached to the files of these devices.
+    pub fn with_recorder(self, recorder: Arc<Recorder>) -> Self {
+        Api { recorder: Some(recorder), ..self }
+    }
+
+    /// The devices.
+    pub const fn exports(&self) -> &Exports {
+        &self.exports
     }
 
     /// Answers one request.
@@ -86,14 +105,67 @@ impl Api {
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
             (["v1", "devices", name, "reset"], "POST") => write_attribute(&*self.named(name)?, "reset", "1"),
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
+            (["v1", "devices", name, "attachment"], "PUT") => self.record(name, &request.body),
+            (["v1", "devices", _, "attachment"], _) => Err(not_allowed("PUT")),
+            (["v1", "attachments"], "GET") => {
+                Ok(Response::json(200, &json!({ "attachments": self.attached() })))
+            }
+            (["v1", "attachments"], _) => Err(not_allowed("GET")),
             (["v1", "daemon"], "GET") => Ok(Response::json(200, &json!(self.about))),
             (["v1", "daemon"], _) => Err(not_allowed("GET")),
             (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
             (["v1", "slabinfo"], _) => Err(not_allowed("GET")),
-            (["v1", "shutdown"], "POST") => Ok(Response { shutdown: true, ..Response::empty(202) }),
+            (["v1", "shutdown"], "POST") => self.shut_down(&request.body),
             (["v1", "shutdown"], _) => Err(not_allowed("POST")),
             _ => Err(refusal(404, "no such path; the control API begins at /v1/devices")),
         }
+    }
+
+    /// What is attached to the devices' files.
+    fn attached(&self) -> Vec<AttachedDevice> {
+        self.recorder.as_ref().map(|recorder| recorder.attached()).unwrap_or_default()
+    }
+
+    /// Records that somebody has attached a device's file.
+    fn record(&self, name: &str, request: &[u8]) -> Result<Response, Response> {
+        let attachment: LoopAttachment = body(request, r#"{"number": N, "diskseq": N}"#)?;
+        let device = AttachedDevice { name: self.named(name)?.name().to_owned(), attachment };
+        let no_files =
+            || refusal(409, "this daemon shows its devices as no files, to which nothing can be attached");
+        let recorder = self.recorder.as_ref().ok_or_else(no_files)?;
+        recorder.add(device).map_err(|error| failure(&error))?;
+        Ok(Response::empty(204))
+    }
+
+    /// Has the daemon end, unless somebody would lose what a device holds.
+    fn shut_down(&self, request: &[u8]) -> Result<Response, Response> {
+        let Shutdown { force } =
+            if request.is_empty() { Shutdown::default() } else { body(request, r#"{"force": BOOL}"#)? };
+        if !force && let Some(why) = self.in_use() {
+            return Err(refusal(409, &why));
+        }
+        let shutdown = Some(if force { Ending::Forced } else { Ending::WhenFree });
+        Ok(Response { shutdown, ..Response::empty(202) })
+    }
+
+    /// Who uses the devices, if anyone does, but for block devices that nobody uses.
+    fn in_use(&self) -> Option<String> {
+        let attached = self.attached();
+        let device_users = |device: &Arc<Device>| {
+            let (name, users) = (device.name(), self.exports.users(device.name()));
+            let own = attached.iter().filter(|other| other.name == name);
+            let block = own.clone().find_map(|own| {
+                let by = own.attachment.in_use().ok()??;
+                Some(format!("{name} is in use: {} is {by}", own.attachment.path().display()))
+            });
+            let files = users.files().saturating_sub(own.count());
+            block
+                .or_else(|| {
+                    (users.clients() > 0).then(|| in_use_text(name, users.clients(), "NBD client", CLIENTS))
+                })
+                .or_else(|| (files > 0).then(|| in_use_text(name, files, "open file", FILES)))
+        };
+        self.exports.devices().iter().find_map(device_users)
     }
 
     fn named(&self, name: &str) -> Result<Arc<Device>, Response> {
@@ -126,7 +198,10 @@ impl Api {
     }
 
     fn add(&self, request: &[u8]) -> Result<Response, Response> {
-        let new: NewDevice = body(request, r#"{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}"#)?;
+        let new: NewDevice = body(
+            request,
+            r#"{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}"#,
+        )?;
         let device = make(&new, &self.exports).map_err(|error| failure(&error))?;
         tracing::info!(device = new.name, "device added");
         Ok(self.describe(201, &device))
@@ -137,6 +212,17 @@ impl Api {
         tracing::info!(device = name, "device removed");
         Ok(Response::empty(204))
     }
+}
+
+/// What ends the use of a device by clients.
+const CLIENTS: &str =
+    "disconnect them (`uzram clients`, `uzram kick`), or force it, and what they wrote is lost";
+/// What ends that of its file.
+const FILES: &str = "close what has it open, or force it, and its contents are lost";
+
+fn in_use_text(name: &str, count: usize, by: &str, way_out: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{name} is in use by {count} {by}{plural}: {way_out}")
 }
 
 /// Makes a device and offers it. It is offered first and initialised then, so that no memory is taken

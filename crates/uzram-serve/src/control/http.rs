@@ -34,14 +34,23 @@ pub struct Response {
     pub body: String,
     /// For 405: the methods this path takes.
     pub allow: Option<&'static str>,
-    /// Whether the daemon ends once this is sent.
-    pub shutdown: bool,
+    /// Whether the daemon ends once this is sent, and how.
+    pub shutdown: Option<Ending>,
+}
+
+/// How a daemon is to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// When nobody uses its devices.
+    WhenFree,
+    /// Whatever is in use, but swap.
+    Forced,
 }
 
 impl Response {
     /// A response without a body.
     pub const fn empty(status: u16) -> Self {
-        Response { status, body: String::new(), allow: None, shutdown: false }
+        Response { status, body: String::new(), allow: None, shutdown: None }
     }
 
     /// A response with a JSON body.

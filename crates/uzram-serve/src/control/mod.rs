@@ -13,9 +13,11 @@
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
 //! | `POST /v1/devices/NAME/reset` | 204 |
-//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
+//! | `PUT /v1/devices/NAME/attachment` with `{"number", "diskseq"}` | 204; what `uzram attach` has attached is recorded |
+//! | `GET /v1/attachments` | `{"attachments": [{"name", "attachment": {"number", "diskseq"}}…]}` |
+//! | `GET /v1/daemon` | `{"pid", "files": {"dir", "device": [MAJOR, MINOR], "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
-//! | `POST /v1/shutdown` | 202, and the daemon ends |
+//! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while somebody uses a device |
 //!
 //! The attributes of a device are all but those whose text grows with its disk.
 //!
@@ -38,6 +40,7 @@ use std::io::{self, Read, Write};
 
 pub use about::{About, FilesJson, MeasureJson};
 pub use api::{Api, Uris};
+pub use http::Ending;
 pub use server::{Limits, Server};
 pub use slabinfo::{CacheJson, CounterJson};
 pub use stats::StatsJson;
@@ -45,8 +48,8 @@ pub use stats::StatsJson;
 /// How an [`exchange`] ended.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The request asked the daemon to end.
-    pub shutdown: bool,
+    /// The request asked the daemon to end, and how.
+    pub shutdown: Option<Ending>,
     /// The request was refused before all of it was read.
     pub unread_input: bool,
     /// Whether the answer went out; if not, the client vanished or was too slow to take it.

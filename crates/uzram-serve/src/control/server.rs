@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::http::refusal;
+use super::http::{Ending, refusal};
 use super::{Api, exchange};
 
 /// What a client may cost.
@@ -44,7 +44,7 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 struct Shared {
     api: Api,
     limits: Limits,
-    on_shutdown: Box<dyn Fn() + Send + Sync>,
+    on_shutdown: Box<dyn Fn(Ending) + Send + Sync>,
     connections: AtomicUsize,
     stopping: AtomicBool,
 }
@@ -67,7 +67,7 @@ impl Server {
         listener: UnixListener,
         api: Api,
         limits: Limits,
-        on_shutdown: impl Fn() + Send + Sync + 'static,
+        on_shutdown: impl Fn(Ending) + Send + Sync + 'static,
     ) -> io::Result<Server> {
         let listener = Arc::new(listener);
         let shared = Arc::new(Shared {
@@ -157,8 +157,8 @@ fn converse(stream: &UnixStream, shared: &Shared) {
         Ok(()) => {}
         Err(error) => tracing::debug!(%error, "a control client did not take its answer"),
     }
-    if outcome.shutdown {
-        (shared.on_shutdown)();
+    if let Some(ending) = outcome.shutdown {
+        (shared.on_shutdown)(ending);
     }
 }
 

@@ -72,4 +72,9 @@ impl StatsJson {
     pub const fn memory_bytes(&self) -> u64 {
         self.mem_charged_bytes.saturating_add(self.mem_tables_bytes)
     }
+
+    /// The memory of what the device holds, which is free when it holds nothing.
+    pub const fn kept_bytes(&self) -> u64 {
+        self.mem_charged_bytes.saturating_sub(self.reserve_free_bytes)
+    }
 }

@@ -54,7 +54,7 @@ struct Answer {
     status: u16,
     head: String,
     json: Value,
-    shutdown: bool,
+    shutdown: Option<Ending>,
 }
 
 fn ask_slowly(api: &Api, request: &[u8], at_most_bytes: usize) -> Answer {
@@ -247,8 +247,20 @@ fn slab_caches_are_listed_while_they_live() {
 fn shutdown_is_passed_on() {
     let api = api();
     let answer = ask(&api, &request("POST", "/v1/shutdown", ""));
-    assert!(answer.shutdown && answer.status == 202);
-    assert!(!ask(&api, &request("GET", "/v1/shutdown", "")).shutdown);
+    assert_eq!((answer.shutdown, answer.status), (Some(Ending::WhenFree), 202));
+    assert_eq!(ask(&api, &request("GET", "/v1/shutdown", "")).shutdown, None);
+    // While somebody uses a device, it takes force.
+    let file = api.exports().open_file(&api.exports().devices()[0], false).unwrap();
+    for body in ["", r#"{"force": false}"#] {
+        let answer = ask(&api, &request("POST", "/v1/shutdown", body));
+        assert_eq!((answer.shutdown, answer.status), (None, 409));
+        assert!(answer.json["error"].as_str().unwrap().contains("in use by 1 open file"), "{}", answer.json);
+    }
+    let answer = ask(&api, &request("POST", "/v1/shutdown", r#"{"force": true}"#));
+    assert_eq!((answer.shutdown, answer.status), (Some(Ending::Forced), 202));
+    assert_eq!(ask(&api, &request("POST", "/v1/shutdown", r#"{"force": 1}"#)).status, 400);
+    drop(file);
+    assert_eq!(ask(&api, &request("POST", "/v1/shutdown", "")).status, 202);
 }
 
 #[test]
@@ -341,7 +353,7 @@ fn garbage_gets_an_answer_and_changes_nothing() {
             }
         }
         let answer = ask_slowly(&api, &bytes, 1 + random.below(200));
-        assert!(!answer.shutdown, "seed {seed}");
+        assert!(answer.shutdown.is_none(), "seed {seed}");
     }
     // disksize is set already, so none of the mutations could have changed it.
     let size = ask(&api, &request("GET", "/v1/devices/zram0/attributes/disksize", ""));
@@ -351,7 +363,7 @@ fn garbage_gets_an_answer_and_changes_nothing() {
 /// A server of `api()` in a directory of its own, and the sender's end of its shutdown calls.
 struct Daemon {
     path: std::path::PathBuf,
-    shutdowns: mpsc::Receiver<()>,
+    shutdowns: mpsc::Receiver<Ending>,
     server: Option<Server>,
     _directory: tempfile::TempDir,
 }

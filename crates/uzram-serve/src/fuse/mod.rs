@@ -15,19 +15,21 @@ mod handles;
 mod tree;
 mod warm_up;
 
+use std::ffi::CString;
+use std::fs::OpenOptions;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
-use fuser::{BackgroundSession, MountOption, Session};
-use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
+use fuser::{BackgroundSession, MountOption, Session, SessionACL};
+use rustix::mount::{MountFlags, UnmountFlags};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::Exports;
-use crate::mounts::{self, MountInfo};
+use crate::mounts::{self, MountIdentity, MountPoint};
 use cpu_latency::CpuLatency;
 use filesystem::Files;
 
@@ -40,8 +42,12 @@ pub use tree::DISK;
 pub const MAX_IO_BYTES: usize = 1 << 20;
 /// Requests that the kernel has under way at once: more than a loop device's queue holds.
 const MAX_BACKGROUND: u16 = 256;
-/// What begins the source of our mounts in the system's list.
+/// Where FUSE connections come from.
+const DEVICE: &str = "/dev/fuse";
+/// What begins the source of our mounts in the system's list, for people: anybody can mount something with that source.
 const SOURCE: &str = "uzram:";
+/// How long the threads may take to end once the files are unmounted.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What there is to do about mounts whose daemon is gone.
 const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` as another user, clears them";
@@ -66,6 +72,8 @@ impl Default for Options {
 /// The mounted files of a daemon's devices.
 pub struct Mount {
     dir: PathBuf,
+    point: MountPoint,
+    identity: MountIdentity,
     /// It was made for this, and goes with it.
     is_made: bool,
     threads: usize,
@@ -74,24 +82,23 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none. Whose it is, `owner`, is
-    /// what [`mounts_of`] finds it by.
+    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none. People see `owner` in the
+    /// kernel's list of mounts.
     ///
     /// # Errors
     /// `Unsupported` without `/dev/fuse`; `Busy` when something is mounted there; `Permission`; `Io`.
     pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
-        if !Path::new("/dev/fuse").exists() {
+        if !Path::new(DEVICE).exists() {
             let why =
                 "there is no /dev/fuse: the kernel has no FUSE, or this container was not given the device";
             return Err(failed(ErrorKind::Unsupported, why));
         }
         if let Some(mount) = mounts::at(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))? {
-            let why = if mount.is_dead() && is_ours(&mount) {
-                format!("what a daemon that died had mounted is still there: {CLEARS_THEM}")
-            } else {
-                "something is mounted there".to_owned()
-            };
+            let why = format!(
+                "something is mounted there ('{}'; if it is of a uzram that died, {CLEARS_THEM})",
+                mount.source.display()
+            );
             return Err(failed(ErrorKind::Busy, &why));
         }
         let is_made = !dir.exists();
@@ -106,38 +113,52 @@ impl Mount {
 
     /// [`Mount::new`] on a directory that is there.
     fn on(dir: &Path, owner: &Path, exports: Exports, options: Options, is_made: bool) -> Result<Mount> {
-        let failed = |kind, why: &str| cannot_mount(dir, kind, why);
+        let failed_io = |error: io::Error| {
+            let kind = match error.kind() {
+                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
+                _ => ErrorKind::Io,
+            };
+            cannot_mount(dir, kind, &error.to_string())
+        };
         // As the kernel's lists will have it.
-        let dir = dir.canonicalize().map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
-        let mut config = fuser::Config::default();
-        config.mount_options = vec![
-            MountOption::FSName(format!("{SOURCE}{}", owner.display())),
-            MountOption::DefaultPermissions,
-            MountOption::NoDev,
-            MountOption::NoSuid,
-            MountOption::NoExec,
-        ];
-        config.n_threads = Some(options.threads);
-        config.clone_fd = true;
+        let dir = dir.canonicalize().map_err(failed_io)?;
+        let point = MountPoint::new(&dir).map_err(failed_io)?;
         let asked = CpuLatency::new(options.cpu_latency);
         let cpu_latency = match &asked {
             Ok(_) => options.cpu_latency.to_string(),
             Err(error) => format!("{}: {}: {error}", CpuLatencyLimit::NONE, cpu_latency::DEVICE),
         };
         let files = Files::new(exports, options.threads, asked.ok().flatten());
-        let session = Session::new(files, &dir, &config).and_then(Session::spawn).map_err(|error| {
-            let kind = match error.kind() {
-                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
-                _ => ErrorKind::Io,
-            };
-            failed(kind, &error.to_string())
-        })?;
-        Ok(Mount { dir, is_made, threads: options.threads, cpu_latency, session: Some(session) })
+        let source = format!("{SOURCE}{}", owner.display());
+        let session = start(files, &dir, &point, &source, options.threads).map_err(failed_io)?;
+        let uid = rustix::process::geteuid().as_raw();
+        match point.mount() {
+            Ok((mount, identity)) if mount.is_fuse_of(uid) => Ok(Mount {
+                dir,
+                point,
+                identity,
+                is_made,
+                threads: options.threads,
+                cpu_latency,
+                session: Some(session),
+            }),
+            found => {
+                let why = found
+                    .err()
+                    .map_or_else(|| "something else is on top of it".to_owned(), |e| e.to_string());
+                Err(cannot_mount(&dir, ErrorKind::Busy, &why))
+            }
+        }
     }
 
-    /// Where it is.
+    /// Where it was mounted.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Which mount it is.
+    pub fn identity(&self) -> MountIdentity {
+        self.identity
     }
 
     /// Where a device's disk is.
@@ -155,73 +176,122 @@ impl Mount {
         &self.cpu_latency
     }
 
-    /// Unmounts the files, and waits for the threads.
+    /// Unmounts the files, and waits for the threads. Somebody else may have unmounted them.
     ///
     /// # Errors
     /// `Busy` while a file is open, that is, while a loop device is attached to one. It stays mounted then.
     pub fn unmount(&mut self) -> Result<()> {
-        let is_busy = match rustix::mount::unmount(&self.dir, UnmountFlags::EXPIRE) {
-            // That asks whether it is in use, and marks it as not used since; it unmounts what was marked before.
-            Err(Errno::BUSY) => true,
-            // Not root's: this does it, or says that it is in use.
-            Err(Errno::PERM) => {
-                let mut unmount = Command::new("fusermount3");
-                unmount.args(["-u", "-q", "--"]).arg(&self.dir).stdin(Stdio::null()).stderr(Stdio::null());
-                unmount.status().is_ok_and(|status| !status.success())
-            }
-            _ => false,
+        let Some(session) = &self.session else { return Ok(()) };
+        let failed = |error: io::Error| {
+            let kind =
+                if error.raw_os_error() == Some(libc::EBUSY) { ErrorKind::Busy } else { ErrorKind::Io };
+            Error::new(kind, format!("cannot unmount '{}': {error}", self.dir.display()))
         };
-        if is_busy {
-            return Err(Error::new(ErrorKind::Busy, format!("files in '{}' are in use", self.dir.display())));
+        let uid = rustix::process::geteuid().as_raw();
+        if self.identity.find(uid).map_err(failed)?.is_some() {
+            self.point
+                .unmount(&self.identity, UnmountFlags::empty())
+                .or_else(|error| {
+                    // Not root's: this does it, or says that it is in use.
+                    if error.raw_os_error() == Some(libc::EPERM) {
+                        self.unmount_as_user()
+                    } else {
+                        Err(error)
+                    }
+                })
+                .map_err(failed)?;
         }
-        let Some(session) = self.session.take() else { return Ok(()) };
-        session.umount_and_join().map_err(|error| {
-            Error::new(ErrorKind::Io, format!("cannot unmount '{}': {error}", self.dir.display()))
-        })?;
+        // They end when the last file is closed, which may be held open after the mount itself is gone.
+        let deadline = Instant::now() + END_TIMEOUT;
+        while !session.guard.is_finished() {
+            if Instant::now() >= deadline {
+                let what = format!("files of '{}' are still in use", self.dir.display());
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        if let Some(session) = self.session.take()
+            && let Err(error) = session.join()
+        {
+            tracing::warn!(%error, "serving files ended with an error");
+        }
         if self.is_made {
             // Others may have put something there meanwhile.
             let _ = std::fs::remove_dir(&self.dir);
         }
         Ok(())
     }
+
+    fn unmount_as_user(&self) -> io::Result<()> {
+        let mut unmount = Command::new("fusermount3");
+        unmount.args(["-u", "-q", "--"]).arg(&self.dir).stdin(Stdio::null()).stderr(Stdio::null());
+        match unmount.status()? {
+            status if status.success() => Ok(()),
+            _ => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+        }
+    }
 }
 
 impl Drop for Mount {
     /// What is still in use then fails once this process has ended, and stays mounted: so it is found, and cleared.
     fn drop(&mut self) {
-        if self.session.is_none() {
-            return;
-        }
         let Err(error) = self.unmount() else { return };
-        tracing::warn!("{error}, and fail from now on: {CLEARS_THEM}");
+        tracing::warn!("{error}; they fail from now on: {CLEARS_THEM}");
         // Its threads serve those who have a file open, until the process ends.
         std::mem::forget(self.session.take());
     }
 }
 
-/// The file in the directory `dir` of a mount that takes the writes by which one of its threads is prepared, whose number
-/// is below theirs: [`MAX_IO_BYTES`] at a time, one for each thread at once.
-pub fn warm_up_file(dir: &Path, number: usize) -> PathBuf {
-    dir.join(tree::warm_up_name(number))
+/// Mounts `files` and begins to serve them.
+///
+/// Root mounts, and unmounts, by a directory that is open, so that it is the one that was looked at, whatever its path is
+/// called. Others have fusermount3(1), which takes paths, and looks whether they are theirs.
+fn start(
+    files: Files,
+    dir: &Path,
+    point: &MountPoint,
+    source: &str,
+    threads: usize,
+) -> io::Result<BackgroundSession> {
+    let mut config = fuser::Config::default();
+    config.n_threads = Some(threads);
+    config.clone_fd = true;
+    if !rustix::process::geteuid().is_root() {
+        config.mount_options = vec![
+            MountOption::FSName(source.to_owned()),
+            MountOption::DefaultPermissions,
+            MountOption::NoDev,
+            MountOption::NoSuid,
+            MountOption::NoExec,
+        ];
+        return Session::new(files, dir, &config)?.spawn();
+    }
+    let connection = OwnedFd::from(OpenOptions::new().read(true).write(true).open(DEVICE)?);
+    let target = point.open()?;
+    let user = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions",
+        connection.as_raw_fd(),
+        user.0,
+        user.1
+    );
+    let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+    let target = format!("/proc/self/fd/{}", target.as_raw_fd());
+    rustix::mount::mount(source, target, "fuse", flags, &*CString::new(data)?)?;
+    let session = Session::from_fd(files, connection, SessionACL::Owner, config).and_then(Session::spawn);
+    if session.is_err() {
+        // It is ours: its requests were not answered by anyone.
+        let _ = point.mount().and_then(|(_, identity)| point.unmount(&identity, UnmountFlags::DETACH));
+    }
+    session
+}
+
+/// The file in the root of a mount that takes the writes by which one of its threads is prepared, whose number is below
+/// theirs: [`MAX_IO_BYTES`] at a time, one for each thread at once.
+pub fn warm_up_file(number: usize) -> String {
+    tree::warm_up_name(number)
 }
 
 fn cannot_mount(dir: &Path, kind: ErrorKind, why: &str) -> Error {
     Error::new(kind, format!("cannot mount '{}': {why}", dir.display()))
-}
-
-/// Whether a mount is one of these, of whichever daemon.
-fn is_ours(mount: &MountInfo) -> bool {
-    mount.file_system.starts_with("fuse")
-        && mount.source.as_os_str().as_bytes().starts_with(SOURCE.as_bytes())
-}
-
-/// What `owner` has mounted, alive or dead.
-///
-/// # Errors
-/// The kernel's list cannot be read.
-pub fn mounts_of(owner: &Path) -> io::Result<Vec<MountInfo>> {
-    let mut mounts = mounts::all()?;
-    let source = format!("{SOURCE}{}", owner.display());
-    mounts.retain(|mount| is_ours(mount) && mount.source == Path::new(&source));
-    Ok(mounts)
 }

@@ -318,12 +318,7 @@ impl Haggling<'_> {
     }
 
     /// Answers `INFO` and `GO`, with the export when the answer was a success.
-    fn info(
-        &self,
-        stream: &mut impl Write,
-        option: u32,
-        data: &[u8],
-    ) -> io::Result<Option<ExportedDevice>> {
+    fn info(&self, stream: &mut impl Write, option: u32, data: &[u8]) -> io::Result<Option<ExportedDevice>> {
         let Some(request) = InfoRequest::parse(data) else {
             refuse(stream, option, reply::ERR_INVALID, "the lengths in this option do not add up")?;
             return Ok(None);
