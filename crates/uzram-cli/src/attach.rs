@@ -288,7 +288,9 @@ pub fn clear(dir: &Path) -> Result<Vec<String>> {
 pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
     // The path that a file had before its mount was detached begins at that mount's root.
     let is_disk_of_none = |file: &Path| file.components().count() == 3 && file.ends_with(DISK);
-    let looks_ours = |file: &Path| is_disk_of_none(file) || file.starts_with(dir) && file.ends_with(DISK);
+    // Of a directory that is not there (any more) nothing is known.
+    let may_be_here = |file: &Path| file.starts_with(dir) || !dir.exists();
+    let looks_ours = |file: &Path| is_disk_of_none(file) || file.ends_with(DISK) && may_be_here(file);
     let found = loop_device::named(looks_ours);
     if found.is_empty() {
         return Ok(());

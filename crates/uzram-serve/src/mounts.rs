@@ -74,7 +74,15 @@ impl MountIdentity {
     pub fn find(&self, uid: u32) -> io::Result<Option<MountInfo>> {
         let mounts = all()?.into_iter();
         let mut same = mounts.filter(|mount| (mount.id, mount.device) == (self.id, self.device));
-        Ok(same.find(|mount| mount.is_fuse_of(uid)))
+        Ok(same.find(|mount| mount.is_fuse_of(uid) && !self.is_another(mount)))
+    }
+
+    /// Whether `mount` is certainly not this, though both of its numbers are the same: those of a mount that is gone are
+    /// given to the next.
+    fn is_another(&self, mount: &MountInfo) -> bool {
+        let seen = MountPoint::new(&mount.dir).and_then(|place| place.mount());
+        // Of one that is covered by another mount, nothing more can be found out.
+        seen.is_ok_and(|(top, identity)| top.id == mount.id && identity.unique_id != self.unique_id)
     }
 }
 

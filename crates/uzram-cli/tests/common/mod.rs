@@ -93,16 +93,29 @@ impl Place {
     /// Starts a daemon and waits until it serves.
     pub fn up_sized(&self, size: &str, args: &[&str]) -> Daemon {
         let mut command = self.command(&["up", "--size", size]);
-        let mut child = command
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        command.args(args);
+        Place::up_by(command, "fixed cost")
+    }
+
+    /// Starts a daemon as a file says, and waits until it has said all that there is to say of itself at the start.
+    pub fn up_configured(&self, config: &Path) -> Daemon {
+        let command = self.command(&["up", "--config", config.to_str().unwrap()]);
+        let mut daemon = Place::up_by(command, "fixed cost");
+        wait_until("it answers", || self.run(&["list"]).status.success());
+        let list: serde_json::Value = serde_json::from_str(&self.run(&["list", "--json"]).ok()).unwrap();
+        let wanted = list["devices"].as_array().unwrap().len();
+        while daemon.facts.matches("fixed cost").count() < wanted {
+            assert!(daemon.stdout.read_line(&mut daemon.facts).unwrap() > 0, "{}", daemon.facts);
+        }
+        daemon
+    }
+
+    fn up_by(mut command: Command, last_fact: &str) -> Daemon {
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut facts = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        while !facts.contains("fixed cost") {
+        while !facts.contains(last_fact) {
             if stdout.read_line(&mut facts).unwrap() == 0 {
                 let mut stderr = String::new();
                 child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
@@ -110,7 +123,7 @@ impl Place {
                 panic!("the daemon did not start: {stderr}");
             }
         }
-        Daemon { child, facts }
+        Daemon { child, facts, stdout }
     }
 }
 
@@ -214,6 +227,7 @@ impl Drop for Started {
 pub struct Daemon {
     child: Child,
     pub facts: String,
+    stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Daemon {

@@ -1,0 +1,500 @@
+//! What others on the machine do to a daemon's block devices, swap areas and mounts: mounts with lying sources, moved and
+//! unmounted directories, containers with the same paths, numbers that are used again, and clients who look on. As root.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "../../uzram-serve/tests/common/mod.rs"]
+mod nbd;
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::block::{BlockPlace, swap_areas, unable};
+use common::clients::{arg, missing, succeed};
+use common::{Ended, finish, wait_until};
+use nbd::{Client, cmd, info_request};
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use uzram_serve::nbd::proto::{NbdError, option, reply, transmission_flags};
+
+/// Starts a swap daemon in the background; returns its block device.
+fn swap_on(place: &BlockPlace) -> String {
+    let facts = place.place.run(&["swap", "on", "--size", "64M"]).ok();
+    device_after("swap", &facts)
+}
+
+/// The block device in what a daemon says of itself, behind a word.
+fn device_after(word: &str, facts: &str) -> String {
+    let line = facts.lines().find(|line| line.split_whitespace().next() == Some(word));
+    line.unwrap_or_else(|| panic!("{facts}")).split_whitespace().nth(1).unwrap().to_owned()
+}
+
+/// The daemon that holds the lock of a runtime directory.
+fn daemon_id(dir: &Path) -> Pid {
+    let lock = fs::read_to_string(dir.join("uzram.lock")).unwrap();
+    Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
+}
+
+fn is_running(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+fn wait_for_end(pid: Pid) {
+    wait_until("the daemon has ended", || !is_running(pid));
+}
+
+/// Kills a daemon, and waits until all of it is gone.
+fn kill(pid: Pid) {
+    kill_process(pid, Signal::KILL).unwrap();
+    wait_for_end(pid);
+}
+
+/// A mount as fusermount3(1) makes it for the user 65534, who chooses its source freely. Nobody serves it.
+struct LyingMount {
+    dir: PathBuf,
+    _connection: File,
+}
+
+impl LyingMount {
+    fn new(dir: PathBuf, source: &str) -> LyingMount {
+        let connection = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+        let data = format!("fd={},rootmode=40000,user_id=65534,group_id=65534", connection.as_raw_fd());
+        let flags = MountFlags::NODEV | MountFlags::NOSUID;
+        rustix::mount::mount(source, &dir, "fuse", flags, &*CString::new(data).unwrap()).unwrap();
+        LyingMount { dir, _connection: connection }
+    }
+}
+
+impl Drop for LyingMount {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.dir, UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_mounts_source_proves_nothing() {
+    if unable() || missing(&["mkfs.ext4"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let daemon = place.place.up_sized("16M", &["--attach"]);
+    let device = place.loops().remove(0);
+    let owner = format!("uzram:{}", place.place.dir().display());
+    let _device_of_theirs = LyingMount::new(place.mount_point("a"), &device);
+    let _files_of_theirs = LyingMount::new(place.mount_point("b"), &owner);
+    // The device is free, and the only daemon here lives.
+    place.place.run(&["detach", "zram0"]).ok();
+    place.place.run(&["attach", "zram0"]).ok();
+    let force = place.place.run(&["detach", "--force"]);
+    assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
+    place.place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+    // What a dead daemon left is cleared, and nothing of theirs.
+    let daemon = place.place.up_sized("16M", &["--attach"]);
+    daemon.signal(Signal::KILL);
+    daemon.ended();
+    let said = place.place.run(&["detach", "--force"]).ok();
+    assert_eq!(said.lines().count(), 2, "{said}");
+    assert!(said.contains("freed /dev/loop") && said.contains("/mnt"), "{said}");
+    assert_eq!(place.mounts().len(), 2, "{:?}", place.mounts());
+}
+
+/// The ways in which a daemon's directories can be lost to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Loss {
+    /// Its own mount is detached.
+    LazyUnmount,
+    /// A directory above is renamed.
+    Moved,
+    /// The file system that its runtime directory lies in is detached, and all that is mounted there with it.
+    TmpfsGone,
+}
+
+impl Loss {
+    const ALL: [Loss; 3] = [Loss::LazyUnmount, Loss::Moved, Loss::TmpfsGone];
+
+    /// Before the daemon starts.
+    fn prepare(self, place: &BlockPlace) {
+        if self == Loss::TmpfsGone {
+            fs::create_dir(place.place.dir()).unwrap();
+            let flags = MountFlags::NODEV | MountFlags::NOSUID;
+            rustix::mount::mount("tmpfs", place.place.dir(), "tmpfs", flags, c"mode=0700").unwrap();
+        }
+    }
+
+    fn happen(self, place: &BlockPlace) {
+        let dir = place.place.dir();
+        match self {
+            Loss::LazyUnmount => rustix::mount::unmount(dir.join("mnt"), UnmountFlags::DETACH).unwrap(),
+            Loss::Moved => fs::rename(&dir, place.place.root().join("moved")).unwrap(),
+            Loss::TmpfsGone => rustix::mount::unmount(dir, UnmountFlags::DETACH).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
+    if unable() {
+        return;
+    }
+    for loss in Loss::ALL {
+        let place = BlockPlace::new();
+        loss.prepare(&place);
+        let device = swap_on(&place);
+        let daemon = daemon_id(&place.place.dir());
+        loss.happen(&place);
+        for args in [&["down"][..], &["detach", "--force"]] {
+            let ended = place.place.run(args);
+            assert!(!ended.status.success(), "{loss:?} {args:?}: {}", ended.stdout);
+        }
+        assert_eq!(swap_areas(), [device.as_str()], "{loss:?}");
+        assert!(is_running(daemon));
+        let off = place.place.run(&["swap", "off"]);
+        if loss == Loss::LazyUnmount {
+            off.ok();
+        } else {
+            // Nobody answers there: that is said, and nothing done.
+            assert!(!off.status.success(), "{loss:?}: {}", off.stdout);
+            assert_eq!(swap_areas(), [device.as_str()], "{loss:?}");
+            kill_process(daemon, Signal::TERM).unwrap();
+        }
+        wait_for_end(daemon);
+        place.assert_clean();
+    }
+}
+
+#[test]
+fn what_a_dead_daemon_left_is_found_by_its_record() {
+    if unable() {
+        return;
+    }
+    for loss in [Loss::LazyUnmount, Loss::Moved] {
+        let place = BlockPlace::new();
+        let device = swap_on(&place);
+        loss.happen(&place);
+        let dir = if loss == Loss::Moved { place.place.root().join("moved") } else { place.place.dir() };
+        kill(daemon_id(&dir));
+        let said = place.place.run(&["swap", "off", "--runtime-dir", arg(&dir)]).ok();
+        assert!(said.contains(&format!("switched swap on {device} (zram0) off")), "{loss:?}: {said}");
+        assert!(said.contains(&format!("freed {device}")), "{loss:?}: {said}");
+        place.assert_clean();
+    }
+    // With the record gone as well, the device is named and left alone.
+    let place = BlockPlace::new();
+    Loss::TmpfsGone.prepare(&place);
+    let device = swap_on(&place);
+    let daemon = daemon_id(&place.place.dir());
+    Loss::TmpfsGone.happen(&place);
+    kill(daemon);
+    for args in [&["swap", "off"][..], &["detach", "--force"]] {
+        let ended = place.place.run(args);
+        assert!(ended.complaint(1).contains(&device), "{args:?}: {}", ended.stderr);
+    }
+    assert_eq!(swap_areas(), [device.as_str()]);
+}
+
+/// A mount namespace of its own, in which the place's directory is an empty file system.
+struct Container {
+    process: Child,
+    dir: PathBuf,
+}
+
+impl Container {
+    fn new(place: &BlockPlace) -> Container {
+        let dir = place.mount_point("same");
+        let ready = place.place.root().join("ready");
+        let _ = fs::remove_file(&ready);
+        let script = format!(
+            "mount -t tmpfs -o mode=0700 none {} && touch {} && exec sleep 300",
+            dir.display(),
+            ready.display()
+        );
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &script]).stdin(Stdio::null()).stdout(Stdio::null());
+        let container = Container { process: command.spawn().unwrap(), dir };
+        wait_until("the container is there", || ready.exists());
+        container
+    }
+
+    fn run(&self, args: &[&str]) -> Ended {
+        let mut command = Command::new("nsenter");
+        command
+            .args(["-m", "-t", &self.process.id().to_string(), "--", env!("CARGO_BIN_EXE_uzram")])
+            .args(args);
+        command.env("UZRAM_RUNTIME_DIR", self.dir.join("run"));
+        finish(command)
+    }
+
+    fn daemon_id(&self) -> Pid {
+        daemon_id(
+            &Path::new("/proc")
+                .join(self.process.id().to_string())
+                .join("root")
+                .join(self.dir.join("run").strip_prefix("/").unwrap()),
+        )
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.run(&["swap", "off"]);
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn containers_with_the_same_paths_leave_each_other_alone() {
+    if unable() || missing(&["unshare", "nsenter"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let [one, other] = [Container::new(&place), Container::new(&place)];
+    let on = ["swap", "on", "--size", "64M"];
+    let first = device_after("swap", &one.run(&on).ok());
+    let second = device_after("swap", &other.run(&on).ok());
+    assert_ne!(first, second);
+    let status = one.run(&["swap", "status"]).ok();
+    assert!(status.contains(&first) && !status.contains(&second), "{status}");
+    let daemon = other.daemon_id();
+    kill(one.daemon_id());
+    let said = one.run(&["swap", "off"]).ok();
+    assert!(said.contains(&first) && !said.contains(&second), "{said}");
+    assert_eq!(swap_areas(), [second.as_str()]);
+    assert!(is_running(daemon));
+    other.run(&["swap", "off"]).ok();
+    wait_for_end(daemon);
+    place.assert_clean();
+}
+
+/// What was a dead daemon's and is somebody else's now, under the same number, is left alone.
+#[test]
+fn numbers_that_are_used_again_are_not_what_they_were() {
+    if unable() || missing(&["losetup", "umount"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let daemon = place.place.up_sized("16M", &["--attach"]);
+    let device = place.loops().remove(0);
+    let record = fs::read_to_string(place.place.dir().join("attached.json")).unwrap();
+    daemon.signal(Signal::KILL);
+    daemon.ended();
+    succeed(&place.place, "losetup", &["-d", &device]);
+    succeed(&place.place, "umount", &[arg(&place.place.dir().join("mnt"))]);
+    let other_dir = place.place.root().join("other");
+    let other = ["up", "--size", "16M", "--attach", "--runtime-dir", arg(&other_dir)];
+    let other = place.place.start(&other);
+    let new_record = || fs::read_to_string(other_dir.join("attached.json")).unwrap_or_default();
+    wait_until("it is attached", || new_record().contains("diskseq"));
+    assert_eq!(place.loops(), [device.as_str()]);
+    let [old, new] =
+        [record, new_record()].map(|text| serde_json::from_str::<serde_json::Value>(&text).unwrap());
+    let number = |record: &serde_json::Value| record["attached"][0]["attachment"]["number"].clone();
+    assert_eq!(number(&old), number(&new), "the test is about the same device");
+    assert_eq!(place.place.run(&["detach", "--force"]).ok(), "nothing was left\n");
+    assert!(other_dir.join("mnt/zram0/disk").exists());
+    assert_eq!(place.loops(), [device.as_str()]);
+    other.signal(Signal::TERM);
+    assert!(other.ended().0.success());
+    place.assert_clean();
+}
+
+#[test]
+fn a_daemon_does_not_end_beneath_open_files() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let up = || place.place.up_sized("16M", &["--mount", arg(&place.place.dir().join("mnt"))]);
+    let daemon = up();
+    let disk = File::open(place.disk()).unwrap();
+    let down = place.place.run(&["down"]);
+    assert!(down.complaint(1).contains("in use by 1 open file"), "{}", down.stderr);
+    for _ in 0..3 {
+        daemon.signal(Signal::TERM);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(place.place.run(&["list"]).ok().lines().count(), 2, "it is still there");
+    drop(disk);
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+    // Forced, it does.
+    let daemon = up();
+    let disk = File::open(place.disk()).unwrap();
+    place.place.run(&["down", "--force"]).ok();
+    assert!(daemon.ended().0.success());
+    drop(disk);
+    place.assert_clean();
+}
+
+/// A client of a TCP port, as any user of the machine can be one.
+fn client(port: u16) -> Client<TcpStream> {
+    let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut client = Client::on(stream);
+    client.greet();
+    client
+}
+
+/// Names a client that lists the exports is told.
+fn listed(port: u16) -> Vec<String> {
+    let replies = client(port).option(option::LIST, &[]);
+    let names = replies.into_iter().filter(|(kind, _)| *kind == reply::SERVER);
+    names.map(|(_, data)| String::from_utf8(data[4..].to_vec()).unwrap()).collect()
+}
+
+/// The error that a client gets that wants an export.
+fn refusal(port: u16, name: &str) -> u32 {
+    let mut replies = client(port).option(option::GO, &info_request(name.as_bytes(), &[]));
+    replies.pop().unwrap().0
+}
+
+/// The port that a daemon listens on, by what it has printed of another export.
+fn port_of(facts: &str) -> u16 {
+    let at = facts.find("nbd://127.0.0.1:").unwrap_or_else(|| panic!("{facts}")) + "nbd://127.0.0.1:".len();
+    facts[at..].split('/').next().unwrap().parse().unwrap()
+}
+
+/// A daemon with devices as a file says, and its TCP port: there is a device `free` that is exported.
+fn with_config(place: &BlockPlace, devices: &str) -> (common::Daemon, u16) {
+    let config = place.place.root().join("config.toml");
+    let text = format!("listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
+    fs::write(&config, text).unwrap();
+    let daemon = place.place.up_configured(&config);
+    let port = port_of(&daemon.facts);
+    (daemon, port)
+}
+
+#[test]
+fn nobody_reads_or_changes_swapped_out_memory() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let swap = "[mem]\nsize = \"64M\"\nswap = true\n";
+    let (daemon, port) = with_config(&place, swap);
+    assert_eq!(swap_areas().len(), 1);
+    assert_eq!(listed(port), ["free"]);
+    assert_eq!(refusal(port, "mem"), reply::ERR_UNKNOWN);
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().0.success());
+    // Exported in so many words, it can be read.
+    let (daemon, port) = with_config(&place, &format!("{swap}export = true\n"));
+    assert_eq!(listed(port), ["free", "mem"]);
+    let mut client = client(port);
+    let (_, flags) = client.enter_export(b"mem");
+    assert_ne!(flags & transmission_flags::READ_ONLY, 0);
+    assert_eq!(client.read(0, 4086, 10).data(), b"SWAPSPACE2");
+    for (command, payload) in [(cmd::WRITE, &[1; 4096][..]), (cmd::TRIM, &[]), (cmd::WRITE_ZEROES, &[])] {
+        client.request(0, command, 0, 4096, payload);
+        assert_eq!(client.reply(0).error, NbdError::Perm as u32, "{command}");
+    }
+    assert_eq!(client.read(0, 4086, 10).data(), b"SWAPSPACE2");
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+}
+
+#[test]
+fn who_attaches_a_device_has_it_alone() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let mount = format!("mount = \"{}\"\n", place.place.dir().join("mnt").display());
+    let config = |keys: &str| format!("[d]\nsize = \"16M\"\n{keys}");
+    let start = |keys: &str| {
+        let file = place.place.root().join("config.toml");
+        let text = format!("{mount}listen = \"tcp:127.0.0.1:0\"\n[free]\nsize = \"8M\"\n{}", config(keys));
+        fs::write(&file, text).unwrap();
+        let daemon = place.place.up_configured(&file);
+        let port = port_of(&daemon.facts);
+        (daemon, port)
+    };
+    for keys in
+        ["", "export = true\n", "read-only = true\n", "export = true\nread-only = true\n", "export = false\n"]
+    {
+        let (daemon, port) = start(keys);
+        let (always, read_only) = (keys.contains("export = true"), keys.contains("read-only"));
+        if keys == "export = false\n" {
+            assert_eq!(refusal(port, "d"), reply::ERR_UNKNOWN);
+            daemon.signal(Signal::TERM);
+            assert!(daemon.ended().0.success());
+            continue;
+        }
+        let mut before = client(port);
+        let (_, flags) = before.enter_export(b"d");
+        assert_eq!(flags & transmission_flags::READ_ONLY != 0, read_only, "{keys}");
+        assert_eq!(before.write(0, &[7; 4096]).error == 0, !read_only, "{keys}");
+        let attach = place.place.run(&["attach", "d"]);
+        if always && read_only {
+            attach.ok();
+        } else {
+            assert!(attach.complaint(1).contains("NBD clients have it open"), "{}", attach.stderr);
+            drop(before);
+            wait_until("the client is gone", || place.place.run(&["attach", "d"]).status.success());
+        }
+        // While it is attached, nobody writes but the kernel.
+        if always {
+            let mut reader = client(port);
+            let (_, flags) = reader.enter_export(b"d");
+            assert_ne!(flags & transmission_flags::READ_ONLY, 0, "{keys}");
+            assert_eq!(reader.write(0, &[1; 4096]).error, NbdError::Perm as u32, "{keys}");
+        } else {
+            assert_eq!(refusal(port, "d"), reply::ERR_POLICY, "{keys}");
+            assert_eq!(listed(port), ["free"]);
+        }
+        place.place.run(&["detach", "d"]).ok();
+        wait_until("it is exported again", || listed(port) == ["free", "d"]);
+        // A file that is open for writing is as good as a block device.
+        let disk = OpenOptions::new().write(true).open(place.place.dir().join("mnt/d/disk"));
+        let readers_only = always && read_only;
+        if let Ok(disk) = disk {
+            assert!(readers_only || refused_or_reader(port), "{keys}");
+            drop(disk);
+        }
+        daemon.signal(Signal::TERM);
+        assert!(daemon.ended().0.success());
+        place.assert_clean();
+    }
+}
+
+/// Whether a new client of the export `d` may not write.
+fn refused_or_reader(port: u16) -> bool {
+    let mut client = client(port);
+    let replies = client.option(option::GO, &info_request(b"d", &[]));
+    match &replies[..] {
+        [(reply::INFO, info), (reply::ACK, _)] => {
+            u16::from_be_bytes(info[10..].try_into().unwrap()) & transmission_flags::READ_ONLY != 0
+        }
+        _ => true,
+    }
+}
+
+#[test]
+fn what_clients_wrote_is_not_lost_without_a_word() {
+    let place = common::Place::new();
+    let up = || place.up(&["--listen", "tcp:127.0.0.1:0"]);
+    let daemon = up();
+    let mut client = client(port_of(&daemon.facts));
+    client.enter_export(b"zram0");
+    assert_eq!(client.write(0, &[7; 4096]).error, 0);
+    let down = place.run(&["down"]);
+    assert!(down.complaint(1).contains("in use by 1 NBD client"), "{}", down.stderr);
+    assert_eq!(client.read(0, 0, 4096).data(), [7; 4096]);
+    drop(client);
+    wait_until("the client is gone", || place.run(&["down"]).status.success());
+    assert!(daemon.ended().0.success());
+    let daemon = up();
+    let mut client = self::client(port_of(&daemon.facts));
+    client.enter_export(b"zram0");
+    place.run(&["down", "--force"]).ok();
+    assert!(daemon.ended().0.success());
+}
