@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::block::{BlockPlace, swap_areas, unable};
+use common::block::{BlockPlace, unable};
 use common::clients::{arg, missing, succeed};
 use common::{Ended, finish, wait_until};
 use nbd::{Client, cmd, info_request};
@@ -154,7 +154,7 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
             let ended = place.place.run(args);
             assert!(!ended.status.success(), "{loss:?} {args:?}: {}", ended.stdout);
         }
-        assert_eq!(swap_areas(), [device.as_str()], "{loss:?}");
+        assert_eq!(place.swap_areas(), [device.as_str()], "{loss:?}");
         assert!(is_running(daemon));
         let off = place.place.run(&["swap", "off"]);
         if loss == Loss::LazyUnmount {
@@ -162,7 +162,7 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
         } else {
             // Nobody answers there: that is said, and nothing done.
             assert!(!off.status.success(), "{loss:?}: {}", off.stdout);
-            assert_eq!(swap_areas(), [device.as_str()], "{loss:?}");
+            assert_eq!(place.swap_areas(), [device.as_str()], "{loss:?}");
             kill_process(daemon, Signal::TERM).unwrap();
         }
         wait_for_end(daemon);
@@ -197,7 +197,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
         let ended = place.place.run(args);
         assert!(ended.complaint(1).contains(&device), "{args:?}: {}", ended.stderr);
     }
-    assert_eq!(swap_areas(), [device.as_str()]);
+    assert_eq!(place.swap_areas(), [device.as_str()]);
 }
 
 /// A mount namespace of its own, in which the place's directory is an empty file system.
@@ -267,7 +267,7 @@ fn containers_with_the_same_paths_leave_each_other_alone() {
     kill(one.daemon_id());
     let said = one.run(&["swap", "off"]).ok();
     assert!(said.contains(&first) && !said.contains(&second), "{said}");
-    assert_eq!(swap_areas(), [second.as_str()]);
+    assert_eq!(place.swap_areas(), [second.as_str()]);
     assert!(is_running(daemon));
     other.run(&["swap", "off"]).ok();
     wait_for_end(daemon);
@@ -380,7 +380,7 @@ fn nobody_reads_or_changes_swapped_out_memory() {
     let place = BlockPlace::new();
     let swap = "[mem]\nsize = \"64M\"\nswap = true\n";
     let (daemon, port) = with_config(&place, swap);
-    assert_eq!(swap_areas().len(), 1);
+    assert_eq!(place.swap_areas().len(), 1);
     assert_eq!(listed(port), ["free"]);
     assert_eq!(refusal(port, "mem"), reply::ERR_UNKNOWN);
     daemon.signal(Signal::TERM);

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swap_areas, swapped_bytes, unable};
+use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, unable};
 use common::clients::missing;
 use common::{Ended, finish, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -83,7 +83,7 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
     let refused = on("192M");
     assert!(refused.complaint(1).contains("this process's cgroup"), "{}", refused.stderr);
     let device = device_of(&on("160M").ok());
-    assert_eq!(swap_areas(), [device.as_str()]);
+    assert_eq!(place.swap_areas(), [device.as_str()]);
     let mut hog = start_hog(&cgroup, hog_seconds(), &device);
     assert!(hog.is_running());
     let status = place.place.run(&["swap", "status"]).ok();
@@ -112,7 +112,7 @@ fn swap_goes_off_under_load_where_memory_suffices() {
     let line = off.complaint(1);
     assert!(line.contains("stays on") && line.contains("uzram-load"), "{line}");
     assert!(hog.is_running());
-    assert_eq!(swap_areas(), [device.as_str()]);
+    assert_eq!(place.swap_areas(), [device.as_str()]);
     // Now it has.
     cgroup.set_limit(4 * HOG_MIB * MIB);
     place.place.run(&["swap", "off"]).ok();

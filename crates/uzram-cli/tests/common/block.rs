@@ -31,13 +31,16 @@ pub fn unable() -> bool {
 /// A place whose daemon's mounts, loop devices and swap areas are gone when it is dropped, whatever happened.
 pub struct BlockPlace {
     pub place: Place,
+    /// Loop devices and swap areas that were there before, and are somebody else's.
+    others: Vec<String>,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl BlockPlace {
     pub fn new() -> BlockPlace {
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        BlockPlace { place: Place::new(), _alone: alone }
+        let others = loop_devices(|_| true).into_iter().chain(active_areas()).collect();
+        BlockPlace { place: Place::new(), others, _alone: alone }
     }
 
     /// The directory of a device's files.
@@ -58,18 +61,17 @@ impl BlockPlace {
 
     /// The loop devices on this place's files.
     pub fn loops(&self) -> Vec<String> {
-        let mut loops = Vec::new();
-        for entry in fs::read_dir("/sys/block").unwrap() {
-            let entry = entry.unwrap();
-            let backing = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-            // A path from the root of a mount that is gone is nobody else's.
-            let is_lost = backing.trim_end() == "/zram0/disk";
-            if is_lost || Path::new(backing.trim_end()).starts_with(self.place.root().canonicalize().unwrap())
-            {
-                loops.push(format!("/dev/{}", entry.file_name().into_string().unwrap()));
-            }
-        }
+        let root = self.place.root().canonicalize().unwrap();
+        // A path from the root of a mount that is gone may be ours.
+        let is_ours = |file: &Path| file == Path::new("/zram0/disk") || file.starts_with(&root);
+        let mut loops = loop_devices(is_ours);
+        loops.retain(|device| !self.others.contains(device));
         loops
+    }
+
+    /// The loop devices that are swapped to since this place is there.
+    pub fn swap_areas(&self) -> Vec<String> {
+        active_areas().filter(|area| !self.others.contains(area)).collect()
     }
 
     /// What is mounted below this place's directory, last first.
@@ -87,7 +89,7 @@ impl BlockPlace {
     pub fn assert_clean(&self) {
         assert_eq!(self.loops(), [""; 0]);
         assert_eq!(self.mounts(), [""; 0]);
-        assert!(swap_areas().is_empty(), "{:?}", swap_areas());
+        assert_eq!(self.swap_areas(), [""; 0]);
     }
 }
 
@@ -111,11 +113,25 @@ impl Drop for BlockPlace {
     }
 }
 
+/// The loop devices on files for whose paths `wanted` holds.
+fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
+    let mut devices = Vec::new();
+    for entry in fs::read_dir("/sys/block").unwrap() {
+        let entry = entry.unwrap();
+        let Ok(file) = fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        if wanted(Path::new(file.trim_end())) {
+            devices.push(format!("/dev/{}", entry.file_name().into_string().unwrap()));
+        }
+    }
+    devices
+}
+
 /// The loop devices that are swapped to.
-pub fn swap_areas() -> Vec<String> {
+fn active_areas() -> impl Iterator<Item = String> {
     let list = fs::read_to_string("/proc/swaps").unwrap();
-    let areas = list.lines().skip(1).filter(|line| line.starts_with("/dev/loop"));
-    areas.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
+    let areas: Vec<String> =
+        list.lines().skip(1).map(|line| line.split_whitespace().next().unwrap().to_owned()).collect();
+    areas.into_iter().filter(|area| area.starts_with("/dev/loop"))
 }
 
 /// Bytes swapped out to a device.
