@@ -100,11 +100,6 @@ impl Record {
         self.mount.is_none() && self.attached.is_empty()
     }
 
-    /// What is there of a device, if anything is.
-    pub fn of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = LoopAttachment> + 'a {
-        self.attached.iter().filter(move |device| device.name == name).map(|device| device.attachment)
-    }
-
     fn forget_what_is_gone(&mut self) -> io::Result<()> {
         self.attached.retain(|device| device.attachment.is_current());
         let uid = rustix::process::geteuid().as_raw();
@@ -155,20 +150,31 @@ impl Recorder {
     /// # Errors
     /// `Io` when the record cannot be written, and is as it was.
     pub fn set_mount(&self, mount: MountRecord) -> Result<()> {
-        self.change(|record| record.mount = Some(mount))
+        self.change(|record| {
+            record.mount = Some(mount);
+            Ok(())
+        })
     }
 
     /// Records that a device was attached.
     ///
     /// # Errors
-    /// `NotFound` when it is not attached there; `Io` as above.
+    /// `NotFound` when it is not attached there, `Busy` when it is attached elsewhere already; `Io` as above.
     pub fn add(&self, device: AttachedDevice) -> Result<()> {
         if !device.attachment.is_current() {
             let path = device.attachment.path();
             let what = format!("'{}' is not attached to {}", device.name, path.display());
             return Err(Error::new(ErrorKind::NotFound, what));
         }
-        self.change(|record| record.attached.push(device))
+        self.change(|record| {
+            if let Some(other) = record.attached.iter().find(|other| other.name == device.name) {
+                let path = other.attachment.path();
+                let what = format!("'{}' is attached already, as {}", device.name, path.display());
+                return Err(Error::new(ErrorKind::Busy, what));
+            }
+            record.attached.push(device);
+            Ok(())
+        })
     }
 
     /// What is attached now, in the order in which it was.
@@ -178,11 +184,11 @@ impl Recorder {
         record.attached.clone()
     }
 
-    fn change(&self, change: impl FnOnce(&mut Record)) -> Result<()> {
+    fn change(&self, change: impl FnOnce(&mut Record) -> Result<()>) -> Result<()> {
         let mut record = self.lock();
         let mut new = record.clone();
         new.attached.retain(|device| device.attachment.is_current());
-        change(&mut new);
+        change(&mut new)?;
         self.write(&new).map_err(|error| failure(ErrorKind::Io, "write", &self.shown, &error.to_string()))?;
         *record = new;
         Ok(())
