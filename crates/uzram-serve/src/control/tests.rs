@@ -15,7 +15,7 @@ use uzram::device::Device;
 use uzram::slab::{Cache, Options, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
-use super::{About, Api, CacheJson, Limits, Server, exchange};
+use super::{About, Api, CacheJson, Ending, Limits, Server, exchange};
 use crate::Exports;
 
 fn api() -> Api {
@@ -374,7 +374,7 @@ impl Daemon {
         let path = directory.path().join("control.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let (sender, shutdowns) = mpsc::channel();
-        let server = Server::start(listener, api(), limits, move || sender.send(()).unwrap());
+        let server = Server::start(listener, api(), limits, move |ending| sender.send(ending).unwrap());
         Daemon { path, shutdowns, server: Some(server.unwrap()), _directory: directory }
     }
 

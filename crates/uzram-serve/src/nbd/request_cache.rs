@@ -117,12 +117,13 @@ mod tests {
     /// Cookie and error of each simple reply to these requests, none of which has data.
     fn converse(device: &Arc<Device>, requests: &RequestCache, input: Vec<u8>) -> Vec<(u64, u32)> {
         let mut script = Script { input: Cursor::new(input), heard: Vec::new() };
+        let exports = Exports::new([Arc::clone(device)]);
         let session = Session {
-            device: device.open().unwrap(),
+            export: exports.find(b"").unwrap().connect().unwrap(),
             headers: Headers::Simple,
             contexts: Contexts::default(),
         };
-        let (exports, stopping) = (Exports::default(), Arc::default());
+        let stopping = Arc::default();
         let terms = Terms {
             exports: &exports,
             requests,
