@@ -14,16 +14,22 @@ use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
 use crate::Exports;
+use crate::nbd::{Tls, reload_tls};
 
 /// Where NBD clients find the device of a name, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
 /// at least one URI.
 pub type Uris = Box<dyn Fn(&str) -> Vec<String> + Send + Sync>;
+
+/// Whether all devices, with one that was just made as the last, may be: an error says why the new one may not.
+pub type Admission = Box<dyn Fn(&[Arc<Device>]) -> uzram::Result<()> + Send + Sync>;
 
 /// The devices of a daemon, as seen by control clients.
 pub struct Api {
     exports: Exports,
     uris: Uris,
     about: About,
+    tls: Option<Tls>,
+    admission: Admission,
 }
 
 #[derive(Deserialize)]
@@ -42,8 +48,22 @@ struct NewDevice {
 
 impl Api {
     /// An API over these devices, of a daemon about which there is this to say.
-    pub const fn new(exports: Exports, uris: Uris, about: About) -> Self {
-        Api { exports, uris, about }
+    pub fn new(exports: Exports, uris: Uris, about: About) -> Self {
+        Api { exports, uris, about, tls: None, admission: Box::new(|_| Ok(())) }
+    }
+
+    /// Has clients tell when the files of this TLS are to be read again.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    /// Asks whether a new device may be, before a client hears of it.
+    #[must_use]
+    pub fn with_admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
     }
 
     /// Answers one request.
@@ -78,6 +98,11 @@ impl Api {
             (["v1", "daemon"], _) => Err(not_allowed("GET")),
             (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
             (["v1", "slabinfo"], _) => Err(not_allowed("GET")),
+            (["v1", "reload"], "POST") => match reload_tls(self.tls.as_ref()) {
+                Ok(()) => Ok(Response::empty(204)),
+                Err(error) => Err(failure(&error)),
+            },
+            (["v1", "reload"], _) => Err(not_allowed("POST")),
             (["v1", "shutdown"], "POST") => Ok(Response { shutdown: true, ..Response::empty(202) }),
             (["v1", "shutdown"], _) => Err(not_allowed("POST")),
             _ => Err(refusal(404, "no such path; the control API begins at /v1/devices")),
@@ -115,7 +140,7 @@ impl Api {
 
     fn add(&self, request: &[u8]) -> Result<Response, Response> {
         let new: NewDevice = body(request, r#"{"name": TEXT, "attributes": {NAME: TEXT…}}"#)?;
-        let device = make(&new, &self.exports).map_err(|error| failure(&error))?;
+        let device = make(&new, &self.exports, &self.admission).map_err(|error| failure(&error))?;
         tracing::info!(device = new.name, "device added");
         Ok(self.describe(201, &device))
     }
@@ -129,13 +154,13 @@ impl Api {
 
 /// Makes a device and offers it. It is offered first and initialised then, so that no memory is taken
 /// for a name that another has; who finds it in between finds it uninitialised.
-fn make(new: &NewDevice, exports: &Exports) -> uzram::Result<Arc<Device>> {
+fn make(new: &NewDevice, exports: &Exports, admission: &Admission) -> uzram::Result<Arc<Device>> {
     let device = Device::new(&new.name)?;
     exports.add(Arc::clone(&device))?;
     let mut attributes: Vec<_> = new.attributes.iter().collect();
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
     let set = attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));
-    if let Err(error) = set {
+    if let Err(error) = set.and_then(|()| admission(&exports.devices())) {
         // It fails when somebody has removed it already, which is what is wanted.
         let _ = exports.remove(&new.name);
         return Err(error);
