@@ -83,14 +83,22 @@ impl Place {
 
     /// Starts a daemon and waits until it serves.
     pub fn up_sized(&self, size: &str, args: &[&str]) -> Daemon {
-        let mut command = self.command(&["up", "--size", size]);
-        let mut child = command
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Daemon::start(self.command(&[&["up", "--size", size], args].concat()))
+    }
+
+    /// Starts a daemon with a configuration file and waits until it serves.
+    pub fn up_config(&self, text: &str, args: &[&str]) -> Daemon {
+        let path = self.root.path().join("uzram.toml");
+        std::fs::write(&path, text).unwrap();
+        Daemon::start(self.command(&[&["up", "--config", path.to_str().unwrap()], args].concat()))
+    }
+}
+
+impl Daemon {
+    /// Waits until it serves.
+    pub fn start(mut command: Command) -> Daemon {
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut facts = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         while !facts.contains("fixed cost") {
