@@ -85,15 +85,15 @@ impl Config {
 
 /// Why nobody listens at an address that other machines can reach.
 fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
-    let (without, give) = if has_certificate {
-        ("a certificate is not asked of clients: TLS hides what passes, and", "give tls-client-ca")
+    let (why, give) = if has_certificate {
+        ("TLS without tls-client-ca asks no client for a certificate", "tls-client-ca")
     } else {
-        ("there is no TLS:", "give a certificate (tls-cert, tls-key) and tls-client-ca")
+        ("there is no TLS", "a certificate (tls-cert, tls-key) and tls-client-ca")
     };
     format!(
-        "{address} can be reached from other machines, and {without} everyone there could read and change the disks: \
-         {give}, which lets in clients with a certificate of that authority, or listen on 127.0.0.1 or [::1]; \
-         tls-anyone with a certificate lets everyone in all the same"
+        "{address} can be reached from other machines, and {why}, so that everyone there could read and change the disks: \
+         give {give}, the authority of the clients that may come, or listen on 127.0.0.1 or [::1]; with tls-anyone \
+         everyone who can connect reads and changes them, over TLS"
     )
 }
 
