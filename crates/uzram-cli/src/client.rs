@@ -119,6 +119,17 @@ pub struct SlabinfoArgs {
     runtime: RuntimeArgs,
 }
 
+/// Have a running daemon read the files of its TLS again: certificate, key and the authorities of clients.
+///
+/// Clients that come then meet what the files hold; those that are connected stay as they are, and so do all contents.
+/// What cannot be used is refused, and what was in force stays so.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram reload")]
+pub struct ReloadArgs {
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
 /// Stop the running daemon, and wait until it has ended. The contents of its devices are lost.
 ///
 /// Refused while NBD clients, programs or mounted file systems use a device, or it is swapped to.
@@ -228,6 +239,14 @@ pub fn slabinfo(args: &SlabinfoArgs) -> Result<()> {
     }
     let caches: Vec<CacheJson> = understand(answer["caches"].clone())?;
     print(&slabinfo::text(&caches, args.stats))
+}
+
+/// `uzram reload`
+pub fn reload(args: &ReloadArgs) -> Result<()> {
+    Daemon::at(&args.runtime)?
+        .ask("POST", "/v1/reload", None)
+        .map_err(|failure| failure.map_line(|line| format!("cannot reload: {line}")))?;
+    Ok(())
 }
 
 /// `uzram down`

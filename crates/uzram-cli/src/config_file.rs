@@ -4,13 +4,14 @@
 //! Its keys are the options of `uzram up` that make a device, by their names and with their meaning: they are read by
 //! the very parser of the command line. Those that take a SIZE also take an expression, such as `min(ram / 2, 4G)`
 //! ([`uzram::base::size_expr`]). The table `attributes` in it sets the device's attributes by their own names. A few
-//! keys more say what the device is used for: [`USE_KEYS`].
+//! keys more say what the device is used for: [`USE_KEYS`]. The other keys at the top are options of the daemon, by their
+//! names: [`TOP_KEYS`].
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::fmt::Display;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, FromArgMatches};
@@ -26,6 +27,7 @@ use uzram_serve::swap_area::MAX_PRIORITY;
 
 use crate::device_args::{DeviceArgs, Origin, Setting, parse_name};
 use crate::failure::{Context, Failure, Result};
+use crate::listen_args::{ListenArgs, MAX_CONNECTIONS};
 use crate::machine_memory;
 use crate::plan::{Attached, DevicePlan, ExportArgs, SwapPlan};
 use crate::toml_text::{self, Source, Text};
@@ -33,7 +35,16 @@ use crate::toml_text::{self, Source, Text};
 /// The size of a device that has none in the file.
 const DEFAULT_SIZE: &str = "min(ram / 2, 4G)";
 /// Keys at the top, besides devices.
-const TOP_KEYS: [&str; 3] = ["mount", "cpu-latency-us", "listen"];
+const TOP_KEYS: [&str; 8] = [
+    "mount",
+    "cpu-latency-us",
+    "listen",
+    "tls-cert",
+    "tls-key",
+    "tls-client-ca",
+    "tls-anyone",
+    "max-connections",
+];
 /// Keys of a device, besides its options.
 const USE_KEYS: [&str; 8] =
     [ATTRIBUTES, ATTACH, EXPORT, READ_ONLY, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
@@ -53,8 +64,8 @@ pub struct ConfigFile {
     pub mount: Option<PathBuf>,
     /// How fast CPUs are to wake for requests for them.
     pub cpu_latency: Option<CpuLatencyLimit>,
-    /// Where to serve, besides the socket in the runtime directory.
-    pub listen: Vec<ListenAddress>,
+    /// Where and how to serve NBD.
+    pub nbd: ListenArgs,
     /// The devices, in the file's order.
     pub devices: Vec<DevicePlan>,
     /// Of those that are not for a machine with so much memory, a line for the log.
@@ -78,7 +89,12 @@ fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
         match entry.key.as_ref() {
             "mount" => config.mount = Some(entry.path()?),
             "cpu-latency-us" => config.cpu_latency = Some(entry.cpu_latency()?),
-            "listen" => config.listen = entry.places()?,
+            "listen" => config.nbd.listen = entry.places()?,
+            "tls-cert" => config.nbd.tls_cert = Some(entry.path()?),
+            "tls-key" => config.nbd.tls_key = Some(entry.path()?),
+            "tls-client-ca" => config.nbd.tls_client_ca = Some(entry.path()?),
+            "tls-anyone" => config.nbd.tls_anyone = Some(entry.boolean()?),
+            "max-connections" => config.nbd.max_connections = Some(entry.number(MAX_CONNECTIONS)?),
             _ if entry.value.is_table() => device(entry, memory, &mut config)?,
             _ => {
                 let known = TOP_KEYS.join(", ");
@@ -185,12 +201,11 @@ impl<'a> Entry<'a> {
         }
     }
 
-    fn priority(&self) -> Result<u16> {
-        let range = 0..=MAX_PRIORITY;
-        let priority = self.value.as_integer().and(self.text()?.parse().ok());
-        priority
-            .filter(|priority| range.contains(priority))
-            .ok_or_else(|| self.wrong(format!("write a number from 0 to {MAX_PRIORITY}")))
+    /// A whole number within a range.
+    fn number<T: TryFrom<i64>>(&self, range: RangeInclusive<i64>) -> Result<T> {
+        let number = self.value.as_integer().and(self.text()?.parse::<i64>().ok());
+        let number = number.filter(|number| range.contains(number)).and_then(|number| number.try_into().ok());
+        number.ok_or_else(|| self.wrong(format!("write a number from {} to {}", range.start(), range.end())))
     }
 
     /// The attribute that the key names, and its value, which the device will check.
@@ -327,7 +342,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
             READ_ONLY => export.read_only = key.boolean()?,
             SWAP => swap.wanted = Some(key.boolean()?),
             SWAP_PRIORITY => {
-                swap.priority = Some(key.priority()?);
+                swap.priority = Some(key.number(0..=i64::from(MAX_PRIORITY))?);
                 swap.how = Some(key.place());
             }
             SWAP_DISCARD => {

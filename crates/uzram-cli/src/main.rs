@@ -1,6 +1,6 @@
 //! The `uzram` program: reads the command line and runs one command.
 //!
-//! `up` is the daemon ([`up`]); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo` and `down` talk to
+//! `up` is the daemon ([`up`]); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo`, `reload` and `down` talk to
 //! it over its control socket ([`client`]); `attach` and `detach` make block devices of its files ([`attach`]),
 //! `swap` a swap area ([`swap`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of
 //! any of them is one line on standard error and a non-zero exit: 2 for a command line that makes no sense,
@@ -26,6 +26,7 @@ mod notify;
 mod plan;
 mod policy_file;
 mod protect;
+mod room;
 mod runtime_dir;
 mod show;
 mod slabinfo;
@@ -39,7 +40,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use attach::{AttachArgs, DetachArgs};
-use client::{AddArgs, DownArgs, ListArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs};
+use client::{
+    AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs,
+};
 use failure::Failure;
 
 #[derive(Parser)]
@@ -67,6 +70,7 @@ enum Command {
     Attach(AttachArgs),
     Detach(DetachArgs),
     Swap(swap::Args),
+    Reload(ReloadArgs),
     Down(DownArgs),
     Bench(bench::Args),
     #[command(hide = true)]
@@ -93,6 +97,7 @@ fn main() -> ExitCode {
         Command::Attach(args) => attach::attach(&args).map(|()| 0),
         Command::Detach(args) => attach::detach(&args).map(|()| 0),
         Command::Swap(args) => swap::run(&args),
+        Command::Reload(args) => client::reload(&args).map(|()| 0),
         Command::Down(args) => client::down(&args).map(|()| 0),
         Command::Bench(args) => bench::run(&args).map(|()| 0),
         Command::BenchSwapUser(args) => bench::run_swap_user(&args).map(|()| 0),

@@ -53,6 +53,8 @@ pub struct Plan {
     pub exec: Option<String>,
     /// Whether `swap off` ends it.
     pub ends_with_swap: bool,
+    /// Whether SIGHUP has it read the files of TLS again, rather than end.
+    pub reloads_on_hang_up: bool,
     /// Measure how long `list_lock`s are held.
     pub slab_timing: bool,
 }
@@ -118,6 +120,7 @@ impl Plan {
             files: fuse::Options::default(),
             exec: None,
             ends_with_swap: false,
+            reloads_on_hang_up: false,
             slab_timing: false,
         })
     }

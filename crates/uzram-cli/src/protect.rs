@@ -9,16 +9,10 @@
 
 use std::fs;
 use std::os::raw::c_void;
-use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, MlockAllFlags};
-use uzram::base::size_expr::Memory;
-use uzram::base::units::format_size;
-use uzram::device::Device;
 use uzram_serve::control::MeasureJson;
-
-use crate::failure::{Failure, Result};
 
 /// Heap that is touched beforehand, for all that small requests ever ask of it.
 #[cfg(target_env = "gnu")]
@@ -33,45 +27,6 @@ const NEVER_KILLED: &str = "-1000";
 
 /// `<linux/prctl.h>`, since Linux 5.6.
 const PR_SET_IO_FLUSHER: i32 = 57;
-
-/// What the process takes beside its devices: program, buffers, stacks, heap; measured, and some more.
-const PROCESS_BYTES: u64 = 32 << 20;
-/// What a pool takes at most, if nothing compresses, for the pages of its disk: a sixteenth more.
-const POOL_SIXTEENTHS: u64 = 17;
-
-/// Makes sure that the devices fit into what this process's cgroup may have: a daemon that meets that limit waits for
-/// memory, or is killed.
-///
-/// # Errors
-/// They do not: with the numbers, and what to set.
-pub fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> Result<()> {
-    // Then it has no limit.
-    if memory.limit_bytes >= memory.ram_bytes {
-        return Ok(());
-    }
-    let mut room_bytes = memory.limit_bytes.saturating_sub(PROCESS_BYTES);
-    for device in devices {
-        let stats = device.counts();
-        let pool_bytes = stats.disksize_bytes / 16 * POOL_SIXTEENTHS;
-        let most_bytes = match stats.mem_limit_bytes {
-            0 => pool_bytes,
-            limit_bytes => limit_bytes.min(pool_bytes),
-        };
-        let left_bytes = room_bytes.saturating_sub(stats.mem_fixed_bytes);
-        if most_bytes > left_bytes {
-            return Err(Failure::Line(format!(
-                "{} may take {}, and this process's cgroup, which has {} at most, leaves room for {}: give it a --mem-limit \
-                 of that, or raise the cgroup's limit",
-                device.name(),
-                format_size(most_bytes),
-                format_size(memory.limit_bytes),
-                format_size(left_bytes),
-            )));
-        }
-        room_bytes = left_bytes - most_bytes;
-    }
-    Ok(())
-}
 
 /// Does what can be done, and says what could not.
 pub fn protect() -> Vec<MeasureJson> {
@@ -177,29 +132,6 @@ pub fn touch_heap() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn devices_fit_into_the_cgroup_or_it_is_said_what_would() {
-        let device = |settings: &[(&str, &str)]| {
-            let device = Device::new("a").expect("a name");
-            settings.iter().for_each(|(name, value)| device.set(name, value).expect("a value"));
-            device
-        };
-        let of = |limit_mib: u64| Memory { ram_bytes: 8 << 30, limit_bytes: limit_mib << 20 };
-        let limited = || device(&[("mem_limit", "100M"), ("disksize", "1G")]);
-        let unlimited = || device(&[("disksize", "1G")]);
-        let complaint = |devices: &[Arc<Device>], limit_mib| match check_cgroup(devices, &of(limit_mib)) {
-            Err(Failure::Line(line)) => line,
-            _ => panic!("it fits into {limit_mib} MiB"),
-        };
-        assert!(check_cgroup(&[unlimited()], &of(8 << 10)).is_ok(), "no cgroup");
-        assert!(check_cgroup(&[limited()], &of(160)).is_ok());
-        assert!(check_cgroup(&[unlimited()], &of(1200)).is_ok());
-        assert!(complaint(&[limited()], 130).contains("may take 100 MiB"));
-        assert!(complaint(&[unlimited()], 1000).contains("1000 MiB at most"));
-        assert!(complaint(&[limited(), limited()], 240).contains("leaves room for"));
-        assert!(check_cgroup(&[limited(), limited()], &of(280)).is_ok());
-    }
 
     #[test]
     fn mappings_of_files_are_found() {

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread;
 
 use rustix::process::Signal;
@@ -32,7 +32,8 @@ use crate::live::{self, LiveLine, LogLevel};
 use crate::machine_memory;
 use crate::notify;
 use crate::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
-use crate::protect::{check_cgroup, protect, touch_heap};
+use crate::protect::{protect, touch_heap};
+use crate::room;
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
 use crate::swap::READY;
 
@@ -48,7 +49,8 @@ use crate::swap::READY;
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
 pub struct Args {
-    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example)
+    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example). SIGHUP
+    /// then has the files of TLS read again, as `uzram reload` does, and does not end the daemon
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
@@ -85,13 +87,16 @@ pub struct Args {
 
 impl Args {
     fn plan(&self) -> Result<Plan> {
-        let ConfigFile { mount, cpu_latency, listen, devices, left_out } = match &self.config {
+        let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match &self.config {
             Some(path) => config_file::read(path)?,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
         };
+        let listen = match &self.config {
+            Some(path) => self.listen.clone().with_file(keys, path)?,
+            None => self.listen.clone(),
+        };
         let plan = Plan::new(self.runtime.path()?, devices)?;
-        let mut nbd = self.listen.config(plan.nbd)?;
-        nbd.listen.extend(listen);
+        let nbd = listen.config(plan.nbd)?;
         let absolute =
             |dir: &PathBuf| std::path::absolute(dir).context(|| format!("--mount {}", dir.display()));
         Ok(Plan {
@@ -100,6 +105,7 @@ impl Args {
             files: self.files.options(cpu_latency),
             mount: self.mount.as_ref().map(absolute).transpose()?.or(mount),
             exec: self.exec.clone(),
+            reloads_on_hang_up: self.config.is_some(),
             slab_timing: self.slab_timing,
             ..plan
         })
@@ -165,7 +171,9 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let protection = if plan.swaps() { protect() } else { Vec::new() };
     plan.left_out.iter().for_each(|line| tracing::info!("{line}"));
     let (sender, events) = mpsc::channel();
-    watch_signals(sender.clone()).context(|| "cannot handle signals".to_owned())?;
+    let reloads = plan.reloads_on_hang_up.then(|| start_reloads(plan.nbd.tls.clone())).transpose();
+    let watched = reloads.and_then(|reloads| watch_signals(sender.clone(), reloads));
+    watched.context(|| "cannot handle signals".to_owned())?;
     let control_socket = socket_path(&plan.runtime_dir, CONTROL_SOCKET)?;
     let mount_dir = plan.mount_dir();
     if plan.devices.iter().any(|device| device.attached != Attached::No) {
@@ -177,9 +185,11 @@ pub fn serve(plan: Plan) -> Result<u8> {
     slab::set_counting(true);
     slab::set_timing(plan.slab_timing);
     let devices = plan.devices.iter().map(make_device).collect::<Result<Vec<_>>>()?;
-    if plan.swaps() {
-        check_cgroup(&devices, &machine_memory::read()?)?;
-    }
+    room::check(&devices)?;
+    let swapped_to = devices.iter().zip(&plan.devices).filter(|(_, plan)| plan.is_swap());
+    let swapped_to: Vec<_> = swapped_to.map(|(device, _)| Arc::clone(device)).collect();
+    let warning = machine_memory::read().ok().and_then(|memory| room::swap_warning(&swapped_to, &memory));
+    warning.iter().for_each(|line| tracing::warn!("{line}"));
 
     let policies = plan.devices.iter().map(DevicePlan::export_policy);
     let exports = Exports::with_policies(devices.iter().cloned().zip(policies));
@@ -208,7 +218,10 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let on_shutdown = sender.clone();
     let _control = control::Server::start(
         dir.bind(CONTROL_SOCKET)?,
-        Api::new(exports.clone(), Box::new(uris.clone()), about.clone()).with_recorder(Arc::clone(&recorder)),
+        Api::new(exports.clone(), Box::new(uris.clone()), about.clone())
+            .with_recorder(Arc::clone(&recorder))
+            .with_tls(plan.nbd.tls.clone())
+            .with_admission(Box::new(room::check)),
         control::Limits::default(),
         move |ending| {
             // A failure to send means that the daemon is ending already.
@@ -217,10 +230,8 @@ pub fn serve(plan: Plan) -> Result<u8> {
     )
     .context(|| "cannot serve the control API".to_owned())?;
     let mut attachments = Attachments::new(&plan.runtime_dir, exports.clone(), Arc::clone(&recorder));
-    let swapped_to = devices.iter().zip(&plan.devices).filter(|(_, plan)| plan.is_swap());
     let _fresh_counts = if plan.swaps() {
-        let devices = swapped_to.map(|(device, _)| Arc::clone(device)).collect();
-        let fresh_counts = FreshCounts::start(devices).context(|| "cannot start a thread".to_owned())?;
+        let fresh_counts = FreshCounts::start(swapped_to).context(|| "cannot start a thread".to_owned())?;
         touch_heap();
         Some(fresh_counts)
     } else {
@@ -232,7 +243,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
 
     let exports_of = devices.iter().flat_map(|device| uris(device.name()));
     let mut text = facts_text(exports_of.map(|uri| ("export", Some(uri))));
-    text += &daemon_facts(&control_socket, &about);
+    text += &daemon_facts(&control_socket, &about, warning);
     for (device, planned) in devices.iter().zip(&plan.devices) {
         text += &device_facts(planned, device);
     }
@@ -277,7 +288,7 @@ fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
 }
 
 /// What there is to know about the daemon.
-fn daemon_facts(control_socket: &Path, about: &About) -> String {
+fn daemon_facts(control_socket: &Path, about: &About, warning: Option<String>) -> String {
     let of_files = |what: fn(&FilesJson) -> String| about.files.as_ref().map(what);
     let facts = [
         ("control", Some(control_socket.display().to_string())),
@@ -288,7 +299,7 @@ fn daemon_facts(control_socket: &Path, about: &About) -> String {
         let why = measure.refused.as_ref()?;
         Some(("warning", Some(format!("not {}: {why}", measure.what))))
     });
-    facts_text(facts.into_iter().chain(refused))
+    facts_text(facts.into_iter().chain(refused).chain([("warning", warning)]))
 }
 
 /// What there is to know about a device.
@@ -376,12 +387,19 @@ fn wait_for_event(exports: &Exports, events: &Receiver<Event>) -> Ending {
 
 /// Turns what tells a daemon to end into events, from now on and for the rest of the process's life: also that its
 /// terminal is gone, unless it was started to outlive that (nohup(1)). Ended by it, it would leave what is attached.
-fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
-    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+///
+/// With `reloads`, that is told of SIGHUP, which then does not end it.
+fn watch_signals(events: Sender<Event>, reloads: Option<SyncSender<()>>) -> std::io::Result<()> {
+    let hang_up = (reloads.is_some() || !is_ignored(SIGHUP)).then_some(SIGHUP);
     let signals = [SIGINT, SIGTERM, SIGQUIT].into_iter().chain(hang_up);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(signals)?;
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for info in signals.forever() {
+            if let (SIGHUP, Some(reloads)) = (info.si_signo, &reloads) {
+                // Where one waits to be done, it does for this one, too.
+                let _ = reloads.try_send(());
+                continue;
+            }
             let signal = if info.si_signo == SIGINT { Signal::INT } else { Signal::TERM };
             // Positive codes are the kernel's own, sigaction(2); processes send 0 or less.
             if events.send(Event::Signal { signal, from_terminal: info.si_code > 0 }).is_err() {
@@ -390,6 +408,19 @@ fn watch_signals(events: Sender<Event>) -> std::io::Result<()> {
         }
     })?;
     Ok(())
+}
+
+/// Starts a thread that reads the files of TLS again each time it is told to. Reading may take long, and whoever tells
+/// it to goes on meanwhile.
+fn start_reloads(tls: Option<nbd::Tls>) -> std::io::Result<SyncSender<()>> {
+    let (sender, reloads) = mpsc::sync_channel(1);
+    thread::Builder::new().name("reload".to_owned()).spawn(move || {
+        for () in reloads {
+            // What came of it is in the log.
+            let _ = nbd::reload_tls(tls.as_ref());
+        }
+    })?;
+    Ok(sender)
 }
 
 fn is_ignored(signal: i32) -> bool {

@@ -364,10 +364,8 @@ fn port_of(facts: &str) -> u16 {
 
 /// A daemon with devices as a file says, and its TCP port: there is a device `free` that is exported.
 fn with_config(place: &BlockPlace, devices: &str) -> (common::Daemon, u16) {
-    let config = place.place.root().join("config.toml");
     let text = format!("listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
-    fs::write(&config, text).unwrap();
-    let daemon = place.place.up_configured(&config);
+    let daemon = place.place.up_config(&text, &[]);
     let port = port_of(&daemon.facts);
     (daemon, port)
 }
@@ -411,10 +409,8 @@ fn who_attaches_a_device_has_it_alone() {
     let mount = format!("mount = \"{}\"\n", place.place.dir().join("mnt").display());
     let config = |keys: &str| format!("[d]\nsize = \"16M\"\n{keys}");
     let start = |keys: &str| {
-        let file = place.place.root().join("config.toml");
         let text = format!("{mount}listen = \"tcp:127.0.0.1:0\"\n[free]\nsize = \"8M\"\n{}", config(keys));
-        fs::write(&file, text).unwrap();
-        let daemon = place.place.up_configured(&file);
+        let daemon = place.place.up_config(&text, &[]);
         let port = port_of(&daemon.facts);
         (daemon, port)
     };

@@ -5,9 +5,11 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 
+use common::block::{BlockPlace, Cgroup, unable};
 use common::clients::{Connected, arg, complain, missing, qemu_io, random_file, same, succeed};
-use common::{Daemon, Place, wait_until};
+use common::{Daemon, Place, finish, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -102,6 +104,78 @@ fn discarding_gives_memory_back() {
     assert!(charged < 4 * MIB, "{charged}");
     assert!(resident < resident_before + 16 * MIB, "{resident} after, {resident_before} before");
     assert_eq!(place.statistic("orig_data_bytes"), 16 * MIB, "pages of zeros count, and take no memory");
+}
+
+#[test]
+fn a_limit_below_what_a_device_needs_is_refused() {
+    let place = Place::new();
+    for (args, least) in [
+        (&["--mem-limit", "4K"][..], "24 KiB"),
+        (&["--mem-limit", "20K"], "24 KiB"),
+        (&["--mem-limit", "4M", "--reserve", "8M"], "8 MiB"),
+        (&["--mem-limit", "1M", "--reserve", "1M"], "4 MiB"),
+    ] {
+        let ended = place.run(&[&["up", "--size", "16M"], args].concat());
+        let line = ended.complaint(1);
+        assert!(line.contains("mem_limit") && line.contains(&format!("at least {least}")), "{line}");
+    }
+    let daemon = place.up(&["--mem-limit", "24K"]);
+    let ended = place.run(&["add", "small", "--size", "16M", "--mem-limit", "8K"]);
+    assert!(ended.complaint(1).contains("at least 24 KiB"), "{}", ended.stderr);
+    assert!(!place.run(&["list"]).ok().contains("small"));
+    // Later, any limit only stops growth, as the kernel's does.
+    place.run(&["set", "zram0", "mem_limit=4K"]).ok();
+    assert_eq!(place.number("mem_limit"), 4096);
+    daemon.signal(rustix::process::Signal::TERM);
+    assert!(daemon.ended().0.success());
+}
+
+#[test]
+fn devices_that_might_not_fit_into_the_cgroup_are_refused() {
+    let Some(cgroup) = Cgroup::new("room", 256 * MIB) else { return };
+    // Its daemons are gone before its cgroup is.
+    let place = Place::new();
+    let up = |args: &[&str]| {
+        let mut command = cgroup.command(Path::new(env!("CARGO_BIN_EXE_uzram")));
+        command.args(["up", "--size", "1G"]).args(args).env("UZRAM_RUNTIME_DIR", place.dir());
+        command
+    };
+    let refused = finish(up(&["--exec", "true"]));
+    let line = refused.complaint(1);
+    assert!(line.contains("this process's cgroup") && line.contains("--mem-limit"), "{line}");
+    let daemon = Daemon::start(up(&["--mem-limit", "64M"]));
+    let add = |limit: &str| place.run(&["add", "more", "--size", "1G", "--mem-limit", limit]);
+    let refused = add("192M");
+    let line = refused.complaint(1);
+    assert!(line.contains("more may take 192 MiB") && line.contains("--mem-limit"), "{line}");
+    assert!(!place.run(&["list"]).ok().contains("more"));
+    add("32M").ok();
+    assert!(place.run(&["list"]).ok().contains("more"));
+    place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+}
+
+#[test]
+fn swap_that_may_outgrow_the_machine_is_warned_about() {
+    if unable() {
+        return;
+    }
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
+    let ram_kib: u64 = meminfo.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
+    let place = BlockPlace::new();
+    let size = format!("{ram_kib}K");
+    let on = |args: &[&str]| place.place.run(&[&["swap", "on", "--size", &size], args].concat()).ok();
+    let facts = on(&[]);
+    let warnings: Vec<&str> = facts.lines().filter(|line| line.starts_with("warning ")).collect();
+    let about_memory = |line: &&&str| line.contains("swap on zram0 may take") && line.contains("--mem-limit");
+    assert_eq!(warnings.iter().filter(about_memory).count(), 1, "{facts}");
+    let log = fs::read_to_string(place.place.dir().join("uzram.log")).unwrap();
+    assert!(log.contains("WARN") && log.contains("swap on zram0 may take"), "{log}");
+    place.place.run(&["swap", "off"]).ok();
+    let facts = on(&["--mem-limit", "64M"]);
+    assert!(!facts.contains("may take"), "{facts}");
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
 }
 
 /// Memory that a daemon really has.

@@ -158,15 +158,31 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     let taken = format!("tcp:{}", listener.local_addr().unwrap());
     let in_the_way = format!("unix:{cert}");
     for (args, code, words) in [
-        (&["--listen", "tcp:0.0.0.0:0"][..], 1, "tls-cert"),
-        (&["--listen", "tcp:[::]:0"], 1, "tls-cert"),
+        (&["--listen", "tcp:0.0.0.0:0"][..], 1, "tls-client-ca"),
+        (&["--listen", "tcp:[::]:0"], 1, "tls-client-ca"),
+        // Whoever came would be let in, TLS or not.
+        (&["--listen", "tcp:0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key], 1, "tls-client-ca"),
+        (&["--listen", "tcp:0.0.0.0:0", "--tls-anyone"], 1, "tls-cert"),
+        (
+            &[
+                "--tls-anyone",
+                "--tls-cert",
+                &cert,
+                "--tls-key",
+                &key,
+                "--tls-client-ca",
+                &file("ca-cert.pem"),
+            ],
+            1,
+            "tls-anyone",
+        ),
         (&["--listen", "tcp:localhost:0"], 2, "127.0.0.1"),
         (&["--listen", "10809"], 2, "tcp:ADDRESS:PORT"),
         (&["--listen", &in_the_way], 1, "not a socket"),
         (&["--listen", &taken], 1, "another server"),
-        (&["--tls-cert", &cert], 2, "--tls-key"),
-        (&["--tls-key", &key], 2, "--tls-cert"),
-        (&["--tls-client-ca", &cert], 2, "--tls-cert"),
+        (&["--tls-cert", &cert], 1, "--tls-key"),
+        (&["--tls-key", &key], 1, "--tls-cert"),
+        (&["--tls-client-ca", &cert], 1, "--tls-cert"),
         (&["--tls-cert", &cert, "--tls-key", &other], 1, "does not belong"),
         (&["--tls-cert", arg(&expired), "--tls-key", &key], 1, "expired"),
         (&["--tls-cert", &file("none.pem"), "--tls-key", &key], 1, "tls-cert"),
@@ -180,7 +196,29 @@ fn what_cannot_be_served_is_refused_in_one_line() {
 }
 
 #[test]
-fn a_key_that_everybody_can_read_is_warned_about() {
+fn everyone_is_let_in_where_that_is_said() {
+    if missing(&["nbdinfo"]) {
+        return;
+    }
+    let place = Place::new();
+    Authority::new("authority").write_all(place.root());
+    let options = tls_options(&place, false);
+    let mut args = vec!["--tls-anyone", "--listen", "tcp:0.0.0.0:0"];
+    args.extend(options.iter().map(String::as_str));
+    let daemon = place.up_sized("1M", &args);
+    let uri = uris(&daemon).into_iter().find(|uri| uri.starts_with("nbds://")).unwrap();
+    let port = uri.rsplit_once(':').unwrap().1;
+    let bare = place.root().join("bare");
+    std::fs::create_dir(&bare).unwrap();
+    std::fs::copy(place.root().join("ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
+    let uri = format!("nbds://127.0.0.1:{port}?tls-certificates={}", bare.display());
+    assert_eq!(succeed(&place, "nbdinfo", &["--size", &uri]).trim(), "1048576");
+    // In clear nobody is.
+    complain(&place, "nbdinfo", &[&uri.replace("nbds://", "nbd://")]);
+}
+
+#[test]
+fn a_key_that_everybody_can_read_is_refused() {
     let place = Place::new();
     Authority::new("authority").write_all(place.root());
     let options = tls_options(&place, false);
@@ -191,5 +229,5 @@ fn a_key_that_everybody_can_read_is_warned_about() {
     let key = place.root().join("server-key.pem");
     std::fs::set_permissions(&key, std::fs::Permissions::from_mode(0o644)).unwrap();
     let ended = place.run(&args);
-    assert!(ended.status.success() && ended.stderr.contains("can read the TLS key"), "{}", ended.stderr);
+    assert!(ended.complaint(1).contains("every user of this machine may read this key"), "{}", ended.stderr);
 }

@@ -113,6 +113,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ]),
         connections(&[
             set("/v1/devices/zram0/attributes/mem%5Flimit", "64\\u004b"),
+            request(1, "POST /v1/reload", ""),
             request(1, "POST /v1/shutdown", ""),
         ]),
         connections(&[

@@ -8,7 +8,9 @@
 //! without it; and when it is over, no device is in use.
 
 use std::cell::RefCell;
+use std::fs::Permissions;
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
@@ -51,6 +53,7 @@ fn tls() -> Tls {
     let file = |name: &str, text: String| {
         let path = dir.path().join(name);
         std::fs::write(&path, text).expect("a file");
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("a file of ours");
         path
     };
     let cert = file("cert.pem", certified.cert.pem());

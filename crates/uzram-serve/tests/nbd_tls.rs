@@ -430,6 +430,7 @@ fn files_that_do_not_do_are_refused_with_the_option_to_change() {
     let nonsense = file("nonsense", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
     let bad_key = file("bad-key", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n");
     let endless = PathBuf::from("/dev/zero");
+    let long = file("long", &" ".repeat((1 << 20) + 1));
     let cert = |path: &PathBuf| TlsFiles { cert: path.clone(), ..good.clone() };
     let key = |path: &PathBuf| TlsFiles { key: path.clone(), ..good.clone() };
     let ca = |path: &PathBuf| TlsFiles { client_ca: Some(path.clone()), ..good.clone() };
@@ -439,8 +440,9 @@ fn files_that_do_not_do_are_refused_with_the_option_to_change() {
         (cert(&good.key), "tls-cert", "no certificate"),
         (cert(&torn), "tls-cert", "no END line"),
         (cert(&nonsense), "tls-cert", "cannot be used"),
-        (cert(&endless), "tls-cert", "1 MiB"),
-        (cert(&dir.path().to_owned()), "tls-cert", "directory"),
+        (cert(&endless), "tls-cert", "not a regular file"),
+        (cert(&long), "tls-cert", "1 MiB"),
+        (cert(&dir.path().to_owned()), "tls-cert", "not a regular file"),
         (TlsFiles { cert: past, key: past_key, client_ca: None }, "tls-cert", "expired"),
         (TlsFiles { cert: future, key: future_key, client_ca: None }, "tls-cert", "not valid yet"),
         (key(&missing), "tls-key", "No such file"),
@@ -471,7 +473,7 @@ fn other_machines_are_let_in_with_tls_only() {
     }
     let dir = tempfile::tempdir().unwrap();
     Authority::new("authority").write_all(dir.path());
-    let tls = Tls::load(&files(dir.path(), false)).unwrap();
+    let tls = Tls::load(&files(dir.path(), true)).unwrap();
     for (address, tls, scheme) in [
         ("tcp:127.0.0.1:0", None, "nbd://127.0.0.1:"),
         ("tcp:127.1.2.3:0", None, "nbd://127.1.2.3:"),

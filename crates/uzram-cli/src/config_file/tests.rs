@@ -34,7 +34,7 @@ fn whole_example(policy: &Path) -> String {
 #[test]
 fn the_example_has_every_key_and_makes_sense() {
     let plain = parsed(include_str!("../../../../dist/uzram.toml")).unwrap();
-    assert_eq!((plain.mount, plain.listen, plain.devices.len()), (None, vec![], 1));
+    assert_eq!((plain.mount, plain.nbd, plain.devices.len()), (None, ListenArgs::default(), 1));
     assert_eq!(plain.devices[0].attached, Attached::Swap(SwapPlan { priority: Some(100), discard: true }));
 
     let dir = tempfile::tempdir().unwrap();
@@ -44,7 +44,15 @@ fn the_example_has_every_key_and_makes_sense() {
     let whole = parsed(&text).unwrap();
     assert_eq!(whole.mount.as_deref(), Some(Path::new("/run/uzram/mnt")));
     assert_eq!(whole.cpu_latency, Some(CpuLatencyLimit::NONE));
-    assert_eq!(whole.listen, ["tcp:127.0.0.1:10809".parse().unwrap()]);
+    let nbd = ListenArgs {
+        listen: vec!["tcp:127.0.0.1:10809".parse().unwrap()],
+        tls_cert: Some("/etc/uzram/server-cert.pem".into()),
+        tls_key: Some("/etc/uzram/server-key.pem".into()),
+        tls_client_ca: Some("/etc/uzram/ca-cert.pem".into()),
+        tls_anyone: Some(false),
+        max_connections: Some(256),
+    };
+    assert_eq!(whole.nbd, nbd);
     let device = &whole.devices[0];
     assert_eq!(device.attached, Attached::Swap(SwapPlan { priority: Some(100), discard: false }));
     for (attribute, wanted) in [
@@ -189,7 +197,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         (
             "mnt = '/a'",
             "u.toml:1: 'mnt = '/a'': unknown key `mnt`; ",
-            "mount, cpu-latency-us, listen, and a table for each",
+            "mount, cpu-latency-us, listen, tls-cert, tls-key, tls-client-ca, tls-anyone, max-connections, and a table for each",
         ),
         ("[[zram0]]", "u.toml:1: '[[zram0]]': unknown key `zram0`; there are", "as in [zram0]"),
         (
@@ -208,6 +216,13 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[mount]", "u.toml:1: mount: write a path", ""),
         ("cpu-latency-us = '1ms'", "u.toml:1: cpu-latency-us: write a number of microseconds from 0", ""),
         ("listen = 3", "u.toml:1: listen: write a place", ""),
+        ("tls-cert = ''", "u.toml:1: tls-cert: write a path", ""),
+        ("tls-key = true", "u.toml:1: tls-key: write a path", ""),
+        ("[tls-client-ca]", "u.toml:1: tls-client-ca: write a path", ""),
+        ("tls-anyone = 'yes'", "u.toml:1: tls-anyone: write true or false", ""),
+        ("max-connections = 0", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
+        ("max-connections = 65537", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
+        ("max-connections = '7'", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
         ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is no place to listen", ""),
         ("[zram0]\nsize = 'ram /'", "u.toml:2: size: 'ram /' is not a size: column 6: expected a size", ""),
         ("[zram0]\nsize = true", "u.toml:2: size: it is neither true nor false", ""),

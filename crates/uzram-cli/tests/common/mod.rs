@@ -92,15 +92,15 @@ impl Place {
 
     /// Starts a daemon and waits until it serves.
     pub fn up_sized(&self, size: &str, args: &[&str]) -> Daemon {
-        let mut command = self.command(&["up", "--size", size]);
-        command.args(args);
-        Place::up_by(command, "fixed cost")
+        Daemon::start(self.command(&[&["up", "--size", size], args].concat()))
     }
 
-    /// Starts a daemon as a file says, and waits until it has said all that there is to say of itself at the start.
-    pub fn up_configured(&self, config: &Path) -> Daemon {
-        let command = self.command(&["up", "--config", config.to_str().unwrap()]);
-        let mut daemon = Place::up_by(command, "fixed cost");
+    /// Starts a daemon with a configuration file, and waits until it has said of all its devices what there is to say.
+    pub fn up_config(&self, text: &str, args: &[&str]) -> Daemon {
+        let path = self.root.path().join("uzram.toml");
+        std::fs::write(&path, text).unwrap();
+        let mut daemon =
+            Daemon::start(self.command(&[&["up", "--config", path.to_str().unwrap()], args].concat()));
         wait_until("it answers", || self.run(&["list"]).status.success());
         let list: serde_json::Value = serde_json::from_str(&self.run(&["list", "--json"]).ok()).unwrap();
         let wanted = list["devices"].as_array().unwrap().len();
@@ -109,13 +109,16 @@ impl Place {
         }
         daemon
     }
+}
 
-    fn up_by(mut command: Command, last_fact: &str) -> Daemon {
+impl Daemon {
+    /// Waits until it serves.
+    pub fn start(mut command: Command) -> Daemon {
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut facts = String::new();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        while !facts.contains(last_fact) {
+        while !facts.contains("fixed cost") {
             if stdout.read_line(&mut facts).unwrap() == 0 {
                 let mut stderr = String::new();
                 child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();

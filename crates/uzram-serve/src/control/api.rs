@@ -14,6 +14,7 @@ use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
 use crate::loop_device::LoopAttachment;
+use crate::nbd::{Tls, reload_tls};
 use crate::record::{AttachedDevice, Recorder};
 use crate::{Export, ExportPolicy, Exports};
 
@@ -21,12 +22,17 @@ use crate::{Export, ExportPolicy, Exports};
 /// no URIs for one that is not exported now.
 pub type Uris = Box<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
+/// Whether all devices, with one that was just made as the last, may be: an error says why the new one may not.
+pub type Admission = Box<dyn Fn(&[Arc<Device>]) -> uzram::Result<()> + Send + Sync>;
+
 /// The devices of a daemon, as seen by control clients.
 pub struct Api {
     exports: Exports,
     uris: Uris,
     about: About,
     recorder: Option<Arc<Recorder>>,
+    tls: Option<Tls>,
+    admission: Admission,
 }
 
 #[derive(Default, Deserialize)]
@@ -63,13 +69,29 @@ impl NewDevice {
 
 impl Api {
     /// An API over these devices, of a daemon about which there is this to say.
-    pub const fn new(exports: Exports, uris: Uris, about: About) -> Self {
-        Api { exports, uris, about, recorder: None }
+    pub fn new(exports: Exports, uris: Uris, about: About) -> Self {
+        Api { exports, uris, about, recorder: None, tls: None, admission: Box::new(|_| Ok(())) }
     }
 
     /// With the record of what is attached to the files of these devices.
-    pub fn with_recorder(self, recorder: Arc<Recorder>) -> Self {
-        Api { recorder: Some(recorder), ..self }
+    #[must_use]
+    pub fn with_recorder(mut self, recorder: Arc<Recorder>) -> Self {
+        self.recorder = Some(recorder);
+        self
+    }
+
+    /// Has clients tell when the files of this TLS are to be read again.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
+        self.tls = tls;
+        self
+    }
+
+    /// Asks whether a new device may be, before a client hears of it.
+    #[must_use]
+    pub fn with_admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
     }
 
     /// The devices.
@@ -115,6 +137,11 @@ impl Api {
             (["v1", "daemon"], _) => Err(not_allowed("GET")),
             (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
             (["v1", "slabinfo"], _) => Err(not_allowed("GET")),
+            (["v1", "reload"], "POST") => match reload_tls(self.tls.as_ref()) {
+                Ok(()) => Ok(Response::empty(204)),
+                Err(error) => Err(failure(&error)),
+            },
+            (["v1", "reload"], _) => Err(not_allowed("POST")),
             (["v1", "shutdown"], "POST") => self.shut_down(&request.body),
             (["v1", "shutdown"], _) => Err(not_allowed("POST")),
             _ => Err(refusal(404, "no such path; the control API begins at /v1/devices")),
@@ -202,7 +229,7 @@ impl Api {
             request,
             r#"{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}"#,
         )?;
-        let device = make(&new, &self.exports).map_err(|error| failure(&error))?;
+        let device = make(&new, &self.exports, &self.admission).map_err(|error| failure(&error))?;
         tracing::info!(device = new.name, "device added");
         Ok(self.describe(201, &device))
     }
@@ -227,13 +254,13 @@ fn in_use_text(name: &str, count: usize, by: &str, way_out: &str) -> String {
 
 /// Makes a device and offers it. It is offered first and initialised then, so that no memory is taken
 /// for a name that another has; who finds it in between finds it uninitialised.
-fn make(new: &NewDevice, exports: &Exports) -> uzram::Result<Arc<Device>> {
+fn make(new: &NewDevice, exports: &Exports, admission: &Admission) -> uzram::Result<Arc<Device>> {
     let device = Device::new(&new.name)?;
     exports.add(Arc::clone(&device), new.export_policy())?;
     let mut attributes: Vec<_> = new.attributes.iter().collect();
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
     let set = attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));
-    if let Err(error) = set {
+    if let Err(error) = set.and_then(|()| admission(&exports.devices())) {
         // It fails when somebody has removed it already, which is what is wanted.
         let _ = exports.remove(&new.name);
         return Err(error);

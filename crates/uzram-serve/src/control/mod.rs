@@ -2,7 +2,7 @@
 //!
 //! A view of a list of devices and their attribute table, and of the process's slab caches, and nothing
 //! more: what an attribute means, when it may be written and which errno it answers is decided by
-//! [`uzram::device`].
+//! [`uzram::device`]; whether there is room for one more device by the [`Admission`] that the daemon gives.
 //!
 //! | request | answer |
 //! |---|---|
@@ -17,6 +17,7 @@
 //! | `GET /v1/attachments` | `{"attachments": [{"name", "attachment": {"number", "diskseq"}}…]}` |
 //! | `GET /v1/daemon` | `{"pid", "files": {"dir", "device": [MAJOR, MINOR], "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
+//! | `POST /v1/reload` | 204, and the files of TLS have been read again; 409 without TLS |
 //! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while somebody uses a device |
 //!
 //! The attributes of a device are all but those whose text grows with its disk.
@@ -39,7 +40,7 @@ pub mod stats;
 use std::io::{self, Read, Write};
 
 pub use about::{About, FilesJson, MeasureJson};
-pub use api::{Api, Uris};
+pub use api::{Admission, Api, Uris};
 pub use http::Ending;
 pub use server::{Limits, Server};
 pub use slabinfo::{CacheJson, CounterJson};

@@ -209,12 +209,39 @@ fn another_method_is_told_which_are_taken() {
         ("/v1/devices/zram0/attributes/disksize", "GET, PUT"),
         ("/v1/devices/zram0/reset", "POST"),
         ("/v1/slabinfo", "GET"),
+        ("/v1/reload", "POST"),
         ("/v1/shutdown", "POST"),
     ] {
         let answer = ask(&api, &request("PATCH", path, ""));
         assert_eq!(answer.status, 405, "{path}");
         assert!(answer.head.contains(&format!("\r\nAllow: {methods}\r\n")), "{}", answer.head);
     }
+}
+
+#[test]
+fn without_tls_there_is_nothing_to_reload() {
+    let answer = ask(&api(), &request("POST", "/v1/reload", ""));
+    assert_eq!((answer.status, &answer.json["setting"]), (409, &"tls-cert".into()));
+}
+
+#[test]
+fn a_device_for_which_there_is_no_room_is_not_added() {
+    let room = |devices: &[Arc<Device>]| match devices.iter().map(|device| device.size_bytes()).sum::<u64>() {
+        ..=0x30_0000 => Ok(()),
+        _ => Err(uzram::Error::new(uzram::ErrorKind::NoMemory, "no room")),
+    };
+    let api = api().with_admission(Box::new(room));
+    let add = |name: &str, size: &str| {
+        let body = format!(r#"{{"name": "{name}", "attributes": {{"disksize": "{size}"}}}}"#);
+        ask(&api, &request("POST", "/v1/devices", &body))
+    };
+    assert_eq!(add("small", "2M").status, 201);
+    let refused = add("large", "1M");
+    assert_eq!((refused.status, &refused.json["error"]), (503, &"no room".into()));
+    assert_eq!(ask(&api, &request("GET", "/v1/devices/large", "")).status, 404);
+    // Its name is free again.
+    assert_eq!(ask(&api, &request("DELETE", "/v1/devices/small", "")).status, 204);
+    assert_eq!(add("large", "1M").status, 201);
 }
 
 #[test]

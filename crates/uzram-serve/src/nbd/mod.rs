@@ -59,7 +59,7 @@ pub use address::{Endpoint, ListenAddress};
 pub use buffer::{BUFFER_BYTES, Buffers};
 pub use request_cache::RequestCache;
 pub use server::{Config, Server, ServerThread, StopHandle};
-pub use tls::{Tls, TlsFiles};
+pub use tls::{Tls, TlsFiles, reload_tls};
 
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///

@@ -39,6 +39,9 @@ pub struct Config {
     /// With it, TLS is required of clients that come over TCP, and offered on Unix sockets: these are
     /// their user's alone, and nobody else can listen there.
     pub tls: Option<Tls>,
+    /// Other machines are let in over TLS without a certificate of theirs: everyone who can connect reads and changes
+    /// the disks.
+    pub tls_anyone: bool,
     /// Clients served at once; further connections are closed at once.
     pub max_connections: usize,
     /// How long a client may take to choose an export, TLS included.
@@ -51,25 +54,47 @@ impl Config {
         Config {
             listen: vec![ListenAddress::Unix(socket_path.into())],
             tls: None,
+            tls_anyone: false,
             max_connections: 256,
             handshake_timeout: Duration::from_secs(10),
         }
     }
 
+    /// Who may come from other machines: those with a certificate of an authority of `tls`, unless `tls_anyone` says in
+    /// so many words that it is everyone. TLS without either hides from third parties what is read and written, and keeps
+    /// nobody from doing so.
     fn check(&self) -> Result<()> {
-        let unprotected = |address: &&ListenAddress| self.tls.is_none() && !is_local(address);
-        match self.listen.iter().find(unprotected) {
+        let asks_clients = self.tls.as_ref().is_some_and(Tls::asks_clients);
+        if self.tls_anyone && self.tls.is_none() {
+            let text = "tls-anyone lets everyone in over TLS, and without a certificate there is no TLS: give tls-cert \
+                        and tls-key, too";
+            return Err(Error::invalid(text).with_setting("tls-cert"));
+        }
+        if self.tls_anyone && asks_clients {
+            let text = "tls-anyone lets everyone in, and tls-client-ca only clients with a certificate: give one of them";
+            return Err(Error::invalid(text).with_setting("tls-anyone"));
+        }
+        let open = |address: &&ListenAddress| !asks_clients && !self.tls_anyone && !is_local(address);
+        match self.listen.iter().find(open) {
             None => Ok(()),
-            Some(address) => Err(Error::new(
-                ErrorKind::Permission,
-                format!(
-                    "{address} can be reached from other machines, and without TLS everyone there could read and \
-                     change the disk: give a certificate (tls-cert, tls-key), or listen on 127.0.0.1 or [::1]"
-                ),
-            )
-            .with_setting("listen")),
+            Some(address) => Err(Error::new(ErrorKind::Permission, open_to_all(address, self.tls.is_some()))
+                .with_setting("listen")),
         }
     }
+}
+
+/// Why nobody listens at an address that other machines can reach.
+fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
+    let (why, give) = if has_certificate {
+        ("TLS without tls-client-ca asks no client for a certificate", "tls-client-ca")
+    } else {
+        ("there is no TLS", "a certificate (tls-cert, tls-key) and tls-client-ca")
+    };
+    format!(
+        "{address} can be reached from other machines, and {why}, so that everyone there could read and change the disks: \
+         give {give}, the authority of the clients that may come, or listen on 127.0.0.1 or [::1]; with tls-anyone \
+         everyone who can connect reads and changes them, over TLS"
+    )
 }
 
 /// A server that has its sockets and is ready to run.
@@ -114,9 +139,9 @@ impl Server {
     /// Creates the sockets; clients can connect from now on, and are answered once the server runs.
     ///
     /// # Errors
-    /// `Permission` when clients of other machines could come without TLS; `Busy` when a server
-    /// answers at a path or has a port; `Invalid` when a path cannot be a socket's; `Io` or
-    /// `NoMemory` when the system refuses.
+    /// `Permission` when everyone on other machines could come, and `tls_anyone` is not set; `Busy` when
+    /// a server answers at a path or has a port; `Invalid` when a path cannot be a socket's, or
+    /// `tls_anyone` contradicts `tls`; `Io` or `NoMemory` when the system refuses.
     pub fn bind(config: Config, exports: Exports) -> Result<Server> {
         config.check()?;
         let listeners = config.listen.iter().map(Listener::bind).collect::<Result<_>>()?;

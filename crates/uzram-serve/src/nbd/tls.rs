@@ -1,16 +1,21 @@
-//! What a server needs to speak TLS, loaded from files and checked.
+//! What a server needs to speak TLS, read from files and checked, at the start and when it is told to read them again.
+//!
+//! Who may change a server's certificate, its key or the authorities of its clients decides who reads and changes its
+//! disks. So each file must be a regular file that belongs to the server's user or root and that nobody else may write;
+//! nor may every user read the key. [`read`] judges the file that is open, never its path, which may lead elsewhere later.
 //!
 //! Two choices differ from rustls's defaults. Sessions are not resumed: NBD clients stay for long, and
 //! a server that keeps nothing about clients who left needs no bound on it. And of TLS 1.2, only
 //! ChaCha20-Poly1305 is offered: an AES-GCM key of TLS 1.2 is good for 2^24 records and cannot be
 //! changed, so a disk that is read for long enough would lose its connection; TLS 1.3 changes keys.
 
-use std::fs::File;
+use std::fs::{Metadata, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use rustix::fs::OFlags;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::default_provider;
@@ -35,39 +40,100 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// A server's side of TLS: certificate, key, and whom it lets in.
+/// A server's side of TLS: certificate, key, and whom it lets in. Clones are the same: one that reads its files again
+/// does so for all.
 #[derive(Clone, Debug)]
-pub struct Tls(pub(super) Arc<ServerConfig>);
+pub struct Tls(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    files: TlsFiles,
+    /// What new sessions begin with.
+    config: RwLock<Arc<ServerConfig>>,
+    /// Held by whoever reads the files again, so that what is read last stays.
+    reload: Mutex<()>,
+}
 
 impl Tls {
-    /// Loads and checks the files. Warns when others can read the key.
+    /// Loads and checks the files.
     ///
     /// # Errors
-    /// `Io` when a file cannot be read; `Invalid` when one does not hold what it should, the key is
-    /// another certificate's, or the certificate is not valid now. The setting is the name of the
-    /// option that gave the file.
+    /// `Io` when a file cannot be read; `Permission` when others may change one, or all may read the key; `Invalid` when
+    /// one does not hold what it should, the key is another certificate's, or the certificate is not valid now. The
+    /// setting is the name of the option that gave the file.
     pub fn load(files: &TlsFiles) -> Result<Tls> {
-        let provider = Arc::new(provider());
-        let chain = certificates(&files.cert, "tls-cert")?;
-        check_validity(&chain[0], &provider).map_err(|why| {
-            let text = format!("{} cannot be used: {why}", files.cert.display());
-            Error::invalid(text).with_setting("tls-cert")
-        })?;
-        let key = private_key(&files.key)?;
-        let clients: Arc<dyn ClientCertVerifier> = match &files.client_ca {
-            Some(path) => client_verifier(path, &provider)?,
-            None => Arc::new(NoClientAuth),
-        };
-        let mut config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))?
-            .with_client_cert_verifier(clients)
-            .with_single_cert(chain, key)
-            .map_err(|error| pair_failure(files, &error))?;
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
-        Ok(Tls(Arc::new(config)))
+        let config = RwLock::new(Arc::new(server_config(files)?));
+        Ok(Tls(Arc::new(Shared { files: files.clone(), config, reload: Mutex::default() })))
     }
+
+    /// Reads the files again. Sessions from now on begin with what they hold; those that there are go on as they began.
+    ///
+    /// # Errors
+    /// As [`Tls::load`]; what was in force then stays so.
+    pub fn reload(&self) -> Result<()> {
+        // It guards nothing that a panic could have left half done; neither does the other.
+        let _one_at_a_time = self.0.reload.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = Arc::new(server_config(&self.0.files)?);
+        *self.0.config.write().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(())
+    }
+
+    /// Whether clients need a certificate.
+    pub fn asks_clients(&self) -> bool {
+        self.0.files.client_ca.is_some()
+    }
+
+    /// What a new session begins with.
+    pub(super) fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.0.config.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Reads the files of a server's TLS again, if it speaks TLS, and logs what came of it.
+///
+/// # Errors
+/// As [`Tls::reload`]; `Busy` when it speaks no TLS.
+pub fn reload_tls(tls: Option<&Tls>) -> Result<()> {
+    let reloaded = match tls {
+        Some(tls) => tls.reload(),
+        None => {
+            let what = "nothing to read again: this server speaks no TLS, so it has no certificate";
+            Err(Error::new(ErrorKind::Busy, what).with_setting("tls-cert"))
+        }
+    };
+    match (&reloaded, tls) {
+        (Ok(()), _) => tracing::info!("the files of TLS were read again: new clients get what they hold now"),
+        (Err(error), Some(_)) => {
+            tracing::error!(
+                "cannot read the files of TLS again: {error}; what they held before stays in force"
+            );
+        }
+        (Err(error), None) => tracing::warn!("{error}"),
+    }
+    reloaded
+}
+
+fn server_config(files: &TlsFiles) -> Result<ServerConfig> {
+    let provider = Arc::new(provider());
+    let chain = certificates(&files.cert, "tls-cert")?;
+    check_validity(&chain[0], &provider).map_err(|why| {
+        let text = format!("{} cannot be used: {why}", files.cert.display());
+        Error::invalid(text).with_setting("tls-cert")
+    })?;
+    let key = private_key(&files.key)?;
+    let clients: Arc<dyn ClientCertVerifier> = match &files.client_ca {
+        Some(path) => client_verifier(path, &provider)?,
+        None => Arc::new(NoClientAuth),
+    };
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::new(ErrorKind::Unsupported, error.to_string()))?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain, key)
+        .map_err(|error| pair_failure(files, &error))?;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
 }
 
 fn provider() -> CryptoProvider {
@@ -96,23 +162,54 @@ fn pair_failure(files: &TlsFiles, error: &rustls::Error) -> Error {
     }
 }
 
-/// The contents of a file that must not be longer than [`MAX_FILE_BYTES`].
-fn read(path: &Path, setting: &'static str) -> Result<(File, Vec<u8>)> {
+/// Permission bits of those who are neither the owner nor root.
+const OTHERS_WRITE: u32 = 0o022;
+const ALL_READ: u32 = 0o004;
+
+/// The contents of a file that must not be longer than [`MAX_FILE_BYTES`], and must be safe from others: with the bits
+/// `denied` in its mode it is refused.
+fn read(path: &Path, setting: &'static str, denied: u32) -> Result<Vec<u8>> {
     let shown = path.display();
     let fail =
         |error| Error::new(ErrorKind::Io, format!("cannot read {shown}: {error}")).with_setting(setting);
-    let file = File::open(path).map_err(fail)?;
+    // A pipe would have us wait for its other end.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(fail)?;
+    check_safe(&file.metadata().map_err(fail)?, denied).map_err(|(kind, why)| {
+        Error::new(kind, format!("{shown} cannot be used: {why}")).with_setting(setting)
+    })?;
     let mut bytes = Vec::new();
     (&file).take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(fail)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(Error::invalid(format!("{shown} has more than 1 MiB")).with_setting(setting));
     }
-    Ok((file, bytes))
+    Ok(bytes)
+}
+
+/// What is wrong with an open file, if others may change it, or read it where they must not.
+fn check_safe(file: &Metadata, denied: u32) -> std::result::Result<(), (ErrorKind, String)> {
+    let (owner, user) = (file.uid(), rustix::process::geteuid().as_raw());
+    let mode = file.mode() & 0o7777;
+    if !file.is_file() {
+        Err((ErrorKind::Invalid, "it is not a regular file".to_owned()))
+    } else if owner != user && owner != 0 {
+        let why = format!("it belongs to user {owner}, not to user {user} or root: chown it");
+        Err((ErrorKind::Permission, why))
+    } else if mode & denied & OTHERS_WRITE != 0 {
+        let why = format!("others than its owner may write it (mode {mode:04o}): run chmod go-w on it");
+        Err((ErrorKind::Permission, why))
+    } else if mode & denied & ALL_READ != 0 {
+        let why =
+            format!("every user of this machine may read this key (mode {mode:04o}): run chmod o-r on it");
+        Err((ErrorKind::Permission, why))
+    } else {
+        Ok(())
+    }
 }
 
 /// The certificates in a file: at least one.
 fn certificates(path: &Path, setting: &'static str) -> Result<Vec<CertificateDer<'static>>> {
-    let (_, bytes) = read(path, setting)?;
+    let bytes = read(path, setting, OTHERS_WRITE)?;
     let invalid = |why: String| Error::invalid(format!("{}: {why}", path.display())).with_setting(setting);
     let all: Vec<_> = CertificateDer::pem_slice_iter(&bytes)
         .collect::<std::result::Result<_, pem::Error>>()
@@ -133,10 +230,7 @@ fn not_pem(error: pem::Error) -> String {
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>> {
-    let (file, bytes) = read(path, "tls-key")?;
-    if file.metadata().is_ok_and(|metadata| metadata.mode() & 0o004 != 0) {
-        tracing::warn!(path = %path.display(), "every user of this machine can read the TLS key: chmod o-r it");
-    }
+    let bytes = read(path, "tls-key", OTHERS_WRITE | ALL_READ)?;
     PrivateKeyDer::from_pem_slice(&bytes).map_err(|error| {
         let why = match error {
             pem::Error::NoItemsFound => {

@@ -62,7 +62,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
     /// The stream's; `UnexpectedEof` when the client left; `InvalidData` when there is no agreement,
     /// of which the client was told.
     pub fn accept(stream: &'a mut S, tls: &Tls) -> io::Result<Self> {
-        let connection = UnbufferedServerConnection::new(tls.0.clone()).map_err(io::Error::other)?;
+        let connection = UnbufferedServerConnection::new(tls.config()).map_err(io::Error::other)?;
         let mut session = TlsStream {
             stream,
             connection,

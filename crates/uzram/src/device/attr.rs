@@ -221,7 +221,8 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "mem_limit",
-        help: "the most memory that mem_charged may reach, in bytes; 0 for no limit; at any time",
+        help: "the most memory that mem_charged may reach, in bytes; 0 for no limit; at any time, but a device is not \
+               initialised with less than its first pages take, 24 KiB or the reserve",
         get: Some(|device| device.counts().mem_limit_bytes.to_string()),
         set: Some(set_mem_limit),
     },

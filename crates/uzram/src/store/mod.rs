@@ -9,6 +9,7 @@
 //! locked; a part of a page is read, changed and written back under the slot's lock, but what is not in memory is
 //! read before that. Nobody waits for a backing device, or for pages to leave, with a slot's lock.
 
+mod limit;
 #[cfg(not(feature = "loom"))]
 mod maintenance;
 mod policy;
@@ -225,6 +226,7 @@ impl Store {
             0 => Arena::new(address_bytes)?,
             pages => Arena::with_reserve(address_bytes, pages)?,
         });
+        limit::check(config.limit_pages, arena.reserve_pages())?;
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let options = zsmalloc::Options {

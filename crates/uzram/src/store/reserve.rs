@@ -40,13 +40,8 @@ impl Refiller {
     /// Fills the reserve of the store of that name, and starts the thread that goes on with it.
     ///
     /// # Errors
-    /// `NoMemory` when the system gives no memory, or no thread; `Invalid` when the limit leaves none.
+    /// `NoMemory` when the system gives no memory, or no thread.
     pub(super) fn start(name: &str, pool: Arc<AnyPool>, arena: Arc<Arena>) -> Result<Self> {
-        let limit_pages = arena.limit_pages();
-        if limit_pages > 0 && limit_pages < arena.reserve_pages() {
-            let what = "the reserve does not fit into mem_limit";
-            return Err(Error::invalid(what).with_setting("mem_limit"));
-        }
         let shared = Arc::new(Shared { pool, arena, ends: Counter::new(0) });
         shared.refill().map_err(|error| match error.setting() {
             None => error.with_setting("reserve"),

@@ -100,7 +100,12 @@ fn a_reserve_that_cannot_be_is_refused() {
         (error.kind(), error.setting())
     };
     let limited = Config { limit_pages: 2 * CHUNK - 1, ..config(1024, 2) };
+    let error = Store::new(&limited).err().expect("refused");
+    assert!(error.to_string().contains("at least 4 MiB"), "{error}");
     assert_eq!(refused(limited), (ErrorKind::Invalid, Some("mem_limit")));
+    // All of it may be the reserve: it has what the first page takes.
+    let store = Store::new(&Config { limit_pages: 2 * CHUNK, ..config(1024, 2) }).expect("store");
+    store.write(0, &noise(0)).expect("there is room");
     assert_eq!(refused(config(1024, 1 << 20)), (ErrorKind::NoMemory, Some("reserve")));
     assert_eq!(refused(config(1024, 100)), (ErrorKind::Invalid, Some("reserve")));
     // The tables alone are too large.

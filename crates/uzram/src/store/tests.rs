@@ -320,6 +320,36 @@ fn a_full_store_takes_discards_and_then_writes() {
 }
 
 #[test]
+fn a_limit_below_what_the_first_pages_take_is_refused() {
+    let mut raw = [0; PAGE_SIZE];
+    Random::new(1).fill(&mut raw);
+    let mut compressible = raw;
+    compressible[2000..].fill(0);
+    for pool_design in PoolDesign::ALL {
+        let with = |limit_pages| Config { pool_design, limit_pages, ..config(16) };
+        for limit_pages in 1..6 {
+            let error = Store::new(&with(limit_pages)).err().unwrap_or_else(|| panic!("{limit_pages}"));
+            assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("mem_limit")));
+            assert!(error.to_string().contains("at least 24 KiB"), "{error}");
+        }
+        // The first pages come from one CPU; another that this thread was moved to has slabs of its own.
+        let is_least = |_| {
+            let store = Store::new(&with(6)).expect("store");
+            let is_stored = |(page, contents)| store.write(page, contents).is_ok();
+            [(0, &raw), (1, &compressible)].into_iter().all(is_stored) && store.stats().charged_pages == 6
+        };
+        assert!((0..20).any(is_least), "{pool_design}");
+        // Later, any limit does: it takes nothing away.
+        let store = Store::new(&with(0)).expect("store");
+        store.write(0, &raw).expect("no limit");
+        store.set_limit_pages(1);
+        let mut read = [0; PAGE_SIZE];
+        store.read(0, &mut read).expect("sound");
+        assert_eq!((store.stats().limit_pages, read == raw), (1, true));
+    }
+}
+
+#[test]
 fn sizes_out_of_range_are_refused() {
     for pages in [0, MAX_PAGES + 1] {
         assert_eq!(Store::new(&config(pages)).err().and_then(|error| error.setting()), Some("disksize"));
