@@ -175,7 +175,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let exports = Exports::new(devices.clone());
     let server =
         nbd::Server::bind(plan.nbd.clone(), exports.clone()).context(|| "cannot serve NBD".to_owned())?;
-    let endpoints = server.endpoints();
+    let (endpoints, clients) = (server.endpoints(), server.clients());
     let uris = move |name: &str| endpoints.iter().map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>();
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let mount = mount_dir
@@ -190,7 +190,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let on_shutdown = sender.clone();
     let _control = control::Server::start(
         dir.bind(CONTROL_SOCKET)?,
-        Api::new(exports.clone(), Box::new(uris.clone()), about.clone()),
+        Api::new(exports.clone(), Box::new(uris.clone()), about.clone()).with_clients(clients),
         control::Limits::default(),
         move || {
             // A failure to send means that the daemon is ending already.

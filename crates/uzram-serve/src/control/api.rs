@@ -9,11 +9,13 @@ use uzram::device::{Attribute, Device};
 use uzram::{Error, ErrorKind, slab};
 
 use super::about::About;
+use super::clients::ClientJson;
 use super::http::{Request, Response, refusal};
 use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
 use crate::Exports;
+use crate::nbd::{Clients, Kicked};
 
 /// Where NBD clients find the device of a name, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
 /// at least one URI.
@@ -24,6 +26,7 @@ pub struct Api {
     exports: Exports,
     uris: Uris,
     about: About,
+    clients: Clients,
 }
 
 #[derive(Deserialize)]
@@ -41,9 +44,15 @@ struct NewDevice {
 }
 
 impl Api {
-    /// An API over these devices, of a daemon about which there is this to say.
-    pub const fn new(exports: Exports, uris: Uris, about: About) -> Self {
-        Api { exports, uris, about }
+    /// An API over these devices, of a daemon about which there is this to say. It has no NBD clients.
+    pub fn new(exports: Exports, uris: Uris, about: About) -> Self {
+        Api { exports, uris, about, clients: Clients::default() }
+    }
+
+    /// The same of a daemon that has these NBD clients.
+    #[must_use]
+    pub fn with_clients(self, clients: Clients) -> Self {
+        Api { clients, ..self }
     }
 
     /// Answers one request.
@@ -74,6 +83,15 @@ impl Api {
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
             (["v1", "devices", name, "reset"], "POST") => write_attribute(&*self.named(name)?, "reset", "1"),
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
+            (["v1", "devices", name, "clients"], "GET") => {
+                let device = self.named(name)?;
+                Ok(self.list_clients(Some(device.name())))
+            }
+            (["v1", "devices", _, "clients"], _) => Err(not_allowed("GET")),
+            (["v1", "clients"], "GET") => Ok(self.list_clients(None)),
+            (["v1", "clients"], _) => Err(not_allowed("GET")),
+            (["v1", "clients", id], "DELETE") => self.kick(id),
+            (["v1", "clients", _], _) => Err(not_allowed("DELETE")),
             (["v1", "daemon"], "GET") => Ok(Response::json(200, &json!(self.about))),
             (["v1", "daemon"], _) => Err(not_allowed("GET")),
             (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
@@ -124,6 +142,31 @@ impl Api {
         self.exports.remove(name).map_err(|error| failure(&error))?;
         tracing::info!(device = name, "device removed");
         Ok(Response::empty(204))
+    }
+}
+
+impl Api {
+    /// All NBD clients, or those of one device.
+    fn list_clients(&self, export: Option<&str>) -> Response {
+        let mut clients = self.clients.list();
+        clients.retain(|client| export.is_none() || client.export.as_deref() == export);
+        let clients: Vec<ClientJson> = clients.into_iter().map(ClientJson::from).collect();
+        Response::json(200, &json!({ "clients": clients }))
+    }
+
+    fn kick(&self, id: &str) -> Result<Response, Response> {
+        // `parse` would take a sign.
+        let digits = id.bytes().all(|byte| byte.is_ascii_digit());
+        let id: u64 = id
+            .parse()
+            .ok()
+            .filter(|_| digits)
+            .ok_or_else(|| refusal(400, "a client is named by its number; GET /v1/clients lists them"))?;
+        match self.clients.kick(id) {
+            Kicked::Gone => Ok(Response::empty(204)),
+            Kicked::Ending => Ok(Response::empty(202)),
+            Kicked::Unknown => Err(refusal(404, &format!("there is no client {id}"))),
+        }
     }
 }
 

@@ -13,6 +13,9 @@
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
 //! | `POST /v1/devices/NAME/reset` | 204 |
+//! | `GET /v1/devices/NAME/clients` | the NBD clients of one device, as below |
+//! | `GET /v1/clients` | `{"clients": [{"id", "listener", "peer", "pid", "uid", "export": TEXT or null, "since", "requests", "read_bytes", "written_bytes"}…]}` |
+//! | `DELETE /v1/clients/ID` | 204 once the connection has ended; 202 if it ends only when the device has done what is under way |
 //! | `GET /v1/daemon` | `{"pid", "files": {"dir", "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
 //! | `POST /v1/shutdown` | 202, and the daemon ends |
@@ -28,6 +31,7 @@
 
 pub mod about;
 pub mod api;
+pub mod clients;
 pub mod http;
 pub mod percent;
 mod server;
@@ -38,6 +42,7 @@ use std::io::{self, Read, Write};
 
 pub use about::{About, FilesJson, MeasureJson};
 pub use api::{Api, Uris};
+pub use clients::ClientJson;
 pub use server::{Limits, Server};
 pub use slabinfo::{CacheJson, CounterJson};
 pub use stats::StatsJson;
