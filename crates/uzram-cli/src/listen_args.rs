@@ -22,8 +22,8 @@ pub struct ListenArgs {
     /// Serve over TLS only clients with a certificate that one of these authorities signed (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_client_ca: Option<PathBuf>,
-    /// The most clients served at once; more are refused. A sixteenth of the places is kept for the socket in the
-    /// runtime directory, another is divided among all places to listen
+    /// The most clients served at once; more are refused. A sixteenth is kept for those who use the socket in the runtime
+    /// directory, another is divided among the --listen places
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536))]
     max_connections: u32,
 }

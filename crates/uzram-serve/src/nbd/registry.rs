@@ -3,8 +3,8 @@
 //! **Clients.** A connection becomes a client when it has chosen an export, not when it connects: so who only
 //! connects keeps no client out. Of the server's places for clients, `max_clients`, each listener has some kept
 //! for it that clients of others cannot take:
-//! - a sixteenth of all places is divided among the listeners, one place for each at least;
-//! - the first listener, which is the socket in the runtime directory, has a further sixteenth, one at least;
+//! - the first listener, which is the socket in the runtime directory, has a sixteenth of all places, one at least;
+//! - another sixteenth is divided among the others, one place for each at least;
 //! - with fewer than two places for each listener, nothing is kept.
 //!
 //! **Handshakes.** Each listener has places of its own for these: an eighth of `max_clients`, 64 at least. When all
@@ -113,11 +113,12 @@ pub(super) enum Room {
 
 /// How many places are kept for each of `listeners` listeners.
 fn kept(max_clients: usize, listeners: usize) -> impl Iterator<Item = usize> {
-    let (each, first) = match max_clients >= 2 * listeners {
-        true => ((max_clients / 16 / listeners.max(1)).max(1), (max_clients / 16).max(1)),
-        false => (0, 0),
-    };
-    (0..listeners).map(move |listener| if listener == 0 { each + first } else { each })
+    let sixteenth = if max_clients >= 2 * listeners { max_clients / 16 } else { 0 };
+    let least = usize::from(max_clients >= 2 * listeners);
+    (0..listeners).map(move |listener| {
+        let sharers = if listener == 0 { 1 } else { listeners - 1 };
+        (sixteenth / sharers).max(least)
+    })
 }
 
 impl Registry {
@@ -449,10 +450,10 @@ mod tests {
 
     #[test]
     fn places_are_kept_for_each_listener_and_more_for_the_first() {
-        assert_eq!(kept(256, 1).collect::<Vec<_>>(), [32]);
-        assert_eq!(kept(256, 2).collect::<Vec<_>>(), [24, 8]);
-        assert_eq!(kept(256, 4).collect::<Vec<_>>(), [20, 4, 4, 4]);
-        assert_eq!(kept(4, 2).collect::<Vec<_>>(), [2, 1]);
+        assert_eq!(kept(256, 1).collect::<Vec<_>>(), [16]);
+        assert_eq!(kept(256, 2).collect::<Vec<_>>(), [16, 16]);
+        assert_eq!(kept(256, 4).collect::<Vec<_>>(), [16, 5, 5, 5]);
+        assert_eq!(kept(4, 2).collect::<Vec<_>>(), [1, 1]);
         assert_eq!(kept(3, 2).collect::<Vec<_>>(), [0, 0]);
         for max_clients in 1..2000 {
             for listeners in 1..40 {
