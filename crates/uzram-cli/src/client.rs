@@ -285,7 +285,11 @@ fn shorten(value: &str) -> String {
     }
 }
 
-fn print_json(value: &Value) -> Result<()> {
+/// Prints an answer as it is.
+///
+/// # Errors
+/// Standard output is gone.
+pub fn print_json(value: &Value) -> Result<()> {
     print(&format!("{value:#}\n"))
 }
 

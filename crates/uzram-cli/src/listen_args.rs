@@ -31,7 +31,8 @@ pub struct ListenArgs {
     /// disks; TLS only hides it from third parties
     #[arg(long, num_args = 0, default_missing_value = "true", value_name = "BOOL")]
     pub tls_anyone: Option<bool>,
-    /// The most clients served at once; more are refused [default: 256]
+    /// The most clients served at once; more are refused. A sixteenth is kept for those who use the socket in the runtime
+    /// directory, another is divided among the --listen places [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(MAX_CONNECTIONS))]
     pub max_connections: Option<u32>,
 }

@@ -1,7 +1,8 @@
 //! The `uzram` program: reads the command line and runs one command.
 //!
-//! `up` is the daemon ([`up`]); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo`, `reload` and `down` talk to
-//! it over its control socket ([`client`]); `attach` and `detach` make block devices of its files ([`attach`]),
+//! `up` is the daemon ([`up`]); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo`, `clients`, `kick`, `reload`
+//! and `down` talk to it over its control socket ([`client`], [`clients`]); `attach` and `detach` make block devices of
+//! its files ([`attach`]),
 //! `swap` a swap area ([`swap`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of
 //! any of them is one line on standard error and a non-zero exit: 2 for a command line that makes no sense,
 //! else 1.
@@ -12,6 +13,7 @@ mod bench;
 mod cgroups;
 mod check;
 mod client;
+mod clients;
 mod config_file;
 mod daemon_client;
 mod device_args;
@@ -67,6 +69,8 @@ enum Command {
     Set(SetArgs),
     Reset(ResetArgs),
     Slabinfo(SlabinfoArgs),
+    Clients(clients::ClientsArgs),
+    Kick(clients::KickArgs),
     Attach(AttachArgs),
     Detach(DetachArgs),
     Swap(swap::Args),
@@ -94,6 +98,8 @@ fn main() -> ExitCode {
         Command::Set(args) => client::set(&args).map(|()| 0),
         Command::Reset(args) => client::reset(&args).map(|()| 0),
         Command::Slabinfo(args) => client::slabinfo(&args).map(|()| 0),
+        Command::Clients(args) => clients::clients(&args).map(|()| 0),
+        Command::Kick(args) => clients::kick(&args).map(|()| 0),
         Command::Attach(args) => attach::attach(&args).map(|()| 0),
         Command::Detach(args) => attach::detach(&args).map(|()| 0),
         Command::Swap(args) => swap::run(&args),

@@ -195,7 +195,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let exports = Exports::with_policies(devices.iter().cloned().zip(policies));
     let server =
         nbd::Server::bind(plan.nbd.clone(), exports.clone()).context(|| "cannot serve NBD".to_owned())?;
-    let endpoints = server.endpoints();
+    let (endpoints, clients) = (server.endpoints(), server.clients());
     let exported = exports.clone();
     // Of what is not exported now there are none.
     let uris = move |name: &str| {
@@ -221,7 +221,8 @@ pub fn serve(plan: Plan) -> Result<u8> {
         Api::new(exports.clone(), Box::new(uris.clone()), about.clone())
             .with_recorder(Arc::clone(&recorder))
             .with_tls(plan.nbd.tls.clone())
-            .with_admission(Box::new(room::check)),
+            .with_admission(Box::new(room::check))
+            .with_clients(clients),
         control::Limits::default(),
         move |ending| {
             // A failure to send means that the daemon is ending already.

@@ -138,6 +138,14 @@ pub fn seeds() -> Vec<Vec<u8>> {
             request(2, "DELETE /v1/devices/zram0", ""),
             request(0, "DELETE /v1/devices/a", ""),
         ]),
+        connections(&[
+            get("/v1/clients"),
+            get("/v1/devices/zram0/clients"),
+            request(0, "DELETE /v1/clients/1", ""),
+            request(5, "DELETE /v1/clients/-1", ""),
+            request(0, "DELETE /v1/clients/99999999999999999999", ""),
+            request(0, "PUT /v1/clients", ""),
+        ]),
         connections(&[get("/v1/devices/nonesuch"), get("/v1/devices/zram0/attributes/nonesuch")]),
     ]
 }

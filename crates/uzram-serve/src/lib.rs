@@ -1,5 +1,6 @@
 //! The front ends of uzram: what turns a [`uzram::device::Device`] into something other programs use.
 
+mod budget;
 pub mod control;
 mod exports;
 pub mod fuse;

@@ -3,9 +3,10 @@
 //! Each device that is in use has its [`Crew`] of at most [`MAX_THREADS`], so that nobody waits for another's device.
 //! They are started when there is more to do than the others can, and stay until the last connection to their device
 //! ends. What waits for a thread or in one is bounded, in number and in bytes, for all of a server's devices together:
-//! each job has its [`Room`] before it begins, for as long as what it made is kept.
+//! each job has its [`Room`] before it begins, for as long as what it made is kept. Its bytes are a share of the budget
+//! that the server gave: all that NBD clients may make it hold, or what is there for FUSE's jobs alone.
 //!
-//! Locks: `Waiters::crews`, then that of a crew's `State` and of `Taken`, leaves; none is held while a job runs.
+//! Locks: `Waiters::crews`, then that of a crew's `State`, a leaf; none is held while a job runs.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,42 +15,44 @@ use std::thread::{self, JoinHandle};
 
 use uzram::device::Device;
 
+use crate::budget::{Budget, Share};
+
 /// Threads of a device: as many requests as these are under way at a time on its backing device, beside those of
 /// connections that find no room here.
 const MAX_THREADS: usize = 16;
 /// Jobs of a server that have room at once.
 pub(crate) const MAX_JOBS: usize = 1024;
-/// Memory that they may take: one of the longest requests, and many short ones.
-const MAX_BYTES: usize = 40 << 20;
+/// Memory that they need: one of the longest requests, and many short ones.
+pub(crate) const JOB_BYTES: usize = 40 << 20;
 
 /// Something that takes its time.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// The crews of a server's devices.
-#[derive(Default)]
 pub(crate) struct Waiters {
     /// By the addresses of devices; those that are in use.
     crews: Mutex<HashMap<usize, Weak<Crew>>>,
-    taken: Arc<Mutex<Taken>>,
+    bounds: Bounds,
 }
 
-/// What jobs have room for.
-#[derive(Default)]
-struct Taken {
-    jobs: usize,
-    bytes: usize,
+/// What jobs are bounded by.
+#[derive(Clone)]
+struct Bounds {
+    /// [`MAX_JOBS`] of them.
+    jobs: Arc<Budget>,
+    bytes: Arc<Budget>,
 }
 
 /// The right to have a job and so much memory for it, given up on drop.
 pub(crate) struct Room {
-    taken: Arc<Mutex<Taken>>,
-    len_bytes: usize,
+    _job: Share,
+    _bytes: Share,
 }
 
 /// The threads that wait for one device. Dropped, it waits until all jobs are done.
 pub(crate) struct Crew {
     shared: Arc<Shared>,
-    taken: Arc<Mutex<Taken>>,
+    bounds: Bounds,
 }
 
 #[derive(Default)]
@@ -76,7 +79,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Default for Waiters {
+    /// With [`JOB_BYTES`] of their own.
+    fn default() -> Self {
+        Waiters::new(Budget::new(JOB_BYTES))
+    }
+}
+
 impl Waiters {
+    /// No crews; their jobs take memory from this budget.
+    pub fn new(bytes: Arc<Budget>) -> Self {
+        Waiters { crews: Mutex::default(), bounds: Bounds { jobs: Budget::new(MAX_JOBS), bytes } }
+    }
+
     /// The crew of a device, for as long as somebody keeps it.
     pub fn crew(&self, device: &Arc<Device>) -> Arc<Crew> {
         let mut crews = lock(&self.crews);
@@ -85,7 +100,7 @@ impl Waiters {
             return crew;
         }
         crews.retain(|_, crew| crew.strong_count() > 0);
-        let crew = Arc::new(Crew { shared: Arc::default(), taken: Arc::clone(&self.taken) });
+        let crew = Arc::new(Crew { shared: Arc::default(), bounds: self.bounds.clone() });
         crews.insert(address, Arc::downgrade(&crew));
         crew
     }
@@ -103,13 +118,7 @@ impl Crew {
             return None;
         }
         drop(state);
-        let mut taken = lock(&self.taken);
-        if taken.jobs == MAX_JOBS || len_bytes > MAX_BYTES - taken.bytes {
-            return None;
-        }
-        taken.jobs += 1;
-        taken.bytes += len_bytes;
-        Some(Room { taken: Arc::clone(&self.taken), len_bytes })
+        Some(Room { _job: self.bounds.jobs.take(1)?, _bytes: self.bounds.bytes.take(len_bytes)? })
     }
 
     /// Runs a job, for which there is room, in one of the threads, as soon as one is free.
@@ -121,14 +130,6 @@ impl Crew {
         }
         drop(state);
         self.shared.called.notify_one();
-    }
-}
-
-impl Drop for Room {
-    fn drop(&mut self) {
-        let mut taken = lock(&self.taken);
-        taken.jobs -= 1;
-        taken.bytes -= self.len_bytes;
     }
 }
 
@@ -277,25 +278,25 @@ mod tests {
         }
         start(&b, Box::new(move || running.send(()).unwrap()));
         runs.recv_timeout(TIMEOUT).unwrap();
-        assert!(a.room(MAX_BYTES - 2 * MAX_THREADS + 1).is_none());
+        assert!(a.room(JOB_BYTES - 2 * MAX_THREADS + 1).is_none());
         drop(ends);
         drop((a, b));
         let again = waiters.crew(&devices[0]);
-        assert!(again.room(MAX_BYTES).is_some());
+        assert!(again.room(JOB_BYTES).is_some());
         assert_eq!(lock(&waiters.crews).len(), 1, "what is not in use is forgotten");
     }
 
     #[test]
     fn room_is_bounded_in_jobs_and_in_bytes() {
         let crew = crew();
-        assert!(crew.room(MAX_BYTES + 1).is_none());
-        let all = crew.room(MAX_BYTES).unwrap();
+        assert!(crew.room(JOB_BYTES + 1).is_none());
+        let all = crew.room(JOB_BYTES).unwrap();
         assert!(crew.room(1).is_none() && crew.room(0).is_some());
         drop(all);
         let rooms: Vec<_> = std::iter::from_fn(|| crew.room(1)).collect();
         assert_eq!(rooms.len(), MAX_JOBS);
         drop(rooms);
-        assert!(crew.room(MAX_BYTES).is_some());
+        assert!(crew.room(JOB_BYTES).is_some());
     }
 
     #[test]

@@ -4,6 +4,7 @@
 
 pub mod block;
 pub mod clients;
+pub mod nbd;
 pub mod random;
 
 use std::ffi::OsString;

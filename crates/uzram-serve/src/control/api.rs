@@ -9,12 +9,13 @@ use uzram::device::{Attribute, Device};
 use uzram::{Error, ErrorKind, slab};
 
 use super::about::About;
+use super::clients::ClientJson;
 use super::http::{Ending, Request, Response, refusal};
 use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
 use crate::loop_device::LoopAttachment;
-use crate::nbd::{Tls, reload_tls};
+use crate::nbd::{Clients, Kicked, Tls, reload_tls};
 use crate::record::{AttachedDevice, Recorder};
 use crate::{Export, ExportPolicy, Exports};
 
@@ -33,6 +34,7 @@ pub struct Api {
     recorder: Option<Arc<Recorder>>,
     tls: Option<Tls>,
     admission: Admission,
+    clients: Clients,
 }
 
 #[derive(Default, Deserialize)]
@@ -68,9 +70,17 @@ impl NewDevice {
 }
 
 impl Api {
-    /// An API over these devices, of a daemon about which there is this to say.
+    /// An API over these devices, of a daemon about which there is this to say. It has no NBD clients.
     pub fn new(exports: Exports, uris: Uris, about: About) -> Self {
-        Api { exports, uris, about, recorder: None, tls: None, admission: Box::new(|_| Ok(())) }
+        Api {
+            exports,
+            uris,
+            about,
+            recorder: None,
+            tls: None,
+            admission: Box::new(|_| Ok(())),
+            clients: Clients::default(),
+        }
     }
 
     /// With the record of what is attached to the files of these devices.
@@ -92,6 +102,12 @@ impl Api {
     pub fn with_admission(mut self, admission: Admission) -> Self {
         self.admission = admission;
         self
+    }
+
+    /// The same of a daemon that has these NBD clients.
+    #[must_use]
+    pub fn with_clients(self, clients: Clients) -> Self {
+        Api { clients, ..self }
     }
 
     /// The devices.
@@ -133,6 +149,15 @@ impl Api {
                 Ok(Response::json(200, &json!({ "attachments": self.attached() })))
             }
             (["v1", "attachments"], _) => Err(not_allowed("GET")),
+            (["v1", "devices", name, "clients"], "GET") => {
+                let device = self.named(name)?;
+                Ok(self.list_clients(Some(device.name())))
+            }
+            (["v1", "devices", _, "clients"], _) => Err(not_allowed("GET")),
+            (["v1", "clients"], "GET") => Ok(self.list_clients(None)),
+            (["v1", "clients"], _) => Err(not_allowed("GET")),
+            (["v1", "clients", id], "DELETE") => self.kick(id),
+            (["v1", "clients", _], _) => Err(not_allowed("DELETE")),
             (["v1", "daemon"], "GET") => Ok(Response::json(200, &json!(self.about))),
             (["v1", "daemon"], _) => Err(not_allowed("GET")),
             (["v1", "slabinfo"], "GET") => Ok(slabinfo()),
@@ -250,6 +275,31 @@ const FILES: &str = "close what has it open, or force it, and its contents are l
 fn in_use_text(name: &str, count: usize, by: &str, way_out: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{name} is in use by {count} {by}{plural}: {way_out}")
+}
+
+impl Api {
+    /// All NBD clients, or those of one device.
+    fn list_clients(&self, export: Option<&str>) -> Response {
+        let mut clients = self.clients.list();
+        clients.retain(|client| export.is_none() || client.export.as_deref() == export);
+        let clients: Vec<ClientJson> = clients.into_iter().map(ClientJson::from).collect();
+        Response::json(200, &json!({ "clients": clients }))
+    }
+
+    fn kick(&self, id: &str) -> Result<Response, Response> {
+        // `parse` would take a sign.
+        let digits = id.bytes().all(|byte| byte.is_ascii_digit());
+        let id: u64 = id
+            .parse()
+            .ok()
+            .filter(|_| digits)
+            .ok_or_else(|| refusal(400, "a client is named by its number; GET /v1/clients lists them"))?;
+        match self.clients.kick(id) {
+            Kicked::Gone => Ok(Response::empty(204)),
+            Kicked::Ending => Ok(Response::empty(202)),
+            Kicked::Unknown => Err(refusal(404, &format!("there is no client {id}"))),
+        }
+    }
 }
 
 /// Makes a device and offers it. It is offered first and initialised then, so that no memory is taken

@@ -15,6 +15,9 @@
 //! | `POST /v1/devices/NAME/reset` | 204 |
 //! | `PUT /v1/devices/NAME/attachment` with `{"number", "diskseq"}` | 204; what `uzram attach` has attached is recorded |
 //! | `GET /v1/attachments` | `{"attachments": [{"name", "attachment": {"number", "diskseq"}}…]}` |
+//! | `GET /v1/devices/NAME/clients` | the NBD clients of one device, as below |
+//! | `GET /v1/clients` | `{"clients": [{"id", "listener", "peer", "pid", "uid", "export": TEXT or null, "since", "requests", "read_bytes", "written_bytes"}…]}` |
+//! | `DELETE /v1/clients/ID` | 204 once the connection has ended; 202 if it ends only when the device has done what is under way |
 //! | `GET /v1/daemon` | `{"pid", "files": {"dir", "device": [MAJOR, MINOR], "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
 //! | `POST /v1/reload` | 204, and the files of TLS have been read again; 409 without TLS |
@@ -31,6 +34,7 @@
 
 pub mod about;
 pub mod api;
+pub mod clients;
 pub mod http;
 pub mod percent;
 mod server;
@@ -41,6 +45,7 @@ use std::io::{self, Read, Write};
 
 pub use about::{About, FilesJson, MeasureJson};
 pub use api::{Admission, Api, Uris};
+pub use clients::ClientJson;
 pub use http::Ending;
 pub use server::{Limits, Server};
 pub use slabinfo::{CacheJson, CounterJson};

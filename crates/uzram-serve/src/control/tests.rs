@@ -16,7 +16,7 @@ use uzram::slab::{Cache, Options, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
 use super::{About, Api, CacheJson, Ending, Limits, Server, exchange};
-use crate::Exports;
+use crate::{Exports, nbd};
 
 fn api() -> Api {
     let device = Device::new("zram0").unwrap();
@@ -490,4 +490,46 @@ fn shutdown_is_reported_and_the_server_stops_at_once() {
     assert!(start.elapsed() < Duration::from_secs(2));
     assert!(UnixStream::connect(&daemon.path).is_err());
     drop(idle);
+}
+
+#[test]
+fn clients_are_listed_and_kicked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nbd.sock");
+    let device = Device::new("zram0").unwrap();
+    device.set("disksize", "1M").unwrap();
+    let exports = Exports::new([device]);
+    let server = nbd::Server::bind(nbd::Config::new(&path), exports.clone()).unwrap();
+    let api = Api::new(exports, Box::new(|_| Vec::new()), About::default()).with_clients(server.clients());
+    let server = server.spawn().unwrap();
+    let list = |path: &str| ask(&api, &request("GET", path, "")).json["clients"].as_array().unwrap().clone();
+    assert!(list("/v1/clients").is_empty());
+
+    let mut client = UnixStream::connect(&path).unwrap();
+    client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    client.read_exact(&mut [0; 18]).unwrap();
+    let clients = list("/v1/clients");
+    assert_eq!(clients.len(), 1);
+    assert_eq!(clients[0]["listener"], format!("unix:{}", path.display()));
+    assert_eq!(clients[0]["pid"], std::process::id());
+    assert_eq!((&clients[0]["export"], &clients[0]["requests"]), (&Value::Null, &Value::from(0)));
+    assert!(list("/v1/devices/zram0/clients").is_empty(), "it has not chosen");
+    assert_eq!(ask(&api, &request("GET", "/v1/devices/none/clients", "")).status, 404);
+
+    let id = clients[0]["id"].as_u64().unwrap();
+    for (kicked, status) in
+        [("x", 400), ("-1", 400), ("+1", 400), ("", 400), ("99999999999999999999", 400), ("77", 404)]
+    {
+        assert_eq!(
+            ask(&api, &request("DELETE", &format!("/v1/clients/{kicked}"), "")).status,
+            status,
+            "{kicked}"
+        );
+    }
+    assert_eq!(ask(&api, &request("GET", &format!("/v1/clients/{id}"), "")).status, 405);
+    assert_eq!(ask(&api, &request("DELETE", &format!("/v1/clients/{id}"), "")).status, 204);
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    assert!(list("/v1/clients").is_empty());
+    drop(server);
+    assert_eq!(ask(&api, &request("DELETE", &format!("/v1/clients/{id}"), "")).status, 404);
 }

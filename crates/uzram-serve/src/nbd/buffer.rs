@@ -1,61 +1,163 @@
-//! The two buffers of a connection.
+//! The memory of a connection: its two buffers, and the rule by which all connections share memory.
 //!
 //! One `read` takes as many requests as have arrived, one `write` answers all of them: at a queue
 //! depth of sixteen that is, at best, two system calls for sixteen requests. Payloads go to the device
 //! straight from the receive buffer, and come from it straight into the send buffer. Both have a
 //! fixed size from the start of the session.
+//!
+//! **What clients can make a server hold.** Each place that a connection can have (see `registry`) comes with
+//! memory of its own: for a client buffers of [`MIN_BUFFER_BYTES`], for a handshake one option, for either the
+//! least that TLS needs. All the rest comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
+//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`JOB_BYTES`] are left of it;
+//! - a request that is handed over (`transmission::handover`) takes its payload and its reply;
+//! - a reply that must go in one piece takes its data (`transmission::read`).
+//!
+//! Whoever finds nothing left does with what it has: small buffers, a connection that waits itself, a reply that
+//! is streamed. What the kernel keeps in sockets is beside all this.
 
 use std::io::{self, Read, Write};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
+use uzram::base::mem::ZeroedPages;
 use uzram::base::units::PAGE_SIZE;
 
+use super::proto::MAX_PAYLOAD_BYTES;
 use super::request::Headers;
+use super::tls_stream;
+use crate::budget::{Budget, Share};
+use crate::waiters::JOB_BYTES;
 
-/// Bytes of each buffer: sixty requests of a page, a little more than a Unix socket's default
-/// buffer holds, and small enough to stay in a core's second-level cache.
+/// Bytes of each buffer, if there is memory for that: sixty requests of a page, a little more than a Unix
+/// socket's default buffer holds, and small enough to stay in a core's second-level cache.
 pub const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes of each buffer where there is not.
+pub const MIN_BUFFER_BYTES: usize = 32 << 10;
+/// What the connections of a server share, by default: [`JOB_BYTES`] for requests, and larger buffers for the
+/// first ninety clients without TLS.
+pub const SHARED_BYTES: usize = JOB_BYTES + (40 << 20);
 
 /// The least a buffer can have. A page that arrives in pieces, behind a request's header, always
 /// fits; so do a whole error reply and a chunk of at least one page.
-const MIN_BUFFER_BYTES: usize = 4 * (PAGE_SIZE + Headers::Extended.data_header_bytes());
-const _: () = assert!(BUFFER_BYTES >= MIN_BUFFER_BYTES && BUFFER_BYTES.is_multiple_of(PAGE_SIZE));
+const LEAST_BYTES: usize = 4 * (PAGE_SIZE + Headers::Extended.data_header_bytes());
+const _: () = assert!(MIN_BUFFER_BYTES >= LEAST_BYTES);
+const _: () =
+    assert!(BUFFER_BYTES.is_multiple_of(MIN_BUFFER_BYTES) && MIN_BUFFER_BYTES.is_multiple_of(PAGE_SIZE));
+
+/// From this length on, memory is mapped for its owner alone: it costs nothing before it is touched, and goes
+/// back to the system at once. An allocator might keep as much for each of many threads.
+const MIN_MAPPED_BYTES: usize = 32 << 10;
 
 /// Both buffers of a connection, which can serve one session after another.
 pub struct Buffers {
     received: ReceiveBuffer,
     unsent: SendBuffer,
+    /// Where more memory comes from.
+    budget: Arc<Budget>,
+    /// What these buffers, and TLS's, have beyond the least.
+    _share: Option<Share>,
 }
 
 impl Buffers {
     /// Buffers of `len_bytes` each, in whole pages; [`BUFFER_BYTES`] is best, less tries more of the
-    /// ways in which messages can be cut.
+    /// ways in which messages can be cut. Beside them there is memory for one long reply.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
     pub fn new(len_bytes: usize) -> io::Result<Self> {
-        let len_bytes = len_bytes.max(MIN_BUFFER_BYTES).next_multiple_of(PAGE_SIZE);
-        let received = ReceiveBuffer { bytes: allocate(len_bytes)?, start: 0, end: 0 };
-        Ok(Buffers { received, unsent: SendBuffer::new(len_bytes)? })
+        let len_bytes = len_bytes.max(LEAST_BYTES).next_multiple_of(PAGE_SIZE);
+        Self::with(len_bytes, Budget::new(MAX_PAYLOAD_BYTES as usize), None)
     }
 
-    /// Both of them, empty.
-    pub(super) fn emptied(&mut self) -> (&mut ReceiveBuffer, &mut SendBuffer) {
+    /// The buffers of a server's client: as large as the server's budget has memory for, the buffers of its
+    /// TLS session included.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the system refuses.
+    pub(super) fn of_client(budget: &Arc<Budget>, tls: bool) -> io::Result<Self> {
+        let least_bytes = connection_bytes(MIN_BUFFER_BYTES, tls);
+        let mut len_bytes = BUFFER_BYTES;
+        while len_bytes > MIN_BUFFER_BYTES {
+            let more_bytes = connection_bytes(len_bytes, tls) - least_bytes;
+            if let Some(share) = budget.take_leaving(more_bytes, JOB_BYTES.min(budget.total())) {
+                return Self::with(len_bytes, Arc::clone(budget), Some(share));
+            }
+            len_bytes /= 2;
+        }
+        Self::with(MIN_BUFFER_BYTES, Arc::clone(budget), None)
+    }
+
+    fn with(len_bytes: usize, budget: Arc<Budget>, share: Option<Share>) -> io::Result<Self> {
+        let received = ReceiveBuffer { bytes: Memory::new(len_bytes)?, start: 0, end: 0 };
+        Ok(Buffers { received, unsent: SendBuffer::new(len_bytes)?, budget, _share: share })
+    }
+
+    /// Bytes of each.
+    pub(super) fn len_bytes(&self) -> usize {
+        self.unsent.capacity_bytes()
+    }
+
+    /// Both of them, empty, and where more memory comes from.
+    pub(super) fn emptied(&mut self) -> (&mut ReceiveBuffer, &mut SendBuffer, &Arc<Budget>) {
         (self.received.start, self.received.end, self.unsent.len) = (0, 0, 0);
-        (&mut self.received, &mut self.unsent)
+        (&mut self.received, &mut self.unsent, &self.budget)
     }
 }
 
-/// Bytes of a fixed size, or the system's refusal.
-pub(super) fn allocate(len_bytes: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    bytes.resize(len_bytes, 0);
-    Ok(bytes)
+/// What a connection with buffers of `len_bytes` holds.
+fn connection_bytes(len_bytes: usize, tls: bool) -> usize {
+    2 * len_bytes + if tls { tls_stream::memory_bytes(len_bytes) } else { 0 }
+}
+
+/// Bytes of a fixed number, zeros at first.
+pub(super) enum Memory {
+    /// A few, from the allocator.
+    Heap(Vec<u8>),
+    /// Pages of their own, from [`MIN_MAPPED_BYTES`] on.
+    Pages(ZeroedPages),
+}
+
+impl Memory {
+    /// So many bytes.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the system refuses.
+    pub fn new(len_bytes: usize) -> io::Result<Self> {
+        if len_bytes >= MIN_MAPPED_BYTES {
+            return ZeroedPages::new(len_bytes)
+                .map(Memory::Pages)
+                .map_err(|_| io::ErrorKind::OutOfMemory.into());
+        }
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        bytes.resize(len_bytes, 0);
+        Ok(Memory::Heap(bytes))
+    }
+}
+
+impl Deref for Memory {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Memory::Heap(bytes) => bytes,
+            Memory::Pages(pages) => pages,
+        }
+    }
+}
+
+impl DerefMut for Memory {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Heap(bytes) => bytes,
+            Memory::Pages(pages) => pages,
+        }
+    }
 }
 
 /// Received bytes that are not used up: `bytes[start..end]`.
 pub(super) struct ReceiveBuffer {
-    bytes: Vec<u8>,
+    bytes: Memory,
     start: usize,
     end: usize,
 }
@@ -95,7 +197,7 @@ impl ReceiveBuffer {
 
 /// Replies that are not sent: `bytes[..len]`.
 pub(super) struct SendBuffer {
-    bytes: Vec<u8>,
+    bytes: Memory,
     len: usize,
 }
 
@@ -105,7 +207,7 @@ impl SendBuffer {
     /// # Errors
     /// `OutOfMemory` when the system refuses.
     pub fn new(capacity_bytes: usize) -> io::Result<Self> {
-        Ok(SendBuffer { bytes: allocate(capacity_bytes)?, len: 0 })
+        Ok(SendBuffer { bytes: Memory::new(capacity_bytes)?, len: 0 })
     }
 
     /// What is not sent.
@@ -151,5 +253,42 @@ impl SendBuffer {
             self.len = 0;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    /// The first clients get the best buffers, later ones smaller ones, all get some, and what is kept for
+    /// requests is left; whoever goes makes room.
+    #[test]
+    fn buffers_get_smaller_and_leave_memory_for_requests() {
+        for tls in [false, true] {
+            let budget = Budget::new(SHARED_BYTES);
+            let mut clients: Vec<_> = (0..1000).map(|_| Buffers::of_client(&budget, tls).unwrap()).collect();
+            let sizes: Vec<usize> = clients.iter().map(Buffers::len_bytes).collect();
+            assert!(sizes.is_sorted_by(|one, next| one >= next), "{sizes:?}");
+            assert_eq!((sizes[0], sizes[999]), (BUFFER_BYTES, MIN_BUFFER_BYTES));
+            let large = sizes.iter().filter(|size| **size == BUFFER_BYTES).count();
+            assert_eq!(large, if tls { 38 } else { 91 });
+            assert!(budget.take(JOB_BYTES).is_some());
+            clients.remove(0);
+            assert_eq!(Buffers::of_client(&budget, tls).unwrap().len_bytes(), BUFFER_BYTES);
+        }
+        let nothing = Budget::new(0);
+        assert_eq!(Buffers::of_client(&nothing, true).unwrap().len_bytes(), MIN_BUFFER_BYTES);
+    }
+
+    #[test]
+    fn memory_is_zeros_whatever_its_length() {
+        for len_bytes in [0, 1, MIN_MAPPED_BYTES - 1, MIN_MAPPED_BYTES, MIN_MAPPED_BYTES + 1, 1 << 20] {
+            let mut memory = Memory::new(len_bytes).unwrap();
+            assert!(memory.len() == len_bytes && memory.iter().all(|byte| *byte == 0));
+            memory.fill(1);
+        }
+        assert!(Memory::new(usize::MAX / 4).is_err());
     }
 }

@@ -16,26 +16,29 @@
 //!   headers of replies; no I/O; `meta_context`: what block status can tell;
 //! - `handshake`, `transmission`, `session`: one session over any `Read + Write` ([`serve_stream`]);
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
-//! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls;
+//! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls, and the memory that
+//!   all connections share;
 //!   `request_cache`: the requests in flight of all connections; `wake`, by which a connection hears of what
 //!   the threads that wait in its place have done;
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
-//! - `registry`, `server`: accepting, limits, stopping.
+//! - `pace`: how slow a client may be;
+//! - `registry`, `server`: accepting, limits, stopping; `clients`: who is connected.
 //!
 //! One thread serves one connection and answers its requests in order, but for those that would wait for
 //! the device: these are answered when they can be. What a client sends can cost its own connection and
-//! nothing else: every length is bounded before it is used, memory for a connection is fixed
-//! ([`BUFFER_BYTES`] twice, a place in the [`RequestCache`], and one reply of at most
-//! [`proto::MAX_PAYLOAD_BYTES`] while a long unfragmented read is answered), and a connection's end, even
-//! by a panic, ends only itself. Memory for requests that wait is bounded for all together: a connection
-//! that finds none left waits itself, with all its requests in order.
+//! nothing else: every length is bounded before it is used, all memory that connections hold is bounded
+//! (`buffer` has the rule), as their number is (`registry`) and the time for which they may hold up what others
+//! need (`socket`); and a connection's end, even by a panic, ends only itself. A connection that finds no memory
+//! for a request that waits does so itself, with all its requests in order.
 
 mod address;
 mod buffer;
+mod clients;
 mod handshake;
 mod listener;
 mod meta_context;
+mod pace;
 pub mod proto;
 mod registry;
 mod reply;
@@ -53,10 +56,12 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use crate::Exports;
+use clients::TrafficCounters;
 use session::Terms;
 
 pub use address::{Endpoint, ListenAddress};
-pub use buffer::{BUFFER_BYTES, Buffers};
+pub use buffer::{BUFFER_BYTES, Buffers, MIN_BUFFER_BYTES, SHARED_BYTES};
+pub use clients::{Client, Clients, Kicked, Peer, Traffic};
 pub use request_cache::RequestCache;
 pub use server::{Config, Server, ServerThread, StopHandle};
 pub use tls::{Tls, TlsFiles, reload_tls};
@@ -109,8 +114,9 @@ fn serve<S: Read + Write>(
         tls_required: tls.is_some_and(|(_, required)| required),
         stopping: &Arc::default(),
         handover: None,
+        traffic: &TrafficCounters::default(),
     };
-    session::run(stream, terms, |_| Ok(buffers))
+    session::run(stream, terms, |_, _| Ok(buffers))
 }
 
 /// The peer broke the protocol; the connection ends.

@@ -74,6 +74,7 @@ mod tests {
 
     use super::*;
     use crate::Exports;
+    use crate::nbd::clients::TrafficCounters;
     use crate::nbd::handshake::Session;
     use crate::nbd::meta_context::Contexts;
     use crate::nbd::proto::{NBD_REQUEST_MAGIC, command};
@@ -131,6 +132,7 @@ mod tests {
             tls_required: false,
             stopping: &stopping,
             handover: None,
+            traffic: &TrafficCounters::default(),
         };
         transmission::run(&mut script, session, terms, &mut Buffers::new(0).unwrap()).unwrap();
         let number = |bytes: &[u8]| bytes.iter().fold(0, |all, byte| all << 8 | u64::from(*byte));

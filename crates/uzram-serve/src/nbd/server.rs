@@ -17,14 +17,17 @@ use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
 use super::address::{Endpoint, ListenAddress};
+use super::buffer::SHARED_BYTES;
+use super::clients::Clients;
 use super::listener::{Listener, is_local};
-use super::registry::{Place, Registry};
-use super::session::{self, Terms};
+use super::registry::{Place, Registry, Room};
+use super::session::{self, Chosen, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
 use super::transmission::Handover;
-use super::{BUFFER_BYTES, Buffers, RequestCache};
+use super::{Buffers, RequestCache};
 use crate::Exports;
+use crate::budget::Budget;
 use crate::waiters::Waiters;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
@@ -42,14 +45,22 @@ pub struct Config {
     /// Other machines are let in over TLS without a certificate of theirs: everyone who can connect reads and changes
     /// the disks.
     pub tls_anyone: bool,
-    /// Clients served at once; further connections are closed at once.
+    /// Clients served at once; further connections are closed at once. Some of the places are kept for each
+    /// listener, more for the first: no listener's clients can keep all others out.
     pub max_connections: usize,
     /// How long a client may take to choose an export, TLS included.
     pub handshake_timeout: Duration,
+    /// How long a client may take none of its replies, or take less than 1 MiB of a long one, before it is cut off.
+    pub send_timeout: Duration,
+    /// The same for the payload of a write, if memory is held for it. Otherwise clients may be idle for ever.
+    pub payload_timeout: Duration,
+    /// Memory for requests and replies that all clients share, beside the least that each connection has for itself.
+    pub shared_bytes: usize,
 }
 
 impl Config {
-    /// A socket file and the defaults: no TLS, 256 connections, ten seconds for a handshake.
+    /// A socket file and the defaults: no TLS, 256 connections, ten seconds for a handshake, thirty for clients
+    /// that are slow, 80 MiB for all to share.
     pub fn new(socket_path: impl Into<PathBuf>) -> Self {
         Config {
             listen: vec![ListenAddress::Unix(socket_path.into())],
@@ -57,6 +68,9 @@ impl Config {
             tls_anyone: false,
             max_connections: 256,
             handshake_timeout: Duration::from_secs(10),
+            send_timeout: Duration::from_secs(30),
+            payload_timeout: Duration::from_secs(30),
+            shared_bytes: SHARED_BYTES,
         }
     }
 
@@ -102,7 +116,9 @@ pub struct Server {
     listeners: Vec<Listener>,
     exports: Exports,
     requests: RequestCache,
+    budget: Arc<Budget>,
     waiters: Waiters,
+    registry: Arc<Registry>,
     config: Config,
     stop: StopHandle,
 }
@@ -144,11 +160,29 @@ impl Server {
     /// `tls_anyone` contradicts `tls`; `Io` or `NoMemory` when the system refuses.
     pub fn bind(config: Config, exports: Exports) -> Result<Server> {
         config.check()?;
-        let listeners = config.listen.iter().map(Listener::bind).collect::<Result<_>>()?;
+        let listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>>>()?;
         let requests = RequestCache::new(config.max_connections)?;
-        let stop = StopHandle::new()
-            .map_err(|errno| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {errno}")))?;
-        Ok(Server { listeners, exports, requests, waiters: Waiters::default(), config, stop })
+        let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
+        let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
+        let addresses = listeners.iter().map(|listener| listener.address().clone());
+        let registry = Registry::new(config.max_connections, addresses).map_err(no_eventfd)?;
+        let budget = Budget::new(config.shared_bytes);
+        let waiters = Waiters::new(Arc::clone(&budget));
+        Ok(Server {
+            listeners,
+            exports,
+            requests,
+            budget,
+            waiters,
+            registry: Arc::new(registry),
+            config,
+            stop,
+        })
+    }
+
+    /// Who is connected, for as long as the server runs, and after.
+    pub fn clients(&self) -> Clients {
+        Clients(Some(Arc::clone(&self.registry)))
     }
 
     /// All ways to this server, in the order of its addresses; without TLS before with it.
@@ -194,27 +228,18 @@ impl Server {
         for listener in &self.listeners {
             tracing::info!(address = %listener.address(), "serving NBD");
         }
-        let registry = Registry::new(self.config.max_connections);
         thread::scope(|scope| {
-            let mut complained = false;
-            let mut next_id = 0u64;
-            while let Some((socket, listener)) = self.next_connection(next_id) {
-                match registry.admit(next_id, socket.closer()) {
-                    Some(place) => {
-                        complained = false;
-                        self.start(scope, place, next_id, socket, self.tls_required(listener.address()));
-                    }
-                    // Whoever is turned away may come again at once: one line tells of them all.
-                    None if complained => {}
-                    None => {
-                        complained = true;
-                        let limit = self.config.max_connections;
-                        tracing::warn!(limit, "too many connections: refused until one ends");
-                    }
+            let mut turn = 0;
+            while let Some((socket, listener)) = self.next_connection(turn) {
+                turn += 1;
+                // Without a peer it has gone again.
+                let Ok(peer) = socket.peer() else { continue };
+                if let Some(place) = self.registry.admit(listener, socket.closer(), peer) {
+                    let tls_required = self.tls_required(self.listeners[listener].address());
+                    self.start(scope, place, socket, tls_required);
                 }
-                next_id += 1;
             }
-            registry.close_all();
+            self.registry.close_all();
         });
         tracing::info!("stopped serving NBD");
     }
@@ -224,41 +249,32 @@ impl Server {
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
         place: Place<'scope>,
-        id: u64,
         socket: Socket,
         tls_required: bool,
     ) {
+        let name = format!("nbd-{}", place.id());
         // The place moves in, to be given up after everything that the connection holds.
-        let serve = move || self.serve(id, socket, &place, tls_required);
-        if let Err(error) = thread::Builder::new().name(format!("nbd-{id}")).spawn_scoped(scope, serve) {
+        let serve = move || self.serve(socket, &place, tls_required);
+        if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
             tracing::warn!(%error, "no thread for a connection: it is closed");
             self.pause();
         }
     }
 
-    /// Waits for a connection; `None` once the server is to stop. `turn` says which of several waiting
-    /// listeners comes first, so that none has to wait for ever.
-    fn next_connection(&self, turn: u64) -> Option<(Socket, &Listener)> {
+    /// Waits for a connection to a listener that has room for its handshake, and returns it with the listener's
+    /// index; `None` once the server is to stop. `turn` says which of several waiting listeners comes first, so that
+    /// none has to wait for ever.
+    fn next_connection(&self, turn: usize) -> Option<(Socket, usize)> {
         let mut complained = false;
-        let mut fds: Vec<PollFd<'_>> =
-            self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
-        fds.push(PollFd::new(&self.stop.0.wake, PollFlags::IN));
-        let first = (turn % self.listeners.len().max(1) as u64) as usize;
+        let count = self.listeners.len();
         loop {
-            let polled = poll(&mut fds, None);
-            if self.stop.is_stopping() {
-                return None;
-            }
-            if polled.is_err() {
-                continue;
-            }
-            let in_turn =
-                std::iter::zip(&self.listeners, &fds).cycle().skip(first).take(self.listeners.len());
-            for (listener, fd) in in_turn {
-                if fd.revents().is_empty() {
+            let ready = self.ready_listeners()?;
+            // Each is looked at once, whoever comes first.
+            for listener in (0..count).map(|index| (turn + index) % count).filter(|index| ready[*index]) {
+                if !self.registry.make_room(listener, Instant::now()) {
                     continue;
                 }
-                let error = match listener.accept() {
+                let error = match self.listeners[listener].accept() {
                     Ok(socket) => return Some((socket, listener)),
                     Err(error) => error,
                 };
@@ -278,6 +294,41 @@ impl Server {
         }
     }
 
+    /// Waits for something to do: says of each listener whether somebody waits there for whom there is room; `None`
+    /// once the server is to stop.
+    fn ready_listeners(&self) -> Option<Vec<bool>> {
+        let now = Instant::now();
+        let mut wake_at = self.registry.report(now);
+        let mut fds = vec![
+            PollFd::new(&self.stop.0.wake, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.registry.news(), PollFlags::IN),
+        ];
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let events = match self.registry.room(index, now) {
+                Room::Now => PollFlags::IN,
+                // Newcomers wait in its queue.
+                Room::NotBefore(at) => {
+                    wake_at = wake_at.into_iter().chain(at).min();
+                    PollFlags::empty()
+                }
+            };
+            fds.push(PollFd::new(listener, events));
+        }
+        let left = wake_at.map(|at| timespec(at.saturating_duration_since(now)));
+        // An early end only means one more look.
+        let polled = poll(&mut fds, left.as_ref());
+        if self.stop.is_stopping() {
+            return None;
+        }
+        if polled.is_err() {
+            return Some(vec![false; self.listeners.len()]);
+        }
+        if !fds[1].revents().is_empty() {
+            self.registry.hear();
+        }
+        Some(fds[2..].iter().map(|fd| fd.revents().contains(PollFlags::IN)).collect())
+    }
+
     /// Rests for [`ACCEPT_PAUSE`], or until the server is to stop.
     fn pause(&self) {
         let mut fds = [PollFd::new(&self.stop.0.wake, PollFlags::IN)];
@@ -286,18 +337,29 @@ impl Server {
     }
 
     /// Serves one connection to its end, whatever that is.
-    fn serve(&self, id: u64, mut socket: Socket, place: &Place<'_>, tls_required: bool) {
-        tracing::debug!(id, "client connected");
+    fn serve(&self, mut socket: Socket, place: &Place<'_>, tls_required: bool) {
+        let (id, peer) = (place.id(), place.peer());
+        tracing::debug!(id, %peer, "client connected");
         // What a panic leaves behind is the connection's own, and it is dropped here.
         match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, place, tls_required))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
-            Ok(Err(error)) => tracing::debug!(id, %error, "connection ended"),
+            Ok(Err(error)) => match error.kind() {
+                // This server ends connections so.
+                io::ErrorKind::ConnectionAborted => tracing::warn!(id, %peer, %error, "client cut off"),
+                // The deadline, which a handshake alone has.
+                io::ErrorKind::TimedOut => {
+                    tracing::debug!(id, %peer, "handshake cut off");
+                    place.was_too_slow();
+                }
+                _ => tracing::debug!(id, %error, "connection ended"),
+            },
             Err(_) => tracing::error!(id, "a panic ended a connection; please report it"),
         }
         socket.finish();
     }
 
     fn session(&self, socket: &mut Socket, place: &Place<'_>, tls_required: bool) -> io::Result<()> {
+        socket.set_timeouts(self.config.send_timeout, self.config.payload_timeout)?;
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let wake = socket.wake();
         let terms = Terms {
@@ -307,13 +369,14 @@ impl Server {
             tls_required,
             stopping: &self.stop.0.stopping,
             handover: Some(Handover { waiters: &self.waiters, wake: &wake }),
+            traffic: place.traffic(),
         };
-        session::run(socket, terms, |socket| {
+        session::run(socket, terms, |socket, Chosen { export, tls }| {
             socket.set_deadline(None);
-            if !place.become_client() {
+            if !place.become_client(export) {
                 return Err(io::Error::other("too many connections"));
             }
-            Buffers::new(BUFFER_BYTES)
+            Buffers::of_client(&self.budget, tls)
         })
     }
 }

@@ -5,7 +5,8 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::handshake::{self, Outcome, TlsMode};
+use super::clients::TrafficCounters;
+use super::handshake::{self, Outcome, Session, TlsMode};
 use super::tls::Tls;
 use super::tls_stream::TlsStream;
 use super::transmission::Handover;
@@ -27,6 +28,23 @@ pub(super) struct Terms<'a> {
     pub stopping: &'a Arc<AtomicBool>,
     /// Who waits for devices in the place of a session's thread, if anyone does.
     pub handover: Option<Handover<'a>>,
+    /// Where it is shown what the client asks for.
+    pub traffic: &'a TrafficCounters,
+}
+
+/// What a client has chosen.
+#[derive(Clone, Copy)]
+pub(super) struct Chosen<'a> {
+    /// The export's name.
+    pub export: &'a str,
+    /// All goes over TLS.
+    pub tls: bool,
+}
+
+impl<'a> Chosen<'a> {
+    fn new(session: &'a Session, tls: bool) -> Self {
+        Chosen { export: session.export.device.device().name(), tls }
+    }
 }
 
 impl Terms<'_> {
@@ -48,13 +66,13 @@ impl Terms<'_> {
 pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut S,
     terms: Terms<'_>,
-    chosen: impl FnOnce(&mut S) -> io::Result<B>,
+    chosen: impl FnOnce(&mut S, Chosen<'_>) -> io::Result<B>,
 ) -> io::Result<()> {
     let client_flags = handshake::greet(stream)?;
     let tls = match handshake::haggle(stream, terms.exports, client_flags, terms.tls_mode())? {
         Outcome::Left => return Ok(()),
         Outcome::Chosen(session) => {
-            let mut buffers = chosen(stream)?;
+            let mut buffers = chosen(stream, Chosen::new(&session, false))?;
             return transmission::run(stream, session, terms, buffers.borrow_mut());
         }
         Outcome::StartTls => terms.tls.ok_or_else(|| violation("TLS was started without a certificate"))?,
@@ -69,11 +87,12 @@ fn run_tls<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut TlsStream<'_, S>,
     terms: Terms<'_>,
     client_flags: u32,
-    chosen: impl FnOnce(&mut S) -> io::Result<B>,
+    chosen: impl FnOnce(&mut S, Chosen<'_>) -> io::Result<B>,
 ) -> io::Result<()> {
     match handshake::haggle(stream, terms.exports, client_flags, TlsMode::Started)? {
         Outcome::Chosen(session) => {
-            let mut buffers = chosen(stream.stream())?;
+            let mut buffers = chosen(stream.stream(), Chosen::new(&session, true))?;
+            stream.enlarge(buffers.borrow().len_bytes())?;
             transmission::run(stream, session, terms, buffers.borrow_mut())
         }
         Outcome::Left | Outcome::StartTls => Ok(()),

@@ -1,4 +1,7 @@
 //! Connected stream sockets, of any kind, with a deadline.
+//!
+//! Time limits: a handshake has a deadline for everything. From then on a client may be idle for ever, but it must
+//! take its replies, and send the payload that memory is held for, in [`Pace`].
 
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -7,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt};
 
+use super::clients::Peer;
+use super::pace::Pace;
 use super::wake::Wake;
 
 /// How long a read tries again before it sleeps, where there is another CPU for the client to run on.
@@ -38,12 +43,49 @@ pub(super) struct Socket {
     spin: Duration,
     /// Ends reads without a deadline while it is armed.
     wake: Arc<Wake>,
+    /// How long the client may keep a reply waiting; for ever, if none.
+    send_timeout: Option<Duration>,
+    /// The same for a payload.
+    payload_timeout: Option<Duration>,
+    /// The batch of replies that the client has begun to take.
+    sending: Option<Pace>,
+    /// The payload that is expected of it, by its number.
+    receiving: Option<(u64, Pace)>,
 }
 
 impl Socket {
     /// A socket that waits for ever.
     pub fn new(fd: OwnedFd) -> Self {
-        Socket { fd: Arc::new(fd), deadline: None, spin: *OWN_SPIN, wake: Arc::default() }
+        Socket {
+            fd: Arc::new(fd),
+            deadline: None,
+            spin: *OWN_SPIN,
+            wake: Arc::default(),
+            send_timeout: None,
+            payload_timeout: None,
+            sending: None,
+            receiving: None,
+        }
+    }
+
+    /// How long the client may keep a reply waiting, and a payload that memory is held for.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_timeouts(&mut self, send: Duration, payload: Duration) -> io::Result<()> {
+        // The kernel watches a send for us: it is one system call as before. No time at all would mean for ever.
+        let send = send.max(Duration::from_millis(1));
+        sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, Some(send))?;
+        (self.send_timeout, self.payload_timeout) = (Some(send), Some(payload));
+        Ok(())
+    }
+
+    /// Who is at the other end.
+    ///
+    /// # Errors
+    /// As [`Peer::of`].
+    pub fn peer(&self) -> io::Result<Peer> {
+        Peer::of(&self.fd)
     }
 
     /// Another hold on the same connection, for [`Closer::close`] from another thread.
@@ -94,12 +136,22 @@ impl Socket {
     }
 }
 
-/// Waits until something has arrived; `WouldBlock` when nothing has and `wake` was signalled.
-fn wait_or_wake(fd: &OwnedFd, wake: &Wake, signal: BorrowedFd<'_>) -> io::Result<()> {
-    let mut fds = [PollFd::new(fd, PollFlags::IN), PollFd::from_borrowed_fd(signal, PollFlags::IN)];
+/// Waits until something has arrived; `WouldBlock` when nothing has and `wake` was signalled, `TimedOut` at the
+/// deadline.
+fn wait_or_wake(
+    fd: &OwnedFd,
+    wake: &Wake,
+    signal: Option<BorrowedFd<'_>>,
+    deadline: Option<Instant>,
+) -> io::Result<()> {
+    let client = PollFd::new(fd, PollFlags::IN);
+    let mut fds =
+        [client.clone(), signal.map_or(client, |signal| PollFd::from_borrowed_fd(signal, PollFlags::IN))];
     loop {
-        match poll(&mut fds, None) {
+        let left = deadline.map(|deadline| timespec(deadline.saturating_duration_since(Instant::now())));
+        match poll(&mut fds, left.as_ref()) {
             Err(Errno::INTR) => continue,
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
             result => result?,
         };
         if !fds[0].revents().is_empty() {
@@ -117,30 +169,83 @@ pub(super) fn timespec(duration: Duration) -> Timespec {
     duration.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
+impl Socket {
+    /// Waits as long as a read without a deadline may: for ever, unless a payload is expected, or a wake is armed.
+    fn wait_for_client(&self) -> io::Result<()> {
+        let (signal, pace) = (self.wake.armed(), self.receiving.map(|(_, pace)| pace));
+        let deadline = pace.as_ref().and_then(Pace::deadline);
+        if signal.is_none() && deadline.is_none() {
+            return Ok(());
+        }
+        wait_or_wake(&self.fd, &self.wake, signal, deadline).map_err(|error| match &pace {
+            Some(pace) if error.kind() == io::ErrorKind::TimedOut => pace.too_slow("it sent a payload"),
+            _ => error,
+        })
+    }
+
+    /// Notes which payload is expected.
+    fn expect(&mut self) {
+        let expected = self.wake.expected_payload().zip(self.payload_timeout);
+        if self.receiving.map(|(number, _)| number) != expected.map(|(number, _)| number) {
+            self.receiving = expected.map(|(number, limit)| (number, Pace::new(limit)));
+        }
+    }
+
+    fn received(&mut self, len_bytes: usize) -> usize {
+        if let Some((_, pace)) = &mut self.receiving {
+            pace.progress(len_bytes);
+        }
+        len_bytes
+    }
+
+    /// Sends as much as goes within the time limit.
+    fn send_in_pace(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let sent = send(&self.fd, buf, SendFlags::NOSIGNAL);
+        if sent == Ok(buf.len()) {
+            self.sending = None;
+            return Ok(buf.len());
+        }
+        let Some(limit) = self.send_timeout else { return Ok(sent?) };
+        let pace = self.sending.get_or_insert_with(|| Pace::new(limit));
+        match sent {
+            // The kernel has waited for the time limit.
+            Err(Errno::AGAIN) => return Err(pace.too_slow("it took its replies")),
+            Err(error) => return Err(error.into()),
+            Ok(len_bytes) => pace.progress(len_bytes),
+        }
+        match pace.deadline() {
+            Some(deadline) if deadline <= Instant::now() => Err(pace.too_slow("it took its replies")),
+            _ => Ok(sent?),
+        }
+    }
+}
+
 impl Read for Socket {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if let Some(deadline) = self.deadline {
             self.wait(deadline, PollFlags::IN)?;
-        } else if self.spin > Duration::ZERO {
+            return Ok(recv(&self.fd, buf, RecvFlags::empty())?.1);
+        }
+        self.expect();
+        if self.spin > Duration::ZERO {
             let started = Instant::now();
             while started.elapsed() < self.spin {
                 match recv(&self.fd, &mut *buf, RecvFlags::DONTWAIT) {
                     Err(Errno::AGAIN) => std::hint::spin_loop(),
-                    result => return Ok(result?.1),
+                    result => return Ok(self.received(result?.1)),
                 }
             }
         }
-        if let Some(signal) = self.wake.armed().filter(|_| self.deadline.is_none()) {
-            wait_or_wake(&self.fd, &self.wake, signal)?;
-        }
-        Ok(recv(&self.fd, buf, RecvFlags::empty())?.1)
+        self.wait_for_client()?;
+        let (_, len_bytes) = recv(&self.fd, buf, RecvFlags::empty())?;
+        Ok(self.received(len_bytes))
     }
 }
 
 impl Write for Socket {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let Some(deadline) = self.deadline else {
-            return Ok(send(&self.fd, buf, SendFlags::NOSIGNAL)?);
+            return self.send_in_pace(buf);
         };
         loop {
             self.wait(deadline, PollFlags::OUT)?;

@@ -5,10 +5,10 @@
 //! and one write sends a whole batch as few records of 16 KiB. Decrypted bytes go straight to the
 //! reader as far as they fit.
 //!
-//! Memory is bounded: received ciphertext by [`RECEIVE_BYTES`], what is decrypted and not taken by
-//! the same, what is encrypted by [`SEND_BYTES`] (a handshake sends as much as the server's own
-//! certificates take). Untouched pages of these cost nothing, so a client that has not shown a
-//! certificate has cost little.
+//! Memory is bounded by [`memory_bytes`]: received ciphertext by [`receive_bytes`], what is decrypted and not
+//! taken by the same, what is encrypted by [`send_bytes`] (a handshake sends as much as the server's own
+//! certificates take). It is small until the client has chosen an export, and as large then as the
+//! connection's buffers ask for.
 //!
 //! Invariant: between calls, `received` holds no complete record.
 
@@ -19,7 +19,7 @@ use rustls::unbuffered::{
     ConnectionState, EncodeError, EncodeTlsData, InsufficientSizeError, UnbufferedStatus,
 };
 
-use super::buffer::BUFFER_BYTES;
+use super::buffer::{MIN_BUFFER_BYTES, Memory};
 use super::tls::Tls;
 use super::violation;
 
@@ -27,27 +27,44 @@ use super::violation;
 const RECORD_OVERHEAD_BYTES: usize = 64;
 /// Contents of a full record.
 const RECORD_BYTES: usize = 16 << 10;
-/// Received ciphertext that is held at once: a whole batch of requests.
-const RECEIVE_BYTES: usize = BUFFER_BYTES;
-/// Ciphertext that is sent at once: a whole batch of replies, and a key update before it.
-const SEND_BYTES: usize = BUFFER_BYTES + (BUFFER_BYTES / RECORD_BYTES + 4) * RECORD_OVERHEAD_BYTES;
+/// The least ciphertext that is held at once.
+const MIN_RECEIVE_BYTES: usize = 64 << 10;
 
-// A record, and a handshake message that is torn into several, must fit while they are incomplete.
-const _: () = assert!(RECEIVE_BYTES >= 8 * RECORD_BYTES);
+// A record, and a handshake message that is torn into several, must fit while they are incomplete. No certificate
+// chain in use is as long.
+const _: () = assert!(MIN_RECEIVE_BYTES >= 3 * (RECORD_BYTES + RECORD_OVERHEAD_BYTES));
+
+/// Received ciphertext that is held at once, beside buffers of `buffer_bytes`: a whole batch of requests.
+const fn receive_bytes(buffer_bytes: usize) -> usize {
+    if buffer_bytes > MIN_RECEIVE_BYTES { buffer_bytes } else { MIN_RECEIVE_BYTES }
+}
+
+/// Ciphertext that is sent at once, beside buffers of `buffer_bytes`: a whole batch of replies, and a key update
+/// before it.
+const fn send_bytes(buffer_bytes: usize) -> usize {
+    buffer_bytes + (buffer_bytes / RECORD_BYTES + 4) * RECORD_OVERHEAD_BYTES
+}
+
+/// What a session takes, beside buffers of `buffer_bytes`.
+pub(super) const fn memory_bytes(buffer_bytes: usize) -> usize {
+    2 * receive_bytes(buffer_bytes) + send_bytes(buffer_bytes)
+}
 
 /// A TLS session.
 pub(super) struct TlsStream<'a, S> {
     stream: &'a mut S,
     connection: UnbufferedServerConnection,
     /// Ciphertext that is not decrypted: `received[start..end]`.
-    received: Vec<u8>,
+    received: Memory,
     start: usize,
     end: usize,
     /// Contents that no reader has taken: `contents[taken..]`.
     contents: Vec<u8>,
     taken: usize,
     /// Where ciphertext to be sent is put together; empty between calls.
-    unsent: Vec<u8>,
+    unsent: Memory,
+    /// What is encrypted at once, at most.
+    batch_bytes: usize,
     /// No more contents will come.
     ended: bool,
     /// The session failed: the client broke the protocol, of which it was told, or cannot be reached.
@@ -66,12 +83,13 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         let mut session = TlsStream {
             stream,
             connection,
-            received: vec![0; RECEIVE_BYTES],
+            received: Memory::new(receive_bytes(MIN_BUFFER_BYTES))?,
             start: 0,
             end: 0,
             contents: Vec::new(),
             taken: 0,
-            unsent: vec![0; SEND_BYTES],
+            unsent: Memory::new(send_bytes(MIN_BUFFER_BYTES))?,
+            batch_bytes: MIN_BUFFER_BYTES,
             ended: false,
             broken: false,
         };
@@ -87,6 +105,17 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
     /// What the session goes over.
     pub fn stream(&mut self) -> &mut S {
         self.stream
+    }
+
+    /// From now on, whole batches of `buffer_bytes` are received and sent at once.
+    ///
+    /// # Errors
+    /// `OutOfMemory` when the system refuses.
+    pub fn enlarge(&mut self, buffer_bytes: usize) -> io::Result<()> {
+        enlarge(&mut self.received, receive_bytes(buffer_bytes))?;
+        enlarge(&mut self.unsent, send_bytes(buffer_bytes))?;
+        self.batch_bytes = self.batch_bytes.max(buffer_bytes);
+        Ok(())
     }
 
     /// Says that nothing more comes. A client that has left need not hear it.
@@ -188,16 +217,26 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
     }
 }
 
+/// Gives memory at least this length. What it holds stays.
+fn enlarge(memory: &mut Memory, len_bytes: usize) -> io::Result<()> {
+    if memory.len() < len_bytes {
+        let mut larger = Memory::new(len_bytes)?;
+        larger[..memory.len()].copy_from_slice(memory);
+        *memory = larger;
+    }
+    Ok(())
+}
+
 /// Puts one of the handshake's messages into `unsent`, behind `unsent_bytes`. Only a certificate chain
 /// of the server's own makes it grow.
 fn encode(
     mut message: EncodeTlsData<'_, ServerConnectionData>,
-    unsent: &mut Vec<u8>,
+    unsent: &mut Memory,
     unsent_bytes: usize,
 ) -> io::Result<usize> {
     match message.encode(&mut unsent[unsent_bytes..]) {
         Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size, .. })) => {
-            unsent.resize(unsent_bytes + required_size, 0);
+            enlarge(unsent, unsent_bytes + required_size)?;
             message.encode(&mut unsent[unsent_bytes..])
         }
         result => result,
@@ -240,12 +279,12 @@ impl<S: Read + Write> Read for TlsStream<'_, S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<'_, S> {
-    /// Encrypts and sends up to [`BUFFER_BYTES`].
+    /// Encrypts and sends one batch at most.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         if self.broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let contents = &buf[..buf.len().min(BUFFER_BYTES)];
+        let contents = &buf[..buf.len().min(self.batch_bytes)];
         let received = &mut self.received[self.start..self.end];
         let Ok(ConnectionState::WriteTraffic(mut traffic)) =
             self.connection.process_tls_records(received).state
@@ -254,7 +293,11 @@ impl<S: Read + Write> Write for TlsStream<'_, S> {
             return Err(io::ErrorKind::BrokenPipe.into());
         };
         let len_bytes = traffic.encrypt(contents, &mut self.unsent).map_err(io::Error::other)?;
-        self.stream.write_all(&self.unsent[..len_bytes])?;
+        if let Err(error) = self.stream.write_all(&self.unsent[..len_bytes]) {
+            // A record that was cut cannot be followed by another: the end of the session is not announced.
+            self.broken = true;
+            return Err(error);
+        }
         Ok(contents.len())
     }
 

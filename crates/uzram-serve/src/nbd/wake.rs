@@ -1,19 +1,24 @@
-//! What wakes a connection's thread that waits for its client: an eventfd, made when it is first needed.
+//! What wakes a connection's thread that waits for its client: an eventfd, made when it is first needed, and
+//! word that this wait must not be long.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Wakes one thread, which alone calls [`Wake::arm`], [`Wake::armed`] and [`Wake::wait`].
+/// Wakes one thread, which alone calls the methods but [`Wake::signal`].
 #[derive(Default)]
 pub(super) struct Wake {
     fd: OnceLock<OwnedFd>,
     /// Whether the thread is to be woken when it waits for its client.
     armed: AtomicBool,
+    /// The number of the payload that is due, because memory is held for it; 0 for none.
+    due: AtomicU64,
+    /// How many payloads were due so far.
+    payloads: AtomicU64,
 }
 
 impl Wake {
@@ -37,6 +42,17 @@ impl Wake {
     /// What to wait for beside the client, if it is armed: readable after a signal.
     pub fn armed(&self) -> Option<BorrowedFd<'_>> {
         self.fd.get().filter(|_| self.armed.load(Ordering::Relaxed)).map(AsFd::as_fd)
+    }
+
+    /// Says whether the client is to send a payload without delay from now on, because memory is held for it.
+    pub fn expect_payload(&self, expected: bool) {
+        let number = if expected { self.payloads.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
+        self.due.store(number, Ordering::Relaxed);
+    }
+
+    /// The number of the payload that is expected, if one is.
+    pub fn expected_payload(&self) -> Option<u64> {
+        Some(self.due.load(Ordering::Relaxed)).filter(|number| *number > 0)
     }
 
     /// Wakes the thread, or lets it not fall asleep, once for all signals since the last [`Wake::wait`].

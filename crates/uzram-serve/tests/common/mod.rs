@@ -18,7 +18,7 @@ use uzram::device::Device;
 use uzram_serve::Exports;
 pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, command_flags, option, reply};
-use uzram_serve::nbd::{Config, Endpoint, ListenAddress, Server, ServerThread};
+use uzram_serve::nbd::{Clients, Config, Endpoint, ListenAddress, Server, ServerThread};
 
 /// A device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {
@@ -32,6 +32,7 @@ pub struct TestServer {
     pub device: Arc<Device>,
     pub thread: ServerThread,
     pub path: PathBuf,
+    pub clients: Clients,
     endpoints: Vec<Endpoint>,
     directory: tempfile::TempDir,
 }
@@ -52,11 +53,12 @@ impl TestServer {
         let mut config = Config::new(&path);
         configure(&mut config);
         let server = Server::bind(config, Exports::new(devices.iter().cloned())).unwrap();
-        let endpoints = server.endpoints();
+        let (endpoints, clients) = (server.endpoints(), server.clients());
         TestServer {
             device: Arc::clone(&devices[0]),
             thread: server.spawn().unwrap(),
             path,
+            clients,
             endpoints,
             directory,
         }

@@ -2,12 +2,14 @@
 //! may wait for the device.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzram::base::units::PAGE_SIZE;
 use uzram::device::{OpenDevice, Wait};
 
 use super::STOPPING;
+use crate::budget::Budget;
 use crate::nbd::buffer::SendBuffer;
 use crate::nbd::proto::{NbdError, command_flags};
 use crate::nbd::request::{Command, Headers, Refusal, Request};
@@ -48,6 +50,8 @@ pub(super) struct Replies<'a, W> {
     pub device: &'a OpenDevice,
     pub headers: Headers,
     pub stopping: &'a AtomicBool,
+    /// Where memory for long replies comes from; none if there is memory for all replies already.
+    pub budget: Option<&'a Arc<Budget>>,
     pub unsent: &'a mut SendBuffer,
     pub stream: &'a mut W,
 }

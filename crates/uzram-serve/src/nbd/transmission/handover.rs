@@ -19,7 +19,7 @@ use uzram::device::{OpenDevice, Wait};
 
 use super::STOPPING;
 use super::execute::{Replies, Rest};
-use crate::nbd::buffer::{SendBuffer, allocate};
+use crate::nbd::buffer::{Memory, SendBuffer};
 use crate::nbd::request::{Command, Headers, Request};
 use crate::nbd::request_cache::InFlight;
 use crate::nbd::wake::Wake;
@@ -62,7 +62,7 @@ pub(super) struct HandedOver<'a> {
 pub(super) struct Places<'a> {
     helpers: Helpers<'a>,
     room: Room,
-    payload: Vec<u8>,
+    payload: Memory,
     reply: SendBuffer,
 }
 
@@ -120,7 +120,7 @@ struct Job {
     stopping: Arc<AtomicBool>,
     request: Request,
     rest: Rest,
-    payload: Vec<u8>,
+    payload: Memory,
     reply: Option<SendBuffer>,
     ticket: Ticket,
 }
@@ -135,6 +135,7 @@ impl Job {
             device: &self.device,
             headers: self.headers,
             stopping: &self.stopping,
+            budget: None,
             unsent: &mut reply,
             stream: &mut NoStream,
         };
@@ -172,7 +173,7 @@ fn reply_bytes(data_bytes: usize) -> usize {
 }
 
 impl<'a> HandedOver<'a> {
-    /// None yet; and none ever, without anyone to hand them to.
+    /// Empty; stays empty if `handover` is `None`.
     pub fn new(
         handover: Option<Handover<'a>>,
         device: &'a Arc<OpenDevice>,
@@ -220,9 +221,16 @@ impl<'a> HandedOver<'a> {
         Some(Places {
             helpers: helpers.clone(),
             room,
-            payload: allocate(payload_bytes).ok()?,
+            payload: Memory::new(payload_bytes).ok()?,
             reply: SendBuffer::new(reply_bytes).ok()?,
         })
+    }
+
+    /// Says whether a payload is to come that there are [`Places`] for: then the client must not be slow.
+    pub fn expect_payload(&self, expected: bool) {
+        if let Some(Helpers { wake, .. }) = &self.helpers {
+            wake.expect_payload(expected);
+        }
     }
 
     /// Hands over the rest of a request, with its payload, if it has one, in its place.

@@ -4,7 +4,7 @@
 //! A request lives in the server's slab cache while it is carried out. Nothing else is allocated for
 //! it, with two exceptions: a read that is longer than the send buffer and must be answered in one
 //! piece (see `Replies::read_whole`), and what would wait for the device and is handed over to other
-//! threads (`handover`), to be answered when it is done.
+//! threads (`handover`), to be answered when it is done. Both take what they allocate from the server's budget.
 //!
 //! Invariants: a connection never waits for the client while it holds unsent replies; nor for the device,
 //! where others can do that for it. Its own thread alone touches the stream.
@@ -27,6 +27,7 @@ use uzram::base::units::PAGE_SIZE;
 use uzram::device::Wait;
 
 use super::buffer::{Buffers, ReceiveBuffer};
+use super::clients::{Traffic, TrafficCounters};
 use super::handshake::Session;
 use super::meta_context::Contexts;
 use super::proto::NbdError;
@@ -58,7 +59,7 @@ pub(super) fn run<S: Read + Write>(
     terms: Terms<'_>,
     buffers: &mut Buffers,
 ) -> io::Result<()> {
-    let (received, unsent) = buffers.emptied();
+    let (received, unsent, budget) = buffers.emptied();
     let Session { export, headers, contexts } = session;
     let access = export.access;
     // The client counts as one until all that use the device are gone.
@@ -71,8 +72,17 @@ pub(super) fn run<S: Read + Write>(
         headers,
         contexts,
         received,
-        replies: Replies { device: &device, headers, stopping: terms.stopping, unsent, stream },
+        replies: Replies {
+            device: &device,
+            headers,
+            stopping: terms.stopping,
+            budget: Some(budget),
+            unsent,
+            stream,
+        },
         handed_over: HandedOver::new(terms.handover, &device, headers, terms.stopping),
+        traffic: Traffic::default(),
+        shown: terms.traffic,
     };
     let served = connection.serve();
     match &served {
@@ -93,6 +103,9 @@ struct Connection<'a, S> {
     received: &'a mut ReceiveBuffer,
     replies: Replies<'a, S>,
     handed_over: HandedOver<'a>,
+    traffic: Traffic,
+    /// Where `traffic` is shown.
+    shown: &'a TrafficCounters,
 }
 
 impl<'a, S: Read + Write> Connection<'a, S> {
@@ -134,6 +147,7 @@ impl<'a, S: Read + Write> Connection<'a, S> {
                 let request = Request::parse(header, self.headers)
                     .ok_or_else(|| violation("a request without its magic"))?;
                 self.received.consume(header_bytes);
+                self.count(&request);
                 return Ok(Some(request));
             }
             if !self.receive()? {
@@ -142,6 +156,19 @@ impl<'a, S: Read + Write> Connection<'a, S> {
                     _ => Err(io::ErrorKind::UnexpectedEof.into()),
                 };
             }
+        }
+    }
+
+    fn count(&mut self, request: &Request) {
+        self.traffic.requests += 1;
+        match request.command {
+            Command::Read => {
+                self.traffic.read_bytes = self.traffic.read_bytes.saturating_add(request.len_bytes)
+            }
+            Command::Write => {
+                self.traffic.written_bytes = self.traffic.written_bytes.saturating_add(request.len_bytes);
+            }
+            _ => {}
         }
     }
 
@@ -154,6 +181,7 @@ impl<'a, S: Read + Write> Connection<'a, S> {
     /// Sends all replies that there are, then waits for more bytes; `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         loop {
+            self.shown.show(&self.traffic);
             self.send()?;
             match self.received.fill(self.replies.stream) {
                 // A request that was handed over is done.
@@ -204,7 +232,9 @@ impl<'a, S: Read + Write> Connection<'a, S> {
             self.send()?;
             return self.execute_rest(&request, rest, Wait::Yes).map(drop);
         };
+        self.handed_over.expect_payload(true);
         self.receive_payload(places.payload())?;
+        self.handed_over.expect_payload(false);
         self.handed_over.start(request, rest, places);
         Ok(())
     }

@@ -9,10 +9,10 @@ use uzram::base::units::PAGE_SIZE;
 use uzram::device::Wait;
 
 use super::execute::{Replies, Rest};
-use crate::nbd::buffer;
-use crate::nbd::proto::{NbdError, chunk, command_flags};
+use crate::nbd::buffer::Memory;
+use crate::nbd::proto::{chunk, command_flags};
 use crate::nbd::reply::{put_chunk_header, simple_reply};
-use crate::nbd::request::{Headers, Refusal, Request};
+use crate::nbd::request::{Headers, Request};
 
 impl<W: Write> Replies<'_, W> {
     /// Answers the rest of a read, which has been checked: it has at most `MAX_PAYLOAD_BYTES`.
@@ -106,14 +106,14 @@ impl<W: Write> Replies<'_, W> {
     /// Answers a read that is longer than the send buffer and must not be fragmented.
     ///
     /// Success has to be known before the header goes, because the header is where an error would
-    /// be told. So the data is read as a whole, into memory that lives as long as this reply: at
-    /// most `MAX_PAYLOAD_BYTES`. Clients that matter for speed negotiate structured replies, or
-    /// split their reads.
+    /// be told. So the data is read as a whole, into memory that lives as long as this reply, if the budget has
+    /// that. Clients that matter for speed negotiate structured replies, or split their reads.
     fn read_whole(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
-        let Ok(mut data) = buffer::allocate(len_bytes) else {
-            let message = "no memory for a reply this long";
-            return self.fail(request, &Refusal { error: NbdError::NoMem, message }.into()).map(|()| None);
+        let share = self.budget.and_then(|budget| budget.take(len_bytes));
+        let Some((mut data, _share)) = share.and_then(|share| Some((Memory::new(len_bytes).ok()?, share)))
+        else {
+            return self.stream_whole(request).map(|()| None);
         };
         match self.device.read_some(request.offset, &mut data, wait) {
             Ok(data_bytes) if data_bytes < len_bytes => return Ok(Some(rest)),
@@ -123,6 +123,32 @@ impl<W: Write> Replies<'_, W> {
         let header = self.unsent.room(self.stream, self.headers.data_header_bytes())?;
         put_data_header(header, self.headers, request, request.offset, len_bytes);
         self.unsent.put(self.stream, &data).map(|()| None)
+    }
+
+    /// Answers such a read where there is no memory for all of its data: sends the header, which says that it
+    /// succeeded, then the data through the send buffer.
+    ///
+    /// If the device fails in between, the connection ends: that is what the specification prescribes for simple
+    /// replies, and a client that asked for one chunk cannot be told otherwise either. It waits for the device,
+    /// as nobody else could: no memory for a reply means none to hand the request over.
+    fn stream_whole(&mut self, request: &Request) -> io::Result<()> {
+        // Others' replies need not wait with this one.
+        self.flush()?;
+        let header = self.unsent.room(self.stream, self.headers.data_header_bytes())?;
+        put_data_header(header, self.headers, request, request.offset, request.len_bytes as usize);
+        let mut rest = Rest::all(request);
+        while rest.left_bytes > 0 {
+            // To a page's boundary, so that no page is read twice.
+            let most_bytes = self.fragment_bytes() as u64 - rest.at % PAGE_SIZE as u64;
+            let piece_bytes = rest.left_bytes.min(most_bytes);
+            let piece = self.unsent.room(self.stream, piece_bytes as usize)?;
+            self.device.read(rest.at, piece).map_err(|error| {
+                let text = format!("the device failed in the middle of a reply that had begun: {error}");
+                io::Error::new(io::ErrorKind::ConnectionAborted, text)
+            })?;
+            rest.advance(piece_bytes);
+        }
+        Ok(())
     }
 }
 

@@ -33,6 +33,7 @@ mod charge;
 mod faults;
 mod hide;
 mod map;
+mod pages;
 mod release;
 mod reserve;
 mod run_cache;
@@ -47,6 +48,7 @@ mod tests;
 
 pub use charge::Full;
 pub use hide::Hidden;
+pub use pages::ZeroedPages;
 pub use reserve::MIN_RESERVE_CHUNKS;
 pub use run_cache::MAX_BATCH_PAGES;
 pub use runs::{CHUNK_PAGES, MAX_RUN_PAGES};

@@ -1,0 +1,241 @@
+//! Hostile clients of a daemon: what they can take of its memory, its places and its time. Those over TCP are of
+//! another user where this one is root.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::nbd::{READ, Raw, a_moment, port};
+use common::{Daemon, Place, ask, connect, wait_until};
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
+
+const LISTEN: [&str; 2] = ["--listen", "tcp:127.0.0.1:0"];
+const MIB: u64 = 1 << 20;
+/// A user whom nothing belongs to.
+const NOBODY: libc::uid_t = 65534;
+
+/// Lets this process, and the daemons that it starts, have as many descriptors as they may.
+fn too_few_descriptors(wanted: u64) -> bool {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    let too_few = maximum.is_some_and(|maximum| maximum < wanted);
+    if too_few {
+        println!("skipped: fewer than {wanted} file descriptors are allowed");
+    }
+    too_few
+}
+
+/// Runs this in a thread of another user, if this one is root: whether it could be another.
+fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            let keep = libc::uid_t::MAX;
+            // SAFETY: it takes three numbers. The system call, unlike glibc's function, is for this thread alone,
+            // which ends with `act`.
+            let answer = unsafe { libc::syscall(libc::SYS_setresuid, keep, NOBODY, keep) };
+            act(answer == 0)
+        });
+        thread.join().unwrap()
+    })
+}
+
+/// Memory of a daemon that is no file's.
+fn anonymous_bytes(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+}
+
+fn threads(daemon: &Daemon) -> usize {
+    std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap().count()
+}
+
+/// What a daemon says of its clients.
+fn clients(place: &Place) -> Vec<serde_json::Value> {
+    let json: serde_json::Value = serde_json::from_str(&place.run(&["clients", "--json"]).ok()).unwrap();
+    json["clients"].as_array().unwrap().clone()
+}
+
+/// 100 clients that ask for 32 MiB each and read nothing take what all share, and no more.
+#[test]
+fn unread_replies_take_no_more_memory_than_there_is_for_all() {
+    let place = Place::new();
+    let daemon = place.up_sized("64M", &[&["--mem-limit", "8M"], &LISTEN[..]].concat());
+    let before_bytes = anonymous_bytes(&daemon);
+    let port = port(&daemon);
+    let _deaf: Vec<Raw> = as_nobody(|_| {
+        let deaf = (0..100).map(|_| {
+            let mut client = Raw::tcp(&port).enter().unwrap();
+            client.request(READ, 0, 32 << 20, &[]).unwrap();
+            client
+        });
+        deaf.collect()
+    });
+    let (began, mut most_bytes) = (Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(4) {
+        most_bytes = most_bytes.max(anonymous_bytes(&daemon));
+        a_moment();
+    }
+    let grown = (most_bytes - before_bytes) / MIB;
+    // 80 MiB for all, 64 KiB for each of 256 places, and what threads take beside it.
+    assert!(grown < 80 + 16 + 16, "{grown} MiB more than before");
+    assert!(Raw::unix(&place).enter().unwrap().works(3), "root is served meanwhile");
+}
+
+#[test]
+fn idle_clients_of_a_port_leave_roots_own_socket_alone() {
+    if too_few_descriptors(2000) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up(&LISTEN);
+    let port = port(&daemon);
+    let mut idle = as_nobody(|_| {
+        // One at a time, until no place is left.
+        let served = || Raw::tcp(&port).enter()?.if_served(1);
+        std::iter::from_fn(served).take(300).collect::<Vec<_>>()
+    });
+    assert!(idle.len() < 256, "{} clients are served", idle.len());
+    for _ in 0..10 {
+        assert!(Raw::unix(&place).enter().unwrap().works(2));
+    }
+    // They are listed, and root makes room.
+    let listed = clients(&place);
+    wait_until("only they are connected", || clients(&place).len() == idle.len());
+    assert!(place.run(&["clients"]).ok().lines().count() >= listed.len());
+    let first = &clients(&place)[0];
+    assert_eq!((first["export"].as_str(), first["written_bytes"].as_u64()), (Some("zram0"), Some(4096)));
+    assert!(first["peer"].as_str().unwrap().starts_with("127.0.0.1:"));
+    let ids: Vec<String> = clients(&place).iter().take(3).map(|client| client["id"].to_string()).collect();
+    let mut args = vec!["kick"];
+    args.extend(ids.iter().map(String::as_str));
+    place.run(&args).ok();
+    assert!(idle[..3].iter_mut().all(Raw::ends));
+    assert!(idle[3..].iter_mut().all(|client| client.works(1)));
+    assert!(place.run(&["kick", &ids[0]]).complaint(1).contains("no client"));
+    assert!(Raw::tcp(&port).enter().unwrap().works(1));
+    daemon.signal(Signal::TERM);
+    let (_, log) = daemon.ended();
+    assert!(log.contains("clients were refused") && log.contains("max-connections is 256"), "{log}");
+}
+
+#[test]
+fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
+    if too_few_descriptors(2000) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up(&LISTEN);
+    let port = port(&daemon);
+    let flood: Vec<Raw> = as_nobody(|_| (0..500).map(|_| Raw::tcp(&port)).collect());
+    // One of root's own, which takes its time.
+    let slow = Raw::unix(&place);
+    let began = Instant::now();
+    for _ in 0..20 {
+        assert!(Raw::unix(&place).enter().unwrap().works(1));
+    }
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(slow.enter().unwrap().works(2));
+    // Half a second is less than anybody's turn: all who were accepted are still there.
+    assert!(clients(&place).iter().filter(|client| client["uid"].is_null()).count() >= 64);
+    // Those that came first give way to those that came later.
+    wait_until("the last of them is greeted", || {
+        clients(&place).iter().any(|client| client["id"].as_u64().unwrap() > 300)
+    });
+    drop(flood);
+    daemon.signal(Signal::TERM);
+    let (_, log) = daemon.ended();
+    assert!(log.contains("gave way to new connections"), "{log}");
+}
+
+/// All connect at once, and all are served.
+#[test]
+fn a_thousand_clients_that_come_at_once_are_served() {
+    const CLIENTS: usize = 1000;
+    if too_few_descriptors(3000) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up(&[&["--max-connections", "1100"], &LISTEN[..]].concat());
+    let port = port(&daemon);
+    for round in 0..3 {
+        let began = Instant::now();
+        let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
+        let serve = |index: usize| {
+            ready.wait();
+            // One that fails must not keep the others waiting.
+            let client = catch_unwind(AssertUnwindSafe(|| {
+                let client = if round == 1 { Raw::unix(&place) } else { Raw::tcp(&port) };
+                client.enter()?.if_served(index as u64)
+            }));
+            // Nobody leaves before all are served.
+            done.wait();
+            matches!(client, Ok(Some(_)))
+        };
+        let served: usize = thread::scope(|scope| {
+            let serve = &serve;
+            let threads: Vec<_> = (0..CLIENTS)
+                .map(|index| {
+                    let thread = thread::Builder::new().stack_size(256 << 10);
+                    thread.spawn_scoped(scope, move || serve(index)).unwrap()
+                })
+                .collect();
+            threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+        });
+        if served < CLIENTS {
+            daemon.signal(Signal::TERM);
+            panic!("{served} are served in {:?}: {}", began.elapsed(), daemon.ended().1);
+        }
+        wait_until("their threads have gone", || threads(&daemon) < 100);
+    }
+}
+
+/// The runtime directory's sockets are their user's alone.
+#[test]
+fn another_user_reaches_no_socket_of_the_runtime_directory() {
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    // So that it is the sockets and their directory that keep others out.
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(place.root(), open).unwrap();
+    as_nobody(|is_nobody| {
+        if !is_nobody {
+            println!("skipped: only root can be another user");
+            return;
+        }
+        for name in ["nbd.sock", "control.sock"] {
+            let error = UnixStream::connect(place.socket(name)).unwrap_err();
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{name}");
+        }
+    });
+}
+
+/// Silent, slow and lying control clients keep neither NBD clients nor each other out for long.
+#[test]
+fn control_clients_that_say_nothing_keep_nobody_out_for_long() {
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    let control = place.socket("control.sock");
+    let silent: Vec<UnixStream> = (0..100).map(|_| connect(&control)).collect();
+    assert!(Raw::unix(&place).enter().unwrap().works(1));
+    wait_until("somebody is listened to again", || place.run(&["clients"]).status.success());
+    for lie in [
+        "DELETE /v1/clients/18446744073709551616 HTTP/1.1\r\n\r\n",
+        "DELETE /v1/clients/%2d1 HTTP/1.1\r\n\r\n",
+        "DELETE /v1/clients/1/ HTTP/1.1\r\n\r\n",
+        "POST /v1/clients HTTP/1.1\r\nContent-Length: 4294967296\r\n\r\n",
+    ] {
+        let answer = ask(&control, lie.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 4"), "{lie}: {answer}");
+    }
+    let long = format!("DELETE /v1/clients/{} HTTP/1.1\r\n\r\n", "9".repeat(1 << 20));
+    assert!(ask(&control, long.as_bytes()).starts_with("HTTP/1.1 431"));
+    assert!(place.run(&["kick", "0"]).complaint(1).contains("there is no client 0"));
+    assert!(place.run(&["kick", "me"]).complaint(2).contains("'me'"));
+    drop(silent);
+}

@@ -1,0 +1,54 @@
+//! Memory of one owner, in whole pages: for buffers that are large, and often not filled.
+
+use std::ops::{Deref, DerefMut};
+
+use super::map::{Access, Mapping};
+use crate::base::error::Result;
+
+/// Bytes that are zeros at first. A page takes memory once it is touched, and all of it goes back to the
+/// system on drop: no allocator keeps it.
+pub struct ZeroedPages {
+    mapping: Mapping,
+}
+
+impl ZeroedPages {
+    /// So many bytes; at least 1.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system refuses.
+    pub fn new(len_bytes: usize) -> Result<Self> {
+        Ok(ZeroedPages { mapping: Mapping::new(len_bytes.max(1), Access::ReadWrite)? })
+    }
+}
+
+impl Deref for ZeroedPages {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping is readable, of that length, and this value's alone; whoever writes to it has
+        // borrowed the value mutably (`deref_mut`).
+        unsafe { std::slice::from_raw_parts(self.mapping.base(), self.mapping.len_bytes()) }
+    }
+}
+
+impl DerefMut for ZeroedPages {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping is readable and writable, of that length, and this value's alone, which is borrowed
+        // mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.base(), self.mapping.len_bytes()) }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zeros_and_can_be_changed() {
+        let mut pages = ZeroedPages::new(10_000).expect("memory");
+        assert!(pages.len() == 10_000 && pages.iter().all(|byte| *byte == 0));
+        pages.fill(7);
+        assert!(pages.iter().all(|byte| *byte == 7));
+        assert!(ZeroedPages::new(usize::MAX / 2).is_err());
+    }
+}
