@@ -29,6 +29,7 @@ mod protect;
 mod runtime_dir;
 mod show;
 mod slabinfo;
+mod state_dir;
 mod swap;
 mod toml_text;
 mod train;
