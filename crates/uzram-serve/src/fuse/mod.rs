@@ -78,7 +78,7 @@ impl Mount {
     /// what [`mounts_of`] finds it by.
     ///
     /// # Errors
-    /// `Unsupported` without `/dev/fuse`; `Busy` when something is mounted there; `Permission`; `Io`.
+    /// `Unsupported` without `/dev/fuse`; `Invalid` for a path that is not UTF-8; `Busy` when something is mounted there; `Permission`; `Io`.
     pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new("/dev/fuse").exists() {
@@ -109,6 +109,10 @@ impl Mount {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         // As the kernel's lists will have it.
         let dir = dir.canonicalize().map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
+        // The control API tells it in JSON.
+        if dir.to_str().is_none() {
+            return Err(failed(ErrorKind::Invalid, "its path is not UTF-8; choose another directory"));
+        }
         let mut config = fuser::Config::default();
         config.mount_options = vec![
             MountOption::FSName(format!("{SOURCE}{}", owner.display())),
