@@ -14,6 +14,7 @@ use crate::plan::ExportArgs;
 use crate::runtime_dir::{self, RuntimeArgs};
 use crate::show::{self, DeviceJson};
 use crate::slabinfo;
+use crate::state_dir;
 
 /// Attributes that work through all pages when they are set, and how long that may take: some minutes for
 /// every 10 GiB that a slow algorithm compresses again or that go to a disk.
@@ -153,6 +154,8 @@ fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
 /// `uzram add`; prints where the new device is.
 pub fn add(args: &AddArgs) -> Result<()> {
     let settings = args.device.settings()?;
+    let backing = settings.iter().find(|setting| setting.attribute == "backing_dev");
+    backing.map_or(Ok(()), |backing| state_dir::make_for(&backing.value))?;
     let attributes: BTreeMap<_, _> =
         settings.into_iter().map(|setting| (setting.attribute, setting.value)).collect();
     let ExportArgs { export, read_only } = args.export;

@@ -1,4 +1,7 @@
 //! How a command asks the daemon: one request, one answer, over HTTP on its control socket.
+//!
+//! Only a daemon of this user or of root is believed: its directory is theirs alone to write
+//! ([`check_trusted`]), and so is the process at the other end, by its credentials (unix(7), `SO_PEERCRED`).
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +16,7 @@ use uzram_serve::control::About;
 use uzram_serve::control::percent::encode_segment;
 
 use crate::failure::{Context, Failure, Result};
-use crate::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, socket_path};
+use crate::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, check_trusted, socket_path};
 
 /// How long the daemon may take for one step of an answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -105,6 +108,7 @@ impl Daemon {
     /// Connects with time-outs set; the standard library's connect would wait for ever for a daemon
     /// that is stopped.
     fn connect(&self) -> Result<UnixStream> {
+        check_trusted(&self.dir)?;
         let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
             let socket = rustix::net::socket_with(
                 AddressFamily::UNIX,
@@ -117,14 +121,30 @@ impl Daemon {
             rustix::net::connect(&socket, &address)?;
             Ok(UnixStream::from(socket))
         });
-        connected.map_err(|error| match error {
+        let stream = connected.map_err(|error| match error {
             Errno::NOENT | Errno::CONNREFUSED => Failure::Line(format!(
                 "no daemon is running in '{}' (start one with `uzram up`)",
                 self.dir.display()
             )),
             Errno::AGAIN => self.silent(),
             error => Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())),
-        })
+        })?;
+        self.check_peer(&stream)?;
+        Ok(stream)
+    }
+
+    /// Fails unless who listens is this user or root.
+    fn check_peer(&self, stream: &UnixStream) -> Result<()> {
+        let shown = self.socket.display();
+        let peer =
+            sockopt::socket_peercred(stream).context(|| format!("cannot tell who listens at '{shown}'"))?;
+        if peer.uid.is_root() || peer.uid == rustix::process::geteuid() {
+            return Ok(());
+        }
+        Err(Failure::Line(format!(
+            "who listens at '{shown}' is not believed: it is a process of user {}; choose another --runtime-dir",
+            peer.uid.as_raw()
+        )))
     }
 
     fn silent(&self) -> Failure {

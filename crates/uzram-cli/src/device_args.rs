@@ -12,6 +12,9 @@ use uzram::zsmalloc::PoolDesign;
 use crate::failure::{Failure, Result};
 use crate::policy_file;
 
+/// The attribute of an option without a value.
+const FORCE: &str = "backing_force";
+
 /// Options of a new device. They are the keys of a device in a configuration file, too.
 #[derive(clap::Args)]
 pub struct DeviceArgs {
@@ -32,6 +35,9 @@ pub struct DeviceArgs {
     /// coldest pages leave before the limit is met
     #[arg(long, value_name = "PATH[:SIZE]")]
     backing: Option<String>,
+    /// Take a backing file or device that holds something else: what it holds is lost
+    #[arg(long)]
+    force: bool,
     /// Write pages to the backing device that nobody used for so long, as in 90s, 10m or 1h [default: never]
     #[arg(long, value_name = "DURATION")]
     writeback_after: Option<String>,
@@ -164,6 +170,7 @@ impl DeviceArgs {
                 "writeback_layout",
                 self.writeback_layout.map(|layout| layout.to_string()),
             ),
+            ("--force", FORCE, self.force.then(|| "1".to_owned())),
             ("--backing", "backing_dev", self.backing.as_deref().map(from_root)),
             ("--size", "disksize", Some(self.size.to_string())),
         ];
@@ -171,8 +178,8 @@ impl DeviceArgs {
             let value = value?;
             let place = origin.place(option);
             let origin = match origin {
-                Origin::CommandLine => format!("{place} {value}"),
-                Origin::File(_) => place,
+                Origin::CommandLine if attribute != FORCE => format!("{place} {value}"),
+                _ => place,
             };
             Some(Setting { origin, attribute, value })
         })
@@ -206,12 +213,14 @@ fn refuse_idle_settings(settings: &[Setting], written: Origin<'_>) -> Result<()>
         | "writeback_budget"
         | "writeback_layout"
         | "writeback_batch_size"
-        | "compressed_writeback" => !has("backing_dev"),
+        | "compressed_writeback"
+        | FORCE => !has("backing_dev"),
         _ => false,
     };
     let Some(Setting { origin, attribute, .. }) = settings.iter().find(needs) else { return Ok(()) };
     let (what, option) = match *attribute {
         "recompress_after" => ("compress pages again with", "--recompress"),
+        FORCE => ("take", "--backing"),
         _ => ("write pages to", "--backing"),
     };
     Err(Failure::Line(format!("{origin}: nothing to {what}: give {}", written.name(option))))

@@ -32,6 +32,7 @@ mod room;
 mod runtime_dir;
 mod show;
 mod slabinfo;
+mod state_dir;
 mod swap;
 mod toml_text;
 mod train;

@@ -17,7 +17,7 @@ pub const HELP: &str =
     "A TOML file that says which pages leave memory, when and where to. Options come before what \
 it says. All of it may be left out:
 
-    backing = \"/var/tmp/cold.img:2G\"    # backing_dev: the whole path
+    backing = \"/var/lib/uzram/cold.img:2G\"    # backing_dev: the whole path
     high = 95                           # policy_high, in percent of mem_limit
     low = 90                            # policy_low
     reclaim = \"pages\"                   # or \"zspages\"
@@ -124,7 +124,7 @@ mod tests {
         let attributes: Vec<_> =
             settings.iter().map(|(_, attribute, value)| (*attribute, value.as_str())).collect();
         let wanted = [
-            ("backing_dev", "/var/tmp/cold.img:2G"),
+            ("backing_dev", "/var/lib/uzram/cold.img:2G"),
             ("policy_high", "95"),
             ("policy_low", "90"),
             ("reclaim", "pages"),

@@ -1,21 +1,29 @@
 //! The runtime directory: where a daemon and its clients meet.
 //!
+//! Which it is: `--runtime-dir`, else `$UZRAM_RUNTIME_DIR`, else `/run/uzram` for root and `$XDG_RUNTIME_DIR/uzram` for
+//! other users. Root never uses `$XDG_RUNTIME_DIR`: it is unmounted when root's session ends, and after `su` it is
+//! another user's. Its path is UTF-8, as the control API tells paths in JSON.
+//!
 //! It belongs to one user (mode 0700) and to one daemon at a time: whoever holds the lock on
 //! `uzram.lock` owns the sockets in it. A lock goes away with its process, so sockets found while
 //! holding it were left by a crash and may be removed. The lock file itself stays: removing it would
 //! let two daemons lock two different files of that name.
+//!
+//! The daemon finds it by [`Place`], which follows no symbolic link of other users, and works below its descriptor: a
+//! directory that takes its place in the path meanwhile is not touched.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
+use uzram::base::trusted_path::{Place, Refused, only_we_may_write};
 
 use crate::failure::{Context, Failure, Result};
 
@@ -27,14 +35,17 @@ pub const CONTROL_SOCKET: &str = "control.sock";
 pub const RUNTIME_DIR_VARIABLE: &str = "UZRAM_RUNTIME_DIR";
 const LOCK_FILE: &str = "uzram.lock";
 
+/// The runtime directory of root, unless it is said otherwise.
+const OF_ROOT: &str = "/run/uzram";
+
 /// The longest path a Unix socket can have: `sun_path` less its final zero, unix(7).
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 /// The option that every command with a daemon at the other end takes.
 #[derive(clap::Args)]
 pub struct RuntimeArgs {
-    /// Where the daemon's sockets are [default: $UZRAM_RUNTIME_DIR, else $XDG_RUNTIME_DIR/uzram,
-    /// else /run/uzram for root]
+    /// Where the daemon's sockets are [default: $UZRAM_RUNTIME_DIR, else /run/uzram for root and
+    /// $XDG_RUNTIME_DIR/uzram for other users]
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 }
@@ -43,7 +54,7 @@ impl RuntimeArgs {
     /// The runtime directory, as an absolute path. It need not exist.
     ///
     /// # Errors
-    /// Neither the option nor the environment names one.
+    /// Neither the option nor the environment names one, or its path is not UTF-8.
     pub fn path(&self) -> Result<PathBuf> {
         let env = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let path = choose(
@@ -52,7 +63,15 @@ impl RuntimeArgs {
             env("XDG_RUNTIME_DIR"),
             rustix::process::geteuid().is_root(),
         )?;
-        std::path::absolute(&path).context(|| format!("runtime directory '{}'", path.display()))
+        let path =
+            std::path::absolute(&path).context(|| format!("runtime directory '{}'", path.display()))?;
+        match path.to_str() {
+            Some(_) => Ok(path),
+            None => Err(Failure::Line(format!(
+                "the path of the runtime directory '{}' is not UTF-8; choose another --runtime-dir",
+                path.display()
+            ))),
+        }
     }
 }
 
@@ -62,16 +81,16 @@ fn choose(
     xdg: Option<PathBuf>,
     root: bool,
 ) -> Result<PathBuf> {
-    option
-        .or(own)
+    let default = || {
+        if root {
+            return Some(PathBuf::from(OF_ROOT));
+        }
         // Relative ones are to be ignored, says the XDG base directory specification.
-        .or_else(|| xdg.filter(|path| path.is_absolute()).map(|path| path.join("uzram")))
-        .or_else(|| root.then(|| PathBuf::from("/run/uzram")))
-        .ok_or_else(|| {
-            Failure::line(
-                "no runtime directory: give --runtime-dir or set UZRAM_RUNTIME_DIR or XDG_RUNTIME_DIR",
-            )
-        })
+        xdg.filter(|path| path.is_absolute()).map(|path| path.join("uzram"))
+    };
+    option.or(own).or_else(default).ok_or_else(|| {
+        Failure::line("no runtime directory: give --runtime-dir or set UZRAM_RUNTIME_DIR or XDG_RUNTIME_DIR")
+    })
 }
 
 /// The path of a socket in `dir`.
@@ -93,8 +112,9 @@ pub fn socket_path(dir: &Path, name: &str) -> Result<PathBuf> {
 /// A runtime directory that this process serves; dropping it removes the sockets.
 pub struct RuntimeDir {
     path: PathBuf,
+    dir: OwnedFd,
     lock: File,
-    sockets: Vec<PathBuf>,
+    sockets: Vec<String>,
 }
 
 impl RuntimeDir {
@@ -103,9 +123,7 @@ impl RuntimeDir {
     /// # Errors
     /// It cannot be created or used, or others may enter it.
     pub fn make(path: &Path) -> Result<()> {
-        // Before anything is created: these must fit.
-        socket_path(path, CONTROL_SOCKET)?;
-        make_private(path)
+        open_private(path).map(drop)
     }
 
     /// Makes the directory as [`RuntimeDir::make`] does, and locks it.
@@ -113,16 +131,11 @@ impl RuntimeDir {
     /// # Errors
     /// It cannot be created or used, others may enter it, or a daemon serves it already.
     pub fn claim(path: PathBuf) -> Result<RuntimeDir> {
-        RuntimeDir::make(&path)?;
+        let dir = open_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
-        let mut lock = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(&lock_path)
-            .context(|| format!("cannot open '{}'", lock_path.display()))?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let lock = rustix::fs::openat(&dir, LOCK_FILE, flags, Mode::RUSR | Mode::WUSR);
+        let mut lock = File::from(lock.context(|| format!("cannot open '{}'", lock_path.display()))?);
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(in_use(&path, &mut lock)),
@@ -133,7 +146,7 @@ impl RuntimeDir {
         lock.set_len(0)
             .and_then(|()| writeln!(lock, "{}", std::process::id()))
             .context(|| format!("cannot write '{}'", lock_path.display()))?;
-        Ok(RuntimeDir { path, lock, sockets: Vec::new() })
+        Ok(RuntimeDir { path, dir, lock, sockets: Vec::new() })
     }
 
     /// Listens on the socket `name`, mode 0600, in place of one that a crash has left.
@@ -142,21 +155,40 @@ impl RuntimeDir {
     /// The path is too long, taken by something else, or the system refuses.
     pub fn bind(&mut self, name: &str) -> Result<UnixListener> {
         let path = socket_path(&self.path, name)?;
-        remove_stale(&path)?;
+        self.remove_stale(name)?;
         let listener =
             UnixListener::bind(&path).context(|| format!("cannot listen on '{}'", path.display()))?;
-        self.sockets.push(path.clone());
-        fs::set_permissions(&path, Permissions::from_mode(0o600))
+        self.sockets.push(name.to_owned());
+        // No other user can have put a link into this directory.
+        rustix::fs::chmodat(&self.dir, name, Mode::RUSR | Mode::WUSR, AtFlags::empty())
             .context(|| format!("cannot protect '{}'", path.display()))?;
         Ok(listener)
+    }
+
+    fn remove_stale(&self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        match rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => Ok(()),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Socket => {
+                rustix::fs::unlinkat(&self.dir, name, AtFlags::empty())
+                    .context(|| format!("cannot remove the stale socket '{}'", path.display()))?;
+                tracing::info!(path = %path.display(), "removed a socket that an earlier daemon left");
+                Ok(())
+            }
+            Ok(_) => Err(Failure::Line(format!(
+                "'{}' is in the way and not a socket; move it, or choose another --runtime-dir",
+                path.display()
+            ))),
+            Err(error) => Err(Failure::Line(format!("'{}': {error}", path.display()))),
+        }
     }
 }
 
 impl Drop for RuntimeDir {
     fn drop(&mut self) {
-        for path in &self.sockets {
-            if let Err(error) = fs::remove_file(path) {
-                tracing::warn!(%error, path = %path.display(), "cannot remove a socket");
+        for name in &self.sockets {
+            if let Err(error) = rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
+                tracing::warn!(%error, path = %self.path.join(name).display(), "cannot remove a socket");
             }
         }
         // The process id in it is ours no longer; a failure leaves a file that nobody believes.
@@ -164,39 +196,84 @@ impl Drop for RuntimeDir {
     }
 }
 
-/// Makes sure that `path` is a directory of ours with mode 0700.
-fn make_private(path: &Path) -> Result<()> {
+/// Opens the directory, which is made if there is none, and makes sure that it is ours with mode 0700.
+fn open_private(path: &Path) -> Result<OwnedFd> {
+    // Before anything is created: these must fit.
+    socket_path(path, CONTROL_SOCKET)?;
     let shown = path.display();
-    let metadata = match fs::metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(path)
-                .context(|| format!("cannot create the runtime directory '{shown}'"))?;
-            fs::metadata(path)
+    let place = make_all(path).map_err(|refused| match refused {
+        link @ Refused::Link { .. } => Failure::Line(format!("runtime directory '{shown}': {link}")),
+        Refused::System(errno) => {
+            Failure::Line(format!("cannot create the runtime directory '{shown}': {errno}"))
         }
-        other => other,
-    }
-    .context(|| format!("runtime directory '{shown}'"))?;
+    })?;
+    let what = || format!("runtime directory '{shown}'");
+    let dir = place.open(OFlags::PATH, Mode::empty()).context(what)?;
+    let stat = rustix::fs::fstat(&dir).context(what)?;
     let uid = rustix::process::geteuid().as_raw();
-    let mode = metadata.mode() & 0o777;
-    if !metadata.is_dir() {
+    let mode = stat.st_mode & 0o777;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
         Err(Failure::Line(format!(
             "runtime directory '{shown}' is not a directory; choose another --runtime-dir"
         )))
-    } else if metadata.uid() != uid {
+    } else if stat.st_uid != uid {
         Err(Failure::Line(format!(
             "runtime directory '{shown}' belongs to user {}, not to user {uid}; choose another --runtime-dir",
-            metadata.uid()
+            stat.st_uid
         )))
     } else if mode != 0o700 {
         Err(Failure::Line(format!(
             "runtime directory '{shown}' has mode {mode:04o}, not 0700; run: chmod 700 '{shown}'"
         )))
     } else {
-        Ok(())
+        Ok(dir)
     }
+}
+
+/// Makes a directory, mode 0700, and those above it, unless there is something of that name. Where it is.
+fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
+    let place = match (Place::resolve(path), path.parent()) {
+        (Err(Refused::System(Errno::NOENT)), Some(parent)) => {
+            make_all(parent)?;
+            Place::resolve(path)?
+        }
+        (place, _) => place?,
+    };
+    match place.status() {
+        Ok(_) => Ok(place),
+        Err(Errno::NOENT) => match place.make_dir(Mode::RWXU) {
+            // Somebody else may just have made it.
+            Ok(()) | Err(Errno::EXIST) => Ok(place),
+            Err(errno) => Err(errno.into()),
+        },
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// For clients: whether only root and this user can have put a socket into the directory `dir`, so that what listens
+/// there may be asked. A directory that does not exist is none to complain about.
+///
+/// # Errors
+/// Others may write to it, or the path leads through a symbolic link of theirs.
+pub fn check_trusted(dir: &Path) -> Result<()> {
+    let distrusted = |why: String| {
+        let shown = dir.display();
+        Failure::Line(format!(
+            "nothing in the runtime directory '{shown}' is believed: {why}; choose another --runtime-dir"
+        ))
+    };
+    let status = Place::resolve(dir).and_then(|place| Ok(place.status()?));
+    let stat = match status {
+        Ok(stat) => stat,
+        // To connect will say so.
+        Err(Refused::System(_)) => return Ok(()),
+        Err(link @ Refused::Link { .. }) => return Err(distrusted(link.to_string())),
+    };
+    if only_we_may_write(&stat) {
+        return Ok(());
+    }
+    let mode = stat.st_mode & 0o777;
+    Err(distrusted(format!("it belongs to user {} and has mode {mode:04o}", stat.st_uid)))
 }
 
 /// Waits until no daemon holds `dir`, so that another can follow at once. False if `timeout` passes
@@ -236,36 +313,19 @@ fn in_use(path: &Path, lock: &mut File) -> Failure {
     ))
 }
 
-fn remove_stale(path: &Path) -> Result<()> {
-    match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Ok(metadata) if metadata.file_type().is_socket() => {
-            fs::remove_file(path)
-                .context(|| format!("cannot remove the stale socket '{}'", path.display()))?;
-            tracing::info!(path = %path.display(), "removed a socket that an earlier daemon left");
-            Ok(())
-        }
-        Ok(_) => Err(Failure::Line(format!(
-            "'{}' is in the way and not a socket; move it, or choose another --runtime-dir",
-            path.display()
-        ))),
-        Err(error) => Err(Failure::Line(format!("'{}': {error}", path.display()))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
-    fn the_option_comes_first_then_the_environment_then_root() {
+    fn the_option_comes_first_and_root_has_a_directory_of_its_own() {
         let path = |text: &str| Some(PathBuf::from(text));
         for (option, own, xdg, root, chosen) in [
             (path("/a"), path("/b"), path("/c"), true, Some("/a")),
             (None, path("/b"), path("/c"), true, Some("/b")),
-            (None, None, path("/c"), true, Some("/c/uzram")),
-            (None, None, path("c"), true, Some("/run/uzram")),
+            (None, None, path("/c"), true, Some("/run/uzram")),
+            (None, None, path("/c"), false, Some("/c/uzram")),
             (None, None, None, true, Some("/run/uzram")),
             (None, None, path("c"), false, None),
         ] {

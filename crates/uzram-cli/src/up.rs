@@ -35,6 +35,7 @@ use crate::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
 use crate::protect::{protect, touch_heap};
 use crate::room;
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
+use crate::state_dir;
 use crate::swap::READY;
 
 /// Create a compressed RAM disk and serve it, in the foreground.
@@ -44,7 +45,7 @@ use crate::swap::READY;
 /// gone, and flush and fsync only order.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
-          uzram up --size 4G --mem-limit 1G --backing /var/tmp/cold.img:4G --recompress zstd:3:10m
+          uzram up --size 4G --mem-limit 1G --backing /var/lib/uzram/cold.img:4G --recompress zstd:3:10m
           uzram up --listen tcp:127.0.0.1:10809
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
@@ -283,6 +284,10 @@ fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
         device.set(attribute, value)?;
     }
     for Setting { origin, attribute, value } in &plan.settings {
+        if *attribute == "backing_dev" {
+            state_dir::make_for(value)
+                .map_err(|failure| failure.map_line(|why| format!("{origin}: {why}")))?;
+        }
         device.set(attribute, value).context(|| origin.clone())?;
     }
     Ok(device)

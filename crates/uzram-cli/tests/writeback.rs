@@ -13,6 +13,7 @@ use std::time::Duration;
 use common::clients::{arg, fio, missing, random_file, same, succeed};
 use common::{Daemon, Place, finish, wait_until};
 use serde_json::Value;
+use uzram::backing::MARK_BYTES;
 use uzram::base::random::Random;
 
 /// Attributes of a device, as its JSON has them.
@@ -31,7 +32,7 @@ fn a_file_is_made_taken_and_let_go() {
     assert!(fact.contains(&format!("{}, 4 MiB, ", path.display())), "{fact}");
     assert!(fact.contains("io_uring") || fact.contains("threads"), "{fact}");
     assert!(fact.contains("direct") || fact.contains("through the page cache"), "{fact}");
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), (4 << 20) + MARK_BYTES as u64);
     assert_eq!(place.run(&["stat", "zram0", "backing_dev"]).ok().trim(), path.to_str().unwrap());
 
     // It is this device's alone, and no longer to be changed.

@@ -299,6 +299,7 @@ impl<'a> Machine<'a> {
             ("stream_alloc", "held"),
             ("reserve", "4M"),
             ("backing_dev", "none"),
+            ("backing_force", "1"),
             ("writeback_layout", "blocks"),
             ("compressed_writeback", "0"),
             ("reset", "1"),

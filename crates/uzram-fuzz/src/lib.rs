@@ -13,6 +13,7 @@
 //! - where a naive model can say what must happen, it is asked.
 
 pub mod attributes;
+pub mod backing_mark;
 pub mod codec_decode;
 pub mod codec_round_trip;
 pub mod control_http;
@@ -52,6 +53,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "pool_ops", run: pool_ops::run, seeds: pool_ops::seeds },
     Target { name: "lru_ops", run: lru_ops::run, seeds: lru_ops::seeds },
     Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
+    Target { name: "backing_mark", run: backing_mark::run, seeds: backing_mark::seeds },
     Target { name: "size_expr", run: size_expr::run, seeds: size_expr::seeds },
 ];
 

@@ -117,6 +117,11 @@ fn attributes() {
 }
 
 #[test]
+fn backing_mark() {
+    run_mutations("backing_mark", 20_000);
+}
+
+#[test]
 fn size_expr() {
     run_mutations("size_expr", 50_000);
 }

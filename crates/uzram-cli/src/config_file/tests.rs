@@ -61,7 +61,8 @@ fn the_example_has_every_key_and_makes_sense() {
         ("comp_algorithm", "lz4"),
         ("recomp_algorithm", "algo=zstd:3"),
         ("recompress_after", "10m"),
-        ("backing_dev", "/var/tmp/cold.img:4G"),
+        ("backing_dev", "/var/lib/uzram/cold.img:4G"),
+        ("backing_force", "1"),
         ("checksum", "1"),
         ("compact_rate", "64M"),
         // The file of the policy, what comes before it as an option, and as an attribute.
@@ -88,9 +89,9 @@ fn the_example_s_attributes_are_those_of_a_device() {
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("policy.toml");
     std::fs::write(&policy, "").unwrap();
-    let whole = whole_example(&policy).replace("/var/tmp/cold.img:4G", "none");
+    let whole = whole_example(&policy).replace("/var/lib/uzram/cold.img:4G", "none");
     let text = whole.replace("min(ram / 2, 4G)", "64K");
-    let lines = text.lines().filter(|line| !line.starts_with("writeback-"));
+    let lines = text.lines().filter(|line| !line.starts_with("writeback-") && !line.starts_with("force"));
     let config = parsed(&lines.collect::<Vec<_>>().join("\n")).unwrap();
     let device = Device::new(&config.devices[0].name).unwrap();
     for Setting { origin, attribute, value } in &config.devices[0].settings {

@@ -86,7 +86,7 @@ impl Mount {
     /// kernel's list of mounts.
     ///
     /// # Errors
-    /// `Unsupported` without `/dev/fuse`; `Busy` when something is mounted there; `Permission`; `Io`.
+    /// `Unsupported` without `/dev/fuse`; `Invalid` for a path that is not UTF-8; `Busy` when something is mounted there; `Permission`; `Io`.
     pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(DEVICE).exists() {
@@ -122,6 +122,11 @@ impl Mount {
         };
         // As the kernel's lists will have it.
         let dir = dir.canonicalize().map_err(failed_io)?;
+        // The control API tells it in JSON.
+        if dir.to_str().is_none() {
+            let why = "its path is not UTF-8; choose another directory";
+            return Err(cannot_mount(&dir, ErrorKind::Invalid, why));
+        }
         let point = MountPoint::new(&dir).map_err(failed_io)?;
         let asked = CpuLatency::new(options.cpu_latency);
         let cpu_latency = match &asked {

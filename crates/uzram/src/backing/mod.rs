@@ -31,7 +31,7 @@ pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
 #[cfg(not(feature = "loom"))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(feature = "loom"))]
-pub use file::{Engine, FileBacking, FileOptions, MAX_QUEUE_DEPTH};
+pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
 
 use std::panic::AssertUnwindSafe;
 
@@ -40,6 +40,9 @@ use crate::base::sync::Arc;
 
 /// The attribute that errors of this layer name.
 const SETTING: &str = "backing_dev";
+/// The attribute that errors name where only [`FileOptions::force`] would do.
+#[cfg(not(feature = "loom"))]
+const FORCE_SETTING: &str = "backing_force";
 
 /// Bytes by offset, kept elsewhere than in memory.
 ///

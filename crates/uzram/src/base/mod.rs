@@ -10,4 +10,5 @@ pub mod size_expr;
 pub mod sync;
 #[cfg(not(feature = "loom"))]
 pub(crate) mod thread;
+pub mod trusted_path;
 pub mod units;

@@ -21,9 +21,9 @@ use algorithms::{
     comp_algorithm, recomp_algorithm, set_algorithm_params, set_comp_algorithm, set_recomp_algorithm,
 };
 use backing::{
-    backing, backing_dev, bd_stat, set_backing_dev, set_compressed_writeback, set_writeback_batch_size,
-    set_writeback_layout, set_writeback_limit, set_writeback_limit_enable, writeback, writeback_batch_size,
-    writeback_limit,
+    backing, backing_dev, bd_stat, set_backing_dev, set_backing_force, set_compressed_writeback,
+    set_writeback_batch_size, set_writeback_layout, set_writeback_limit, set_writeback_limit_enable,
+    writeback, writeback_batch_size, writeback_limit,
 };
 use cold::{block_state, recompress, set_idle};
 use policy::{
@@ -116,6 +116,13 @@ pub(super) static TABLE: &[Attribute] = &[
                before initialisation",
         get: Some(backing_dev),
         set: Some(set_backing_dev),
+    },
+    Attribute {
+        name: "backing_force",
+        help: "1 to take a backing_dev that holds something else than a backing of uzram, which is then lost; to be set \
+               before backing_dev (uzram only)",
+        get: Some(|device| u8::from(device.state.lock().params.backing_force).to_string()),
+        set: Some(set_backing_force),
     },
     Attribute {
         name: "writeback",

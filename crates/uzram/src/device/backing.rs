@@ -22,11 +22,12 @@ impl NamedBacking {
     }
 
     /// A file or block device as `PATH` or `PATH:SIZE`: what follows the last colon is a size if it reads as one,
-    /// else part of the path. With a size, a file that does not exist is made.
+    /// else part of the path. With a size, a file that does not exist is made. With `force`, one that holds something
+    /// else is taken, too.
     ///
     /// # Errors
     /// `Invalid` unless the path begins at the root; what [`FileBacking::open`] answers.
-    pub fn open(text: &str) -> Result<Self> {
+    pub fn open(text: &str, force: bool) -> Result<Self> {
         let (path, size_bytes) = split(text);
         // Whoever writes it may work in another directory than whoever opens it.
         if !path.starts_with('/') || path.contains(char::is_control) {
@@ -34,7 +35,7 @@ impl NamedBacking {
                 format!("'{path}' is no backing device: write the whole path, beginning with '/', or none");
             return Err(Error::invalid(what).with_setting("backing_dev"));
         }
-        let file = FileBacking::open(&FileOptions { size_bytes, ..FileOptions::new(path) })?;
+        let file = FileBacking::open(&FileOptions { size_bytes, force, ..FileOptions::new(path) })?;
         Ok(NamedBacking::new(path, how(&file), Arc::new(file)))
     }
 

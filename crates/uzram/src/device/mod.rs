@@ -56,6 +56,8 @@ struct Params {
     /// Of the store, but for its name, its size, and where its cold pages go.
     config: Config,
     backing: Option<NamedBacking>,
+    /// Of the next backing: whether it may hold something else.
+    backing_force: bool,
     writeback_layout: Layout,
     compressed_writeback: bool,
     writeback_limit: WritebackLimit,
@@ -68,6 +70,7 @@ impl Default for Params {
         Params {
             config: Config::new("", 0),
             backing: None,
+            backing_force: false,
             writeback_layout: Layout::default(),
             compressed_writeback: true,
             writeback_limit: WritebackLimit::default(),

@@ -1,4 +1,5 @@
 use super::*;
+use crate::backing::MARK_BYTES;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, page_of};
 
@@ -531,7 +532,7 @@ fn a_backing_device_is_opened_at_once_and_forgotten_by_a_reset() {
 
     device.set("backing_dev", &sized).expect("room");
     assert_eq!(device.get("backing_dev"), Ok(path.clone()));
-    assert_eq!(std::fs::metadata(&path).expect("it was made").len(), 1 << 20);
+    assert_eq!(std::fs::metadata(&path).expect("it was made").len(), (1 << 20) + MARK_BYTES as u64);
     let shown = device.backing().expect("it was set").to_string();
     assert!(shown.starts_with(&format!("{path}, 1 MiB, ")), "{shown}");
     // It belongs to the device, which keeps it when another one cannot be had.
@@ -546,6 +547,7 @@ fn a_backing_device_is_opened_at_once_and_forgotten_by_a_reset() {
         ("backing_dev", "none"),
         ("writeback_layout", "blocks"),
         ("compressed_writeback", "1"),
+        ("backing_force", "1"),
     ] {
         assert_eq!(device.set(name, value).unwrap_err().kind(), ErrorKind::Busy, "{name}");
     }
@@ -553,6 +555,24 @@ fn a_backing_device_is_opened_at_once_and_forgotten_by_a_reset() {
     device.set("reset", "1").expect("nobody uses it");
     assert_eq!(device.get("backing_dev"), Ok("none".into()));
     self::device(&[("backing_dev", &path), ("backing_dev", "none")]).set("backing_dev", &path).expect("free");
+}
+
+#[test]
+fn what_holds_something_else_is_taken_by_force_only() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("b.img");
+    std::fs::write(&path, [1; 8192]).expect("a file");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("ours");
+    let value = format!("{}:1M", path.display());
+    let device = device(&[]);
+    let error = device.set("backing_dev", &value).unwrap_err();
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Busy, Some("backing_force")), "{error}");
+    assert_eq!(std::fs::read(&path).expect("a file"), [1; 8192]);
+    device.set("backing_force", "1").expect("uninitialised");
+    device.set("backing_dev", &value).expect("forced");
+    device.set("reset", "1").expect("nobody uses it");
+    assert_eq!(device.get("backing_force"), Ok("0".into()));
+    device.set("backing_dev", &value).expect("it is uzram's now");
 }
 
 #[test]
@@ -599,6 +619,7 @@ fn settings_of_writeback_keep_their_ranges() {
         ("writeback_batch_size", &["1", "128", "32"], &["0", "129", "x"]),
         ("compressed_writeback", &["0", "1"], &["2", ""]),
         ("writeback_layout", &["blocks", "packed"], &["", "extents"]),
+        ("backing_force", &["1", "0"], &["2", "yes"]),
         ("policy_high", &["100", "1", "95"], &["0", "101", "95%"]),
         ("policy_low", &["0", "95"], &["96", "-1"]),
         ("recompress_after", &["0", "4294967295"], &["4294967296", "1w", ""]),

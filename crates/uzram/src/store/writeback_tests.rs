@@ -7,7 +7,9 @@ use std::time::Duration;
 use super::policy::Relieved;
 use super::tests::{config, page, recompression};
 use super::*;
-use crate::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
+use crate::backing::{
+    Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
+};
 use crate::base::random::Random;
 
 /// A file of so many bytes that goes with the directory.
@@ -349,7 +351,7 @@ fn nothing_of_others_is_written_behind_an_object() {
         store.write(0, &letters).expect("memory");
         let compressed = store.stats().compr_data_bytes as usize;
         let place = match store.write_back(&ALL).map(|_| store.slots.lock(0).contents()) {
-            Ok(Contents::Backed(Backed { place, .. })) => place as usize,
+            Ok(Contents::Backed(Backed { place, .. })) => MARK_BYTES + place as usize,
             other => panic!("{other:?}"),
         };
         let bytes = std::fs::read(dir.path().join("backing")).expect("the file");

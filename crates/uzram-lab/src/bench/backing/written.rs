@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::backing::Engine;
+use uzram::backing::{Backing, Engine, MARK_BYTES};
 use uzram::base::units::page_of;
 use uzram::store::{BackingStats, Layout, Policy};
 
@@ -135,9 +135,12 @@ fn round(options: &Options, scratch: &Scratch<'_>, number: usize) -> Result<Roun
     })
 }
 
-/// What fio writes to: the same file, past the page cache if the store does, with as many writes in flight.
+/// What fio writes to: the same bytes of the same file, past the page cache if the store does, with as many writes in
+/// flight.
 struct FioTarget<'a> {
     scratch: &'a Scratch<'a>,
+    /// Where the store's bytes begin, behind uzram's header.
+    start_bytes: usize,
     size_bytes: u64,
     engine: &'static str,
     direct: bool,
@@ -151,7 +154,8 @@ impl<'a> FioTarget<'a> {
             Engine::Uring => "io_uring",
             _ => "psync",
         };
-        Ok(FioTarget { scratch, size_bytes, engine, direct: file.is_direct() })
+        let start_bytes = file.block_bytes().max(MARK_BYTES);
+        Ok(FioTarget { scratch, start_bytes, size_bytes, engine, direct: file.is_direct() })
     }
 
     /// Writes all of it: 10^6 bytes a second. From start to end with io_uring; else each thread its part, for a
@@ -159,7 +163,7 @@ impl<'a> FioTarget<'a> {
     fn write(&self) -> Result<f64> {
         let mut command = fio::command();
         command.args(["--rw=write", "--bs=1m", "--allow_file_create=0", "--fallocate=none"]);
-        command.arg("--filename").arg(self.scratch.path(NAME));
+        command.arg("--filename").arg(self.scratch.path(NAME)).arg(format!("--offset={}", self.start_bytes));
         command.arg(format!("--ioengine={}", self.engine)).arg(format!("--direct={}", u8::from(self.direct)));
         if self.engine == "io_uring" {
             command.arg(format!("--size={}", self.size_bytes)).arg(format!("--iodepth={WRITES_IN_FLIGHT}"));

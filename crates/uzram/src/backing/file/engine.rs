@@ -13,6 +13,9 @@ const MAX_RETRIES: u32 = 1000;
 /// The open file or block device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
+    /// Where the backing's bytes begin in it, behind the header: a multiple of `block_bytes`. Together with
+    /// `len_bytes` no more than a file can have.
+    pub(super) start_bytes: u64,
     pub(super) len_bytes: u64,
     pub(super) block_bytes: usize,
 }
@@ -36,7 +39,8 @@ impl Target {
         if end.is_none_or(|end| end > self.len_bytes) {
             return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of the backing"));
         }
-        Ok(Progress { direction, offset, len_bytes, done_bytes: 0, retries: 0 })
+        let start = self.start_bytes + offset;
+        Ok(Progress { direction, start, len_bytes, done_bytes: 0, retries: 0 })
     }
 
     /// Reads or writes, and waits for it.
@@ -64,16 +68,16 @@ impl Target {
 /// How far a transfer has come. It lies within its buffer.
 pub(super) struct Progress {
     direction: Direction,
-    offset: u64,
+    start: u64,
     len_bytes: usize,
     done_bytes: usize,
     retries: u32,
 }
 
 impl Progress {
-    /// Where the rest lies on the backing.
+    /// Where the rest lies in the file or on the device.
     pub(super) fn offset(&self) -> u64 {
-        self.offset + self.done_bytes as u64
+        self.start + self.done_bytes as u64
     }
 
     /// Which bytes of the buffer are left.

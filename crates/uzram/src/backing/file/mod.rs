@@ -1,10 +1,14 @@
 //! [`FileBacking`]: a regular file or a block device, and which engine moves the bytes.
 //!
 //! - `open.rs`: finds or makes the file, and what can be done with it
+//! - `claim.rs`: whether it may be taken
+//! - `mark.rs`: how uzram knows its own
 //! - `engine.rs`: what the engines share
 //! - `uring.rs` and `threads.rs`: the engines
 
+mod claim;
 mod engine;
+mod mark;
 mod open;
 mod threads;
 mod uring;
@@ -20,6 +24,8 @@ use engine::Target;
 use open::Opened;
 use threads::Threads;
 use uring::Uring;
+
+pub use mark::{MARK_BYTES, Mark};
 
 /// The most transfers of one backing that the system may be given at a time.
 pub const MAX_QUEUE_DEPTH: usize = 1024;
@@ -41,8 +47,8 @@ pub enum Engine {
 pub struct FileOptions {
     /// A regular file, which is made if there is none, or a block device.
     pub path: PathBuf,
-    /// How much of it is used, in bytes; none for all that is there. A file that is shorter is extended, one that
-    /// is longer keeps its length.
+    /// How much of it is used, in bytes, beside the header; none for all that is there. A file that is shorter is
+    /// extended, one that is longer keeps its length.
     pub size_bytes: Option<u64>,
     /// What moves the bytes.
     pub engine: Engine,
@@ -50,6 +56,8 @@ pub struct FileOptions {
     pub queue_depth: usize,
     /// Past the page cache (O_DIRECT) where the file system can do that.
     pub direct: bool,
+    /// Takes a file or device that holds something else than a backing of uzram: what it holds is lost.
+    pub force: bool,
 }
 
 impl FileOptions {
@@ -61,6 +69,7 @@ impl FileOptions {
             engine: Engine::Auto,
             queue_depth: 64,
             direct: true,
+            force: false,
         }
     }
 }
@@ -81,12 +90,13 @@ enum Mover {
 }
 
 impl FileBacking {
-    /// Opens or makes it. Nothing that is in it is kept, and nothing is cleared.
+    /// Opens or makes it. Its first block becomes uzram's header; of the rest nothing is kept, and nothing cleared.
     ///
     /// # Errors
-    /// `NotFound`, `Permission`; `Busy` when it is in use, by another backing or otherwise; `NoSpace` when the file
-    /// system has not that much room; `Invalid` for what is no file or block device, or has no room for a block;
-    /// `Unsupported` when io_uring was asked for and is not to be had; `NoMemory`.
+    /// `NotFound`; `Permission`, also when other users may read or write it, or may have put a symbolic link into its
+    /// path; `Busy` when it is in use, by another backing or otherwise, and without [`FileOptions::force`] when it
+    /// holds something else; `NoSpace` when the file system has not that much room; `Invalid` for what is no file or
+    /// block device, or has no room for a block; `Unsupported` when io_uring was asked for and is not to be had; `NoMemory`.
     pub fn open(options: &FileOptions) -> Result<Self> {
         if options.queue_depth == 0 || options.queue_depth > MAX_QUEUE_DEPTH {
             let what =
@@ -98,7 +108,7 @@ impl FileBacking {
         let (mover, fallback) = match Self::start_engine(options, &target) {
             Ok(started) => started,
             Err(error) => {
-                opened.undo(options);
+                opened.undo();
                 return Err(error);
             }
         };
@@ -192,6 +202,7 @@ impl Backing for FileBacking {
         }
         // A file system or device that can not do it keeps the bytes.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let _ = rustix::fs::fallocate(&self.target.fd, hole, offset, len_bytes);
+        let start = self.target.start_bytes + offset;
+        let _ = rustix::fs::fallocate(&self.target.fd, hole, start, len_bytes);
     }
 }

@@ -1,6 +1,10 @@
 //! Opens the file of a backing: finds or makes it, takes it for this process alone, gives it its size and
 //! reserves its space, and finds out how it can be read and written.
 //!
+//! The path is walked by [`Place`], which follows no link of other users; whether what is there may be taken says
+//! `claim.rs`. The backing's bytes lie behind a header, one block of O_DIRECT and at least [`MARK_BYTES`], whose
+//! beginning is the [`Mark`].
+//!
 //! When something fails, a file that was made is removed again, and one that could not be extended as far as it
 //! should be is as long as before.
 
@@ -11,115 +15,197 @@ use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags
 use rustix::io::Errno;
 
 use super::FileOptions;
+use super::claim::{self, Contents};
 use super::engine::Target;
-use crate::backing::SETTING;
+use super::mark::{MARK_BYTES, Mark};
 use crate::backing::buffers::Buffers;
+use crate::backing::{FORCE_SETTING, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::host_page_bytes;
+use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
 
 /// Blocks of O_DIRECT that are smaller are not believed, those that are larger not used: the page cache is.
 const BLOCK_BYTES: std::ops::RangeInclusive<usize> = 512..=64 << 10;
+/// No file is larger; of that, the header may take as much as the largest block.
+const MAX_SIZE_BYTES: u64 = i64::MAX as u64 - *BLOCK_BYTES.end() as u64;
 
 /// What was found out.
 pub(super) struct Opened {
     pub(super) is_block_device: bool,
     pub(super) is_direct: bool,
     pub(super) is_reserved: bool,
-    made: bool,
+    /// Where the file was made.
+    made: Option<Place>,
 }
 
 impl Opened {
     /// Removes the file if it was made just now.
-    pub(super) fn undo(&self, options: &FileOptions) {
-        if self.made {
+    pub(super) fn undo(&self) {
+        if let Some(place) = &self.made {
             // There is an error to report already.
-            let _ = rustix::fs::unlink(&options.path);
+            let _ = place.remove_file();
         }
     }
 }
 
 /// Opens it as `options` say.
 pub(super) fn open(options: &FileOptions) -> Result<(Target, Opened)> {
-    if options.size_bytes.is_some_and(|size| size > i64::MAX as u64) {
+    if options.size_bytes.is_some_and(|size| size > MAX_SIZE_BYTES) {
         return Err(failure(&options.path, ErrorKind::Invalid, "no file can be that large"));
     }
-    let (fd, is_block_device, made) = open_file(options)?;
-    let mut opened = Opened { is_block_device, made, is_direct: false, is_reserved: is_block_device };
+    let (fd, mut opened) = open_file(options)?;
     match prepare(fd, options, &mut opened) {
         Ok(target) => Ok((target, opened)),
         Err(error) => {
-            opened.undo(options);
+            opened.undo();
             Err(error)
         }
     }
 }
 
-/// Takes the open file for this process, and gives it its size.
+/// Takes the open file for this process, if it may be taken, and gives it its size and its mark.
 fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Target> {
     let path = &options.path;
-    let len_bytes = if opened.is_block_device {
-        let device_bytes = device_bytes(&fd).map_err(|errno| from_errno(path, errno))?;
-        match options.size_bytes {
-            Some(size) if size > device_bytes => {
-                let what = format!("has only {}, not {}", format_size(device_bytes), format_size(size));
-                return Err(failure(path, ErrorKind::Invalid, &what));
-            }
-            size => size.unwrap_or(device_bytes),
-        }
-    } else {
-        rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
-            Errno::WOULDBLOCK => failure(path, ErrorKind::Busy, "is in use by another process or device"),
-            errno => from_errno(path, errno),
-        })?;
-        let file_bytes = rustix::fs::fstat(&fd).map_err(|errno| from_errno(path, errno))?.st_size as u64;
-        let len_bytes = options.size_bytes.unwrap_or(file_bytes);
-        if len_bytes > 0 {
-            opened.is_reserved = reserve(&fd, path, file_bytes, len_bytes)?;
-        }
-        len_bytes
-    };
+    check_owner(&fd, path, opened.is_block_device)?;
+    let there_bytes = claim_alone(&fd, path, opened.is_block_device)?;
+    let contents = check_contents(&fd, options, opened.is_block_device, there_bytes)?;
     let direct_block_bytes = if options.direct { direct_block_bytes(&fd) } else { None };
     opened.is_direct = direct_block_bytes.is_some();
     let block_bytes = direct_block_bytes.unwrap_or(PAGE_SIZE);
+    let start_bytes = block_bytes.max(MARK_BYTES) as u64;
+    let room_bytes = there_bytes.saturating_sub(start_bytes);
+    let len_bytes = match options.size_bytes {
+        Some(size) if opened.is_block_device && size > room_bytes => {
+            let (has, wanted) = (format_size(there_bytes), format_size(size));
+            let what = format!("has only {has}, of which {start_bytes} bytes are uzram's: not {wanted}");
+            return Err(failure(path, ErrorKind::Invalid, &what));
+        }
+        size => size.unwrap_or(room_bytes),
+    };
     let len_bytes = len_bytes - len_bytes % block_bytes as u64;
     if len_bytes == 0 {
         let what = format!("has no room for a block of {block_bytes} bytes: give it a size");
         return Err(failure(path, ErrorKind::Invalid, &what));
     }
-    Ok(Target { fd, len_bytes, block_bytes })
+    if !opened.is_block_device {
+        opened.is_reserved = reserve(&fd, path, there_bytes, start_bytes + len_bytes)?;
+    }
+    if contents == Contents::Unmarked {
+        write_mark(&fd, start_bytes as usize, path).inspect_err(|_| {
+            if !opened.is_block_device {
+                // There is an error to report already.
+                let _ = rustix::fs::ftruncate(&fd, there_bytes);
+            }
+        })?;
+    }
+    Ok(Target { fd, start_bytes, len_bytes, block_bytes })
 }
 
-/// The file, whether it is a block device, and whether it was made.
-fn open_file(options: &FileOptions) -> Result<(OwnedFd, bool, bool)> {
+/// Keeps other backings from what was opened, and answers how many bytes it has. A block device was opened
+/// exclusively.
+fn claim_alone(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<u64> {
+    let failed = |errno| from_errno(path, errno);
+    if is_block_device {
+        return device_bytes(fd).map_err(failed);
+    }
+    rustix::fs::flock(fd, FlockOperation::NonBlockingLockExclusive).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => failure(path, ErrorKind::Busy, "is in use by another process or device"),
+        errno => from_errno(path, errno),
+    })?;
+    Ok(rustix::fs::fstat(fd).map_err(failed)?.st_size as u64)
+}
+
+/// What it holds; fails if that is something else, which was not to be lost.
+fn check_contents(
+    fd: &OwnedFd,
+    options: &FileOptions,
+    is_block_device: bool,
+    there_bytes: u64,
+) -> Result<Contents> {
     let path = &options.path;
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let found = if is_block_device {
+        claim::device_contents(fd, there_bytes)
+    } else {
+        claim::file_contents(fd, there_bytes)
+    };
+    match found.map_err(|errno| from_errno(path, errno))? {
+        Some(contents) => Ok(contents),
+        None if options.force => Ok(Contents::Unmarked),
+        None => {
+            let error = failure(path, ErrorKind::Busy, &claim::refusal(there_bytes));
+            Err(error.with_setting(FORCE_SETTING))
+        }
+    }
+}
+
+/// Fails if what was opened is somebody else's, too.
+fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
+    let stat = rustix::fs::fstat(fd).map_err(|errno| from_errno(path, errno))?;
+    let shown = path.display().to_string();
+    let objection = if is_block_device {
+        claim::objection_to_device(&shown, &stat)
+    } else {
+        claim::objection_to_file(&shown, &stat)
+    };
+    objection.map_or(Ok(()), |what| Err(failure(path, ErrorKind::Permission, &what)))
+}
+
+/// Puts a new mark into the header, for good.
+fn write_mark(fd: &OwnedFd, header_bytes: usize, path: &Path) -> Result<()> {
+    let buffers = Buffers::new(1, header_bytes.next_multiple_of(host_page_bytes()))?;
+    let mut buffer = buffers.take_waiting();
+    buffer[..MARK_BYTES].copy_from_slice(&Mark::random().to_bytes());
+    let written =
+        rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, &buffer[..header_bytes], 0)).and_then(|bytes| {
+            // Without it in its place, the file would not be taken again after a power failure.
+            rustix::fs::fdatasync(fd).map(|()| bytes)
+        });
+    match written.map_err(|errno| from_errno(path, errno))? {
+        bytes if bytes == header_bytes => Ok(()),
+        _ => Err(failure(path, ErrorKind::NoSpace, "has no room for uzram's mark")),
+    }
+}
+
+/// Opens what is there, or makes a file.
+fn open_file(options: &FileOptions) -> Result<(OwnedFd, Opened)> {
+    let path = &options.path;
+    let failed = |errno| from_errno(path, errno);
+    let place = Place::resolve(path).map_err(|refused| match refused {
+        Refused::System(errno) => from_errno(path, errno),
+        link @ Refused::Link { .. } => {
+            failure(path, ErrorKind::Permission, &format!("can not be used: {link}"))
+        }
+    })?;
+    let opened = |is_block_device, made| {
+        let (is_direct, is_reserved) = (false, is_block_device);
+        Opened { is_block_device, is_direct, is_reserved, made }
+    };
     // Looked at before it is opened: to open a pipe or a terminal does something to it.
-    let is_block_device = match rustix::fs::stat(path) {
+    let is_block_device = match place.status() {
         Ok(stat) => is_block_device(path, FileType::from_raw_mode(stat.st_mode))?,
         Err(Errno::NOENT) if options.size_bytes.is_some_and(|size| size > 0) => {
             // What leaves memory is nobody else's to read.
             let mode = Mode::RUSR | Mode::WUSR;
-            match rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
-                Ok(fd) => return Ok((fd, false, true)),
-                Err(errno) => return Err(from_errno(path, errno)),
-            }
+            let fd = place.open(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode).map_err(failed)?;
+            return Ok((fd, opened(false, Some(place))));
         }
         Err(Errno::NOENT) => {
             return Err(failure(path, ErrorKind::NotFound, "does not exist; with a size it would be made"));
         }
-        Err(errno) => return Err(from_errno(path, errno)),
+        Err(errno) => return Err(failed(errno)),
     };
     // A block device that is mounted, swapped to or otherwise claimed is refused.
     let exclusive = if is_block_device { OFlags::EXCL } else { OFlags::empty() };
-    let fd = rustix::fs::open(path, flags | exclusive | OFlags::NONBLOCK, Mode::empty())
-        .map_err(|errno| from_errno(path, errno))?;
-    let stat = rustix::fs::fstat(&fd).map_err(|errno| from_errno(path, errno))?;
+    let fd = place
+        .open(OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | exclusive, Mode::empty())
+        .map_err(failed)?;
+    let stat = rustix::fs::fstat(&fd).map_err(failed)?;
     if self::is_block_device(path, FileType::from_raw_mode(stat.st_mode))? != is_block_device {
         return Err(failure(path, ErrorKind::Busy, "was replaced just now"));
     }
-    set_flags(&fd, OFlags::NONBLOCK, false).map_err(|errno| from_errno(path, errno))?;
-    Ok((fd, is_block_device, false))
+    set_flags(&fd, OFlags::NONBLOCK, false).map_err(failed)?;
+    Ok((fd, opened(is_block_device, None)))
 }
 
 fn is_block_device(path: &Path, kind: FileType) -> Result<bool> {

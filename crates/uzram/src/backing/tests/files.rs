@@ -66,18 +66,19 @@ fn a_file_is_made_reserved_kept_and_extended() {
         let backing = open(&path, (1 << 20) + 17, Engine::Auto);
         assert_eq!(backing.len_bytes(), 1 << 20, "whole blocks");
         let data = std::fs::metadata(&path).expect("made");
+        assert_eq!(data.len(), (1 << 20) + HEADER_BYTES);
         assert_eq!(data.permissions().mode() & 0o777, 0o600);
         assert!(backing.is_reserved() && data.blocks() * 512 >= 1 << 20, "{} blocks", data.blocks());
         let (_, result) = both_ways(&backing, Direction::Write, 0, PAGE_SIZE, block(&buffers, 7));
         assert_eq!(result, Ok(()));
     }
     let backing = open(&path, 2 << 20, Engine::Auto);
-    assert_eq!((backing.len_bytes(), std::fs::metadata(&path).expect("kept").len()), (2 << 20, 2 << 20));
+    assert_eq!((backing.len_bytes(), file_bytes(&path)), (2 << 20, (2 << 20) + HEADER_BYTES));
     let (read, result) = both_ways(&backing, Direction::Read, 0, PAGE_SIZE, block(&buffers, 0));
     assert!(result.is_ok() && read.iter().all(|byte| *byte == 7), "what was in it is kept");
     drop((backing, read));
     let part = open(&path, 1 << 20, Engine::Auto);
-    assert_eq!((part.len_bytes(), std::fs::metadata(&path).expect("kept").len()), (1 << 20, 2 << 20));
+    assert_eq!((part.len_bytes(), file_bytes(&path)), (1 << 20, (2 << 20) + HEADER_BYTES));
     drop(part);
     let all = FileBacking::open(&FileOptions::new(&path)).expect("all of it");
     assert_eq!(all.len_bytes(), 2 << 20);
@@ -90,7 +91,7 @@ fn two_do_not_share_a_file() {
     let first = open(&path, 1 << 20, Engine::Auto);
     let error = refused(&options(&path, 4 << 20, Engine::Auto));
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
-    assert_eq!(std::fs::metadata(&path).expect("a file").len(), 1 << 20, "it was left alone");
+    assert_eq!(file_bytes(&path), (1 << 20) + HEADER_BYTES, "it was left alone");
     drop(first);
     open(&path, 1 << 20, Engine::Auto);
 }
@@ -99,8 +100,8 @@ fn two_do_not_share_a_file() {
 fn what_is_no_backing_is_refused_with_a_reason() {
     let directory = directory();
     let at = |name: &str| directory.path().join(name);
-    std::fs::write(at("empty"), "").expect("a file");
-    std::fs::write(at("small"), "x").expect("a file");
+    own_file(&at("empty"), b"");
+    own_file(&at("small"), b"x");
     let _socket = std::os::unix::net::UnixListener::bind(at("socket")).expect("a socket");
     rustix::fs::mkfifoat(rustix::fs::CWD, at("pipe"), rustix::fs::Mode::RUSR).expect("a pipe");
     for (name, kind, why) in [
@@ -112,7 +113,7 @@ fn what_is_no_backing_is_refused_with_a_reason() {
         ("none", ErrorKind::NotFound, "would be made"),
         ("none/file", ErrorKind::NotFound, "none"),
     ] {
-        let error = refused(&FileOptions::new(at(name)));
+        let error = refused(&FileOptions { force: true, ..FileOptions::new(at(name)) });
         assert_eq!(error.kind(), kind, "{name}: {error}");
         assert!(error.to_string().contains(why), "{name}: {error}");
     }
@@ -126,8 +127,8 @@ fn what_is_no_backing_is_refused_with_a_reason() {
     let error = refused(&options(&at("new"), 1 << 60, Engine::Auto));
     assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Invalid), "{error}");
     assert!(!at("new").exists(), "what was made is removed");
-    refused(&options(&at("small"), 1 << 60, Engine::Auto));
-    assert_eq!(std::fs::metadata(at("small")).expect("a file").len(), 1, "it was left alone");
+    refused(&FileOptions { force: true, ..options(&at("small"), 1 << 60, Engine::Auto) });
+    assert_eq!(file_bytes(&at("small")), 1, "it was left alone");
     for queue_depth in [0, MAX_QUEUE_DEPTH + 1] {
         refused(&FileOptions { queue_depth, ..options(&at("new"), 1 << 20, Engine::Auto) });
     }
@@ -178,7 +179,7 @@ fn a_file_that_becomes_shorter_is_an_error() {
         let buffers = Buffers::new(1, 4 * PAGE_SIZE).expect("memory");
         // Within the transfer, at its start, and before it.
         for kept_pages in [2, 0] {
-            file.set_len(kept_pages * PAGE_SIZE as u64).expect("cut");
+            file.set_len(HEADER_BYTES + kept_pages * PAGE_SIZE as u64).expect("cut");
             for offset in [0, 1 << 19] {
                 let (_, result) =
                     both_ways(&backing, Direction::Read, offset, 4 * PAGE_SIZE, block(&buffers, 1));
@@ -207,7 +208,11 @@ fn all_that_was_started_ends_before_a_backing_is_gone() {
         let bytes = std::fs::read(&path).expect("the file");
         for token in 0..TRANSFERS {
             assert_eq!(ends.wait(token).1, Ok(()));
-            assert_eq!(bytes[token as usize * PAGE_SIZE], token as u8 + 1, "{engine:?} {token}");
+            assert_eq!(
+                bytes[HEADER_BYTES as usize + token as usize * PAGE_SIZE],
+                token as u8 + 1,
+                "{engine:?} {token}"
+            );
         }
         assert_eq!(buffers.free(), TRANSFERS as usize, "{engine:?}");
     }

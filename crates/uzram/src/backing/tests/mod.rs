@@ -1,10 +1,13 @@
 //! The tests of backings. Each runs with both engines where they could differ.
 
+mod claims;
 mod faults;
 mod files;
 mod model;
 
 use std::collections::HashMap;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::*;
@@ -17,6 +20,19 @@ const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Threads];
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(if Path::new("/var/tmp").is_dir() { "/var/tmp" } else { "/tmp" })
         .expect("a directory")
+}
+
+/// What lies before the first byte of a backing, where blocks of O_DIRECT have 4096 bytes at most.
+const HEADER_BYTES: u64 = MARK_BYTES as u64;
+
+fn file_bytes(path: &Path) -> u64 {
+    std::fs::metadata(path).expect("a file").len()
+}
+
+/// A file of ours, closed to others.
+fn own_file(path: &Path, contents: &[u8]) {
+    std::fs::write(path, contents).expect("a file");
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).expect("ours");
 }
 
 fn options(path: &Path, size_bytes: u64, engine: Engine) -> FileOptions {

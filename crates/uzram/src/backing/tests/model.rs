@@ -126,11 +126,12 @@ fn a_loop_device_agrees_with_a_model() {
         let options = FileOptions { engine, ..FileOptions::new(device.path()) };
         let backing = FileBacking::open(&options).expect("a block device");
         assert!(backing.is_block_device() && backing.is_reserved());
-        assert_eq!(backing.len_bytes(), 4 << 20);
+        assert_eq!(backing.len_bytes(), (4 << 20) - HEADER_BYTES);
         agrees(&backing, 4, 1500);
         let again = FileBacking::open(&options).map(|_| ()).expect_err("it is open already");
         assert_eq!((again.kind(), again.setting()), (ErrorKind::Busy, Some("backing_dev")), "{again}");
-        let too_large = FileOptions { size_bytes: Some(5 << 20), ..options };
+        // Not even what it has: the header takes a part of it.
+        let too_large = FileOptions { size_bytes: Some(4 << 20), ..options };
         drop(backing);
         let error = FileBacking::open(&too_large).map(|_| ()).expect_err("it has 4 MiB");
         assert!(error.to_string().contains("only 4 MiB"), "{error}");
@@ -138,10 +139,10 @@ fn a_loop_device_agrees_with_a_model() {
 }
 
 /// A loop device on a file. Dropped, it is detached.
-struct LoopDevice(String);
+pub(super) struct LoopDevice(String);
 
 impl LoopDevice {
-    fn attach(directory: &Path, size_bytes: u64) -> Option<Self> {
+    pub(super) fn attach(directory: &Path, size_bytes: u64) -> Option<Self> {
         let file = directory.join("disk");
         std::fs::File::create(&file).and_then(|file| file.set_len(size_bytes)).expect("a file");
         let losetup = std::process::Command::new("losetup").args(["--find", "--show"]).arg(&file).output();
@@ -160,7 +161,7 @@ impl LoopDevice {
         }
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         Path::new(&self.0)
     }
 }

@@ -16,16 +16,25 @@ pub(super) fn backing_dev(device: &Device) -> String {
 
 pub(super) fn set_backing_dev(device: &Device, value: &str) -> Result<()> {
     // Before a file is made for nothing. Without the lock it is opened, and space is reserved for it.
-    device.state.lock().uninitialised("backing_dev")?;
+    let force = {
+        let state = device.state.lock();
+        state.uninitialised("backing_dev")?;
+        state.params.backing_force
+    };
     if device.backing().is_some_and(|backing| backing.is_at(value)) {
         // It could not be opened once more.
         device.set_backing(None)?;
     }
     let backing = match value {
         "none" => None,
-        path => Some(NamedBacking::open(path)?),
+        path => Some(NamedBacking::open(path, force)?),
     };
     device.set_backing(backing)
+}
+
+pub(super) fn set_backing_force(device: &Device, value: &str) -> Result<()> {
+    let on = switch("backing_force", value)?;
+    before_initialisation(device, "backing_force", on, |params, on| params.backing_force = on)
 }
 
 /// The kernel's words, but that what it ignores is refused, and that there are `all` pages.
