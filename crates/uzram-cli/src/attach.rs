@@ -234,13 +234,20 @@ fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
 /// What the daemon of a runtime directory, if it is dead, has left: nothing while it lives.
 ///
 /// # Errors
-/// Its record cannot be read.
+/// Its record cannot be read, or the directory not be believed.
 pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
-    if !runtime_dir::wait_until_free(dir, Duration::ZERO)? {
-        return Ok(None);
+    Ok(record_of_dead(dir)?.filter(|record| !record.is_empty()))
+}
+
+/// The record of the daemon of a runtime directory; `None` while the daemon lives. A directory of another user is not
+/// believed.
+fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
+    let Some(open) = runtime_dir::open_own(dir)? else { return Ok(Some(Record::default())) };
+    if runtime_dir::wait_until_free(dir, Duration::ZERO)? {
+        Ok(Some(Record::read(&open, dir)?))
+    } else {
+        Ok(None)
     }
-    let record = Record::read(dir)?;
-    Ok(Some(record).filter(|record| !record.is_empty()))
 }
 
 /// Clears what the dead daemon of a runtime directory has left, and says what.
@@ -258,13 +265,12 @@ fn clear_dead(dir: &Path) -> Result<()> {
 /// # Errors
 /// The daemon lives; something cannot be cleared.
 pub fn clear(dir: &Path) -> Result<Vec<String>> {
-    if !runtime_dir::wait_until_free(dir, Duration::ZERO)? {
-        return Err(Failure::Line(format!(
+    let record = record_of_dead(dir)?.ok_or_else(|| {
+        Failure::Line(format!(
             "the daemon in '{}' lives: name the device to detach, or end the daemon first",
             dir.display()
-        )));
-    }
-    let record = Record::read(dir)?;
+        ))
+    })?;
     let mut done = Vec::new();
     for device in &record.attached {
         clear_device(device.attachment, &device.name, &mut done)?;

@@ -22,7 +22,7 @@ use uzram::base::size_expr::{self, Memory};
 use uzram::base::units::{format_size, parse_size};
 use uzram::device::Device;
 use uzram_serve::fuse::CpuLatencyLimit;
-use uzram_serve::nbd::ListenAddress;
+use uzram_serve::nbd::Listen;
 use uzram_serve::swap_area::MAX_PRIORITY;
 
 use crate::device_args::{DeviceArgs, Origin, Setting, parse_name};
@@ -173,7 +173,7 @@ impl<'a> Entry<'a> {
     }
 
     /// One place to listen at, or an array of them.
-    fn places(&self) -> Result<Vec<ListenAddress>> {
+    fn places(&self) -> Result<Vec<Listen>> {
         let place = |value: &DeValue<'_>| {
             let text = value.as_str().ok_or_else(|| self.wrong("write a place or an array of places"))?;
             text.parse().map_err(|error| self.wrong(error))

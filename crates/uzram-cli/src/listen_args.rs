@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use uzram_serve::nbd::{Config, ListenAddress, Tls, TlsFiles};
+use uzram_serve::nbd::{Config, Listen, Tls, TlsFiles};
 
 use crate::failure::{Context, Failure, Result};
 
@@ -15,9 +15,10 @@ pub const MAX_CONNECTIONS: RangeInclusive<i64> = 1..=65536;
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenArgs {
     /// Serve at one more place, unix:PATH or tcp:ADDRESS:PORT, besides the socket in the runtime
-    /// directory; may be repeated. Port 0 lets the system choose. Other machines need TLS and --tls-client-ca
+    /// directory; may be repeated. Behind NAME,NAME@ it serves these devices alone. Port 0 lets the system choose. Other
+    /// machines need TLS and --tls-client-ca
     #[arg(long, value_name = "PLACE")]
-    pub listen: Vec<ListenAddress>,
+    pub listen: Vec<Listen>,
     /// The certificate to speak TLS with (PEM, followed by its chain). TLS is then required over TCP
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -107,7 +108,7 @@ mod tests {
 
     #[test]
     fn options_and_keys_are_said_once_and_places_add_up() {
-        let place = |text: &str| text.parse::<ListenAddress>().unwrap();
+        let place = |text: &str| text.parse::<Listen>().unwrap();
         let whole = || ListenArgs {
             listen: vec![place("unix:/a")],
             tls_cert: Some("c".into()),

@@ -149,6 +149,14 @@ impl RuntimeDir {
         Ok(RuntimeDir { path, dir, lock, sockets: Vec::new() })
     }
 
+    /// The directory, open.
+    ///
+    /// # Errors
+    /// The system gives no descriptor.
+    pub fn descriptor(&self) -> Result<OwnedFd> {
+        self.dir.try_clone().context(|| format!("runtime directory '{}'", self.path.display()))
+    }
+
     /// Listens on the socket `name`, mode 0600, in place of one that a crash has left.
     ///
     /// # Errors
@@ -207,6 +215,28 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
             Failure::Line(format!("cannot create the runtime directory '{shown}': {errno}"))
         }
     })?;
+    open_own_at(&place, path)
+}
+
+/// Opens a runtime directory that may be there, and makes sure that it is ours with mode 0700: what it holds can then be
+/// believed. `None` when there is none.
+///
+/// # Errors
+/// It cannot be used, or others may enter it.
+pub fn open_own(path: &Path) -> Result<Option<OwnedFd>> {
+    let place = match Place::resolve(path) {
+        Err(Refused::System(Errno::NOENT)) => return Ok(None),
+        place => place
+            .map_err(|refused| Failure::Line(format!("runtime directory '{}': {refused}", path.display())))?,
+    };
+    match place.status() {
+        Err(Errno::NOENT) => Ok(None),
+        _ => open_own_at(&place, path).map(Some),
+    }
+}
+
+fn open_own_at(place: &Place, path: &Path) -> Result<OwnedFd> {
+    let shown = path.display();
     let what = || format!("runtime directory '{shown}'");
     let dir = place.open(OFlags::PATH, Mode::empty()).context(what)?;
     let stat = rustix::fs::fstat(&dir).context(what)?;

@@ -181,7 +181,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
         require_root()?;
     }
     let mut dir = RuntimeDir::claim(plan.runtime_dir.clone())?;
-    let recorder = Arc::new(Recorder::start(&plan.runtime_dir)?);
+    let recorder = Arc::new(Recorder::start(dir.descriptor()?, &plan.runtime_dir)?);
     // It costs only slow paths, and a little; without it `uzram slabinfo --stats` had little to show.
     slab::set_counting(true);
     slab::set_timing(plan.slab_timing);
@@ -201,7 +201,8 @@ pub fn serve(plan: Plan) -> Result<u8> {
     // Of what is not exported now there are none.
     let uris = move |name: &str| {
         let is_exported = exported.exported().iter().any(|other| other == name);
-        endpoints.iter().filter(|_| is_exported).map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>()
+        let serving = endpoints.iter().filter(|endpoint| is_exported && endpoint.serves(name));
+        serving.map(|endpoint| endpoint.uri(name)).collect::<Vec<_>>()
     };
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let mount = mount_dir

@@ -9,10 +9,11 @@
 
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use uzram::{Error, ErrorKind, Result};
@@ -56,26 +57,22 @@ pub struct AttachedDevice {
 }
 
 impl Record {
-    /// The record of the daemon, alive or dead, of a runtime directory, as far as what it names is still there. Empty
-    /// when there is none, or one of an earlier boot.
+    /// The record of the daemon, alive or dead, of a runtime directory, which is open, as far as what it names is still
+    /// there. Empty when there is none, or one of an earlier boot. `shown` is the directory in messages.
     ///
     /// # Errors
-    /// `Io` when it cannot be read, `Invalid` when it makes no sense.
-    pub fn read(runtime_dir: &Path) -> Result<Record> {
-        let failed = |error: io::Error| failure(ErrorKind::Io, "read", runtime_dir, &error.to_string());
-        match open_dir(runtime_dir) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Record::default()),
-            dir => Record::read_from(&dir.map_err(failed)?, runtime_dir),
-        }
-    }
-
-    fn read_from(dir: &OwnedFd, shown: &Path) -> Result<Record> {
+    /// `Io` when it cannot be read, `Invalid` when it makes no sense, `Permission` when it is another user's.
+    pub fn read(dir: &OwnedFd, shown: &Path) -> Result<Record> {
         let failed = |error: io::Error| failure(ErrorKind::Io, "read", shown, &error.to_string());
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(dir, FILE, flags, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(Record::default()),
             file => std::fs::File::from(file.map_err(|errno| failed(errno.into()))?),
         };
+        let metadata = file.metadata().map_err(failed)?;
+        if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(failure(ErrorKind::Permission, "believe", shown, "it is another user's, or no file"));
+        }
         let mut text = Vec::new();
         file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
         let mut record = Record::parse(&text)
@@ -120,14 +117,13 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins the record of a daemon that has locked its runtime directory.
+    /// Begins the record of a daemon that has locked its runtime directory, which is open. `shown` is the directory in
+    /// messages.
     ///
     /// # Errors
-    /// `Busy` when an earlier daemon, which is dead, has left something; `Io`, `Invalid`.
-    pub fn start(runtime_dir: &Path) -> Result<Recorder> {
-        let failed = |error: io::Error| failure(ErrorKind::Io, "begin", runtime_dir, &error.to_string());
-        let dir = open_dir(runtime_dir).map_err(failed)?;
-        let left = Record::read_from(&dir, runtime_dir)?;
+    /// `Busy` when an earlier daemon, which is dead, has left something; `Io`, `Invalid`, `Permission`.
+    pub fn start(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
+        let left = Record::read(&dir, shown)?;
         if !left.is_empty() {
             let what = format!(
                 "a daemon that died left {}: `uzram detach --force` as root, or `fusermount3 -u` as another user, clears it",
@@ -135,9 +131,9 @@ impl Recorder {
             );
             return Err(Error::new(ErrorKind::Busy, what));
         }
-        let boot_id = boot_id().map_err(failed)?;
-        let record = Mutex::new(Record { boot_id, ..Record::default() });
-        Ok(Recorder { dir, shown: runtime_dir.to_owned(), record })
+        let failed = |error: io::Error| failure(ErrorKind::Io, "begin", shown, &error.to_string());
+        let record = Mutex::new(Record { boot_id: boot_id().map_err(failed)?, ..Record::default() });
+        Ok(Recorder { dir, shown: shown.to_owned(), record })
     }
 
     /// Nothing panics while it is held, so a poisoned lock is as good as any.
@@ -226,10 +222,6 @@ impl Record {
     }
 }
 
-fn open_dir(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
-}
-
 /// What tells this boot from all others, random(4).
 fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
@@ -248,12 +240,19 @@ mod tests {
 
     use super::*;
 
+    fn open(dir: &Path) -> OwnedFd {
+        std::fs::File::open(dir).unwrap().into()
+    }
+
+    fn read(dir: &Path) -> Result<Record> {
+        Record::read(&open(dir), dir)
+    }
+
     #[test]
     fn what_is_gone_is_in_no_record() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(Record::read(dir.path()).unwrap(), Record::default());
-        assert_eq!(Record::read(&dir.path().join("none")).unwrap(), Record::default());
-        let recorder = Recorder::start(dir.path()).unwrap();
+        assert_eq!(read(dir.path()).unwrap(), Record::default());
+        let recorder = Recorder::start(open(dir.path()), dir.path()).unwrap();
         let gone = AttachedDevice {
             name: "a".to_owned(),
             attachment: LoopAttachment { number: 1_000_000, diskseq: u64::MAX },
@@ -265,11 +264,11 @@ mod tests {
         let record = Record::parse(&text).unwrap();
         assert_eq!(record.mount.unwrap().identity, identity);
         // Neither is the mount there, nor what another boot numbered.
-        assert!(Record::read(dir.path()).unwrap().is_empty());
+        assert!(read(dir.path()).unwrap().is_empty());
         std::fs::write(dir.path().join(FILE), text.repeat(2)).unwrap();
-        assert_eq!(Record::read(dir.path()).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(read(dir.path()).unwrap_err().kind(), ErrorKind::Invalid);
         drop(recorder);
-        assert!(Record::read(dir.path()).unwrap().is_empty() && !dir.path().join(FILE).exists());
+        assert!(read(dir.path()).unwrap().is_empty() && !dir.path().join(FILE).exists());
     }
 
     #[test]
@@ -277,7 +276,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let (dir, moved) = (root.path().join("a"), root.path().join("b"));
         std::fs::create_dir(&dir).unwrap();
-        let recorder = Recorder::start(&dir).unwrap();
+        let recorder = Recorder::start(open(&dir), &dir).unwrap();
         std::fs::rename(&dir, &moved).unwrap();
         std::fs::create_dir(&dir).unwrap();
         let identity = MountIdentity { id: 1, device: (0, 1), unique_id: Some(7) };

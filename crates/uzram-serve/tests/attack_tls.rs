@@ -124,7 +124,7 @@ impl Rig {
         let tls = (asks != Asks::Nothing)
             .then(|| Tls::load(&files(dir.path(), asks == Asks::Certificate)).unwrap());
         let config = Config {
-            listen: vec![listen],
+            listen: vec![listen.into()],
             tls: tls.clone(),
             tls_anyone: asks == Asks::TlsOfAnyone,
             ..Config::new("unused")

@@ -25,7 +25,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fuser::{BackgroundSession, MountOption, Session, SessionACL};
+use rustix::fs::Stat;
 use rustix::mount::{MountFlags, UnmountFlags};
+use uzram::base::trusted_path::{Place, Refused};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::Exports;
@@ -101,6 +103,10 @@ impl Mount {
             );
             return Err(failed(ErrorKind::Busy, &why));
         }
+        if let Some(parent) = dir.parent().filter(|parent| parent.exists()) {
+            // Nothing is made behind a link that another user has put there.
+            resolve(parent)?;
+        }
         let is_made = !dir.exists();
         std::fs::create_dir_all(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
         let mounted = Mount::on(dir, owner, exports, options, is_made);
@@ -120,6 +126,7 @@ impl Mount {
             };
             cannot_mount(dir, kind, &error.to_string())
         };
+        let place = resolve(dir)?;
         // As the kernel's lists will have it.
         let dir = dir.canonicalize().map_err(failed_io)?;
         // The control API tells it in JSON.
@@ -128,6 +135,11 @@ impl Mount {
             return Err(cannot_mount(&dir, ErrorKind::Invalid, why));
         }
         let point = MountPoint::new(&dir).map_err(failed_io)?;
+        if place.status().ok().map(file_number)
+            != point.open().and_then(|open| Ok(rustix::fs::fstat(&open)?)).ok().map(file_number)
+        {
+            return Err(cannot_mount(&dir, ErrorKind::Busy, "the directory was replaced just now"));
+        }
         let asked = CpuLatency::new(options.cpu_latency);
         let cpu_latency = match &asked {
             Ok(_) => options.cpu_latency.to_string(),
@@ -295,6 +307,22 @@ fn start(
 /// theirs: [`MAX_IO_BYTES`] at a time, one for each thread at once.
 pub fn warm_up_file(number: usize) -> String {
     tree::warm_up_name(number)
+}
+
+/// Where a directory is, by a path that no other user can bend.
+fn resolve(dir: &Path) -> Result<Place> {
+    Place::resolve(dir).map_err(|refused| {
+        let kind = match refused {
+            Refused::Link { .. } => ErrorKind::Permission,
+            Refused::System(_) => ErrorKind::Io,
+        };
+        cannot_mount(dir, kind, &refused.to_string())
+    })
+}
+
+/// What a file is told from others by.
+fn file_number(stat: Stat) -> (u64, u64) {
+    (stat.st_dev, stat.st_ino)
 }
 
 fn cannot_mount(dir: &Path, kind: ErrorKind, why: &str) -> Error {

@@ -5,8 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use uzram::Error;
+use uzram::device::Device;
 
 use crate::control::percent;
 
@@ -17,6 +19,41 @@ pub enum ListenAddress {
     Unix(PathBuf),
     /// A TCP port; 0 lets the system choose one.
     Tcp(SocketAddr),
+}
+
+/// A place to listen on, and which devices are served there: all, or those that it names, as in
+/// `zram0,logs@tcp:127.0.0.1:10809`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Where.
+    pub address: ListenAddress,
+    /// The names of devices, which need not exist yet; `None` for all.
+    pub devices: Option<Arc<[String]>>,
+}
+
+impl From<ListenAddress> for Listen {
+    /// All devices.
+    fn from(address: ListenAddress) -> Self {
+        Listen { address, devices: None }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        // A device's name has neither sign, so that an `@` before the first colon ends a list of them.
+        let kind = text.split(':').next().unwrap_or_default();
+        let Some((names, _)) = kind.split_once('@') else {
+            return Ok(Listen::from(text.parse::<ListenAddress>()?));
+        };
+        let names: Arc<[String]> = names.split(',').map(str::to_owned).collect();
+        if let Some(error) = names.iter().find_map(|name| Device::check_name(name).err()) {
+            return Err(Error::invalid(format!("'{text}': {error}")));
+        }
+        let address = text.split_once('@').map_or(text, |(_, place)| place).parse()?;
+        Ok(Listen { address, devices: Some(names) })
+    }
 }
 
 /// The longest path of a socket file: `sun_path` less its final zero, unix(7).
@@ -93,6 +130,8 @@ impl fmt::Display for ListenAddress {
 /// One way to a server's exports: where it listens, and whether a client speaks TLS there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
+    /// The devices that are served there; `None` for all.
+    pub devices: Option<Arc<[String]>>,
     /// Where it listens, with the port it really has.
     pub address: ListenAddress,
     /// Clients speak TLS.
@@ -100,6 +139,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// Whether a device of that name is served there, if it is exported.
+    pub fn serves(&self, name: &str) -> bool {
+        self.devices.as_ref().is_none_or(|devices| devices.iter().any(|device| device == name))
+    }
+
     /// The NBD URI of the export `name` (the NBD project's `doc/uri.md`).
     ///
     /// An address that stands for all of a machine's is given as the machine's own name: nobody can
@@ -141,7 +185,7 @@ mod tests {
     }
 
     fn uri(address: &str, tls: bool) -> String {
-        Endpoint { address: parse(address).unwrap(), tls }.uri("a b/ü")
+        Endpoint { address: parse(address).unwrap(), devices: None, tls }.uri("a b/ü")
     }
 
     #[test]
@@ -160,6 +204,36 @@ mod tests {
         let relative = parse("unix:nbd.sock").unwrap();
         assert_eq!(relative, ListenAddress::Unix(std::env::current_dir().unwrap().join("nbd.sock")));
         assert!(parse(&format!("unix:/{}", "x".repeat(106))).is_ok());
+    }
+
+    #[test]
+    fn a_place_may_name_its_devices() {
+        let listen = |text: &str| text.parse::<Listen>();
+        for (text, names) in [
+            ("tcp:127.0.0.1:1", None),
+            ("a@tcp:127.0.0.1:1", Some(&["a"][..])),
+            ("a,b-1,c.x@unix:/s@b", Some(&["a", "b-1", "c.x"])),
+            ("unix:/run/a@b.sock", None),
+        ] {
+            let listen = listen(text).unwrap();
+            assert_eq!(
+                listen.devices.map(|all| all.to_vec()),
+                names.map(|all| all.iter().map(|n| (*n).to_owned()).collect())
+            );
+            let at = if names.is_some() { text.find('@').unwrap() + 1 } else { 0 };
+            assert_eq!(listen.address, parse(&text[at..]).unwrap(), "{text}");
+        }
+        for text in [
+            "@tcp:127.0.0.1:1",
+            "a,@tcp:127.0.0.1:1",
+            "a b@tcp:127.0.0.1:1",
+            "a@",
+            "a@b@tcp:127.0.0.1:1",
+            "a@x:1",
+        ] {
+            let error = listen(text).expect_err(text).to_string();
+            assert!(!error.contains('\n') && error.len() > 20, "{text}: {error}");
+        }
     }
 
     #[test]

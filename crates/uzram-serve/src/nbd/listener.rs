@@ -6,6 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::Mode;
@@ -16,8 +17,9 @@ use rustix::net::{
 };
 use uzram::{Error, ErrorKind, Result};
 
-use super::address::ListenAddress;
+use super::address::{Endpoint, Listen, ListenAddress};
 use super::socket::Socket;
+use crate::Exports;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
@@ -37,6 +39,10 @@ const UNACKNOWLEDGED_TIMEOUT_MS: u32 = 120_000;
 pub(super) struct Listener {
     fd: OwnedFd,
     address: ListenAddress,
+    /// The devices that are served here, as far as it names them.
+    devices: Option<Arc<[String]>>,
+    /// What its clients see.
+    exports: Exports,
     /// The file of a Unix socket, removed on drop.
     _file: Option<SocketFile>,
 }
@@ -48,11 +54,14 @@ impl Listener {
     /// # Errors
     /// `Busy` when a server is there; `Invalid` when something that is no socket is in the way, or
     /// the path is longer than a socket address can hold; `Io` for the rest.
-    pub fn bind(address: &ListenAddress) -> Result<Listener> {
-        match address {
-            ListenAddress::Unix(path) => bind_unix(path),
-            ListenAddress::Tcp(address) => bind_tcp(*address),
-        }
+    pub fn bind(listen: &Listen, exports: &Exports) -> Result<Listener> {
+        let Listen { address, devices } = listen;
+        let (fd, address, file) = match address {
+            ListenAddress::Unix(path) => bind_unix(path)?,
+            ListenAddress::Tcp(address) => bind_tcp(*address)?,
+        };
+        let exports = devices.as_ref().map_or_else(|| exports.clone(), |only| exports.only(Arc::clone(only)));
+        Ok(Listener { fd, address, devices: devices.clone(), exports, _file: file })
     }
 
     /// The next waiting connection; `WouldBlock` when there is none.
@@ -62,6 +71,16 @@ impl Listener {
             set_tcp_options(&fd)?;
         }
         Ok(Socket::new(fd))
+    }
+
+    /// What its clients see.
+    pub fn exports(&self) -> &Exports {
+        &self.exports
+    }
+
+    /// How clients find it, with TLS or without.
+    pub fn endpoint(&self, tls: bool) -> Endpoint {
+        Endpoint { address: self.address.clone(), devices: self.devices.clone(), tls }
     }
 
     /// Where it listens, with the port it really has.
@@ -80,9 +99,12 @@ fn failure(what: &str, address: &ListenAddress, errno: Errno) -> Error {
     Error::new(ErrorKind::Io, format!("cannot {what} {address}: {errno}")).with_setting("listen")
 }
 
+/// A socket that listens, where it really does, and its file if it has one.
+type Bound = (OwnedFd, ListenAddress, Option<SocketFile>);
+
 /// On Linux a socket file takes the mode of the unbound socket, less the umask, so the mode is set
 /// before `bind` and nobody else can connect at any moment.
-fn bind_unix(path: &Path) -> Result<Listener> {
+fn bind_unix(path: &Path) -> Result<Bound> {
     let address = ListenAddress::Unix(path.to_owned());
     let name = SocketAddrUnix::new(path).map_err(|_| {
         let text = format!("the socket path {} is longer than the 107 bytes Linux allows", path.display());
@@ -96,10 +118,10 @@ fn bind_unix(path: &Path) -> Result<Listener> {
         .map_err(|error| Error::new(ErrorKind::Io, format!("{} vanished: {error}", path.display())))?;
     let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
     listen(&fd, BACKLOG).map_err(|errno| failure("listen on", &address, errno))?;
-    Ok(Listener { fd, address, _file: Some(file) })
+    Ok((fd, address, Some(file)))
 }
 
-fn bind_tcp(wanted: SocketAddr) -> Result<Listener> {
+fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {
     let address = ListenAddress::Tcp(wanted);
     let open = || {
         let family = if wanted.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
@@ -121,7 +143,7 @@ fn bind_tcp(wanted: SocketAddr) -> Result<Listener> {
         }
         errno => failure("listen on", &address, errno),
     })?;
-    Ok(Listener { fd, address: ListenAddress::Tcp(real), _file: None })
+    Ok((fd, ListenAddress::Tcp(real), None))
 }
 
 /// Small replies go at once, and a host that vanishes is noticed. The kernel does all of it: an idle

@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
-use super::address::{Endpoint, ListenAddress};
+use super::address::{Endpoint, Listen, ListenAddress};
 use super::buffer::SHARED_BYTES;
 use super::clients::Clients;
 use super::listener::{Listener, is_local};
@@ -38,7 +38,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Config {
     /// Where to listen. A socket file gets mode 0600; one that a dead server left is replaced. Two
     /// servers must not start on the same path at the same moment.
-    pub listen: Vec<ListenAddress>,
+    pub listen: Vec<Listen>,
     /// With it, TLS is required of clients that come over TCP, and offered on Unix sockets: these are
     /// their user's alone, and nobody else can listen there.
     pub tls: Option<Tls>,
@@ -63,7 +63,7 @@ impl Config {
     /// that are slow, 80 MiB for all to share.
     pub fn new(socket_path: impl Into<PathBuf>) -> Self {
         Config {
-            listen: vec![ListenAddress::Unix(socket_path.into())],
+            listen: vec![ListenAddress::Unix(socket_path.into()).into()],
             tls: None,
             tls_anyone: false,
             max_connections: 256,
@@ -89,7 +89,7 @@ impl Config {
             return Err(Error::invalid(text).with_setting("tls-anyone"));
         }
         let open = |address: &&ListenAddress| !asks_clients && !self.tls_anyone && !is_local(address);
-        match self.listen.iter().find(open) {
+        match self.listen.iter().map(|listen| &listen.address).find(open) {
             None => Ok(()),
             Some(address) => Err(Error::new(ErrorKind::Permission, open_to_all(address, self.tls.is_some()))
                 .with_setting("listen")),
@@ -114,7 +114,6 @@ fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
 /// A server that has its sockets and is ready to run.
 pub struct Server {
     listeners: Vec<Listener>,
-    exports: Exports,
     requests: RequestCache,
     budget: Arc<Budget>,
     waiters: Waiters,
@@ -160,7 +159,8 @@ impl Server {
     /// `tls_anyone` contradicts `tls`; `Io` or `NoMemory` when the system refuses.
     pub fn bind(config: Config, exports: Exports) -> Result<Server> {
         config.check()?;
-        let listeners = config.listen.iter().map(Listener::bind).collect::<Result<Vec<_>>>()?;
+        let bind = |listen| Listener::bind(listen, &exports);
+        let listeners = config.listen.iter().map(bind).collect::<Result<Vec<_>>>()?;
         let requests = RequestCache::new(config.max_connections)?;
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
         let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
@@ -168,16 +168,7 @@ impl Server {
         let registry = Registry::new(config.max_connections, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
         let waiters = Waiters::new(Arc::clone(&budget));
-        Ok(Server {
-            listeners,
-            exports,
-            requests,
-            budget,
-            waiters,
-            registry: Arc::new(registry),
-            config,
-            stop,
-        })
+        Ok(Server { listeners, requests, budget, waiters, registry: Arc::new(registry), config, stop })
     }
 
     /// Who is connected, for as long as the server runs, and after.
@@ -188,17 +179,15 @@ impl Server {
     /// All ways to this server, in the order of its addresses; without TLS before with it.
     pub fn endpoints(&self) -> Vec<Endpoint> {
         let both = |listener: &Listener| {
-            let address = listener.address();
-            let plain =
-                (!self.tls_required(address)).then(|| Endpoint { address: address.clone(), tls: false });
-            let tls = self.config.tls.is_some().then(|| Endpoint { address: address.clone(), tls: true });
+            let plain = (!self.tls_required(listener)).then(|| listener.endpoint(false));
+            let tls = self.config.tls.is_some().then(|| listener.endpoint(true));
             [plain, tls]
         };
         self.listeners.iter().flat_map(both).flatten().collect()
     }
 
-    fn tls_required(&self, address: &ListenAddress) -> bool {
-        self.config.tls.is_some() && matches!(address, ListenAddress::Tcp(_))
+    fn tls_required(&self, listener: &Listener) -> bool {
+        self.config.tls.is_some() && matches!(listener.address(), ListenAddress::Tcp(_))
     }
 
     /// A handle that stops this server.
@@ -235,8 +224,7 @@ impl Server {
                 // Without a peer it has gone again.
                 let Ok(peer) = socket.peer() else { continue };
                 if let Some(place) = self.registry.admit(listener, socket.closer(), peer) {
-                    let tls_required = self.tls_required(self.listeners[listener].address());
-                    self.start(scope, place, socket, tls_required);
+                    self.start(scope, place, socket, &self.listeners[listener]);
                 }
             }
             self.registry.close_all();
@@ -250,11 +238,11 @@ impl Server {
         scope: &'scope thread::Scope<'scope, '_>,
         place: Place<'scope>,
         socket: Socket,
-        tls_required: bool,
+        listener: &'scope Listener,
     ) {
         let name = format!("nbd-{}", place.id());
         // The place moves in, to be given up after everything that the connection holds.
-        let serve = move || self.serve(socket, &place, tls_required);
+        let serve = move || self.serve(socket, &place, listener);
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
             tracing::warn!(%error, "no thread for a connection: it is closed");
             self.pause();
@@ -337,11 +325,11 @@ impl Server {
     }
 
     /// Serves one connection to its end, whatever that is.
-    fn serve(&self, mut socket: Socket, place: &Place<'_>, tls_required: bool) {
+    fn serve(&self, mut socket: Socket, place: &Place<'_>, listener: &Listener) {
         let (id, peer) = (place.id(), place.peer());
         tracing::debug!(id, %peer, "client connected");
         // What a panic leaves behind is the connection's own, and it is dropped here.
-        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, place, tls_required))) {
+        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, place, listener))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
             Ok(Err(error)) => match error.kind() {
                 // This server ends connections so.
@@ -358,15 +346,15 @@ impl Server {
         socket.finish();
     }
 
-    fn session(&self, socket: &mut Socket, place: &Place<'_>, tls_required: bool) -> io::Result<()> {
+    fn session(&self, socket: &mut Socket, place: &Place<'_>, listener: &Listener) -> io::Result<()> {
         socket.set_timeouts(self.config.send_timeout, self.config.payload_timeout)?;
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let wake = socket.wake();
         let terms = Terms {
-            exports: &self.exports,
+            exports: listener.exports(),
             requests: &self.requests,
             tls: self.config.tls.as_ref(),
-            tls_required,
+            tls_required: self.tls_required(listener),
             stopping: &self.stop.0.stopping,
             handover: Some(Handover { waiters: &self.waiters, wake: &wake }),
             traffic: place.traffic(),

@@ -178,16 +178,25 @@ impl Device {
     /// `Invalid` unless the name is 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a
     /// dot: it becomes an export's name and part of paths.
     pub fn new(name: &str) -> Result<Arc<Device>> {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.chars().all(allowed) {
-            let what = format!("'{name}' cannot name a device: use 1 to 64 letters, digits, '-', '_', '.'");
-            return Err(Error::invalid(what));
-        }
+        Device::check_name(name)?;
         Ok(Arc::new(Device {
             name: name.to_owned(),
             state: Mutex::new(&classes::DEVICE, State::default()),
             users: Counter::new(0),
         }))
+    }
+
+    /// Whether a device can have that name.
+    ///
+    /// # Errors
+    /// As [`Device::new`].
+    pub fn check_name(name: &str) -> Result<()> {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.is_empty() || name.len() > 64 || name.starts_with('.') || !name.chars().all(allowed) {
+            let what = format!("'{name}' cannot name a device: use 1 to 64 letters, digits, '-', '_', '.'");
+            return Err(Error::invalid(what));
+        }
+        Ok(())
     }
 
     /// Its name, as in `zram0`.
