@@ -22,6 +22,7 @@ use uzram_serve::{Exports, fuse, nbd};
 use crate::attach::require_root;
 use crate::attachments::{Attachments, RETRY};
 use crate::config_file::{self, ConfigFile};
+use crate::descriptors;
 use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
 use crate::failure::{Context, Failure, Result, print};
@@ -173,6 +174,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     }
 
     let exports = Exports::new(devices.clone());
+    descriptors::allow(plan.nbd.descriptors());
     let server =
         nbd::Server::bind(plan.nbd.clone(), exports.clone()).context(|| "cannot serve NBD".to_owned())?;
     let (endpoints, clients) = (server.endpoints(), server.clients());
