@@ -16,6 +16,7 @@ mod client;
 mod clients;
 mod config_file;
 mod daemon_client;
+mod descriptors;
 mod device_args;
 mod exec;
 mod failure;

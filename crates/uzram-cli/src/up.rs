@@ -23,6 +23,7 @@ use uzram_serve::{Exports, fuse, nbd};
 use crate::attach::require_root;
 use crate::attachments::{Attachments, RETRY};
 use crate::config_file::{self, ConfigFile};
+use crate::descriptors;
 use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
 use crate::failure::{Context, Failure, Result, print};
@@ -194,6 +195,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
 
     let policies = plan.devices.iter().map(DevicePlan::export_policy);
     let exports = Exports::with_policies(devices.iter().cloned().zip(policies));
+    descriptors::allow(plan.nbd.descriptors());
     let server =
         nbd::Server::bind(plan.nbd.clone(), exports.clone()).context(|| "cannot serve NBD".to_owned())?;
     let (endpoints, clients) = (server.endpoints(), server.clients());

@@ -195,6 +195,24 @@ fn a_thousand_clients_that_come_at_once_are_served() {
     }
 }
 
+/// A low limit of descriptors, as it is usual, does not let clients use them all up; nor is it changed without need.
+#[test]
+fn there_are_descriptors_for_all_clients() {
+    if too_few_descriptors(4000) {
+        return;
+    }
+    let place = Place::new();
+    let allowed = |max_connections: &str| {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "ulimit -S -n 1024 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_uzram")]);
+        command.args(["up", "--size", "1M", "--exec", "ulimit -S -n", "--max-connections", max_connections]);
+        command.env("UZRAM_RUNTIME_DIR", place.dir());
+        common::finish(command).ok().trim().parse::<u64>().unwrap()
+    };
+    assert_eq!(allowed("256"), 1024);
+    assert!(allowed("1100") >= 2200 + 137);
+}
+
 /// The runtime directory's sockets are their user's alone.
 #[test]
 fn another_user_reaches_no_socket_of_the_runtime_directory() {

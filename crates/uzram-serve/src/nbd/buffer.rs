@@ -33,7 +33,7 @@ use crate::waiters::JOB_BYTES;
 pub const BUFFER_BYTES: usize = 256 << 10;
 /// Bytes of each buffer where there is not.
 pub const MIN_BUFFER_BYTES: usize = 32 << 10;
-/// What the connections of a server share, by default: [`JOB_BYTES`] for requests, and larger buffers for the
+/// What the connections of a server share, by default: 40 MiB for requests, and larger buffers for the
 /// first ninety clients without TLS.
 pub const SHARED_BYTES: usize = JOB_BYTES + (40 << 20);
 

@@ -111,6 +111,11 @@ pub(super) enum Room {
     NotBefore(Option<Instant>),
 }
 
+/// Places for handshakes that each listener has.
+pub(super) fn max_handshakes(max_clients: usize) -> usize {
+    (max_clients / 8).max(MIN_HANDSHAKES)
+}
+
 /// How many places are kept for each of `listeners` listeners.
 fn kept(max_clients: usize, listeners: usize) -> impl Iterator<Item = usize> {
     let sixteenth = if max_clients >= 2 * listeners { max_clients / 16 } else { 0 };
@@ -145,7 +150,7 @@ impl Registry {
             ended: Condvar::new(),
             news: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             max_clients,
-            max_handshakes: (max_clients / 8).max(MIN_HANDSHAKES),
+            max_handshakes: max_handshakes(max_clients),
         })
     }
 
@@ -330,7 +335,7 @@ impl OfListener {
             tracing::warn!(gave_way, %listener, "handshakes that took over a second gave way to new connections");
         }
         if too_slow > 0 {
-            tracing::warn!(too_slow, %listener, "handshakes did not end in time and were cut off");
+            tracing::info!(too_slow, %listener, "handshakes did not end in time and were cut off");
         }
     }
 }
@@ -373,10 +378,11 @@ impl Place<'_> {
         has_place
     }
 
-    /// Notes that the handshake has not ended in time.
-    pub fn was_too_slow(&self) {
+    /// Notes that the connection has timed out: if it is no client yet, its handshake was too slow.
+    pub fn timed_out(&self) {
         let mut places = self.registry.lock();
-        places.listeners[self.listener].turned_away.too_slow += 1;
+        let of = &mut places.listeners[self.listener];
+        of.turned_away.too_slow += u64::from(of.handshakes.contains_key(&self.id));
         self.handshake_ended(places);
     }
 

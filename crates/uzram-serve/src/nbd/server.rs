@@ -20,7 +20,7 @@ use super::address::{Endpoint, Listen, ListenAddress};
 use super::buffer::SHARED_BYTES;
 use super::clients::Clients;
 use super::listener::{Listener, is_local};
-use super::registry::{Place, Registry, Room};
+use super::registry::{self, Place, Registry, Room};
 use super::session::{self, Chosen, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
@@ -72,6 +72,14 @@ impl Config {
             payload_timeout: Duration::from_secs(30),
             shared_bytes: SHARED_BYTES,
         }
+    }
+
+    /// The file descriptors that a process may need which runs this server: two for each client, one for each
+    /// handshake, and some for all the rest of it.
+    pub fn descriptors(&self) -> u64 {
+        const OTHERS: usize = 256;
+        let handshakes = registry::max_handshakes(self.max_connections) * self.listen.len();
+        (2 * self.max_connections + handshakes + OTHERS) as u64
     }
 
     /// Who may come from other machines: those with a certificate of an authority of `tls`, unless `tls_anyone` says in
@@ -314,7 +322,7 @@ impl Server {
         if !fds[1].revents().is_empty() {
             self.registry.hear();
         }
-        Some(fds[2..].iter().map(|fd| fd.revents().contains(PollFlags::IN)).collect())
+        Some(fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
     /// Rests for [`ACCEPT_PAUSE`], or until the server is to stop.
@@ -334,10 +342,10 @@ impl Server {
             Ok(Err(error)) => match error.kind() {
                 // This server ends connections so.
                 io::ErrorKind::ConnectionAborted => tracing::warn!(id, %peer, %error, "client cut off"),
-                // The deadline, which a handshake alone has.
+                // A handshake's deadline; or a client's host vanished.
                 io::ErrorKind::TimedOut => {
-                    tracing::debug!(id, %peer, "handshake cut off");
-                    place.was_too_slow();
+                    tracing::debug!(id, %peer, "connection timed out");
+                    place.timed_out();
                 }
                 _ => tracing::debug!(id, %error, "connection ended"),
             },

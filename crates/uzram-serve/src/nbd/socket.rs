@@ -30,6 +30,9 @@ static OWN_SPIN: LazyLock<Duration> = LazyLock::new(|| {
     if cpus > 1 { SPIN } else { Duration::ZERO }
 });
 
+/// How often a send that waits looks at its time limit, within that.
+const SEND_LIMIT_PARTS: u32 = 10;
+
 /// How long a closing connection waits for its client to hang up as well.
 const LINGER: Duration = Duration::from_millis(500);
 /// What it reads meanwhile, at most.
@@ -73,9 +76,10 @@ impl Socket {
     /// # Errors
     /// The system's.
     pub fn set_timeouts(&mut self, send: Duration, payload: Duration) -> io::Result<()> {
-        // The kernel watches a send for us: it is one system call as before. No time at all would mean for ever.
-        let send = send.max(Duration::from_millis(1));
-        sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, Some(send))?;
+        // The kernel wakes a send that waits, so that one that does not costs no more than without a limit. It is
+        // late by a part at most. No time at all would mean for ever.
+        let part = (send / SEND_LIMIT_PARTS).max(Duration::from_millis(1));
+        sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, Some(part))?;
         (self.send_timeout, self.payload_timeout) = (Some(send), Some(payload));
         Ok(())
     }
@@ -198,24 +202,28 @@ impl Socket {
         len_bytes
     }
 
-    /// Sends as much as goes within the time limit.
+    /// Sends as much as goes at once, or after some waiting, which the time limit bounds.
     fn send_in_pace(&mut self, buf: &[u8]) -> io::Result<usize> {
-        let sent = send(&self.fd, buf, SendFlags::NOSIGNAL);
-        if sent == Ok(buf.len()) {
-            self.sending = None;
-            return Ok(buf.len());
-        }
-        let Some(limit) = self.send_timeout else { return Ok(sent?) };
-        let pace = self.sending.get_or_insert_with(|| Pace::new(limit));
-        match sent {
-            // The kernel has waited for the time limit.
-            Err(Errno::AGAIN) => return Err(pace.too_slow("it took its replies")),
-            Err(error) => return Err(error.into()),
-            Ok(len_bytes) => pace.progress(len_bytes),
-        }
-        match pace.deadline() {
-            Some(deadline) if deadline <= Instant::now() => Err(pace.too_slow("it took its replies")),
-            _ => Ok(sent?),
+        loop {
+            let sent = send(&self.fd, buf, SendFlags::NOSIGNAL);
+            if sent == Ok(buf.len()) {
+                self.sending = None;
+                return Ok(buf.len());
+            }
+            let Some(limit) = self.send_timeout else { return Ok(sent?) };
+            // The kernel has waited for a part of the limit, see `set_timeouts`.
+            let pace = self.sending.get_or_insert_with(|| Pace::new(limit));
+            match sent {
+                Err(Errno::AGAIN) => {}
+                Err(error) => return Err(error.into()),
+                Ok(len_bytes) => pace.progress(len_bytes),
+            }
+            if pace.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+                return Err(pace.too_slow("it took its replies"));
+            }
+            if let Ok(len_bytes) = sent {
+                return Ok(len_bytes);
+            }
         }
     }
 }
