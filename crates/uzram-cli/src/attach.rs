@@ -30,6 +30,8 @@ use crate::runtime_dir::{self, RuntimeArgs};
 
 /// How long a file system may take to let go of its device.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a process that was killed may take to be gone: it may have gigabytes to give back.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Make a device of a running daemon a block device, and print which.
 ///
@@ -243,11 +245,10 @@ pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
 /// believed.
 fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
     let Some(open) = runtime_dir::open_own(dir)? else { return Ok(Some(Record::default())) };
-    if runtime_dir::wait_until_free(dir, Duration::ZERO)? {
-        Ok(Some(Record::read(&open, dir)?))
-    } else {
-        Ok(None)
-    }
+    // One that is ending is soon gone.
+    let is_there = Daemon::in_dir(dir.to_owned())?.is_there();
+    let patience = if is_there { Duration::ZERO } else { DEATH_TIMEOUT };
+    if runtime_dir::wait_until_free(dir, patience)? { Ok(Some(Record::read(&open, dir)?)) } else { Ok(None) }
 }
 
 /// Clears what the dead daemon of a runtime directory has left, and says what.

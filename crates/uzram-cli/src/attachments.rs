@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use uzram_serve::Exports;
 use uzram_serve::control::StatsJson;
@@ -102,16 +102,10 @@ impl Attachments {
             }
             self.run(&args)?;
         }
-        let deadline = Instant::now() + CLOSE_TIMEOUT;
-        loop {
-            let devices = self.exports.devices().into_iter();
-            let mut open = devices.filter(|device| self.exports.users(device.name()).files() > 0);
-            let Some(device) = open.next() else { return Ok(()) };
-            // The kernel closes the file of what was detached a moment later.
-            if Instant::now() >= deadline {
-                return Err(Failure::Line(format!("the file of {} is open somewhere", device.name())));
-            }
-            thread::sleep(Duration::from_millis(5));
+        let is_open = |name: &str| self.exports.other_files(name, 0, CLOSE_TIMEOUT) > 0;
+        match self.exports.devices().iter().find(|device| is_open(device.name())) {
+            None => Ok(()),
+            Some(device) => Err(Failure::Line(format!("the file of {} is open somewhere", device.name()))),
         }
     }
 

@@ -105,6 +105,12 @@ impl Daemon {
         }
     }
 
+    /// Whether somebody listens there, who may be stopped: a process that ends no longer does, though it may still hold
+    /// what is its own.
+    pub fn is_there(&self) -> bool {
+        self.connect().is_ok()
+    }
+
     /// Connects with time-outs set; the standard library's connect would wait for ever for a daemon
     /// that is stopped.
     fn connect(&self) -> Result<UnixStream> {

@@ -11,6 +11,7 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -123,7 +124,7 @@ impl Loss {
     /// Before the daemon starts.
     fn prepare(self, place: &BlockPlace) {
         if self == Loss::TmpfsGone {
-            fs::create_dir(place.place.dir()).unwrap();
+            fs::DirBuilder::new().mode(0o700).create(place.place.dir()).unwrap();
             let flags = MountFlags::NODEV | MountFlags::NOSUID;
             rustix::mount::mount("tmpfs", place.place.dir(), "tmpfs", flags, c"mode=0700").unwrap();
         }

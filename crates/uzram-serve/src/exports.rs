@@ -16,6 +16,8 @@
 //! counted, never while a device is made, opened, emptied or used.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use uzram::device::{Device, OpenDevice};
 use uzram::{Error, ErrorKind, Result};
@@ -229,6 +231,19 @@ impl Exports {
         drop(users);
         let entered = Entered { entry, role };
         Ok(OpenFile { device: Arc::new(device.open()?), _entered: Arc::new(entered) })
+    }
+
+    /// How many files of a device are open beside `own` ones, as soon as there are none, or after `patience`: what was
+    /// just detached closes its file a moment later.
+    pub fn other_files(&self, name: &str, own: usize, patience: Duration) -> usize {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.users(name).files().saturating_sub(own) {
+                0 => return 0,
+                others if Instant::now() >= deadline => return others,
+                _ => thread::sleep(Duration::from_millis(2)),
+            }
+        }
     }
 
     /// How many use a device; nobody, if it is not offered.

@@ -209,7 +209,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         (
             "[zram0]\nname = 'a'",
             "u.toml:2: ",
-            "attributes, attach, swap, swap-priority, swap-discard, host-memory-limit",
+            "attributes, attach, export, read-only, swap, swap-priority, swap-discard, host-memory-limit",
         ),
         ("[zram0]\nhelp = true", "u.toml:2: ", "unknown key"),
         ("['../a']", "u.toml:1: '['../a']': ", "a name is a letter or digit"),

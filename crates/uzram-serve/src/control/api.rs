@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -202,20 +203,23 @@ impl Api {
 
     /// Who uses the devices, if anyone does, but for block devices that nobody uses.
     fn in_use(&self) -> Option<String> {
-        let attached = self.attached();
         let device_users = |device: &Arc<Device>| {
-            let (name, users) = (device.name(), self.exports.users(device.name()));
-            let own = attached.iter().filter(|other| other.name == name);
-            let block = own.clone().find_map(|own| {
+            let name = device.name();
+            let mut own = self.attached();
+            own.retain(|other| other.name == name);
+            let block = own.iter().find_map(|own| {
                 let by = own.attachment.in_use().ok()??;
                 Some(format!("{name} is in use: {} is {by}", own.attachment.path().display()))
             });
-            let files = users.files().saturating_sub(own.count());
-            block
-                .or_else(|| {
-                    (users.clients() > 0).then(|| in_use_text(name, users.clients(), "NBD client", CLIENTS))
-                })
-                .or_else(|| (files > 0).then(|| in_use_text(name, files, "open file", FILES)))
+            let clients = || {
+                let clients = self.exports.users(name).clients();
+                (clients > 0).then(|| in_use_text(name, clients, "NBD client", CLIENTS))
+            };
+            let files = || {
+                let files = self.exports.other_files(name, own.len(), CLOSE_TIMEOUT);
+                (files > 0).then(|| in_use_text(name, files, "open file", FILES))
+            };
+            block.or_else(clients).or_else(files)
         };
         self.exports.devices().iter().find_map(device_users)
     }
@@ -266,6 +270,8 @@ impl Api {
     }
 }
 
+/// How long the file of what was just detached may take to be closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// What ends the use of a device by clients.
 const CLIENTS: &str =
     "disconnect them (`uzram clients`, `uzram kick`), or force it, and what they wrote is lost";
