@@ -322,8 +322,7 @@ fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) 
         match held.in_use()? {
             None => break,
             Some(Use::Swap) => {
-                swap_area::switch_off(&held.path())
-                    .context(|| format!("cannot switch swap on {shown} off"))?;
+                held.switch_swap_off().context(|| format!("cannot switch swap on {shown} off"))?;
                 done.push(format!(
                     "switched swap on {shown} ({name}) off: what was swapped out is lost, and programs that need it are \
                      killed\n"

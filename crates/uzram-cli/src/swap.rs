@@ -260,7 +260,7 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
             format_size(room_bytes),
         )));
     }
-    swap_area::switch_off(&held.path()).map_err(|error| match Errno::from_io_error(&error) {
+    held.switch_swap_off().map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::NOMEM) => Failure::Line(format!(
             "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
         )),

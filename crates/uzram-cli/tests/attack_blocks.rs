@@ -11,7 +11,7 @@ use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -43,8 +43,11 @@ fn daemon_id(dir: &Path) -> Pid {
 }
 
 fn is_running(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
-    !stat.is_empty() && !stat.contains(") Z ")
+    let of_process = |name: &str| format!("/proc/{}/{name}", pid.as_raw_nonzero());
+    let stat = fs::read_to_string(of_process("stat")).unwrap_or_default();
+    // Until its last thread has ended, it holds what is its own.
+    let threads = fs::read_dir(of_process("task")).map_or(0, Iterator::count);
+    !stat.is_empty() && (!stat.contains(") Z ") || threads > 1)
 }
 
 fn wait_for_end(pid: Pid) {
@@ -494,4 +497,158 @@ fn what_clients_wrote_is_not_lost_without_a_word() {
     client.enter_export(b"zram0");
     place.run(&["down", "--force"]).ok();
     assert!(daemon.ended().0.success());
+}
+
+#[test]
+fn a_listener_serves_the_devices_that_it_names() {
+    let place = common::Place::new();
+    let text = "listen = [\"free@tcp:127.0.0.1:0\"]\n[secret]\nsize = \"8M\"\n[free]\nsize = \"8M\"\n";
+    let daemon = place.up_config(text, &[]);
+    let port = port_of(&daemon.facts);
+    assert_eq!(listed(port), ["free"]);
+    for name in ["secret", "other"] {
+        assert_eq!(refusal(port, name), reply::ERR_UNKNOWN, "{name}");
+    }
+    // The default export is one of its own; what comes later under a name that it names is served.
+    let mut default = client(port);
+    default.enter_export(b"");
+    assert_eq!(default.write(0, &[7; 4096]).error, 0);
+    assert!(
+        !daemon.facts.contains("nbd://127.0.0.1:") || !daemon.facts.contains("/secret\n"),
+        "{}",
+        daemon.facts
+    );
+    let stat = place.run(&["stat", "secret", "--json"]).ok();
+    let json: serde_json::Value = serde_json::from_str(&stat).unwrap();
+    assert_eq!(json["uris"].as_array().unwrap().len(), 1, "{stat}");
+    drop(default);
+    wait_until("the client is gone", || place.run(&["down"]).status.success());
+    assert!(daemon.ended().0.success());
+}
+
+/// A shell command as the user 65534.
+fn as_another_user(command: &str) -> std::process::Output {
+    use std::os::unix::process::CommandExt;
+    let mut shell = Command::new("sh");
+    shell.args(["-c", command]).uid(65534).gid(65534).stdin(Stdio::null());
+    shell.output().unwrap()
+}
+
+#[test]
+fn a_public_directory_makes_no_public_disk() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let public = place.mount_point("public");
+    for dir in [place.place.root(), &public] {
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let daemon = place.place.up_sized("16M", &["--mount", arg(&public), "--attach"]);
+    let device = place.loops().remove(0);
+    for path in
+        [public.join("zram0/disk"), public.join("zram0/reset"), public.join("zram0"), device.clone().into()]
+    {
+        let said = as_another_user(&format!("cat {0} || echo 1 > {0} || ls {0}/", path.display()));
+        assert!(!said.status.success() && said.stdout.is_empty(), "{}", path.display());
+    }
+    // Nor may others unmount it, or have it unmounted.
+    as_another_user(&format!(
+        "umount {0} || umount -l {0} || fusermount3 -u {0} || fusermount -u {0}",
+        public.display()
+    ));
+    assert!(public.join("zram0/disk").exists());
+    place.place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+}
+
+#[test]
+fn another_users_directory_names_nothing_of_roots() {
+    if unable() || missing(&["losetup"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let daemon = place.place.up_sized("16M", &["--attach"]);
+    let device = place.loops().remove(0);
+    // As a runtime directory would be, with a record of root's device, by another user.
+    let forged = place.place.root().join("forged");
+    fs::set_permissions(place.place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::DirBuilder::new().mode(0o700).create(&forged).unwrap();
+    fs::copy(place.place.dir().join("attached.json"), forged.join("attached.json")).unwrap();
+    for path in [forged.join("attached.json"), forged.clone()] {
+        std::os::unix::fs::chown(path, Some(65534), Some(65534)).unwrap();
+    }
+    let link = place.place.root().join("link");
+    std::os::unix::fs::symlink(&forged, &link).unwrap();
+    for dir in [&forged, &link] {
+        for args in [&["detach", "--force"][..], &["swap", "off"], &["swap", "status"]] {
+            let ended = place.place.run(&[args, &["--runtime-dir", arg(dir)]].concat());
+            assert!(!ended.status.success(), "{args:?}: {}", ended.stdout);
+        }
+    }
+    assert_eq!(place.loops(), [device.as_str()]);
+    // Nor is a directory mounted on that another user chooses by a link.
+    let open = place.mount_point("open");
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+    let target = place.mount_point("target");
+    assert!(as_another_user(&format!("ln -s {} {}/mnt", target.display(), open.display())).status.success());
+    for dir in ["mnt", "mnt/below"] {
+        let (mount, run) = (open.join(dir), open.join("r"));
+        let up = ["up", "--size", "16M", "--mount", arg(&mount), "--runtime-dir", arg(&run)];
+        let up = place.place.run(&up);
+        assert!(up.complaint(1).contains("symbolic link"), "{}", up.stderr);
+    }
+    assert!(fs::read_dir(&target).unwrap().next().is_none());
+    place.place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+}
+
+/// Commands, signals and renames in a random order, from two sides at once. Whatever they are, a daemon that has ended
+/// by itself has left nothing, and what a killed one has left is cleared.
+#[test]
+fn whatever_happens_nothing_is_left_without_a_word() {
+    if unable() {
+        return;
+    }
+    let seed = nbd::seed();
+    for round in 0..6 {
+        let place = BlockPlace::new();
+        let device = swap_on(&place);
+        let (dir, moved) = (place.place.dir(), place.place.root().join("moved"));
+        let daemon = daemon_id(&dir);
+        let mut random = nbd::Random(seed ^ round);
+        let mut script = || (0..4).map(|_| random.below(9)).collect::<Vec<_>>();
+        let (one, other) = (script(), script());
+        println!("{device}: {one:?} {other:?}");
+        let act = |what: u64| {
+            let run = |args: &[&str]| drop(place.place.run(args));
+            match what {
+                0 => run(&["detach", "zram0"]),
+                1 => run(&["detach", "--force"]),
+                2 => run(&["swap", "off"]),
+                3 => run(&["down"]),
+                4 => run(&["attach", "zram0"]),
+                5 => drop(rustix::mount::unmount(dir.join("mnt"), UnmountFlags::DETACH)),
+                6 => drop(fs::rename(&dir, &moved).and_then(|()| fs::rename(&moved, &dir))),
+                7 => drop(kill_process(daemon, Signal::TERM)),
+                _ => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        std::thread::scope(|scope| {
+            for script in [one, other] {
+                scope.spawn(move || script.into_iter().for_each(act));
+            }
+        });
+        if round % 2 == 0 && is_running(daemon) {
+            kill(daemon);
+            place.place.run(&["detach", "--force"]).ok();
+        } else {
+            // It may have ended already.
+            let _ = kill_process(daemon, Signal::TERM);
+            wait_for_end(daemon);
+        }
+        place.assert_clean();
+    }
 }

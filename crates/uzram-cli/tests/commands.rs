@@ -127,3 +127,25 @@ fn a_reader_that_leaves_early_is_no_failure() {
     let child = bare_command(&["check"]).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
     assert!(collect(child).complaint(1).contains("cannot write the output"));
 }
+
+/// `docs/security.md` says of each line which test holds it, as `file::test`, or `…::test` of the file named last.
+#[test]
+fn the_security_page_names_tests_that_are_there() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("docs/security.md")).unwrap();
+    let mut file = String::new();
+    let mut named = 0;
+    for quoted in page.split('`').skip(1).step_by(2) {
+        let Some((of, test)) = quoted.split_once("::").filter(|(_, test)| *test != "test") else { continue };
+        if of != "…" {
+            file = ["uzram-cli", "uzram-serve"]
+                .map(|name| root.join("crates").join(name).join("tests").join(of).with_extension("rs"))
+                .iter()
+                .find_map(|path| std::fs::read_to_string(path).ok())
+                .unwrap_or_else(|| panic!("there is no {of}.rs"));
+        }
+        assert!(file.contains(&format!("fn {test}(")), "{quoted}");
+        named += 1;
+    }
+    assert!(named > 40, "{named}");
+}

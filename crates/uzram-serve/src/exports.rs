@@ -186,7 +186,7 @@ impl Exports {
     }
 
     /// The export that an NBD client means by `name`; names compare as bytes. It may be one that the client may not use
-    /// now, which [`Found::connect`] says, unless its policy is to hide it for good.
+    /// now, which connecting says, unless its policy is to hide it for good.
     pub fn find(&self, name: &[u8]) -> Option<Found> {
         let devices = self.read();
         let mut shown = devices.iter().filter(|entry| self.shows(entry));

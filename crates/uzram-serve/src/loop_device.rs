@@ -245,6 +245,24 @@ impl HeldDevice {
         Ok(rustix::fs::seek(&self.device, rustix::fs::SeekFrom::End(0))?)
     }
 
+    /// Switches the swap area on it off, if one is active. If somebody else is just doing so, waits for that.
+    ///
+    /// # Errors
+    /// swapoff(2)'s. It stays active then.
+    pub fn switch_swap_off(&self) -> io::Result<()> {
+        while let Err(error) = swap_area::switch_off(&self.path()) {
+            if self.attachment.swap_area()?.is_none() {
+                break;
+            }
+            // What the kernel says of an area that is listed while another process switches it off.
+            if error.raw_os_error() != Some(libc::EINVAL) {
+                return Err(error);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     /// For what it is in use, if it is.
     ///
     /// # Errors
