@@ -50,6 +50,17 @@ fn is_running(pid: Pid) -> bool {
     !stat.is_empty() && (!stat.contains(") Z ") || threads > 1)
 }
 
+/// Ends a daemon when the test is over, if that has failed: in directories that are lost nobody else would find it.
+struct NotLeft(Pid);
+
+impl Drop for NotLeft {
+    fn drop(&mut self) {
+        if std::thread::panicking() && is_running(self.0) {
+            let _ = kill_process(self.0, Signal::KILL);
+        }
+    }
+}
+
 fn wait_for_end(pid: Pid) {
     wait_until("the daemon has ended", || !is_running(pid));
 }
@@ -153,6 +164,7 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
         loss.prepare(&place);
         let device = swap_on(&place);
         let daemon = daemon_id(&place.place.dir());
+        let _guard = NotLeft(daemon);
         loss.happen(&place);
         for args in [&["down"][..], &["detach", "--force"]] {
             let ended = place.place.run(args);
@@ -182,6 +194,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     for loss in [Loss::LazyUnmount, Loss::Moved] {
         let place = BlockPlace::new();
         let device = swap_on(&place);
+        let _guard = NotLeft(daemon_id(&place.place.dir()));
         loss.happen(&place);
         let dir = if loss == Loss::Moved { place.place.root().join("moved") } else { place.place.dir() };
         kill(daemon_id(&dir));
@@ -618,6 +631,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
         let device = swap_on(&place);
         let (dir, moved) = (place.place.dir(), place.place.root().join("moved"));
         let daemon = daemon_id(&dir);
+        let _guard = NotLeft(daemon);
         let mut random = nbd::Random(seed ^ round);
         let mut script = || (0..4).map(|_| random.below(9)).collect::<Vec<_>>();
         let (one, other) = (script(), script());
