@@ -76,6 +76,7 @@ impl Uring {
             fresh: Vec::with_capacity(queue_depth),
             reaped: Vec::with_capacity(queue_depth + 1),
             wake_armed: false,
+            is_overfull: false,
             closing: false,
         };
         let thread = spawn("uzram-back", move || driver.run())?;
@@ -173,6 +174,8 @@ struct Driver {
     reaped: Vec<(u64, i32)>,
     /// The eventfd's read is in flight.
     wake_armed: bool,
+    /// The queue holds more than was taken. Nobody wakes this thread for it.
+    is_overfull: bool,
     /// The backing is being dropped.
     closing: bool,
 }
@@ -183,6 +186,10 @@ impl Driver {
         let _ = self.ring.submitter().register_enable_rings();
         while self.take_fresh() {
             self.push_fresh();
+            if self.is_overfull && self.in_flight.is_empty() {
+                // All that were taken failed to begin: no completion will make room, and there is room already.
+                continue;
+            }
             self.submit_and_wait();
             // Until it sleeps again, it sees what is started by itself: what completions start above all.
             self.shared.queue.lock().asleep = false;
@@ -196,7 +203,8 @@ impl Driver {
         let room = self.in_flight.free.len().min(queue.transfers.len());
         self.fresh.extend(queue.transfers.drain(..room));
         // Transfers that found no place are taken when a completion has made one.
-        queue.asleep = queue.transfers.is_empty();
+        self.is_overfull = !queue.transfers.is_empty();
+        queue.asleep = !self.is_overfull;
         self.closing = queue.closed;
         !(self.closing && self.fresh.is_empty() && self.in_flight.is_empty())
     }

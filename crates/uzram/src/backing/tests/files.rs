@@ -249,6 +249,51 @@ fn a_completion_may_start_transfers_and_its_panic_is_its_own() {
     }
 }
 
+/// A completion that lets nothing else be told until it is let go.
+struct Gate {
+    ends: Arc<Ends>,
+    open: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
+}
+
+impl Completion for Gate {
+    fn done(&self, token: u64, buffer: Buffer, result: Result<()>) {
+        let _ = self.open.lock().map(|open| open.recv_timeout(std::time::Duration::from_secs(20)));
+        self.ends.done(token, buffer, result);
+    }
+}
+
+/// More transfers than the system may be given at a time, of which all fail before it is given any: those behind them
+/// are carried out.
+#[test]
+fn transfers_that_fail_to_begin_hold_up_nothing() {
+    const BAD: u64 = 20;
+    for engine in ENGINES {
+        let directory = directory();
+        let path = directory.path().join("file");
+        let backing = FileBacking::open(&FileOptions { queue_depth: 2, ..options(&path, 1 << 20, engine) });
+        let backing = backing.expect("a backing");
+        let (ends, buffers) = (Ends::new(), Buffers::new(BAD as u32 + 2, PAGE_SIZE).expect("memory"));
+        let (open, gate) = std::sync::mpsc::channel();
+        let completion: Arc<dyn Completion> = Arc::new(Gate { ends: Arc::clone(&ends), open: gate.into() });
+        let (direction, buffer) = (Direction::Read, block(&buffers, 1));
+        // The engine's thread is held up by the first, so that all others are in the queue when it looks again.
+        backing.start(Transfer { direction, offset: 1, len_bytes: PAGE_SIZE, buffer, token: 0, completion });
+        for token in 1..=BAD {
+            ends.start_part(&backing, Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), token);
+        }
+        ends.start(&backing, Direction::Write, 0, block(&buffers, 7), BAD + 1);
+        open.send(()).expect("it waits");
+        let all = BAD as usize + 2;
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while ends.count() < all {
+            assert!(std::time::Instant::now() < deadline, "{engine:?}: {} of {all} ended", ends.count());
+            std::thread::yield_now();
+        }
+        assert_eq!(ends.wait(BAD + 1).1, Ok(()), "{engine:?}");
+        assert_eq!(ends.wait(0).1.expect_err("bad").kind(), ErrorKind::Invalid);
+    }
+}
+
 /// Forbids this thread, and those it starts, io_uring: as a container's seccomp profile does.
 fn forbid_io_uring() {
     // Loads the number of the call, compares it with io_uring_setup's, and answers EPERM or allows it.
