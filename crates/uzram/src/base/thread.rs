@@ -1,5 +1,6 @@
 //! Threads of the engine's own. Models start none.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle};
 
 use super::error::{Error, ErrorKind, Result};
@@ -11,6 +12,27 @@ use super::error::{Error, ErrorKind, Result};
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     Builder::new().name(name.into()).spawn(run).map_err(|error| {
         Error::new(ErrorKind::NoMemory, format!("the system gives no thread for '{name}': {error}"))
+    })
+}
+
+/// Starts a thread that others rely on. If a panic ends it, `died` is told why, so that they need not wait for what never
+/// comes; the panic itself has been reported, as every one is.
+///
+/// # Errors
+/// As [`spawn`].
+pub(crate) fn spawn_relied_on(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+    died: impl FnOnce(&str) + Send + 'static,
+) -> Result<JoinHandle<()>> {
+    let named = name.to_owned();
+    spawn(name, move || {
+        // What it leaves behind is not used any more, or protected by locks of its own.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+            let what = panic.downcast_ref::<String>().map(String::as_str);
+            let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
+            died(&format!("the thread '{named}' has ended, by a defect of uzram: {what}"));
+        }
     })
 }
 

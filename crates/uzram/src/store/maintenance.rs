@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::base::error::Result;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES};
 use crate::base::sync::{Arc, Counter};
-use crate::base::thread::{join, spawn, touch_stack};
+use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::zsmalloc::{AnyPool, Budget, Effort};
 
 /// How often it is looked whether compaction is worth it.
@@ -56,7 +56,10 @@ impl Maintenance {
             ends: Counter::new(0),
         });
         let of_thread = Arc::clone(&shared);
-        let thread = spawn(&format!("uzram-{name}"), move || of_thread.run())?;
+        // Without it frees give memory back themselves.
+        let of_guard = Arc::clone(&shared);
+        let died = move |_: &str| of_guard.arena.set_releaser(None);
+        let thread = spawn_relied_on(&format!("uzram-{name}"), move || of_thread.run(), died)?;
         shared.arena.set_releaser(Some(thread.thread().clone()));
         Ok(Maintenance { shared, thread: Some(thread) })
     }

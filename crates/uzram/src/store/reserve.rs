@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Arena, machine_bytes};
 use crate::base::sync::{Arc, Counter};
-use crate::base::thread::{join, spawn, touch_stack};
+use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::base::units::{PAGE_SIZE, format_size};
 use crate::lru;
 use crate::zsmalloc::AnyPool;
@@ -48,7 +48,10 @@ impl Refiller {
             Some(_) => error,
         })?;
         let of_thread = Arc::clone(&shared);
-        let thread = spawn(&format!("uzram-{name}-fill"), move || of_thread.run())?;
+        // Without it nobody is told any more when the reserve has to be filled.
+        let of_guard = Arc::clone(&shared);
+        let died = move |_: &str| of_guard.arena.set_refiller(None);
+        let thread = spawn_relied_on(&format!("uzram-{name}-fill"), move || of_thread.run(), died)?;
         shared.arena.set_refiller(Some(thread.thread().clone()));
         Ok(Refiller { shared, thread: Some(thread) })
     }

@@ -34,11 +34,13 @@ pub(in crate::store) struct Keeper {
 pub(super) struct State {
     pub(super) thread: Option<std::thread::Thread>,
     pub(super) ends: bool,
+    /// Why the thread has ended, if nobody told it to.
+    died: Option<String>,
     /// Writers that wait and were told nothing yet.
     pub(super) waiting: u64,
     /// Times that the thread has freed something, or has found that it can not.
     rounds: u64,
-    /// Nothing could leave, the last time; until then it is not tried again.
+    /// Nothing could leave, the last time; until then no writer has it tried again.
     stuck_until: Option<Instant>,
 }
 
@@ -173,6 +175,19 @@ impl Keeper {
         }
     }
 
+    /// The thread has ended without being told to: nobody is to wait for it.
+    pub(super) fn died(&self, why: &str) {
+        let mut state = self.state.lock();
+        (state.thread, state.ends, state.died) = (None, true, Some(why.to_owned()));
+        drop(state);
+        self.freed.notify_all();
+    }
+
+    /// Why the thread has ended, if nobody told it to.
+    pub(super) fn why_died(&self) -> Option<String> {
+        self.state.lock().died.clone()
+    }
+
     /// Another policy, but for the order in which pages leave: the pool keeps one or the other.
     pub(super) fn set_policy(&self, policy: Policy) {
         let mut settings = self.settings.lock();
@@ -238,7 +253,13 @@ impl Store {
             }
         }
         self.keeper.decisions.writers_refused.add(1);
-        Err(error)
+        match self.keeper.why_died() {
+            None => Err(error),
+            Some(why) => {
+                let what = format!("{error}; no page leaves any more: {why}. Reset the device to go on");
+                Err(Error::new(error.kind(), what).with_setting("mem_limit"))
+            }
+        }
     }
 }
 
@@ -265,6 +286,25 @@ mod tests {
             });
             assert_eq!(keeper.state.lock().waiting, 0);
         }
+    }
+
+    /// A writer that waits is let go when the thread dies, and those that come later do not wait.
+    #[test]
+    fn nobody_waits_for_a_thread_that_died() {
+        let keeper = Keeper::new(Policy::default());
+        keeper.state.lock().thread = Some(std::thread::current());
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| keeper.wait(Instant::now() + MOST_WAIT));
+            while keeper.state.lock().waiting == 0 {
+                std::thread::yield_now();
+            }
+            let began = Instant::now();
+            keeper.died("it was a test");
+            assert!(!writer.join().expect("no panic"));
+            assert!(!keeper.wait(Instant::now() + MOST_WAIT));
+            assert!(began.elapsed() < MOST_WAIT / 2);
+        });
+        assert_eq!(keeper.why_died().as_deref(), Some("it was a test"));
     }
 
     #[test]

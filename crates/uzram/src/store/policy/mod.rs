@@ -140,6 +140,7 @@ impl Store {
             ("writers_refused", decisions.writers_refused.get()),
             ("stuck", decisions.stuck.get()),
             ("failures", decisions.failures.get()),
+            ("thread_died", u64::from(self.keeper.why_died().is_some())),
         ]
     }
 

@@ -215,8 +215,13 @@ impl Relief<'_> {
     fn page(&mut self, page: u32, is_cold: impl FnOnce() -> bool) -> bool {
         let (store, decisions) = (self.store, &self.store.keeper.decisions);
         decisions.looked_at.add(1);
-        self.is_full |= self.pass.as_mut().is_none_or(|pass| pass.make_room().is_err());
         let page = u64::from(page);
+        if page >= store.pages() {
+            // An object's header said so, which is damaged; whose the object is nobody knows.
+            decisions.failures.add(1);
+            return false;
+        }
+        self.is_full |= self.pass.as_mut().is_none_or(|pass| pass.make_room().is_err());
         let Some(slot) = store.slots.try_lock(page).filter(|_| is_cold()) else {
             decisions.busy.add(1);
             self.in_use += 1;

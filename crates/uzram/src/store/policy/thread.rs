@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::Result;
 use crate::base::sync::Arc;
-use crate::base::thread::{join, spawn};
+use crate::base::thread::{join, spawn_relied_on};
 use crate::store::Store;
 
 use super::relieve::Relieved;
@@ -13,9 +13,12 @@ use super::relieve::Relieved;
 const LOOK_AFTER: [u64; 2] = [1, 60];
 /// Looks in the time after which a page is to leave.
 const LOOKS: u64 = 16;
-/// When nothing can leave, the thread rests for so many times as it took to find that out, and at least for so long.
+/// When nothing can leave, the thread rests for so many times as it took to find that out, within these bounds. A
+/// device that stalls and then fails may be well again long before four times its stall. Writers are refused for
+/// [`LEAST_REST`] only; then the next one wakes the thread.
 const REST_FACTOR: u32 = 4;
 const LEAST_REST: Duration = Duration::from_millis(100);
+const MOST_REST: Duration = Duration::from_secs(1);
 /// A backing device that fails for so long is taken for one that is gone: writers no longer wait for it.
 const MOST_FAILING: Duration = Duration::from_secs(2);
 /// When pages are in use that are to leave.
@@ -34,7 +37,9 @@ impl PolicyThread {
     /// `NoMemory` when the system gives no thread.
     pub fn start(name: &str, store: &Arc<Store>) -> Result<Self> {
         let of_thread = Arc::clone(store);
-        let thread = spawn(&format!("uzram-{name}-policy"), move || of_thread.keep())?;
+        let of_guard = Arc::clone(store);
+        let died = move |why: &str| of_guard.keeper.died(why);
+        let thread = spawn_relied_on(&format!("uzram-{name}-policy"), move || of_thread.keep(), died)?;
         let mut state = store.keeper.state.lock();
         (state.thread, state.ends) = (Some(thread.thread().clone()), false);
         drop(state);
@@ -103,10 +108,12 @@ impl Store {
             Relieved::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
             // A writer met the limit before, and has not noticed yet.
             Relieved::None if self.is_relieved() => (SHORTEST_REST, false),
-            Relieved::Failed | Relieved::None => ((began.elapsed() * REST_FACTOR).max(LEAST_REST), true),
+            Relieved::Failed | Relieved::None => {
+                ((began.elapsed() * REST_FACTOR).clamp(LEAST_REST, MOST_REST), true)
+            }
         };
         if !is_failing || is_stuck {
-            self.keeper.tell(is_stuck.then(|| Instant::now() + rest));
+            self.keeper.tell(is_stuck.then(|| Instant::now() + LEAST_REST));
         }
         self.keeper.decisions.stuck.add(u64::from(is_stuck));
         if !rest.is_zero() {

@@ -12,6 +12,23 @@ use super::log::BLOCK_BYTES;
 
 const DAY_S: u32 = 24 * 60 * 60;
 
+/// Units that were taken for a write, to be given back if it fails: no more than was taken, from where it was taken.
+#[derive(Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub(super) struct Charge {
+    /// From the limit.
+    limited: u64,
+    /// From the day's budget.
+    spent: u64,
+}
+
+impl std::ops::AddAssign for Charge {
+    fn add_assign(&mut self, other: Charge) {
+        self.limited += other.limited;
+        self.spent += other.spent;
+    }
+}
+
 /// What is left of both.
 pub(super) struct Allowance(Mutex<State>);
 
@@ -45,28 +62,32 @@ impl Allowance {
     ///
     /// # Errors
     /// As [`Allowance::check`], when there are not so many.
-    pub(super) fn charge(&self, units: u64) -> Result<()> {
-        if units > 0 {
-            let state = &mut *self.0.lock();
-            state.check(units)?;
-            state.limit.left -= if state.limit.enabled { units } else { 0 };
-            state.spent += units;
+    pub(super) fn charge(&self, units: u64) -> Result<Charge> {
+        if units == 0 {
+            return Ok(Charge::default());
         }
-        Ok(())
+        let state = &mut *self.0.lock();
+        state.check(units)?;
+        let limited = if state.limit.enabled { units } else { 0 };
+        state.limit.left -= limited;
+        state.spent += units;
+        Ok(Charge { limited, spent: units })
     }
 
     /// Units that are to be written whatever the limit.
-    pub(super) fn note(&self, units: u64) {
+    pub(super) fn note(&self, units: u64) -> Charge {
         self.0.lock().spent += units;
+        Charge { limited: 0, spent: units }
     }
 
-    /// Units that could not be written.
-    pub(super) fn give_back(&self, units: u64) {
+    /// What could not be written.
+    pub(super) fn give_back(&self, charge: Charge) {
         let mut state = self.0.lock();
         if state.limit.enabled {
-            state.limit.left = state.limit.left.saturating_add(units);
+            state.limit.left = state.limit.left.saturating_add(charge.limited);
         }
-        state.spent = state.spent.saturating_sub(units);
+        // A day may have ended since.
+        state.spent = state.spent.saturating_sub(charge.spent);
     }
 
     pub(super) fn limit(&self) -> WritebackLimit {
@@ -85,7 +106,7 @@ impl Allowance {
 
     /// How many bytes of the day's budget are left, if there is one.
     pub(in crate::store) fn budget_left_bytes(&self) -> Option<u64> {
-        self.0.lock().left_today(uptime_s()).map(|units| units * BLOCK_BYTES as u64)
+        self.0.lock().left_today(uptime_s()).map(|units| units.saturating_mul(BLOCK_BYTES as u64))
     }
 }
 
@@ -120,35 +141,45 @@ mod tests {
     #[test]
     fn a_limit_is_used_up_and_given_back() {
         let allowance = Allowance::default();
-        let refusal = |result: Result<()>| result.map_err(|error| (error.kind(), error.setting()));
+        let refusal =
+            |result: Result<Charge>| result.map(drop).map_err(|error| (error.kind(), error.setting()));
+        let checked = || allowance.check().map_err(|error| (error.kind(), error.setting()));
         let spent = Err((ErrorKind::Io, Some("writeback_limit")));
-        allowance.charge(5).expect("it does not count");
+        let before = allowance.charge(5).expect("it does not count");
         assert_eq!(allowance.limit(), WritebackLimit::default());
         allowance.change_limit(|limit| *limit = WritebackLimit { enabled: true, left: 0 });
-        assert_eq!(refusal(allowance.check()), spent);
+        assert_eq!(checked(), spent);
         allowance.change_limit(|limit| limit.left = 3);
-        allowance.charge(2).expect("left");
-        allowance.note(9);
+        let mut charge = allowance.charge(2).expect("left");
+        charge += allowance.note(9);
         allowance.check().expect("one is left");
         assert_eq!(refusal(allowance.charge(2)), spent);
-        allowance.charge(1).expect("left");
-        assert_eq!((allowance.limit().left, refusal(allowance.check())), (0, spent));
-        allowance.give_back(2);
+        drop(allowance.charge(1).expect("left"));
+        assert_eq!((allowance.limit().left, checked()), (0, spent));
+        // What was moved was never taken from the limit, nor what was written before there was one.
+        allowance.give_back(charge);
+        assert_eq!(allowance.limit().left, 2);
+        allowance.give_back(before);
+        assert_eq!(allowance.limit().left, 2);
+        allowance.give_back(allowance.note(1000));
         assert_eq!(allowance.limit().left, 2);
     }
 
     #[test]
     fn a_budget_is_for_a_day() {
         let allowance = Allowance::default();
-        allowance.charge(7).expect("no budget");
+        drop(allowance.charge(7).expect("no budget"));
         assert_eq!(allowance.budget_left_bytes(), None);
         allowance.set_budget_bytes(8 * BLOCK_BYTES as u64 - 1);
         assert_eq!(allowance.budget_left_bytes(), Some(BLOCK_BYTES as u64));
-        allowance.note(1);
+        drop(allowance.note(1));
         assert_eq!(allowance.check().map_err(|error| error.setting()), Err(Some("writeback_budget")));
         let mut state = allowance.0.lock();
         let began_s = state.day_s;
         assert_eq!(state.left_today(began_s + DAY_S - 1), Some(0));
         assert_eq!(state.left_today(began_s + DAY_S), Some(8), "a day later");
+        drop(state);
+        allowance.set_budget_bytes(u64::MAX);
+        assert_eq!(allowance.budget_left_bytes(), Some(u64::MAX));
     }
 }

@@ -16,7 +16,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
 use crate::base::units::{PAGE_SIZE, Page};
 
-use super::allowance::Allowance;
+use super::allowance::{Allowance, Charge};
 use super::log::{BLOCK_BYTES, Log, Purpose};
 use super::object::Object;
 use super::read::Streams;
@@ -78,7 +78,8 @@ struct Open {
 struct Flight {
     is_used: bool,
     extent: u32,
-    units: u64,
+    /// What is given back should it fail.
+    charge: Charge,
     entries: Vec<Entry>,
 }
 
@@ -203,13 +204,13 @@ impl<'a> Pass<'a> {
         // SAFETY: the handle is the slot's, which stays locked until the bytes are copied.
         let bytes = unsafe { self.store.pool.read(handle, page as u32, usize::from(len)) }?;
         if log.compressed {
-            self.device.allowance.charge(open.units_for(log.footprint(bytes.len())))?;
+            flight.charge += self.device.allowance.charge(open.units_for(log.footprint(bytes.len())))?;
             open.put(log, flight, &object, &bytes, None, len);
         } else {
             let whole = &mut writer.whole;
             self.store.decode(priority, &bytes, whole)?;
             (object.len, object.priority) = (PAGE_SIZE as u16, 0);
-            self.device.allowance.charge(open.units_for(log.footprint(PAGE_SIZE)))?;
+            flight.charge += self.device.allowance.charge(open.units_for(log.footprint(PAGE_SIZE)))?;
             open.put(log, flight, &object, &whole[..], None, len);
         }
         drop(bytes);
@@ -227,7 +228,7 @@ impl<'a> Pass<'a> {
         let writer = &mut *self.writer;
         let Some(open) = &mut writer.open[Purpose::Moved as usize] else { return Ok(()) };
         let (log, flight) = (&self.device.log, &mut writer.flights[usize::from(open.number) - 1]);
-        self.device.allowance.note(open.units_for(log.footprint(bytes.len())));
+        flight.charge += self.device.allowance.note(open.units_for(log.footprint(bytes.len())));
         open.put(log, flight, object, bytes, Some(from), 0);
         log.counts.cleaned_bytes.add(bytes.len() as u64);
         Ok(())
@@ -317,7 +318,7 @@ impl<'a> Pass<'a> {
         let len_bytes = if rest_bytes - len_bytes < log.max_footprint() { rest_bytes } else { len_bytes };
         // What the buffer held before is nobody's business there.
         open.buffer[open.fill..len_bytes].fill(0);
-        (flight.extent, flight.units) = (open.extent, (len_bytes / BLOCK_BYTES) as u64);
+        flight.extent = open.extent;
         // The write takes the hold over, unless the extent is filled further.
         if len_bytes < rest_bytes {
             log.hold(open.extent);
@@ -348,11 +349,11 @@ impl<'a> Pass<'a> {
         drop(writes);
         drop(buffer);
         let flight = &mut self.writer.flights[number as usize - 1];
-        let Flight { extent, units, .. } = *flight;
+        let (extent, charge) = (flight.extent, std::mem::take(&mut flight.charge));
         let mut entries = std::mem::take(&mut flight.entries);
         if result.is_err() {
             self.device.log.counts.failed_writes.add(1);
-            self.device.allowance.give_back(units);
+            self.device.allowance.give_back(charge);
         }
         // A page that was added, used or changed, and added again counts with what was added last.
         for (at, entry) in entries.iter().enumerate().rev() {
