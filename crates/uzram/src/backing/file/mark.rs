@@ -1,10 +1,12 @@
 //! The mark by which uzram knows a backing file or device as its own: the first 4096 bytes of it.
 //!
-//!     0     magic     "uzram backing\n", then zeros up to 16
-//!     16    version   u32, 1
-//!     20    id        16 random bytes: no two files or devices bear the same mark, unless one was copied
-//!     36    zeros
-//!     4092  crc32     u32, of all the bytes before it
+//! ```text
+//! 0     magic     "uzram backing\n", then zeros up to 16
+//! 16    version   u32, 1
+//! 20    id        16 random bytes: no two files or devices bear the same mark, unless one was copied
+//! 36    zeros
+//! 4092  crc32     u32, of all the bytes before it
+//! ```
 //!
 //! Numbers are little-endian. The checksum is of all bytes, so whatever else is written into these 4096 (a file
 //! system's superblock, a partition table, a swap header) destroys the mark, and what then is there wants
