@@ -6,6 +6,9 @@
 //! of its own, the *refiller*, sees to it that so many free chunks are there, and until it has, an allocation
 //! that finds none fails. Memory goes back by whole chunks only, in other threads than those that free.
 //!
+//! At the limit the refiller can fill nothing. There the reserve is kept free by whoever can have contents leave, who
+//! leaves [`Arena::limit_but_reserve_pages`] to what is stored, and packs it as long as [`Arena::lacks_reserve`].
+//!
 //! An absent chunk is somebody's while it is filled or emptied, which takes system calls, and no lock is held
 //! meanwhile. Its bits in `resident` belong to that thread.
 
@@ -67,6 +70,23 @@ impl Arena {
         } else {
             0
         }
+    }
+
+    /// Pages of the limit that are there for what is stored, the others being the reserve's: at most half of the limit,
+    /// so that something can be stored even where the reserve is all of it. 0 without a limit.
+    pub fn limit_but_reserve_pages(&self) -> u64 {
+        self.limit_pages() - self.chunks_free_at_limit() as u64 * u64::from(CHUNK_PAGES)
+    }
+
+    /// Whether free chunks are missing that the limit keeps the refiller from filling.
+    pub fn lacks_reserve(&self) -> bool {
+        self.may_lack_reserve() && self.look_for_lack(&self.inner.lock())
+    }
+
+    /// Whether that was so when a run was last taken, or asked for. Takes no lock.
+    #[inline]
+    pub fn may_lack_reserve(&self) -> bool {
+        self.lacks_reserve.get() != 0
     }
 
     /// What the arena's own tables take because of the reserve, whatever is in use.
@@ -163,9 +183,32 @@ impl Arena {
     /// After a run was taken: tells the refiller if something is missing.
     #[inline]
     pub(super) fn look_at_reserve(&self, inner: MutexGuard<'_, Inner>) {
-        if inner.runs.free_chunks() < self.reserve_chunks && !inner.refiller_is_told {
-            Arena::tell_refiller(inner);
+        if inner.runs.free_chunks() < self.reserve_chunks {
+            self.look_for_lack(&inner);
+            if !inner.refiller_is_told {
+                Arena::tell_refiller(inner);
+            }
         }
+    }
+
+    /// Looks anew whether the reserve lacks something at the limit.
+    fn look_for_lack(&self, inner: &Inner) -> bool {
+        let lacks = inner.runs.free_chunks() < self.chunks_free_at_limit() && !self.limit_allows_chunk();
+        if lacks != self.may_lack_reserve() {
+            self.lacks_reserve.set(u64::from(lacks));
+        }
+        lacks
+    }
+
+    /// Chunks that are to be free when the limit is met.
+    fn chunks_free_at_limit(&self) -> usize {
+        let most = self.limit_pages() / u64::from(2 * CHUNK_PAGES);
+        self.reserve_chunks.min(most as usize)
+    }
+
+    fn limit_allows_chunk(&self) -> bool {
+        let limit_pages = self.limit_pages();
+        limit_pages == 0 || self.charged_pages() + u64::from(CHUNK_PAGES) <= limit_pages
     }
 
     #[cold]
@@ -180,8 +223,7 @@ impl Arena {
     /// Why there is no free chunk.
     #[cold]
     pub(super) fn drained(&self, inner: &Inner) -> Error {
-        let limit_pages = self.limit_pages.get();
-        if limit_pages > 0 && self.charged_pages() + u64::from(CHUNK_PAGES) > limit_pages {
+        if !self.limit_allows_chunk() {
             return Full.into();
         }
         if inner.runs.chunks() * CHUNK_PAGES as usize >= self.reserved_pages() && !inner.runs.has_absent() {
@@ -232,7 +274,11 @@ impl Arena {
 
     /// Has the reserve, if there is one, filled as far as a new limit allows.
     pub(super) fn retry_refill(&self) {
-        let refiller = self.inner.lock().refiller.clone();
+        let refiller = {
+            let inner = self.inner.lock();
+            self.look_for_lack(&inner);
+            inner.refiller.clone()
+        };
         refiller.iter().for_each(Thread::unpark);
     }
 
@@ -258,6 +304,8 @@ impl Arena {
     fn take_away(&self, mut inner: MutexGuard<'_, Inner>, chunk: usize) {
         inner.runs.take_away(chunk);
         inner.free_resident_pages -= u64::from(CHUNK_PAGES);
+        // What it could not fill for the limit, it can again.
+        inner.refiller_is_told = false;
         drop(inner);
         self.empty(chunk);
     }
