@@ -147,6 +147,8 @@ struct Inner {
     releaser_is_told: bool,
     /// Who fills the reserve.
     refiller: Option<Thread>,
+    /// Chunks that it is filling.
+    chunks_on_their_way: usize,
     /// Whether it was told that something is missing, and has not filled it since.
     refiller_is_told: bool,
 }

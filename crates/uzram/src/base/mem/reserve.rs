@@ -103,11 +103,16 @@ impl Arena {
     /// what `prepare` answers: what was filled until then stays.
     pub fn refill(&self, prepare: impl Fn(Range<u32>) -> Result<()>) -> Result<()> {
         while let Some(chunk) = self.chunk_to_fill()? {
-            if let Err(error) = self.fill(chunk, &prepare) {
+            let filled = self.fill(chunk, &prepare);
+            if filled.is_err() {
                 self.empty(chunk);
-                return Err(error);
             }
             let mut inner = self.inner.lock();
+            inner.chunks_on_their_way = 0;
+            if filled.is_err() {
+                self.look_for_lack(&inner);
+                return filled;
+            }
             inner.runs.bring(chunk);
             inner.free_resident_pages += u64::from(CHUNK_PAGES);
         }
@@ -139,6 +144,7 @@ impl Arena {
                 return Ok(None);
             }
             if let Some(chunk) = inner.runs.take_absent() {
+                inner.chunks_on_their_way = 1;
                 return Ok(Some(chunk));
             }
             inner.runs.chunks()
@@ -148,8 +154,10 @@ impl Arena {
             return Err(used_up());
         }
         self.mapping.enable(next * CHUNK_BYTES, CHUNK_BYTES)?;
-        let chunk = self.inner.lock().runs.add_absent_chunk();
+        let mut inner = self.inner.lock();
+        let chunk = inner.runs.add_absent_chunk();
         debug_assert_eq!(chunk, next);
+        inner.chunks_on_their_way = 1;
         Ok(Some(chunk))
     }
 
@@ -193,7 +201,8 @@ impl Arena {
 
     /// Looks anew whether the reserve lacks something at the limit.
     fn look_for_lack(&self, inner: &Inner) -> bool {
-        let lacks = inner.runs.free_chunks() < self.chunks_free_at_limit() && !self.limit_allows_chunk();
+        let free = inner.runs.free_chunks() + inner.chunks_on_their_way;
+        let lacks = free < self.chunks_free_at_limit() && !self.limit_allows_chunk();
         if lacks != self.may_lack_reserve() {
             self.lacks_reserve.set(u64::from(lacks));
         }
