@@ -76,7 +76,7 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
         ("same-filled", pages(stats.same_pages), String::new()),
         ("huge", pages(stats.huge_pages), format!("{} so far", stats.huge_pages_since)),
         ("read", pages(stats.pages_read), failed(stats.failed_reads)),
-        ("written", pages(stats.pages_written), failed(stats.failed_writes)),
+        ("written", pages(stats.pages_written), failed_writes(stats)),
         ("discarded", pages(stats.notify_free), String::new()),
         ("compacted", pages(stats.pages_compacted), String::new()),
         ("recompressed", pages(stats.pages_recompressed), String::new()),
@@ -148,6 +148,13 @@ pub fn device_table(devices: &[DeviceJson]) -> String {
 
 fn pages(count: u64) -> String {
     if count == 1 { "1 page".to_owned() } else { format!("{count} pages") }
+}
+
+fn failed_writes(stats: &StatsJson) -> String {
+    match stats.limit_refused {
+        0 => failed(stats.failed_writes),
+        count => format!("{}, {count} of them at the limit", failed(stats.failed_writes)),
+    }
 }
 
 fn failed(count: u64) -> String {

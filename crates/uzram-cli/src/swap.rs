@@ -341,6 +341,7 @@ fn area_text(name: &str, area: &ActiveArea, stats: &StatsJson) -> String {
                 stats.reserve_drained
             ),
         ),
+        ("refused at mem_limit", format!("{} writes", stats.limit_refused)),
         ("failed writes, reads", format!("{}, {}", stats.failed_writes, stats.failed_reads)),
     ];
     rows_text(rows.into_iter())

@@ -169,6 +169,29 @@ fn writes_that_find_no_memory_fail_and_nobody_waits() {
 }
 
 #[test]
+fn pages_leave_in_time_for_those_that_are_swapped_out() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let Some(cgroup) = Cgroup::new("leaving", 80 * MIB) else { return };
+    let backing = format!("{}:1G", place.place.root().join("cold.img").display());
+    let on = ["swap", "on", "--size", "1G", "--mem-limit", "40M", "--backing", &backing];
+    let device = device_of(&place.place.run(&on).ok());
+    let mut hog = Hog::start(&cgroup, 240, 8);
+    wait_until("pages have left", || place.place.statistic("pages_backed") > 1000 || !hog.is_running());
+    assert_verified(&hog.ended(PATIENCE));
+    let count = |name: &str| place.place.statistic(name);
+    let status = place.place.run(&["swap", "status"]).ok();
+    assert!(status.contains(&device) && status.contains("refused at mem_limit     0 writes"), "{status}");
+    assert!(count("pages_written_back") > 1000, "{status}");
+    wait_until("the reserve is free", || count("reserve_free_bytes") >= 8 * MIB);
+    assert_eq!((count("failed_writes"), count("failed_reads")), (0, 0), "{status}");
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+}
+
+#[test]
 fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     if unable() {
         return;

@@ -42,6 +42,7 @@ mirror! {
     reserve_bytes,
     reserve_free_bytes,
     reserve_drained,
+    limit_refused,
     mem_fixed_bytes,
     mem_tables_bytes,
     same_pages,

@@ -182,14 +182,14 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "policy_high",
-        help: "percent of mem_limit above which the coldest pages leave by themselves, 1 to 100, recompressed if that wins \
+        help: "percent of mem_limit less reserve above which the coldest pages leave by themselves, 1 to 100, recompressed if that wins \
                memory, else written back; lowers policy_low to it; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.high_percent.to_string()),
         set: Some(set_policy_high),
     },
     Attribute {
         name: "policy_low",
-        help: "percent of mem_limit below which that ends, 0 to policy_high; at any time (uzram only)",
+        help: "percent of mem_limit less reserve below which that ends, 0 to policy_high; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.low_percent.to_string()),
         set: Some(set_policy_low),
     },

@@ -104,6 +104,8 @@ pub struct Stats {
     pub reserve_free_bytes: u64,
     /// Writes that failed because nothing was ready any more.
     pub reserve_drained: u64,
+    /// Writes that failed because the memory limit was met.
+    pub limit_refused: u64,
     /// What the disk's size and the number of streams cost at most: slot table, LRU, streams, dictionary.
     /// It grows by a stream when all were lent and a spare one was made.
     pub mem_fixed_bytes: u64,
@@ -258,6 +260,7 @@ impl Device {
             reserve_bytes: pages_to_bytes(stats.reserve_pages),
             reserve_free_bytes: pages_to_bytes(stats.reserve_free_pages),
             reserve_drained: stats.reserve_drained,
+            limit_refused: stats.limit_refused,
             mem_fixed_bytes: store.fixed_bytes() as u64,
             mem_tables_bytes: 0,
             same_pages: stats.same_pages,

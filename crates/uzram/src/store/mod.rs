@@ -460,6 +460,7 @@ impl Store {
             reserve_pages: arena.reserve_pages(),
             reserve_free_pages: arena.reserve_free_pages(),
             reserve_drained: counters.sum(|share| &share.reserve_drained),
+            limit_refused: counters.sum(|share| &share.limit_refused),
             same_pages: counters.sum(|share| &share.same_pages),
             huge_pages: counters.sum(|share| &share.huge_pages),
             huge_pages_since: counters.sum(|share| &share.huge_pages_since),
@@ -747,8 +748,12 @@ impl Store {
     fn count_write(&self, done: Result<()>) -> Result<()> {
         self.keeper.look(&self.arena);
         let share = self.counters.local();
-        if done.as_ref().is_err_and(|error| error.setting() == Some("reserve")) {
-            share.reserve_drained.add(1);
+        if let Err(error) = &done {
+            match error.setting() {
+                Some("reserve") => _ = share.reserve_drained.add(1),
+                Some("mem_limit") => _ = share.limit_refused.add(1),
+                _ => {}
+            }
         }
         count(done, &share.pages_written, &share.failed_writes)
     }

@@ -1,4 +1,6 @@
+use super::policy::Relieved;
 use super::tests::page;
+use super::writeback_tests::place;
 use super::*;
 use crate::base::random::Random;
 use std::time::{Duration, Instant};
@@ -91,6 +93,89 @@ fn a_write_fails_at_the_limit_until_that_is_raised() {
         let stats = store.stats();
         assert!(stats.charged_pages <= 2 * CHUNK && stats.reserve_free_pages == 0, "{stats:?}");
     }
+}
+
+/// A page that takes from nothing up to about 3 KiB.
+fn mixed(seed: u64) -> Page {
+    let mut page = [0; PAGE_SIZE];
+    Random::new(seed).fill(&mut page[..seed as usize % 7 * 512]);
+    page
+}
+
+/// Has pages leave as long as the store's policy is woken for that.
+fn relieve_while_awake(store: &Store) {
+    let mut turns = 0;
+    while store.keeper.is_urgent(&store.arena) {
+        assert_eq!(store.relieve(), Relieved::Some, "{:?}", store.policy_stats());
+        turns += 1;
+        assert!(turns < 1000, "it has no end: {:?}", store.policy_stats());
+    }
+    store.keeper.is_awake.set(0);
+}
+
+/// At the limit the refiller can do nothing: pages leave before the reserve is used up, and whole chunks become free.
+#[test]
+fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
+    for reclaim in Reclaim::ALL {
+        let policy = Policy { reclaim, ..Policy::default() };
+        let config = Config { limit_pages: 16 * CHUNK, policy, ..config(24 << 10, 4) };
+        let place = place(128 << 20, Layout::Packed, true, config);
+        let store = &place.store;
+        store.keeper.is_awake.set(0);
+        let (mut random, mut turns) = (Random::new(3), 0);
+        // The others stay scattered between those that leave.
+        for at in (0..16 << 10).chain((0..8 << 10).map(|_| random.below(16 << 10) as u64)) {
+            store.write(at, &mixed(at)).unwrap_or_else(|error| panic!("{error}: {:?}", store.stats()));
+            if store.keeper.is_awake.get() != 0 {
+                relieve_while_awake(store);
+                let stats = store.stats();
+                // Below the limit the refiller is on its way.
+                let is_at_limit = stats.charged_pages == 16 * CHUNK;
+                assert!(!is_at_limit || stats.reserve_free_pages >= 4 * CHUNK, "{reclaim}: {stats:?}");
+                turns += 1;
+            }
+        }
+        assert!(turns > 2, "{reclaim}: {:?}", store.policy_stats());
+        let stats = store.stats();
+        assert_eq!((stats.failed_writes, stats.limit_refused, stats.reserve_drained), (0, 0, 0));
+        let mut read = [0; PAGE_SIZE];
+        for at in 0..16 << 10 {
+            store.read(at, &mut read).expect("sound");
+            assert!(read == mixed(at), "{reclaim}: page {at}");
+        }
+        // Pages that are read do not come back at the price of the reserve.
+        assert!(store.stats().reserve_free_pages >= 3 * CHUNK, "{reclaim}: {:?}", store.stats());
+    }
+}
+
+/// The marks leave the reserve out, or half of the limit where the reserve is more.
+#[test]
+fn marks_are_of_what_the_reserve_leaves() {
+    let marks = |limit_chunks: u64, reserve_chunks: u64| {
+        let config = Config { limit_pages: limit_chunks * CHUNK, ..config(8 << 10, reserve_chunks) };
+        let place = place(8 << 20, Layout::Packed, true, config);
+        let stats = place.store.policy_stats();
+        let mark = |name| stats.iter().find(|(of, _)| *of == name).map(|(_, pages)| *pages).expect("a mark");
+        (mark("high_pages"), mark("low_pages"))
+    };
+    let of = |pages: u64| (pages * 95 / 100, pages * 90 / 100);
+    assert_eq!(marks(20, 4), of(16 * CHUNK));
+    assert_eq!(marks(4, 4), of(2 * CHUNK));
+    assert_eq!(marks(0, 4), (0, 0), "without a limit there are none");
+}
+
+#[test]
+fn a_write_that_the_limit_refuses_is_counted() {
+    let config = Config { limit_pages: 4 * CHUNK, ..config(16 << 10, 2) };
+    let place = place(64 << 20, Layout::Packed, true, config);
+    // Without the policy's thread nothing leaves.
+    let (pages, error) = write_until_it_fails(&place.store, 0);
+    assert_eq!(error.setting(), Some("mem_limit"));
+    let stats = place.store.stats();
+    assert_eq!((stats.limit_refused, stats.failed_writes, stats.reserve_drained), (1, 1, 0));
+    let decided = place.store.policy_stats();
+    assert!(decided.contains(&("writers_refused", 1)), "{decided:?}");
+    verify(&place.store, pages);
 }
 
 #[test]

@@ -29,8 +29,10 @@ pub struct Stats {
     pub reserve_pages: u64,
     /// Pages of the free chunks that it has now.
     pub reserve_free_pages: u64,
-    /// Writes that failed because it was drained.
+    /// Writes that failed because it was drained, and being filled.
     pub reserve_drained: u64,
+    /// Writes that failed because the limit was met.
+    pub limit_refused: u64,
     /// Pages that are one word, repeated.
     pub same_pages: u64,
     /// Pages stored as they are.
@@ -73,6 +75,7 @@ pub(super) struct Share {
     pub(super) failed_reads: Counter,
     pub(super) failed_writes: Counter,
     pub(super) reserve_drained: Counter,
+    pub(super) limit_refused: Counter,
     pub(super) notify_free: Counter,
     pub(super) writestall: Counter,
     pub(super) pages_recompressed: Counter,

@@ -122,6 +122,9 @@ pub struct Arena {
     usage: Padded<Usages>,
     /// Chunks that are to be free and present; 0 without a reserve.
     reserve_chunks: usize,
+    /// 1 from when a taken run left the reserve lacking at the limit, until somebody sees that it no longer is.
+    /// Changed under the arena's lock.
+    lacks_reserve: Counter,
     /// What is in memory of the arena's own tables for that, whatever is in use.
     reserve_table_bytes: usize,
     #[cfg(test)]
@@ -144,6 +147,8 @@ struct Inner {
     releaser_is_told: bool,
     /// Who fills the reserve.
     refiller: Option<Thread>,
+    /// Chunks that it is filling.
+    chunks_on_their_way: usize,
     /// Whether it was told that something is missing, and has not filled it since.
     refiller_is_told: bool,
 }
@@ -169,6 +174,7 @@ impl Arena {
             reclaim: Mutex::new(&classes::RECLAIM, ()),
             usage: Padded::default(),
             reserve_chunks: 0,
+            lacks_reserve: Counter::new(0),
             reserve_table_bytes: 0,
             #[cfg(test)]
             holds_refills: Counter::new(0),

@@ -6,6 +6,9 @@
 //! of its own, the *refiller*, sees to it that so many free chunks are there, and until it has, an allocation
 //! that finds none fails. Memory goes back by whole chunks only, in other threads than those that free.
 //!
+//! At the limit the refiller can fill nothing. There the reserve is kept free by whoever can have contents leave, who
+//! leaves [`Arena::limit_but_reserve_pages`] to what is stored, and packs it as long as [`Arena::lacks_reserve`].
+//!
 //! An absent chunk is somebody's while it is filled or emptied, which takes system calls, and no lock is held
 //! meanwhile. Its bits in `resident` belong to that thread.
 
@@ -69,6 +72,23 @@ impl Arena {
         }
     }
 
+    /// Pages of the limit that are there for what is stored, the others being the reserve's: at most half of the limit,
+    /// so that something can be stored even where the reserve is all of it. 0 without a limit.
+    pub fn limit_but_reserve_pages(&self) -> u64 {
+        self.limit_pages() - self.chunks_free_at_limit() as u64 * u64::from(CHUNK_PAGES)
+    }
+
+    /// Whether free chunks are missing that the limit keeps the refiller from filling.
+    pub fn lacks_reserve(&self) -> bool {
+        self.may_lack_reserve() && self.look_for_lack(&self.inner.lock())
+    }
+
+    /// Whether that was so when a run was last taken, or asked for. Takes no lock.
+    #[inline]
+    pub fn may_lack_reserve(&self) -> bool {
+        self.lacks_reserve.get() != 0
+    }
+
     /// What the arena's own tables take because of the reserve, whatever is in use.
     pub fn reserve_table_bytes(&self) -> usize {
         self.reserve_table_bytes
@@ -83,11 +103,16 @@ impl Arena {
     /// what `prepare` answers: what was filled until then stays.
     pub fn refill(&self, prepare: impl Fn(Range<u32>) -> Result<()>) -> Result<()> {
         while let Some(chunk) = self.chunk_to_fill()? {
-            if let Err(error) = self.fill(chunk, &prepare) {
+            let filled = self.fill(chunk, &prepare);
+            if filled.is_err() {
                 self.empty(chunk);
-                return Err(error);
             }
             let mut inner = self.inner.lock();
+            inner.chunks_on_their_way = 0;
+            if filled.is_err() {
+                self.look_for_lack(&inner);
+                return filled;
+            }
             inner.runs.bring(chunk);
             inner.free_resident_pages += u64::from(CHUNK_PAGES);
         }
@@ -119,6 +144,7 @@ impl Arena {
                 return Ok(None);
             }
             if let Some(chunk) = inner.runs.take_absent() {
+                inner.chunks_on_their_way = 1;
                 return Ok(Some(chunk));
             }
             inner.runs.chunks()
@@ -128,8 +154,10 @@ impl Arena {
             return Err(used_up());
         }
         self.mapping.enable(next * CHUNK_BYTES, CHUNK_BYTES)?;
-        let chunk = self.inner.lock().runs.add_absent_chunk();
+        let mut inner = self.inner.lock();
+        let chunk = inner.runs.add_absent_chunk();
         debug_assert_eq!(chunk, next);
+        inner.chunks_on_their_way = 1;
         Ok(Some(chunk))
     }
 
@@ -163,9 +191,33 @@ impl Arena {
     /// After a run was taken: tells the refiller if something is missing.
     #[inline]
     pub(super) fn look_at_reserve(&self, inner: MutexGuard<'_, Inner>) {
-        if inner.runs.free_chunks() < self.reserve_chunks && !inner.refiller_is_told {
-            Arena::tell_refiller(inner);
+        if inner.runs.free_chunks() < self.reserve_chunks {
+            self.look_for_lack(&inner);
+            if !inner.refiller_is_told {
+                Arena::tell_refiller(inner);
+            }
         }
+    }
+
+    /// Looks anew whether the reserve lacks something at the limit.
+    fn look_for_lack(&self, inner: &Inner) -> bool {
+        let free = inner.runs.free_chunks() + inner.chunks_on_their_way;
+        let lacks = free < self.chunks_free_at_limit() && !self.limit_allows_chunk();
+        if lacks != self.may_lack_reserve() {
+            self.lacks_reserve.set(u64::from(lacks));
+        }
+        lacks
+    }
+
+    /// Chunks that are to be free when the limit is met.
+    fn chunks_free_at_limit(&self) -> usize {
+        let most = self.limit_pages() / u64::from(2 * CHUNK_PAGES);
+        self.reserve_chunks.min(most as usize)
+    }
+
+    fn limit_allows_chunk(&self) -> bool {
+        let limit_pages = self.limit_pages();
+        limit_pages == 0 || self.charged_pages() + u64::from(CHUNK_PAGES) <= limit_pages
     }
 
     #[cold]
@@ -180,8 +232,7 @@ impl Arena {
     /// Why there is no free chunk.
     #[cold]
     pub(super) fn drained(&self, inner: &Inner) -> Error {
-        let limit_pages = self.limit_pages.get();
-        if limit_pages > 0 && self.charged_pages() + u64::from(CHUNK_PAGES) > limit_pages {
+        if !self.limit_allows_chunk() {
             return Full.into();
         }
         if inner.runs.chunks() * CHUNK_PAGES as usize >= self.reserved_pages() && !inner.runs.has_absent() {
@@ -232,7 +283,11 @@ impl Arena {
 
     /// Has the reserve, if there is one, filled as far as a new limit allows.
     pub(super) fn retry_refill(&self) {
-        let refiller = self.inner.lock().refiller.clone();
+        let refiller = {
+            let inner = self.inner.lock();
+            self.look_for_lack(&inner);
+            inner.refiller.clone()
+        };
         refiller.iter().for_each(Thread::unpark);
     }
 
@@ -258,6 +313,8 @@ impl Arena {
     fn take_away(&self, mut inner: MutexGuard<'_, Inner>, chunk: usize) {
         inner.runs.take_away(chunk);
         inner.free_resident_pages -= u64::from(CHUNK_PAGES);
+        // What it could not fill for the limit, it can again.
+        inner.refiller_is_told = false;
         drop(inner);
         self.empty(chunk);
     }

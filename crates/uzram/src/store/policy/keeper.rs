@@ -23,7 +23,7 @@ pub(in crate::store) struct Keeper {
     pub(super) high_pages: Counter,
     pub(super) low_pages: Counter,
     /// Not 0 while the thread is at work, or about to be.
-    pub(super) is_awake: Counter,
+    pub(in crate::store) is_awake: Counter,
     pub(super) state: Mutex<State>,
     /// Writers wait for it at the limit.
     pub(super) freed: Condvar,
@@ -86,9 +86,9 @@ impl Keeper {
     }
 
     /// Computes the marks anew.
-    pub(in crate::store) fn set_marks(&self, limit_pages: u64, can_relieve: bool) {
+    pub(in crate::store) fn set_marks(&self, arena: &Arena, can_relieve: bool) {
         let policy = *self.settings.lock();
-        let mark = |percent: u64| match limit_pages {
+        let mark = |percent: u64| match arena.limit_but_reserve_pages() {
             0 => u64::MAX,
             pages => (u128::from(pages) * u128::from(percent) / 100) as u64,
         };
@@ -101,10 +101,17 @@ impl Keeper {
         needed_pages(arena, pool) < self.low_pages.get()
     }
 
+    /// Whether more is in memory than is to be, by marks or, as `lacks_reserve` says, for the reserve.
+    #[inline]
+    fn is_too_much(&self, arena: &Arena, lacks_reserve: impl Fn(&Arena) -> bool) -> bool {
+        let high_pages = self.high_pages.get();
+        used_pages(arena) > high_pages || (high_pages < u64::MAX && lacks_reserve(arena))
+    }
+
     /// Wakes the thread if there is something to do. The pool may just have grown.
     #[inline]
     pub(in crate::store) fn look(&self, arena: &Arena) {
-        if used_pages(arena) > self.high_pages.get() && self.is_awake.get() == 0 {
+        if self.is_too_much(arena, Arena::may_lack_reserve) && self.is_awake.get() == 0 {
             self.wake();
         }
     }
@@ -200,8 +207,8 @@ impl Keeper {
     }
 
     /// Whether pages are to leave now, or the thread is to end.
-    pub(super) fn is_urgent(&self, arena: &Arena) -> bool {
-        if used_pages(arena) > self.high_pages.get() {
+    pub(in crate::store) fn is_urgent(&self, arena: &Arena) -> bool {
+        if self.is_too_much(arena, Arena::lacks_reserve) {
             return true;
         }
         let state = self.state.lock();
@@ -239,6 +246,7 @@ impl Store {
         if self.arena.has_reserve() {
             // It never waits for memory; pages leave for the next one.
             self.keeper.ask();
+            self.keeper.decisions.writers_refused.add(1);
             return Err(error);
         }
         if wait == Wait::No && !self.keeper.is_stuck() {

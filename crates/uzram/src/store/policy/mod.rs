@@ -6,8 +6,12 @@
 //! enough because what is left lies scattered, the pool is packed. Once a second or less often, pages that were not
 //! used for as long as the policy says are compressed again or written back.
 //!
+//! With a reserve the marks are of what the limit leaves beside it ([`Arena::limit_but_reserve_pages`]), and the thread
+//! is woken, too, when the reserve lacks chunks at the limit: then the pool is packed until whole chunks are free, and
+//! pages leave as long as that is not enough.
+//!
 //! A writer that meets the limit waits until the thread has freed something, and fails only when nothing can leave
-//! or that takes too long.
+//! or that takes too long. With a reserve it fails at once.
 //!
 //! - `keeper.rs`: the marks, and who waits for whom
 //! - `relieve.rs`: which pages leave
@@ -60,7 +64,8 @@ named!(Reclaim, "'{}' is no order to reclaim in: {}");
 /// A store's policy. It does something once there is a backing device or an algorithm to compress pages again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Pages leave when the pool and its metadata come above so many in a hundred of the limit, 1 to 100.
+    /// Pages leave when the pool and its metadata come above so many in a hundred of the limit, 1 to 100, or
+    /// with a reserve, of what the limit leaves beside that.
     pub high_percent: u64,
     /// And until it is below so many, 0 to `high_percent`.
     pub low_percent: u64,
@@ -146,7 +151,7 @@ impl Store {
 
     /// Computes the marks of the policy anew.
     pub(in crate::store) fn set_marks(&self) {
-        self.keeper.set_marks(self.arena.limit_pages(), self.can_relieve());
+        self.keeper.set_marks(&self.arena, self.can_relieve());
     }
 
     /// Whether pages can leave, or become smaller.

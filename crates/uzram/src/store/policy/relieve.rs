@@ -1,6 +1,7 @@
 //! Which pages leave memory.
 
 use crate::base::clock::uptime_s;
+use crate::base::mem::CHUNK_PAGES;
 use crate::base::units::PAGE_SIZE;
 use crate::store::writeback::Pass;
 use crate::store::{Recompression, Store};
@@ -22,6 +23,11 @@ const PACKED_SHARE: u64 = 64;
 impl Store {
     /// Has pages leave until the pool is below the low mark, and some in any case.
     pub(in crate::store) fn relieve(&self) -> Relieved {
+        let lacks_reserve = self.arena.lacks_reserve();
+        if lacks_reserve && used_pages(&self.arena) <= self.keeper.high_pages.get() && self.pack_for_reserve()
+        {
+            return Relieved::Some;
+        }
         // A writer may meet the limit below the mark, where free pages are no use to it.
         let least = self.least_pages();
         let now = needed_pages(&self.arena, &self.pool);
@@ -40,20 +46,22 @@ impl Store {
             Reclaim::Zspages => relief.zspages(),
         }
         let relieved = relief.end();
-        let has_packed = self.pack(goal);
+        let has_packed = if lacks_reserve { self.pack_for_reserve() } else { self.pack(goal) };
         // What has become free is kept for reuse otherwise.
         self.arena.release_beyond_limit();
         if has_packed { Relieved::Some } else { relieved }
     }
 
-    /// Pages that leave at least, when any do.
+    /// Pages that leave at least, when any do: a chunk of them where that is what is missing.
     fn least_pages(&self) -> u64 {
-        (self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2)
+        let chunk_pages = if self.arena.lacks_reserve() { u64::from(CHUNK_PAGES) } else { 0 };
+        chunk_pages.max(self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2)
     }
 
     /// Whether so much has left that writers find room, even if nothing is left that can.
     pub(super) fn is_relieved(&self) -> bool {
-        used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
+        !self.arena.lacks_reserve()
+            && used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
     }
 
     /// Packs the pool if that is worth it; answers whether it freed anything.
@@ -62,9 +70,19 @@ impl Store {
         if freeable <= self.pool.pages_used() / PACKED_SHARE || used_pages(&self.arena) <= goal {
             return false;
         }
+        self.compact_for_policy() > 0
+    }
+
+    /// Packs the pool so that chunks are free; answers whether the reserve lacks none any more.
+    fn pack_for_reserve(&self) -> bool {
+        self.compact_for_policy();
+        !self.arena.lacks_reserve()
+    }
+
+    fn compact_for_policy(&self) -> u64 {
         let freed = self.pool.compact(Effort::Zspages, &mut Budget::unlimited());
         self.keeper.decisions.packed_pages.add(freed);
-        freed > 0
+        freed
     }
 
     /// Has pages leave that were not used for as long as the policy says. Answers whether it came to the end, before

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::Result;
 use crate::base::sync::Arc;
-use crate::base::thread::{join, spawn_relied_on};
+use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::store::Store;
 
 use super::relieve::Relieved;
@@ -60,6 +60,10 @@ impl Drop for PolicyThread {
 impl Store {
     /// What the thread does until it is to end.
     fn keep(&self) {
+        if self.arena.has_reserve() {
+            // Writers may wait for a lock that it has.
+            touch_stack();
+        }
         let keeper = &self.keeper;
         let (mut last_look, mut failing) = (Instant::now(), None);
         while !keeper.ends() {

@@ -217,7 +217,9 @@ impl Store {
     /// Whether a page that is used is to come back to memory.
     fn returns(&self, page: u64) -> bool {
         let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page as u32));
-        is_recent || self.keeper.has_room(&self.arena, &self.pool)
+        // It would take what is kept free for writes.
+        let takes_reserve = self.arena.may_lack_reserve();
+        !takes_reserve && (is_recent || self.keeper.has_room(&self.arena, &self.pool))
     }
 
     /// Stores an object that was read where its page holds it, if it is still at that place.
