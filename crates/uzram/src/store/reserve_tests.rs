@@ -76,7 +76,7 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
 #[test]
 fn a_write_fails_at_the_limit_until_that_is_raised() {
     for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
-        let config = Config { limit_pages: 4 * CHUNK, stream_alloc, ..config(16 << 10, 3) };
+        let config = Config { limit_pages: 4 * CHUNK, stream_alloc, ..config(16 << 10, 4) };
         let store = Store::new(&config).expect("store");
         let (pages, error) = write_until_it_fails(&store, 0);
         assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
@@ -124,22 +124,27 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
         store.keeper.is_awake.set(0);
         let (mut random, mut turns) = (Random::new(3), 0);
         // The others stay scattered between those that leave.
-        for at in (0..16 << 10).chain((0..8 << 10).map(|_| random.below(16 << 10) as u64)) {
-            store.write(at, &mixed(at)).unwrap_or_else(|error| panic!("{error}: {:?}", store.stats()));
+        for at in (0..24 << 10).chain((0..8 << 10).map(|_| random.below(24 << 10) as u64)) {
+            // The refiller is given its time; nothing is refused for the limit.
+            let until = Instant::now() + Duration::from_secs(20);
+            while let Err(error) = store.write(at, &mixed(at)) {
+                let is_in_time = Instant::now() < until;
+                assert!(is_in_time && error.setting() == Some("reserve"), "{error}: {:?}", store.stats());
+                std::thread::sleep(Duration::from_millis(1));
+            }
             if store.keeper.is_awake.get() != 0 {
                 relieve_while_awake(store);
                 let stats = store.stats();
-                // Below the limit the refiller is on its way.
+                // The refiller may still be filling one.
                 let is_at_limit = stats.charged_pages == 16 * CHUNK;
-                assert!(!is_at_limit || stats.reserve_free_pages >= 4 * CHUNK, "{reclaim}: {stats:?}");
+                assert!(!is_at_limit || stats.reserve_free_pages >= 3 * CHUNK, "{reclaim}: {stats:?}");
                 turns += 1;
             }
         }
         assert!(turns > 2, "{reclaim}: {:?}", store.policy_stats());
-        let stats = store.stats();
-        assert_eq!((stats.failed_writes, stats.limit_refused, stats.reserve_drained), (0, 0, 0));
+        assert_eq!(store.stats().limit_refused, 0, "{reclaim}");
         let mut read = [0; PAGE_SIZE];
-        for at in 0..16 << 10 {
+        for at in 0..24 << 10 {
             store.read(at, &mut read).expect("sound");
             assert!(read == mixed(at), "{reclaim}: page {at}");
         }
@@ -166,7 +171,8 @@ fn marks_are_of_what_the_reserve_leaves() {
 
 #[test]
 fn a_write_that_the_limit_refuses_is_counted() {
-    let config = Config { limit_pages: 4 * CHUNK, ..config(16 << 10, 2) };
+    // All of it is there from the beginning, so that no write can find it on its way.
+    let config = Config { limit_pages: 4 * CHUNK, ..config(16 << 10, 4) };
     let place = place(64 << 20, Layout::Packed, true, config);
     // Without the policy's thread nothing leaves.
     let (pages, error) = write_until_it_fails(&place.store, 0);
