@@ -1,6 +1,7 @@
 use super::tests::page;
 use super::*;
 use crate::base::random::Random;
+use crate::base::size_expr::Memory;
 use std::time::{Duration, Instant};
 
 const CHUNK: u64 = CHUNK_PAGES as u64;
@@ -36,6 +37,21 @@ fn write_at_last(store: &Store, at: u64) {
         assert!(Instant::now() < until, "{error}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn a_reserve_must_fit_into_the_machine_and_into_the_cgroup() {
+    let fits = |ram_bytes: u64, limit_bytes: u64| {
+        reserve::check_fits_into(&Memory { ram_bytes, limit_bytes }, 1 << 18, 64 << 8)
+    };
+    // 64 MiB, and 7 MiB of tables.
+    fits(1 << 30, 1 << 30).expect("room");
+    fits(1 << 30, 72 << 20).expect("room");
+    let error = fits(1 << 30, 70 << 20).expect_err("more than the cgroup has");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::NoMemory, Some("reserve")));
+    assert!(error.to_string().contains("cgroup allows it 70"), "{error}");
+    let error = fits(70 << 20, 70 << 20).expect_err("more than the machine has");
+    assert!(error.to_string().contains("this machine does not have"), "{error}");
 }
 
 #[test]
