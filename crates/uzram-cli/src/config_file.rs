@@ -18,6 +18,7 @@ use clap::{ArgAction, Args, FromArgMatches};
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
+use uzram::base::machine_memory;
 use uzram::base::size_expr::{self, Memory};
 use uzram::base::units::{format_size, parse_size};
 use uzram::device::Device;
@@ -28,7 +29,6 @@ use uzram_serve::swap_area::MAX_PRIORITY;
 use crate::device_args::{DeviceArgs, Origin, Setting, parse_name};
 use crate::failure::{Context, Failure, Result};
 use crate::listen_args::{ListenArgs, MAX_CONNECTIONS};
-use crate::machine_memory;
 use crate::plan::{Attached, DevicePlan, ExportArgs, SwapPlan};
 use crate::toml_text::{self, Source, Text};
 

@@ -24,7 +24,6 @@ mod fresh_counts;
 mod lab;
 mod listen_args;
 mod live;
-mod machine_memory;
 mod notify;
 mod plan;
 mod policy_file;

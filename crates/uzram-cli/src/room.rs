@@ -7,12 +7,11 @@
 
 use std::sync::Arc;
 
+use uzram::base::machine_memory;
 use uzram::base::size_expr::Memory;
 use uzram::base::units::format_size;
 use uzram::device::{Device, Stats};
 use uzram::{Error, ErrorKind};
-
-use crate::machine_memory;
 
 /// What the process takes beside its devices: program, buffers, stacks, heap; measured, and some more.
 const PROCESS_BYTES: u64 = 32 << 20;

@@ -10,7 +10,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use common::{Place, bare_command, connect, finish, has_program, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -121,11 +120,9 @@ fn signals_end_it_cleanly_with_and_without_clients() {
             let daemon = place.up(&[]);
             let clients = with_clients
                 .then(|| [connect(&place.socket("nbd.sock")), connect(&place.socket("control.sock"))]);
-            let start = Instant::now();
             daemon.signal(signal);
             let (status, stderr) = daemon.ended();
             assert!(status.success(), "{signal:?} {with_clients} {stderr}");
-            assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
             assert!(!place.socket("nbd.sock").exists() && !place.socket("control.sock").exists());
             drop(clients);
         }
@@ -181,22 +178,26 @@ fn signals_reach_the_command_and_all_it_started() {
         ("", &[Signal::INT], 130),
         ("trap 'exit 5' TERM;", &[Signal::TERM], 5),
         // It won't listen: the second request ends it.
-        ("trap '' TERM;", &[Signal::TERM, Signal::TERM], 137),
+        ("trap '' TERM;", &[Signal::TERM; 2], 137),
     ] {
         let place = Place::new();
         let pids = place.root().join("pids");
         let script =
             format!("{trap} sleep 61 >/dev/null 2>&1 & echo $! $$ > '{}'; wait; wait", pids.display());
-        let child = place
+        let mut child = place
             .command(&["up", "--size", "1M", "--exec", &script])
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         wait_until("the command starts", || fs::read_to_string(&pids).is_ok_and(|text| text.ends_with('\n')));
-        for &signal in signals {
-            std::thread::sleep(Duration::from_millis(50));
-            kill_process(Pid::from_child(&child), signal).unwrap();
+        kill_process(Pid::from_child(&child), signals[0]).unwrap();
+        if let Some(second) = signals.get(1) {
+            // Two that come before the first was noticed are one: the second is sent until it counts.
+            wait_until("it ends", || {
+                kill_process(Pid::from_child(&child), *second).unwrap();
+                child.try_wait().unwrap().is_some()
+            });
         }
         let ended = common::collect(child);
         assert_eq!(ended.status.code(), Some(code), "{trap} {signals:?} {}", ended.stderr);
@@ -294,7 +295,7 @@ fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String
     // A terminal drops what it has yet to show when ^C is pressed, unless told not to.
     let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
     let mut child = script
-        .args(["20", "script", "-q", "-e", "-c", &line, "/dev/null"])
+        .args(["60", "script", "-q", "-e", "-c", &line, "/dev/null"])
         .env("UZRAM_RUNTIME_DIR", place.dir())
         .env("SHELL", "/bin/sh")
         .stdin(Stdio::piped())
@@ -329,8 +330,8 @@ fn a_terminal_gets_a_live_line_and_its_control_c() {
     assert!(!place.socket("nbd.sock").exists());
 
     // The terminal gives ^C to the command itself; a trap shows that it comes once.
-    let command = "up --size 1M --exec 'trap \"echo got it\" INT; echo ready; \
-                   for i in 1 2 3 4 5; do sleep 0.1; done; exit 9'";
+    let command = "up --size 1M --exec 'trap \"echo got it; got=1\" INT; echo ready; i=0; \
+                   while test -z \"$got\" && test $i -lt 300; do sleep 0.1; i=$((i+1)); done; sleep 0.3; exit 9'";
     let (code, shown) = in_a_terminal(&place, command, "ready");
     assert_eq!(code, Some(9), "{shown}");
     assert_eq!(shown.matches("got it").count(), 1, "{shown}");

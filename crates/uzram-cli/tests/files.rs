@@ -111,6 +111,134 @@ fn holes_are_punched_found_and_free() {
     assert!(fallocate(&disk, 0, 0, 4096).is_err(), "no room can be promised");
 }
 
+/// A file mapped shared, unmapped when dropped.
+struct Map {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Map {
+    fn new(file: &File, len: usize) -> std::io::Result<Map> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        if start == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Map { start: start.cast(), len })
+    }
+
+    fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: the range lies in the mapping, and no reference to it exists.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(at), bytes.len()) };
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        let mut bytes = vec![0; len];
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.add(at), bytes.as_mut_ptr(), len) };
+        bytes
+    }
+
+    fn sync(&self) {
+        // SAFETY: the range is the mapping.
+        let synced = unsafe { libc::msync(self.start.cast(), self.len, libc::MS_SYNC) };
+        assert_eq!(synced, 0, "msync: {}", std::io::Error::last_os_error());
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        unsafe { libc::munmap(self.start.cast(), self.len) };
+    }
+}
+
+/// What is written to a mapping is read from the file, and the other way round.
+#[test]
+fn the_disk_can_be_mapped() {
+    if unable() {
+        return;
+    }
+    const LEN: usize = 16 << 20;
+    let place = BlockPlace::new();
+    let daemon = up(&place, "16M", &[]);
+    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    let map = match Map::new(&disk, LEN) {
+        Ok(map) => map,
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) && !since_linux(6, 6) => {
+            println!("skipped: files without page cache can be mapped shared since Linux 6.6");
+            return;
+        }
+        Err(error) => panic!("mmap: {error}"),
+    };
+    let text = |seed: u8, len: usize| -> Vec<u8> { (0..len).map(|at| (at / 9) as u8 ^ seed).collect() };
+    let mut read = vec![0; 2 << 20];
+    for (seed, at) in [(1, 0), (2, 4096 * 5 + 77), (3, LEN - (2 << 20))] {
+        let bytes = text(seed, 2 << 20);
+        map.write(at, &bytes);
+        map.sync();
+        disk.read_exact_at(&mut read, at as u64).unwrap();
+        assert!(read == bytes, "written to the mapping at {at}");
+        // By another, who opened it himself.
+        File::open(place.disk()).unwrap().read_exact_at(&mut read, at as u64).unwrap();
+        assert!(read == bytes);
+        let bytes = text(seed ^ 0x80, 100_000);
+        disk.write_all_at(&bytes, at as u64 + 333).unwrap();
+        assert!(map.read(at + 333, bytes.len()) == bytes, "written to the file at {at}");
+    }
+    assert!(place.place.statistic("orig_data_bytes") >= 4 << 20);
+    // What is not synced yet is written when the file is closed.
+    map.write(9 << 20, b"at last");
+    drop((map, disk));
+    wait_until("it is written", || {
+        let mut read = [0; 7];
+        File::open(place.disk()).unwrap().read_exact_at(&mut read, 9 << 20).unwrap();
+        read == *b"at last"
+    });
+    daemon.signal(Signal::TERM);
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+}
+
+fn since_linux(major: u32, minor: u32) -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    let here: (u32, u32) = (numbers.next().unwrap(), numbers.next().unwrap());
+    here >= (major, minor)
+}
+
+/// A disk of many TiB that was never written is discarded at once, takes no memory for it, and is read meanwhile.
+#[test]
+fn what_was_never_written_is_discarded_at_once() {
+    if unable() {
+        return;
+    }
+    const LEN: u64 = 1 << 40;
+    let place = BlockPlace::new();
+    let _daemon = up(&place, "1T", &[]);
+    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    write_and_read(&disk, 5 << 30, 1 << 20, 3);
+    let tables_bytes = || place.place.statistic("mem_tables_bytes");
+    let before_bytes = tables_bytes();
+    let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    std::thread::scope(|scope| {
+        let discarding =
+            scope.spawn(|| (0..3).for_each(|_| fallocate(&disk, hole, 6 << 30, LEN - (6 << 30)).unwrap()));
+        let reader = File::open(place.disk()).unwrap();
+        while !discarding.is_finished() {
+            reader.read_exact_at(&mut [0; 4096], 5 << 30).unwrap();
+        }
+        discarding.join().unwrap();
+    });
+    let after_bytes = tables_bytes();
+    assert!(after_bytes <= before_bytes + (1 << 20), "{before_bytes} before, {after_bytes} after");
+}
+
 /// Seeded reads, writes, holes and zeros of any place and length, against plain bytes.
 #[test]
 fn random_operations_agree_with_a_model() {

@@ -20,7 +20,7 @@ impl Writer {
         let args =
             ["--rw=randwrite", "--bs=256k", "--iodepth=8", "--offset=32M", "--size=32M", "--time_based"];
         let mut args = fio(uri, &args);
-        args.extend(["--runtime=30", "--buffer_compress_percentage=50"]);
+        args.extend(["--runtime=300", "--buffer_compress_percentage=50"]);
         let written = place.statistic("pages_written");
         let writer = Writer(start(place, "writer", "fio", &args));
         wait_until("it writes", || place.statistic("pages_written") > written + 1000);
@@ -90,11 +90,9 @@ fn a_daemon_told_to_end_under_load_leaves_nothing_behind() {
         let writers = [(); 2].map(|()| Writer::start(&place, &uri));
         let idle = connect(&place.socket("nbd.sock"));
 
-        let started = Instant::now();
         daemon.signal(signal);
         let (status, stderr) = daemon.ended();
         assert!(status.success() && !stderr.contains("panicked"), "{signal:?} {status} {stderr}");
-        assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
         // Clients are told: they neither hang nor believe that all is well.
         assert!(writers.into_iter().all(|writer| !writer.ended().success()));
         drop(idle);

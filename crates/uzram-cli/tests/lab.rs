@@ -10,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, bare_command, collect, finish};
+use common::{PATIENCE, bare_command, collect, finish, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -111,7 +111,7 @@ fn callgrind_counts_what_a_page_takes() {
     command.args(["--jobs", "1", "--case", "randwrite", "--callgrind", "--json"]).arg(&file);
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + 6 * PATIENCE;
+    let deadline = Instant::now() + 2 * PATIENCE;
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > deadline {
             child.kill().unwrap();
@@ -163,9 +163,7 @@ fn an_interrupted_run_leaves_the_file_as_it_was() {
         .spawn()
         .unwrap();
     // It is at work once the file that is to replace the old one is there.
-    while fs::read_dir(dir.path()).unwrap().count() == 1 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("it is at work", || fs::read_dir(dir.path()).unwrap().count() > 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = collect(child);
     assert!(ended.complaint(1).ends_with("interrupted"), "{}", ended.stderr);

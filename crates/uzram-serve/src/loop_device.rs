@@ -97,7 +97,7 @@ impl LoopAttachment {
         })?;
         for _ in 0..MAX_TRIES {
             // SAFETY: the request takes no argument.
-            let number = unsafe { libc::ioctl(control.as_raw_fd(), sys::LOOP_CTL_GET_FREE.into()) };
+            let number = unsafe { libc::ioctl(control.as_raw_fd(), request(sys::LOOP_CTL_GET_FREE)) };
             let number = u32::try_from(number)
                 .map_err(|_| refused("no loop device is free", &io::Error::last_os_error()))?;
             let path = device_path(number);
@@ -316,6 +316,11 @@ fn needs_device(file_system: &str) -> bool {
     known.lines().any(|line| line.strip_prefix('\t') == Some(file_system))
 }
 
+/// A request as ioctl(2) takes it: an `unsigned long` with glibc, an `int` with musl, and always of 32 bits.
+const fn request(number: u32) -> libc::Ioctl {
+    number as _
+}
+
 fn configure(device: &OwnedFd, file: &OwnedFd) -> io::Result<()> {
     // SAFETY: a structure of integers alone, for which zeros mean the defaults.
     let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
@@ -323,7 +328,7 @@ fn configure(device: &OwnedFd, file: &OwnedFd) -> io::Result<()> {
     config.block_size = PAGE_SIZE as u32;
     config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
     // SAFETY: the request takes such a structure, which lives through the call.
-    match unsafe { libc::ioctl(device.as_raw_fd(), sys::LOOP_CONFIGURE.into(), &raw const config) } {
+    match unsafe { libc::ioctl(device.as_raw_fd(), request(sys::LOOP_CONFIGURE), &raw const config) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -332,7 +337,7 @@ fn configure(device: &OwnedFd, file: &OwnedFd) -> io::Result<()> {
 /// Detaches what `device` is attached to.
 fn clear(device: &OwnedFd) -> io::Result<()> {
     // SAFETY: the request takes no argument.
-    if unsafe { libc::ioctl(device.as_raw_fd(), sys::LOOP_CLR_FD.into()) } == 0 {
+    if unsafe { libc::ioctl(device.as_raw_fd(), request(sys::LOOP_CLR_FD)) } == 0 {
         return Ok(());
     }
     let error = io::Error::last_os_error();

@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn crew() -> Arc<Crew> {
         Waiters::default().crew(&Device::new("d").unwrap())

@@ -29,7 +29,7 @@ use uzram_serve::nbd::{Config, Endpoint, ListenAddress, Server, ServerThread, Tl
 
 /// The user that attacks.
 const NOBODY: u32 = 65534;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where a server listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

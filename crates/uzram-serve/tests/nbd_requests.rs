@@ -19,7 +19,7 @@ fn info() -> CacheInfo {
 }
 
 fn wait_for(active_objs: u64) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while info().active_objs != active_objs {
         assert!(Instant::now() < deadline, "never {active_objs}: {:?}", info());
         thread::sleep(Duration::from_millis(2));

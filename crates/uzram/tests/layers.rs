@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 const LAYERS: [&str; 9] =
     ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
-const BASE: [&str; 8] = ["error", "units", "random", "trusted_path", "size_expr", "sync", "cpu", "mem"];
+const BASE: [&str; 9] =
+    ["error", "units", "random", "trusted_path", "size_expr", "machine_memory", "sync", "cpu", "mem"];
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());

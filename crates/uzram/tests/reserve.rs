@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use uzram::ErrorKind;
 use uzram::base::units::{PAGE_SIZE, Page};
-use uzram::device::{Device, OpenDevice};
+use uzram::device::{Device, OpenDevice, Stats};
 
 use random::Random;
 
@@ -195,8 +195,10 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
     disk.discard(0, DISK_PAGES * PAGE_SIZE as u64).unwrap();
     let of_discard = minor_faults() - before;
     let most = RESERVE_BYTES + (8 << 20);
-    let until = Instant::now() + Duration::from_secs(20);
-    while device.stats().mem_charged_bytes > most && Instant::now() < until {
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_settled =
+        |stats: Stats| stats.mem_charged_bytes <= most && stats.reserve_free_bytes >= RESERVE_BYTES;
+    while !is_settled(device.stats()) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
     let left = device.stats();

@@ -1,8 +1,8 @@
 //! What each request of the kernel means.
 //!
 //! Requests are carried out in the thread that received them, but for what would wait for a backing device or for
-//! memory: that goes to the device's [`Crew`](crate::waiters::Crew), so that a thread is free for the others. On the
-//! way of a read or write nothing is allocated: a thread has its buffer for life.
+//! memory, and for long discards: that goes to the device's [`Crew`](crate::waiters::Crew), so that a thread is free for
+//! the others. On the way of a read or write nothing is allocated: a thread has its buffer for life.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -35,6 +35,8 @@ const TTL: Duration = Duration::ZERO;
 const MAX_TEXT_BYTES: usize = 64 << 10;
 /// What an attribute's file seems to have: its text is made when it is opened. As in sysfs.
 const ATTRIBUTE_BYTES: u64 = PAGE_SIZE as u64;
+/// So much of a disk is made zeros by the thread that received the request: what takes no longer than the longest read.
+const ZERO_AT_ONCE_BYTES: u64 = 16 << 20;
 /// The unit of `st_blocks`, stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
 
@@ -236,7 +238,9 @@ fn zero_disk(disk: &Disk, offset: u64, len: u64, allocate: bool, reply: ReplyEmp
         Ok(_) => reply.ok(),
         Err(error) => reply.error(errno(&error)),
     };
-    let done = match disk.file.device.zero_some(offset, len, allocate, Wait::No) {
+    // No page is cut in two, of which neither part would be freed.
+    let at_once = len.min(ZERO_AT_ONCE_BYTES - offset % PAGE_SIZE as u64);
+    let done = match disk.file.device.zero_some(offset, at_once, allocate, Wait::No) {
         Ok(done) if done < len => done,
         zeroed => return answer(zeroed, reply),
     };
@@ -276,7 +280,13 @@ impl Filesystem for Files {
         let _ = config.set_max_write(MAX_IO_BYTES as u32);
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);
-        for capability in [InitFlags::FUSE_ASYNC_DIO, InitFlags::FUSE_PARALLEL_DIROPS] {
+        for capability in [
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            // A file that is mapped shared has pages in the cache after all, which the kernel keeps the same as what
+            // is read and written beside them (Linux 6.6; before that such a mapping is refused).
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        ] {
             let _ = config.add_capabilities(capability);
         }
         Ok(())

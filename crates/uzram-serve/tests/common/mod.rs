@@ -104,7 +104,7 @@ impl TestServer {
 pub fn eventually(done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() {
-        assert!(started.elapsed() < Duration::from_secs(10));
+        assert!(started.elapsed() < Duration::from_secs(60));
         thread::sleep(Duration::from_millis(2));
     }
 }
@@ -209,8 +209,8 @@ impl Client {
 
     /// A client on a connection that exists.
     pub fn over(stream: UnixStream) -> Self {
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         Client::on(stream)
     }
 }

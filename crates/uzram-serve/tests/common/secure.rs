@@ -65,8 +65,8 @@ impl Secure {
     /// A TCP client that has said nothing.
     pub fn silent(&self) -> Client<TcpStream> {
         let stream = TcpStream::connect(self.port).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
         Client::on(stream)
     }
 

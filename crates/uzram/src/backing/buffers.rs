@@ -1,5 +1,5 @@
-//! The memory of transfers: buffers of one size, made beforehand, aligned to the host's pages as O_DIRECT wants
-//! them.
+//! The memory of transfers: buffers of one size, made beforehand, aligned to [`PAGE_SIZE`], which is what O_DIRECT
+//! wants of a file that is used with it (`file/open.rs`), whatever the host's pages are.
 //!
 //! All buffers of a pool lie in one mapping, which takes memory where it was touched. It lives as long as any of
 //! them, so that a transfer may outlast the pool it came from.
@@ -10,8 +10,9 @@ use std::ops::{Deref, DerefMut};
 
 use super::SETTING;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{Access, Mapping, host_page_bytes};
+use crate::base::mem::{Access, Mapping};
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, classes};
+use crate::base::units::PAGE_SIZE;
 
 /// The largest size of a buffer: one transfer moves it at once.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
@@ -40,20 +41,17 @@ pub struct Buffer {
 }
 
 impl Buffers {
-    /// Makes `count` buffers of `buffer_bytes` each, a multiple of the host's page size.
+    /// Makes `count` buffers of `buffer_bytes` each, a multiple of [`PAGE_SIZE`].
     ///
     /// # Errors
     /// `Invalid` for another size, or one above [`MAX_BUFFER_BYTES`]; `NoMemory`.
     pub fn new(count: u32, buffer_bytes: usize) -> Result<Self> {
-        if buffer_bytes == 0
-            || buffer_bytes > MAX_BUFFER_BYTES
-            || !buffer_bytes.is_multiple_of(host_page_bytes())
-        {
+        if buffer_bytes == 0 || buffer_bytes > MAX_BUFFER_BYTES || !buffer_bytes.is_multiple_of(PAGE_SIZE) {
             return Err(Error::invalid(format!("buffers of {buffer_bytes} bytes are no whole pages")));
         }
         let too_many = || Error::new(ErrorKind::NoMemory, "buffers larger than the address space");
         let len_bytes = (count as usize).checked_mul(buffer_bytes).ok_or_else(too_many)?;
-        let mapping = Mapping::new(len_bytes.max(host_page_bytes()), Access::ReadWrite)
+        let mapping = Mapping::new(len_bytes.max(PAGE_SIZE), Access::ReadWrite)
             .map_err(|error| error.with_setting(SETTING))?;
         // The first are taken first.
         let free = Mutex::new(&classes::BACKING_BUFFERS, (0..count).rev().collect());

@@ -3,6 +3,8 @@
 pub mod clock;
 pub mod cpu;
 pub mod error;
+#[cfg(not(feature = "loom"))]
+pub mod machine_memory;
 pub mod mem;
 pub(crate) mod named;
 pub mod random;

@@ -239,18 +239,20 @@ impl OpenDevice {
         // In the order of the pages: none is changed after one that could not be.
         let whole = whole_pages(offset, len);
         let mut done = 0;
-        for piece in pieces(offset, len) {
-            if piece.len < PAGE_SIZE {
-                let Piece { page, at, len } = piece;
-                if !unless_waiting(self.store.zero_part(page, at, len, allocate, wait))? {
+        while let Some(Piece { page, at, len: piece_len }) = pieces(offset + done, len - done).next() {
+            let mut zeroed_len = piece_len as u64;
+            if piece_len < PAGE_SIZE {
+                if !unless_waiting(self.store.zero_part(page, at, piece_len, allocate, wait))? {
                     break;
                 }
             } else if allocate {
-                self.store.zero(piece.page);
-            } else if piece.page == whole.start {
+                self.store.zero(page);
+            } else {
+                // All of them at once: there may be billions, of which few hold anything.
                 self.store.discard_pages(whole.clone());
+                zeroed_len = pages_to_bytes(whole.end - whole.start);
             }
-            done += piece.len as u64;
+            done += zeroed_len;
         }
         Ok(done)
     }

@@ -758,3 +758,27 @@ fn pages_leave_at_the_limit_with_a_reserve() {
         assert!(page == contents(number), "page {number}");
     }
 }
+
+/// What of the largest disk was never written is discarded, zeroed and asked about at once, and takes no memory.
+#[test]
+fn a_disk_that_was_never_written_is_discarded_at_once() {
+    const LEN: u64 = 16 << 40;
+    let device = Device::new("zram0").expect("a name");
+    device.set("disksize", "16T").expect("it costs nothing yet");
+    let disk = device.open().expect("it has a size");
+    disk.write(5, b"some").expect("no limit");
+    let before_bytes = device.stats().mem_tables_bytes;
+    let start = std::time::Instant::now();
+    disk.discard(PAGE_SIZE as u64, LEN - PAGE_SIZE as u64).expect("in range");
+    disk.write_zeroes(7, LEN - 9).expect("in range");
+    assert_eq!(
+        disk.extent(PAGE_SIZE as u64, LEN - PAGE_SIZE as u64).expect("in range").state,
+        PageState::Hole
+    );
+    // It looked at each page: more than ten seconds.
+    assert!(start.elapsed() < std::time::Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(device.stats().mem_tables_bytes, before_bytes);
+    let mut read = [0; 12];
+    disk.read(0, &mut read).expect("sound");
+    assert_eq!(&read, b"\0\0\0\0\0so\0\0\0\0\0");
+}

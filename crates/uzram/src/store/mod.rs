@@ -19,6 +19,7 @@ mod reserve;
 mod slot;
 mod stats;
 mod stream;
+mod table_pages;
 mod writeback;
 
 #[cfg(all(test, feature = "loom"))]
@@ -27,6 +28,10 @@ mod loom_tests;
 mod recompress_tests;
 #[cfg(all(test, not(feature = "loom")))]
 mod reserve_tests;
+#[cfg(all(test, feature = "loom"))]
+mod table_loom_tests;
+#[cfg(all(test, not(feature = "loom")))]
+mod table_tests;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 #[cfg(all(test, feature = "loom"))]
@@ -255,7 +260,8 @@ impl Store {
             config.compact_threshold_percent,
             config.compact_rate_bytes,
         )?;
-        let slots = Slots::new(config.pages)?;
+        #[cfg_attr(feature = "loom", allow(unused_mut))]
+        let mut slots = Slots::new(config.pages)?;
         #[cfg(not(feature = "loom"))]
         let refiller = if is_ready {
             slots.populate()?;
@@ -321,6 +327,7 @@ impl Store {
             }
             let mut slot = self.slots.lock(page);
             slot.touch();
+            let is_listed = slot.peek().is_object();
             let done = match &self.device {
                 Some(device) if wait == Wait::Yes && slot.peek().is_backed() => {
                     drop(slot);
@@ -328,7 +335,7 @@ impl Store {
                 }
                 _ => self.load(slot, page, out),
             };
-            if let Some(lru) = &self.lru {
+            if let Some(lru) = self.lru.as_ref().filter(|_| is_listed) {
                 lru.mark(page as u32);
             }
             done
@@ -386,15 +393,13 @@ impl Store {
     /// When `max_pages` is 0 or goes beyond the end.
     pub fn extent(&self, page: u64, max_pages: u64) -> (PageState, u64) {
         let state = self.slots.state(page);
-        let others = (page..page + max_pages).skip(1).take_while(|other| self.slots.state(*other) == state);
-        (state, 1 + others.count() as u64)
+        (state, 1 + self.slots.run(page + 1..page + max_pages, |other| other == state))
     }
 
     /// How many pages from `page` on read as zeros: at most `max_pages`; otherwise as
     /// [`Store::extent`].
     pub fn zero_pages(&self, page: u64, max_pages: u64) -> u64 {
-        let pages = page..page + max_pages;
-        pages.take_while(|page| self.slots.state(*page).is_zeros()).count() as u64
+        self.slots.run(page..page + max_pages, PageState::is_zeros)
     }
 
     /// Makes a page read as zeros and hold them: it is not a hole afterwards.
@@ -424,7 +429,7 @@ impl Store {
     pub fn discard_pages(&self, pages: Range<u64>) {
         let (mut doomed, mut count) = ([0; DOOMED_AT_ONCE], 0);
         self.counters.local().notify_free.add(pages.end.saturating_sub(pages.start));
-        for page in pages.filter(|page| !self.slots.is_empty(*page)) {
+        self.slots.discard(pages, |page| {
             if self.switch_but_list(self.slots.lock(page), page, Contents::Empty) == Listing::Doomed {
                 doomed[count] = page as u32;
                 count += 1;
@@ -433,7 +438,7 @@ impl Store {
                 lru.remove_doomed(&mut doomed);
                 count = 0;
             }
-        }
+        });
         if let Some(lru) = &self.lru {
             lru.remove_doomed(&mut doomed[..count]);
         }
@@ -690,9 +695,12 @@ impl Store {
             slot.touch();
         }
         let is_stored = matches!(new, Contents::Stored { .. });
+        // Others were taken out of the lists when they came to be what they are; to ask again would only bring the
+        // memory of their nodes.
+        let was_listed = matches!(old, Contents::Stored { .. } | Contents::Backed(_));
         let listing = match &self.lru {
             Some(lru) if is_stored && lru.arrive(page as u32) => Listing::New,
-            Some(lru) if !is_stored && lru.doom(page as u32) => Listing::Doomed,
+            Some(lru) if !is_stored && was_listed && lru.doom(page as u32) => Listing::Doomed,
             _ => Listing::Right,
         };
         drop(slot);

@@ -9,7 +9,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{Arena, machine_bytes};
+use crate::base::machine_memory;
+use crate::base::mem::Arena;
+use crate::base::size_expr::Memory;
 use crate::base::sync::{Arc, Counter};
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::base::units::{PAGE_SIZE, format_size};
@@ -91,17 +93,32 @@ impl Shared {
 }
 
 /// Fails where a disk of so many pages and its reserve can never be in memory: having the system give it would end in
-/// harm to others.
+/// harm to others, or, where a cgroup bounds what this process may have, in its end.
 ///
 /// # Errors
 /// `NoMemory` then.
 pub(super) fn check_fits(pages: u64, reserve_pages: u64) -> Result<()> {
+    match machine_memory::read() {
+        Ok(memory) => check_fits_into(&memory, pages, reserve_pages),
+        // Without /proc nothing is known.
+        Err(_) => Ok(()),
+    }
+}
+
+/// [`check_fits`], for so much memory.
+pub(super) fn check_fits_into(memory: &Memory, pages: u64, reserve_pages: u64) -> Result<()> {
     let table_bytes = pages * (SLOT_BYTES + lru::NODE_BYTES) as u64;
     let wanted_bytes = reserve_pages.saturating_mul(PAGE_SIZE as u64).saturating_add(table_bytes);
-    if wanted_bytes < machine_bytes() {
+    let most_bytes = memory.limit_bytes.min(memory.ram_bytes);
+    if wanted_bytes < most_bytes {
         return Ok(());
     }
     let wanted = format_size(wanted_bytes);
-    let what = format!("the reserve and the disk's tables take {wanted}, which this machine does not have");
+    let what = if most_bytes < memory.ram_bytes {
+        let most = format_size(most_bytes);
+        format!("the reserve and the disk's tables take {wanted}, and this process's cgroup allows it {most}")
+    } else {
+        format!("the reserve and the disk's tables take {wanted}, which this machine does not have")
+    };
     Err(Error::new(ErrorKind::NoMemory, what).with_setting("reserve"))
 }

@@ -6,8 +6,8 @@
 //!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page, or a place on the backing device
 //! ```
 //!
-//! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock, and makes
-//! no memory of the table resident. `zero` is set beside `same` where the word is 0, so that the lock
+//! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock. What of the table was never
+//! used, or not since it was emptied, takes no memory and is not looked at (`table_pages.rs`). `zero` is set beside `same` where the word is 0, so that the lock
 //! word alone says in which state a page is ([`Slots::state`]). A length of 4096 is a page stored as
 //! it is; the priority says which of the store's algorithms compressed it. `writing` is the number of the write to
 //! the backing device that the page is in, and 0 once the page was used or changed since. The lock protects `what`,
@@ -19,8 +19,10 @@ use crate::base::clock::uptime_s;
 use crate::base::cpu::prefetch;
 use crate::base::error::Result;
 use crate::base::mem::{Entry, Table};
-use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, Stamp, WaitTable};
+use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, Stamp, WaitTable, fence};
 use crate::base::units::PAGE_SIZE;
+
+use super::table_pages::{Span, TablePages};
 
 const SAME: u32 = 1 << 29;
 const ZERO: u32 = 1 << 28;
@@ -53,6 +55,19 @@ struct Slot {
 pub(super) const SLOT_BYTES: usize = 16;
 #[cfg(not(feature = "loom"))]
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
+
+impl Slot {
+    /// Makes it what new memory is, for models.
+    fn clear(&self) {
+        #[cfg(feature = "loom")]
+        {
+            self.access.write();
+            self.used_s.set(0);
+            self.what.store(0, Ordering::Relaxed);
+            self.lock.clear();
+        }
+    }
+}
 
 // SAFETY: numbers, all zero by default.
 unsafe impl Entry for Slot {}
@@ -110,7 +125,13 @@ impl Peek {
 
     /// Whether the page holds an object of the pool.
     pub(super) fn is_stored(self) -> bool {
-        self.0 & LEN_MASK != 0 && !self.is_backed()
+        self.is_object() && !self.is_backed()
+    }
+
+    /// Whether the page holds an object, in the pool or on the backing device.
+    #[inline]
+    pub(super) fn is_object(self) -> bool {
+        self.0 & LEN_MASK != 0
     }
 
     /// Whether it is on the backing device.
@@ -174,14 +195,10 @@ impl PageState {
     }
 }
 
-/// Slots of which it is known together whether any was ever locked: 2 MiB of them.
-const GROUP_SHIFT: u32 = 17;
-
 /// The slots of a device.
 pub(super) struct Slots {
     table: Table<Slot>,
-    /// Of each group of slots whether one was locked: only then can it hold something.
-    touched: Box<[Stamp]>,
+    table_pages: TablePages,
     waiters: WaitTable,
 }
 
@@ -193,12 +210,9 @@ pub(super) struct SlotGuard<'a> {
 
 impl Slots {
     pub(super) fn new(pages: u64) -> Result<Self> {
-        let groups = pages.div_ceil(1 << GROUP_SHIFT);
-        Ok(Slots {
-            table: Table::new(pages as usize)?,
-            touched: (0..groups).map(|_| Stamp::default()).collect(),
-            waiters: WaitTable::new(WAIT_BUCKETS),
-        })
+        let table = Table::<Slot>::new(pages as usize)?;
+        let table_pages = TablePages::new(pages, table.entries_per_page() as u64)?;
+        Ok(Slots { table, table_pages, waiters: WaitTable::new(WAIT_BUCKETS) })
     }
 
     pub(super) fn pages(&self) -> u64 {
@@ -206,54 +220,135 @@ impl Slots {
     }
 
     /// Has all slots in memory from now on.
-    pub(super) fn populate(&self) -> Result<()> {
-        self.table.populate()
+    pub(super) fn populate(&mut self) -> Result<()> {
+        self.table.populate()?;
+        self.table_pages.populate()
     }
 
     pub(super) fn max_bytes(&self) -> usize {
-        self.table.max_bytes() + size_of_val(&*self.touched)
+        self.table.max_bytes() + self.table_pages.max_bytes()
     }
 
     #[cfg(not(feature = "loom"))]
     pub(super) fn resident_bytes(&self) -> usize {
+        let page_bytes = self.table.entries_per_page() * SLOT_BYTES;
+        self.table_pages.present() as usize * page_bytes + self.table_pages.resident_bytes()
+    }
+
+    /// What the table takes by the system's own count, for checking [`Slots::resident_bytes`].
+    #[cfg(all(test, not(feature = "loom")))]
+    pub(super) fn table_memory_bytes(&self) -> usize {
         self.table.resident_bytes()
+    }
+
+    /// How many pages of the table are in memory.
+    #[cfg(test)]
+    pub(super) fn table_pages(&self) -> u64 {
+        self.table_pages.present()
     }
 
     /// Waits for the slot of `page`.
     #[inline]
     pub(super) fn lock(&self, page: u64) -> SlotGuard<'_> {
         let slot = &self.table[page as usize];
-        self.touched[(page >> GROUP_SHIFT) as usize].set(1);
-        SlotGuard { lock: slot.lock.lock(&self.waiters, page as usize), slot }
+        let lock = slot.lock.lock(&self.waiters, page as usize);
+        self.table_pages.touch(page);
+        SlotGuard { lock, slot }
     }
 
-    /// The slot of `page`, if nobody has it.
+    /// The slot of `page`, if nobody has it and it may hold something.
     pub(super) fn try_lock(&self, page: u64) -> Option<SlotGuard<'_>> {
+        if !self.table_pages.is_present(page) {
+            return None;
+        }
         let slot = &self.table[page as usize];
         let lock = slot.lock.try_lock(&self.waiters, page as usize)?;
+        self.table_pages.touch(page);
         Some(SlotGuard { lock, slot })
     }
 
     /// Those of `pages` that may hold something. The rest of a large disk costs neither time nor memory.
     pub(super) fn touched(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
-        let groups = pages.start >> GROUP_SHIFT..pages.end.div_ceil(1 << GROUP_SHIFT);
-        let touched = groups.filter(|group| self.touched[*group as usize].get() != 0);
-        touched.flat_map(move |group| {
-            let first = group << GROUP_SHIFT;
-            first.max(pages.start)..(first + (1 << GROUP_SHIFT)).min(pages.end)
-        })
+        self.table_pages.spans(pages).filter(|span| span.is_present).flat_map(|span| span.slots)
+    }
+
+    /// Has `discard` called for those of `pages` that hold something, and gives the memory of slots back that all
+    /// hold nothing then.
+    pub(super) fn discard(&self, pages: Range<u64>, mut discard: impl FnMut(u64)) {
+        for span in self.table_pages.spans(pages).filter(|span| span.is_present) {
+            span.slots.clone().filter(|page| !self.is_free_and_zero(*page)).for_each(&mut discard);
+            self.release_if_empty(span.slots.end - 1);
+        }
+    }
+
+    /// Gives the page of the table back in which the slot of `page` is, if all its slots hold nothing.
+    fn release_if_empty(&self, page: u64) {
+        let (table_page, slots) = self.table_pages.page_of(page);
+        // Of two who empty the last slots of a page together, one sees what the other did.
+        fence(Ordering::SeqCst);
+        // What follows `page` is asked first: that is where the next discard will be, if they come in order.
+        let mut others = (page..slots.end).chain(slots.start..page);
+        if !others.all(|page| self.table[page as usize].lock.peek() == 0) {
+            return;
+        }
+        let slots = slots.start as usize..slots.end as usize;
+        let close = || {
+            let closed = slots.clone().take_while(|slot| self.table[*slot].lock.close()).count();
+            let are_all = closed == slots.len();
+            if !are_all {
+                self.reopen(slots.start..slots.start + closed);
+            }
+            are_all
+        };
+        // SAFETY: all slots of the page are closed, so that nobody else changes one before it finds its lock free.
+        let release = || unsafe { self.table.release_page(table_page, Slot::clear) };
+        match self.table_pages.leave(table_page, close, release) {
+            Some(true) => self.waiters.wake_all(),
+            Some(false) => self.reopen(slots),
+            None => {}
+        }
+    }
+
+    fn reopen(&self, slots: Range<usize>) {
+        slots.for_each(|slot| self.table[slot].lock.reopen(&self.waiters, slot));
     }
 
     /// Whether `page` holds nothing and nobody is changing that.
     #[inline]
     pub(super) fn is_empty(&self, page: u64) -> bool {
+        !self.table_pages.is_present(page) || self.is_free_and_zero(page)
+    }
+
+    #[inline]
+    fn is_free_and_zero(&self, page: u64) -> bool {
         self.table[page as usize].lock.is_free_and_zero()
     }
 
     /// The state of `page`, without waiting for its lock: one that it was in while this was asked.
     #[inline]
     pub(super) fn state(&self, page: u64) -> PageState {
-        self.peek(page).state()
+        if self.table_pages.is_present(page) { self.peek(page).state() } else { PageState::Hole }
+    }
+
+    /// How many of `pages`, from the first on, are in a state that is wanted: each in one that it was in while this
+    /// was asked.
+    pub(super) fn run(&self, pages: Range<u64>, is_wanted: impl Fn(PageState) -> bool) -> u64 {
+        let mut run = 0;
+        for Span { slots, is_present } in self.table_pages.spans(pages) {
+            let len = slots.end - slots.start;
+            let wanted = if is_present {
+                slots.take_while(|page| is_wanted(self.peek(*page).state())).count() as u64
+            } else if is_wanted(PageState::Hole) {
+                len
+            } else {
+                0
+            };
+            run += wanted;
+            if wanted < len {
+                break;
+            }
+        }
+        run
     }
 
     /// Brings the slot of `page` nearer, for a [`Slots::lock`] soon.
@@ -262,7 +357,7 @@ impl Slots {
         prefetch(&raw const self.table[page as usize]);
     }
 
-    /// What is known of `page` without waiting for its lock.
+    /// What is known of `page`, one of [`Slots::touched`], without waiting for its lock.
     #[inline]
     pub(super) fn peek(&self, page: u64) -> Peek {
         Peek(self.table[page as usize].lock.peek())
@@ -387,16 +482,6 @@ mod tests {
         for page in [0, 2] {
             assert_eq!(slots.lock(page).contents(), Contents::Empty);
         }
-    }
-
-    #[test]
-    fn groups_that_were_never_locked_are_passed_over() {
-        let slots = Slots::new(3 << GROUP_SHIFT).expect("memory");
-        assert_eq!(slots.touched(0..slots.pages()).count(), 0);
-        drop(slots.lock(2 << GROUP_SHIFT));
-        let touched: Vec<u64> = slots.touched(5..(2 << GROUP_SHIFT) + 3).collect();
-        assert_eq!(touched, [0, 1, 2].map(|at| (2 << GROUP_SHIFT) + at));
-        assert_eq!(slots.touched(0..2 << GROUP_SHIFT).count(), 0);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::*;
 use crate::backing::{
     Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
 };
+use crate::base::mem::with_host_pages_of;
 use crate::base::random::Random;
 
 /// A file of so many bytes that goes with the directory.
@@ -47,6 +48,23 @@ fn expect(store: &Store, page: u64, contents: &Page) {
     let mut read = [1; PAGE_SIZE];
     store.read(page, &mut read).expect("sound");
     assert!(read == *contents, "page {page}");
+}
+
+/// A page of the layout `blocks` takes 4096 bytes, on hosts with larger pages too.
+#[test]
+fn pages_leave_whatever_the_hosts_pages() {
+    for host_page_bytes in [4 << 10, 16 << 10, 64 << 10] {
+        for (layout, compressed) in layouts() {
+            let place =
+                with_host_pages_of(host_page_bytes, || place(8 << 20, layout, compressed, config(100)));
+            let (store, mut random) = (&place.store, Random::new(5));
+            let model: Vec<Page> = (0..100).map(|_| page(&mut random)).collect();
+            model.iter().zip(0..).for_each(|(contents, page)| store.write(page, contents).expect("room"));
+            store.write_back(&ALL).expect("room");
+            assert!((0..100).any(|page| state(store, page) == PageState::Backed));
+            model.iter().zip(0..).for_each(|(contents, page)| expect(store, page, contents));
+        }
+    }
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn who_finds_none_sleeps_until_one_is_returned() {
             let (sender, lent_at_last) = mpsc::channel();
             let streams = &streams;
             scope.spawn(move || streams.with(|_| sender.send(()).expect("the test waits")));
-            let until = Instant::now() + Duration::from_secs(20);
+            let until = Instant::now() + Duration::from_secs(60);
             while streams.sleeps() == 0 && Instant::now() < until {
                 std::thread::yield_now();
             }

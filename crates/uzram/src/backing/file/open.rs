@@ -21,7 +21,6 @@ use super::mark::{MARK_BYTES, Mark};
 use crate::backing::buffers::Buffers;
 use crate::backing::{FORCE_SETTING, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::host_page_bytes;
 use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
 
@@ -153,7 +152,7 @@ fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
 
 /// Puts a new mark into the header, for good.
 fn write_mark(fd: &OwnedFd, header_bytes: usize, path: &Path) -> Result<()> {
-    let buffers = Buffers::new(1, header_bytes.next_multiple_of(host_page_bytes()))?;
+    let buffers = Buffers::new(1, header_bytes.next_multiple_of(PAGE_SIZE))?;
     let mut buffer = buffers.take_waiting();
     buffer[..MARK_BYTES].copy_from_slice(&Mark::random().to_bytes());
     let written =
@@ -265,7 +264,7 @@ fn direct_block_bytes(fd: &OwnedFd) -> Option<usize> {
     let block_bytes = declared_block_bytes(fd)?;
     set_flags(fd, OFlags::DIRECT, true).ok()?;
     // Some file systems refuse only the transfer. An empty read, at the end of a file, is fine.
-    let tried = Buffers::new(1, block_bytes.next_multiple_of(host_page_bytes())).ok().and_then(|buffers| {
+    let tried = Buffers::new(1, block_bytes.next_multiple_of(PAGE_SIZE)).ok().and_then(|buffers| {
         let mut buffer = buffers.take()?;
         rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..block_bytes], 0)).ok()
     });
@@ -285,7 +284,7 @@ fn declared_block_bytes(fd: &OwnedFd) -> Option<usize> {
         return Some(PAGE_SIZE);
     }
     let (memory, offset) = (statx.stx_dio_mem_align as usize, statx.stx_dio_offset_align as usize);
-    let usable = memory <= host_page_bytes() && BLOCK_BYTES.contains(&offset) && offset.is_power_of_two();
+    let usable = memory <= PAGE_SIZE && BLOCK_BYTES.contains(&offset) && offset.is_power_of_two();
     usable.then_some(offset)
 }
 

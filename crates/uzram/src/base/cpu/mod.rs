@@ -184,13 +184,47 @@ mod imp {
         (last < super::MAX_CPUS).then_some(last)
     }
 
+    /// One more than the highest CPU that this thread, the process or the first process of its namespace may run on,
+    /// where the system does not say how many there can be. How many they are does not matter: a container may have
+    /// CPU 7 alone. Should a thread come to a higher one all the same, what is its CPU's takes it longer.
     fn fallback_possible() -> usize {
-        std::thread::available_parallelism().map_or(1, usize::from)
+        let of_process = rustix::process::getpid();
+        let init = rustix::process::Pid::INIT;
+        let last = [None, Some(of_process), Some(init)].into_iter().filter_map(last_allowed_cpu).max();
+        last.unwrap_or_else(|| rustix::thread::sched_getcpu() % super::MAX_CPUS) + 1
+    }
+
+    /// The highest CPU that a process may run on (`None`: this thread).
+    fn last_allowed_cpu(process: Option<rustix::process::Pid>) -> Option<usize> {
+        let process = process.map_or(0, rustix::process::Pid::as_raw_pid);
+        let mask = super::restart::allowed_cpus(process)?;
+        let last = mask.iter().rposition(|word| *word != 0)?;
+        Some(last * u64::BITS as usize + mask[last].ilog2() as usize)
     }
 
     #[cfg(test)]
     mod tests {
-        use super::last_cpu;
+        use super::{fallback_possible, last_cpu};
+
+        /// Where `/sys` cannot be read, the CPU that this thread is bound to is one of those there are, whatever its
+        /// number.
+        #[test]
+        fn without_a_list_the_allowed_cpus_tell_how_many_there_are() {
+            let before = rustix::thread::sched_getaffinity(None).expect("affinity");
+            let cpus = 0..rustix::thread::CpuSet::MAX_CPU;
+            let last = cpus.rev().find(|cpu| before.is_set(*cpu)).expect("one at least");
+            if last == 0 {
+                println!("skipped: there is one CPU only");
+                return;
+            }
+            let mut one = rustix::thread::CpuSet::new();
+            one.set(last);
+            rustix::thread::sched_setaffinity(None, &one).expect("bind");
+            let possible = fallback_possible();
+            rustix::thread::sched_setaffinity(None, &before).expect("unbind");
+            assert!(possible > last, "CPU {last} of {possible}");
+            assert!(possible <= crate::base::cpu::MAX_CPUS);
+        }
 
         #[test]
         fn cpu_lists_give_their_last_cpu() {

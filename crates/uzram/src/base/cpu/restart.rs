@@ -93,18 +93,25 @@ pub(super) unsafe fn cpu_id(_area: isize) -> i32 {
     -1
 }
 
+/// The CPUs that a process (0: this thread) may run on, a bit each. `None` if the kernel's numbers of CPUs do not all
+/// lie below `MAX_CPUS`: it refuses a set that has no room for all.
+#[cfg(not(feature = "loom"))]
+pub(super) fn allowed_cpus(process: i32) -> Option<[u64; super::MAX_CPUS / u64::BITS as usize]> {
+    let mut set = [0; super::MAX_CPUS / u64::BITS as usize];
+    // SAFETY: the kernel writes a set of CPUs of at most that size.
+    let written =
+        unsafe { libc::syscall(libc::SYS_sched_getaffinity, process, size_of_val(&set), set.as_mut_ptr()) };
+    (written > 0).then_some(set)
+}
+
 #[cfg(not(feature = "loom"))]
 mod imp {
     use rustix::thread::{MembarrierCommand, membarrier};
 
     /// Whether the kernel's CPUs are numbered below `MAX_CPUS`, by itself: what it says to files in /sys
-    /// may be another's invention in a container. It refuses a set of CPUs that has no room for all.
+    /// may be another's invention in a container.
     pub(super) fn cpus_are_few() -> bool {
-        let mut set = [0u64; crate::base::cpu::MAX_CPUS / u64::BITS as usize];
-        // SAFETY: the kernel writes a set of CPUs of at most that size.
-        let written =
-            unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&set), set.as_mut_ptr()) };
-        written > 0
+        super::allowed_cpus(0).is_some()
     }
 
     pub(super) fn register() -> bool {

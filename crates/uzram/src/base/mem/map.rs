@@ -13,6 +13,9 @@ use crate::base::sync::rewrite;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
+    page_bytes: usize,
+    /// What the system mapped: more, where a test emulates larger pages.
+    mapped: (NonNull<u8>, usize),
 }
 
 // SAFETY: a mapping is an address range that belongs to no thread; who may touch which part of it
@@ -23,15 +26,34 @@ unsafe impl Sync for Mapping {}
 
 /// The host's page size: what the system gives and takes is a multiple of it.
 pub(crate) fn host_page_bytes() -> usize {
+    #[cfg(all(test, not(feature = "loom")))]
+    if let Some(bytes) = EMULATED_PAGE_BYTES.get() {
+        return bytes;
+    }
     rustix::param::page_size()
 }
 
-/// The memory of this machine, in bytes; as good as unlimited where the system does not say.
-#[cfg(not(feature = "loom"))]
-pub(crate) fn machine_bytes() -> u64 {
-    // SAFETY: it takes a number, and answers one.
-    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-    u64::try_from(pages).map_or(u64::MAX, |pages| pages.saturating_mul(host_page_bytes() as u64))
+#[cfg(all(test, not(feature = "loom")))]
+thread_local! {
+    static EMULATED_PAGE_BYTES: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
+}
+
+/// Runs a test on a host whose pages have `page_bytes`, a multiple of this host's: mappings that this thread makes
+/// meanwhile lie on such pages, and give back nothing smaller for as long as they live.
+#[cfg(all(test, not(feature = "loom")))]
+pub(crate) fn with_host_pages_of<R>(page_bytes: usize, test: impl FnOnce() -> R) -> R {
+    struct Restore(Option<usize>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            EMULATED_PAGE_BYTES.set(self.0);
+        }
+    }
+    assert!(
+        page_bytes.is_multiple_of(rustix::param::page_size()),
+        "pages of the host can be joined, not cut"
+    );
+    let _restore = Restore(EMULATED_PAGE_BYTES.replace(Some(page_bytes)));
+    test()
 }
 
 /// Whether a new mapping can be touched at once.
@@ -45,7 +67,7 @@ pub(crate) enum Access {
 }
 
 impl Mapping {
-    /// Reserves `len_bytes` bytes (more than 0).
+    /// Reserves `len_bytes` bytes (more than 0), rounded up to whole pages of the host.
     ///
     /// # Errors
     /// `NoMemory` when the system refuses.
@@ -54,20 +76,31 @@ impl Mapping {
             Access::None => ProtFlags::empty(),
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
+        let page_bytes = host_page_bytes();
+        let refused = |why: &str| {
+            let what = format!("the system refused {len_bytes} bytes of address space: {why}");
+            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
+        };
+        let too_many = || refused("there is not so much");
+        let len_bytes = len_bytes.checked_next_multiple_of(page_bytes).ok_or_else(too_many)?;
+        // The system aligns to its own pages, which are smaller than those that a test emulates.
+        let spare_bytes = page_bytes - rustix::param::page_size();
+        let mapped_bytes = len_bytes.checked_add(spare_bytes).ok_or_else(too_many)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing
         // that exists.
-        let base = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len_bytes, protection, flags) };
-        let base = base.map_err(|error| {
-            let what = format!("the system refused {len_bytes} bytes of address space: {error}");
-            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
-        })?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
-        let mapping = Mapping { base, len_bytes };
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
+        let base = base.map_err(|error| refused(&error.to_string()))?;
+        let mapped =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
+        // SAFETY: the system's pages divide `page_bytes`, so this is `spare_bytes` on at most.
+        let base = unsafe { mapped.add(mapped.as_ptr().align_offset(page_bytes)) };
+        let mapping = Mapping { base, len_bytes, page_bytes, mapped: (mapped, mapped_bytes) };
         // Huge pages would make pages resident that nobody touched, and the counts untrue. A
         // kernel without them refuses the advice, which is as good.
         // SAFETY: the range is this mapping, and the advice changes no contents.
-        let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len_bytes, Advice::LinuxNoHugepage) };
+        let _ = unsafe { rustix::mm::madvise(mapping.base().cast(), len_bytes, Advice::LinuxNoHugepage) };
         Ok(mapping)
     }
 
@@ -79,6 +112,11 @@ impl Mapping {
 
     pub(super) fn len_bytes(&self) -> usize {
         self.len_bytes
+    }
+
+    /// The size of the pages that the system gives and takes back here: [`host_page_bytes`].
+    pub(super) fn page_bytes(&self) -> usize {
+        self.page_bytes
     }
 
     fn part(&self, offset: usize, len: usize) -> *mut std::ffi::c_void {
@@ -123,7 +161,7 @@ impl Mapping {
     /// [`Mapping::populate`] by writing to each page what is there.
     pub(super) fn touch(&self, offset: usize, len: usize) {
         let start = self.part(offset, len).cast::<u8>();
-        for at in (0..len).step_by(host_page_bytes()) {
+        for at in (0..len).step_by(rustix::param::page_size()) {
             // SAFETY: the byte lies in the part, which can be written to, and is changed by nothing but whole
             // instructions meanwhile.
             unsafe { rewrite(start.add(at)) };
@@ -137,7 +175,7 @@ impl Mapping {
     /// # Safety
     /// Nobody uses the part's contents, now or later.
     pub(super) unsafe fn release(&self, offset: usize, len: usize) -> bool {
-        debug_assert!(offset.is_multiple_of(host_page_bytes()) && len.is_multiple_of(host_page_bytes()));
+        debug_assert!(offset.is_multiple_of(self.page_bytes) && len.is_multiple_of(self.page_bytes));
         let start = self.part(offset, len);
         let advise = |advice| {
             // SAFETY: the range lies inside this mapping, and the caller vouches for its contents.
@@ -158,7 +196,7 @@ impl Mapping {
     /// Of a page-aligned part.
     pub(super) fn resident_bytes_in(&self, offset: usize, len: usize) -> usize {
         const STEP_BYTES: usize = 64 << 20;
-        let host_page = host_page_bytes();
+        let host_page = rustix::param::page_size();
         let mut answers = vec![0u8; STEP_BYTES / host_page];
         let mut resident_pages = 0;
         let end = offset + len;
@@ -178,8 +216,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        let (start, len_bytes) = self.mapped;
         // SAFETY: the mapping is this value's own, and whoever used it borrowed this value.
-        let unmapped = unsafe { rustix::mm::munmap(self.base().cast(), self.len_bytes) };
+        let unmapped = unsafe { rustix::mm::munmap(start.as_ptr().cast(), len_bytes) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }
 }

@@ -14,7 +14,7 @@
 //! back to the system. [`Arena::charged_pages`] counts these bits, so it is what the arena really
 //! takes, pages of freed runs included that are kept for reuse; [`Arena::set_limit_pages`] bounds
 //! it. (On hosts whose pages are larger than 4096 bytes the system may take up to a host page for
-//! each of ours.) Kept are up to two batches of each account and length in each CPU's run cache, and
+//! each of ours, which goes back when none of its pages is taken any more.) Kept are up to two batches of each account and length in each CPU's run cache, and
 //! as much again as a sixteenth of what is in use; all of it goes back when the limit is met. A free
 //! gives back what is too much, or leaves that to a thread ([`Arena::set_releaser`]). (With a reserve,
 //! below, it is chunks that are charged, kept and given back.)
@@ -61,9 +61,9 @@ use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use std::thread::Thread;
 
 use charge::Usages;
-#[cfg(not(feature = "loom"))]
-pub(crate) use map::machine_bytes;
-pub(crate) use map::{Access, Mapping, host_page_bytes};
+#[cfg(all(test, not(feature = "loom")))]
+pub(crate) use map::with_host_pages_of;
+pub(crate) use map::{Access, Mapping};
 use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
 

@@ -6,7 +6,6 @@
 
 use std::thread::Thread;
 
-use super::map;
 use super::runs::{CHUNK_GROUPS, CHUNK_PAGES, GROUP_PAGES, groups_of, mask};
 use super::{Account, Arena, Inner};
 use crate::base::sync::{MutexGuard, Ordering};
@@ -187,10 +186,11 @@ impl Arena {
         groups_of(chunk).zip(bits).for_each(|(group, bits)| self.restore(&mut inner, group, bits));
     }
 
-    /// The free pages of a group whose memory the system can take.
+    /// The free pages of a group whose memory the system can take: it takes memory back by its own pages only, and
+    /// only those that nobody uses a part of.
     fn releasable(&self, inner: &Inner, group: usize) -> u64 {
-        let unit_pages = (map::host_page_bytes() / PAGE_SIZE).max(1) as u32;
-        whole_units(self.resident[group].load(Ordering::Relaxed) & !inner.runs.taken(group), unit_pages)
+        let unit_pages = (self.mapping.page_bytes() / PAGE_SIZE).max(1) as u32;
+        units_to_release(self.resident[group].load(Ordering::Relaxed), inner.runs.taken(group), unit_pages)
     }
 
     /// Marks free pages as taken for as long as their memory is on its way back.
@@ -230,9 +230,10 @@ impl Arena {
     }
 }
 
-/// Of the pages in `bits` those that together fill aligned units of `unit_pages` (a power of two of
-/// at most 64): the system takes memory back by its own pages only.
-pub(super) fn whole_units(bits: u64, unit_pages: u32) -> u64 {
+/// The pages of those aligned units of `unit_pages` (a power of two of at most 64) of which no page is taken and
+/// at least one is in memory.
+pub(super) fn units_to_release(resident: u64, taken: u64, unit_pages: u32) -> u64 {
     let unit = u64::MAX >> (u64::BITS - unit_pages.min(u64::BITS));
-    (0..u64::BITS).step_by(unit_pages as usize).map(|at| unit << at).filter(|unit| bits & unit == *unit).sum()
+    let units = (0..u64::BITS).step_by(unit_pages as usize).map(|at| unit << at);
+    units.filter(|unit| taken & unit == 0 && resident & unit != 0).sum()
 }

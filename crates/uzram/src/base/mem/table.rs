@@ -97,13 +97,45 @@ impl<T: Entry> Table<T> {
         debug_assert!(range.start <= range.end && range.end <= self.len);
         #[cfg(not(feature = "loom"))]
         {
-            let host_page = super::map::host_page_bytes();
+            let host_page = self.mapping.page_bytes();
             let start = range.start * size_of::<T>() / host_page * host_page;
             let end = (range.end * size_of::<T>()).next_multiple_of(host_page);
             // The system maps whole pages.
             self.mapping.populate(start, end.min(self.mapping.len_bytes()) - start)?;
         }
         Ok(())
+    }
+
+    /// How many entries lie in a page of the host, the unit in which a table takes memory: the first so many in the
+    /// first page, and so on.
+    pub fn entries_per_page(&self) -> usize {
+        #[cfg(not(feature = "loom"))]
+        return self.mapping.page_bytes() / size_of::<T>();
+        // So few that models can have a page with more than one.
+        #[cfg(feature = "loom")]
+        return 2;
+    }
+
+    /// Gives the memory of a page of entries back to the system, and says whether it took it: the entries are their
+    /// type's default then. Whoever looks at one meanwhile sees either. When this returns, no CPU sees the old page
+    /// any more. `clear` makes an entry its default, for models, whose tables are vectors.
+    ///
+    /// # Safety
+    /// Nobody changes an entry of the page until another thread finds out that it has become the default.
+    pub(crate) unsafe fn release_page(&self, page: usize, clear: impl Fn(&T)) -> bool {
+        #[cfg(not(feature = "loom"))]
+        {
+            let _ = clear;
+            let page_bytes = self.mapping.page_bytes();
+            // SAFETY: the caller's promise. A table of atomics of which some turn to zero is as if they had been stored.
+            unsafe { self.mapping.release(page * page_bytes, page_bytes) }
+        }
+        #[cfg(feature = "loom")]
+        {
+            let first = page * self.entries_per_page();
+            self.entries[first..self.len.min(first + self.entries_per_page())].iter().for_each(clear);
+            true
+        }
     }
 
     /// The memory that all entries together can take.

@@ -30,7 +30,8 @@ pub struct WaitTable {
 }
 
 struct Bucket {
-    lock: Mutex<()>,
+    /// How many threads sleep here.
+    lock: Mutex<usize>,
     freed: Condvar,
 }
 
@@ -46,8 +47,29 @@ impl WaitTable {
     /// A table of `buckets` places to sleep; words of different buckets never wake each other's
     /// waiters.
     pub fn new(buckets: usize) -> Self {
-        let bucket = |_| Bucket { lock: Mutex::new(&classes::WAIT_TABLE, ()), freed: Condvar::new() };
+        let bucket = |_| Bucket { lock: Mutex::new(&classes::WAIT_TABLE, 0), freed: Condvar::new() };
         WaitTable { buckets: (0..buckets.max(1)).map(bucket).collect() }
+    }
+
+    /// Has all who sleep look at their locks again: some of these were freed without a [`BitGuard`], by
+    /// memory that became zeros.
+    pub fn wake_all(&self) {
+        self.buckets.iter().for_each(Bucket::wake);
+    }
+
+    #[inline]
+    fn bucket(&self, key: usize) -> &Bucket {
+        &self.buckets[key % self.buckets.len()]
+    }
+}
+
+impl Bucket {
+    /// Wakes who sleeps here. Who is about to has the bucket's lock until it sleeps.
+    fn wake(&self) {
+        let sleepers = *self.lock.lock();
+        if sleepers > 0 {
+            self.freed.notify_all();
+        }
     }
 }
 
@@ -59,7 +81,7 @@ impl BitLock {
     /// same at every call for this word.
     #[inline]
     pub fn lock<'a>(&'a self, table: &'a WaitTable, key: usize) -> BitGuard<'a> {
-        let bucket = &table.buckets[key % table.buckets.len()];
+        let bucket = table.bucket(key);
         let wait = || self.try_take().unwrap_or_else(|| self.lock_slow(bucket));
         let (value, hold) = Hold::take(&classes::SLOT, || self.try_take(), wait);
         BitGuard { word: &self.0, bucket, value, _hold: hold }
@@ -67,7 +89,7 @@ impl BitLock {
 
     /// Takes the lock if it is free.
     pub fn try_lock<'a>(&'a self, table: &'a WaitTable, key: usize) -> Option<BitGuard<'a>> {
-        let bucket = &table.buckets[key % table.buckets.len()];
+        let bucket = table.bucket(key);
         let value = self.try_take()?;
         Some(BitGuard { word: &self.0, bucket, value, _hold: Hold::new(&classes::SLOT) })
     }
@@ -102,7 +124,9 @@ impl BitLock {
             }
             // The holder takes the bucket's lock before it wakes anyone, and this thread holds
             // that lock from before it set WAITERS until it sleeps: no wake-up is lost.
+            *sleeper += 1;
             sleeper = sleeper.wait(&bucket.freed);
+            *sleeper -= 1;
         }
     }
 }
@@ -120,6 +144,27 @@ impl BitLock {
     #[inline]
     pub fn is_free_and_zero(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
+    }
+
+    /// Takes the lock if it is free and the holder's bits are 0, for as long as [`BitLock::reopen`] is not called or
+    /// the word does not become 0. There is no guard, so that many can be held at once; nobody is to be waited for
+    /// meanwhile.
+    pub fn close(&self) -> bool {
+        self.0.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Lets a lock go that [`BitLock::close`] took.
+    pub fn reopen(&self, table: &WaitTable, key: usize) {
+        if self.0.swap(0, Ordering::Release) & WAITERS != 0 {
+            table.bucket(key).wake();
+        }
+    }
+
+    /// Makes the word 0 as memory does that the system gave new: for models of that.
+    #[cfg(feature = "loom")]
+    pub fn clear(&self) {
+        // By an exchange, as loom does not know that a store follows the exchanges that came before it.
+        self.0.swap(0, Ordering::Release);
     }
 }
 
@@ -142,8 +187,7 @@ impl Drop for BitGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.word.swap(self.value, Ordering::Release) & WAITERS != 0 {
-            drop(self.bucket.lock.lock());
-            self.bucket.freed.notify_all();
+            self.bucket.wake();
         }
     }
 }

@@ -82,11 +82,13 @@ pub mod classes {
     pub static BACKING_QUEUE: LockClass = LockClass::new(23, "backing_queue");
     /// Which buffers of transfers are free.
     pub static BACKING_BUFFERS: LockClass = LockClass::new(24, "backing_buffers");
+    /// Giving a page of the slot table back to the system.
+    pub static SLOT_TABLE: LockClass = LockClass::new(25, "slot_table");
     /// Threads that wait for a bit lock.
-    pub static WAIT_TABLE: LockClass = LockClass::new(25, "wait_table");
+    pub static WAIT_TABLE: LockClass = LockClass::new(26, "wait_table");
 
     /// All of them.
-    pub static ALL: [&LockClass; 26] = [
+    pub static ALL: [&LockClass; 27] = [
         &DEVICE,
         &WRITEBACK,
         &SLOT,
@@ -112,6 +114,7 @@ pub mod classes {
         &POLICY,
         &BACKING_QUEUE,
         &BACKING_BUFFERS,
+        &SLOT_TABLE,
         &WAIT_TABLE,
     ];
 }

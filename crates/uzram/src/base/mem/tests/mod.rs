@@ -4,10 +4,19 @@ mod chunks;
 mod reserve;
 mod surplus;
 
-use super::release::{KEPT_FREE_PAGES, whole_units};
+use super::map::with_host_pages_of;
+use super::release::{KEPT_FREE_PAGES, units_to_release};
 use super::*;
 use crate::base::random::Random;
 use std::collections::HashMap;
+
+/// The sizes of pages that hosts have.
+const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
+
+/// An arena on a host with such pages.
+fn arena_on_pages_of(host_page_bytes: usize, reserve_bytes: u64) -> Arena {
+    with_host_pages_of(host_page_bytes, || Arena::new(reserve_bytes)).expect("address space")
+}
 
 fn touch(arena: &Arena, page: u32, pages: u32) {
     for page in page..page + pages {
@@ -56,9 +65,9 @@ fn recount(arena: &Arena) {
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
     let mut hides = 0;
-    for seed in 0..6 {
+    for seed in 0..9 {
         let mut random = Random::new(seed);
-        let arena = Arena::new(64 << 20).expect("address space");
+        let arena = arena_on_pages_of(HOST_PAGE_BYTES[seed as usize / 3], 64 << 20);
         arena.set_run_cache_batch_pages([0, 8, 32][seed as usize % 3]).expect("batch");
         arena.set_releaser((seed % 2 == 0).then(std::thread::current));
         let mut live: Vec<(Run, Account, u32)> = Vec::new();
@@ -172,8 +181,10 @@ fn the_limit_bounds_what_is_in_memory() {
 
 #[test]
 fn freed_memory_goes_back_by_itself() {
-    let arena = Arena::new(256 << 20).expect("address space");
-    for batch in [0, 32] {
+    for (batch, host_page_bytes) in
+        [0, 32].into_iter().flat_map(|batch| HOST_PAGE_BYTES.map(|of| (batch, of)))
+    {
+        let arena = arena_on_pages_of(host_page_bytes, 256 << 20);
         arena.set_run_cache_batch_pages(batch).expect("batch");
         let runs: Vec<Run> =
             (0..1000).map(|_| arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect("memory")).collect();
@@ -192,10 +203,52 @@ fn freed_memory_goes_back_by_itself() {
 
 #[test]
 fn only_whole_pages_of_the_host_go_back() {
-    assert_eq!(whole_units(0b1011_0111, 1), 0b1011_0111);
-    assert_eq!(whole_units(0b1011_0111, 2), 0b0011_0011);
-    assert_eq!(whole_units(0xffff_fff0_ffff_7fff, 16), 0xffff_0000_ffff_0000);
-    assert_eq!((whole_units(u64::MAX, 64), whole_units(u64::MAX >> 1, 64)), (u64::MAX, 0));
+    let all = u64::MAX;
+    assert_eq!(units_to_release(all, !0b1011_0111, 1), 0b1011_0111);
+    assert_eq!(units_to_release(0b0010, all << 4, 1), 0b0010);
+    assert_eq!(units_to_release(all, !0b1011_0111, 2), 0b0011_0011);
+    // A page of the host goes back as a whole, whichever of its pages were in memory.
+    assert_eq!(units_to_release(0b0100_0010, 0b1_0000_0000, 4), 0b1111_1111);
+    assert_eq!(units_to_release(0b0100_0010, 0b0000_0001, 4), 0b1111_0000);
+    assert_eq!(units_to_release(all, 0x0000_000f_0000_8000, 16), 0xffff_0000_ffff_0000);
+    assert_eq!((units_to_release(1, 0, 64), units_to_release(all, 1 << 63, 64)), (all, 0));
+}
+
+/// Runs of which a part was committed lie beside each other in a page of the host: it goes back all the same.
+#[test]
+fn memory_of_partly_committed_runs_goes_back_whatever_the_hosts_pages() {
+    for host_page_bytes in HOST_PAGE_BYTES {
+        let arena = arena_on_pages_of(host_page_bytes, 64 << 20);
+        let mut random = Random::new(host_page_bytes as u64);
+        let mut runs: Vec<(Run, u64)> = Vec::new();
+        while arena.charged_pages() < 3700 {
+            let run = arena.alloc_run(1 + random.below(16), Account::Pool, Gfp::MayWait).expect("memory");
+            let committed = 1 + random.below(usize::from(run.pages)) as u32;
+            arena.commit(Account::Pool, run.page, committed).expect("no limit");
+            touch(&arena, run.page, committed);
+            runs.push((run, u64::from(committed)));
+        }
+        // Every other stays: what is left must not be touched.
+        let mut is_kept = false;
+        runs.retain(|(run, committed)| {
+            is_kept = !is_kept;
+            if !is_kept {
+                arena.free_run(*run, Account::Pool, *committed);
+            }
+            is_kept
+        });
+        arena.release_free();
+        recount(&arena);
+        for (run, committed) in &runs {
+            for page in run.page..run.page + *committed as u32 {
+                // SAFETY: the run is this test's, and the page committed.
+                assert_eq!(unsafe { arena.address(page).read() }, page as u8 | 1);
+            }
+        }
+        runs.into_iter().for_each(|(run, committed)| arena.free_run(run, Account::Pool, committed));
+        arena.release_free();
+        assert_eq!((arena.charged_pages(), arena.resident_bytes()), (0, 0), "{host_page_bytes}");
+    }
 }
 
 /// Memory that was locked by who embeds the engine goes back like any other.

@@ -3,20 +3,20 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use uzram::base::size_expr::Memory;
-
-use crate::failure::{Context, Failure, Result};
+use super::error::{Error, ErrorKind, Result};
+use super::size_expr::Memory;
 
 /// The memory of this machine and of this process's control group.
 ///
 /// # Errors
-/// `/proc` does not say.
+/// `Io`: `/proc` does not say.
 pub fn read() -> Result<Memory> {
-    let read = |path: &str| fs::read_to_string(path).context(|| format!("cannot read {path}"));
-    let meminfo = read("/proc/meminfo")?;
-    let ram_bytes = ram_bytes(&meminfo).ok_or_else(|| {
-        Failure::line("cannot find out how much memory there is: no MemTotal in /proc/meminfo")
-    })?;
+    let unknown = |why: &str| {
+        Error::new(ErrorKind::Io, format!("cannot find out how much memory there is: /proc/meminfo {why}"))
+    };
+    let read = |path: &str| fs::read_to_string(path);
+    let meminfo = read("/proc/meminfo").map_err(|error| unknown(&format!("cannot be read: {error}")))?;
+    let ram_bytes = ram_bytes(&meminfo).ok_or_else(|| unknown("has no MemTotal"))?;
     // Without them there are no control groups.
     let groups = read("/proc/self/cgroup").unwrap_or_default();
     let mounts = read("/proc/self/mountinfo").unwrap_or_default();

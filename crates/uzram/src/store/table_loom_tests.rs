@@ -1,0 +1,107 @@
+//! Pages of the slot table that leave while slots in them are used, under loom: a page has two slots there.
+
+use super::slot::{Contents, Slots};
+use super::*;
+use crate::base::sync::{AtomicU32, Ordering};
+use loom::thread;
+
+fn model(f: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.max_branches = 5000;
+    builder.log = std::env::var_os("LOOM_LOG").is_some();
+    builder.check(f);
+}
+
+/// The slots of a page of the table, of which the second holds something.
+fn slots() -> Arc<Slots> {
+    let slots = Slots::new(2).expect("memory");
+    slots.lock(1).replace(Contents::Same(9));
+    Arc::new(slots)
+}
+
+fn discard(slots: &Slots, page: u64) {
+    slots.discard(page..page + 1, |page| _ = slots.lock(page).replace(Contents::Empty));
+}
+
+fn spawn(slots: &Arc<Slots>, run: impl FnOnce(&Slots) + 'static) -> thread::JoinHandle<()> {
+    let slots = Arc::clone(slots);
+    thread::spawn(move || run(&slots))
+}
+
+/// What is written to a slot stays, though its page may be about to leave.
+#[test]
+fn loom_table_page_leaves_against_a_writer() {
+    model(|| {
+        let slots = slots();
+        let writer = spawn(&slots, |slots| {
+            slots.lock(0).replace(Contents::Same(1));
+            assert_eq!(slots.state(0), PageState::Same);
+        });
+        discard(&slots, 1);
+        writer.join().expect("no panic");
+        assert_eq!(slots.lock(0).contents(), Contents::Same(1));
+        assert!(slots.is_empty(1));
+        assert_eq!(slots.table_pages(), 1);
+        discard(&slots, 0);
+        assert_eq!((slots.table_pages(), slots.state(0)), (0, PageState::Hole));
+    });
+}
+
+/// Who knows that a slot was written sees it without its lock.
+#[test]
+fn loom_table_page_leaves_against_a_reader() {
+    model(|| {
+        let slots = slots();
+        let is_written = Arc::new(AtomicU32::new(0));
+        let told = Arc::clone(&is_written);
+        let writer = spawn(&slots, move |slots| {
+            slots.lock(0).replace(Contents::Same(1));
+            told.store(1, Ordering::Release);
+        });
+        let reader = spawn(&slots, move |slots| {
+            if is_written.load(Ordering::Acquire) == 1 {
+                assert_eq!(slots.state(0), PageState::Same);
+                assert_eq!(slots.run(0..1, |state| state == PageState::Same), 1);
+                assert!(!slots.is_empty(0));
+            }
+        });
+        discard(&slots, 1);
+        writer.join().expect("no panic");
+        reader.join().expect("no panic");
+    });
+}
+
+/// Of two who empty a page together the last one gives it back.
+#[test]
+fn loom_table_page_is_emptied_by_two() {
+    model(|| {
+        let slots = slots();
+        slots.lock(0).replace(Contents::Same(1));
+        let other = spawn(&slots, |slots| discard(slots, 0));
+        discard(&slots, 1);
+        other.join().expect("no panic");
+        assert!(slots.is_empty(0) && slots.is_empty(1));
+        assert_eq!(slots.table_pages(), 0);
+    });
+}
+
+/// Who sleeps until a closed slot is let go is woken, though the page left with what says that somebody sleeps.
+#[test]
+fn loom_table_page_leaves_against_those_who_wait() {
+    model(|| {
+        let slots = slots();
+        let add = |slots: &Slots| {
+            let mut slot = slots.lock(0);
+            let before = match slot.contents() {
+                Contents::Same(word) => word,
+                _ => 0,
+            };
+            slot.replace(Contents::Same(before + 1));
+        };
+        let others = [spawn(&slots, add), spawn(&slots, add)];
+        discard(&slots, 1);
+        others.into_iter().for_each(|other| other.join().expect("no panic"));
+        assert_eq!(slots.lock(0).contents(), Contents::Same(2));
+    });
+}

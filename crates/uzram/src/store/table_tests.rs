@@ -1,0 +1,169 @@
+//! What the slot table takes: only what is used, on hosts with any pages.
+
+use super::tests::config;
+use super::*;
+use crate::base::mem::with_host_pages_of;
+use crate::base::random::Random;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
+
+fn store_on_pages_of(host_page_bytes: usize, config: &Config) -> Store {
+    with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
+}
+
+/// Looking at or discarding what was never written costs neither memory nor much time, and `table_resident_bytes`
+/// says so.
+#[test]
+fn unwritten_space_takes_no_memory_of_the_table() {
+    const TIB_PAGES: u64 = 1 << 28;
+    let store = Store::new(&config(TIB_PAGES)).expect("a store");
+    let before = store.table_resident_bytes();
+    let start = Instant::now();
+    store.discard_pages(0..TIB_PAGES);
+    assert_eq!(store.extent(5, TIB_PAGES - 5), (PageState::Hole, TIB_PAGES - 5));
+    assert_eq!(store.zero_pages(0, TIB_PAGES), TIB_PAGES);
+    let mut read = [1; PAGE_SIZE];
+    for page in (0..TIB_PAGES).step_by(1 << 20) {
+        store.read(page, &mut read).expect("a hole");
+        store.zero_part(page, 1, 1, false, Wait::No).expect("a hole");
+    }
+    assert_eq!(store.table_resident_bytes(), before);
+    assert_eq!(store.slots.table_memory_bytes(), 0);
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    // One page does not make its neighbours cost anything.
+    store.zero(TIB_PAGES / 2);
+    let with_one = store.table_resident_bytes();
+    assert!(with_one > before && with_one < before + (256 << 10), "{before} {with_one}");
+    store.discard_pages(0..TIB_PAGES);
+    assert_eq!(store.extent(0, TIB_PAGES), (PageState::Hole, TIB_PAGES));
+    assert_eq!(store.slots.table_memory_bytes(), 0);
+}
+
+/// Slots that hold nothing any more give their memory back, however they were emptied.
+#[test]
+fn the_table_shrinks_when_pages_are_discarded() {
+    const PAGES: u64 = 3 << 16;
+    for host_page_bytes in HOST_PAGE_BYTES {
+        let store = store_on_pages_of(host_page_bytes, &config(PAGES + 7));
+        let before = store.table_resident_bytes();
+        let table_bytes = (PAGES as usize) * slot::SLOT_BYTES;
+        for discard_pages in [PAGES + 7, 1, 37] {
+            (0..PAGES + 7).for_each(|page| store.zero(page));
+            assert!(store.table_resident_bytes() >= before + table_bytes);
+            assert_eq!(store.extent(0, PAGES + 7), (PageState::Zero, PAGES + 7));
+            let mut page = 0;
+            while page < PAGES + 7 {
+                let end = (page + discard_pages).min(PAGES + 7);
+                store.discard_pages(page..end);
+                page = end;
+            }
+            // What says which pages are there stays: four bytes for each.
+            let left = store.table_resident_bytes() - before;
+            assert!(left <= table_bytes / 256, "{host_page_bytes}, by {discard_pages}: {left} bytes");
+            assert_eq!((store.slots.table_pages(), store.slots.table_memory_bytes()), (0, 0));
+        }
+        // A page that is left keeps its neighbours' slots.
+        (0..PAGES).for_each(|page| store.zero(page));
+        store.discard_pages(0..1000);
+        store.discard_pages(1001..PAGES);
+        assert_eq!(store.extent(1000, 1), (PageState::Zero, 1));
+        assert_eq!((store.zero_pages(0, PAGES), store.slots.table_pages()), (PAGES, 1));
+    }
+}
+
+/// With a reserve all of the table is there, and stays.
+#[test]
+fn a_table_of_a_store_with_a_reserve_stays() {
+    let store = Store::new(&Config { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");
+    let before = (store.table_resident_bytes(), store.slots.table_memory_bytes());
+    assert_eq!(before.1, (1 << 16) * slot::SLOT_BYTES);
+    (0..1 << 16).for_each(|page| store.zero(page));
+    store.discard_pages(0..1 << 16);
+    assert_eq!((store.table_resident_bytes(), store.slots.table_memory_bytes()), before);
+    assert_eq!(store.slots.table_pages(), ((1 << 16) * slot::SLOT_BYTES / rustix::param::page_size()) as u64);
+}
+
+/// What a thread does with its pages in [`pages_come_and_go_beside_each_other`].
+struct Worker<'a> {
+    store: &'a Store,
+    /// What each of its pages is filled with; 0 for a hole.
+    model: Vec<u8>,
+    thread: u64,
+    threads: u64,
+    random: Random,
+    left: &'a AtomicU64,
+}
+
+impl Worker<'_> {
+    fn page(&self, at: usize) -> u64 {
+        at as u64 * self.threads + self.thread
+    }
+
+    fn check(&self, at: usize) {
+        let (page, byte) = (self.page(at), self.model[at]);
+        let mut read = [0xff; PAGE_SIZE];
+        self.store.read(page, &mut read).expect("sound");
+        assert!(read.iter().all(|other| *other == byte), "page {page} holds {} and not {byte}", read[0]);
+        let state = if byte == 0 { PageState::Hole } else { PageState::Same };
+        assert_eq!(self.store.extent(page, 1).0, state, "page {page}");
+    }
+
+    fn run(mut self, events: usize) {
+        for _ in 0..events {
+            let at = self.random.below(self.model.len());
+            match self.random.below(8) {
+                0 => {
+                    self.model[at] = 1 + self.random.below(255) as u8;
+                    self.store.write(self.page(at), &[self.model[at]; PAGE_SIZE]).expect("no limit");
+                }
+                1..6 => {
+                    // All that it has in some page of the table, so that these get empty often.
+                    let some = at / 8 * 8..(at / 8 * 8 + 8).min(self.model.len());
+                    for at in some {
+                        if self.model[at] != 0 {
+                            self.model[at] = 0;
+                            self.store.discard(self.page(at));
+                        }
+                    }
+                    let is_empty = self.store.slots.table_pages() == 0;
+                    self.left.fetch_add(u64::from(is_empty), Ordering::Relaxed);
+                }
+                _ => {}
+            }
+            self.check(at);
+        }
+        (0..self.model.len()).for_each(|at| self.check(at));
+        self.store.discard_pages(0..0);
+        for at in 0..self.model.len() {
+            self.store.discard(self.page(at));
+        }
+    }
+}
+
+/// Threads write, read and discard pages whose slots share pages of the table, which leave and come back meanwhile:
+/// none sees anything but what it wrote, and in the end the table is empty.
+#[test]
+fn pages_come_and_go_beside_each_other() {
+    const THREADS: u64 = 3;
+    for (seed, host_page_bytes) in (0..6).zip(HOST_PAGE_BYTES.into_iter().cycle()) {
+        let slots_per_page = host_page_bytes / slot::SLOT_BYTES;
+        // The last page of the table is not full.
+        let pages = slots_per_page as u64 + 12;
+        let store = store_on_pages_of(host_page_bytes, &config(pages));
+        let left = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let mine = if host_page_bytes == HOST_PAGE_BYTES[0] { pages / THREADS } else { 8 };
+                let random = Random::new(seed * THREADS + thread);
+                let model = vec![0; mine as usize];
+                let worker = Worker { store: &store, model, thread, threads: THREADS, random, left: &left };
+                scope.spawn(|| worker.run(20_000));
+            }
+        });
+        assert!(left.into_inner() > 0, "seed {seed}: no page of the table ever left");
+        assert_eq!(store.extent(0, pages), (PageState::Hole, pages), "seed {seed}");
+        assert_eq!((store.slots.table_pages(), store.slots.table_memory_bytes()), (0, 0), "seed {seed}");
+    }
+}
