@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock. What of the table was never
-//! used, or not since it was emptied, takes no memory and is not looked at (`table_pages.rs`). `zero` is set beside `same` where the word is 0, so that the lock
-//! word alone says in which state a page is ([`Slots::state`]). A length of 4096 is a page stored as
-//! it is; the priority says which of the store's algorithms compressed it. `writing` is the number of the write to
+//! used, or not since it was emptied, takes no memory and is not looked at (`table_pages.rs`). `zero` is set beside
+//! `same` where the word is 0, so that the lock word alone says in which state a page is ([`Slots::state`]). A length of
+//! 4096 is a page stored as it is; the priority says which of the store's algorithms compressed it. `writing` is the number of the write to
 //! the backing device that the page is in, and 0 once the page was used or changed since. The lock protects `what`,
 //! which is atomic only for [`Slots::peek_handle`].
 
