@@ -9,6 +9,8 @@ use crate::base::error::Result;
 /// system on drop: no allocator keeps it.
 pub struct ZeroedPages {
     mapping: Mapping,
+    /// At most the mapping's.
+    len_bytes: usize,
 }
 
 impl ZeroedPages {
@@ -17,7 +19,7 @@ impl ZeroedPages {
     /// # Errors
     /// `NoMemory` when the system refuses.
     pub fn new(len_bytes: usize) -> Result<Self> {
-        Ok(ZeroedPages { mapping: Mapping::new(len_bytes.max(1), Access::ReadWrite)? })
+        Ok(ZeroedPages { mapping: Mapping::new(len_bytes.max(1), Access::ReadWrite)?, len_bytes })
     }
 }
 
@@ -25,17 +27,17 @@ impl Deref for ZeroedPages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is readable, of that length, and this value's alone; whoever writes to it has
+        // SAFETY: the mapping is readable, at least of that length, and this value's alone; whoever writes to it has
         // borrowed the value mutably (`deref_mut`).
-        unsafe { std::slice::from_raw_parts(self.mapping.base(), self.mapping.len_bytes()) }
+        unsafe { std::slice::from_raw_parts(self.mapping.base(), self.len_bytes) }
     }
 }
 
 impl DerefMut for ZeroedPages {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is readable and writable, of that length, and this value's alone, which is borrowed
+        // SAFETY: the mapping is readable and writable, at least of that length, and this value's alone, which is borrowed
         // mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.mapping.base(), self.mapping.len_bytes()) }
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.base(), self.len_bytes) }
     }
 }
 
