@@ -1,14 +1,11 @@
 //! What is attached to a daemon's files: block devices, and swap areas on these.
 //!
-//! It is attached and detached by processes that the daemon starts for that, `uzram attach` and `uzram detach` (see there
-//! for why), or that others have started. Either way the daemon's record has it, by which it is found when the daemon is
+//! It is attached and detached by processes that the daemon has started for that, `uzram attach` and `uzram detach` (see
+//! there for why), or that others have started. Either way the daemon's record has it, by which it is found when the daemon is
 //! to end, whatever has become of the directories that it was started in.
 
 use std::collections::BTreeSet;
-use std::io::ErrorKind;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -18,10 +15,9 @@ use uzram_serve::control::StatsJson;
 use uzram_serve::record::{AttachedDevice, Recorder};
 
 use crate::attach::attachment_text;
-use crate::failure::{Context, Failure, Result};
+use crate::attendant::Attendant;
+use crate::failure::{Failure, Result};
 use crate::plan::{Attached, DevicePlan};
-use crate::runtime_dir::RUNTIME_DIR_VARIABLE;
-use crate::swap::own_program;
 
 /// How long what was detached may take to close its file.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -34,15 +30,22 @@ pub struct Attachments {
     runtime_dir: PathBuf,
     exports: Exports,
     recorder: Arc<Recorder>,
+    /// Who attaches and detaches, where there can be something attached.
+    attendant: Option<Attendant>,
     /// The devices whose swap areas this daemon has switched on.
     swapped_to: BTreeSet<String>,
 }
 
 impl Attachments {
     /// Those of the daemon in `runtime_dir`, which has these devices.
-    pub fn new(runtime_dir: &Path, exports: Exports, recorder: Arc<Recorder>) -> Self {
+    pub fn new(
+        runtime_dir: &Path,
+        exports: Exports,
+        recorder: Arc<Recorder>,
+        attendant: Option<Attendant>,
+    ) -> Self {
         let runtime_dir = runtime_dir.to_owned();
-        Attachments { runtime_dir, exports, recorder, swapped_to: BTreeSet::new() }
+        Attachments { runtime_dir, exports, recorder, attendant, swapped_to: BTreeSet::new() }
     }
 
     /// Attaches a device, if it is to be.
@@ -110,20 +113,13 @@ impl Attachments {
     }
 
     /// Runs a command of this program, and answers what it prints.
-    fn run(&self, args: &[String]) -> Result<String> {
-        let mut command = own_program()?;
-        command.args(args).env(RUNTIME_DIR_VARIABLE, &self.runtime_dir).stdin(Stdio::null());
-        // What is typed at the terminal is for the daemon, which waits for this.
-        command.process_group(0);
-        let ended = command.output().context(|| format!("cannot run `uzram {}`", args.join(" ")))?;
-        if ended.status.success() {
-            return String::from_utf8(ended.stdout)
-                .map_err(|error| std::io::Error::new(ErrorKind::InvalidData, error))
-                .context(|| format!("`uzram {}`", args.join(" ")));
+    fn run(&mut self, args: &[String]) -> Result<String> {
+        match &mut self.attendant {
+            Some(attendant) => attendant.run(&self.runtime_dir, args),
+            None => Err(Failure::line(
+                "block devices are root's, and lie on files, which this daemon does not show",
+            )),
         }
-        let said = String::from_utf8_lossy(&ended.stderr);
-        let ended = || Failure::Line(format!("`uzram {}` ended with {}", args.join(" "), ended.status));
-        Err(Failure::printed_in(&said).unwrap_or_else(ended))
     }
 }
 

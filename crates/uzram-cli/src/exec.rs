@@ -6,7 +6,7 @@
 
 use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::mpsc::{Receiver, Sender};
 use std::thread;
 
@@ -21,18 +21,17 @@ use crate::runtime_dir::RUNTIME_DIR_VARIABLE;
 use crate::show;
 use crate::up::{Address, Event};
 
-/// Runs `command`, prints the device's statistics, and returns the command's status as a shell
-/// would: 128 + N if signal N killed it.
+/// A command that runs.
+pub struct Running {
+    child: Child,
+    target: Target,
+}
+
+/// Starts `command`, which finds the daemon at `address`; `sender` is told when it has ended.
 ///
 /// # Errors
-/// The command cannot be started.
-pub fn run(
-    command: &str,
-    address: &Address,
-    device: &Device,
-    sender: &Sender<Event>,
-    events: &Receiver<Event>,
-) -> Result<u8> {
+/// It cannot be started.
+pub fn start(command: &str, address: &Address, sender: &Sender<Event>) -> Result<Running> {
     let own_group = !io::stdin().is_terminal();
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command);
@@ -56,10 +55,21 @@ pub fn run(
         let _ = child.wait();
         return Err(error).context(|| "cannot wait for the --exec command".to_owned());
     }
-    pass_signals(&target, events);
-    let status = child.wait().context(|| "cannot wait for the --exec command".to_owned())?;
-    live::note(&show::stats_table(&address.name, &StatsJson::from(device.stats())));
-    Ok(exit_code(status))
+    Ok(Running { child, target })
+}
+
+impl Running {
+    /// Waits for the command's end, prints the statistics of `device`, whose name this is, and returns the command's
+    /// status as a shell would: 128 + N if signal N killed it. Meanwhile it gets the signals that are sent to this process.
+    ///
+    /// # Errors
+    /// The system does not tell how it ended.
+    pub fn wait(mut self, name: &str, device: &Device, events: &Receiver<Event>) -> Result<u8> {
+        pass_signals(&self.target, events);
+        let status = self.child.wait().context(|| "cannot wait for the --exec command".to_owned())?;
+        live::note(&show::stats_table(name, &StatsJson::from(device.stats())));
+        Ok(exit_code(status))
+    }
 }
 
 /// Until the command has ended, passes on to it what asks us to end. Asked twice, it is killed.

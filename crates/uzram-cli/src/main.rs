@@ -9,12 +9,14 @@
 
 mod attach;
 mod attachments;
+mod attendant;
 mod bench;
 mod cgroups;
 mod check;
 mod client;
 mod clients;
 mod config_file;
+mod confine;
 mod daemon_client;
 mod descriptors;
 mod device_args;

@@ -17,13 +17,15 @@ use uzram::base::machine_memory;
 use uzram::base::units::format_size;
 use uzram::device::Device;
 use uzram::slab;
-use uzram_serve::control::{self, About, Api, Ending, FilesJson, StatsJson};
+use uzram_serve::control::{self, About, Api, Ending, FilesJson, MeasureJson, StatsJson};
 use uzram_serve::record::{MountRecord, Recorder};
 use uzram_serve::{Exports, fuse, nbd};
 
 use crate::attach::require_root;
 use crate::attachments::{Attachments, RETRY};
+use crate::attendant::Attendant;
 use crate::config_file::{self, ConfigFile};
+use crate::confine::{Needs, confine, hide};
 use crate::descriptors;
 use crate::device_args::{DeviceArgs, Setting, parse_name};
 use crate::exec;
@@ -170,14 +172,21 @@ pub fn run(args: &Args) -> Result<u8> {
 /// It cannot start.
 pub fn serve(plan: Plan) -> Result<u8> {
     // Before there are threads, which inherit it.
-    let protection = if plan.swaps() { protect() } else { Vec::new() };
+    let mut protection = if plan.swaps() { protect() } else { Vec::new() };
+    let mount_dir = plan.mount_dir();
+    let is_root = rustix::process::geteuid().is_root();
+    // Before this process holds anything that a copy of it should not.
+    let attendant = (is_root && mount_dir.is_some()).then(Attendant::start).transpose();
+    let attendant = attendant.context(|| "cannot start a process".to_owned())?;
+    if plan.swaps() || plan.nbd.tls.is_some() {
+        protection.push(hide());
+    }
     plan.left_out.iter().for_each(|line| tracing::info!("{line}"));
     let (sender, events) = mpsc::channel();
     let reloads = plan.reloads_on_hang_up.then(|| start_reloads(plan.nbd.tls.clone())).transpose();
     let watched = reloads.and_then(|reloads| watch_signals(sender.clone(), reloads));
     watched.context(|| "cannot handle signals".to_owned())?;
     let control_socket = socket_path(&plan.runtime_dir, CONTROL_SOCKET)?;
-    let mount_dir = plan.mount_dir();
     if plan.devices.iter().any(|device| device.attached != Attached::No) {
         require_root()?;
     }
@@ -213,6 +222,19 @@ pub fn serve(plan: Plan) -> Result<u8> {
     if let Some(mount) = &mount {
         recorder.set_mount(MountRecord { dir: mount.dir().to_owned(), identity: mount.identity() })?;
     }
+    let needs = Needs {
+        unmounts: mount.is_some(),
+        locks_memory: plan.swaps(),
+        has_backing: devices.iter().any(|device| device.backing().is_some()),
+        reads_certificates: plan.nbd.tls.is_some(),
+        has_command: plan.exec.is_some(),
+        runs_programs: mount.is_some() && !is_root,
+    };
+    let control_listener = dir.bind(CONTROL_SOCKET)?;
+    // From here on nothing else is bound, mounted or run.
+    if plan.exec.is_none() {
+        protection.extend(confine(&needs));
+    }
     let about = About {
         pid: std::process::id(),
         files: mount.as_ref().map(FilesJson::from),
@@ -221,7 +243,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     };
     let on_shutdown = sender.clone();
     let _control = control::Server::start(
-        dir.bind(CONTROL_SOCKET)?,
+        control_listener,
         Api::new(exports.clone(), Box::new(uris.clone()), about.clone())
             .with_recorder(Arc::clone(&recorder))
             .with_tls(plan.nbd.tls.clone())
@@ -234,7 +256,8 @@ pub fn serve(plan: Plan) -> Result<u8> {
         },
     )
     .context(|| "cannot serve the control API".to_owned())?;
-    let mut attachments = Attachments::new(&plan.runtime_dir, exports.clone(), Arc::clone(&recorder));
+    let mut attachments =
+        Attachments::new(&plan.runtime_dir, exports.clone(), Arc::clone(&recorder), attendant);
     let _fresh_counts = if plan.swaps() {
         let fresh_counts = FreshCounts::start(swapped_to).context(|| "cannot start a thread".to_owned())?;
         touch_heap();
@@ -264,7 +287,10 @@ pub fn serve(plan: Plan) -> Result<u8> {
             };
             // Standard output belongs to the command.
             live::note(&text);
-            let status = exec::run(command, &address, device, &sender, &events);
+            let command = exec::start(command, &address, &sender)?;
+            // What was started keeps what this process gives up.
+            log_refused(&confine(&needs));
+            let status = command.wait(&planned.name, device, &events);
             let_go(Ending::WhenFree, &events, &mut attachments);
             status
         }
@@ -279,6 +305,14 @@ pub fn serve(plan: Plan) -> Result<u8> {
     };
     drop(mount);
     outcome
+}
+
+fn log_refused(measures: &[MeasureJson]) {
+    for MeasureJson { what, refused } in measures {
+        if let Some(why) = refused {
+            tracing::warn!("not {what}: {why}");
+        }
+    }
 }
 
 fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {

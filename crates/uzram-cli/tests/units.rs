@@ -80,3 +80,28 @@ fn nothing_gives_the_service_a_mount_namespace() {
     let hiding = settings.filter(|line| THEIRS.iter().any(|begin| line.starts_with(begin)));
     assert_eq!(hiding.collect::<Vec<_>>(), Vec::<&str>::new());
 }
+
+/// A tenth of it is what `systemd-analyze security` calls exposure, from 0 to 10.
+#[test]
+fn the_service_has_little_that_it_does_not_need() {
+    if !has_program("systemd-analyze") {
+        println!("skipped: no systemd-analyze");
+        return;
+    }
+    let place = Place::new();
+    let unit = place.root().join("uzram.service");
+    fs::write(&unit, SERVICE).unwrap();
+    let analyze = |threshold: &str| {
+        let mut command = Command::new("systemd-analyze");
+        command.args(["security", "--offline=true", "--no-pager", "--threshold", threshold]).arg(&unit);
+        command.env("PATH", program_path());
+        finish(command)
+    };
+    let ended = analyze("45");
+    if ended.stderr.contains("unrecognized option") {
+        println!("skipped: this systemd-analyze reads no files");
+        return;
+    }
+    ended.ok();
+    assert!(!analyze("10").status.success(), "it says so of all");
+}

@@ -4,7 +4,7 @@
 //! memory, and for long discards: that goes to the device's [`Crew`](crate::waiters::Crew), so that a thread is free for
 //! the others. On the way of a read or write nothing is allocated: a thread has its buffer for life.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use uzram::Error;
+use uzram::base::mem::{ZeroedPages, leave_out_of_cores};
 use uzram::base::units::PAGE_SIZE;
 use uzram::device::{Attribute, Device, OpenDevice, PageState, Wait};
 
@@ -42,7 +43,9 @@ const STAT_BLOCK_BYTES: u64 = 512;
 
 thread_local! {
     /// Where this thread puts what it reads.
-    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static BUFFER: RefCell<Option<ZeroedPages>> = const { RefCell::new(None) };
+    /// Where the pages begin and end in which this thread's requests have their data.
+    static RECEIVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
 /// The files of a daemon's devices.
@@ -147,13 +150,26 @@ fn text(device: &Device, attribute: &Attribute) -> Result<Vec<u8>, Errno> {
 }
 
 /// Lends this thread's buffer for so many bytes.
-fn with_buffer<R>(len: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+fn with_buffer<R>(len: usize, f: impl FnOnce(Result<&mut [u8], Errno>) -> R) -> R {
     BUFFER.with_borrow_mut(|buffer| {
-        if buffer.len() < len {
-            buffer.resize(MAX_IO_BYTES.max(len), 0);
+        if buffer.as_ref().is_none_or(|buffer| buffer.len() < len) {
+            match allocate(MAX_IO_BYTES.max(len)) {
+                Ok(larger) => *buffer = Some(larger),
+                Err(error) => return f(Err(error)),
+            }
         }
-        f(&mut buffer[..len])
+        f(buffer.as_mut().map(|buffer| &mut buffer[..len]).ok_or(Errno::ENOMEM))
     })
+}
+
+/// Keeps what this thread receives out of core files: it has one buffer for that, which is not ours.
+fn keep_secret(data: &[u8]) {
+    let (start, end) = (data.as_ptr().addr(), data.as_ptr().addr() + data.len());
+    let (known_start, known_end) = RECEIVED.get();
+    if start < known_start || known_end < end {
+        leave_out_of_cores(data);
+        RECEIVED.set((start, end));
+    }
 }
 
 /// How much of a request lies before the end of the disk.
@@ -163,11 +179,8 @@ fn clamp(device: &OpenDevice, offset: u64, len: usize) -> usize {
 }
 
 /// Memory for what is handed over.
-fn allocate(len: usize) -> Result<Vec<u8>, Errno> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len).map_err(|_| Errno::ENOMEM)?;
-    bytes.resize(len, 0);
-    Ok(bytes)
+fn allocate(len: usize) -> Result<ZeroedPages, Errno> {
+    ZeroedPages::new(len).map_err(|_| Errno::ENOMEM)
 }
 
 fn reply_data(reply: ReplyData, read: uzram::Result<usize>, bytes: &[u8]) {
@@ -188,6 +201,10 @@ fn read_disk(disk: &Disk, offset: u64, len: usize, reply: ReplyData) {
         return reply.data(&[]);
     }
     with_buffer(len, |out| {
+        let out = match out {
+            Ok(out) => out,
+            Err(error) => return reply.error(error),
+        };
         let done = match disk.file.device.read_some(offset, out, Wait::No) {
             Ok(done) if done < len => done,
             read => return reply_data(reply, read, out),
@@ -405,11 +422,15 @@ impl Filesystem for Files {
     ) {
         self.request_came();
         match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => write_disk(disk, offset, data, reply),
+            Some(Some(Open::Disk(disk))) => {
+                keep_secret(data);
+                write_disk(disk, offset, data, reply);
+            }
             Some(Some(Open::Attribute(_, crew))) => self.write_attribute(ino.0, crew, offset, data, reply),
             Some(Some(Open::WarmUp)) => {
-                with_buffer(MAX_IO_BYTES, |buffer| buffer.fill(0));
-                if self.warm_up.arrive() {
+                let is_ready =
+                    with_buffer(MAX_IO_BYTES, |buffer| buffer.map(|buffer| buffer.fill(0)).is_ok());
+                if self.warm_up.arrive() && is_ready {
                     reply.written(data.len() as u32);
                 } else {
                     reply.error(Errno::ETIMEDOUT);

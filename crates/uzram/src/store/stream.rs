@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::leave_out_of_cores;
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page};
@@ -19,11 +20,9 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn new(algorithm: &Algorithm) -> Result<Self> {
-        Ok(Stream {
-            encoder: Encoder::new(algorithm)?,
-            decoder: Decoder::new(algorithm)?,
-            compressed: vec![0; ROOM_BYTES].into_boxed_slice(),
-        })
+        let compressed = vec![0; ROOM_BYTES].into_boxed_slice();
+        leave_out_of_cores(&compressed);
+        Ok(Stream { encoder: Encoder::new(algorithm)?, decoder: Decoder::new(algorithm)?, compressed })
     }
 
     /// Has all of its memory touched, by coding pages of several kinds.

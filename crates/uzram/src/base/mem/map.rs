@@ -101,6 +101,9 @@ impl Mapping {
         // kernel without them refuses the advice, which is as good.
         // SAFETY: the range is this mapping, and the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(mapping.base().cast(), len_bytes, Advice::LinuxNoHugepage) };
+        // What it comes to hold is users' memory, and tables as large as that.
+        // SAFETY: as above.
+        let _ = unsafe { rustix::mm::madvise(mapping.base().cast(), len_bytes, Advice::LinuxDontDump) };
         Ok(mapping)
     }
 
@@ -212,6 +215,17 @@ impl Mapping {
         }
         resident_pages * host_page
     }
+}
+
+/// Keeps memory out of this process's core files, with all else in its pages, and whatever lies there later: for
+/// buffers that have to lie where others put them.
+pub fn leave_out_of_cores(bytes: &[u8]) {
+    let page_bytes = rustix::param::page_size();
+    let start = bytes.as_ptr().map_addr(|address| address & !(page_bytes - 1));
+    let len_bytes = (bytes.as_ptr().addr() - start.addr() + bytes.len()).next_multiple_of(page_bytes);
+    // SAFETY: the pages are mapped, as `bytes` lies in all of them, and the advice changes no contents. A kernel that
+    // does not take it leaves all as it is.
+    let _ = unsafe { rustix::mm::madvise(start.cast_mut().cast(), len_bytes, Advice::LinuxDontDump) };
 }
 
 impl Drop for Mapping {

@@ -48,6 +48,7 @@ mod tests;
 
 pub use charge::Full;
 pub use hide::Hidden;
+pub use map::leave_out_of_cores;
 pub use pages::ZeroedPages;
 pub use reserve::MIN_RESERVE_CHUNKS;
 pub use run_cache::MAX_BATCH_PAGES;

@@ -1,0 +1,390 @@
+//! The system calls of a daemon that serves.
+//!
+//! [`TABLE`] has them all, with the reason for each group; whoever has the daemon do something new adds to it. A call
+//! that is not there fails as on a kernel that does not have it (ENOSYS), for which libraries have another way: nobody's
+//! pages are lost because one of them has begun to use a new call. The filter is seccomp(2)'s, for all threads.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use rustix::thread::CapabilitySet;
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+
+/// What a daemon may come to do while it serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Root's mount of its files, which it unmounts in the end.
+    pub unmounts: bool,
+    /// Its memory is locked, as is all that it maps from now on.
+    pub locks_memory: bool,
+    /// A device has a backing file or device.
+    pub has_backing: bool,
+    /// Certificates are read again, which may be another user's.
+    pub reads_certificates: bool,
+    /// It runs a command, which it passes signals on to.
+    pub has_command: bool,
+    /// It runs other programs in the end, by which it unmounts.
+    pub runs_programs: bool,
+}
+
+impl Needs {
+    /// The capabilities that it takes, where there are any.
+    pub fn capabilities(&self) -> CapabilitySet {
+        let needed = [
+            (self.unmounts, CapabilitySet::SYS_ADMIN),
+            (self.locks_memory, CapabilitySet::IPC_LOCK),
+            (self.reads_certificates, CapabilitySet::DAC_READ_SEARCH),
+        ];
+        needed.into_iter().filter(|(is_needed, _)| *is_needed).map(|(_, capability)| capability).collect()
+    }
+}
+
+/// Calls that are allowed for one reason.
+struct Group {
+    /// The reason.
+    #[cfg_attr(not(test), expect(dead_code, reason = "it is for readers"))]
+    why: &'static str,
+    /// In which daemons.
+    when: fn(&Needs) -> bool,
+    calls: &'static [Call],
+}
+
+/// A call, and with which arguments it is allowed.
+#[derive(Clone, Copy)]
+enum Call {
+    /// All.
+    Any(i64),
+    /// With one of these as an argument, which has that index.
+    OneOf(i64, u8, &'static [u64]),
+    /// If an argument has none of these bits.
+    Without(i64, u8, u64),
+    /// If an argument has all of these bits.
+    With(i64, u8, u64),
+    /// If an argument is a null pointer.
+    Null(i64, u8),
+}
+
+use Call::{Any, Null, OneOf, With, Without};
+
+const ALWAYS: fn(&Needs) -> bool = |_| true;
+const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
+/// Names for anonymous memory, which allocators give: `<linux/prctl.h>`.
+const PR_SET_VMA: u64 = 0x5356_4d41;
+
+const TABLE: &[Group] = &[
+    Group {
+        why: "requests and replies: what is open is read and written",
+        when: ALWAYS,
+        calls: &[
+            Any(libc::SYS_read),
+            Any(libc::SYS_write),
+            Any(libc::SYS_readv),
+            Any(libc::SYS_writev),
+            Any(libc::SYS_close),
+            Any(libc::SYS_recvfrom),
+            Any(libc::SYS_sendto),
+            Any(libc::SYS_recvmsg),
+            Any(libc::SYS_sendmsg),
+            Any(libc::SYS_shutdown),
+            Any(libc::SYS_accept4),
+            Any(libc::SYS_getsockopt),
+            Any(libc::SYS_setsockopt),
+            Any(libc::SYS_getsockname),
+            Any(libc::SYS_getpeername),
+            Any(libc::SYS_fcntl),
+            Any(libc::SYS_dup),
+            Any(libc::SYS_dup3),
+            OneOf(libc::SYS_ioctl, 1, &[libc::FIONBIO as u64, libc::FIONREAD as u64, libc::FIOCLEX as u64]),
+        ],
+    },
+    Group {
+        why: "the service manager is told how it stands; nothing can be connected to a network",
+        when: ALWAYS,
+        calls: &[OneOf(libc::SYS_socket, 0, &[libc::AF_UNIX as u64]), Any(libc::SYS_socketpair)],
+    },
+    Group {
+        why: "threads wait for clients, for each other, and for time to pass",
+        when: ALWAYS,
+        calls: &[
+            Any(libc::SYS_futex),
+            Any(libc::SYS_ppoll),
+            Any(libc::SYS_pselect6),
+            Any(libc::SYS_epoll_create1),
+            Any(libc::SYS_epoll_ctl),
+            Any(libc::SYS_epoll_pwait),
+            Any(libc::SYS_eventfd2),
+            Any(libc::SYS_pipe2),
+            Any(libc::SYS_nanosleep),
+            Any(libc::SYS_clock_nanosleep),
+            Any(libc::SYS_clock_gettime),
+            Any(libc::SYS_clock_getres),
+            Any(libc::SYS_gettimeofday),
+            Any(libc::SYS_restart_syscall),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_poll),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_select),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_epoll_wait),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_pipe),
+        ],
+    },
+    Group {
+        why: "memory is taken and given back; none becomes code",
+        when: ALWAYS,
+        calls: &[
+            Without(libc::SYS_mmap, 2, EXECUTABLE),
+            Without(libc::SYS_mprotect, 2, EXECUTABLE),
+            Any(libc::SYS_munmap),
+            Any(libc::SYS_mremap),
+            Any(libc::SYS_madvise),
+            Any(libc::SYS_mincore),
+            Any(libc::SYS_mlock),
+            Any(libc::SYS_mlock2),
+            Any(libc::SYS_munlock),
+            Any(libc::SYS_brk),
+            Any(libc::SYS_membarrier),
+        ],
+    },
+    Group {
+        why: "threads begin and end, for clients and for devices; no processes (clone3 passes its flags in memory, \
+              where no filter sees them, so it fails, and clone is tried)",
+        when: ALWAYS,
+        calls: &[
+            With(libc::SYS_clone, 0, libc::CLONE_THREAD as u64),
+            Any(libc::SYS_set_robust_list),
+            Any(libc::SYS_rseq),
+            Any(libc::SYS_sigaltstack),
+            Any(libc::SYS_rt_sigaction),
+            Any(libc::SYS_rt_sigprocmask),
+            Any(libc::SYS_rt_sigreturn),
+            Any(libc::SYS_gettid),
+            Any(libc::SYS_sched_getaffinity),
+            Any(libc::SYS_sched_yield),
+            Any(libc::SYS_getcpu),
+            OneOf(libc::SYS_prctl, 0, &[libc::PR_SET_NAME as u64, PR_SET_VMA]),
+            Any(libc::SYS_exit),
+            Any(libc::SYS_exit_group),
+            // abort(3), and nothing else's.
+            OneOf(libc::SYS_tgkill, 2, &[libc::SIGABRT as u64]),
+        ],
+    },
+    Group {
+        why: "facts: limits, owners, entropy, the machine's memory",
+        when: ALWAYS,
+        calls: &[
+            Any(libc::SYS_getrandom),
+            Any(libc::SYS_getpid),
+            Any(libc::SYS_getppid),
+            Any(libc::SYS_getuid),
+            Any(libc::SYS_geteuid),
+            Any(libc::SYS_getgid),
+            Any(libc::SYS_getegid),
+            Any(libc::SYS_sysinfo),
+            Any(libc::SYS_uname),
+            Any(libc::SYS_getrusage),
+            // Read, not set.
+            Null(libc::SYS_prlimit64, 2),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_getrlimit),
+        ],
+    },
+    Group {
+        why: "files: the daemon's record and sockets, dictionaries, certificates, backing files that are set later, \
+              and what /proc and /sys say",
+        when: ALWAYS,
+        calls: &[
+            Any(libc::SYS_openat),
+            Any(libc::SYS_openat2),
+            Any(libc::SYS_fstat),
+            Any(libc::SYS_newfstatat),
+            Any(libc::SYS_statx),
+            Any(libc::SYS_fstatfs),
+            Any(libc::SYS_statfs),
+            Any(libc::SYS_lseek),
+            Any(libc::SYS_pread64),
+            Any(libc::SYS_pwrite64),
+            Any(libc::SYS_preadv),
+            Any(libc::SYS_pwritev),
+            Any(libc::SYS_preadv2),
+            Any(libc::SYS_pwritev2),
+            Any(libc::SYS_fsync),
+            Any(libc::SYS_fdatasync),
+            Any(libc::SYS_fallocate),
+            Any(libc::SYS_ftruncate),
+            Any(libc::SYS_flock),
+            Any(libc::SYS_getdents64),
+            Any(libc::SYS_readlinkat),
+            Any(libc::SYS_faccessat),
+            Any(libc::SYS_faccessat2),
+            Any(libc::SYS_getcwd),
+            Any(libc::SYS_mkdirat),
+            Any(libc::SYS_unlinkat),
+            Any(libc::SYS_renameat),
+            Any(libc::SYS_renameat2),
+            Any(libc::SYS_fchmod),
+            Any(libc::SYS_umask),
+            // Sizes of block devices, and which one it is: <linux/fs.h>.
+            OneOf(libc::SYS_ioctl, 1, &BLOCK_DEVICE_IOCTLS),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_open),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_stat),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_lstat),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_access),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_readlink),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_mkdir),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_rmdir),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_unlink),
+            #[cfg(target_arch = "x86_64")]
+            Any(libc::SYS_rename),
+        ],
+    },
+    Group {
+        why: "the live line in a terminal",
+        when: ALWAYS,
+        calls: &[OneOf(libc::SYS_ioctl, 1, &[libc::TCGETS as u64, libc::TIOCGWINSZ as u64])],
+    },
+    Group {
+        why: "transfers of backing devices. Who can submit to a ring can have the kernel open files and sockets, \
+              whatever else is filtered: so not where there is no backing device from the start; one that is set later \
+              has threads",
+        when: |needs| needs.has_backing,
+        calls: &[
+            Any(libc::SYS_io_uring_setup),
+            Any(libc::SYS_io_uring_enter),
+            Any(libc::SYS_io_uring_register),
+        ],
+    },
+    Group {
+        why: "root's mount is unmounted in the end",
+        when: |needs| needs.unmounts,
+        calls: &[Any(libc::SYS_umount2), OneOf(libc::SYS_ioctl, 1, &[FUSE_DEV_IOC_CLONE])],
+    },
+    Group {
+        why: "the command of --exec gets the signals that are meant for it",
+        when: |needs| needs.has_command,
+        calls: &[Any(libc::SYS_kill), Any(libc::SYS_waitid), Any(libc::SYS_wait4)],
+    },
+];
+
+/// `BLKROGET`, `BLKGETSIZE64`, `BLKSSZGET`, `BLKPBSZGET`, `BLKDISCARD`, `BLKROTATIONAL`, `BLKGETDISKSEQ`.
+const BLOCK_DEVICE_IOCTLS: [u64; 7] = [0x125e, 0x8008_1272, 0x1268, 0x127b, 0x1277, 0x127e, 0x8008_1280];
+/// `<linux/fuse.h>`
+const FUSE_DEV_IOC_CLONE: u64 = 0x8004_e500;
+
+/// Lets all threads make these calls only, for good.
+///
+/// # Errors
+/// The kernel has no filters, or this machine's calls are not known to the compiler of filters.
+pub fn filter(needs: &Needs) -> io::Result<()> {
+    let program = program(needs)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
+}
+
+fn program(needs: &Needs) -> io::Result<BpfProgram> {
+    let arch = std::env::consts::ARCH.try_into().map_err(io::Error::other)?;
+    let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
+    let filter =
+        SeccompFilter::new(rules(needs)?, unknown, SeccompAction::Allow, arch).map_err(io::Error::other)?;
+    filter.try_into().map_err(io::Error::other)
+}
+
+/// The rules of each call, one of which must hold; none where there is nothing to ask.
+fn rules(needs: &Needs) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
+    let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
+    let calls = TABLE.iter().filter(|group| (group.when)(needs)).flat_map(|group| group.calls);
+    for call in calls {
+        let (number, allowed) = match *call {
+            Any(number) => (number, Vec::new()),
+            OneOf(number, argument, values) => {
+                (number, values.iter().map(|value| int_rule(argument, SeccompCmpOp::Eq, *value)).collect())
+            }
+            Without(number, argument, bits) => {
+                (number, vec![int_rule(argument, SeccompCmpOp::MaskedEq(bits), 0)])
+            }
+            With(number, argument, bits) => {
+                (number, vec![int_rule(argument, SeccompCmpOp::MaskedEq(bits), bits)])
+            }
+            Null(number, argument) => {
+                (number, vec![rule(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::Eq, 0)])
+            }
+        };
+        let allowed = allowed.into_iter().collect::<io::Result<Vec<_>>>()?;
+        rules.entry(number).or_default().extend(allowed);
+    }
+    Ok(rules)
+}
+
+/// A rule for an argument that the kernel takes the lower half of.
+fn int_rule(argument: u8, operation: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
+    rule(argument, SeccompCmpArgLen::Dword, operation, value & u64::from(u32::MAX))
+}
+
+fn rule(argument: u8, len: SeccompCmpArgLen, operation: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
+    SeccompCondition::new(argument, len, operation, value)
+        .and_then(|condition| SeccompRule::new(vec![condition]))
+        .map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn every_daemon_has_a_filter_and_every_group_a_reason() {
+        for bits in 0..64u8 {
+            let is_set = |bit: u8| bits & 1 << bit != 0;
+            let needs = Needs {
+                unmounts: is_set(0),
+                locks_memory: is_set(1),
+                has_backing: is_set(2),
+                reads_certificates: is_set(3),
+                has_command: is_set(4),
+                runs_programs: is_set(5),
+            };
+            assert!(!program(&needs).unwrap().is_empty());
+            for forbidden in
+                [libc::SYS_execve, libc::SYS_execveat, libc::SYS_ptrace, libc::SYS_mount, libc::SYS_bpf]
+            {
+                assert!(!rules(&needs).unwrap().contains_key(&forbidden));
+            }
+        }
+        for group in TABLE {
+            assert!(group.why.len() > 10 && !group.calls.is_empty());
+        }
+    }
+
+    #[test]
+    fn no_call_stands_with_arguments_and_without() {
+        // Of the two, the one without would be forgotten.
+        let all = Needs { unmounts: true, has_backing: true, has_command: true, ..Needs::default() };
+        let any = TABLE.iter().flat_map(|group| group.calls).filter_map(|call| match call {
+            Any(number) => Some(*number),
+            _ => None,
+        });
+        let rules = rules(&all).unwrap();
+        let mut seen = std::collections::BTreeSet::new();
+        for number in any {
+            assert!(rules[&number].is_empty() && seen.insert(number), "call {number}");
+        }
+    }
+
+    #[test]
+    fn capabilities_are_those_of_what_is_still_to_be_done() {
+        assert!(Needs::default().capabilities().is_empty());
+        let swap = Needs { unmounts: true, locks_memory: true, ..Needs::default() };
+        assert_eq!(swap.capabilities(), CapabilitySet::SYS_ADMIN | CapabilitySet::IPC_LOCK);
+    }
+}

@@ -1,0 +1,235 @@
+//! What a daemon gives up once it serves, and what would be found in its core file.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::block::{BlockPlace, unable};
+use common::clients::missing;
+use common::nbd::{READ, Raw, WRITE};
+use common::random::Random;
+use common::{Daemon, Place, finish, wait_until};
+use rustix::process::{Pid, Signal, kill_process};
+
+const PAGE_BYTES: usize = 4096;
+const PAGES: usize = 64;
+const SYS_ADMIN: u64 = 1 << 21;
+const IPC_LOCK: u64 = 1 << 14;
+
+/// A field of the status of a process or thread.
+fn field(status: &str, name: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim().to_owned()
+}
+
+fn capabilities(status: &str) -> u64 {
+    u64::from_str_radix(&field(status, "CapPrm"), 16).unwrap()
+}
+
+fn own_status() -> String {
+    fs::read_to_string("/proc/self/status").unwrap()
+}
+
+/// Fails unless all of a process's threads run with a filter, and with no other capabilities than these.
+fn assert_confined(process: u32, capabilities_left: u64) {
+    let mut seen = 0;
+    for task in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
+        // A thread may have ended meanwhile.
+        let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else { continue };
+        assert_eq!(field(&status, "Seccomp"), "2", "{status}");
+        assert_eq!(field(&status, "NoNewPrivs"), "1", "{status}");
+        assert_eq!(capabilities(&status) & !capabilities_left, 0, "{status}");
+        seen += 1;
+    }
+    assert!(seen >= 4, "{seen} threads");
+}
+
+/// Pages of which none can be made smaller, and none is like another.
+fn secrets() -> Vec<u8> {
+    let mut random = Random::new(20);
+    (0..PAGES * PAGE_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+}
+
+/// How many of the secret pages are found in a file, by a part of each.
+fn found_in(path: &Path) -> usize {
+    let secrets = secrets();
+    let mut left: Vec<&[u8]> = secrets.chunks(PAGE_BYTES).map(|page| &page[1024..1056]).collect();
+    let file = fs::File::open(path).unwrap();
+    let (mut bytes, mut at) = (vec![0; 16 << 20], 0);
+    loop {
+        let len = file.read_at(&mut bytes, at).unwrap();
+        left.retain(|part| !contains(&bytes[..len], part));
+        if len < bytes.len() {
+            return PAGES - left.len();
+        }
+        // What lies across the end is found the next time.
+        at += (len - 64) as u64;
+    }
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    let mut rest = bytes;
+    while let Some(at) = rest.iter().position(|byte| *byte == part[0]) {
+        if rest[at..].starts_with(part) {
+            return true;
+        }
+        rest = &rest[at + 1..];
+    }
+    false
+}
+
+/// A command whose processes leave core files in `dir`, however large; `None`, and why, where the machine has them
+/// somewhere else.
+fn with_cores(command: &Command, dir: &Path) -> Option<Command> {
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.starts_with(['|', '/']) {
+        println!("skipped: core files of this machine go to {}", pattern.trim());
+        return None;
+    }
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -c unlimited && cd \"$0\" && exec \"$@\""]).arg(dir);
+    shell.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    Some(shell)
+}
+
+fn core_file(dir: &Path) -> Option<PathBuf> {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut cores = entries.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("core"));
+    cores.next()
+}
+
+#[test]
+fn users_memory_is_not_in_core_files() {
+    let place = Place::new();
+    let cores = tempfile::tempdir().unwrap();
+    let mnt = place.root().join("mnt");
+    let has_files = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !has_files {
+        println!("skipped: not root, or no /dev/fuse: the part about files");
+    }
+    let mount = ["--mount", mnt.to_str().unwrap()];
+    let args = [&["up", "--size", "16M"][..], if has_files { &mount } else { &[] }].concat();
+    let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
+    let daemon = Daemon::start(command);
+    let mut client = Raw::unix(&place).enter().unwrap();
+    let secrets = secrets();
+    for (number, page) in secrets.chunks(PAGE_BYTES).enumerate() {
+        let at = (number * PAGE_BYTES) as u64;
+        client.request(WRITE, at, PAGE_BYTES as u32, page).unwrap();
+        assert!(client.reply(0).is_some());
+        client.request(READ, at, PAGE_BYTES as u32, &[]).unwrap();
+        assert_eq!(client.reply(PAGE_BYTES).unwrap(), page);
+    }
+    drop(client);
+    if has_files {
+        let open = || fs::File::options().read(true).write(true).open(mnt.join("zram0/disk"));
+        wait_until("the client is gone", || open().is_ok());
+        let (disk, mut read) = (open().unwrap(), vec![0; secrets.len()]);
+        disk.write_all_at(&secrets, 0).unwrap();
+        disk.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == secrets);
+    }
+    daemon.signal(Signal::ABORT);
+    let (status, _) = daemon.ended();
+    assert!(!status.success());
+    let _ = rustix::mount::unmount(&mnt, rustix::mount::UnmountFlags::DETACH);
+    let core = core_file(cores.path()).expect("it left a core file");
+    assert_eq!(found_in(&core), 0, "of {PAGES} pages");
+}
+
+#[test]
+fn daemons_that_swap_leave_no_core_files() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let cores = tempfile::tempdir().unwrap();
+    let command = place.place.command(&["swap", "on", "--size", "64M"]);
+    let Some(command) = with_cores(&command, cores.path()) else { return };
+    finish(command).ok();
+    let status = place.place.run(&["swap", "status"]).ok();
+    assert!(status.contains("kept out of core files   yes"), "{status}");
+    let lock = fs::read_to_string(place.place.dir().join("uzram.lock")).unwrap();
+    let daemon = Pid::from_raw(lock.trim().parse().unwrap()).unwrap();
+    // The process that attaches for it needs what it has; the daemon does not.
+    assert_confined(daemon.as_raw_nonzero().get() as u32, SYS_ADMIN | IPC_LOCK);
+    kill_process(daemon, Signal::ABORT).unwrap();
+    wait_until("it is dead", || !place.place.run(&["list"]).status.success());
+    place.place.run(&["swap", "off"]).ok();
+    assert_eq!(core_file(cores.path()), None);
+    place.assert_clean();
+}
+
+#[test]
+fn a_daemon_keeps_what_it_needs_and_no_more() {
+    let place = Place::new();
+    let daemon = place.up(&[]);
+    assert_confined(daemon.id(), 0);
+    // Its threads from now on, too, and it still does all that it is asked for.
+    let backing = place.root().join("cold");
+    let backing = format!("{}:8M", backing.display());
+    let add = ["add", "other", "--size", "8M", "--algorithm", "zstd:3", "--backing", &backing];
+    place.run(&add).ok();
+    assert!(Raw::unix(&place).enter().unwrap().works(3));
+    assert_confined(daemon.id(), 0);
+    place.run(&["remove", "other"]).ok();
+    place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+}
+
+#[test]
+fn what_exec_starts_keeps_everything() {
+    let place = Place::new();
+    let show = "grep -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/self/status";
+    let shown = place.run(&["up", "--size", "1M", "--exec", show]).ok();
+    for name in ["CapPrm", "Seccomp", "NoNewPrivs"] {
+        assert_eq!(field(&shown, name), field(&own_status(), name), "{shown}");
+    }
+    // The daemon itself does not, meanwhile.
+    let show = "grep -h -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/$PPID/status";
+    wait_until("it is confined", || {
+        let shown = place.run(&["up", "--size", "1M", "--exec", &format!("sleep 0.1; {show}")]).ok();
+        field(&shown, "Seccomp") == "2" && field(&shown, "NoNewPrivs") == "1" && capabilities(&shown) == 0
+    });
+}
+
+#[test]
+fn a_users_mount_is_unmounted_by_a_program_that_may() {
+    if !rustix::process::geteuid().is_root()
+        || !Path::new("/dev/fuse").exists()
+        || missing(&["fusermount3", "unshare", "setpriv"])
+    {
+        println!("skipped: not root, or no /dev/fuse");
+        return;
+    }
+    let place = Place::new();
+    fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    // Where all may run it.
+    let program = place.root().join("uzram");
+    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    let home = place.root().join("home");
+    fs::create_dir(&home).unwrap();
+    std::os::unix::fs::chown(&home, Some(65534), Some(65534)).unwrap();
+    // In a namespace where all may use FUSE.
+    let script = "cd \"$1\" && mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
+                  exec setpriv --reuid 65534 --regid 65534 --clear-groups ./uzram up --size 1M --runtime-dir home/run \
+                  --mount home/run/mnt --exec 'ls home/run/mnt; grep Seccomp: /proc/$PPID/status'";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", script, "sh"]).arg(place.root()).env_remove("UZRAM_RUNTIME_DIR");
+    let ended = finish(command);
+    assert!(!ended.stderr.contains("WARN"), "{}", ended.stderr);
+    assert_eq!(ended.ok(), "zram0\nSeccomp:\t0\n");
+    assert!(!home.join("run/mnt").exists(), "it was unmounted, and removed");
+}
