@@ -31,9 +31,32 @@ fn layer_of(path: &Path, layers: &[&str]) -> Option<usize> {
 /// The code of a file: without comments, white space, and what only tests see.
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
-    let text = text.split("#[cfg(all(test").next().unwrap();
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect()
+    without_tests(&lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect::<String>())
+}
+
+/// Code less the items that only tests have.
+fn without_tests(code: &str) -> String {
+    let (mut kept, mut rest) = (String::new(), code);
+    while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|cfg| rest.find(cfg)).min() {
+        kept += &rest[..at];
+        rest = &rest[at + item_len(&rest[at..])..];
+    }
+    kept + rest
+}
+
+/// The length of the item that `code` begins with: to its `;`, or to the end of its braces.
+fn item_len(code: &str) -> usize {
+    let mut depth = 0;
+    let end = code.char_indices().find(|(_, c)| {
+        match c {
+            '{' | '(' | '[' => depth += 1,
+            '}' | ')' | ']' => depth -= 1,
+            _ => {}
+        }
+        depth < 0 || depth == 0 && matches!(c, ';' | '}')
+    });
+    end.map_or(code.len(), |(at, _)| if depth < 0 { at } else { at + 1 })
 }
 
 /// The first names after each `prefix` in `code`, those in braces included.
@@ -98,6 +121,13 @@ fn imports_are_found_in_groups_too() {
     let code = "usecrate::{base::mem::{Arena,Run},store};usecrate::slab::Cache;";
     assert_eq!(mentions(code, "crate::"), ["base", "store", "slab"]);
     assert_eq!(mentions("usestd::sync::{Arc,Mutex};", "std::sync::"), ["Arc", "Mutex"]);
+}
+
+#[test]
+fn what_only_tests_have_is_passed_over_and_nothing_else() {
+    let code = "usea;#[cfg(all(test,not(loom)))]modtests;useb;#[cfg(test)]#[x(y)]fnt(){if[1;2]{}}usec;";
+    assert_eq!(without_tests(code), "usea;useb;usec;");
+    assert_eq!(without_tests("structS{a:A,#[cfg(test)]b:B}usec;"), "structS{a:A,}usec;");
 }
 
 /// The doors: mmap and madvise belong to `base::mem`, atomics and locks to `base::sync`.

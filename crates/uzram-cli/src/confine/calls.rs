@@ -223,7 +223,11 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_getcwd),
             Any(libc::SYS_mkdirat),
             Any(libc::SYS_unlinkat),
+            #[cfg(target_arch = "x86_64")]
             Any(libc::SYS_renameat),
+            // The same, which libc leaves out.
+            #[cfg(target_arch = "aarch64")]
+            Any(38),
             Any(libc::SYS_renameat2),
             Any(libc::SYS_fchmod),
             Any(libc::SYS_umask),
