@@ -184,19 +184,19 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// A size, plain or an expression. Plain ones are what they are on a command line.
+    /// A size, plain or an expression. Plain ones are what they are on a command line, but have a unit, unless they are
+    /// 0: what copies zram-generator's configuration means MiB.
     fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
-        parse_size(text).or_else(|_| size_expr::evaluate(text, memory)).map_err(|error| self.wrong(error))
+        match parse_size(text) {
+            Ok(bytes) if bytes == 0 || !text.trim_end().ends_with(|c: char| c.is_ascii_digit()) => Ok(bytes),
+            _ => size_expr::evaluate(text, memory).map_err(|error| self.wrong(error)),
+        }
     }
 
-    /// The most memory of a machine on which the device is made: as in zram-generator, a number is MiB.
+    /// The most memory of a machine on which the device is made.
     fn most_ram_bytes(&self, memory: &Memory) -> Result<u64> {
-        let text = self.text()?;
-        match text.trim() {
+        match self.text()?.trim() {
             "none" => Ok(u64::MAX),
-            number if number.bytes().all(|byte| byte.is_ascii_digit()) => {
-                self.size(&format!("{number}M"), memory)
-            }
             size => self.size(size, memory),
         }
     }
@@ -257,13 +257,22 @@ impl<'m> Options<'m> {
             let known: Vec<_> = options.chain(USE_KEYS).collect();
             return Err(entry.unknown(&known.join(", ")));
         };
-        let takes_size = argument.get_value_names().is_some_and(|names| names == ["SIZE"]);
+        let value_name = argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
         let word = match argument.get_action() {
             ArgAction::SetTrue => entry.boolean()?.then(|| format!("--{name}")),
             _ if entry.value.is_bool() => return Err(entry.wrong("it is neither true nor false")),
-            _ if takes_size => {
+            _ if value_name == Some("SIZE") => {
                 let bytes = entry.size(&entry.text()?, self.memory)?;
                 Some(format!("--{name}={bytes}"))
+            }
+            _ if value_name == Some("SIZE/day") => {
+                let text = entry.text()?;
+                let size = text.strip_suffix("/day").unwrap_or(&text);
+                // What is no size is for the attribute to refuse.
+                if parse_size(size).is_ok() {
+                    entry.size(size, self.memory)?;
+                }
+                Some(format!("--{name}={text}"))
             }
             _ => Some(format!("--{name}={}", entry.text()?)),
         };
