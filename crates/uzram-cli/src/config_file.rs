@@ -102,6 +102,12 @@ fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
             }
         }
     }
+    if config.devices.is_empty() && config.left_out.is_empty() {
+        return Err(Failure::Line(format!(
+            "{}: there is no device in it: write a table for each, as in [zram0]",
+            file.name
+        )));
+    }
     Ok(config)
 }
 

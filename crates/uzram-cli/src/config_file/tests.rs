@@ -110,7 +110,6 @@ fn a_device_needs_nothing_but_a_name() {
     assert_eq!(first.settings.len(), 1);
     // Plain sizes are what they are on a command line: 0 is no limit.
     assert_eq!((value(second, "disksize"), value(second, "mem_limit")), (Some("8192"), Some("0")));
-    assert!(parsed("").unwrap().devices.is_empty());
     // In the file's order.
     let config = parsed("[b]\n[a]\n[c.attributes]\nchecksum = false\n").unwrap();
     let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
@@ -188,8 +187,21 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
     assert_eq!((config.devices[0].name.as_str(), config.left_out), ("b", vec![line.to_owned()]));
     let line = complaint("[a]\nhost-memory-limit = 'much'");
     assert!(line.starts_with("u.toml:2: host-memory-limit: 'much' is not a size: column 1: "), "{line}");
+    // All may be for other machines.
+    assert!(parsed("[a]\nhost-memory-limit = 0\n").unwrap().devices.is_empty());
     // What is wrong is wrong everywhere.
     assert!(complaint("[a]\nhost-memory-limit = 0\nchain = 99999999999").starts_with("u.toml:3: chain: "));
+}
+
+#[test]
+fn a_file_without_a_device_is_refused() {
+    for text in ["", "\n# [zram0]\n", "mount = '/a'"] {
+        assert_eq!(
+            complaint(text),
+            "u.toml: there is no device in it: write a table for each, as in [zram0]",
+            "{text}"
+        );
+    }
 }
 
 /// zram-generator reads it as MiB, a command line as bytes.
