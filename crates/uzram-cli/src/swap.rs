@@ -180,15 +180,19 @@ fn detach_from_terminal(command: &mut Command) {
 fn off(args: &OffArgs) -> Result<()> {
     require_root()?;
     let daemon = Daemon::at(&args.runtime)?;
-    let about = match daemon.about() {
-        Ok(about) => about,
+    let shown = daemon.dir.display();
+    let about = match daemon.about_if_running() {
+        Ok(Some(about)) => about,
+        Ok(None) => {
+            let why = format!("there is no swap to switch off: no daemon is running in '{shown}'");
+            return off_without_daemon(&daemon.dir, Failure::Line(why));
+        }
         Err(failure) => return off_without_daemon(&daemon.dir, failure),
     };
     let areas = areas(&daemon)?;
     if areas.is_empty() && !about.ends_with_swap {
         return Err(Failure::Line(format!(
-            "the daemon in '{}' has no active swap area",
-            daemon.dir.display()
+            "there is no swap to switch off: the daemon in '{shown}' has no active swap area (`uzram down` ends it)"
         )));
     }
     for (AttachedDevice { name, attachment }, _) in areas {
@@ -289,14 +293,20 @@ fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {
 
 fn status(args: &StatusArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
-    let about = match daemon.about() {
-        Ok(about) => about,
-        Err(failure) => {
-            let Some(left) = left_by_dead(&daemon.dir)? else { return Err(failure) };
+    let shown = daemon.dir.display();
+    let about = match daemon.about_if_running() {
+        Ok(Some(about)) => about,
+        absent => {
+            if let Some(left) = left_by_dead(&daemon.dir)? {
+                return Err(Failure::Line(format!(
+                    "the daemon in '{shown}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears \
+                     it)",
+                    left.describe()
+                )));
+            }
+            absent?;
             return Err(Failure::Line(format!(
-                "the daemon in '{}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears it)",
-                daemon.dir.display(),
-                left.describe()
+                "there is no swap: no daemon is running in '{shown}' (`uzram swap on` starts one)"
             )));
         }
     };

@@ -98,6 +98,34 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
 }
 
 #[test]
+fn without_swap_the_commands_of_swap_say_so() {
+    let place = Place::new();
+    let is_root = rustix::process::geteuid().is_root();
+    let swap = |command: &str| {
+        let ended = place.run(&["swap", command]);
+        ended.complaint(1).to_owned()
+    };
+    let here = place.dir().display().to_string();
+    let absent = format!("there is no swap: no daemon is running in '{here}' (`uzram swap on` starts one)");
+    assert_eq!(swap("status"), absent);
+    if is_root {
+        // It may find block devices that look as if they were a daemon's.
+        let line = swap("off");
+        let absent = format!("there is no swap to switch off: no daemon is running in '{here}'");
+        assert!(line == absent || line.contains("it is left alone"), "{line}");
+    }
+    let _daemon = place.up(&[]);
+    assert_eq!(place.run(&["swap", "status"]).ok(), "no active swap area\n");
+    if is_root {
+        let line = swap("off");
+        let wanted = format!("there is no swap to switch off: the daemon in '{here}' has no active swap area");
+        assert_eq!(line, format!("{wanted} (`uzram down` ends it)"));
+    } else {
+        println!("skipped: swap is switched off by root");
+    }
+}
+
+#[test]
 fn check_says_for_each_thing_how_it_knows() {
     let json: Value = serde_json::from_str(&finish(bare_command(&["check", "--json"])).ok()).unwrap();
     let checks = json["checks"].as_array().unwrap();
