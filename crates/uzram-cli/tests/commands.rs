@@ -116,6 +116,8 @@ fn without_swap_the_commands_of_swap_say_so() {
     }
     let _daemon = place.up(&[]);
     assert_eq!(place.run(&["swap", "status"]).ok(), "no active swap area\n");
+    let json: Value = serde_json::from_str(&place.run(&["swap", "status", "--json"]).ok()).unwrap();
+    assert_eq!(json, serde_json::json!({ "areas": [], "protection": [], "cpu_latency": null }));
     if is_root {
         let line = swap("off");
         let wanted = format!("there is no swap to switch off: the daemon in '{here}' has no active swap area");
