@@ -19,6 +19,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 use uzram::base::machine_memory;
+use uzram::base::named::hint;
 use uzram::base::size_expr::{self, Memory};
 use uzram::base::units::{format_size, parse_size};
 use uzram::device::Device;
@@ -97,8 +98,8 @@ fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
             "max-connections" => config.nbd.max_connections = Some(entry.number(MAX_CONNECTIONS)?),
             _ if entry.value.is_table() => device(entry, memory, &mut config)?,
             _ => {
-                let known = TOP_KEYS.join(", ");
-                return Err(entry.unknown(&format!("{known}, and a table for each device, as in [zram0]")));
+                let device = "and a table for each device, as in [zram0]";
+                return Err(entry.unknown(TOP_KEYS.into_iter().chain([device])));
             }
         }
     }
@@ -137,8 +138,9 @@ fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> Vec<Entry<'a>> {
 }
 
 impl<'a> Entry<'a> {
-    fn unknown(&self, known: &str) -> Failure {
-        self.file.failure(&self.key_span, format!("unknown key `{}`; there are: {known}", self.key))
+    fn unknown<'n>(&self, known: impl Iterator<Item = &'n str>) -> Failure {
+        let known: Vec<_> = known.collect();
+        self.file.failure(&self.key_span, format!("unknown key `{}`; {}", self.key, hint(&self.key, &known)))
     }
 
     /// File, line and key.
@@ -219,8 +221,7 @@ impl<'a> Entry<'a> {
         let rows = Device::attributes();
         let name = self.key.as_ref();
         let Some(row) = rows.iter().find(|row| row.name == name) else {
-            let known: Vec<_> = rows.iter().filter(|row| row.writable()).map(|row| row.name).collect();
-            return Err(self.unknown(&known.join(", ")));
+            return Err(self.unknown(rows.iter().filter(|row| row.writable()).map(|row| row.name)));
         };
         if !row.writable() {
             return Err(self.wrong("it can only be read"));
@@ -260,8 +261,7 @@ impl<'m> Options<'m> {
         let Some(argument) = self.parser.get_arguments().find(|argument| argument.get_long() == Some(name))
         else {
             let options = self.parser.get_arguments().filter_map(clap::Arg::get_long);
-            let known: Vec<_> = options.chain(USE_KEYS).collect();
-            return Err(entry.unknown(&known.join(", ")));
+            return Err(entry.unknown(options.chain(USE_KEYS)));
         };
         let value_name = argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
         let word = match argument.get_action() {
@@ -306,8 +306,7 @@ impl<'m> Options<'m> {
 
 /// What is wrong with a value, without the words of a command line where that can be.
 fn why(error: &clap::Error) -> String {
-    let line = || crate::usage_line(&error.to_string()).replace(" (--help explains)", "");
-    error.source().map_or_else(line, ToString::to_string)
+    error.source().map_or_else(|| crate::usage_line(error), ToString::to_string)
 }
 
 /// What a device's keys say about swap space.

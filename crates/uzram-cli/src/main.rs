@@ -40,6 +40,7 @@ mod up;
 
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
 use attach::{AttachArgs, DetachArgs};
@@ -136,14 +137,15 @@ fn usage(error: &clap::Error) -> ExitCode {
             ExitCode::from(2)
         }
         _ => {
-            live::error_line(&usage_line(&error.to_string()));
+            live::error_line(&format!("{} (--help explains)", usage_line(error)));
             ExitCode::from(2)
         }
     }
 }
 
-/// The first paragraph of clap's message in one line; what follows it is usage and advice.
-fn usage_line(message: &str) -> String {
+/// The first paragraph of clap's message in one line, and what was probably meant; what follows it is usage and advice.
+fn usage_line(error: &clap::Error) -> String {
+    let message = error.to_string();
     let words: Vec<&str> = message
         .lines()
         .map(str::trim)
@@ -151,7 +153,17 @@ fn usage_line(message: &str) -> String {
         .flat_map(str::split_whitespace)
         .collect();
     let line = words.join(" ");
-    format!("{} (--help explains)", line.strip_prefix("error: ").unwrap_or(&line))
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    let suggested = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let meant = suggested.into_iter().find_map(|kind| match error.get(kind)? {
+        ContextValue::String(name) => Some(name),
+        ContextValue::Strings(names) => names.first(),
+        _ => None,
+    });
+    match meant {
+        Some(name) => format!("{line}; did you mean `{name}`?"),
+        None => line.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -166,10 +178,19 @@ mod tests {
 
     #[test]
     fn a_usage_error_is_one_line() {
-        let message = "error: the following required arguments were not provided:\n  <NAME>\n\nUsage: x\n";
-        assert_eq!(
-            usage_line(message),
-            "the following required arguments were not provided: <NAME> (--help explains)"
-        );
+        let line = |args: &[&str]| match Cli::try_parse_from(args) {
+            Ok(_) => panic!("{args:?}"),
+            Err(error) => usage_line(&error),
+        };
+        for (args, wanted) in [
+            (&["uzram", "stat"][..], "the following required arguments were not provided: <NAME>"),
+            (&["uzram", "stauts"], "unrecognized subcommand 'stauts'; did you mean `stat`?"),
+            (&["uzram", "swap", "of"], "unrecognized subcommand 'of'; did you mean `off`?"),
+            (&["uzram", "up", "--szie", "1G"], "unexpected argument '--szie' found; did you mean `--size`?"),
+            (&["uzram", "up", "--quick"], "unexpected argument '--quick' found"),
+        ] {
+            assert_eq!(line(args), wanted);
+        }
+        assert!(line(&["uzram", "up", "--log", "eror"]).ends_with("; did you mean `error`?"));
     }
 }

@@ -243,9 +243,17 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[[zram0]]", "u.toml:1: '[[zram0]]': unknown key `zram0`; there are", "as in [zram0]"),
         (
             "[zram0]\nalgoritm = 'lz4'",
-            "u.toml:2: 'algoritm = 'lz4'': unknown key `algoritm`; ",
-            "size, algorithm, ",
+            "u.toml:2: 'algoritm = 'lz4'': unknown key `algoritm`; did you mean `algorithm`?",
+            "",
         ),
+        ("[zram0]\nsawp = true", "u.toml:2: ", "unknown key `sawp`; did you mean `swap`?"),
+        ("[zram0]\nspace = true", "u.toml:2: ", "unknown key `space`; there are: size, algorithm, "),
+        (
+            "max-conections = 3",
+            "u.toml:1: 'max-conections = 3': unknown key `max-conections`; did you mean `max-connections`?",
+            "",
+        ),
+        ("[zram0.attributes]\ncheksum = 1", "u.toml:2: ", "unknown key `cheksum`; did you mean `checksum`?"),
         (
             "[zram0]\nname = 'a'",
             "u.toml:2: ",
