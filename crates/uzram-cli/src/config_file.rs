@@ -201,12 +201,11 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The most memory of a machine on which the device is made.
-    fn most_ram_bytes(&self, memory: &Memory) -> Result<u64> {
-        match self.text()?.trim() {
-            "none" => Ok(u64::MAX),
-            size => self.size(size, memory),
-        }
+    /// The most memory of a machine on which the device is made, and how it is written.
+    fn most_ram(&self, memory: &Memory) -> Result<(u64, String)> {
+        let text = self.text()?;
+        let bytes = if text.trim() == "none" { u64::MAX } else { self.size(&text, memory)? };
+        Ok((bytes, text))
     }
 
     /// A whole number within a range.
@@ -344,7 +343,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
     };
     let mut options = Options::new(memory);
     let mut swap = SwapKeys::default();
-    let (mut attach, mut most_ram_bytes, mut attributes) = (None, u64::MAX, Vec::new());
+    let (mut attach, mut most_ram, mut attributes) = (None, None, Vec::new());
     let mut export = ExportArgs::default();
     for key in entries(entry.file, table) {
         match key.key.as_ref() {
@@ -363,7 +362,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
                 swap.discard = Some(key.boolean()?);
                 swap.how = Some(key.place());
             }
-            HOST_MEMORY_LIMIT => most_ram_bytes = key.most_ram_bytes(memory)?,
+            HOST_MEMORY_LIMIT => most_ram = Some(key.most_ram(memory)?),
             _ => options.add(&key)?,
         }
     }
@@ -379,12 +378,14 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
         (None, _) => Attached::No,
     };
     let settings = options.settings(attributes, &entry)?;
-    if memory.ram_bytes > most_ram_bytes {
-        let (has, most) = (format_size(memory.ram_bytes), format_size(most_ram_bytes));
-        let why = format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT} of {most}");
-        config.left_out.push(format!("no device {name}: {why}"));
-    } else {
-        config.devices.push(DevicePlan { name, settings, attached, export });
+    match most_ram {
+        Some((most_bytes, most)) if memory.ram_bytes > most_bytes => {
+            let has = format_size(memory.ram_bytes);
+            let why =
+                format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT}, {}", most.escape_debug());
+            config.left_out.push(format!("no device {name}: {why}"));
+        }
+        _ => config.devices.push(DevicePlan { name, settings, attached, export }),
     }
     Ok(())
 }

@@ -19,8 +19,8 @@ const FORCE: &str = "backing_force";
 #[derive(clap::Args)]
 pub struct DeviceArgs {
     /// The size of the disk, uncompressed: a number and K, M, G or T
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
-    size: u64,
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size_as_typed)]
+    size: String,
     /// lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], and but for deflate
     /// ,dict=PATH, with a dictionary that `uzram train` made [default: the device's]
     #[arg(long, value_name = "NAME")]
@@ -51,12 +51,12 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "FILE.toml", long_help = policy_file::HELP)]
     policy: Option<PathBuf>,
     /// The most memory its contents may take; writes beyond it fail, once no page can leave [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    mem_limit: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = size_as_typed)]
+    mem_limit: Option<String>,
     /// Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this machine
     /// swaps to [default: 8M for swap, else none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    reserve: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = size_as_typed)]
+    reserve: Option<String>,
     /// The most pages in a zspage, 4 to 16 [default: the device's]
     #[arg(long, value_name = "N")]
     chain: Option<u32>,
@@ -161,8 +161,8 @@ impl DeviceArgs {
                 "compact_threshold",
                 self.compact_threshold.map(|percent| percent.to_string()),
             ),
-            ("--reserve", "reserve", self.reserve.map(|bytes| bytes.to_string())),
-            ("--mem-limit", "mem_limit", self.mem_limit.map(|bytes| bytes.to_string())),
+            ("--reserve", "reserve", self.reserve.clone()),
+            ("--mem-limit", "mem_limit", self.mem_limit.clone()),
             ("--writeback-after", "writeback_after", self.writeback_after.clone()),
             ("--writeback-budget", "writeback_budget", self.writeback_budget.clone()),
             (
@@ -172,7 +172,7 @@ impl DeviceArgs {
             ),
             ("--force", FORCE, self.force.then(|| "1".to_owned())),
             ("--backing", "backing_dev", self.backing.as_deref().map(from_root)),
-            ("--size", "disksize", Some(self.size.to_string())),
+            ("--size", "disksize", Some(self.size.clone())),
         ];
         settings.into_iter().filter_map(move |(option, attribute, value)| {
             let value = value?;
@@ -184,6 +184,11 @@ impl DeviceArgs {
             Some(Setting { origin, attribute, value })
         })
     }
+}
+
+/// A size, in its own words: attributes read them, and messages quote them.
+fn size_as_typed(text: &str) -> uzram::Result<String> {
+    parse_size(text).map(|_| text.to_owned())
 }
 
 /// `ALGORITHM[:AFTER]`: what follows the last colon is a duration if it reads as one and has a unit.

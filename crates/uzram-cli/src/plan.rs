@@ -6,7 +6,7 @@ use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
 use crate::device_args::Setting;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::runtime_dir::{NBD_SOCKET, socket_path};
 
 /// Memory that a device which is swapped to keeps ready, if nothing else is said.
@@ -152,6 +152,13 @@ impl DevicePlan {
             (_, Some(true)) => ExportPolicy { export: Export::Always, read_only: true },
             _ => ExportPolicy { export: Export::Never, read_only: true },
         }
+    }
+
+    /// Why a device cannot be so: what was being set, which is at `origin`, need not be what is wrong.
+    pub fn refusal(&self, error: uzram::Error, origin: &str) -> Failure {
+        let named = self.settings.iter().find(|setting| error.setting() == Some(setting.attribute));
+        let origin = named.map_or(origin, |setting| &setting.origin);
+        Failure::Line(format!("{origin}: {error}"))
     }
 
     /// Whether it is swapped to.

@@ -291,7 +291,7 @@ fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
             state_dir::make_for(value)
                 .map_err(|failure| failure.map_line(|why| format!("{origin}: {why}")))?;
         }
-        device.set(attribute, value).context(|| origin.clone())?;
+        device.set(attribute, value).map_err(|error| plan.refusal(error, origin))?;
     }
     Ok(device)
 }

@@ -183,7 +183,7 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
         assert!(!made(limit), "{limit}");
     }
     let config = parsed("[a]\nhost-memory-limit = '2G'\n[b]\n").unwrap();
-    let line = "no device a: the machine has 16 GiB, more than its host-memory-limit of 2 GiB";
+    let line = "no device a: the machine has 16 GiB, more than its host-memory-limit, 2G";
     assert_eq!((config.devices[0].name.as_str(), config.left_out), ("b", vec![line.to_owned()]));
     let line = complaint("[a]\nhost-memory-limit = 'much'");
     assert!(line.starts_with("u.toml:2: host-memory-limit: 'much' is not a size: column 1: "), "{line}");

@@ -21,12 +21,8 @@ pub(super) fn check(limit_pages: u64, reserve_pages: u64) -> Result<()> {
     if limit_pages == 0 || limit_pages >= least_pages {
         return Ok(());
     }
-    let (limit, least) = (pages_to_bytes(limit_pages), pages_to_bytes(least_pages));
+    let least = format_size(pages_to_bytes(least_pages));
     let needs = if reserve_pages > 0 { "its reserve" } else { "its first pages" };
-    let what = format!(
-        "a mem_limit of {} leaves the device no room for {needs}: it takes at least {}",
-        format_size(limit),
-        format_size(least),
-    );
+    let what = format!("the memory limit leaves the device no room for {needs}: it takes at least {least}");
     Err(Error::invalid(what).with_setting("mem_limit"))
 }
