@@ -104,7 +104,7 @@ fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
         }
     }
     if config.devices.is_empty() && config.left_out.is_empty() {
-        return Err(Failure::Line(format!(
+        return Err(Failure::Usage(format!(
             "{}: there is no device in it: write a table for each, as in [zram0]",
             file.name
         )));
@@ -149,7 +149,7 @@ impl<'a> Entry<'a> {
     }
 
     fn wrong(&self, why: impl Display) -> Failure {
-        Failure::Line(format!("{}: {why}", self.place()))
+        Failure::Usage(format!("{}: {why}", self.place()))
     }
 
     /// The value as attributes take it.
@@ -327,7 +327,7 @@ impl SwapKeys {
         }
         match self.how {
             Some(key) => {
-                Err(Failure::Line(format!("{key}: the device is no swap space: write {SWAP} = true")))
+                Err(Failure::Usage(format!("{key}: the device is no swap space: write {SWAP} = true")))
             }
             None => Ok(None),
         }

@@ -134,7 +134,7 @@ impl DeviceArgs {
         let mut given: Vec<Setting> = self.options(origin).collect();
         for attribute in attributes {
             if let Some(option) = given.iter().find(|option| option.attribute == attribute.attribute) {
-                return Err(Failure::Line(format!("{}: {} sets it, too", attribute.origin, option.origin)));
+                return Err(Failure::Usage(format!("{}: {} sets it, too", attribute.origin, option.origin)));
             }
             given.push(attribute);
         }
@@ -228,7 +228,7 @@ fn refuse_idle_settings(settings: &[Setting], written: Origin<'_>) -> Result<()>
         FORCE => ("take", "--backing"),
         _ => ("write pages to", "--backing"),
     };
-    Err(Failure::Line(format!("{origin}: nothing to {what}: give {}", written.name(option))))
+    Err(Failure::Usage(format!("{origin}: nothing to {what}: give {}", written.name(option))))
 }
 
 /// A name that needs no quoting in a URI, a path or a shell.

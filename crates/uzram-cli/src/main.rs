@@ -4,8 +4,10 @@
 //! and `down` talk to it over its control socket ([`client`], [`clients`]); `attach` and `detach` make block devices of
 //! its files ([`attach`]),
 //! `swap` a swap area ([`swap`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of
-//! any of them is one line on standard error and a non-zero exit: 2 for a command line that makes no sense,
-//! else 1.
+//! any of them is one line on standard error and a status.
+//!
+//! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes
+//! no sense, and nothing was tried ([`Failure::Usage`]). `up --exec` has its command's, 128 + N if signal N ended it.
 
 mod attach;
 mod attachments;
@@ -86,6 +88,9 @@ enum Command {
     Train(train::Args),
 }
 
+/// The status for what makes no sense.
+const USAGE_STATUS: u8 = 2;
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -120,6 +125,10 @@ fn main() -> ExitCode {
             live::error_line(&line);
             ExitCode::FAILURE
         }
+        Err(Failure::Usage(line)) => {
+            live::error_line(&line);
+            ExitCode::from(USAGE_STATUS)
+        }
     }
 }
 
@@ -134,11 +143,11 @@ fn usage(error: &clap::Error) -> ExitCode {
         }
         Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
-            ExitCode::from(2)
+            ExitCode::from(USAGE_STATUS)
         }
         _ => {
             live::error_line(&format!("{} (--help explains)", usage_line(error)));
-            ExitCode::from(2)
+            ExitCode::from(USAGE_STATUS)
         }
     }
 }

@@ -120,13 +120,16 @@ fn on(args: &OnArgs) -> Result<u8> {
     if args.foreground {
         live::start_log(LogLevel::Info)?;
     }
-    let settings = args.device.settings()?;
+    let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
+    let device = DevicePlan::new(&args.name, args.device.settings()?);
+    let device = DevicePlan { attached: Attached::Swap(swap), ..device };
+    let files = args.files.options(None);
+    let plan = Plan { ends_with_swap: true, files, ..Plan::new(dir.clone(), vec![device])? };
     if args.foreground {
-        let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
-        let device = DevicePlan { attached: Attached::Swap(swap), ..DevicePlan::new(&args.name, settings) };
-        let files = args.files.options(None);
-        return up::serve(Plan { ends_with_swap: true, files, ..Plan::new(dir, vec![device])? });
+        return up::serve(plan);
     }
+    // Before there is a log.
+    plan.check()?;
     let log_path = dir.join(LOG_FILE);
     RuntimeDir::make(&dir)?;
     // The log of one that runs stays as it is: the new one will say that it does.

@@ -58,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.output.symlink_metadata().is_ok() {
         return Err(exists());
     }
-    let plain = Algorithm::new(Kind::Zstd, args.level, None).context(|| "--level".to_owned())?;
+    let plain = Algorithm::new(Kind::Zstd, args.level, None).usage(|| "--level".to_owned())?;
     let samples = Samples::take(&args.corpora)?;
     let size_bytes = usize::try_from(args.size).context(|| "--size".to_owned())?;
     let bytes = train(&samples.training, size_bytes).context(|| "cannot train".to_owned())?;

@@ -25,7 +25,7 @@ use crate::attach::require_root;
 use crate::attachments::{Attachments, RETRY};
 use crate::config_file::{self, ConfigFile};
 use crate::descriptors;
-use crate::device_args::{DeviceArgs, Setting, parse_name};
+use crate::device_args::{DeviceArgs, parse_name};
 use crate::exec;
 use crate::failure::{Context, Failure, Result, print};
 use crate::fresh_counts::FreshCounts;
@@ -36,7 +36,6 @@ use crate::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
 use crate::protect::{protect, touch_heap};
 use crate::room;
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
-use crate::state_dir;
 use crate::swap::READY;
 
 /// Create a compressed RAM disk and serve it, in the foreground.
@@ -169,6 +168,7 @@ pub fn run(args: &Args) -> Result<u8> {
 /// # Errors
 /// It cannot start.
 pub fn serve(plan: Plan) -> Result<u8> {
+    plan.check()?;
     // Before there are threads, which inherit it.
     let protection = if plan.swaps() { protect() } else { Vec::new() };
     plan.left_out.iter().for_each(|line| tracing::info!("{line}"));
@@ -186,7 +186,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     // It costs only slow paths, and a little; without it `uzram slabinfo --stats` had little to show.
     slab::set_counting(true);
     slab::set_timing(plan.slab_timing);
-    let devices = plan.devices.iter().map(make_device).collect::<Result<Vec<_>>>()?;
+    let devices = plan.devices.iter().map(DevicePlan::make).collect::<Result<Vec<_>>>()?;
     room::check(&devices)?;
     let swapped_to = devices.iter().zip(&plan.devices).filter(|(_, plan)| plan.is_swap());
     let swapped_to: Vec<_> = swapped_to.map(|(device, _)| Arc::clone(device)).collect();
@@ -279,21 +279,6 @@ pub fn serve(plan: Plan) -> Result<u8> {
     };
     drop(mount);
     outcome
-}
-
-fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
-    let device = Device::new(&plan.name).context(|| format!("--name {}", plan.name))?;
-    for (attribute, value) in plan.defaults() {
-        device.set(attribute, value)?;
-    }
-    for Setting { origin, attribute, value } in &plan.settings {
-        if *attribute == "backing_dev" {
-            state_dir::make_for(value)
-                .map_err(|failure| failure.map_line(|why| format!("{origin}: {why}")))?;
-        }
-        device.set(attribute, value).map_err(|error| plan.refusal(error, origin))?;
-    }
-    Ok(device)
 }
 
 /// What there is to know about the daemon.

@@ -71,6 +71,53 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
 }
 
 #[test]
+fn exit_statuses_have_one_meaning() {
+    let place = Place::new();
+    let path = |name: &str| place.root().join(name).display().to_string();
+    let (config, policy, missing) = (path("config.toml"), path("policy.toml"), path("missing.toml"));
+    std::fs::write(&config, "[zram0]\nalgorithm = 'nonesuch'\n").unwrap();
+    std::fs::write(&policy, "high = 101\n").unwrap();
+    let (config, policy, missing) = (config.as_str(), policy.as_str(), missing.as_str());
+    for (args, status) in [
+        (&["--version"][..], 0),
+        (&["up", "--size", "1M", "--exec", "true"], 0),
+        // It could not be done, here and now.
+        (&["list"], 1),
+        (&["set", "zram0", "mem_limit=1M"], 1),
+        (&["swap", "status"], 1),
+        (&["up", "--config", missing], 1),
+        (&["up", "--policy", missing], 1),
+        (&["up", "--backing", "/dev/null"], 1),
+        (&["up", "--tls-cert", missing, "--tls-key", missing], 1),
+        (&["train", missing, "-o", "/nonexistent/dict"], 1),
+        // It makes no sense, anywhere.
+        (&["fly"], 2),
+        (&["up", "--size", "1X"], 2),
+        (&["up", "--size", "17T"], 2),
+        (&["up", "--algorithm", "nonesuch"], 2),
+        (&["up", "--mem-limit", "4K"], 2),
+        (&["up", "--force"], 2),
+        (&["up", "--writeback-after", "soon", "--backing", "/nonexistent"], 2),
+        (&["up", "--policy", policy], 2),
+        (&["up", "--config", config], 2),
+        (&["up", "--tls-key", missing], 2),
+        (&["up", "--listen", "tcp:0.0.0.0:0"], 2),
+        (&["add", "a", "--writeback-after", "1h"], 2),
+        (&["lab", "run", "nonesuch"], 2),
+        (&["bench", "--seconds", "NaN"], 2),
+        (&["train", missing, "-o", "/nonexistent/dict", "--size", "1"], 2),
+        // The command's own.
+        (&["up", "--size", "1M", "--exec", "exit 7"], 7),
+        (&["up", "--size", "1M", "--exec", "kill -KILL $$"], 137),
+    ] {
+        let place = Place::new();
+        let ended = place.run(args);
+        assert_eq!(ended.status.code(), Some(status), "{args:?}: {}", ended.stderr);
+        assert!(status != 2 || !place.dir().exists(), "{args:?}: something was tried");
+    }
+}
+
+#[test]
 fn without_a_daemon_every_client_says_how_to_start_one() {
     let place = Place::new();
     let clients: [&[&str]; 10] = [
@@ -113,6 +160,13 @@ fn without_swap_the_commands_of_swap_say_so() {
         let line = swap("off");
         let absent = format!("there is no swap to switch off: no daemon is running in '{here}'");
         assert!(line == absent || line.contains("it is left alone"), "{line}");
+        // Settings that make no sense are found before there is a daemon or its log.
+        let on = place.run(&["swap", "on", "--algorithm", "nonesuch"]);
+        assert!(
+            on.complaint(2).starts_with("--algorithm nonesuch: ") && !place.dir().exists(),
+            "{}",
+            on.stderr
+        );
     }
     let _daemon = place.up(&[]);
     assert_eq!(place.run(&["swap", "status"]).ok(), "no active swap area\n");

@@ -111,7 +111,7 @@ fn what_a_device_does_not_take_is_one_line() {
 fn what_the_device_refuses_names_the_option() {
     let place = Place::new();
     let ended = place.run(&["up", "--size", "16M", "--algorithm", "nonesuch"]);
-    assert!(ended.complaint(1).starts_with("--algorithm nonesuch: "), "{}", ended.stderr);
+    assert!(ended.complaint(2).starts_with("--algorithm nonesuch: "), "{}", ended.stderr);
     assert!(!place.socket("nbd.sock").exists());
 }
 

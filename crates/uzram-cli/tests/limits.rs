@@ -115,14 +115,14 @@ fn a_limit_below_what_a_device_needs_is_refused() {
         (&["--mem-limit", "1M", "--reserve", "1M"], "4 MiB"),
     ] {
         let ended = place.run(&[&["up", "--size", "16M"], args].concat());
-        let line = ended.complaint(1);
+        let line = ended.complaint(2);
         // As it was typed.
         assert!(line.starts_with(&format!("--mem-limit {}: ", args[1])), "{line}");
         assert!(line.contains("mem_limit") && line.contains(&format!("at least {least}")), "{line}");
     }
     for (size, what) in [("17T", "--size 17T: a disk has from 4 KiB to 16 TiB"), ("0K", "--size 0K: ")] {
         let ended = place.run(&["up", "--size", size]);
-        assert!(ended.complaint(1).starts_with(what), "{}", ended.stderr);
+        assert!(ended.complaint(2).starts_with(what), "{}", ended.stderr);
     }
     let daemon = place.up(&["--mem-limit", "24K"]);
     let ended = place.run(&["add", "small", "--size", "16M", "--mem-limit", "8K"]);

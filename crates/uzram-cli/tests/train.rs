@@ -92,8 +92,8 @@ fn what_cannot_be_trained_is_one_line() {
         (&[&many, "-o", &out, "--size", "512"], 2, "invalid value '512' for '--size <SIZE>': write 1K to 1M"),
         (&[&many, "-o", &out, "--size", "2M"], 2, "write 1K to 1M"),
         (&[&many, "-o", &out, "--size", "big"], 2, "--size"),
-        (&[&many, "-o", &out, "--size", "8K", "--level", "0"], 1, "--level: '0' is no level"),
-        (&[&many, "-o", &out, "--size", "8K", "--level", "23"], 1, "--level: '23' is no level"),
+        (&[&many, "-o", &out, "--size", "8K", "--level", "0"], 2, "--level: '0' is no level"),
+        (&[&many, "-o", &out, "--size", "8K", "--level", "23"], 2, "--level: '23' is no level"),
         (&[&many], 2, "--output"),
         (&["-o", &out], 2, "<CORPUS>"),
     ] {

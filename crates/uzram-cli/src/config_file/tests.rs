@@ -10,7 +10,7 @@ fn parsed(text: &str) -> Result<ConfigFile> {
 
 fn complaint(text: &str) -> String {
     match parsed(text) {
-        Err(Failure::Line(line)) => line,
+        Err(Failure::Usage(line) | Failure::Line(line)) => line,
         other => panic!("{text}: {other:?}"),
     }
 }

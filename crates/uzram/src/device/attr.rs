@@ -413,9 +413,14 @@ impl Attribute {
 }
 
 fn set_disksize(device: &Device, value: &str) -> Result<()> {
+    device.initialise(parse_disksize(value)?)
+}
+
+/// In bytes.
+pub(super) fn parse_disksize(value: &str) -> Result<u64> {
     match parse_size(value)? {
         0 => Err(Error::invalid("a disk of 0 bytes is none").with_setting("disksize")),
-        bytes => device.initialise(bytes),
+        bytes => Ok(bytes),
     }
 }
 

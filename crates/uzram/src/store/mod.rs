@@ -184,6 +184,17 @@ impl Config {
             policy: Policy::default(),
         }
     }
+
+    /// Whether a store could be made so, as far as that can be told without making one.
+    ///
+    /// # Errors
+    /// `Invalid` when not.
+    pub fn check(&self) -> Result<()> {
+        if self.pages == 0 || self.pages > MAX_PAGES {
+            return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
+        }
+        limit::check(self.limit_pages, self.reserve_pages)
+    }
 }
 
 /// See the [module's documentation](self).
@@ -218,9 +229,7 @@ impl Store {
     /// # Errors
     /// `Invalid` for a size or a setting out of range, `NoMemory` when the system refuses.
     pub fn new(config: &Config) -> Result<Self> {
-        if config.pages == 0 || config.pages > MAX_PAGES {
-            return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
-        }
+        config.check()?;
         let address_bytes = pages_to_bytes(config.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
         let is_ready = config.reserve_pages > 0;
         #[cfg(not(feature = "loom"))]
