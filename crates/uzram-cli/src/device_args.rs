@@ -50,7 +50,12 @@ pub struct DeviceArgs {
     /// A TOML file that says which pages leave memory, when and where to. Options come before what it says
     #[arg(long, value_name = "FILE.toml", long_help = policy_file::HELP)]
     policy: Option<PathBuf>,
-    /// The most memory its contents may take; writes beyond it fail, once no page can leave [default: no limit]
+    /// The most memory its contents may take, with metadata and free pages kept for reuse, beside the tables that are the
+    /// fixed cost [default: no limit]. Before it is met the coldest pages leave: compressed again with --recompress, written
+    /// to the backing device with --backing. A write that meets it waits for that, 20 s at most, or not at all with
+    /// --reserve, and then fails and leaves what was there before. NBD clients and programs that use the file or block
+    /// device get ENOSPC; for swap it is a write error, after which the kernel keeps the page in memory. Pages of zeros or of
+    /// another repeated word take no memory: they are written all the same, and discards work
     #[arg(long, value_name = "SIZE", value_parser = size_as_typed)]
     mem_limit: Option<String>,
     /// Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this machine

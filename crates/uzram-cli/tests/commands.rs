@@ -23,6 +23,13 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains("Example") && help.contains(&format!("uzram {command}")), "{help}");
     }
     assert!(finish(bare_command(&["--version"])).ok().starts_with("uzram "));
+    let help = finish(bare_command(&["up", "--help"])).ok();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, limit) = help.split_once("--mem-limit <SIZE> ").unwrap();
+    let (limit, _) = limit.split_once("--reserve <SIZE>").unwrap();
+    for said in ["--backing", "waits", "ENOSPC", "write error", "zeros"] {
+        assert!(limit.contains(said), "{said}: {limit}");
+    }
 }
 
 #[test]

@@ -30,7 +30,9 @@ fn a_full_disk_says_so_and_stays_usable() {
     let written = table.lines().find(|line| line.trim_start().starts_with("written")).unwrap();
     assert!(written.ends_with("of them at the limit") && !written.contains(" 0 failed"), "{table}");
     assert!(place.number("mem_charged") <= 8 * MIB);
-    // What needs no memory works, what is freed can be used again, and the limit holds.
+    // What needs no memory works, as the help of --mem-limit says: pages of one word, and discards.
+    qemu_io(&place, &["write -z 8M 1M", "write -P 0x77 9M 1M", "read -P 0x77 9M 1M"]);
+    // What is freed can be used again, and the limit holds.
     qemu_io(
         &place,
         &["discard 0 32M", "read -P 0 0 32M", "write -P 0x77 1000 5000", "read -P 0x77 1000 5000"],
