@@ -83,7 +83,11 @@ pub fn read(path: &Path) -> Result<ConfigFile> {
     parse(Source { name: &name, text: &text }, &machine_memory::read()?)
 }
 
-fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
+/// What a file's text says, for a machine with so much memory.
+///
+/// # Errors
+/// It makes no sense: which line.
+pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
     let mut config = ConfigFile::default();
     for entry in entries(file, table.into_inner()) {

@@ -34,6 +34,7 @@ mod room;
 mod runtime_dir;
 mod show;
 mod slabinfo;
+mod start;
 mod state_dir;
 mod swap;
 mod toml_text;

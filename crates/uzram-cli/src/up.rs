@@ -4,11 +4,13 @@
 //! The main thread owns everything and waits for [`Event`]s; servers and signals only send them. What
 //! it owns is given back in reverse order: first the servers stop, then the sockets go, last the lock.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread;
 
+use clap::{Args as _, FromArgMatches};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
@@ -50,8 +52,9 @@ use crate::swap::READY;
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
 pub struct Args {
-    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example). SIGHUP
-    /// then has the files of TLS read again, as `uzram reload` does, and does not end the daemon
+    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example, and `uzram
+    /// check --config` checks one). SIGHUP then has the files of TLS read again, as `uzram reload` does, and does not end
+    /// the daemon
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
@@ -88,15 +91,39 @@ pub struct Args {
 
 impl Args {
     fn plan(&self) -> Result<Plan> {
-        let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match &self.config {
-            Some(path) => config_file::read(path)?,
+        let config = self.config.as_deref().map(config_file::read).transpose()?;
+        self.plan_with(config, self.runtime.path()?)
+    }
+
+    /// The options as words of a command line.
+    ///
+    /// # Errors
+    /// They make no sense.
+    pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<Args> {
+        let command = Args::augment_args(clap::Command::new("up").no_binary_name(true));
+        let args = command.try_get_matches_from(words).and_then(|matches| Args::from_arg_matches(&matches));
+        args.map_err(|error| Failure::Usage(crate::usage_line(&error)))
+    }
+
+    /// The file of `--config`.
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    /// What they say, with what the file of `--config` does.
+    ///
+    /// # Errors
+    /// They make no sense together, or files that they name cannot be read.
+    pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<Plan> {
+        let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match config {
+            Some(config) => config,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
         };
         let listen = match &self.config {
             Some(path) => self.listen.clone().with_file(keys, path)?,
             None => self.listen.clone(),
         };
-        let plan = Plan::new(self.runtime.path()?, devices)?;
+        let plan = Plan::new(runtime_dir, devices)?;
         let nbd = listen.config(plan.nbd)?;
         let absolute =
             |dir: &PathBuf| std::path::absolute(dir).context(|| format!("--mount {}", dir.display()));

@@ -181,7 +181,8 @@ fn without_swap_the_commands_of_swap_say_so() {
     assert_eq!(json, serde_json::json!({ "areas": [], "protection": [], "cpu_latency": null }));
     if is_root {
         let line = swap("off");
-        let wanted = format!("there is no swap to switch off: the daemon in '{here}' has no active swap area");
+        let wanted =
+            format!("there is no swap to switch off: the daemon in '{here}' has no active swap area");
         assert_eq!(line, format!("{wanted} (`uzram down` ends it)"));
     } else {
         println!("skipped: swap is switched off by root");
@@ -202,6 +203,54 @@ fn check_says_for_each_thing_how_it_knows() {
         }
     }
     assert_eq!(text.lines().count(), checks.len());
+}
+
+#[test]
+fn a_configuration_file_is_checked_and_nothing_is_started() {
+    let place = Place::new();
+    let root = place.root();
+    let (config, policy) = (root.join("uzram.toml"), root.join("policy.toml"));
+    let image = root.join("cold.img");
+    let check = |text: &str| {
+        std::fs::write(&config, text).unwrap();
+        place.run(&["check", "--config", config.to_str().unwrap()])
+    };
+    std::fs::write(&policy, "high = 80\n").unwrap();
+    let backed = format!("backing = '{}:1M'\npolicy = '{}'\n", image.display(), policy.display());
+    let text = format!(
+        "[a]\nsize = 'min(1G, ram * 4)'\nswap = true\n[b]\nsize = '8M'\n{backed}\n[c]\nhost-memory-limit = 0\n"
+    );
+    let said = check(&text).ok();
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines[0], format!("ok: {}", config.display()));
+    assert_eq!(lines[1..3], ["a: 1 GiB, swap", "b: 8 MiB"]);
+    assert!(lines.len() == 4 && lines[3].starts_with("no device c: the machine has "), "{said}");
+    // What `up` would say, it says.
+    for text in [
+        "",
+        "[a]\nsize = 64\n",
+        "[a]\nsizze = '1M'\n",
+        "[a]\nsize = '17T'\n",
+        "[a]\nalgorithm = 'nonesuch'\n",
+        "[a]\nalgorithm = 'zstd,dict=/nonexistent/dict'\n",
+        "[a]\nmem-limit = '4K'\n",
+        "[a]\nbacking = 'cold.img:1M'\n[a.attributes]\ncompressed_writeback = 0\n",
+        "[a]\n[a.attributes]\nchain_size = 17\n",
+        "[a]\n[a.attributes]\ncompact = 1\n",
+        "[a]\npolicy = '/nonexistent/policy.toml'\n",
+        "tls-key = '/nonexistent/key'\n[a]\n",
+        "tls-key = '/nonexistent/key'\ntls-cert = '/nonexistent/cert'\n[a]\n",
+        "listen = 'tcp:0.0.0.0:0'\n[a]\n",
+    ] {
+        let checked = check(text);
+        let up = place.run(&["up", "--log", "error", "--config", config.to_str().unwrap()]);
+        let status = up.status.code().unwrap();
+        assert!(status != 0, "{text}");
+        assert_eq!(checked.complaint(status), up.complaint(status), "{text}");
+    }
+    let missing = place.run(&["check", "--config", "/nonexistent/uzram.toml"]);
+    assert!(missing.complaint(1).starts_with("/nonexistent/uzram.toml: "), "{}", missing.stderr);
+    assert!(!image.exists() && !place.dir().exists());
 }
 
 #[test]

@@ -184,17 +184,6 @@ impl Config {
             policy: Policy::default(),
         }
     }
-
-    /// Whether a store could be made so, as far as that can be told without making one.
-    ///
-    /// # Errors
-    /// `Invalid` when not.
-    pub fn check(&self) -> Result<()> {
-        if self.pages == 0 || self.pages > MAX_PAGES {
-            return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
-        }
-        limit::check(self.limit_pages, self.reserve_pages)
-    }
 }
 
 /// See the [module's documentation](self).
