@@ -74,7 +74,11 @@ pub fn read(option: &str, path: &Path) -> Result<Vec<Setting>> {
     settings(Source { name: &name, text: &text })
 }
 
-fn settings(source: Source<'_>) -> Result<Vec<Setting>> {
+/// What its text says.
+///
+/// # Errors
+/// It makes no sense.
+pub fn settings(source: Source<'_>) -> Result<Vec<Setting>> {
     let file: PolicyFile = toml::from_str(source.text).map_err(|error| source.parser_failure(&error))?;
     let PolicyFile { backing, high, low, reclaim, recompress, writeback } = file;
     let Recompress { algorithm, after: recompress_after } = recompress;
