@@ -127,7 +127,7 @@ fn answer(runtime_dir: &OsString, args: &[String]) -> Answer {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         },
-        Err(Failure::Line(why)) => failed(why),
+        Err(Failure::Line(why) | Failure::Usage(why)) => failed(why),
         Err(Failure::ReaderLeft) => failed("nobody reads".to_owned()),
     }
 }

@@ -13,7 +13,7 @@ use uzram_lab::bench::{self, Against, Pattern, Source, backing};
 use uzram_lab::block_bench::SwapUser;
 use uzram_lab::targets;
 
-use crate::failure::{Context, Result, print};
+use crate::failure::{Context, Failure, Result, print};
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
         signal_hook::flag::register(signal, Arc::clone(&stop))
             .context(|| "cannot handle signals".to_owned())?;
     }
-    let duration = Duration::try_from_secs_f64(args.seconds).context(|| "--seconds".to_owned())?;
+    let duration = Duration::try_from_secs_f64(args.seconds).usage(|| "--seconds".to_owned())?;
     let text =
         if args.targets { run_targets(args, duration, stop)? } else { run_bench(args, duration, stop)? };
     print(&text)
@@ -99,7 +99,7 @@ fn run_bench(args: &Args, duration: Duration, stop: Arc<AtomicBool>) -> Result<S
         stop,
         ..bench::Options::default()
     })
-    .context(|| "bench".to_owned())?;
+    .map_err(|error| Failure::of("bench", &error))?;
     Ok(if args.json { format!("{}\n", report.to_json()) } else { report.to_string() })
 }
 
@@ -113,7 +113,7 @@ fn run_targets(args: &Args, duration: Duration, stop: Arc<AtomicBool>) -> Result
         stop,
         ..targets::Options::default()
     };
-    let report = targets::run(&options).context(|| "bench".to_owned())?;
+    let report = targets::run(&options).map_err(|error| Failure::of("bench", &error))?;
     Ok(if args.json { format!("{}\n", report.to_json()) } else { report.to_string() })
 }
 

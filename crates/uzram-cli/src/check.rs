@@ -1,28 +1,39 @@
-//! `uzram check`: what works on this machine, how we know, and what follows from it.
+//! `uzram check`: what works on this machine, how we know, and what follows from it; or whether a configuration file makes
+//! sense here.
 //!
 //! Each probe tries the thing itself where that leaves nothing behind, and reads what the kernel says
-//! about it elsewhere. A probe never fails: "no" with a reason is its answer.
+//! about it elsewhere. A probe never fails: "no" with a reason is its answer. A configuration file is read and checked by
+//! what `uzram up` does first.
 
 use std::fmt::Write;
 use std::fs::{self, OpenOptions};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 use rustix::io_uring::{io_uring_params, io_uring_setup};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use uzram::base::units::format_size;
+use uzram::base::units::{format_size, parse_size};
 
 use crate::failure::{Context, Result, print};
+use crate::plan::{Attached, Plan};
+use crate::start;
 
-/// Show what works on this machine, how that was checked, and what follows.
+/// Show what works on this machine, how that was checked, and what follows; or check a configuration file.
 #[derive(clap::Args)]
-#[command(after_help = "Example: uzram check --json")]
+#[command(after_help = "Examples: uzram check --json
+          uzram check --config /etc/uzram.toml")]
 pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Instead, read a file as `uzram up --config` does, and start nothing: prints ok and the devices that there would be on
+    /// this machine, or fails with the first thing that makes no sense. Files of policies, dictionaries and TLS that it names
+    /// are read. Whether its backing files can be taken, its places be listened at, and memory and privileges suffice, is
+    /// known only when the daemon starts
+    #[arg(long, value_name = "FILE.toml", conflicts_with = "json")]
+    config: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -48,8 +59,11 @@ struct Finding {
 /// Probes and prints.
 ///
 /// # Errors
-/// Standard output is closed or full.
+/// Standard output is closed or full; the file of `--config` cannot be read, or makes no sense.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(path) = &args.config {
+        return print(&config_text(path, &start::plan_file(path)?));
+    }
     let capabilities = Capabilities::read();
     let findings = [
         fuse(&capabilities),
@@ -75,6 +89,23 @@ pub fn run(args: &Args) -> Result<()> {
         let _ = writeln!(text, "{name:<14} {works:<6} {checked_by}; {follows}");
     }
     print(&text)
+}
+
+/// What a file makes of this machine's memory: a line for each device, and for each that is for other machines.
+fn config_text(path: &Path, plan: &Plan) -> String {
+    let mut text = format!("ok: {}\n", path.display());
+    for device in &plan.devices {
+        let size = device.settings.iter().find(|setting| setting.attribute == "disksize");
+        let size = size.and_then(|size| parse_size(&size.value).ok()).map_or_else(String::new, format_size);
+        let attached = match device.attached {
+            Attached::No => "",
+            Attached::Block => ", block device",
+            Attached::Swap(_) => ", swap",
+        };
+        let _ = writeln!(text, "{}: {size}{attached}", device.name);
+    }
+    plan.left_out.iter().for_each(|line| text += &format!("{line}\n"));
+    text
 }
 
 /// Opens a device node for reading and writing, and says how that went.
@@ -279,7 +310,7 @@ fn effective_bits(status: &str) -> Option<u64> {
     u64::from_str_radix(line.trim(), 16).ok()
 }
 
-fn find_program(name: &str) -> Option<std::path::PathBuf> {
+fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.is_file())
 }

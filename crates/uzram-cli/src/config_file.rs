@@ -19,6 +19,7 @@ use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
 use uzram::base::machine_memory;
+use uzram::base::named::hint;
 use uzram::base::size_expr::{self, Memory};
 use uzram::base::units::{format_size, parse_size};
 use uzram::device::Device;
@@ -82,7 +83,11 @@ pub fn read(path: &Path) -> Result<ConfigFile> {
     parse(Source { name: &name, text: &text }, &machine_memory::read()?)
 }
 
-fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
+/// What a file's text says, for a machine with so much memory.
+///
+/// # Errors
+/// It makes no sense: which line.
+pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
     let mut config = ConfigFile::default();
     for entry in entries(file, table.into_inner()) {
@@ -97,10 +102,16 @@ fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
             "max-connections" => config.nbd.max_connections = Some(entry.number(MAX_CONNECTIONS)?),
             _ if entry.value.is_table() => device(entry, memory, &mut config)?,
             _ => {
-                let known = TOP_KEYS.join(", ");
-                return Err(entry.unknown(&format!("{known}, and a table for each device, as in [zram0]")));
+                let device = "and a table for each device, as in [zram0]";
+                return Err(entry.unknown(TOP_KEYS.into_iter().chain([device])));
             }
         }
+    }
+    if config.devices.is_empty() && config.left_out.is_empty() {
+        return Err(Failure::Usage(format!(
+            "{}: there is no device in it: write a table for each, as in [zram0]",
+            file.name
+        )));
     }
     Ok(config)
 }
@@ -131,8 +142,9 @@ fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> Vec<Entry<'a>> {
 }
 
 impl<'a> Entry<'a> {
-    fn unknown(&self, known: &str) -> Failure {
-        self.file.failure(&self.key_span, format!("unknown key `{}`; there are: {known}", self.key))
+    fn unknown<'n>(&self, known: impl Iterator<Item = &'n str>) -> Failure {
+        let known: Vec<_> = known.collect();
+        self.file.failure(&self.key_span, format!("unknown key `{}`; {}", self.key, hint(&self.key, &known)))
     }
 
     /// File, line and key.
@@ -141,7 +153,7 @@ impl<'a> Entry<'a> {
     }
 
     fn wrong(&self, why: impl Display) -> Failure {
-        Failure::Line(format!("{}: {why}", self.place()))
+        Failure::Usage(format!("{}: {why}", self.place()))
     }
 
     /// The value as attributes take it.
@@ -184,21 +196,20 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// A size, plain or an expression. Plain ones are what they are on a command line.
+    /// A size, plain or an expression. Plain ones are what they are on a command line, but have a unit, unless they are
+    /// 0: what copies zram-generator's configuration means MiB.
     fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
-        parse_size(text).or_else(|_| size_expr::evaluate(text, memory)).map_err(|error| self.wrong(error))
+        match parse_size(text) {
+            Ok(bytes) if bytes == 0 || !text.trim_end().ends_with(|c: char| c.is_ascii_digit()) => Ok(bytes),
+            _ => size_expr::evaluate(text, memory).map_err(|error| self.wrong(error)),
+        }
     }
 
-    /// The most memory of a machine on which the device is made: as in zram-generator, a number is MiB.
-    fn most_ram_bytes(&self, memory: &Memory) -> Result<u64> {
+    /// The most memory of a machine on which the device is made, and how it is written.
+    fn most_ram(&self, memory: &Memory) -> Result<(u64, String)> {
         let text = self.text()?;
-        match text.trim() {
-            "none" => Ok(u64::MAX),
-            number if number.bytes().all(|byte| byte.is_ascii_digit()) => {
-                self.size(&format!("{number}M"), memory)
-            }
-            size => self.size(size, memory),
-        }
+        let bytes = if text.trim() == "none" { u64::MAX } else { self.size(&text, memory)? };
+        Ok((bytes, text))
     }
 
     /// A whole number within a range.
@@ -213,8 +224,7 @@ impl<'a> Entry<'a> {
         let rows = Device::attributes();
         let name = self.key.as_ref();
         let Some(row) = rows.iter().find(|row| row.name == name) else {
-            let known: Vec<_> = rows.iter().filter(|row| row.writable()).map(|row| row.name).collect();
-            return Err(self.unknown(&known.join(", ")));
+            return Err(self.unknown(rows.iter().filter(|row| row.writable()).map(|row| row.name)));
         };
         if !row.writable() {
             return Err(self.wrong("it can only be read"));
@@ -254,16 +264,24 @@ impl<'m> Options<'m> {
         let Some(argument) = self.parser.get_arguments().find(|argument| argument.get_long() == Some(name))
         else {
             let options = self.parser.get_arguments().filter_map(clap::Arg::get_long);
-            let known: Vec<_> = options.chain(USE_KEYS).collect();
-            return Err(entry.unknown(&known.join(", ")));
+            return Err(entry.unknown(options.chain(USE_KEYS)));
         };
-        let takes_size = argument.get_value_names().is_some_and(|names| names == ["SIZE"]);
+        let value_name = argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
         let word = match argument.get_action() {
             ArgAction::SetTrue => entry.boolean()?.then(|| format!("--{name}")),
             _ if entry.value.is_bool() => return Err(entry.wrong("it is neither true nor false")),
-            _ if takes_size => {
+            _ if value_name == Some("SIZE") => {
                 let bytes = entry.size(&entry.text()?, self.memory)?;
                 Some(format!("--{name}={bytes}"))
+            }
+            _ if value_name == Some("SIZE/day") => {
+                let text = entry.text()?;
+                let size = text.strip_suffix("/day").unwrap_or(&text);
+                // What is no size is for the attribute to refuse.
+                if parse_size(size).is_ok() {
+                    entry.size(size, self.memory)?;
+                }
+                Some(format!("--{name}={text}"))
             }
             _ => Some(format!("--{name}={}", entry.text()?)),
         };
@@ -291,8 +309,7 @@ impl<'m> Options<'m> {
 
 /// What is wrong with a value, without the words of a command line where that can be.
 fn why(error: &clap::Error) -> String {
-    let line = || crate::usage_line(&error.to_string()).replace(" (--help explains)", "");
-    error.source().map_or_else(line, ToString::to_string)
+    error.source().map_or_else(|| crate::usage_line(error), ToString::to_string)
 }
 
 /// What a device's keys say about swap space.
@@ -314,7 +331,7 @@ impl SwapKeys {
         }
         match self.how {
             Some(key) => {
-                Err(Failure::Line(format!("{key}: the device is no swap space: write {SWAP} = true")))
+                Err(Failure::Usage(format!("{key}: the device is no swap space: write {SWAP} = true")))
             }
             None => Ok(None),
         }
@@ -330,7 +347,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
     };
     let mut options = Options::new(memory);
     let mut swap = SwapKeys::default();
-    let (mut attach, mut most_ram_bytes, mut attributes) = (None, u64::MAX, Vec::new());
+    let (mut attach, mut most_ram, mut attributes) = (None, None, Vec::new());
     let mut export = ExportArgs::default();
     for key in entries(entry.file, table) {
         match key.key.as_ref() {
@@ -349,7 +366,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
                 swap.discard = Some(key.boolean()?);
                 swap.how = Some(key.place());
             }
-            HOST_MEMORY_LIMIT => most_ram_bytes = key.most_ram_bytes(memory)?,
+            HOST_MEMORY_LIMIT => most_ram = Some(key.most_ram(memory)?),
             _ => options.add(&key)?,
         }
     }
@@ -365,12 +382,14 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
         (None, _) => Attached::No,
     };
     let settings = options.settings(attributes, &entry)?;
-    if memory.ram_bytes > most_ram_bytes {
-        let (has, most) = (format_size(memory.ram_bytes), format_size(most_ram_bytes));
-        let why = format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT} of {most}");
-        config.left_out.push(format!("no device {name}: {why}"));
-    } else {
-        config.devices.push(DevicePlan { name, settings, attached, export });
+    match most_ram {
+        Some((most_bytes, most)) if memory.ram_bytes > most_bytes => {
+            let has = format_size(memory.ram_bytes);
+            let why =
+                format!("the machine has {has}, more than its {HOST_MEMORY_LIMIT}, {}", most.escape_debug());
+            config.left_out.push(format!("no device {name}: {why}"));
+        }
+        _ => config.devices.push(DevicePlan { name, settings, attached, export }),
     }
     Ok(())
 }

@@ -62,7 +62,18 @@ impl Daemon {
     /// # Errors
     /// As [`Daemon::ask`].
     pub fn about(&self) -> Result<About> {
-        understand(self.ask("GET", "/v1/daemon", None)?)
+        self.about_if_running()?.ok_or_else(|| self.absent())
+    }
+
+    /// The same, or `None` when no daemon is there.
+    ///
+    /// # Errors
+    /// It does not answer in time, or its answer is an error.
+    pub fn about_if_running(&self) -> Result<Option<About>> {
+        match self.connect()? {
+            Some(stream) => understand(self.exchange(stream, "GET", "/v1/daemon", None)?),
+            None => Ok(None),
+        }
     }
 
     /// The text of a device's attribute.
@@ -79,7 +90,17 @@ impl Daemon {
     /// # Errors
     /// No daemon is there, or it does not answer in time, or its answer is an error.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
-        let mut stream = self.connect()?;
+        let stream = self.connect()?.ok_or_else(|| self.absent())?;
+        self.exchange(stream, method, path, body)
+    }
+
+    fn exchange(
+        &self,
+        mut stream: UnixStream,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value> {
         let body = body.map(Value::to_string).unwrap_or_default();
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
@@ -108,12 +129,12 @@ impl Daemon {
     /// Whether somebody listens there, who may be stopped: a process that ends no longer does, though it may still hold
     /// what is its own.
     pub fn is_there(&self) -> bool {
-        self.connect().is_ok()
+        matches!(self.connect(), Ok(Some(_)))
     }
 
     /// Connects with time-outs set; the standard library's connect would wait for ever for a daemon
-    /// that is stopped.
-    fn connect(&self) -> Result<UnixStream> {
+    /// that is stopped. `None` when nobody listens.
+    fn connect(&self) -> Result<Option<UnixStream>> {
         check_trusted(&self.dir)?;
         let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
             let socket = rustix::net::socket_with(
@@ -127,16 +148,20 @@ impl Daemon {
             rustix::net::connect(&socket, &address)?;
             Ok(UnixStream::from(socket))
         });
-        let stream = connected.map_err(|error| match error {
-            Errno::NOENT | Errno::CONNREFUSED => Failure::Line(format!(
-                "no daemon is running in '{}' (start one with `uzram up`)",
-                self.dir.display()
-            )),
-            Errno::AGAIN => self.silent(),
-            error => Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())),
-        })?;
+        let stream = match connected {
+            Ok(stream) => stream,
+            Err(Errno::NOENT | Errno::CONNREFUSED) => return Ok(None),
+            Err(Errno::AGAIN) => return Err(self.silent()),
+            Err(error) => {
+                return Err(Failure::Line(format!("cannot connect to '{}': {error}", self.socket.display())));
+            }
+        };
         self.check_peer(&stream)?;
-        Ok(stream)
+        Ok(Some(stream))
+    }
+
+    fn absent(&self) -> Failure {
+        Failure::Line(format!("no daemon is running in '{}' (start one with `uzram up`)", self.dir.display()))
     }
 
     /// Fails unless who listens is this user or root.

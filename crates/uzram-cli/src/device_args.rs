@@ -19,8 +19,8 @@ const FORCE: &str = "backing_force";
 #[derive(clap::Args)]
 pub struct DeviceArgs {
     /// The size of the disk, uncompressed: a number and K, M, G or T
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
-    size: u64,
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size_as_typed)]
+    size: String,
     /// lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], and but for deflate
     /// ,dict=PATH, with a dictionary that `uzram train` made [default: the device's]
     #[arg(long, value_name = "NAME")]
@@ -50,13 +50,18 @@ pub struct DeviceArgs {
     /// A TOML file that says which pages leave memory, when and where to. Options come before what it says
     #[arg(long, value_name = "FILE.toml", long_help = policy_file::HELP)]
     policy: Option<PathBuf>,
-    /// The most memory its contents may take; writes beyond it fail, once no page can leave [default: no limit]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    mem_limit: Option<u64>,
+    /// The most memory its contents may take, with metadata and free pages kept for reuse, beside the tables that are the
+    /// fixed cost [default: no limit]. Before it is met the coldest pages leave: compressed again with --recompress, written
+    /// to the backing device with --backing. A write that meets it waits for that, 20 s at most, or not at all with
+    /// --reserve, and then fails and leaves what was there before. NBD clients and programs that use the file or block
+    /// device get ENOSPC; for swap it is a write error, after which the kernel keeps the page in memory. Pages of zeros or of
+    /// another repeated word take no memory: they are written all the same, and discards work
+    #[arg(long, value_name = "SIZE", value_parser = size_as_typed)]
+    mem_limit: Option<String>,
     /// Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this machine
     /// swaps to [default: 8M for swap, else none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    reserve: Option<u64>,
+    #[arg(long, value_name = "SIZE", value_parser = size_as_typed)]
+    reserve: Option<String>,
     /// The most pages in a zspage, 4 to 16 [default: the device's]
     #[arg(long, value_name = "N")]
     chain: Option<u32>,
@@ -134,7 +139,7 @@ impl DeviceArgs {
         let mut given: Vec<Setting> = self.options(origin).collect();
         for attribute in attributes {
             if let Some(option) = given.iter().find(|option| option.attribute == attribute.attribute) {
-                return Err(Failure::Line(format!("{}: {} sets it, too", attribute.origin, option.origin)));
+                return Err(Failure::Usage(format!("{}: {} sets it, too", attribute.origin, option.origin)));
             }
             given.push(attribute);
         }
@@ -161,8 +166,8 @@ impl DeviceArgs {
                 "compact_threshold",
                 self.compact_threshold.map(|percent| percent.to_string()),
             ),
-            ("--reserve", "reserve", self.reserve.map(|bytes| bytes.to_string())),
-            ("--mem-limit", "mem_limit", self.mem_limit.map(|bytes| bytes.to_string())),
+            ("--reserve", "reserve", self.reserve.clone()),
+            ("--mem-limit", "mem_limit", self.mem_limit.clone()),
             ("--writeback-after", "writeback_after", self.writeback_after.clone()),
             ("--writeback-budget", "writeback_budget", self.writeback_budget.clone()),
             (
@@ -172,7 +177,7 @@ impl DeviceArgs {
             ),
             ("--force", FORCE, self.force.then(|| "1".to_owned())),
             ("--backing", "backing_dev", self.backing.as_deref().map(from_root)),
-            ("--size", "disksize", Some(self.size.to_string())),
+            ("--size", "disksize", Some(self.size.clone())),
         ];
         settings.into_iter().filter_map(move |(option, attribute, value)| {
             let value = value?;
@@ -184,6 +189,11 @@ impl DeviceArgs {
             Some(Setting { origin, attribute, value })
         })
     }
+}
+
+/// A size, in its own words: attributes read them, and messages quote them.
+fn size_as_typed(text: &str) -> uzram::Result<String> {
+    parse_size(text).map(|_| text.to_owned())
 }
 
 /// `ALGORITHM[:AFTER]`: what follows the last colon is a duration if it reads as one and has a unit.
@@ -223,7 +233,7 @@ fn refuse_idle_settings(settings: &[Setting], written: Origin<'_>) -> Result<()>
         FORCE => ("take", "--backing"),
         _ => ("write pages to", "--backing"),
     };
-    Err(Failure::Line(format!("{origin}: nothing to {what}: give {}", written.name(option))))
+    Err(Failure::Usage(format!("{origin}: nothing to {what}: give {}", written.name(option))))
 }
 
 /// A name that needs no quoting in a URI, a path or a shell.

@@ -1,4 +1,4 @@
-//! How a command fails: with one line for people.
+//! How a command fails: with one line for people, and the status that the program exits with.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -9,8 +9,10 @@ pub const PREFIX: &str = "uzram: ";
 /// Why a command did not succeed.
 #[derive(Debug)]
 pub enum Failure {
-    /// One line for people, without the program's name.
+    /// It could not be done: one line for people, without the program's name.
     Line(String),
+    /// The command line, or a file with settings that it names, makes no sense: such a line. Nothing was tried.
+    Usage(String),
     /// Whoever read our output has gone (`uzram list | head -1`): nobody is left to tell.
     ReaderLeft,
 }
@@ -29,10 +31,26 @@ impl Failure {
         text.lines().rev().find_map(|line| line.strip_prefix(PREFIX)).map(Failure::line)
     }
 
+    /// The same failure, found in what was asked for rather than in doing it.
+    #[must_use]
+    pub fn in_usage(self) -> Self {
+        match self {
+            Failure::Line(line) => Failure::Usage(line),
+            other => other,
+        }
+    }
+
+    /// What the engine says of `what`: a value that it cannot accept was asked for.
+    pub fn of(what: &str, error: &uzram::Error) -> Self {
+        let failure = Failure::Line(format!("{what}: {error}"));
+        if error.kind() == uzram::ErrorKind::Invalid { failure.in_usage() } else { failure }
+    }
+
     /// Rewrites the line, if it is one.
     pub fn map_line(self, rewrite: impl FnOnce(String) -> String) -> Self {
         match self {
             Failure::Line(line) => Failure::Line(rewrite(line)),
+            Failure::Usage(line) => Failure::Usage(rewrite(line)),
             Failure::ReaderLeft => Failure::ReaderLeft,
         }
     }
@@ -49,11 +67,18 @@ impl From<uzram::Error> for Failure {
 pub trait Context<T> {
     /// Turns an error into the line "`what`: error".
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
+
+    /// The same of a command line that makes no sense.
+    fn usage(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
 impl<T, E: Display> Context<T> for std::result::Result<T, E> {
     fn context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|error| Failure::Line(format!("{}: {error}", what())))
+    }
+
+    fn usage(self, what: impl FnOnce() -> String) -> Result<T> {
+        self.context(what).map_err(Failure::in_usage)
     }
 }
 

@@ -136,13 +136,13 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     let tables: Vec<&dyn Table> = args
         .tables
         .iter()
-        .map(|name| experiment::table(name).context(|| "lab".to_owned()))
+        .map(|name| experiment::table(name).usage(|| "lab".to_owned()))
         .collect::<Result<_>>()?;
     let options = Options {
         cases: args.case.clone(),
         jobs: args.jobs.clone(),
         rounds: args.rounds,
-        duration: Duration::try_from_secs_f64(args.seconds).context(|| "--seconds".to_owned())?,
+        duration: Duration::try_from_secs_f64(args.seconds).usage(|| "--seconds".to_owned())?,
         callgrind: if args.callgrind { Some(this_program()?) } else { None },
         stop,
         progress: if io::stderr().is_terminal() { show_progress } else { |_| {} },
@@ -150,7 +150,7 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     };
     // Before minutes of measuring, say what cannot be.
     for table in &tables {
-        options.estimate(*table).context(|| "lab".to_owned())?;
+        options.estimate(*table).usage(|| "lab".to_owned())?;
     }
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let mut lines = String::new();

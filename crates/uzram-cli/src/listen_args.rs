@@ -80,7 +80,7 @@ impl ListenArgs {
 /// What is said of a setting on the command line or in the file.
 fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
     if option.is_some() && key.is_some() {
-        return Err(Failure::Line(format!(
+        return Err(Failure::Usage(format!(
             "--{name}: {} sets {name}, too: give it in one of them",
             file.display()
         )));
@@ -89,7 +89,7 @@ fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result
 }
 
 fn lacks(name: &str, needed: &str) -> Failure {
-    Failure::Line(format!(
+    Failure::Usage(format!(
         "{name} is given without {needed}: give --{needed}, or {needed} in the file of --config"
     ))
 }
@@ -101,7 +101,7 @@ mod tests {
 
     fn line<T: std::fmt::Debug>(result: Result<T>) -> String {
         match result {
-            Err(Failure::Line(line)) => line,
+            Err(Failure::Usage(line)) => line,
             other => panic!("{other:?}"),
         }
     }

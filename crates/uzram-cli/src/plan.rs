@@ -1,13 +1,16 @@
 //! What a daemon is to serve, and how.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use uzram::device::{Attribute, Device};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
 use crate::device_args::Setting;
-use crate::failure::Result;
+use crate::failure::{Context, Failure, Result};
 use crate::runtime_dir::{NBD_SOCKET, socket_path};
+use crate::state_dir;
 
 /// Memory that a device which is swapped to keeps ready, if nothing else is said.
 const SWAP_RESERVE: &str = "8M";
@@ -132,6 +135,15 @@ impl Plan {
         self.mount.clone().or_else(|| attaches.then(|| self.runtime_dir.join(MOUNT_DIR)))
     }
 
+    /// Makes sure that it makes sense, as far as can be said without doing anything of it.
+    ///
+    /// # Errors
+    /// The first thing that makes none.
+    pub fn check(&self) -> Result<()> {
+        self.nbd.check().map_err(|error| Failure::Usage(format!("cannot serve NBD: {error}")))?;
+        self.devices.iter().try_for_each(DevicePlan::check)
+    }
+
     /// Whether something of it is swapped to.
     pub fn swaps(&self) -> bool {
         self.devices.iter().any(DevicePlan::is_swap)
@@ -152,6 +164,63 @@ impl DevicePlan {
             (_, Some(true)) => ExportPolicy { export: Export::Always, read_only: true },
             _ => ExportPolicy { export: Export::Never, read_only: true },
         }
+    }
+
+    /// Makes sure that its settings make sense, as far as they alone say: nothing is made of them, and its backing file
+    /// is not looked for.
+    ///
+    /// # Errors
+    /// They make none; a dictionary cannot be read.
+    pub fn check(&self) -> Result<()> {
+        let device = self.device()?;
+        // Those whose turn is later make something.
+        let early = self.settings.iter().filter(|setting| Attribute::turn(setting.attribute) == 0);
+        for Setting { origin, attribute, value } in early {
+            device.set(attribute, value).map_err(|error| Failure::of(origin, &error))?;
+        }
+        let late = |attribute| self.settings.iter().find(|setting| setting.attribute == attribute);
+        let Some(disksize) = late("disksize") else { return Ok(()) };
+        let backing = late("backing_dev").map(|setting| setting.value.as_str());
+        device
+            .check(&disksize.value, backing)
+            .map_err(|error| Failure::of(self.blame(&error, disksize), &error))
+    }
+
+    /// Makes the device.
+    ///
+    /// # Errors
+    /// It cannot be made so, or not here and now.
+    pub fn make(&self) -> Result<Arc<Device>> {
+        let device = self.device()?;
+        for setting in &self.settings {
+            let Setting { origin, attribute, value } = setting;
+            if *attribute == "backing_dev" {
+                state_dir::make_for(value)
+                    .map_err(|failure| failure.map_line(|why| format!("{origin}: {why}")))?;
+            }
+            device.set(attribute, value).map_err(|error| {
+                let origin = self.blame(&error, setting);
+                Failure::Line(format!("{origin}: {error}"))
+            })?;
+        }
+        Ok(device)
+    }
+
+    /// A device that has no size yet, nor anything that was set for it.
+    fn device(&self) -> Result<Arc<Device>> {
+        let device = Device::new(&self.name).usage(|| format!("--name {}", self.name))?;
+        for (attribute, value) in self.defaults() {
+            device.set(attribute, value)?;
+        }
+        Ok(device)
+    }
+
+    /// Where that is written which an error names when `setting` is set: with the size, which makes the disk of all others,
+    /// it may be one of these.
+    fn blame<'a>(&'a self, error: &uzram::Error, setting: &'a Setting) -> &'a str {
+        let is_named = |other: &&Setting| error.setting() == Some(other.attribute);
+        let named = self.settings.iter().find(is_named).filter(|_| setting.attribute == "disksize");
+        &named.unwrap_or(setting).origin
     }
 
     /// Whether it is swapped to.

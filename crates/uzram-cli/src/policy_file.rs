@@ -74,7 +74,11 @@ pub fn read(option: &str, path: &Path) -> Result<Vec<Setting>> {
     settings(Source { name: &name, text: &text })
 }
 
-fn settings(source: Source<'_>) -> Result<Vec<Setting>> {
+/// What its text says.
+///
+/// # Errors
+/// It makes no sense.
+pub fn settings(source: Source<'_>) -> Result<Vec<Setting>> {
     let file: PolicyFile = toml::from_str(source.text).map_err(|error| source.parser_failure(&error))?;
     let PolicyFile { backing, high, low, reclaim, recompress, writeback } = file;
     let Recompress { algorithm, after: recompress_after } = recompress;
@@ -154,12 +158,12 @@ mod tests {
             ("low = \"", "p.toml:1: 'low = \"': ", ""),
             ("high = 99999999999999999999999", "p.toml:1: ", ""),
         ] {
-            let Err(Failure::Line(line)) = settings(text) else { panic!("{text}") };
+            let Err(Failure::Usage(line)) = settings(text) else { panic!("{text}") };
             let rest = line.strip_prefix("--policy ").unwrap();
             assert!(rest.starts_with(place) && rest.contains(why), "{text}: {line}");
         }
         let long = format!("high = \"{}\"\nlow = {{}}", "x".repeat(100_000));
-        let Err(Failure::Line(line)) = settings(&long) else { panic!() };
+        let Err(Failure::Usage(line)) = settings(&long) else { panic!() };
         assert!(line.len() < 300, "{line}");
         // As deep as a file can be.
         assert!(settings(&format!("high = {}", "[".repeat(60_000))).is_err());

@@ -7,9 +7,12 @@
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
+use serde::Serialize;
+use serde_json::json;
 use uzram::base::units::format_size;
 use uzram_serve::control::{MeasureJson, StatsJson};
 use uzram_serve::loop_device::LoopAttachment;
@@ -82,8 +85,12 @@ struct OffArgs {
 
 /// Show what is swapped out, what it takes, and how the daemon is protected.
 #[derive(clap::Args)]
-#[command(after_help = "Example: uzram swap status")]
+#[command(after_help = "Examples: uzram swap status
+          uzram swap status --json | jq '.areas[] | {path, used_bytes, failed: .stats.failed_writes}'")]
 struct StatusArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -113,13 +120,16 @@ fn on(args: &OnArgs) -> Result<u8> {
     if args.foreground {
         live::start_log(LogLevel::Info)?;
     }
-    let settings = args.device.settings()?;
+    let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
+    let device = DevicePlan::new(&args.name, args.device.settings()?);
+    let device = DevicePlan { attached: Attached::Swap(swap), ..device };
+    let files = args.files.options(None);
+    let plan = Plan { ends_with_swap: true, files, ..Plan::new(dir.clone(), vec![device])? };
     if args.foreground {
-        let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
-        let device = DevicePlan { attached: Attached::Swap(swap), ..DevicePlan::new(&args.name, settings) };
-        let files = args.files.options(None);
-        return up::serve(Plan { ends_with_swap: true, files, ..Plan::new(dir, vec![device])? });
+        return up::serve(plan);
     }
+    // Before there is a log.
+    plan.check()?;
     let log_path = dir.join(LOG_FILE);
     RuntimeDir::make(&dir)?;
     // The log of one that runs stays as it is: the new one will say that it does.
@@ -177,18 +187,51 @@ fn detach_from_terminal(command: &mut Command) {
     }
 }
 
+/// What `uzram swap status --json` prints.
+#[derive(Serialize)]
+struct StatusJson {
+    /// The active swap areas on the daemon's devices; none of them is no failure.
+    areas: Vec<AreaJson>,
+    /// What was done so that the daemon never waits for memory that only it can free, and why not; empty if it was not
+    /// started to be swapped to.
+    protection: Vec<MeasureJson>,
+    /// How fast CPUs are asked to wake for requests: `0 us`, `none`; null if the daemon shows no files.
+    cpu_latency: Option<String>,
+}
+
+/// An active swap area.
+#[derive(Serialize)]
+struct AreaJson {
+    /// The daemon's device, as in `zram0`.
+    name: String,
+    /// The block device that the kernel swaps to.
+    path: PathBuf,
+    /// Of two areas the one with the higher priority is used first.
+    priority: i32,
+    /// What it holds at most.
+    size_bytes: u64,
+    /// What it holds.
+    used_bytes: u64,
+    /// The statistics of the daemon's device, as `uzram stat --json` has them.
+    stats: StatsJson,
+}
+
 fn off(args: &OffArgs) -> Result<()> {
     require_root()?;
     let daemon = Daemon::at(&args.runtime)?;
-    let about = match daemon.about() {
-        Ok(about) => about,
+    let shown = daemon.dir.display();
+    let about = match daemon.about_if_running() {
+        Ok(Some(about)) => about,
+        Ok(None) => {
+            let why = format!("there is no swap to switch off: no daemon is running in '{shown}'");
+            return off_without_daemon(&daemon.dir, Failure::Line(why));
+        }
         Err(failure) => return off_without_daemon(&daemon.dir, failure),
     };
     let areas = areas(&daemon)?;
     if areas.is_empty() && !about.ends_with_swap {
         return Err(Failure::Line(format!(
-            "the daemon in '{}' has no active swap area",
-            daemon.dir.display()
+            "there is no swap to switch off: the daemon in '{shown}' has no active swap area (`uzram down` ends it)"
         )));
     }
     for (AttachedDevice { name, attachment }, _) in areas {
@@ -289,38 +332,54 @@ fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {
 
 fn status(args: &StatusArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
-    let about = match daemon.about() {
-        Ok(about) => about,
-        Err(failure) => {
-            let Some(left) = left_by_dead(&daemon.dir)? else { return Err(failure) };
+    let shown = daemon.dir.display();
+    let about = match daemon.about_if_running() {
+        Ok(Some(about)) => about,
+        absent => {
+            if let Some(left) = left_by_dead(&daemon.dir)? {
+                return Err(Failure::Line(format!(
+                    "the daemon in '{shown}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears \
+                     it)",
+                    left.describe()
+                )));
+            }
+            absent?;
             return Err(Failure::Line(format!(
-                "the daemon in '{}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears it)",
-                daemon.dir.display(),
-                left.describe()
+                "there is no swap: no daemon is running in '{shown}' (`uzram swap on` starts one)"
             )));
         }
     };
-    let areas = areas(&daemon)?;
-    if areas.is_empty() {
-        return print("no active swap area\n");
-    }
-    let mut text = String::new();
-    for (AttachedDevice { name, .. }, area) in areas {
-        text += &area_text(&name, &area, &stats(&name, &daemon)?);
+    let area_json = |(device, area): (AttachedDevice, ActiveArea)| {
+        let ActiveArea { path, size_bytes, used_bytes, priority } = area;
+        let stats = stats(&device.name, &daemon)?;
+        Ok(AreaJson { name: device.name, path, priority, size_bytes, used_bytes, stats })
+    };
+    let status = StatusJson {
+        areas: areas(&daemon)?.into_iter().map(area_json).collect::<Result<_>>()?,
+        protection: about.protection,
+        cpu_latency: about.files.map(|files| files.cpu_latency),
+    };
+    if args.json { client::print_json(&json!(status)) } else { print(&status_text(&status)) }
+}
+
+fn status_text(status: &StatusJson) -> String {
+    if status.areas.is_empty() {
+        return "no active swap area\n".to_owned();
     }
     let done = |measure: &MeasureJson| match &measure.refused {
         None => "yes".to_owned(),
         Some(why) => format!("no: {why}"),
     };
-    let protection = about.protection.iter().map(|measure| (measure.what.as_str(), done(measure)));
-    let files = about.files.iter().map(|files| ("CPU latency", files.cpu_latency.clone()));
-    text += &rows_text(files.chain(protection));
-    print(&text)
+    let protection = status.protection.iter().map(|measure| (measure.what.as_str(), done(measure)));
+    let cpu_latency = status.cpu_latency.iter().map(|text| ("CPU latency", text.clone()));
+    let areas: String = status.areas.iter().map(area_text).collect();
+    areas + &rows_text(cpu_latency.chain(protection))
 }
 
-fn area_text(name: &str, area: &ActiveArea, stats: &StatsJson) -> String {
+fn area_text(area: &AreaJson) -> String {
+    let stats = &area.stats;
     let rows = [
-        ("device", format!("{name}, {}, priority {}", area.path.display(), area.priority)),
+        ("device", format!("{}, {}, priority {}", area.name, area.path.display(), area.priority)),
         ("size", format_size(area.size_bytes)),
         ("swapped out", format_size(area.used_bytes)),
         ("stored", format_size(stats.orig_data_bytes)),

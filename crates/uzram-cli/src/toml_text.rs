@@ -84,17 +84,17 @@ impl Source<'_> {
     pub fn failure(&self, span: &Range<usize>, why: impl fmt::Display) -> Failure {
         let line = self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default().trim();
         if line.is_empty() {
-            return Failure::Line(format!("{}: {why}", self.at(span)));
+            return Failure::Usage(format!("{}: {why}", self.at(span)));
         }
         let quoted: String = line.chars().take(MAX_QUOTED_CHARS).collect();
-        Failure::Line(format!("{}: '{quoted}': {why}", self.at(span)))
+        Failure::Usage(format!("{}: '{quoted}': {why}", self.at(span)))
     }
 
     /// What the parser says.
     pub fn parser_failure(&self, error: &toml::de::Error) -> Failure {
         match error.span() {
             Some(span) => self.failure(&span, error.message()),
-            None => Failure::Line(format!("{}: {}", self.name, error.message())),
+            None => Failure::Usage(format!("{}: {}", self.name, error.message())),
         }
     }
 }

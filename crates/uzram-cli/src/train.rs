@@ -37,11 +37,16 @@ pub struct Args {
     #[arg(short, long, value_name = "DICT")]
     output: PathBuf,
     /// The dictionary's size, 1K to 1M
-    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_dictionary_size)]
     size: u64,
     /// The level of zstd to measure with [default: zstd's own here]
     #[arg(long, value_name = "L", allow_negative_numbers = true)]
     level: Option<i32>,
+}
+
+fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    if (1 << 10..=1 << 20).contains(&bytes) { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
 }
 
 /// Trains, measures, writes the dictionary and says what it did.
@@ -53,7 +58,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.output.symlink_metadata().is_ok() {
         return Err(exists());
     }
-    let plain = Algorithm::new(Kind::Zstd, args.level, None).context(|| "--level".to_owned())?;
+    let plain = Algorithm::new(Kind::Zstd, args.level, None).usage(|| "--level".to_owned())?;
     let samples = Samples::take(&args.corpora)?;
     let size_bytes = usize::try_from(args.size).context(|| "--size".to_owned())?;
     let bytes = train(&samples.training, size_bytes).context(|| "cannot train".to_owned())?;

@@ -4,11 +4,13 @@
 //! The main thread owns everything and waits for [`Event`]s; servers and signals only send them. What
 //! it owns is given back in reverse order: first the servers stop, then the sockets go, last the lock.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::thread;
 
+use clap::{Args as _, FromArgMatches};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
@@ -27,7 +29,7 @@ use crate::attendant::Attendant;
 use crate::config_file::{self, ConfigFile};
 use crate::confine::{Needs, confine, hide};
 use crate::descriptors;
-use crate::device_args::{DeviceArgs, Setting, parse_name};
+use crate::device_args::{DeviceArgs, parse_name};
 use crate::exec;
 use crate::failure::{Context, Failure, Result, print};
 use crate::fresh_counts::FreshCounts;
@@ -38,7 +40,6 @@ use crate::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
 use crate::protect::{protect, touch_heap};
 use crate::room;
 use crate::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
-use crate::state_dir;
 use crate::swap::READY;
 
 /// Create a compressed RAM disk and serve it, in the foreground.
@@ -53,8 +54,9 @@ use crate::swap::READY;
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
 pub struct Args {
-    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example). SIGHUP
-    /// then has the files of TLS read again, as `uzram reload` does, and does not end the daemon
+    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example, and `uzram
+    /// check --config` checks one). SIGHUP then has the files of TLS read again, as `uzram reload` does, and does not end
+    /// the daemon
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
@@ -91,15 +93,39 @@ pub struct Args {
 
 impl Args {
     fn plan(&self) -> Result<Plan> {
-        let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match &self.config {
-            Some(path) => config_file::read(path)?,
+        let config = self.config.as_deref().map(config_file::read).transpose()?;
+        self.plan_with(config, self.runtime.path()?)
+    }
+
+    /// The options as words of a command line.
+    ///
+    /// # Errors
+    /// They make no sense.
+    pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<Args> {
+        let command = Args::augment_args(clap::Command::new("up").no_binary_name(true));
+        let args = command.try_get_matches_from(words).and_then(|matches| Args::from_arg_matches(&matches));
+        args.map_err(|error| Failure::Usage(crate::usage_line(&error)))
+    }
+
+    /// The file of `--config`.
+    pub fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    /// What they say, with what the file of `--config` does.
+    ///
+    /// # Errors
+    /// They make no sense together, or files that they name cannot be read.
+    pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<Plan> {
+        let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match config {
+            Some(config) => config,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
         };
         let listen = match &self.config {
             Some(path) => self.listen.clone().with_file(keys, path)?,
             None => self.listen.clone(),
         };
-        let plan = Plan::new(self.runtime.path()?, devices)?;
+        let plan = Plan::new(runtime_dir, devices)?;
         let nbd = listen.config(plan.nbd)?;
         let absolute =
             |dir: &PathBuf| std::path::absolute(dir).context(|| format!("--mount {}", dir.display()));
@@ -171,6 +197,7 @@ pub fn run(args: &Args) -> Result<u8> {
 /// # Errors
 /// It cannot start.
 pub fn serve(plan: Plan) -> Result<u8> {
+    plan.check()?;
     // Before there are threads, which inherit it.
     let mut protection = if plan.swaps() { protect() } else { Vec::new() };
     let mount_dir = plan.mount_dir();
@@ -195,7 +222,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     // It costs only slow paths, and a little; without it `uzram slabinfo --stats` had little to show.
     slab::set_counting(true);
     slab::set_timing(plan.slab_timing);
-    let devices = plan.devices.iter().map(make_device).collect::<Result<Vec<_>>>()?;
+    let devices = plan.devices.iter().map(DevicePlan::make).collect::<Result<Vec<_>>>()?;
     room::check(&devices)?;
     let swapped_to = devices.iter().zip(&plan.devices).filter(|(_, plan)| plan.is_swap());
     let swapped_to: Vec<_> = swapped_to.map(|(device, _)| Arc::clone(device)).collect();
@@ -313,21 +340,6 @@ fn log_refused(measures: &[MeasureJson]) {
             tracing::warn!("not {what}: {why}");
         }
     }
-}
-
-fn make_device(plan: &DevicePlan) -> Result<Arc<Device>> {
-    let device = Device::new(&plan.name).context(|| format!("--name {}", plan.name))?;
-    for (attribute, value) in plan.defaults() {
-        device.set(attribute, value)?;
-    }
-    for Setting { origin, attribute, value } in &plan.settings {
-        if *attribute == "backing_dev" {
-            state_dir::make_for(value)
-                .map_err(|failure| failure.map_line(|why| format!("{origin}: {why}")))?;
-        }
-        device.set(attribute, value).context(|| origin.clone())?;
-    }
-    Ok(device)
 }
 
 /// What there is to know about the daemon.

@@ -162,7 +162,7 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
     assert!(line.contains("--force") && line.contains("(setting: backing_force)"), "{line}");
     assert_eq!(fs::read(&path).unwrap(), TREASURE);
     let alone = place.run(&["up", "--exec", "true", "--force"]);
-    assert!(alone.complaint(1).starts_with("--force: nothing to take: give --backing"), "{}", alone.stderr);
+    assert!(alone.complaint(2).starts_with("--force: nothing to take: give --backing"), "{}", alone.stderr);
 
     // The daemon says the same to those who ask it, and takes what it is told to.
     let daemon = place.up(&[]);

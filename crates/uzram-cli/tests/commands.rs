@@ -23,6 +23,13 @@ fn every_command_has_help_with_an_example() {
         assert!(help.contains("Example") && help.contains(&format!("uzram {command}")), "{help}");
     }
     assert!(finish(bare_command(&["--version"])).ok().starts_with("uzram "));
+    let help = finish(bare_command(&["up", "--help"])).ok();
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, limit) = help.split_once("--mem-limit <SIZE> ").unwrap();
+    let (limit, _) = limit.split_once("--reserve <SIZE>").unwrap();
+    for said in ["--backing", "waits", "ENOSPC", "write error", "zeros"] {
+        assert!(limit.contains(said), "{said}: {limit}");
+    }
 }
 
 #[test]
@@ -71,6 +78,53 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
 }
 
 #[test]
+fn exit_statuses_have_one_meaning() {
+    let place = Place::new();
+    let path = |name: &str| place.root().join(name).display().to_string();
+    let (config, policy, missing) = (path("config.toml"), path("policy.toml"), path("missing.toml"));
+    std::fs::write(&config, "[zram0]\nalgorithm = 'nonesuch'\n").unwrap();
+    std::fs::write(&policy, "high = 101\n").unwrap();
+    let (config, policy, missing) = (config.as_str(), policy.as_str(), missing.as_str());
+    for (args, status) in [
+        (&["--version"][..], 0),
+        (&["up", "--size", "1M", "--exec", "true"], 0),
+        // It could not be done, here and now.
+        (&["list"], 1),
+        (&["set", "zram0", "mem_limit=1M"], 1),
+        (&["swap", "status"], 1),
+        (&["up", "--config", missing], 1),
+        (&["up", "--policy", missing], 1),
+        (&["up", "--backing", "/dev/null"], 1),
+        (&["up", "--tls-cert", missing, "--tls-key", missing], 1),
+        (&["train", missing, "-o", "/nonexistent/dict"], 1),
+        // It makes no sense, anywhere.
+        (&["fly"], 2),
+        (&["up", "--size", "1X"], 2),
+        (&["up", "--size", "17T"], 2),
+        (&["up", "--algorithm", "nonesuch"], 2),
+        (&["up", "--mem-limit", "4K"], 2),
+        (&["up", "--force"], 2),
+        (&["up", "--writeback-after", "soon", "--backing", "/nonexistent"], 2),
+        (&["up", "--policy", policy], 2),
+        (&["up", "--config", config], 2),
+        (&["up", "--tls-key", missing], 2),
+        (&["up", "--listen", "tcp:0.0.0.0:0"], 2),
+        (&["add", "a", "--writeback-after", "1h"], 2),
+        (&["lab", "run", "nonesuch"], 2),
+        (&["bench", "--seconds", "NaN"], 2),
+        (&["train", missing, "-o", "/nonexistent/dict", "--size", "1"], 2),
+        // The command's own.
+        (&["up", "--size", "1M", "--exec", "exit 7"], 7),
+        (&["up", "--size", "1M", "--exec", "kill -KILL $$"], 137),
+    ] {
+        let place = Place::new();
+        let ended = place.run(args);
+        assert_eq!(ended.status.code(), Some(status), "{args:?}: {}", ended.stderr);
+        assert!(status != 2 || !place.dir().exists(), "{args:?}: something was tried");
+    }
+}
+
+#[test]
 fn without_a_daemon_every_client_says_how_to_start_one() {
     let place = Place::new();
     let clients: [&[&str]; 10] = [
@@ -98,6 +152,44 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
 }
 
 #[test]
+fn without_swap_the_commands_of_swap_say_so() {
+    let place = Place::new();
+    let is_root = rustix::process::geteuid().is_root();
+    let swap = |command: &str| {
+        let ended = place.run(&["swap", command]);
+        ended.complaint(1).to_owned()
+    };
+    let here = place.dir().display().to_string();
+    let absent = format!("there is no swap: no daemon is running in '{here}' (`uzram swap on` starts one)");
+    assert_eq!(swap("status"), absent);
+    if is_root {
+        // It may find block devices that look as if they were a daemon's.
+        let line = swap("off");
+        let absent = format!("there is no swap to switch off: no daemon is running in '{here}'");
+        assert!(line == absent || line.contains("it is left alone"), "{line}");
+        // Settings that make no sense are found before there is a daemon or its log.
+        let on = place.run(&["swap", "on", "--algorithm", "nonesuch"]);
+        assert!(
+            on.complaint(2).starts_with("--algorithm nonesuch: ") && !place.dir().exists(),
+            "{}",
+            on.stderr
+        );
+    }
+    let _daemon = place.up(&[]);
+    assert_eq!(place.run(&["swap", "status"]).ok(), "no active swap area\n");
+    let json: Value = serde_json::from_str(&place.run(&["swap", "status", "--json"]).ok()).unwrap();
+    assert_eq!(json, serde_json::json!({ "areas": [], "protection": [], "cpu_latency": null }));
+    if is_root {
+        let line = swap("off");
+        let wanted =
+            format!("there is no swap to switch off: the daemon in '{here}' has no active swap area");
+        assert_eq!(line, format!("{wanted} (`uzram down` ends it)"));
+    } else {
+        println!("skipped: swap is switched off by root");
+    }
+}
+
+#[test]
 fn check_says_for_each_thing_how_it_knows() {
     let json: Value = serde_json::from_str(&finish(bare_command(&["check", "--json"])).ok()).unwrap();
     let checks = json["checks"].as_array().unwrap();
@@ -111,6 +203,54 @@ fn check_says_for_each_thing_how_it_knows() {
         }
     }
     assert_eq!(text.lines().count(), checks.len());
+}
+
+#[test]
+fn a_configuration_file_is_checked_and_nothing_is_started() {
+    let place = Place::new();
+    let root = place.root();
+    let (config, policy) = (root.join("uzram.toml"), root.join("policy.toml"));
+    let image = root.join("cold.img");
+    let check = |text: &str| {
+        std::fs::write(&config, text).unwrap();
+        place.run(&["check", "--config", config.to_str().unwrap()])
+    };
+    std::fs::write(&policy, "high = 80\n").unwrap();
+    let backed = format!("backing = '{}:1M'\npolicy = '{}'\n", image.display(), policy.display());
+    let text = format!(
+        "[a]\nsize = 'min(1G, ram * 4)'\nswap = true\n[b]\nsize = '8M'\n{backed}\n[c]\nhost-memory-limit = 0\n"
+    );
+    let said = check(&text).ok();
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines[0], format!("ok: {}", config.display()));
+    assert_eq!(lines[1..3], ["a: 1 GiB, swap", "b: 8 MiB"]);
+    assert!(lines.len() == 4 && lines[3].starts_with("no device c: the machine has "), "{said}");
+    // What `up` would say, it says.
+    for text in [
+        "",
+        "[a]\nsize = 64\n",
+        "[a]\nsizze = '1M'\n",
+        "[a]\nsize = '17T'\n",
+        "[a]\nalgorithm = 'nonesuch'\n",
+        "[a]\nalgorithm = 'zstd,dict=/nonexistent/dict'\n",
+        "[a]\nmem-limit = '4K'\n",
+        "[a]\nbacking = 'cold.img:1M'\n[a.attributes]\ncompressed_writeback = 0\n",
+        "[a]\n[a.attributes]\nchain_size = 17\n",
+        "[a]\n[a.attributes]\ncompact = 1\n",
+        "[a]\npolicy = '/nonexistent/policy.toml'\n",
+        "tls-key = '/nonexistent/key'\n[a]\n",
+        "tls-key = '/nonexistent/key'\ntls-cert = '/nonexistent/cert'\n[a]\n",
+        "listen = 'tcp:0.0.0.0:0'\n[a]\n",
+    ] {
+        let checked = check(text);
+        let up = place.run(&["up", "--log", "error", "--config", config.to_str().unwrap()]);
+        let status = up.status.code().unwrap();
+        assert!(status != 0, "{text}");
+        assert_eq!(checked.complaint(status), up.complaint(status), "{text}");
+    }
+    let missing = place.run(&["check", "--config", "/nonexistent/uzram.toml"]);
+    assert!(missing.complaint(1).starts_with("/nonexistent/uzram.toml: "), "{}", missing.stderr);
+    assert!(!image.exists() && !place.dir().exists());
 }
 
 #[test]

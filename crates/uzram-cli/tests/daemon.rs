@@ -80,7 +80,10 @@ fn what_a_device_does_not_take_is_one_line() {
     for (args, mentions) in [
         (&["stat", "zram9"][..], "no device 'zram9'"),
         (&["stat", "zram9/../zram0"], "no device"),
-        (&["stat", "zram0", "nonesuch"], "'nonesuch'"),
+        (&["stat", "zrma0"], "no device 'zrma0'; did you mean `zram0`?"),
+        (&["stat", "zram0", "nonesuch"], "'nonesuch'; there are: disksize, "),
+        (&["stat", "zram0", "mm_stats"], "no attribute 'mm_stats'; did you mean `mm_stat`?"),
+        (&["set", "zram0", "mem_limt=1G"], "no attribute 'mem_limt'; did you mean `mem_limit`?"),
         (&["stat", "zram0", "bad\r\nname"], "bad  name"),
         (&["stat", "zram0", "reset"], "reset"),
         (&["set", "zram9", "mem_limit=1M"], "no device 'zram9'"),
@@ -108,7 +111,7 @@ fn what_a_device_does_not_take_is_one_line() {
 fn what_the_device_refuses_names_the_option() {
     let place = Place::new();
     let ended = place.run(&["up", "--size", "16M", "--algorithm", "nonesuch"]);
-    assert!(ended.complaint(1).starts_with("--algorithm nonesuch: "), "{}", ended.stderr);
+    assert!(ended.complaint(2).starts_with("--algorithm nonesuch: "), "{}", ended.stderr);
     assert!(!place.socket("nbd.sock").exists());
 }
 

@@ -30,7 +30,9 @@ fn a_full_disk_says_so_and_stays_usable() {
     let written = table.lines().find(|line| line.trim_start().starts_with("written")).unwrap();
     assert!(written.ends_with("of them at the limit") && !written.contains(" 0 failed"), "{table}");
     assert!(place.number("mem_charged") <= 8 * MIB);
-    // What needs no memory works, what is freed can be used again, and the limit holds.
+    // What needs no memory works, as the help of --mem-limit says: pages of one word, and discards.
+    qemu_io(&place, &["write -z 8M 1M", "write -P 0x77 9M 1M", "read -P 0x77 9M 1M"]);
+    // What is freed can be used again, and the limit holds.
     qemu_io(
         &place,
         &["discard 0 32M", "read -P 0 0 32M", "write -P 0x77 1000 5000", "read -P 0x77 1000 5000"],
@@ -110,13 +112,19 @@ fn a_limit_below_what_a_device_needs_is_refused() {
     let place = Place::new();
     for (args, least) in [
         (&["--mem-limit", "4K"][..], "24 KiB"),
-        (&["--mem-limit", "20K"], "24 KiB"),
+        (&["--mem-limit", "20000"], "24 KiB"),
         (&["--mem-limit", "4M", "--reserve", "8M"], "8 MiB"),
         (&["--mem-limit", "1M", "--reserve", "1M"], "4 MiB"),
     ] {
         let ended = place.run(&[&["up", "--size", "16M"], args].concat());
-        let line = ended.complaint(1);
+        let line = ended.complaint(2);
+        // As it was typed.
+        assert!(line.starts_with(&format!("--mem-limit {}: ", args[1])), "{line}");
         assert!(line.contains("mem_limit") && line.contains(&format!("at least {least}")), "{line}");
+    }
+    for (size, what) in [("17T", "--size 17T: a disk has from 4 KiB to 16 TiB"), ("0K", "--size 0K: ")] {
+        let ended = place.run(&["up", "--size", size]);
+        assert!(ended.complaint(2).starts_with(what), "{}", ended.stderr);
     }
     let daemon = place.up(&["--mem-limit", "24K"]);
     let ended = place.run(&["add", "small", "--size", "16M", "--mem-limit", "8K"]);

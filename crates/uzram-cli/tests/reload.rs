@@ -167,7 +167,7 @@ fn a_setting_is_given_once_and_completely() {
         &["--max-connections", "3"],
     ] {
         let ended = up(&config(&dir), args);
-        let line = ended.complaint(1);
+        let line = ended.complaint(2);
         assert!(line.starts_with(args[0]) && line.contains("give it in one of them"), "{line}");
     }
     let lines: Vec<String> = config(&dir).lines().map(str::to_owned).collect();
@@ -175,11 +175,11 @@ fn a_setting_is_given_once_and_completely() {
         let kept = lines.iter().filter(|line| !line.starts_with(key)).map(String::as_str);
         kept.collect::<Vec<_>>().join("\n").replace("127.0.0.1", "0.0.0.0")
     };
-    assert!(up(&without("tls-key"), &[]).complaint(1).contains("tls-cert is given without tls-key"));
-    assert!(up(&without("tls-client-ca"), &[]).complaint(1).contains("tls-client-ca"));
-    assert!(up(&without("nothing"), &["--tls-anyone"]).complaint(1).contains("tls-anyone lets everyone in"));
+    assert!(up(&without("tls-key"), &[]).complaint(2).contains("tls-cert is given without tls-key"));
+    assert!(up(&without("tls-client-ca"), &[]).complaint(2).contains("tls-client-ca"));
+    assert!(up(&without("nothing"), &["--tls-anyone"]).complaint(2).contains("tls-anyone lets everyone in"));
     let text = without("tls-client-ca").replace("max-connections", "tls-anyone = true\nmax-connections");
-    assert!(up(&text, &["--tls-anyone"]).complaint(1).starts_with("--tls-anyone: "));
+    assert!(up(&text, &["--tls-anyone"]).complaint(2).starts_with("--tls-anyone: "));
     if missing(&["nbdinfo"]) {
         return;
     }

@@ -14,6 +14,7 @@ use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, unable};
 use common::clients::missing;
 use common::{Ended, finish, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 /// How much the hog needs, and how much of it it is given: a quarter.
@@ -95,7 +96,7 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
     place.place.run(&["swap", "off"]).ok();
     place.assert_clean();
     let off = place.place.run(&["swap", "off"]);
-    assert!(off.complaint(1).contains("no daemon is running"), "{}", off.stderr);
+    assert!(off.complaint(1).starts_with("there is no swap to switch off: no daemon"), "{}", off.stderr);
 }
 
 #[test]
@@ -225,6 +226,15 @@ fn a_swap_area_keeps_its_daemon() {
     let device = swap_on(&place, &["--priority", "7"]);
     let shown = fs::read_to_string("/proc/swaps").unwrap();
     assert!(shown.lines().any(|line| line.starts_with(&device) && line.ends_with("\t7")), "{shown}");
+    let status: Value = serde_json::from_str(&place.place.run(&["swap", "status", "--json"]).ok()).unwrap();
+    let [area] = &status["areas"].as_array().unwrap()[..] else { panic!("{status}") };
+    assert_eq!((&area["name"], &area["priority"]), (&"zram0".into(), &7.into()), "{status}");
+    assert_eq!(area["path"], device, "{status}");
+    assert_eq!(area["stats"]["disksize_bytes"], 512 * MIB, "{status}");
+    assert!(area["used_bytes"].is_u64() && area["size_bytes"].as_u64() > Some(511 * MIB), "{status}");
+    let measures = status["protection"].as_array().unwrap();
+    assert!(measures.iter().any(|measure| measure["what"] == "memory locked"), "{status}");
+    assert!(status["cpu_latency"].is_string(), "{status}");
     for command in [&["down"][..], &["detach", "zram0"]] {
         let refused = place.place.run(command);
         assert!(refused.complaint(1).contains("swapped to"), "{command:?}: {}", refused.stderr);

@@ -26,6 +26,7 @@ pub mod nbd_tls;
 pub mod nbd_transmission;
 pub mod pool_ops;
 pub mod size_expr;
+pub mod start;
 mod wire;
 
 /// One fuzz target.
@@ -55,6 +56,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
     Target { name: "backing_mark", run: backing_mark::run, seeds: backing_mark::seeds },
     Target { name: "size_expr", run: size_expr::run, seeds: size_expr::seeds },
+    Target { name: "start", run: start::run, seeds: start::seeds },
 ];
 
 /// The target of that name.

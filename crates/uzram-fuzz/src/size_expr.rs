@@ -1,7 +1,7 @@
 //! Any text as a size that depends on the machine. The first bytes of the input are the machine.
 //!
 //! Promises: a text comes to what a naive evaluator, which splits it at its weakest operator, says; what is refused
-//! is refused with words; parentheses around it all change nothing; a plain size is the same as anywhere else.
+//! is refused with words; parentheses around it all change nothing; a plain size with a unit is the same as anywhere else.
 
 use uzram::base::size_expr::{MAX_CHARS, MAX_DEPTH, Memory, evaluate};
 use uzram::base::units::parse_size;
@@ -26,15 +26,19 @@ pub fn run(bytes: &[u8]) {
         return;
     }
     // What it comes to is less than 2^64, in whole pages.
-    let size = |bytes: f64| (4096.0..2f64.powi(64)).contains(&bytes).then_some(bytes as u64 & !4095);
+    let size = |(bytes, is_size): (f64, bool)| {
+        (is_size && (4096.0..2f64.powi(64)).contains(&bytes)).then_some(bytes as u64 & !4095)
+    };
     let expected = if depth(&text) <= MAX_DEPTH { naive(&text, &memory).and_then(size) } else { None };
     assert_eq!(taken, expected, "{text:?}");
     if chars + 2 <= MAX_CHARS && depth(&text) < MAX_DEPTH && is_balanced(&text) {
         assert_eq!(evaluate(&format!("({text})"), &memory).ok(), taken, "{text:?} in parentheses");
     }
     // Larger ones may be rounded on the way.
+    let has_unit = text.trim_end().ends_with(char::is_alphabetic);
     if let Some(bytes) = parse_size(&text).ok().filter(|bytes| bytes >> 53 == 0) {
-        assert_eq!(taken, Some(bytes / 4096 * 4096).filter(|bytes| *bytes > 0), "{text:?}");
+        let wanted = Some(bytes / 4096 * 4096).filter(|bytes| *bytes > 0 && has_unit);
+        assert_eq!(taken, wanted, "{text:?}");
     }
 }
 
@@ -75,24 +79,27 @@ fn outside<'a>(text: &'a str, wanted: &'a [char]) -> impl Iterator<Item = usize>
     })
 }
 
-/// What a text comes to, by splitting it; nothing if it makes no sense, or a part of it is no number.
-fn naive(text: &str, memory: &Memory) -> Option<f64> {
+/// What a text comes to, by splitting it, and whether that is a size and not a factor; nothing if it makes no sense, a part
+/// of it is no number, or sizes and factors are added or compared.
+fn naive(text: &str, memory: &Memory) -> Option<(f64, bool)> {
     let text = text.trim();
     for signs in [&['+', '-'], &['*', '/']] {
         if let Some(at) = outside(text, signs).last() {
-            let (left, right) = (naive(&text[..at], memory)?, naive(&text[at + 1..], memory)?);
+            let ((left, of_left), (right, of_right)) =
+                (naive(&text[..at], memory)?, naive(&text[at + 1..], memory)?);
             let value = match &text[at..=at] {
+                "+" | "-" if of_left != of_right => return None,
                 "+" => left + right,
                 "-" => left - right,
                 "*" => left * right,
                 _ => left / right,
             };
-            return Some(value).filter(|value| value.is_finite());
+            return Some((value, of_left || of_right)).filter(|(value, _)| value.is_finite());
         }
     }
     match text {
-        "ram" => return Some(memory.ram_bytes as f64),
-        "limit" => return Some(memory.limit_bytes as f64),
+        "ram" => return Some((memory.ram_bytes as f64, true)),
+        "limit" => return Some((memory.limit_bytes as f64, true)),
         _ => {}
     }
     if let Some((before, inside)) = text.split_once('(') {
@@ -101,7 +108,7 @@ fn naive(text: &str, memory: &Memory) -> Option<f64> {
         if !is_balanced(inside) {
             return None;
         }
-        let choose = match before.trim_end() {
+        let choose: fn(f64, f64) -> f64 = match before.trim_end() {
             "" => return naive(inside, memory),
             "min" => f64::min,
             "max" => f64::max,
@@ -114,13 +121,17 @@ fn naive(text: &str, memory: &Memory) -> Option<f64> {
             start = end + 1;
             item
         });
-        return items.collect::<Option<Vec<_>>>()?.into_iter().reduce(choose);
+        let items = items.collect::<Option<Vec<_>>>()?;
+        let is_size = items.iter().any(|(_, is_size)| *is_size);
+        let all_alike = items.iter().all(|item| item.1 == is_size);
+        let chosen = items.into_iter().map(|(value, _)| value).reduce(choose);
+        return chosen.filter(|_| all_alike).map(|value| (value, is_size));
     }
     number(text)
 }
 
-/// Digits, perhaps a fraction, perhaps a unit.
-fn number(text: &str) -> Option<f64> {
+/// Digits, perhaps a fraction, perhaps a unit, with which it is a size; so is 0.
+fn number(text: &str) -> Option<(f64, bool)> {
     let digits = text.trim_end_matches(char::is_alphabetic);
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
     let plain = |digits: &str| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
@@ -129,7 +140,9 @@ fn number(text: &str) -> Option<f64> {
     }
     // The unit alone is a size, if a one stands before it.
     let unit = parse_size(&format!("1{}", &text[digits.len()..])).ok()?;
-    Some(digits.parse::<f64>().ok()? * unit as f64).filter(|value| value.is_finite())
+    let number = digits.parse::<f64>().ok()?;
+    let is_size = digits.len() < text.len() || number == 0.0;
+    Some((number * unit as f64, is_size)).filter(|(value, _)| value.is_finite())
 }
 
 /// Inputs to begin with.
@@ -138,10 +151,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
     [
         "min(ram / 2, 4G)",
         "ram * 0.75 - (limit + 512MiB) / 3",
-        "max(min(limit, 8192k), 1.5g, 4096)",
+        "max(min(limit, 8192k), 1.5g, 4096B)",
         "((ram-limit))/4/2*1T",
         "16777215T + 1T - 4096b",
         "8191",
+        "min(ram / 2, 4096)",
+        "max(0, ram - 2G) + ram * (1 - 0.5)",
         "ram / (limit - limit)",
         "min(1,2,3,4,5,6,7,8,9)*max(1G)",
         " 512M ",
@@ -160,11 +175,14 @@ mod tests {
     fn the_naive_evaluator_is_right_by_itself() {
         let memory = Memory { ram_bytes: 100, limit_bytes: 7 };
         for (text, value) in [
-            ("1 + 2 * 3", Some(7.0)),
-            ("8 - 4 - 2", Some(2.0)),
-            ("(8 - (4 - 2)) * 2", Some(12.0)),
-            ("min( ram, limit ) / 2", Some(3.5)),
-            ("max(1k, 2, (3))", Some(1024.0)),
+            ("1 + 2 * 3", Some((7.0, false))),
+            ("8 - 4 - 2", Some((2.0, false))),
+            ("(8 - (4 - 2)) * 2", Some((12.0, false))),
+            ("min( ram, limit ) / 2", Some((3.5, true))),
+            ("max(1k, 2b, (3b))", Some((1024.0, true))),
+            ("max(1k, 2)", None),
+            ("ram - 1", None),
+            ("0", Some((0.0, true))),
             ("(1)(2)", None),
             ("(1", None),
             ("1,2", None),

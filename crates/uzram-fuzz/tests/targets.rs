@@ -126,6 +126,11 @@ fn size_expr() {
     run_mutations("size_expr", 50_000);
 }
 
+#[test]
+fn start() {
+    run_mutations("start", 3000);
+}
+
 /// Empty inputs and endless ones of one byte, for all.
 #[test]
 fn dull_inputs() {

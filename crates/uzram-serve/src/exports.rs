@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::thread;
 use std::time::{Duration, Instant};
 
+use uzram::base::named::nearest;
 use uzram::device::{Device, OpenDevice};
 use uzram::{Error, ErrorKind, Result};
 
@@ -265,8 +266,12 @@ impl Exports {
         let found = devices.iter().find(|entry| entry.device.name() == name);
         found.map(|entry| Arc::clone(&entry.device)).ok_or_else(|| {
             let names: Vec<&str> = devices.iter().map(|entry| entry.device.name()).collect();
-            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            Error::new(ErrorKind::NotFound, format!("no device '{name}'; this daemon has {names}"))
+            let known = match nearest(name, names.iter().copied()) {
+                Some(other) => format!("did you mean `{other}`?"),
+                None if names.is_empty() => "this daemon has none".to_owned(),
+                None => format!("this daemon has {}", names.join(", ")),
+            };
+            Error::new(ErrorKind::NotFound, format!("no device '{name}'; {known}"))
         })
     }
 

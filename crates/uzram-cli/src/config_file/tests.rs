@@ -10,7 +10,7 @@ fn parsed(text: &str) -> Result<ConfigFile> {
 
 fn complaint(text: &str) -> String {
     match parsed(text) {
-        Err(Failure::Line(line)) => line,
+        Err(Failure::Usage(line) | Failure::Line(line)) => line,
         other => panic!("{text}: {other:?}"),
     }
 }
@@ -102,7 +102,7 @@ fn the_example_s_attributes_are_those_of_a_device() {
 
 #[test]
 fn a_device_needs_nothing_but_a_name() {
-    let config = parsed("[zram0]\n[\"logs.1\"]\nsize = 8192\nmem-limit = \"0\"\n").unwrap();
+    let config = parsed("[zram0]\n[\"logs.1\"]\nsize = '8K'\nmem-limit = 0\n").unwrap();
     let [first, second] = &config.devices[..] else { panic!("{config:?}") };
     assert_eq!((first.name.as_str(), second.name.as_str()), ("zram0", "logs.1"));
     assert_eq!(first.attached, Attached::No);
@@ -110,7 +110,6 @@ fn a_device_needs_nothing_but_a_name() {
     assert_eq!(first.settings.len(), 1);
     // Plain sizes are what they are on a command line: 0 is no limit.
     assert_eq!((value(second, "disksize"), value(second, "mem_limit")), (Some("8192"), Some("0")));
-    assert!(parsed("").unwrap().devices.is_empty());
     // In the file's order.
     let config = parsed("[b]\n[a]\n[c.attributes]\nchecksum = false\n").unwrap();
     let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
@@ -177,19 +176,60 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
         config.devices.len() == 2
     };
     // This machine has 16 GiB.
-    for limit in ["16384", "'16384'", "'16G'", "'none'", "'ram'", "'32G / 2'", "'ram + 1'"] {
+    for limit in ["'16G'", "'none'", "'ram'", "'32G / 2'", "'ram + 1M'"] {
         assert!(made(limit), "{limit}");
     }
-    for limit in ["16383", "'16383'", "'8G'", "0", "'limit'", "'ram / 2'"] {
+    for limit in ["'16383M'", "'8G'", "0", "'limit'", "'ram / 2'"] {
         assert!(!made(limit), "{limit}");
     }
-    let config = parsed("[a]\nhost-memory-limit = 2048\n[b]\n").unwrap();
-    let line = "no device a: the machine has 16 GiB, more than its host-memory-limit of 2 GiB";
+    let config = parsed("[a]\nhost-memory-limit = '2G'\n[b]\n").unwrap();
+    let line = "no device a: the machine has 16 GiB, more than its host-memory-limit, 2G";
     assert_eq!((config.devices[0].name.as_str(), config.left_out), ("b", vec![line.to_owned()]));
     let line = complaint("[a]\nhost-memory-limit = 'much'");
     assert!(line.starts_with("u.toml:2: host-memory-limit: 'much' is not a size: column 1: "), "{line}");
+    // All may be for other machines.
+    assert!(parsed("[a]\nhost-memory-limit = 0\n").unwrap().devices.is_empty());
     // What is wrong is wrong everywhere.
-    assert!(complaint("[a]\nhost-memory-limit = 1\nchain = 99999999999").starts_with("u.toml:3: chain: "));
+    assert!(complaint("[a]\nhost-memory-limit = 0\nchain = 99999999999").starts_with("u.toml:3: chain: "));
+}
+
+#[test]
+fn a_file_without_a_device_is_refused() {
+    for text in ["", "\n# [zram0]\n", "mount = '/a'"] {
+        assert_eq!(
+            complaint(text),
+            "u.toml: there is no device in it: write a table for each, as in [zram0]",
+            "{text}"
+        );
+    }
+}
+
+/// zram-generator reads it as MiB, a command line as bytes.
+#[test]
+fn a_size_without_a_unit_is_refused() {
+    for (key, value) in [
+        ("size", "64"),
+        ("size", "'64'"),
+        ("size", "' 64 '"),
+        ("mem-limit", "64"),
+        ("reserve", "64"),
+        ("host-memory-limit", "64"),
+        ("writeback-budget", "64"),
+        ("writeback-budget", "'64/day'"),
+    ] {
+        let line = complaint(&format!("[zram0]\n{key} = {value}\n"));
+        assert!(line.starts_with(&format!("u.toml:2: {key}: '")), "{key} = {value}: {line}");
+        let readings = "64 has no unit: write 64M for MiB, as zram-generator reads it, or 64B for bytes";
+        assert!(line.ends_with(readings), "{key} = {value}: {line}");
+    }
+    let line = complaint("[zram0]\nsize = 'min(ram / 2, 4096)'\n");
+    assert!(line.contains("column 14: 4096 has no unit"), "{line}");
+    for (key, size, attribute, value) in
+        [("size", "8192B", "disksize", "8192"), ("mem-limit", "64m", "mem_limit", "67108864")]
+    {
+        let config = parsed(&format!("[zram0]\n{key} = '{size}'\n")).unwrap();
+        assert_eq!(self::value(&config.devices[0], attribute), Some(value));
+    }
 }
 
 #[test]
@@ -203,9 +243,17 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[[zram0]]", "u.toml:1: '[[zram0]]': unknown key `zram0`; there are", "as in [zram0]"),
         (
             "[zram0]\nalgoritm = 'lz4'",
-            "u.toml:2: 'algoritm = 'lz4'': unknown key `algoritm`; ",
-            "size, algorithm, ",
+            "u.toml:2: 'algoritm = 'lz4'': unknown key `algoritm`; did you mean `algorithm`?",
+            "",
         ),
+        ("[zram0]\nsawp = true", "u.toml:2: ", "unknown key `sawp`; did you mean `swap`?"),
+        ("[zram0]\nspace = true", "u.toml:2: ", "unknown key `space`; there are: size, algorithm, "),
+        (
+            "max-conections = 3",
+            "u.toml:1: 'max-conections = 3': unknown key `max-conections`; did you mean `max-connections`?",
+            "",
+        ),
+        ("[zram0.attributes]\ncheksum = 1", "u.toml:2: ", "unknown key `cheksum`; did you mean `checksum`?"),
         (
             "[zram0]\nname = 'a'",
             "u.toml:2: ",
@@ -262,7 +310,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ),
         ("[zram0]\npolicy = '/nonexistent'", "u.toml:2: policy /nonexistent: No such file", ""),
         ("[zram0]\n[zram0]", "u.toml:2: '[zram0]': ", "duplicate"),
-        ("[zram0]\nsize = 1\nsize = 2", "u.toml:3: 'size = 2': ", "duplicate"),
+        ("[zram0]\nsize = '1G'\nsize = '2G'", "u.toml:3: 'size = '2G'': ", "duplicate"),
         ("[zram0", "u.toml:1: '[zram0': ", ""),
     ] {
         let line = complaint(text);

@@ -85,7 +85,11 @@ impl Config {
     /// Who may come from other machines: those with a certificate of an authority of `tls`, unless `tls_anyone` says in
     /// so many words that it is everyone. TLS without either hides from third parties what is read and written, and keeps
     /// nobody from doing so.
-    fn check(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Permission` when everyone on other machines could come, and `tls_anyone` is not set; `Invalid` when that
+    /// contradicts `tls`.
+    pub fn check(&self) -> Result<()> {
         let asks_clients = self.tls.as_ref().is_some_and(Tls::asks_clients);
         if self.tls_anyone && self.tls.is_none() {
             let text = "tls-anyone lets everyone in over TLS, and without a certificate there is no TLS: give tls-cert \

@@ -6,7 +6,7 @@ pub mod error;
 #[cfg(not(feature = "loom"))]
 pub mod machine_memory;
 pub mod mem;
-pub(crate) mod named;
+pub mod named;
 pub mod random;
 pub mod size_expr;
 pub mod sync;

@@ -1,4 +1,4 @@
-//! Types whose values have names in settings.
+//! Types whose values have names in settings, and what to say of a name that nothing has.
 
 /// Has a type read and print as the `name()` of one of its `ALL`. `$refusal` takes another name, and those there are.
 macro_rules! named {
@@ -23,3 +23,88 @@ macro_rules! named {
 }
 
 pub(crate) use named;
+
+/// The longest name that is compared with others.
+const MAX_NAME_BYTES: usize = 64;
+
+/// The one of `names` that was probably meant by `name`: the one that the fewest changes of a byte make of it, if these
+/// are at most a third of it. Names that differ in digits alone are those of different things.
+pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if name.len() > MAX_NAME_BYTES {
+        return None;
+    }
+    let without_digits = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
+    let wanted = without_digits(name);
+    let others = names.into_iter().filter(|other| without_digits(other) != wanted);
+    let near =
+        others.map(|other| (changes(name, other), other)).filter(|(count, _)| *count <= name.len() / 3);
+    near.min_by_key(|(count, _)| *count).map(|(_, other)| other)
+}
+
+/// For a message about a name that nothing has: which was probably meant, else which there are.
+pub fn hint(name: &str, names: &[&str]) -> String {
+    match nearest(name, names.iter().copied()) {
+        Some(other) => format!("did you mean `{other}`?"),
+        None => format!("there are: {}", names.join(", ")),
+    }
+}
+
+/// How many bytes must be put in, left out, replaced or exchanged with the next to make one name of the other.
+fn changes(from: &str, to: &str) -> usize {
+    let (from, to) = (from.as_bytes(), to.as_bytes());
+    // `rows[i][j]`: to make the first j bytes of `to` of the first i of `from`.
+    let mut rows: Vec<Vec<usize>> = vec![(0..=to.len()).collect()];
+    for i in 1..=from.len() {
+        let mut row = vec![i; to.len() + 1];
+        for j in 1..=to.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            row[j] = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && from[i - 1] == to[j - 2] && from[i - 2] == to[j - 1] {
+                row[j] = row[j].min(rows[i - 2][j - 2] + 1);
+            }
+        }
+        rows.push(row);
+    }
+    rows[from.len()][to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_counted() {
+        for (from, to, count) in [
+            ("", "", 0),
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("mem_limt", "mem_limit", 1),
+            ("stauts", "status", 1),
+            ("ab", "ba", 1),
+            ("kitten", "sitting", 3),
+        ] {
+            assert_eq!(changes(from, to), count, "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn the_name_that_was_meant_is_found() {
+        let names = ["mem_limit", "mem_fixed", "reset", "size", "zram0", "a"];
+        for (name, meant) in [
+            ("mem_limt", Some("mem_limit")),
+            ("mem-limit", Some("mem_limit")),
+            ("sizze", Some("size")),
+            ("zrma0", Some("zram0")),
+            ("zrm0", Some("zram0")),
+            ("zram7", None),
+            ("b", None),
+            ("", None),
+            ("checksum", None),
+        ] {
+            assert_eq!(nearest(name, names), meant, "{name}");
+        }
+        assert_eq!(nearest(&"a".repeat(1 << 20), names), None);
+        assert_eq!(hint("rest", &names), "did you mean `reset`?");
+        assert_eq!(hint("none", &["a", "b"]), "there are: a, b");
+    }
+}

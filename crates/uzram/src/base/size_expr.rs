@@ -1,9 +1,10 @@
 //! Sizes that depend on the machine: `min(ram / 2, 4G)`.
 //!
 //! A size is written as for [`super::units::parse_size`], and may have a fraction (`1.5G`); a number without a unit
-//! is bytes, or a factor. There are `+ - * /` with their usual precedence, parentheses, `min(…)` and `max(…)` of any
+//! is a factor. There are `+ - * /` with their usual precedence, parentheses, `min(…)` and `max(…)` of any
 //! number of sizes, and the variables of [`Memory`]. It is what zram-generator's `zram-size` is, but that there plain
-//! numbers and `ram` are MiB.
+//! numbers and `ram` are MiB. So a number without a unit that stands for a size is refused: it may have been meant as
+//! MiB or as bytes. 0 is the same in both.
 
 use super::error::{Error, Result};
 use super::units::{PAGE_SIZE, unit_bytes};
@@ -33,11 +34,15 @@ pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
         return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters, which is no size")));
     }
     let mut parser = Parser { text, at: 0, depth: 0, memory };
-    let bytes = parser.sum()?;
+    let value = parser.sum()?;
     match parser.peek() {
         None => {}
         Some(_) => return Err(parser.expected("an operator or the end")),
     }
+    if let Some(place) = value.bare {
+        return Err(parser.lacks_unit(place));
+    }
+    let bytes = value.number;
     if bytes < PAGE_SIZE as f64 {
         let what =
             format!("'{text}' comes to {} bytes: less than a page, which is {PAGE_SIZE}", bytes.floor());
@@ -59,15 +64,23 @@ struct Parser<'a> {
     memory: &'a Memory,
 }
 
+/// What a part of the text comes to.
+#[derive(Clone, Copy)]
+struct Value {
+    number: f64,
+    /// `None` for a size. For a factor the place of its first number, which has no unit.
+    bare: Option<usize>,
+}
+
 /// A binary operator.
 type Operator = fn(f64, f64) -> f64;
 
 impl<'a> Parser<'a> {
-    fn sum(&mut self) -> Result<f64> {
+    fn sum(&mut self) -> Result<Value> {
         self.chain(&[('+', |a, b| a + b), ('-', |a, b| a - b)], Self::product)
     }
 
-    fn product(&mut self) -> Result<f64> {
+    fn product(&mut self) -> Result<Value> {
         self.chain(&[('*', |a, b| a * b), ('/', |a, b| a / b)], Self::operand)
     }
 
@@ -75,8 +88,8 @@ impl<'a> Parser<'a> {
     fn chain(
         &mut self,
         operators: &[(char, Operator)],
-        operand: fn(&mut Self) -> Result<f64>,
-    ) -> Result<f64> {
+        operand: fn(&mut Self) -> Result<Value>,
+    ) -> Result<Value> {
         let mut value = operand(self)?;
         while let Some(sign) = self.peek()
             && let Some((_, operator)) = operators.iter().find(|(other, _)| *other == sign)
@@ -84,15 +97,27 @@ impl<'a> Parser<'a> {
             let place = self.at;
             self.at += sign.len_utf8();
             let right = operand(self)?;
-            if sign == '/' && right == 0.0 {
+            if sign == '/' && right.number == 0.0 {
                 return Err(self.wrong(place, "division by 0"));
             }
-            value = self.finite(operator(value, right), place)?;
+            let bare = match sign {
+                '+' | '-' => self.alike(value, right)?,
+                _ => value.bare.filter(|_| right.bare.is_some()),
+            };
+            value = Value { number: self.finite(operator(value.number, right.number), place)?, bare };
         }
         Ok(value)
     }
 
-    fn operand(&mut self) -> Result<f64> {
+    /// Two values that are added or compared: both sizes, or both factors.
+    fn alike(&self, left: Value, right: Value) -> Result<Option<usize>> {
+        match (left.bare, right.bare) {
+            (Some(place), None) | (None, Some(place)) => Err(self.lacks_unit(place)),
+            _ => Ok(left.bare),
+        }
+    }
+
+    fn operand(&mut self) -> Result<Value> {
         match self.peek() {
             Some('(') => self.list(None),
             Some(c) if c.is_ascii_digit() => self.number(),
@@ -101,12 +126,13 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn named(&mut self) -> Result<f64> {
+    fn named(&mut self) -> Result<Value> {
         let place = self.at;
         let name = self.take_while(is_part_of_name);
+        let size = |bytes: u64| Ok(Value { number: bytes as f64, bare: None });
         let choose = match name {
-            "ram" => return Ok(self.memory.ram_bytes as f64),
-            "limit" => return Ok(self.memory.limit_bytes as f64),
+            "ram" => return size(self.memory.ram_bytes),
+            "limit" => return size(self.memory.limit_bytes),
             "min" => f64::min,
             "max" => f64::max,
             _ => {
@@ -121,7 +147,7 @@ impl<'a> Parser<'a> {
     }
 
     /// What stands in parentheses: for a function sizes with commas between them, else one.
-    fn list(&mut self, choose: Option<Operator>) -> Result<f64> {
+    fn list(&mut self, choose: Option<Operator>) -> Result<Value> {
         if self.depth == MAX_DEPTH {
             return Err(self.wrong(self.at, &format!("parentheses more than {MAX_DEPTH} deep")));
         }
@@ -132,7 +158,9 @@ impl<'a> Parser<'a> {
             && self.peek() == Some(',')
         {
             self.at += 1;
-            value = choose(value, self.sum()?);
+            let other = self.sum()?;
+            let bare = self.alike(value, other)?;
+            value = Value { number: choose(value.number, other.number), bare };
         }
         if self.peek() != Some(')') {
             let wanted = if choose.is_some() { "an operator, ',' or ')'" } else { "an operator or ')'" };
@@ -144,7 +172,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Digits, a fraction if there is one, and a unit if there is one.
-    fn number(&mut self) -> Result<f64> {
+    fn number(&mut self) -> Result<Value> {
         let place = self.at;
         self.take_while(|c| c.is_ascii_digit());
         if self.text[self.at..].starts_with('.') {
@@ -156,12 +184,24 @@ impl<'a> Parser<'a> {
         let digits = &self.text[place..self.at];
         let unit_place = self.at;
         let unit = self.take_while(is_part_of_name);
-        let Some(unit) = unit_bytes(&unit.to_ascii_lowercase()) else {
+        let Some(unit_bytes) = unit_bytes(&unit.to_ascii_lowercase()) else {
             self.at = unit_place;
             return Err(self.expected("K, M, G or T, an operator or the end"));
         };
         let number: f64 = digits.parse().map_err(|_| self.wrong(place, "not a number"))?;
-        self.finite(number * unit as f64, place)
+        let bare = (unit.is_empty() && number != 0.0).then_some(place);
+        Ok(Value { number: self.finite(number * unit_bytes as f64, place)?, bare })
+    }
+
+    /// A number stands for a size and does not say in what.
+    fn lacks_unit(&self, place: usize) -> Error {
+        let rest = &self.text[place..];
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
+        let number = &rest[..end];
+        self.wrong(
+            place,
+            &format!("{number} has no unit: write {number}M for MiB, as zram-generator reads it, or {number}B for bytes"),
+        )
     }
 
     /// The next character that is not white space, which is passed over.
@@ -220,7 +260,7 @@ mod tests {
             ("min(ram / 8, 4G)", 2 << 30),
             (" 512M ", 512 << 20),
             ("512mib", 512 << 20),
-            ("8192", 8192),
+            ("8192B", 8192),
             ("limit", 3 << 30),
             ("ram", 16 << 30),
             ("ram * 0.25", 4 << 30),
@@ -237,9 +277,11 @@ mod tests {
             ("max(min(ram, limit), 1G)", 3 << 30),
             ("min((ram), ((limit)))", 3 << 30),
             ("ram/3", 5_726_621_696),
-            ("4096", 4096),
-            ("8191.9", 4096),
-            ("10000 / 1", 8192),
+            ("4096b", 4096),
+            ("8191.9B", 4096),
+            ("10000B / 1", 8192),
+            ("ram * (1 + 2 * min(3, 4)) / 7", 16 << 30),
+            ("max(0, ram - 32G, 1G) + 0", 1 << 30),
         ] {
             assert_eq!(evaluate(text, &MEMORY), Ok(bytes), "{text}");
         }
@@ -272,7 +314,17 @@ mod tests {
             ("ram\n% 2", "'ram\\n% 2' is not a size: column 5: expected an operator or the end, found '%'"),
             ("ram / 0", "column 5: division by 0"),
             ("min(1G, ram / (limit - limit))", "column 13: division by 0"),
-            ("4095", "'4095' comes to 4095 bytes: less than a page, which is 4096"),
+            ("4095B", "'4095B' comes to 4095 bytes: less than a page, which is 4096"),
+            ("0", "'0' comes to 0 bytes: less than a page"),
+            (
+                "64",
+                "column 1: 64 has no unit: write 64M for MiB, as zram-generator reads it, or 64B for bytes",
+            ),
+            ("1.5", "column 1: 1.5 has no unit: write 1.5M for MiB"),
+            ("2 * 512", "column 1: 2 has no unit"),
+            ("min(ram / 2, 4096)", "column 14: 4096 has no unit: write 4096M for MiB"),
+            ("(1024) + ram / 4", "column 2: 1024 has no unit"),
+            ("ram - 512 * 2", "column 7: 512 has no unit"),
             ("1G - 2G", "'1G - 2G' comes to -1073741824 bytes: less than a page"),
             ("16777216T", "comes to more than 64 bits"),
         ] {
@@ -281,7 +333,7 @@ mod tests {
         }
         // The largest that fits, and the largest there is.
         assert_eq!(evaluate("16777216T - 1T", &MEMORY), Ok(16_777_215 << 40));
-        let large = "9".repeat(90);
+        let large = format!("{}b", "9".repeat(90));
         let error = evaluate(&format!("{large} / {large}"), &MEMORY).expect_err("1").to_string();
         assert!(error.ends_with("comes to 1 bytes: less than a page, which is 4096"), "{error}");
         let product = ["99999999999T"; 14].join("*");
@@ -304,7 +356,8 @@ mod tests {
 
     /// An expression that is made as a tree, and written and evaluated as one.
     enum Tree {
-        Leaf(&'static str, f64),
+        /// Its text, its value, and whether it is a size: 0 is one.
+        Leaf(&'static str, f64, bool),
         Binary(char, Box<Tree>, Box<Tree>),
         Call(&'static str, Vec<Tree>),
     }
@@ -313,18 +366,18 @@ mod tests {
         fn random(random: &mut Random, depth: usize) -> Tree {
             let below = |random: &mut Random| Box::new(Tree::random(random, depth - 1));
             let leaves = [
-                ("ram", MEMORY.ram_bytes as f64),
-                ("limit", MEMORY.limit_bytes as f64),
-                ("3", 3.0),
-                ("0.75", 0.75),
-                ("5G", 5.0 * (1u64 << 30) as f64),
-                ("0", 0.0),
-                ("12.5k", 12800.0),
+                ("ram", MEMORY.ram_bytes as f64, true),
+                ("limit", MEMORY.limit_bytes as f64, true),
+                ("3", 3.0, false),
+                ("0.75", 0.75, false),
+                ("5G", 5.0 * (1u64 << 30) as f64, true),
+                ("0", 0.0, true),
+                ("12.5k", 12800.0, true),
             ];
             match random.below(if depth == 0 { 1 } else { 7 }) {
                 0 => {
-                    let (text, value) = leaves[random.below(leaves.len())];
-                    Tree::Leaf(text, value)
+                    let (text, value, is_size) = leaves[random.below(leaves.len())];
+                    Tree::Leaf(text, value, is_size)
                 }
                 kind @ 1..=4 => Tree::Binary(['+', '-', '*', '/'][kind - 1], below(random), below(random)),
                 kind => {
@@ -345,7 +398,7 @@ mod tests {
                 if strength(tree) < least { format!("({})", tree.text()) } else { tree.text() }
             };
             match self {
-                Tree::Leaf(text, _) => (*text).to_owned(),
+                Tree::Leaf(text, ..) => (*text).to_owned(),
                 Tree::Binary(sign, left, right) => {
                     let own = strength(self);
                     format!("{} {sign}{}", part(left, own), part(right, own + 1))
@@ -356,25 +409,31 @@ mod tests {
             }
         }
 
-        /// Nothing, if anything in it is no number.
-        fn value(&self) -> Option<f64> {
+        /// Nothing, if anything in it is no number, or a factor where a size should be.
+        fn value(&self) -> Option<(f64, bool)> {
             let value = match self {
-                Tree::Leaf(_, value) => *value,
+                Tree::Leaf(_, value, is_size) => (*value, *is_size),
                 Tree::Binary(sign, left, right) => {
-                    let (left, right) = (left.value()?, right.value()?);
+                    let ((left, of_left), (right, of_right)) = (left.value()?, right.value()?);
                     match sign {
-                        '+' => left + right,
-                        '-' => left - right,
-                        '*' => left * right,
-                        _ => left / right,
+                        '+' | '-' if of_left != of_right => return None,
+                        '+' => (left + right, of_left),
+                        '-' => (left - right, of_left),
+                        '*' => (left * right, of_left || of_right),
+                        _ => (left / right, of_left || of_right),
                     }
                 }
                 Tree::Call(name, items) => {
+                    let choose = if *name == "min" { f64::min } else { f64::max };
                     let items = items.iter().map(Tree::value).collect::<Option<Vec<_>>>()?;
-                    items.into_iter().reduce(if *name == "min" { f64::min } else { f64::max })?
+                    let is_size = items[0].1;
+                    if items.iter().any(|item| item.1 != is_size) {
+                        return None;
+                    }
+                    (items.into_iter().map(|item| item.0).reduce(choose)?, is_size)
                 }
             };
-            value.is_finite().then_some(value)
+            value.0.is_finite().then_some(value)
         }
     }
 
@@ -390,7 +449,8 @@ mod tests {
                 continue;
             }
             let fits = |bytes: &f64| (4096.0..u64::MAX as f64).contains(bytes);
-            let expected = tree.value().filter(fits).map(|bytes| bytes as u64 / 4096 * 4096);
+            let size = tree.value().filter(|(_, is_size)| *is_size).map(|(bytes, _)| bytes);
+            let expected = size.filter(fits).map(|bytes| bytes as u64 / 4096 * 4096);
             assert_eq!(evaluate(&text, &MEMORY).ok(), expected, "{text}");
             sizes += usize::from(expected.is_some());
         }

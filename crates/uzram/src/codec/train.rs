@@ -19,13 +19,12 @@ pub fn train(samples: &[Page], len_bytes: usize) -> Result<Vec<u8>> {
     const LEAST_BYTES: usize = 1024;
     const { assert!(LEAST_BYTES >= MIN_DICTIONARY_BYTES) };
     if !(LEAST_BYTES..=MAX_DICTIONARY_BYTES).contains(&len_bytes) {
-        let what = format!("a dictionary has {LEAST_BYTES} to {MAX_DICTIONARY_BYTES} bytes, not {len_bytes}");
+        let what = format!("a dictionary has {LEAST_BYTES} to {MAX_DICTIONARY_BYTES} bytes");
         return Err(Error::invalid(what).with_setting("--size"));
     }
     let wanted = (len_bytes * MIN_SAMPLE_FACTOR).div_ceil(PAGE_SIZE);
     if samples.len() < wanted {
-        let what =
-            format!("{} pages to train on are too few for {len_bytes} bytes: give {wanted}", samples.len());
+        let what = format!("{} pages to train on are too few for that size: give {wanted}", samples.len());
         return Err(Error::invalid(what).with_setting("--size"));
     }
     let (mut dictionary, lengths) = (vec![0; len_bytes], vec![PAGE_SIZE; samples.len()]);

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::named::hint;
 use crate::base::units::{bytes_to_pages, page_of, pages_to_bytes, parse_size};
 
 mod algorithms;
@@ -368,8 +369,7 @@ pub(super) static TABLE: &[Attribute] = &[
 pub(super) fn find(name: &str) -> Result<&'static Attribute> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
-        let what = format!("no attribute '{name}'; there are: {}", names.join(", "));
-        Error::new(ErrorKind::NotFound, what)
+        Error::new(ErrorKind::NotFound, format!("no attribute '{name}'; {}", hint(name, &names)))
     })
 }
 
@@ -413,9 +413,14 @@ impl Attribute {
 }
 
 fn set_disksize(device: &Device, value: &str) -> Result<()> {
+    device.initialise(parse_disksize(value)?)
+}
+
+/// In bytes.
+pub(super) fn parse_disksize(value: &str) -> Result<u64> {
     match parse_size(value)? {
         0 => Err(Error::invalid("a disk of 0 bytes is none").with_setting("disksize")),
-        bytes => device.initialise(bytes),
+        bytes => Ok(bytes),
     }
 }
 

@@ -28,15 +28,25 @@ impl NamedBacking {
     /// # Errors
     /// `Invalid` unless the path begins at the root; what [`FileBacking::open`] answers.
     pub fn open(text: &str, force: bool) -> Result<Self> {
+        Self::check(text)?;
         let (path, size_bytes) = split(text);
-        // Whoever writes it may work in another directory than whoever opens it.
-        if !path.starts_with('/') || path.contains(char::is_control) {
-            let what =
-                format!("'{path}' is no backing device: write the whole path, beginning with '/', or none");
-            return Err(Error::invalid(what).with_setting("backing_dev"));
-        }
         let file = FileBacking::open(&FileOptions { size_bytes, force, ..FileOptions::new(path) })?;
         Ok(NamedBacking::new(path, how(&file), Arc::new(file)))
+    }
+
+    /// Whether a text can name a file or block device.
+    ///
+    /// # Errors
+    /// `Invalid` unless the path begins at the root.
+    pub(super) fn check(text: &str) -> Result<()> {
+        let (path, _) = split(text);
+        // Whoever writes it may work in another directory than whoever opens it.
+        if path.starts_with('/') && !path.contains(char::is_control) {
+            return Ok(());
+        }
+        let what =
+            format!("'{path}' is no backing device: write the whole path, beginning with '/', or none");
+        Err(Error::invalid(what).with_setting("backing_dev"))
     }
 
     /// Whether it is the one that [`NamedBacking::open`] would open, if of another size.

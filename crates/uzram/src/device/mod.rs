@@ -157,14 +157,20 @@ pub struct Stats {
 }
 
 impl Params {
-    /// Where cold pages go, for the store.
-    fn backing_options(&self) -> Result<Option<BackingOptions>> {
-        let Some(device) = &self.backing else { return Ok(None) };
+    /// Whether pages can be written to a backing device so.
+    fn check_layout(&self) -> Result<()> {
         if self.writeback_layout == Layout::Packed && !self.compressed_writeback {
             let what = "packed pages are written as they are compressed: set compressed_writeback to 1, or \
                         writeback_layout to blocks";
             return Err(Error::invalid(what).with_setting("compressed_writeback"));
         }
+        Ok(())
+    }
+
+    /// Where cold pages go, for the store.
+    fn backing_options(&self) -> Result<Option<BackingOptions>> {
+        let Some(device) = &self.backing else { return Ok(None) };
+        self.check_layout()?;
         Ok(Some(BackingOptions {
             backing: Arc::clone(device.backing()),
             layout: self.writeback_layout,
@@ -230,6 +236,22 @@ impl Device {
     /// `NotFound`; `Permission` for one that can only be read; what the attribute answers.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         attr::find(name)?.set(self, value.trim())
+    }
+
+    /// Whether values of `disksize` and `backing_dev` make sense together with what was set, as far as that can be told
+    /// without setting them: nothing is made or opened.
+    ///
+    /// # Errors
+    /// `Invalid` when they do not.
+    pub fn check(&self, disksize: &str, backing_dev: Option<&str>) -> Result<()> {
+        let pages = bytes_to_pages(attr::parse_disksize(disksize.trim())?);
+        let backing_dev = backing_dev.map(str::trim).filter(|text| *text != "none");
+        let state = self.state.lock();
+        Config { pages, ..state.params.config.clone() }.check()?;
+        match backing_dev {
+            Some(text) => state.params.check_layout().and_then(|()| NamedBacking::check(text)),
+            None => Ok(()),
+        }
     }
 
     /// The statistics now; all zero while uninitialised but for the limit.

@@ -218,9 +218,7 @@ impl Store {
     /// # Errors
     /// `Invalid` for a size or a setting out of range, `NoMemory` when the system refuses.
     pub fn new(config: &Config) -> Result<Self> {
-        if config.pages == 0 || config.pages > MAX_PAGES {
-            return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
-        }
+        config.check()?;
         let address_bytes = pages_to_bytes(config.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
         let is_ready = config.reserve_pages > 0;
         #[cfg(not(feature = "loom"))]

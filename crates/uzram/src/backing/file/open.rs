@@ -76,8 +76,9 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     let room_bytes = there_bytes.saturating_sub(start_bytes);
     let len_bytes = match options.size_bytes {
         Some(size) if opened.is_block_device && size > room_bytes => {
-            let (has, wanted) = (format_size(there_bytes), format_size(size));
-            let what = format!("has only {has}, of which {start_bytes} bytes are uzram's: not {wanted}");
+            let has = format_size(there_bytes);
+            let what =
+                format!("has only {has}, of which {start_bytes} bytes are uzram's: less than was asked for");
             return Err(failure(path, ErrorKind::Invalid, &what));
         }
         size => size.unwrap_or(room_bytes),
@@ -245,15 +246,16 @@ fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result
         // What was taken before the space ran out.
         let _ = rustix::fs::ftruncate(fd, file_bytes);
         match errno {
-            Errno::NOSPC | Errno::DQUOT => {
-                let what = format!("can not have {}: the file system is full", format_size(len_bytes));
-                failure(path, ErrorKind::NoSpace, &what)
-            }
-            Errno::FBIG => {
-                let what =
-                    format!("can not have {}: files may not be that large here", format_size(len_bytes));
-                failure(path, ErrorKind::Invalid, &what)
-            }
+            Errno::NOSPC | Errno::DQUOT => failure(
+                path,
+                ErrorKind::NoSpace,
+                "cannot become as large as was asked for: the file system is full",
+            ),
+            Errno::FBIG => failure(
+                path,
+                ErrorKind::Invalid,
+                "cannot become as large as was asked for: files may not be here",
+            ),
             errno => from_errno(path, errno),
         }
     })

@@ -1,0 +1,130 @@
+//! Any text as what a daemon is started with: the options of `uzram up`, a line each, and behind an empty line the text of
+//! the file that `--config` names, which is tried as a file of `--policy`, too. The first bytes of the input are the
+//! machine.
+//!
+//! Promises: what is refused is refused with a line of words; what is accepted is consistent: devices have names of their
+//! own, a size that a disk can have, and each attribute once, in an order in which a device takes them; one whose
+//! attributes only were checked takes those that make nothing. Making a plan takes no longer than its text is long, makes no
+//! file, and opens no socket.
+
+use std::collections::BTreeSet;
+
+use uzram::base::size_expr::Memory;
+use uzram::base::units::parse_size;
+use uzram::device::{Attribute, Device};
+use uzram_cli::start::{Planned, PlannedDevice, plan, policy};
+
+use crate::input::Input;
+
+/// The longest line about what is wrong, beside the text itself: the names of all attributes.
+const MAX_TOLD_BYTES: usize = 4096;
+/// The largest disk.
+const MAX_DISK_BYTES: u64 = 16 << 40;
+
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
+    let text = String::from_utf8_lossy(input.rest()).into_owned();
+    let (options, config) = text.split_once("\n\n").unwrap_or((&text, ""));
+    if names_files(&text) {
+        return;
+    }
+    let words: Vec<String> = options.lines().map(str::to_owned).collect();
+    match plan(&words, config, &memory) {
+        Ok(planned) => check(&planned),
+        Err(line) => check_refusal(&line, &text),
+    }
+    match policy(config) {
+        Ok(settings) => assert!(settings.iter().all(|(name, _)| is_writable(name))),
+        Err(line) => check_refusal(&line, &text),
+    }
+}
+
+/// Policies, certificates and dictionaries are read when they are named, and whoever runs this has files that may not be
+/// read, or never end.
+fn names_files(text: &str) -> bool {
+    let text = text.replace("policy_", "");
+    ["policy", "tls-cert", "dict", "\\"].iter().any(|word| text.contains(word))
+}
+
+fn check(planned: &Planned) {
+    assert!((1..=65536).contains(&planned.max_connections));
+    assert!(!planned.devices.is_empty() || planned.left_out > 0);
+    let names: BTreeSet<_> = planned.devices.iter().map(|device| &device.name).collect();
+    assert_eq!(names.len(), planned.devices.len(), "{planned:?}");
+    planned.devices.iter().for_each(check_device);
+}
+
+fn check_device(planned: &PlannedDevice) {
+    let PlannedDevice { name, settings, is_swap: _ } = planned;
+    let device = Device::new(name).expect("it was accepted");
+    assert!(settings.is_sorted_by_key(|(name, _)| Attribute::turn(name)), "{planned:?}");
+    let names: BTreeSet<_> = settings.iter().map(|(name, _)| name).collect();
+    assert!(names.len() == settings.len() && names.iter().all(|name| is_writable(name)), "{planned:?}");
+    for (name, value) in settings {
+        match *name {
+            "disksize" => {
+                let bytes = parse_size(value).expect("it was accepted");
+                assert!((1..=MAX_DISK_BYTES).contains(&bytes), "{value}");
+            }
+            "backing_dev" => assert!(value == "none" || value.starts_with('/'), "{value}"),
+            _ => device.set(name, value).unwrap_or_else(|error| panic!("{name}={value}: {error}")),
+        }
+    }
+    assert!(names.contains(&"disksize") && device.size_bytes() == 0, "{planned:?}");
+}
+
+fn is_writable(name: &str) -> bool {
+    Device::attributes().iter().any(|attribute| attribute.name == name && attribute.writable())
+}
+
+fn check_refusal(line: &str, text: &str) {
+    assert!(!line.is_empty() && line.len() <= MAX_TOLD_BYTES + 8 * text.len(), "{line}");
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
+    let files = [
+        "[zram0]\nsize = 'min(ram / 2, 4G)'\nmem-limit = 'ram / 4'\nswap = true\nswap-priority = 100\n",
+        "mount = '/run/uzram/mnt'\ncpu-latency-us = 'none'\nlisten = ['tcp:127.0.0.1:10809', 'a@unix:/a']\n\
+         max-connections = 20\n[a]\nsize = '1G'\n[b]\nhost-memory-limit = '8G'\nattach = true\nexport = true\n",
+        "[a]\nalgorithm = 'zstd:3'\nrecompress = 'deflate:6:10m'\nbacking = '/nonexistent:4G'\nforce = true\n\
+         writeback-after = '1h'\nwriteback-budget = '10G/day'\nwriteback-layout = 'packed'\nchain = 8\n\
+         streams = 'percpu'\npool-design = 'pinned'\nlru-design = 'batched'\ncompact-threshold = 10\n",
+        "[a]\nreserve = '8M'\nmem-limit = '64M'\n[a.attributes]\nchecksum = true\npolicy_high = 90\ncompact_rate = '64M'\n",
+        "[a]\nsize = 64\n[a]\nsawp = 1\n",
+        "backing = '/b:2G'\nhigh = 95\nlow = 90\nreclaim = 'zspages'\n[recompress]\nalgorithm = 'zstd'\nafter = '1m'\n\
+         [writeback]\nafter = 9\nbudget = '1G/day'\nlayout = 'blocks'\ncompressed = false\nbatch_size = 7\n",
+    ];
+    let options = [
+        "--size=64M\n--mem-limit=24K\n--name=a.b\n--read-only\n--listen=tcp:[::1]:0\n--exec=true",
+        "--size\n4G\n--algorithm\nlz4hc:9\n--backing=/nonexistent\n--writeback-after=90s\n--streams=2\n--export=false",
+        "--reserve=1G\n--mem-limit=4M\n--attach\n--mount=m\n--log=debug\n--tls-anyone\n--max-connections=7",
+    ];
+    let of_files = files.map(|config| format!("--config=u.toml\n--slab-timing\n\n{config}"));
+    let texts = of_files.into_iter().chain(options.map(str::to_owned));
+    texts.map(|text| [&machine[..], text.as_bytes()].concat()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_seeds_get_somewhere() {
+        let memory = Memory { ram_bytes: 16 << 30, limit_bytes: 2 << 30 };
+        let accepted = seeds().into_iter().filter(|seed| {
+            let text = String::from_utf8_lossy(&seed[12..]).into_owned();
+            assert!(!names_files(&text), "{text}");
+            let (options, config) = text.split_once("\n\n").unwrap_or((&text, ""));
+            let words: Vec<String> = options.lines().map(str::to_owned).collect();
+            plan(&words, config, &memory).is_ok() || policy(config).is_ok_and(|settings| settings.len() > 3)
+        });
+        assert_eq!(accepted.count(), 7);
+    }
+}
