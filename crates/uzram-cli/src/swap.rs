@@ -64,6 +64,9 @@ struct OnArgs {
     /// Stay in the foreground, until told to end; logs on standard error
     #[arg(long)]
     foreground: bool,
+    /// Be the daemon that this command starts in the background
+    #[arg(long, hide = true)]
+    detached: bool,
     #[command(flatten)]
     files: FilesArgs,
     #[command(flatten)]
@@ -110,11 +113,17 @@ fn on(args: &OnArgs) -> Result<u8> {
             left.describe()
         )));
     }
-    if args.foreground {
+    let serves = args.foreground || args.detached;
+    if serves {
         live::start_log(LogLevel::Info)?;
     }
+    // All paths are whole from here on.
     let settings = args.device.settings()?;
-    if args.foreground {
+    if args.detached {
+        // Where its caller is may be unmounted.
+        std::env::set_current_dir("/").context(|| "cannot go to '/'".to_owned())?;
+    }
+    if serves {
         let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
         let device = DevicePlan { attached: Attached::Swap(swap), ..DevicePlan::new(&args.name, settings) };
         let files = args.files.options(None);
@@ -135,9 +144,9 @@ fn on(args: &OnArgs) -> Result<u8> {
     }
     let mut daemon = own_program()?;
     // The same command once more.
-    daemon.args(std::env::args_os().skip(1)).arg("--foreground");
+    daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    detach_from_terminal(&mut daemon);
+    detach_from_caller(&mut daemon);
     let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
     let mut facts = String::new();
     let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
@@ -165,14 +174,24 @@ pub fn own_program() -> Result<Command> {
     Ok(Command::new(path))
 }
 
-/// Gives the program a session of its own, so that nothing typed here reaches it.
-fn detach_from_terminal(command: &mut Command) {
+/// Gives the program a session of its own, so that nothing typed here reaches it, and none of this process's files but the
+/// standard ones: whatever else the caller had open would stay open as long as the program runs.
+fn detach_from_caller(command: &mut Command) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: setsid(2) may be called between fork and exec; it touches no memory.
+    // SAFETY: between fork and exec only system calls are made, and no memory is touched. That descriptors are closed by
+    // exec(2) concerns nobody before it.
     unsafe {
-        command.pre_exec(|| match rustix::process::setsid() {
-            Ok(_) | Err(Errno::PERM) => Ok(()),
-            Err(error) => Err(error.into()),
+        command.pre_exec(|| {
+            match rustix::process::setsid() {
+                Ok(_) | Err(Errno::PERM) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // By its number: not all C libraries have the function.
+            let first: libc::c_uint = libc::STDERR_FILENO as libc::c_uint + 1;
+            match libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
         });
     }
 }
