@@ -11,7 +11,7 @@ use uzram::{Error, ErrorKind, slab};
 
 use super::about::About;
 use super::clients::ClientJson;
-use super::http::{Ending, Request, Response, refusal};
+use super::http::{Body, Ending, Request, Response, refusal};
 use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
@@ -343,6 +343,11 @@ fn body<'a, T: Deserialize<'a>>(body: &'a [u8], wanted: &str) -> Result<T, Respo
 }
 
 fn read_attribute(device: &Device, attribute: &str) -> Result<Response, Response> {
+    let row = Device::attributes().iter().find(|row| row.name == attribute && row.is_long());
+    if let Some(row) = row {
+        let text = device.text(row.name).map_err(|error| failure(&error))?;
+        return Ok(Response { body: Body::Attribute(row.name, text), ..Response::empty(200) });
+    }
     let value = device.get(attribute).map_err(|error| failure(&error))?;
     Ok(Response::json(200, &json!({ "name": attribute, "value": value })))
 }

@@ -23,7 +23,8 @@
 //! | `POST /v1/reload` | 204, and the files of TLS have been read again; 409 without TLS |
 //! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while somebody uses a device |
 //!
-//! The attributes of a device are all but those whose text grows with its disk.
+//! The attributes of a device are all but those whose text grows with its disk. Such a text is made while it is sent, and
+//! ends with the connection, without a `Content-Length`.
 //!
 //! A failure is a 4xx or 5xx status with `{"error": TEXT, "errno": N, "setting": TEXT or null}`.
 //!

@@ -18,12 +18,12 @@ pub struct Limits {
     pub connections: usize,
     /// How long a request may take to arrive, however it trickles in.
     pub request_timeout: Duration,
-    /// How long a client may take to read its answer.
+    /// How long a client may take to read its answer, or, of one that is long, each 64 KiB of it.
     pub response_timeout: Duration,
 }
 
 impl Default for Limits {
-    /// 64 connections, ten seconds each at most (besides the work they ask for).
+    /// 64 connections, ten seconds each at most, besides the work they ask for and long answers.
     fn default() -> Self {
         Limits {
             connections: 64,
@@ -172,8 +172,8 @@ fn drain(stream: &UnixStream) {
     let _ = io::copy(&mut rest, &mut io::sink());
 }
 
-/// A stream whose reads and writes must all be done within an allowance that starts with the first.
-/// A time-out for each single read would let a client stay for ever, one byte at a time.
+/// A stream whose reads and writes must all be done within an allowance that starts with the first, or the first after a
+/// flush. A time-out for each single read would let a client stay for ever, one byte at a time.
 struct Timed<'a> {
     stream: &'a UnixStream,
     allowance: Duration,
@@ -208,6 +208,7 @@ impl Write for Timed<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.deadline = None;
         Ok(())
     }
 }

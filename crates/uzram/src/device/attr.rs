@@ -15,6 +15,9 @@ mod backing;
 mod cold;
 mod policy;
 mod pool;
+mod text;
+
+pub use text::AttributeText;
 
 use super::{Device, Params, Stats};
 use algorithms::{
@@ -394,7 +397,7 @@ impl Attribute {
         self.set.is_some()
     }
 
-    /// Whether its text grows with the disk: it is no part of a summary.
+    /// Whether its text grows with the disk: it is no part of a summary, and to be read piece by piece ([`Device::text`]).
     pub fn is_long(&self) -> bool {
         self.name == BLOCK_STATE
     }

@@ -17,7 +17,7 @@ pub use crate::store::{
     DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
     DEFAULT_RUN_CACHE_BATCH_PAGES, PageState, Wait,
 };
-pub use attr::Attribute;
+pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
 pub use io::{Extent, OpenDevice};
 

@@ -1,17 +1,13 @@
 //! Pages that are not used: which they are, and what is done about them.
 
-use std::fmt::Write;
-
 use crate::base::error::{Error, Result};
 use crate::codec::Kind;
-use crate::store::{BlockState, Candidates, Recompression};
+use crate::store::{Candidates, Recompression};
 
 use super::super::Device;
 use super::algorithms::{find, parse_priority};
+use super::text::BlockStates;
 use super::words;
-
-/// The most lines of `block_state`.
-const MAX_LINES: usize = 1 << 20;
 
 pub(super) fn set_idle(device: &Device, value: &str) -> Result<()> {
     let age_s = match value {
@@ -26,28 +22,13 @@ pub(super) fn set_idle(device: &Device, value: &str) -> Result<()> {
 
 /// In the columns of the kernel's `block_state`.
 pub(super) fn block_state(device: &Device) -> String {
-    let Some(store) = device.state.lock().store.clone() else { return String::new() };
-    let (mut text, mut lines) = (String::new(), 0);
-    store.block_states(0..store.pages(), |page, used_s, state| {
-        let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
-        let flag = |is_set: bool, letter: char| if is_set { letter } else { '.' };
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{page:12} {used_s:12}.{:06} {}{}{}{}{}{}",
-            0,
-            flag(same, 's'),
-            flag(backed, 'w'),
-            flag(huge, 'h'),
-            flag(idle, 'i'),
-            flag(recompressed, 'r'),
-            flag(incompressible, 'n')
-        );
-        lines += 1;
-        lines < MAX_LINES
-    });
-    text.truncate(text.trim_end().len());
-    text
+    let (mut lines, mut text, mut piece) = (BlockStates::new(device), Vec::new(), [0; 4096]);
+    while let len @ 1.. = lines.read_at(text.len() as u64, &mut piece) {
+        text.extend_from_slice(&piece[..len]);
+    }
+    // Without the last newline.
+    text.pop();
+    String::from_utf8(text).unwrap_or_default()
 }
 
 pub(super) fn recompress(device: &Device, value: &str) -> Result<()> {
