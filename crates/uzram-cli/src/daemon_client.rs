@@ -3,10 +3,11 @@
 //! Only a daemon of this user or of root is believed: its directory is theirs alone to write
 //! ([`check_trusted`]), and so is the process at the other end, by its credentials (unix(7), `SO_PEERCRED`).
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
@@ -16,10 +17,15 @@ use uzram_serve::control::About;
 use uzram_serve::control::percent::encode_segment;
 
 use crate::failure::{Context, Failure, Result};
+use crate::interrupts::Interrupts;
+use crate::live::StatusLine;
 use crate::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, check_trusted, socket_path};
 
 /// How long the daemon may take for one step of an answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long what goes through all pages may take: some minutes for every 10 GiB that a slow algorithm compresses again or
+/// that go to a disk.
+const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// The longest answer accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
@@ -79,14 +85,7 @@ impl Daemon {
     /// # Errors
     /// No daemon is there, or it does not answer in time, or its answer is an error.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
-        let mut stream = self.connect()?;
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        // A daemon that refuses early may close before it has read everything: its answer tells.
-        let _ = stream.write_all(request.as_bytes());
+        let stream = self.send(method, path, body)?;
         let mut bytes = Vec::new();
         match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
@@ -95,14 +94,56 @@ impl Daemon {
             // An answer that was cut short does not parse.
             _ => {}
         }
-        let (status, body) = parse_answer(&bytes)?;
-        if status < 300 {
-            return Ok(body);
+        outcome(&bytes)
+    }
+
+    /// The same of what takes its time, with something done four times a second meanwhile. Interrupted, it tells the daemon,
+    /// which then ends the work and answers that it has.
+    ///
+    /// # Errors
+    /// As [`Daemon::ask`].
+    pub fn ask_for_work(
+        &self,
+        (method, path, body): (&str, &str, &Value),
+        interrupts: &Interrupts,
+        mut meanwhile: impl FnMut(),
+    ) -> Result<Value> {
+        let mut stream = self.send(method, path, Some(body))?;
+        let failed = || "cannot wait for the daemon".to_owned();
+        stream.set_read_timeout(Some(StatusLine::PERIOD)).context(failed)?;
+        let (begun, mut is_told) = (Instant::now(), false);
+        let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            match stream.read(&mut piece) {
+                Ok(0) => return outcome(&bytes),
+                Ok(count) => bytes.extend_from_slice(&piece[..count]),
+                Err(error) if is_to_be_tried_again(&error) => {}
+                // What has come says more.
+                Err(_) => return outcome(&bytes),
+            }
+            if bytes.len() as u64 > MAX_ANSWER_BYTES || begun.elapsed() > WORK_TIMEOUT {
+                return Err(Failure::Line(format!("the daemon in '{}' does not answer", self.dir.display())));
+            }
+            if !interrupts.came() {
+                meanwhile();
+            } else if !is_told {
+                is_told = true;
+                stream.shutdown(Shutdown::Write).context(failed)?;
+            }
         }
-        match body["error"].as_str() {
-            Some(error) => Err(Failure::line(error)),
-            None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
-        }
+    }
+
+    /// Sends a request.
+    fn send(&self, method: &str, path: &str, body: Option<&Value>) -> Result<UnixStream> {
+        let mut stream = self.connect()?;
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        // A daemon that refuses early may close before it has read everything: its answer tells.
+        let _ = stream.write_all(request.as_bytes());
+        Ok(stream)
     }
 
     /// Whether somebody listens there, who may be stopped: a process that ends no longer does, though it may still hold
@@ -170,6 +211,22 @@ pub fn device_path(name: &str) -> String {
 /// Where an attribute of a device is.
 pub fn attribute_path(name: &str, attribute: &str) -> String {
     format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
+}
+
+fn is_to_be_tried_again(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+/// What a whole HTTP answer says.
+fn outcome(bytes: &[u8]) -> Result<Value> {
+    let (status, body) = parse_answer(bytes)?;
+    if status < 300 {
+        return Ok(body);
+    }
+    match body["error"].as_str() {
+        Some(error) => Err(Failure::line(error)),
+        None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
+    }
 }
 
 /// The status and JSON body of a whole HTTP answer.

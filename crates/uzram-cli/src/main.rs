@@ -21,6 +21,7 @@ mod device_args;
 mod exec;
 mod failure;
 mod fresh_counts;
+mod interrupts;
 mod lab;
 mod listen_args;
 mod live;

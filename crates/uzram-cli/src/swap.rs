@@ -22,6 +22,7 @@ use crate::client;
 use crate::daemon_client::{Daemon, device_path, understand};
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Context, Failure, Result, print};
+use crate::interrupts::Interrupts;
 use crate::live::{self, LogLevel};
 use crate::plan::{Attached, DevicePlan, FilesArgs, Plan, SwapPlan};
 use crate::runtime_dir::{RuntimeArgs, RuntimeDir};
@@ -210,10 +211,13 @@ fn off(args: &OffArgs) -> Result<()> {
             daemon.dir.display()
         )));
     }
+    // It is an end in order: what came back is back, and the area stays on.
+    let interrupts = Interrupts::catch()?;
     for (AttachedDevice { name, attachment }, _) in areas {
         switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
         attachment.detach().context(|| format!("cannot detach {name}"))?;
     }
+    drop(interrupts);
     if about.ends_with_swap {
         client::end(&daemon, false)?;
         // It ended well: nobody will want to know what it said.
@@ -279,14 +283,20 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
             format_size(room_bytes),
         )));
     }
-    held.switch_swap_off().map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::NOMEM) => Failure::Line(format!(
-            "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
-        )),
-        Some(Errno::INTR) => {
-            Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+    let still_out = || {
+        let area = attachment.swap_area().ok()??;
+        Some(format!("swap on {shown}: {} still out", format_size(area.used_bytes)))
+    };
+    live::while_showing(still_out, || held.switch_swap_off()).map_err(|error| {
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOMEM) => Failure::Line(format!(
+                "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
+            )),
+            Some(Errno::INTR) => {
+                Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+            }
+            _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
         }
-        _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
     })
 }
 

@@ -116,14 +116,14 @@ impl Api {
         &self.exports
     }
 
-    /// Answers one request.
-    pub fn handle(&self, request: &Request) -> Response {
-        match self.route(request) {
+    /// Answers one request. What takes its time goes on only as long as `is_wanted` answers so.
+    pub fn handle(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Response {
+        match self.route(request, is_wanted) {
             Ok(response) | Err(response) => response,
         }
     }
 
-    fn route(&self, request: &Request) -> Result<Response, Response> {
+    fn route(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Result<Response, Response> {
         let segments = segments(&request.path)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let method = request.method.as_str();
@@ -139,10 +139,12 @@ impl Api {
             }
             (["v1", "devices", name, "attributes", attribute], "PUT") => {
                 let NewValue { value } = body(&request.body, r#"{"value": TEXT}"#)?;
-                write_attribute(&*self.named(name)?, attribute, &value)
+                write_attribute(&*self.named(name)?, attribute, &value, is_wanted)
             }
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
-            (["v1", "devices", name, "reset"], "POST") => write_attribute(&*self.named(name)?, "reset", "1"),
+            (["v1", "devices", name, "reset"], "POST") => {
+                write_attribute(&*self.named(name)?, "reset", "1", is_wanted)
+            }
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
             (["v1", "devices", name, "attachment"], "PUT") => self.record(name, &request.body),
             (["v1", "devices", _, "attachment"], _) => Err(not_allowed("PUT")),
@@ -352,8 +354,18 @@ fn read_attribute(device: &Device, attribute: &str) -> Result<Response, Response
     Ok(Response::json(200, &json!({ "name": attribute, "value": value })))
 }
 
-fn write_attribute(device: &Device, attribute: &str, value: &str) -> Result<Response, Response> {
-    device.set(attribute, value).map_err(|error| failure(&error))?;
+fn write_attribute(
+    device: &Device,
+    attribute: &str,
+    value: &str,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Response, Response> {
+    device.set_for(attribute, value, is_wanted).map_err(|error| {
+        if error.kind() == ErrorKind::Interrupted {
+            tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
+        }
+        failure(&error)
+    })?;
     tracing::info!(device = device.name(), attribute, value, "attribute set");
     Ok(Response::empty(204))
 }
@@ -369,7 +381,7 @@ fn failure(error: &Error) -> Response {
         ErrorKind::Invalid | ErrorKind::OutOfRange => 400,
         ErrorKind::Permission => 403,
         ErrorKind::NotFound => 404,
-        ErrorKind::Busy => 409,
+        ErrorKind::Busy | ErrorKind::Interrupted => 409,
         ErrorKind::Unsupported => 501,
         ErrorKind::NoMemory | ErrorKind::WouldBlock => 503,
         ErrorKind::NoSpace => 507,

@@ -178,10 +178,10 @@ mod tests {
         // At any offset, back and forth.
         let mut random = crate::base::random::Random::new(1);
         for _ in 0..300 {
-            let (offset, len) = (random.below(whole.len() as u64 + 50), random.below(200) as usize);
+            let (offset, len) = (random.below(whole.len() + 50), random.below(200));
             let mut piece = vec![0; len];
-            let read = text.read_at(offset, &mut piece);
-            let rest = whole.as_bytes().get(offset as usize..).unwrap_or_default();
+            let read = text.read_at(offset as u64, &mut piece);
+            let rest = whole.as_bytes().get(offset..).unwrap_or_default();
             assert_eq!(piece[..read], rest[..rest.len().min(len)], "{offset} {len}");
         }
         assert_eq!(text.read_at(u64::MAX, &mut [0; 9]), 0);
