@@ -7,6 +7,7 @@
 //! any of them is one line on standard error and a non-zero exit: 2 for a command line that makes no sense,
 //! else 1.
 
+mod accounts;
 mod attach;
 mod attachments;
 mod bench;
