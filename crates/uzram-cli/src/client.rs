@@ -4,22 +4,21 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use uzram::device::Device;
 use uzram_serve::control::CacheJson;
 
 use crate::attach::{clear, left_by_dead};
-use crate::daemon_client::{ANSWER_TIMEOUT, Daemon, attribute_path, device_path, understand};
+use crate::daemon_client::{Daemon, attribute_path, device_path, understand};
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Failure, Result, print};
+use crate::interrupts::Interrupts;
+use crate::live::StatusLine;
 use crate::plan::ExportArgs;
 use crate::runtime_dir::{self, RuntimeArgs};
 use crate::show::{self, DeviceJson};
 use crate::slabinfo;
 use crate::state_dir;
 
-/// Attributes that work through all pages when they are set, and how long that may take: some minutes for
-/// every 10 GiB that a slow algorithm compresses again or that go to a disk.
-const WORK: [&str; 4] = ["compact", "idle", "recompress", "writeback"];
-const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// How long a daemon may take to end. It may have gigabytes to give back.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -207,12 +206,29 @@ pub fn stat(args: &StatArgs) -> Result<()> {
 
 /// `uzram set`
 pub fn set(args: &SetArgs) -> Result<()> {
-    let mut daemon = Daemon::at(&args.runtime)?;
+    let daemon = Daemon::at(&args.runtime)?;
+    let works = |attribute: &str| Device::attributes().iter().any(|row| row.name == attribute && row.works());
+    let interrupts = if args.settings.iter().any(|(attribute, _)| works(attribute)) {
+        Some(Interrupts::catch()?)
+    } else {
+        None
+    };
     for (done, (attribute, value)) in args.settings.iter().enumerate() {
-        let path = attribute_path(&args.name, attribute);
-        let works = WORK.contains(&attribute.as_str());
-        daemon.answer_timeout = if works { WORK_TIMEOUT } else { ANSWER_TIMEOUT };
-        daemon.ask("PUT", &path, Some(&json!({ "value": value }))).map_err(|failure| {
+        let (path, body) = (attribute_path(&args.name, attribute), json!({ "value": value }));
+        let answer = match &interrupts {
+            Some(interrupts) if interrupts.came() => Err(Failure::line("interrupted")),
+            Some(interrupts) if works(attribute) => {
+                let mut line = StatusLine::new();
+                daemon.ask_for_work(("PUT", &path, &body), interrupts, || {
+                    let Some(line) = &mut line else { return };
+                    progress_text(&daemon, &args.name, attribute)
+                        .into_iter()
+                        .for_each(|text| line.draw(text));
+                })
+            }
+            _ => daemon.ask("PUT", &path, Some(&body)),
+        };
+        answer.map_err(|failure| {
             let applied: Vec<&str> = args.settings[..done].iter().map(|(name, _)| name.as_str()).collect();
             let applied = match applied.as_slice() {
                 [] => String::new(),
@@ -223,6 +239,18 @@ pub fn set(args: &SetArgs) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// How far the setting of an attribute has come, by the attribute `progress`: name, done, all or 0.
+fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String> {
+    let text = daemon.attribute(name, "progress").ok()?;
+    let numbers = text.lines().find_map(|line| line.strip_prefix(attribute)?.strip_prefix(' '))?;
+    let (done, all) = numbers.split_once(' ')?;
+    let (done, all): (u64, u64) = (done.parse().ok()?, all.parse().ok()?);
+    Some(match (done.saturating_mul(100)).checked_div(all) {
+        Some(percent) => format!("{attribute}: {done} of {all} pages, {percent} %"),
+        None => format!("{attribute}: {done}"),
+    })
 }
 
 /// `uzram reset`

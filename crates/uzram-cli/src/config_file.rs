@@ -27,6 +27,7 @@ use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::nbd::Listen;
 use uzram_serve::swap_area::MAX_PRIORITY;
 
+use crate::accounts::{parse_group, parse_mode, parse_user};
 use crate::device_args::{DeviceArgs, Origin, Setting, parse_name};
 use crate::failure::{Context, Failure, Result};
 use crate::listen_args::{ListenArgs, MAX_CONNECTIONS};
@@ -36,10 +37,13 @@ use crate::toml_text::{self, Source, Text};
 /// The size of a device that has none in the file.
 const DEFAULT_SIZE: &str = "min(ram / 2, 4G)";
 /// Keys at the top, besides devices.
-const TOP_KEYS: [&str; 8] = [
+const TOP_KEYS: [&str; 11] = [
     "mount",
     "cpu-latency-us",
     "listen",
+    "socket-owner",
+    "socket-group",
+    "socket-mode",
     "tls-cert",
     "tls-key",
     "tls-client-ca",
@@ -95,6 +99,9 @@ pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
             "mount" => config.mount = Some(entry.path()?),
             "cpu-latency-us" => config.cpu_latency = Some(entry.cpu_latency()?),
             "listen" => config.nbd.listen = entry.places()?,
+            "socket-owner" => config.nbd.socket_owner = Some(entry.parsed(parse_user)?),
+            "socket-group" => config.nbd.socket_group = Some(entry.parsed(parse_group)?),
+            "socket-mode" => config.nbd.socket_mode = Some(entry.mode()?),
             "tls-cert" => config.nbd.tls_cert = Some(entry.path()?),
             "tls-key" => config.nbd.tls_key = Some(entry.path()?),
             "tls-client-ca" => config.nbd.tls_client_ca = Some(entry.path()?),
@@ -182,6 +189,17 @@ impl<'a> Entry<'a> {
 
     fn cpu_latency(&self) -> Result<CpuLatencyLimit> {
         self.text()?.parse().map_err(|error| self.wrong(error))
+    }
+
+    fn parsed<T>(&self, parse: fn(&str) -> std::result::Result<T, String>) -> Result<T> {
+        parse(&self.text()?).map_err(|why| self.wrong(why))
+    }
+
+    /// Permissions. A number would be another in another notation.
+    fn mode(&self) -> Result<u32> {
+        let text =
+            self.value.as_str().ok_or_else(|| self.wrong("write permissions as a text, as in \"0660\""))?;
+        parse_mode(text).map_err(|why| self.wrong(why))
     }
 
     /// One place to listen at, or an array of them.

@@ -3,10 +3,11 @@
 //! Only a daemon of this user or of root is believed: its directory is theirs alone to write
 //! ([`check_trusted`]), and so is the process at the other end, by its credentials (unix(7), `SO_PEERCRED`).
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
@@ -16,10 +17,15 @@ use uzram_serve::control::About;
 use uzram_serve::control::percent::encode_segment;
 
 use crate::failure::{Context, Failure, Result};
+use crate::interrupts::Interrupts;
+use crate::live::StatusLine;
 use crate::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, check_trusted, socket_path};
 
 /// How long the daemon may take for one step of an answer.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long what goes through all pages may take: some minutes for every 10 GiB that a slow algorithm compresses again or
+/// that go to a disk.
+const WORK_TIMEOUT: Duration = Duration::from_hours(6);
 /// The longest answer accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
@@ -71,7 +77,10 @@ impl Daemon {
     /// It does not answer in time, or its answer is an error.
     pub fn about_if_running(&self) -> Result<Option<About>> {
         match self.connect()? {
-            Some(stream) => understand(self.exchange(stream, "GET", "/v1/daemon", None)?),
+            Some(mut stream) => {
+                send(&mut stream, "GET", "/v1/daemon", None);
+                understand(self.answer(stream)?)
+            }
             None => Ok(None),
         }
     }
@@ -90,24 +99,12 @@ impl Daemon {
     /// # Errors
     /// No daemon is there, or it does not answer in time, or its answer is an error.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
-        let stream = self.connect()?.ok_or_else(|| self.absent())?;
-        self.exchange(stream, method, path, body)
+        let mut stream = self.connect()?.ok_or_else(|| self.absent())?;
+        send(&mut stream, method, path, body);
+        self.answer(stream)
     }
 
-    fn exchange(
-        &self,
-        mut stream: UnixStream,
-        method: &str,
-        path: &str,
-        body: Option<&Value>,
-    ) -> Result<Value> {
-        let body = body.map(Value::to_string).unwrap_or_default();
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        );
-        // A daemon that refuses early may close before it has read everything: its answer tells.
-        let _ = stream.write_all(request.as_bytes());
+    fn answer(&self, stream: UnixStream) -> Result<Value> {
         let mut bytes = Vec::new();
         match stream.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
@@ -116,13 +113,43 @@ impl Daemon {
             // An answer that was cut short does not parse.
             _ => {}
         }
-        let (status, body) = parse_answer(&bytes)?;
-        if status < 300 {
-            return Ok(body);
-        }
-        match body["error"].as_str() {
-            Some(error) => Err(Failure::line(error)),
-            None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
+        outcome(&bytes)
+    }
+
+    /// The same of what takes its time, with something done four times a second meanwhile. Interrupted, it tells the daemon,
+    /// which then ends the work and answers that it has.
+    ///
+    /// # Errors
+    /// As [`Daemon::ask`].
+    pub fn ask_for_work(
+        &self,
+        (method, path, body): (&str, &str, &Value),
+        interrupts: &Interrupts,
+        mut meanwhile: impl FnMut(),
+    ) -> Result<Value> {
+        let mut stream = self.connect()?.ok_or_else(|| self.absent())?;
+        send(&mut stream, method, path, Some(body));
+        let failed = || "cannot wait for the daemon".to_owned();
+        stream.set_read_timeout(Some(StatusLine::PERIOD)).context(failed)?;
+        let (begun, mut is_told) = (Instant::now(), false);
+        let (mut bytes, mut piece) = (Vec::new(), [0; 4096]);
+        loop {
+            match stream.read(&mut piece) {
+                Ok(0) => return outcome(&bytes),
+                Ok(count) => bytes.extend_from_slice(&piece[..count]),
+                Err(error) if is_to_be_tried_again(&error) => {}
+                // What has come says more.
+                Err(_) => return outcome(&bytes),
+            }
+            if bytes.len() as u64 > MAX_ANSWER_BYTES || begun.elapsed() > WORK_TIMEOUT {
+                return Err(Failure::Line(format!("the daemon in '{}' does not answer", self.dir.display())));
+            }
+            if !interrupts.came() {
+                meanwhile();
+            } else if !is_told {
+                is_told = true;
+                stream.shutdown(Shutdown::Write).context(failed)?;
+            }
         }
     }
 
@@ -197,6 +224,32 @@ pub fn attribute_path(name: &str, attribute: &str) -> String {
     format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
 }
 
+/// Sends a request. A daemon that refuses early may close before it has read everything: its answer tells.
+fn send(stream: &mut UnixStream, method: &str, path: &str, body: Option<&Value>) {
+    let body = body.map(Value::to_string).unwrap_or_default();
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    let _ = stream.write_all(request.as_bytes());
+}
+
+fn is_to_be_tried_again(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
+}
+
+/// What a whole HTTP answer says.
+fn outcome(bytes: &[u8]) -> Result<Value> {
+    let (status, body) = parse_answer(bytes)?;
+    if status < 300 {
+        return Ok(body);
+    }
+    match body["error"].as_str() {
+        Some(error) => Err(Failure::line(error)),
+        None => Err(Failure::Line(format!("the daemon answers with status {status}"))),
+    }
+}
+
 /// The status and JSON body of a whole HTTP answer.
 fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
     let ended_early = || Failure::line("the daemon ended before it had answered");
@@ -211,13 +264,15 @@ fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
         .headers
         .iter()
         .find(|header| header.name.eq_ignore_ascii_case("content-length"))
-        .and_then(|header| str::from_utf8(header.value).ok()?.parse::<usize>().ok())
-        .unwrap_or(0);
-    let body = bytes[head_bytes..].get(..announced).ok_or_else(ended_early)?;
-    let value = if body.is_empty() {
-        Value::Null
-    } else {
-        serde_json::from_slice(body).context(|| "the daemon's answer is not JSON".to_owned())?
+        .and_then(|header| str::from_utf8(header.value).ok()?.parse::<usize>().ok());
+    // A long text ends with the connection.
+    let body = &bytes[head_bytes..];
+    let body = announced.map_or(Some(body), |len| body.get(..len)).ok_or_else(ended_early)?;
+    let value = match serde_json::from_slice(body) {
+        Ok(value) => value,
+        Err(_) if body.is_empty() && (announced.is_some() || response.code == Some(204)) => Value::Null,
+        Err(error) if error.is_eof() => return Err(ended_early()),
+        Err(error) => return Err(Failure::Line(format!("the daemon's answer is not JSON: {error}"))),
     };
     Ok((response.code.unwrap_or(0), value))
 }
@@ -231,10 +286,12 @@ mod tests {
 
     #[test]
     fn an_answer_cut_anywhere_is_an_error() {
-        let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n{\"a\":1}";
-        assert_eq!(parse_answer(answer).unwrap(), (200, json!({ "a": 1 })));
-        for len in 0..answer.len() {
-            assert!(parse_answer(&answer[..len]).is_err(), "{len}");
+        for length in ["Content-Length: 7\r\n", ""] {
+            let answer = format!("HTTP/1.1 200 OK\r\n{length}\r\n{{\"a\":1}}");
+            assert_eq!(parse_answer(answer.as_bytes()).unwrap(), (200, json!({ "a": 1 })));
+            for len in 0..answer.len() {
+                assert!(parse_answer(&answer.as_bytes()[..len]).is_err(), "{len}");
+            }
         }
         assert_eq!(parse_answer(b"HTTP/1.1 204 No Content\r\n\r\n").unwrap(), (204, Value::Null));
         assert!(parse_answer(b"SSH-2.0-OpenSSH\r\n").is_err());

@@ -9,6 +9,7 @@
 //! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes
 //! no sense, and nothing was tried ([`Failure::Usage`]). `up --exec` has its command's, 128 + N if signal N ended it.
 
+mod accounts;
 mod attach;
 mod attachments;
 mod attendant;
@@ -25,6 +26,7 @@ mod device_args;
 mod exec;
 mod failure;
 mod fresh_counts;
+mod interrupts;
 mod lab;
 mod listen_args;
 mod live;

@@ -4,8 +4,9 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use uzram_serve::nbd::{Config, Listen, Tls, TlsFiles};
+use uzram_serve::nbd::{Config, Listen, ListenAddress, SocketAccess, Tls, TlsFiles};
 
+use crate::accounts::{parse_group, parse_mode, parse_user};
 use crate::failure::{Context, Failure, Result};
 
 /// How many clients may be served at once.
@@ -19,6 +20,15 @@ pub struct ListenArgs {
     /// machines need TLS and --tls-client-ca
     #[arg(long, value_name = "PLACE")]
     pub listen: Vec<Listen>,
+    /// Whose the sockets of the unix: places are, a name or number [default: the daemon's user]
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    pub socket_owner: Option<u32>,
+    /// Their group [default: the daemon's]
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    pub socket_group: Option<u32>,
+    /// Their permissions: who may write to a socket may read and change the disks that are served there [default: 0600]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub socket_mode: Option<u32>,
     /// The certificate to speak TLS with (PEM, followed by its chain). TLS is then required over TCP
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -47,6 +57,9 @@ impl ListenArgs {
         self.listen.extend(file.listen);
         Ok(ListenArgs {
             listen: self.listen,
+            socket_owner: once("socket-owner", self.socket_owner, file.socket_owner, path)?,
+            socket_group: once("socket-group", self.socket_group, file.socket_group, path)?,
+            socket_mode: once("socket-mode", self.socket_mode, file.socket_mode, path)?,
             tls_cert: once("tls-cert", self.tls_cert, file.tls_cert, path)?,
             tls_key: once("tls-key", self.tls_key, file.tls_key, path)?,
             tls_client_ca: once("tls-client-ca", self.tls_client_ca, file.tls_client_ca, path)?,
@@ -60,7 +73,16 @@ impl ListenArgs {
     /// # Errors
     /// A setting is there without one that it needs, or a file of TLS does not hold what it should.
     pub fn config(self, mut config: Config) -> Result<Config> {
-        config.listen.extend(self.listen);
+        let access =
+            SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
+        let is_unix = |listen: &Listen| matches!(listen.address, ListenAddress::Unix(_));
+        if access != SocketAccess::default() && !self.listen.iter().any(is_unix) {
+            return Err(Failure::line(
+                "socket-owner, socket-group and socket-mode are for the sockets of listen, and there is none: give \
+                 listen a unix:PATH",
+            ));
+        }
+        config.listen.extend(self.listen.into_iter().map(|listen| Listen { access, ..listen }));
         config.tls_anyone = self.tls_anyone.unwrap_or(false);
         if let Some(most) = self.max_connections {
             config.max_connections = most as usize;
@@ -111,6 +133,9 @@ mod tests {
         let place = |text: &str| text.parse::<Listen>().unwrap();
         let whole = || ListenArgs {
             listen: vec![place("unix:/a")],
+            socket_owner: Some(1),
+            socket_group: Some(2),
+            socket_mode: Some(0o660),
             tls_cert: Some("c".into()),
             tls_key: Some("k".into()),
             tls_client_ca: Some("a".into()),
@@ -125,6 +150,9 @@ mod tests {
         let places = |args: ListenArgs| args.with_file(listen(), path).unwrap().listen.len();
         assert_eq!((places(nothing()), places(listen())), (1, 2));
         for (name, option) in [
+            ("socket-owner", ListenArgs { socket_owner: Some(0), ..nothing() }),
+            ("socket-group", ListenArgs { socket_group: Some(2), ..nothing() }),
+            ("socket-mode", ListenArgs { socket_mode: Some(0), ..nothing() }),
             ("tls-cert", ListenArgs { tls_cert: Some("d".into()), ..nothing() }),
             ("tls-key", ListenArgs { tls_key: Some("k".into()), ..nothing() }),
             ("tls-client-ca", ListenArgs { tls_client_ca: Some("d".into()), ..nothing() }),
@@ -146,5 +174,8 @@ mod tests {
         assert!(said.starts_with("tls-key is given without tls-cert"), "{said}");
         let said = config(ListenArgs { tls_client_ca: key, ..ListenArgs::default() });
         assert!(said.starts_with("tls-client-ca is given without tls-cert"), "{said}");
+        let tcp = vec!["tcp:127.0.0.1:0".parse().unwrap()];
+        let said = config(ListenArgs { socket_mode: Some(0o660), listen: tcp, ..ListenArgs::default() });
+        assert!(said.ends_with("give listen a unix:PATH"), "{said}");
     }
 }

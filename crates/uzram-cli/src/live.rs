@@ -1,8 +1,10 @@
-//! What a running daemon says on standard error: log lines, and in a terminal one live line that
-//! stays below them.
+//! What is said on standard error: a daemon's log lines, and in a terminal one live line that stays below them, or that
+//! says how far a command has come.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -88,26 +90,20 @@ impl Write for AboveLiveLine {
     }
 }
 
-/// The live line: what is stored, what it costs, and how fast it moves. Dropping it erases it.
-pub struct LiveLine {
-    last: StatsJson,
-    last_at: Instant,
-}
+/// A line on a terminal that is written over again and again. Dropping it erases it.
+pub struct StatusLine(());
 
-impl LiveLine {
-    /// How often to redraw.
-    pub const PERIOD: Duration = Duration::from_secs(1);
+impl StatusLine {
+    /// How often something that is waited for should be drawn.
+    pub const PERIOD: Duration = Duration::from_millis(250);
 
-    /// A live line, if standard error is a terminal.
-    pub fn new(now: StatsJson) -> Option<LiveLine> {
-        io::stderr().is_terminal().then(|| LiveLine { last: now, last_at: Instant::now() })
+    /// One on standard error, if that is a terminal.
+    pub fn new() -> Option<StatusLine> {
+        io::stderr().is_terminal().then_some(StatusLine(()))
     }
 
-    /// Draws it again.
-    pub fn draw(&mut self, now: StatsJson) {
-        let at = Instant::now();
-        let mut text = line(&self.last, &now, at - self.last_at);
-        (self.last, self.last_at) = (now, at);
+    /// Draws it, or draws it again. The text is ASCII.
+    pub fn draw(&mut self, mut text: String) {
         let mut stderr = io::stderr().lock();
         // A line that wraps cannot be erased. It is all ASCII: bytes are columns.
         if let Ok(size) = rustix::termios::tcgetwinsize(&stderr)
@@ -121,9 +117,51 @@ impl LiveLine {
     }
 }
 
-impl Drop for LiveLine {
+impl Drop for StatusLine {
     fn drop(&mut self) {
         let _ = AboveLiveLine.write(b"");
+    }
+}
+
+/// Does something that takes its time, while another thread shows how far it has come, if standard error is a terminal.
+pub fn while_showing<R>(text: impl Fn() -> Option<String> + Send, work: impl FnOnce() -> R) -> R {
+    let Some(mut line) = StatusLine::new() else { return work() };
+    let (working, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let show = move || {
+            while ended.recv_timeout(StatusLine::PERIOD) == Err(RecvTimeoutError::Timeout) {
+                text().into_iter().for_each(|text| line.draw(text));
+            }
+        };
+        // Without a thread nothing is shown.
+        let _ = thread::Builder::new().spawn_scoped(scope, show);
+        let done = work();
+        drop(working);
+        done
+    })
+}
+
+/// The live line: what is stored, what it costs, and how fast it moves. Dropping it erases it.
+pub struct LiveLine {
+    line: StatusLine,
+    last: StatsJson,
+    last_at: Instant,
+}
+
+impl LiveLine {
+    /// How often to redraw.
+    pub const PERIOD: Duration = Duration::from_secs(1);
+
+    /// A live line, if standard error is a terminal.
+    pub fn new(now: StatsJson) -> Option<LiveLine> {
+        StatusLine::new().map(|line| LiveLine { line, last: now, last_at: Instant::now() })
+    }
+
+    /// Draws it again.
+    pub fn draw(&mut self, now: StatsJson) {
+        let at = Instant::now();
+        self.line.draw(line(&self.last, &now, at - self.last_at));
+        (self.last, self.last_at) = (now, at);
     }
 }
 

@@ -25,6 +25,7 @@ use crate::client;
 use crate::daemon_client::{Daemon, device_path, understand};
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Context, Failure, Result, print};
+use crate::interrupts::Interrupts;
 use crate::live::{self, LogLevel};
 use crate::plan::{Attached, DevicePlan, FilesArgs, Plan, SwapPlan};
 use crate::runtime_dir::{RuntimeArgs, RuntimeDir};
@@ -67,6 +68,9 @@ struct OnArgs {
     /// Stay in the foreground, until told to end; logs on standard error
     #[arg(long)]
     foreground: bool,
+    /// Be the daemon that this command starts in the background
+    #[arg(long, hide = true)]
+    detached: bool,
     #[command(flatten)]
     files: FilesArgs,
     #[command(flatten)]
@@ -117,7 +121,8 @@ fn on(args: &OnArgs) -> Result<u8> {
             left.describe()
         )));
     }
-    if args.foreground {
+    let serves = args.foreground || args.detached;
+    if serves {
         live::start_log(LogLevel::Info)?;
     }
     let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
@@ -125,7 +130,11 @@ fn on(args: &OnArgs) -> Result<u8> {
     let device = DevicePlan { attached: Attached::Swap(swap), ..device };
     let files = args.files.options(None);
     let plan = Plan { ends_with_swap: true, files, ..Plan::new(dir.clone(), vec![device])? };
-    if args.foreground {
+    if args.detached {
+        // All paths are whole: where its caller is may be unmounted.
+        std::env::set_current_dir("/").context(|| "cannot go to '/'".to_owned())?;
+    }
+    if serves {
         return up::serve(plan);
     }
     // Before there is a log.
@@ -145,9 +154,9 @@ fn on(args: &OnArgs) -> Result<u8> {
     }
     let mut daemon = own_program()?;
     // The same command once more.
-    daemon.args(std::env::args_os().skip(1)).arg("--foreground");
+    daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    detach_from_terminal(&mut daemon);
+    detach_from_caller(&mut daemon);
     let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
     let mut facts = String::new();
     let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
@@ -175,14 +184,24 @@ pub fn own_program() -> Result<Command> {
     Ok(Command::new(path))
 }
 
-/// Gives the program a session of its own, so that nothing typed here reaches it.
-fn detach_from_terminal(command: &mut Command) {
+/// Gives the program a session of its own, so that nothing typed here reaches it, and none of this process's files but the
+/// standard ones: whatever else the caller had open would stay open as long as the program runs.
+fn detach_from_caller(command: &mut Command) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: setsid(2) may be called between fork and exec; it touches no memory.
+    // SAFETY: between fork and exec only system calls are made, and no memory is touched. That descriptors are closed by
+    // exec(2) concerns nobody before it.
     unsafe {
-        command.pre_exec(|| match rustix::process::setsid() {
-            Ok(_) | Err(Errno::PERM) => Ok(()),
-            Err(error) => Err(error.into()),
+        command.pre_exec(|| {
+            match rustix::process::setsid() {
+                Ok(_) | Err(Errno::PERM) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // By its number: not all C libraries have the function.
+            let first: libc::c_uint = libc::STDERR_FILENO as libc::c_uint + 1;
+            match libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            }
         });
     }
 }
@@ -234,10 +253,13 @@ fn off(args: &OffArgs) -> Result<()> {
             "there is no swap to switch off: the daemon in '{shown}' has no active swap area (`uzram down` ends it)"
         )));
     }
+    // It is an end in order: what came back is back, and the area stays on.
+    let interrupts = Interrupts::catch()?;
     for (AttachedDevice { name, attachment }, _) in areas {
         switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
         attachment.detach().context(|| format!("cannot detach {name}"))?;
     }
+    drop(interrupts);
     if about.ends_with_swap {
         client::end(&daemon, false)?;
         // It ended well: nobody will want to know what it said.
@@ -303,14 +325,20 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
             format_size(room_bytes),
         )));
     }
-    held.switch_swap_off().map_err(|error| match Errno::from_io_error(&error) {
-        Some(Errno::NOMEM) => Failure::Line(format!(
-            "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
-        )),
-        Some(Errno::INTR) => {
-            Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+    let still_out = || {
+        let area = attachment.swap_area().ok()??;
+        Some(format!("swap on {shown}: {} still out", format_size(area.used_bytes)))
+    };
+    live::while_showing(still_out, || held.switch_swap_off()).map_err(|error| {
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOMEM) => Failure::Line(format!(
+                "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
+            )),
+            Some(Errno::INTR) => {
+                Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+            }
+            _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
         }
-        _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
     })
 }
 

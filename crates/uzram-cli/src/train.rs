@@ -10,12 +10,14 @@ use std::hash::BuildHasher;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use uzram::base::units::{PAGE_SIZE, Page, format_size, parse_size};
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, ROOM_BYTES, train};
 use uzram_lab::corpus::is_same_filled;
 
 use crate::failure::{Context, Failure, Result, print};
+use crate::live;
 
 /// Pages taken at most: 64 MiB, a thousand times the default size of a dictionary.
 const MAX_PAGES: u64 = 16384;
@@ -59,12 +61,20 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(exists());
     }
     let plain = Algorithm::new(Kind::Zstd, args.level, None).usage(|| "--level".to_owned())?;
-    let samples = Samples::take(&args.corpora)?;
     let size_bytes = usize::try_from(args.size).context(|| "--size".to_owned())?;
-    let bytes = train(&samples.training, size_bytes).context(|| "cannot train".to_owned())?;
+    let stage = Mutex::new("reading the samples".to_owned());
+    let now = |what: String| *stage.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    let shown = || Some(stage.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    let (samples, bytes, (without, with)) = live::while_showing(shown, || {
+        let samples = Samples::take(&args.corpora)?;
+        now(format!("training on {} pages", samples.training.len()));
+        let bytes = train(&samples.training, size_bytes).context(|| "cannot train".to_owned())?;
+        now(format!("measuring with {} pages", samples.held_out.len()));
+        let stored =
+            measure(&samples.held_out, &plain, bytes.clone()).context(|| "cannot measure".to_owned())?;
+        Ok::<_, Failure>((samples, bytes, stored))
+    })?;
     let len_bytes = bytes.len();
-    let (without, with) =
-        measure(&samples.held_out, &plain, bytes.clone()).context(|| "cannot measure".to_owned())?;
 
     let mut file = match File::create_new(&args.output) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Err(exists()),

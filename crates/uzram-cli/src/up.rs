@@ -330,6 +330,8 @@ pub fn serve(plan: Plan) -> Result<u8> {
             Ok(0)
         }
     };
+    // Whoever wrote to an attribute's file would be waited for.
+    exports.devices().iter().for_each(|device| device.interrupt());
     drop(mount);
     outcome
 }
@@ -478,7 +480,8 @@ fn start_reloads(tls: Option<nbd::Tls>) -> std::io::Result<SyncSender<()>> {
     Ok(sender)
 }
 
-fn is_ignored(signal: i32) -> bool {
+/// Whether this process was started to ignore a signal.
+pub fn is_ignored(signal: i32) -> bool {
     // SAFETY: a structure of numbers, a set of bits and an address that may be null.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: without a new action, the one that there is goes where the last argument says, which is `action`.

@@ -4,9 +4,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::process::Command;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -231,6 +236,76 @@ fn another_user_reaches_no_socket_of_the_runtime_directory() {
             assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{name}");
         }
     });
+}
+
+/// What a socket's file is: permissions, owner, group.
+type Access = (u32, u32, u32);
+
+fn access(path: &Path) -> Option<Access> {
+    let file = std::fs::symlink_metadata(path).ok()?;
+    Some((file.mode() & 0o7777, file.uid(), file.gid()))
+}
+
+#[test]
+fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can be another user");
+        return;
+    }
+    let place = Place::new();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(place.root(), open).unwrap();
+    let path = place.root().join("disk.sock");
+    let listen = format!("unix:{}", path.display());
+    let config =
+        format!("listen = '{listen}'\nsocket-group = 65534\nsocket-mode = '0640'\n[zram0]\nsize = '1M'\n");
+    for (options, expected, lets_nobody_in) in [
+        (&[][..], (0o600, 0, 0), false),
+        (&["--socket-owner", "65534"], (0o600, NOBODY, 0), true),
+        // The test is in root's group, but for that of its user.
+        (&["--socket-group", "65534", "--socket-mode", "660"], (0o660, 0, 65534), false),
+        (&["--socket-owner", "root", "--socket-group", "root", "--socket-mode", "0666"], (0o666, 0, 0), true),
+        (&["--socket-mode", "0"], (0, 0, 0), false),
+        (&["--config"], (0o640, 0, 65534), false),
+    ] {
+        let serving = AtomicBool::new(false);
+        let seen = thread::scope(|scope| {
+            let seen = scope.spawn(|| {
+                let mut seen = BTreeSet::new();
+                while !serving.load(Ordering::Relaxed) {
+                    seen.extend(access(&path));
+                }
+                seen
+            });
+            // Whatever the daemon's own mask is.
+            let mut command = Command::new("sh");
+            command.args(["-c", "umask 0; exec \"$0\" up \"$@\"", env!("CARGO_BIN_EXE_uzram")]);
+            command.env("UZRAM_RUNTIME_DIR", place.dir());
+            if options == ["--config"] {
+                let file = place.root().join("uzram.toml");
+                std::fs::write(&file, &config).unwrap();
+                command.arg("--config").arg(file);
+            } else {
+                command.args(["--size", "1M", "--listen", &listen]).args(options);
+            }
+            let daemon = Daemon::start(command);
+            serving.store(true, Ordering::Relaxed);
+            assert_eq!(access(&path), Some(expected), "{options:?}");
+            let connected = as_nobody(|_| UnixStream::connect(&path).is_ok());
+            assert_eq!(connected, lets_nobody_in, "{options:?}");
+            assert_eq!(access(&place.socket("nbd.sock")), Some((0o600, 0, 0)));
+            assert_eq!(access(&place.socket("control.sock")), Some((0o600, 0, 0)));
+            place.run(&["down"]).ok();
+            assert!(daemon.ended().0.success());
+            assert_eq!(access(&path), None);
+            seen.join().unwrap()
+        });
+        // Between, it has no permissions at all.
+        let may_be = |seen: &&Access| **seen == expected || seen.0 == 0;
+        assert!(seen.iter().all(|seen| may_be(&seen)), "{options:?}: {seen:?}");
+    }
+    let refused = place.run(&["up", "--socket-mode", "0660"]);
+    assert!(refused.complaint(1).contains("give listen a unix:PATH"), "{}", refused.stderr);
 }
 
 /// Silent, slow and lying control clients keep neither NBD clients nor each other out for long.

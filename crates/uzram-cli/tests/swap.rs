@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, unable};
-use common::clients::missing;
+use common::clients::{arg, missing, succeed};
 use common::{Ended, finish, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -213,6 +213,34 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     place.assert_clean();
     // And it works again.
     swap_on(&place, &[]);
+    place.place.run(&["swap", "off"]).ok();
+    place.assert_clean();
+}
+
+#[test]
+fn the_daemon_keeps_nothing_of_its_callers_busy() {
+    if unable() || missing(&["mount", "umount"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let root = place.place.root().canonicalize().unwrap();
+    let dir = place.mount_point("callers").canonicalize().unwrap();
+    succeed(&place.place, "mount", &["-t", "tmpfs", "none", arg(&dir)]);
+    // In a directory that is to be unmounted, with a file open in it; what it names is elsewhere.
+    let mut caller = Command::new("sh");
+    caller.args(["-c", "exec 9>open && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_uzram")]);
+    caller.args(["swap", "on", "--size", "64M", "--runtime-dir", "../run", "--backing", "../cold.img:16M"]);
+    caller.current_dir(&dir).env_remove("UZRAM_RUNTIME_DIR");
+    let facts = finish(caller).ok();
+    assert_eq!(place.swap_areas(), [device_of(&facts)]);
+    let process = format!("/proc/{}", daemon_id(&place).as_raw_nonzero());
+    assert_eq!(fs::read_link(format!("{process}/cwd")).unwrap(), Path::new("/"));
+    let files = fs::read_dir(format!("{process}/fd")).unwrap();
+    let files: Vec<_> = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect();
+    assert!(files.iter().all(|file| !file.starts_with(&dir)), "{files:?}");
+    succeed(&place.place, "umount", &[arg(&dir)]);
+    let backing = place.place.run(&["stat", "zram0", "backing_dev"]).ok();
+    assert_eq!(Path::new(backing.trim()).canonicalize().unwrap(), root.join("cold.img"));
     place.place.run(&["swap", "off"]).ok();
     place.assert_clean();
 }

@@ -53,7 +53,7 @@ pub fn run(bytes: &[u8]) {
         // The first byte of a connection says into what pieces it is torn.
         let Some((tear, said)) = said.split_first() else { continue };
         let (mut input, mut output) = (Wire::new(said, tear & 0x1f), Wire::new(&[], 0));
-        let outcome = exchange(&api, &mut input, &mut output);
+        let outcome = exchange(&api, &mut input, &mut output, &|| true);
         assert!(outcome.sent.is_ok());
         assert!(input.heard.is_empty() || input.heard == b"HTTP/1.1 100 Continue\r\n\r\n");
         let status = check(&output.heard);
@@ -77,7 +77,10 @@ fn check(response: &[u8]) -> u16 {
     let expected = [200, 201, 202, 204, 400, 403, 404, 405, 409, 413, 431, 501, 503];
     assert!(expected.contains(&status), "{text}");
     let length = lines.find_map(|line| line.strip_prefix("Content-Length: "));
-    assert_eq!(length, (status != 204).then(|| body.len().to_string()).as_deref(), "{text}");
+    // The end of a long text is that of the connection.
+    let is_long = length.is_none() && body.starts_with(r#"{"name":"block_state""#);
+    let has_length = status != 204 && !is_long;
+    assert_eq!(length, has_length.then(|| body.len().to_string()).as_deref(), "{text}");
     if !body.is_empty() {
         let json: Value = serde_json::from_str(body).expect("a body is JSON");
         let is_failure = json["error"].is_string() && json["errno"].is_i64();

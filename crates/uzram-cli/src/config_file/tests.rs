@@ -46,6 +46,9 @@ fn the_example_has_every_key_and_makes_sense() {
     assert_eq!(whole.cpu_latency, Some(CpuLatencyLimit::NONE));
     let nbd = ListenArgs {
         listen: vec!["tcp:127.0.0.1:10809".parse().unwrap()],
+        socket_owner: Some(0),
+        socket_group: Some(0),
+        socket_mode: Some(0o660),
         tls_cert: Some("/etc/uzram/server-cert.pem".into()),
         tls_key: Some("/etc/uzram/server-key.pem".into()),
         tls_client_ca: Some("/etc/uzram/ca-cert.pem".into()),
@@ -238,7 +241,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         (
             "mnt = '/a'",
             "u.toml:1: 'mnt = '/a'': unknown key `mnt`; ",
-            "mount, cpu-latency-us, listen, tls-cert, tls-key, tls-client-ca, tls-anyone, max-connections, and a table for each",
+            "mount, cpu-latency-us, listen, socket-owner, socket-group, socket-mode, tls-cert, tls-key, tls-client-ca, tls-anyone, max-connections, and a table for each",
         ),
         ("[[zram0]]", "u.toml:1: '[[zram0]]': unknown key `zram0`; there are", "as in [zram0]"),
         (
@@ -265,6 +268,10 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[mount]", "u.toml:1: mount: write a path", ""),
         ("cpu-latency-us = '1ms'", "u.toml:1: cpu-latency-us: write a number of microseconds from 0", ""),
         ("listen = 3", "u.toml:1: listen: write a place", ""),
+        ("socket-owner = 'no such'", "u.toml:1: socket-owner: there is no user 'no such'", ""),
+        ("socket-group = -1", "u.toml:1: socket-group: there is no group '-1'", ""),
+        ("socket-mode = 660", "u.toml:1: socket-mode: write permissions as a text, as in", ""),
+        ("socket-mode = '0990'", "u.toml:1: socket-mode: write permissions in octal", ""),
         ("tls-cert = ''", "u.toml:1: tls-cert: write a path", ""),
         ("tls-key = true", "u.toml:1: tls-key: write a path", ""),
         ("[tls-client-ca]", "u.toml:1: tls-client-ca: write a path", ""),

@@ -11,7 +11,7 @@ use uzram::{Error, ErrorKind, slab};
 
 use super::about::About;
 use super::clients::ClientJson;
-use super::http::{Ending, Request, Response, refusal};
+use super::http::{Body, Ending, Request, Response, refusal};
 use super::percent;
 use super::slabinfo::CacheJson;
 use super::stats::StatsJson;
@@ -116,14 +116,14 @@ impl Api {
         &self.exports
     }
 
-    /// Answers one request.
-    pub fn handle(&self, request: &Request) -> Response {
-        match self.route(request) {
+    /// Answers one request. What takes its time goes on only as long as `is_wanted` answers so.
+    pub fn handle(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Response {
+        match self.route(request, is_wanted) {
             Ok(response) | Err(response) => response,
         }
     }
 
-    fn route(&self, request: &Request) -> Result<Response, Response> {
+    fn route(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Result<Response, Response> {
         let segments = segments(&request.path)?;
         let segments: Vec<&str> = segments.iter().map(String::as_str).collect();
         let method = request.method.as_str();
@@ -139,10 +139,12 @@ impl Api {
             }
             (["v1", "devices", name, "attributes", attribute], "PUT") => {
                 let NewValue { value } = body(&request.body, r#"{"value": TEXT}"#)?;
-                write_attribute(&*self.named(name)?, attribute, &value)
+                write_attribute(&*self.named(name)?, attribute, &value, is_wanted)
             }
             (["v1", "devices", _, "attributes", _], _) => Err(not_allowed("GET, PUT")),
-            (["v1", "devices", name, "reset"], "POST") => write_attribute(&*self.named(name)?, "reset", "1"),
+            (["v1", "devices", name, "reset"], "POST") => {
+                write_attribute(&*self.named(name)?, "reset", "1", is_wanted)
+            }
             (["v1", "devices", _, "reset"], _) => Err(not_allowed("POST")),
             (["v1", "devices", name, "attachment"], "PUT") => self.record(name, &request.body),
             (["v1", "devices", _, "attachment"], _) => Err(not_allowed("PUT")),
@@ -343,12 +345,27 @@ fn body<'a, T: Deserialize<'a>>(body: &'a [u8], wanted: &str) -> Result<T, Respo
 }
 
 fn read_attribute(device: &Device, attribute: &str) -> Result<Response, Response> {
+    let row = Device::attributes().iter().find(|row| row.name == attribute && row.is_long());
+    if let Some(row) = row {
+        let text = device.text(row.name).map_err(|error| failure(&error))?;
+        return Ok(Response { body: Body::Attribute(row.name, text), ..Response::empty(200) });
+    }
     let value = device.get(attribute).map_err(|error| failure(&error))?;
     Ok(Response::json(200, &json!({ "name": attribute, "value": value })))
 }
 
-fn write_attribute(device: &Device, attribute: &str, value: &str) -> Result<Response, Response> {
-    device.set(attribute, value).map_err(|error| failure(&error))?;
+fn write_attribute(
+    device: &Device,
+    attribute: &str,
+    value: &str,
+    is_wanted: &dyn Fn() -> bool,
+) -> Result<Response, Response> {
+    device.set_for(attribute, value, is_wanted).map_err(|error| {
+        if error.kind() == ErrorKind::Interrupted {
+            tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
+        }
+        failure(&error)
+    })?;
     tracing::info!(device = device.name(), attribute, value, "attribute set");
     Ok(Response::empty(204))
 }
@@ -364,7 +381,7 @@ fn failure(error: &Error) -> Response {
         ErrorKind::Invalid | ErrorKind::OutOfRange => 400,
         ErrorKind::Permission => 403,
         ErrorKind::NotFound => 404,
-        ErrorKind::Busy => 409,
+        ErrorKind::Busy | ErrorKind::Interrupted => 409,
         ErrorKind::Unsupported => 501,
         ErrorKind::NoMemory | ErrorKind::WouldBlock => 503,
         ErrorKind::NoSpace => 507,

@@ -6,11 +6,14 @@
 use std::io::{self, ErrorKind, Read, Write};
 
 use serde_json::json;
+use uzram::device::AttributeText;
 
 /// The most bytes of request line and headers.
 pub const MAX_HEAD_BYTES: usize = 16 << 10;
 /// The most bytes of a request's body.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
+/// What of a long text is made and sent at a time.
+const PIECE_BYTES: usize = 64 << 10;
 /// The most header lines.
 pub const MAX_HEADERS: usize = 64;
 
@@ -25,17 +28,24 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// An answer, to be sent whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An answer.
 pub struct Response {
     /// The HTTP status.
     pub status: u16,
-    /// JSON text, or empty.
-    pub body: String,
+    /// JSON.
+    pub body: Body,
     /// For 405: the methods this path takes.
     pub allow: Option<&'static str>,
     /// Whether the daemon ends once this is sent, and how.
     pub shutdown: Option<Ending>,
+}
+
+/// What a response says.
+pub enum Body {
+    /// JSON text, or empty. It is sent whole.
+    Text(String),
+    /// `{"name", "value"}` of an attribute. The value is made as it is sent, and its end is that of the connection.
+    Attribute(&'static str, AttributeText),
 }
 
 /// How a daemon is to end.
@@ -50,13 +60,13 @@ pub enum Ending {
 impl Response {
     /// A response without a body.
     pub const fn empty(status: u16) -> Self {
-        Response { status, body: String::new(), allow: None, shutdown: None }
+        Response { status, body: Body::Text(String::new()), allow: None, shutdown: None }
     }
 
     /// A response with a JSON body.
     pub fn json(status: u16, body: &serde_json::Value) -> Self {
         // A newline, for people with curl in a terminal.
-        Response { body: format!("{body}\n"), ..Response::empty(status) }
+        Response { body: Body::Text(format!("{body}\n")), ..Response::empty(status) }
     }
 
     /// A failure in the one shape all failures have.
@@ -64,26 +74,54 @@ impl Response {
         Response::json(status, &json!({ "error": text, "errno": errno, "setting": setting }))
     }
 
-    /// Sends it.
+    /// Sends it. After each piece of a long one `output` is flushed.
     ///
     /// # Errors
     /// Those of `output`.
-    pub fn write_to(&self, output: &mut impl Write) -> io::Result<()> {
+    pub fn write_to(self, output: &mut impl Write) -> io::Result<()> {
         let mut text = format!("HTTP/1.1 {} {}\r\n", self.status, reason(self.status));
         if let Some(methods) = self.allow {
             text.push_str(&format!("Allow: {methods}\r\n"));
         }
         if self.status != 204 {
-            text.push_str(&format!(
-                "Content-Type: application/json\r\nContent-Length: {}\r\n",
-                self.body.len()
-            ));
+            text.push_str("Content-Type: application/json\r\n");
+        }
+        if let (Body::Text(body), true) = (&self.body, self.status != 204) {
+            text.push_str(&format!("Content-Length: {}\r\n", body.len()));
         }
         text.push_str("Connection: close\r\n\r\n");
-        text.push_str(&self.body);
-        output.write_all(text.as_bytes())?;
+        match self.body {
+            Body::Text(body) => {
+                text.push_str(&body);
+                output.write_all(text.as_bytes())?;
+            }
+            Body::Attribute(name, value) => {
+                output.write_all(text.as_bytes())?;
+                write_attribute(name, value, output)?;
+            }
+        }
         output.flush()
     }
+}
+
+/// Sends an attribute's text without its last newline, as [`Response::json`] would.
+fn write_attribute(name: &str, mut value: AttributeText, output: &mut impl Write) -> io::Result<()> {
+    let (mut piece, mut offset, mut ends_line) = (vec![0; PIECE_BYTES], 0, false);
+    let mut text = format!("{{\"name\":{},\"value\":\"", json!(name));
+    while let len @ 1.. = value.read_at(offset, &mut piece) {
+        offset += len as u64;
+        // The newline before belongs to the text, as more follows.
+        let before = if ends_line { "\n" } else { "" };
+        ends_line = piece[..len].ends_with(b"\n");
+        let part = String::from_utf8_lossy(&piece[..len - usize::from(ends_line)]);
+        let escaped = json!(format!("{before}{part}")).to_string();
+        text.push_str(&escaped[1..escaped.len() - 1]);
+        output.write_all(text.as_bytes())?;
+        output.flush()?;
+        text.clear();
+    }
+    text.push_str("\"}\n");
+    output.write_all(text.as_bytes())
 }
 
 /// What the head of a request says about the rest of it.

@@ -23,7 +23,13 @@
 //! | `POST /v1/reload` | 204, and the files of TLS have been read again; 409 without TLS |
 //! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while somebody uses a device |
 //!
-//! The attributes of a device are all but those whose text grows with its disk.
+//! The attributes of a device are all but those whose text grows with its disk. Such a text is made while it is sent, and
+//! ends with the connection, without a `Content-Length`.
+//!
+//! An attribute whose setting goes through all pages (`recompress`, `writeback`, `compact`, `idle`) answers when that is
+//! done, and the attribute `progress` tells how far it has come. A client that closes the connection, or its sending half,
+//! before the answer ends the work, as `reset` and `DELETE` do; the answer is then 409, `interrupted`, and what was done
+//! stays done.
 //!
 //! A failure is a 4xx or 5xx status with `{"error": TEXT, "errno": N, "setting": TEXT or null}`.
 //!
@@ -63,10 +69,15 @@ pub struct Outcome {
 }
 
 /// Reads one request from `input`, answers it on `output`. `input` is written to only for
-/// `100 Continue`.
-pub fn exchange(api: &Api, input: &mut (impl Read + Write), output: &mut impl Write) -> Outcome {
+/// `100 Continue`. Work that the request asks for ends early when `is_wanted` no longer answers so.
+pub fn exchange(
+    api: &Api,
+    input: &mut (impl Read + Write),
+    output: &mut impl Write,
+    is_wanted: &dyn Fn() -> bool,
+) -> Outcome {
     let (response, unread_input) = match http::read_request(input) {
-        Ok(request) => (api.handle(&request), false),
+        Ok(request) => (api.handle(&request, is_wanted), false),
         Err(refusal) => (refusal, true),
     };
     Outcome { shutdown: response.shutdown, unread_input, sent: response.write_to(output) }

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use super::http::{Ending, refusal};
 use super::{Api, exchange};
 
@@ -18,12 +20,12 @@ pub struct Limits {
     pub connections: usize,
     /// How long a request may take to arrive, however it trickles in.
     pub request_timeout: Duration,
-    /// How long a client may take to read its answer.
+    /// How long a client may take to read its answer, or, of one that is long, each 64 KiB of it.
     pub response_timeout: Duration,
 }
 
 impl Default for Limits {
-    /// 64 connections, ten seconds each at most (besides the work they ask for).
+    /// 64 connections, ten seconds each at most, besides the work they ask for and long answers.
     fn default() -> Self {
         Limits {
             connections: 64,
@@ -151,7 +153,7 @@ fn admit(stream: UnixStream, shared: &Arc<Shared>) {
 fn converse(stream: &UnixStream, shared: &Shared) {
     let mut input = Timed::new(stream, shared.limits.request_timeout);
     let mut output = Timed::new(stream, shared.limits.response_timeout);
-    let outcome = exchange(&shared.api, &mut input, &mut output);
+    let outcome = exchange(&shared.api, &mut input, &mut output, &|| !has_left(stream));
     match outcome.sent {
         Ok(()) if outcome.unread_input => drain(stream),
         Ok(()) => {}
@@ -160,6 +162,15 @@ fn converse(stream: &UnixStream, shared: &Shared) {
     if let Some(ending) = outcome.shutdown {
         (shared.on_shutdown)(ending);
     }
+}
+
+/// Whether the client has closed the connection, or will send nothing more over it: it waits for its answer with both
+/// halves open.
+fn has_left(stream: &UnixStream) -> bool {
+    let mut news = [PollFd::new(stream, PollFlags::RDHUP)];
+    // `HUP` and `ERR` are told of without being asked for. A failure says nothing of the client.
+    let asked = poll(&mut news, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    asked.is_ok() && !news[0].revents().is_empty()
 }
 
 /// Reads on for a moment after a refusal: closing a socket with unread bytes resets it, and the
@@ -172,8 +183,8 @@ fn drain(stream: &UnixStream) {
     let _ = io::copy(&mut rest, &mut io::sink());
 }
 
-/// A stream whose reads and writes must all be done within an allowance that starts with the first.
-/// A time-out for each single read would let a client stay for ever, one byte at a time.
+/// A stream whose reads and writes must all be done within an allowance that starts with the first, or the first after a
+/// flush. A time-out for each single read would let a client stay for ever, one byte at a time.
 struct Timed<'a> {
     stream: &'a UnixStream,
     allowance: Duration,
@@ -208,6 +219,7 @@ impl Write for Timed<'_> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
+        self.deadline = None;
         Ok(())
     }
 }

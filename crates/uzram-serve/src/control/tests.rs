@@ -60,7 +60,7 @@ struct Answer {
 fn ask_slowly(api: &Api, request: &[u8], at_most_bytes: usize) -> Answer {
     let mut client = Client { sends: Cursor::new(request.to_vec()), at_most_bytes, received: Vec::new() };
     let mut output = Vec::new();
-    let outcome = exchange(api, &mut client, &mut output);
+    let outcome = exchange(api, &mut client, &mut output, &|| true);
     outcome.sent.unwrap();
     let text = String::from_utf8(output).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
@@ -329,7 +329,7 @@ fn a_client_that_waits_for_permission_gets_it() {
         received: Vec::new(),
     };
     let mut output = Vec::new();
-    exchange(&api, &mut client, &mut output).sent.unwrap();
+    exchange(&api, &mut client, &mut output, &|| true).sent.unwrap();
     assert_eq!(client.received, b"HTTP/1.1 100 Continue\r\n\r\n");
     assert!(output.starts_with(b"HTTP/1.1 204 "));
 }

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -121,7 +121,8 @@ impl Files {
             }
             Node::Attribute(device, attribute) => {
                 let is_read = mode != OpenAccMode::O_WRONLY;
-                let text = if is_read { text(&device, attribute)? } else { Vec::new() };
+                let text = is_read.then(|| device.text(attribute.name)).transpose();
+                let text = text.map_err(|error| errno(&error))?.map(Mutex::new);
                 Ok(Open::Attribute(text, self.waiters.crew(&device)))
             }
             Node::WarmUp => Ok(Open::WarmUp),
@@ -140,13 +141,6 @@ impl Files {
 /// What a program is told of a failure.
 fn errno(error: &Error) -> Errno {
     Errno::from_i32(error.errno())
-}
-
-/// An attribute's text, as a line.
-fn text(device: &Device, attribute: &Attribute) -> Result<Vec<u8>, Errno> {
-    let mut text = device.get(attribute.name).map_err(|error| errno(&error))?.into_bytes();
-    text.push(b'\n');
-    Ok(text)
 }
 
 /// Lends this thread's buffer for so many bytes.
@@ -399,11 +393,14 @@ impl Filesystem for Files {
         self.request_came();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => read_disk(disk, offset, size as usize, reply),
-            Some(Some(Open::Attribute(text, _))) => {
-                let from = usize::try_from(offset).map_or(text.len(), |from| from.min(text.len()));
-                let rest = &text[from..];
-                reply.data(&rest[..rest.len().min(size as usize)]);
-            }
+            Some(Some(Open::Attribute(Some(text), _))) => with_buffer(size as usize, |out| {
+                let out = match out {
+                    Ok(out) => out,
+                    Err(error) => return reply.error(error),
+                };
+                let len = text.lock().unwrap_or_else(PoisonError::into_inner).read_at(offset, out);
+                reply.data(&out[..len]);
+            }),
             _ => reply.error(Errno::EBADF),
         }
     }

@@ -1,9 +1,12 @@
 //! Open files by their handles.
 //!
 //! Lock: each handle's own, held for reading while a request is carried out, for writing while a file is opened
-//! or closed. The kernel closes a file when its last request has been answered, so that neither waits.
+//! or closed. The kernel closes a file when its last request has been answered, so that neither waits. Below it that of an
+//! attribute's text, held while a piece of it is made.
 
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+
+use uzram::device::AttributeText;
 
 use crate::OpenFile;
 use crate::waiters::Crew;
@@ -15,9 +18,9 @@ const MAX_OPEN: usize = 1024;
 pub(super) enum Open {
     /// A device's disk.
     Disk(Disk),
-    /// An attribute, its text as it was then, and who sets it. They are waited for when the file is closed: nobody's
-    /// request is.
-    Attribute(Vec<u8>, Arc<Crew>),
+    /// An attribute: its text as it was then, or made as it is read if it is long, none if it is only written; and who
+    /// sets it. They are waited for when the file is closed: nobody's request is.
+    Attribute(Option<Mutex<AttributeText>>, Arc<Crew>),
     /// The file by which threads are prepared.
     WarmUp,
 }

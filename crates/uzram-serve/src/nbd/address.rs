@@ -15,7 +15,7 @@ use crate::control::percent;
 /// A place to listen on: `unix:PATH` or `tcp:ADDRESS:PORT`, an IPv6 address in brackets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenAddress {
-    /// A socket file, to be created with mode 0600.
+    /// A socket file, to be created.
     Unix(PathBuf),
     /// A TCP port; 0 lets the system choose one.
     Tcp(SocketAddr),
@@ -29,12 +29,26 @@ pub struct Listen {
     pub address: ListenAddress,
     /// The names of devices, which need not exist yet; `None` for all.
     pub devices: Option<Arc<[String]>>,
+    /// Whose the socket file is to be.
+    pub access: SocketAccess,
+}
+
+/// Who may connect to a Unix socket: owner, group and mode of its file. What is not said is as ever: the server's user and
+/// group, and 0600.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// A user's number.
+    pub owner: Option<u32>,
+    /// A group's number.
+    pub group: Option<u32>,
+    /// Permissions, up to 0777.
+    pub mode: Option<u32>,
 }
 
 impl From<ListenAddress> for Listen {
-    /// All devices.
+    /// All devices, for the server's user.
     fn from(address: ListenAddress) -> Self {
-        Listen { address, devices: None }
+        Listen { address, devices: None, access: SocketAccess::default() }
     }
 }
 
@@ -52,7 +66,7 @@ impl FromStr for Listen {
             return Err(Error::invalid(format!("'{text}': {error}")));
         }
         let address = text.split_once('@').map_or(text, |(_, place)| place).parse()?;
-        Ok(Listen { address, devices: Some(names) })
+        Ok(Listen { address, devices: Some(names), access: SocketAccess::default() })
     }
 }
 

@@ -3,13 +3,13 @@
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, getsockname, listen,
@@ -17,13 +17,13 @@ use rustix::net::{
 };
 use uzram::{Error, ErrorKind, Result};
 
-use super::address::{Endpoint, Listen, ListenAddress};
+use super::address::{Endpoint, Listen, ListenAddress, SocketAccess};
 use super::socket::Socket;
 use crate::Exports;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Who may connect: the user who runs the server.
+/// Who may connect, if nothing else is said: the user who runs the server.
 const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// A TCP connection without traffic is probed after this long…
@@ -48,16 +48,15 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`: on a new socket file with mode 0600, replacing one that a dead server
-    /// left, or on a TCP port.
+    /// Listens at `address`: on a new socket file, replacing one that a dead server left, or on a TCP port.
     ///
     /// # Errors
     /// `Busy` when a server is there; `Invalid` when something that is no socket is in the way, or
     /// the path is longer than a socket address can hold; `Io` for the rest.
     pub fn bind(listen: &Listen, exports: &Exports) -> Result<Listener> {
-        let Listen { address, devices } = listen;
+        let Listen { address, devices, access } = listen;
         let (fd, address, file) = match address {
-            ListenAddress::Unix(path) => bind_unix(path)?,
+            ListenAddress::Unix(path) => bind_unix(path, *access)?,
             ListenAddress::Tcp(address) => bind_tcp(*address)?,
         };
         let exports = devices.as_ref().map_or_else(|| exports.clone(), |only| exports.only(Arc::clone(only)));
@@ -103,8 +102,9 @@ fn failure(what: &str, address: &ListenAddress, errno: Errno) -> Error {
 type Bound = (OwnedFd, ListenAddress, Option<SocketFile>);
 
 /// On Linux a socket file takes the mode of the unbound socket, less the umask, so the mode is set
-/// before `bind` and nobody else can connect at any moment.
-fn bind_unix(path: &Path) -> Result<Bound> {
+/// before `bind` and nobody else can connect at any moment. Its file belongs to who runs the server; where that is to be
+/// another, it has no permissions at all until it does.
+fn bind_unix(path: &Path, access: SocketAccess) -> Result<Bound> {
     let address = ListenAddress::Unix(path.to_owned());
     let name = SocketAddrUnix::new(path).map_err(|_| {
         let text = format!("the socket path {} is longer than the 107 bytes Linux allows", path.display());
@@ -112,13 +112,51 @@ fn bind_unix(path: &Path) -> Result<Bound> {
     })?;
     remove_stale(path, &name)?;
     let fd = stream_socket(AddressFamily::UNIX).map_err(|errno| failure("create", &address, errno))?;
-    rustix::fs::fchmod(&fd, SOCKET_MODE).map_err(|errno| failure("set the mode of", &address, errno))?;
+    let is_usual = access == SocketAccess::default();
+    let first_mode = if is_usual { SOCKET_MODE } else { Mode::empty() };
+    rustix::fs::fchmod(&fd, first_mode).map_err(|errno| failure("set the mode of", &address, errno))?;
     bind(&fd, &name).map_err(|errno| failure("bind", &address, errno))?;
     let metadata = fs::symlink_metadata(path)
         .map_err(|error| Error::new(ErrorKind::Io, format!("{} vanished: {error}", path.display())))?;
     let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
+    if !is_usual {
+        give(path, access)?;
+    }
     listen(&fd, BACKLOG).map_err(|errno| failure("listen on", &address, errno))?;
     Ok((fd, address, Some(file)))
+}
+
+/// Gives the file of a socket that was just bound, which has no permissions yet, to whom it is to be.
+fn give(path: &Path, access: SocketAccess) -> Result<()> {
+    let refused = |what: &str, why: &dyn std::fmt::Display, setting| {
+        let text = format!("cannot {what} of {}: {why}", path.display());
+        Err(Error::new(ErrorKind::Io, text).with_setting(setting))
+    };
+    let opened =
+        rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+            .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)));
+    let (file, stat) = match opened {
+        Ok(opened) => opened,
+        Err(errno) => return refused("set the mode", &errno, "socket-mode"),
+    };
+    // Whoever may write to the directory may have put something else there.
+    let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::Socket
+        && stat.st_mode & 0o777 == 0
+        && stat.st_uid == rustix::process::geteuid().as_raw();
+    if !is_ours {
+        return refused("set the mode", &"it is another file now", "listen");
+    }
+    let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
+    let setting = if group.is_some() { "socket-group" } else { "socket-owner" };
+    if let Err(errno) = rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH) {
+        return refused("set owner and group", &errno, setting);
+    }
+    let mode = access.mode.map_or(SOCKET_MODE, Mode::from_raw_mode);
+    // There is no such call for a file that is only held, but for this name of it.
+    match rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode) {
+        Ok(()) => Ok(()),
+        Err(errno) => refused("set the mode", &errno, "socket-mode"),
+    }
 }
 
 fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {

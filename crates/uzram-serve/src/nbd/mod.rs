@@ -59,7 +59,7 @@ use crate::Exports;
 use clients::TrafficCounters;
 use session::Terms;
 
-pub use address::{Endpoint, Listen, ListenAddress};
+pub use address::{Endpoint, Listen, ListenAddress, SocketAccess};
 pub use buffer::{BUFFER_BYTES, Buffers, MIN_BUFFER_BYTES, SHARED_BYTES};
 pub use clients::{Client, Clients, Kicked, Peer, Traffic};
 pub use request_cache::RequestCache;

@@ -248,7 +248,8 @@ impl From<ErrorKind> for NbdError {
             | ErrorKind::NotFound
             | ErrorKind::Corrupt
             | ErrorKind::Io
-            | ErrorKind::WouldBlock => NbdError::Io,
+            | ErrorKind::WouldBlock
+            | ErrorKind::Interrupted => NbdError::Io,
         }
     }
 }

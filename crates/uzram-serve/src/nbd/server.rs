@@ -36,11 +36,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What a server needs to know.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where to listen. A socket file gets mode 0600; one that a dead server left is replaced. Two
-    /// servers must not start on the same path at the same moment.
+    /// Where to listen. A socket file that a dead server left is replaced. Two servers must not start on the same path
+    /// at the same moment.
     pub listen: Vec<Listen>,
-    /// With it, TLS is required of clients that come over TCP, and offered on Unix sockets: these are
-    /// their user's alone, and nobody else can listen there.
+    /// With it, TLS is required of clients that come over TCP, and offered on Unix sockets: who may connect to these is
+    /// said by their files, and nobody else can listen there.
     pub tls: Option<Tls>,
     /// Other machines are let in over TLS without a certificate of theirs: everyone who can connect reads and changes
     /// the disks.

@@ -31,6 +31,8 @@ pub enum ErrorKind {
     WouldBlock,
     /// Not allowed (EACCES).
     Permission,
+    /// It was ended before it was done (EINTR).
+    Interrupted,
 }
 
 impl ErrorKind {
@@ -46,6 +48,7 @@ impl ErrorKind {
             ErrorKind::Corrupt | ErrorKind::Io => 5,
             ErrorKind::WouldBlock => 11,
             ErrorKind::Permission => 13,
+            ErrorKind::Interrupted => 4,
         }
     }
 }

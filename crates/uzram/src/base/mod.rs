@@ -14,3 +14,4 @@ pub mod sync;
 pub(crate) mod thread;
 pub mod trusted_path;
 pub mod units;
+pub mod work;

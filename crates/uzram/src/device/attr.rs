@@ -16,8 +16,13 @@ mod backing;
 mod cold;
 mod policy;
 mod pool;
+mod text;
 
+pub use text::AttributeText;
+
+use super::task::{Task, TaskProgress};
 use super::{Device, Params, Stats};
+use Set::{Value, Work};
 use algorithms::{
     comp_algorithm, recomp_algorithm, set_algorithm_params, set_comp_algorithm, set_recomp_algorithm,
 };
@@ -46,7 +51,16 @@ pub struct Attribute {
     /// What it is, and when it may be written.
     pub help: &'static str,
     get: Option<fn(&Device) -> String>,
-    set: Option<fn(&Device, &str) -> Result<()>>,
+    set: Option<Set>,
+}
+
+/// How an attribute is set.
+#[derive(Clone, Copy)]
+enum Set {
+    /// At once.
+    Value(fn(&Device, &str) -> Result<()>),
+    /// By going through all pages.
+    Work(fn(&Task<'_>, &str) -> Result<()>),
 }
 
 /// The table, in the order in which it is shown.
@@ -55,7 +69,7 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "disksize",
         help: "size of the disk in bytes; K, M, G, T are understood; setting it initialises the device",
         get: Some(|device| device.size_bytes().to_string()),
-        set: Some(set_disksize),
+        set: Some(Value(set_disksize)),
     },
     Attribute {
         name: "initstate",
@@ -67,41 +81,41 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "reset",
         help: "any number but 0 frees everything and forgets all parameters; refused while in use",
         get: None,
-        set: Some(set_reset),
+        set: Some(Value(set_reset)),
     },
     Attribute {
         name: "comp_algorithm",
         help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], and but for deflate \
                ,dict=PATH; the one in use in brackets; before initialisation",
         get: Some(comp_algorithm),
-        set: Some(set_comp_algorithm),
+        set: Some(Value(set_comp_algorithm)),
     },
     Attribute {
         name: "algorithm_params",
         help: "level=N dict=PATH of the algorithm in use; what is left out \
                becomes the default; priority=N or algo=NAME name one of recompression; before initialisation",
         get: None,
-        set: Some(set_algorithm_params),
+        set: Some(Value(set_algorithm_params)),
     },
     Attribute {
         name: "recomp_algorithm",
         help: "algo=ALGORITHM priority=1..3 (1 if left out): by which pages can be compressed again, written as \
                comp_algorithm's; before initialisation",
         get: Some(recomp_algorithm),
-        set: Some(set_recomp_algorithm),
+        set: Some(Value(set_recomp_algorithm)),
     },
     Attribute {
         name: "recompress",
         help: "type=idle, huge or huge_idle, threshold=BYTES, max_pages=N, algo=NAME or priority=N, all of which \
                may be left out: compresses pages again, the largest first",
         get: None,
-        set: Some(recompress),
+        set: Some(Work(recompress)),
     },
     Attribute {
         name: "idle",
         help: "all, or seconds: marks pages as idle that were not used for as long, until they are",
         get: None,
-        set: Some(set_idle),
+        set: Some(Work(set_idle)),
     },
     Attribute {
         name: BLOCK_STATE,
@@ -111,19 +125,27 @@ pub(super) static TABLE: &[Attribute] = &[
         set: None,
     },
     Attribute {
+        name: "progress",
+        help: "of each of recompress, writeback, idle and compact that is at work its name, the pages that are done (compact: \
+               the objects that were moved), and how many there are, 0 if that is not known; empty if there is none \
+               (uzram only)",
+        get: Some(progress),
+        set: None,
+    },
+    Attribute {
         name: "backing_dev",
         help: "where cold pages go: the whole PATH of a block device or file, or PATH:SIZE to use so much of it and \
                to make the file if there is none, or none; what follows the last ':' is a size if it reads as one; \
                before initialisation",
         get: Some(backing_dev),
-        set: Some(set_backing_dev),
+        set: Some(Value(set_backing_dev)),
     },
     Attribute {
         name: "backing_force",
         help: "1 to take a backing_dev that holds something else than a backing of uzram, which is then lost; to be set \
                before backing_dev (uzram only)",
         get: Some(|device| u8::from(device.state.lock().params.backing_force).to_string()),
-        set: Some(set_backing_force),
+        set: Some(Value(set_backing_force)),
     },
     Attribute {
         name: "writeback",
@@ -131,41 +153,41 @@ pub(super) static TABLE: &[Attribute] = &[
                page_index=N and page_indexes=LO-HI: writes these pages to the backing device, the largest first, \
                and frees their memory",
         get: None,
-        set: Some(writeback),
+        set: Some(Work(writeback)),
     },
     Attribute {
         name: "writeback_limit",
         help: "what may still be written to the backing device while writeback_limit_enable is 1, in units of 4 KiB; \
                counts down; at any time",
         get: Some(|device| writeback_limit(device).left.to_string()),
-        set: Some(set_writeback_limit),
+        set: Some(Value(set_writeback_limit)),
     },
     Attribute {
         name: "writeback_limit_enable",
         help: "1 to write no more to the backing device than writeback_limit; at any time",
         get: Some(|device| u8::from(writeback_limit(device).enabled).to_string()),
-        set: Some(set_writeback_limit_enable),
+        set: Some(Value(set_writeback_limit_enable)),
     },
     Attribute {
         name: "writeback_batch_size",
         help: "writes to the backing device that are in flight at a time, 1 to 128; 4 if it was not set, or 32 with \
                writeback_layout=blocks; at any time",
         get: Some(|device| writeback_batch_size(device).to_string()),
-        set: Some(set_writeback_batch_size),
+        set: Some(Value(set_writeback_batch_size)),
     },
     Attribute {
         name: "compressed_writeback",
         help: "1 to write pages as they are compressed, 0 to write all of their 4 KiB, which takes \
                writeback_layout=blocks; before initialisation",
         get: Some(|device| u8::from(device.state.lock().params.compressed_writeback).to_string()),
-        set: Some(set_compressed_writeback),
+        set: Some(Value(set_compressed_writeback)),
     },
     Attribute {
         name: "writeback_layout",
         help: "how pages lie on the backing device: packed, compressed and many to an extent, or blocks, each in 4 KiB of \
                its own; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.writeback_layout.to_string()),
-        set: Some(set_writeback_layout),
+        set: Some(Value(set_writeback_layout)),
     },
     Attribute {
         name: "bd_stat",
@@ -186,40 +208,40 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "percent of mem_limit less reserve above which the coldest pages leave by themselves, 1 to 100, recompressed if that wins \
                memory, else written back; lowers policy_low to it; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.high_percent.to_string()),
-        set: Some(set_policy_high),
+        set: Some(Value(set_policy_high)),
     },
     Attribute {
         name: "policy_low",
         help: "percent of mem_limit less reserve below which that ends, 0 to policy_high; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.low_percent.to_string()),
-        set: Some(set_policy_low),
+        set: Some(Value(set_policy_low)),
     },
     Attribute {
         name: "recompress_after",
         help: "seconds, or a number and s, m, h or d, after which pages that nobody used are compressed again; 0 for \
                never; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.recompress_after_s.to_string()),
-        set: Some(set_recompress_after),
+        set: Some(Value(set_recompress_after)),
     },
     Attribute {
         name: "writeback_after",
         help: "the same for writing them to the backing device (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.writeback_after_s.to_string()),
-        set: Some(set_writeback_after),
+        set: Some(Value(set_writeback_after)),
     },
     Attribute {
         name: "writeback_budget",
         help: "the most bytes that are written to the backing device in a day, on request or not, also written as SIZE/day; \
                0 for any number; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.writeback_budget_bytes.to_string()),
-        set: Some(set_writeback_budget),
+        set: Some(Value(set_writeback_budget)),
     },
     Attribute {
         name: "reclaim",
         help: "in what order pages leave by themselves: pages, the coldest first, or zspages, all of the coldest zspage at a \
                time; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.config.policy.reclaim.to_string()),
-        set: Some(set_reclaim),
+        set: Some(Value(set_reclaim)),
     },
     Attribute {
         name: "policy",
@@ -232,7 +254,7 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "the most memory that mem_charged may reach, in bytes; 0 for no limit; at any time, but a device is not \
                initialised with less than its first pages take, 24 KiB or the reserve",
         get: Some(|device| device.counts().mem_limit_bytes.to_string()),
-        set: Some(set_mem_limit),
+        set: Some(Value(set_mem_limit)),
     },
     Attribute {
         name: "reserve",
@@ -240,13 +262,13 @@ pub(super) static TABLE: &[Attribute] = &[
                disk that is swapped to; rounded up to 2 MiB, at least 4 MiB; a write fails when none is left; 0 for none; \
                before initialisation (uzram only)",
         get: Some(|device| pages_to_bytes(device.state.lock().params.config.reserve_pages).to_string()),
-        set: Some(set_reserve),
+        set: Some(Value(set_reserve)),
     },
     Attribute {
         name: "mem_used_max",
         help: "the most memory the pool ever had; writing 0 starts anew",
         get: Some(|device| device.counts().mem_used_max_bytes.to_string()),
-        set: Some(set_mem_used_max),
+        set: Some(Value(set_mem_used_max)),
     },
     Attribute {
         name: "mm_stat",
@@ -289,19 +311,19 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "compact",
         help: "anything packs the pool's objects together, while reads and writes go on, and gives back what that frees",
         get: None,
-        set: Some(compact),
+        set: Some(Work(compact)),
     },
     Attribute {
         name: "compact_threshold",
         help: "percent of the pool's memory that compaction must free to begin by itself, 0 to 100; 0 for never; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.compact_threshold_percent.to_string()),
-        set: Some(set_compact_threshold),
+        set: Some(Value(set_compact_threshold)),
     },
     Attribute {
         name: "compact_rate",
         help: "bytes of objects that it then moves in a second at most, from 1M; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.compact_rate_bytes.to_string()),
-        set: Some(set_compact_rate),
+        set: Some(Value(set_compact_rate)),
     },
     Attribute {
         name: "mem_chunks",
@@ -313,7 +335,7 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "pool_design",
         help: "how the pool is locked: pinned, class-indexed, consolidated or split; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.config.pool_design.to_string()),
-        set: Some(set_pool_design),
+        set: Some(Value(set_pool_design)),
     },
     Attribute {
         name: "lru",
@@ -325,43 +347,43 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "lru_design",
         help: "how the lists of pages by their use are locked: batched or single-lock, or none for no lists; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.config.lru_design.to_string()),
-        set: Some(set_lru_design),
+        set: Some(Value(set_lru_design)),
     },
     Attribute {
         name: "lru_pagevec",
         help: "pages that each CPU collects before they are put into the lists, 1 to 128; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.lru_pagevec_pages.to_string()),
-        set: Some(set_lru_pagevec),
+        set: Some(Value(set_lru_pagevec)),
     },
     Attribute {
         name: "chain_size",
         help: "the most pages of a zspage, 4 to 16; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.config.chain_size.to_string()),
-        set: Some(set_chain_size),
+        set: Some(Value(set_chain_size)),
     },
     Attribute {
         name: "checksum",
         help: "1 to keep a checksum of each page and verify it at each read; before initialisation (uzram only)",
         get: Some(|device| u8::from(device.state.lock().params.config.checksum).to_string()),
-        set: Some(set_checksum),
+        set: Some(Value(set_checksum)),
     },
     Attribute {
         name: "streams",
         help: "who may compress at once: percpu, or the number of streams on a locked list of idle ones, 1 to 1024; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.config.streams.to_string()),
-        set: Some(set_streams),
+        set: Some(Value(set_streams)),
     },
     Attribute {
         name: "stream_alloc",
         help: "held, or released to give the stream to others while the pool grows or is cut back, and compress the page again; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.config.stream_alloc.to_string()),
-        set: Some(set_stream_alloc),
+        set: Some(Value(set_stream_alloc)),
     },
     Attribute {
         name: "run_cache_batch",
         help: "pages that the CPUs' caches of free runs move at a time, up to 512; 0 for none; at any time (uzram only)",
         get: Some(|device| device.state.lock().params.config.run_cache_batch_pages.to_string()),
-        set: Some(set_run_cache_batch),
+        set: Some(Value(set_run_cache_batch)),
     },
 ];
 
@@ -394,7 +416,7 @@ impl Attribute {
         self.set.is_some()
     }
 
-    /// Whether its text grows with the disk: it is no part of a summary.
+    /// Whether its text grows with the disk: it is no part of a summary, and to be read piece by piece ([`Device::text`]).
     pub fn is_long(&self) -> bool {
         self.name == BLOCK_STATE
     }
@@ -405,10 +427,18 @@ impl Attribute {
         self.get.map(|get| get(device)).ok_or_else(denied)
     }
 
-    pub(super) fn set(&self, device: &Device, value: &str) -> Result<()> {
+    /// Whether setting it may take long, goes through all pages, and can be interrupted ([`Device::set_for`]).
+    pub fn works(&self) -> bool {
+        matches!(self.set, Some(Work(_)))
+    }
+
+    pub(super) fn set(&self, device: &Device, value: &str, is_wanted: &dyn Fn() -> bool) -> Result<()> {
         let denied =
             || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be read", self.name));
-        self.set.ok_or_else(denied)?(device, value)
+        match self.set.ok_or_else(denied)? {
+            Value(set) => set(device, value),
+            Work(work) => work(&device.begin(self.name, is_wanted)?, value),
+        }
     }
 }
 
@@ -469,6 +499,11 @@ fn mm_stat(stats: &Stats) -> String {
 
 fn io_stat(stats: &Stats) -> String {
     format!("{:8} {:8} {} {:8}", stats.failed_reads, stats.failed_writes, 0, stats.notify_free)
+}
+
+fn progress(device: &Device) -> String {
+    let line = |task: TaskProgress| format!("{} {} {}", task.name, task.progress.done(), task.progress.all());
+    device.tasks().into_iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// The words of a value, each `name=value`.

@@ -2,13 +2,15 @@
 //!
 //! A device starts uninitialised. Setting `disksize` makes its store, with the parameters set
 //! until then; `reset` frees everything and forgets the parameters. In between it is open to any
-//! number of users ([`Device::open`]), and while it has one it can be neither reset nor removed.
+//! number of users ([`Device::open`]), and while it has one it can be neither reset nor removed. What it does with all its
+//! pages on request (`recompress`, say) is then ended first.
 //!
 //! Lock order: the device's lock comes before all others. I/O does not take it.
 
 pub mod attr;
 mod backing;
 mod io;
+mod task;
 
 #[cfg(test)]
 mod tests;
@@ -17,11 +19,14 @@ pub use crate::store::{
     DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
     DEFAULT_RUN_CACHE_BATCH_PAGES, PageState, Wait,
 };
-pub use attr::Attribute;
+pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
 pub use io::{Extent, OpenDevice};
+pub use task::TaskProgress;
 
 use std::ops::Deref;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
@@ -29,6 +34,11 @@ use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::lru;
 use crate::store::{BackingOptions, BackingStats, Config, Layout, PolicyThread, Store, WritebackLimit};
 use crate::zsmalloc::ClassStat;
+
+/// How long `reset` waits for the end of what it has told to end: what waits for a backing device may take longer.
+const TASKS_END_WITHIN: Duration = Duration::from_secs(5);
+/// How often it looks.
+const TASKS_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A zram device.
 pub struct Device {
@@ -46,6 +56,7 @@ struct State {
     policy: Option<PolicyThread>,
     store: Option<Arc<Store>>,
     disksize_bytes: u64,
+    tasks: Vec<TaskProgress>,
     /// It is never initialised again.
     removed: bool,
 }
@@ -235,7 +246,15 @@ impl Device {
     /// # Errors
     /// `NotFound`; `Permission` for one that can only be read; what the attribute answers.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        attr::find(name)?.set(self, value.trim())
+        self.set_for(name, value, &|| true)
+    }
+
+    /// The same, but what takes its time goes on only as long as `is_wanted` answers so, which is asked again and again.
+    ///
+    /// # Errors
+    /// Further `Interrupted`: what was done until then stays done.
+    pub fn set_for(&self, name: &str, value: &str, is_wanted: &dyn Fn() -> bool) -> Result<()> {
+        attr::find(name)?.set(self, value.trim(), is_wanted)
     }
 
     /// Whether values of `disksize` and `backing_dev` make sense together with what was set, as far as that can be told
@@ -346,15 +365,6 @@ impl Device {
         store.map(|store| store.class_stats()).unwrap_or_default()
     }
 
-    /// The store, for what can only be done once there is one, and takes its time: until it is let go, `reset`
-    /// answers `Busy`.
-    fn initialised(&self) -> Result<InUse<&Self>> {
-        InUse::new(self, &self.state.lock()).ok_or_else(|| {
-            let what = format!("'{}' has no size yet, and holds nothing", self.name);
-            Error::invalid(what).with_setting("disksize")
-        })
-    }
-
     /// Opens the disk for I/O; until all are dropped, `reset` answers `Busy`.
     ///
     /// # Errors
@@ -402,30 +412,35 @@ impl Device {
     /// Frees everything, for good: the device can't be initialised or opened again.
     ///
     /// # Errors
-    /// `Busy` while it is open.
+    /// `Busy` while it is open, or what it does with all its pages does not end.
     pub fn remove(&self) -> Result<()> {
         self.empty(true)
     }
 
     /// Empties a device that nobody has open; for good, if it is to be `removed` or was before.
     fn empty(&self, removed: bool) -> Result<()> {
-        let mut state = self.state.lock();
-        match self.users.get() {
-            0 => {
+        let deadline = Instant::now() + TASKS_END_WITHIN;
+        loop {
+            let mut state = self.state.lock();
+            let (users, tasks) = (self.users.get(), state.tasks.len() as u64);
+            if users == 0 {
                 let new = State { removed: removed || state.removed, ..State::default() };
                 let old = std::mem::replace(&mut *state, new);
                 // Unmapping takes a while, for which nobody need wait.
                 drop(state);
                 drop(old);
-                Ok(())
+                return Ok(());
             }
-            users => {
+            if users > tasks || Instant::now() > deadline {
                 let what = format!(
                     "'{}' is in use by {users}: disconnect its clients, and wait for what it was told to do",
                     self.name
                 );
-                Err(Error::new(ErrorKind::Busy, what))
+                return Err(Error::new(ErrorKind::Busy, what));
             }
+            drop(state);
+            self.interrupt();
+            thread::sleep(TASKS_LOOK_EVERY);
         }
     }
 }

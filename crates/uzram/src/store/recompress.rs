@@ -14,6 +14,7 @@ use crate::base::clock::uptime_s;
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
 use crate::base::units::PAGE_SIZE;
+use crate::base::work::Work;
 
 use super::slot::{Contents, Peek, SlotGuard};
 use super::{MAX_RECOMPRESSION, Store};
@@ -103,16 +104,25 @@ impl Store {
     /// Compresses pages again, and answers how many became smaller.
     ///
     /// # Errors
-    /// The first that kept it from storing or reading a page, which keeps its old contents; what was done
-    /// before stays done.
+    /// As [`Store::recompress_for`].
     pub fn recompress(&self, what: &Recompression) -> Result<u64> {
+        self.recompress_for(what, &Work::of_nobody())
+    }
+
+    /// The same, as long as the work is wanted.
+    ///
+    /// # Errors
+    /// The first that kept it from storing or reading a page, which keeps its old contents, or `Interrupted`; what was
+    /// done before stays done.
+    pub fn recompress_for(&self, what: &Recompression, work: &Work<'_>) -> Result<u64> {
         let what = &self.within_algorithms(what);
         let (mut recompressed, mut left) = (0, what.max_pages);
         let all = 0..self.pages();
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next.filter(|_| left > 0) {
-            let candidates;
-            (candidates, next) = self.largest(slice::from_ref(&all), |peek| what.may_win(peek), from);
+            let (candidates, count);
+            (candidates, count, next) = self.largest(slice::from_ref(&all), |peek| what.may_win(peek), from);
+            work.expect(count.min(left));
             for page in candidates {
                 if left == 0 {
                     break;
@@ -120,19 +130,20 @@ impl Store {
                 let (tried, smaller) = self.recompress_page(u64::from(page), what)?;
                 left -= u64::from(tried);
                 recompressed += u64::from(smaller);
+                work.step()?;
             }
         }
         Ok(recompressed)
     }
 
-    /// Candidates among `pages`, which are in order, from a place on, the largest first, as many buckets of them as are remembered at a time, and
-    /// from where it goes on.
+    /// Candidates among `pages`, which are in order, from a place on, the largest first, as many buckets of them as are
+    /// remembered at a time; how many there are, with those that come later; and from where it goes on.
     pub(super) fn largest(
         &self,
         pages: &[Range<u64>],
         is_wanted: impl Fn(Peek) -> bool,
         from: Cursor,
-    ) -> (Vec<u32>, Option<Cursor>) {
+    ) -> (Vec<u32>, u64, Option<Cursor>) {
         let candidates = || {
             let touched = pages.iter().flat_map(|pages| self.slots.touched(pages.clone()));
             let peeks = touched.map(|page| (page, self.slots.peek(page)));
@@ -140,6 +151,7 @@ impl Store {
         };
         let mut counts = [0usize; BUCKETS];
         candidates().for_each(|(_, peek)| counts[bucket_of(peek)] += 1);
+        let all = counts.iter().map(|count| *count as u64).sum();
         let (mut last, mut count) = (from.bucket, counts[from.bucket]);
         while last > 0 && count + counts[last - 1] <= CANDIDATES {
             last -= 1;
@@ -154,7 +166,7 @@ impl Store {
             _ => last.checked_sub(1).map(|bucket| Cursor { bucket, page: 0 }),
         };
         found.sort_unstable_by_key(|(bucket, page)| (std::cmp::Reverse(*bucket), *page));
-        (found.into_iter().map(|(_, page)| page as u32).collect(), next)
+        (found.into_iter().map(|(_, page)| page as u32).collect(), all, next)
     }
 
     /// Compresses a page again if it still may win by it: whether that was tried, and whether it became smaller.
@@ -240,13 +252,25 @@ impl Store {
     /// Marks pages that hold an object as idle: all, or those that were not used for `age_s` seconds. Of the
     /// others the mark is taken away.
     pub fn mark_idle(&self, age_s: Option<u32>) {
+        // Nobody interrupts it.
+        let _ = self.mark_idle_for(age_s, &Work::of_nobody());
+    }
+
+    /// The same, as long as the work is wanted.
+    ///
+    /// # Errors
+    /// `Interrupted`.
+    pub fn mark_idle_for(&self, age_s: Option<u32>, work: &Work<'_>) -> Result<()> {
         let now_s = uptime_s();
         let pages = self.slots.touched(0..self.pages());
         for page in pages.filter(|page| self.slots.peek(*page).is_stored()) {
             let mut slot = self.slots.lock(page);
             let idle_s = now_s.saturating_sub(self.slots.used_s(page));
             slot.set_idle(age_s.is_none_or(|age_s| idle_s >= age_s));
+            drop(slot);
+            work.step()?;
         }
+        Ok(())
     }
 
     /// Tells `line` of each page that holds something, from `pages` on: its number, when it was used last, in

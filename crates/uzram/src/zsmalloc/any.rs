@@ -145,7 +145,7 @@ impl AnyPool {
     }
 
     /// As [`RawPool::compact`].
-    pub fn compact(&self, effort: Effort, budget: &mut Budget) -> u64 {
+    pub fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64 {
         each!(AnyPool::self, pool => pool.compact(effort, budget))
     }
 

@@ -19,7 +19,7 @@ const VISITS_PER_HOLD: u32 = 64;
 impl<D: Design> RawPool<D> {
     /// Moves zspages out of chunks that so run empty, where there are any; answers how many pages that
     /// freed in zspages with gaps, which may be less than none.
-    pub(super) fn empty_chunks(&self, budget: &mut Budget) -> i64 {
+    pub(super) fn empty_chunks(&self, budget: &mut Budget<'_>) -> i64 {
         let (mut freed, mut most, mut kept) = (0, usize::MAX, Vec::new());
         for _ in 0..ROUNDS {
             let held = self.arena.chunks_in_use();
@@ -45,10 +45,11 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Moves the zspages of a class out of the hidden chunks.
-    fn leave_chunks(&self, class: u8, hidden: &Hidden<'_>, budget: &mut Budget) -> i64 {
+    fn leave_chunks(&self, class: u8, hidden: &Hidden<'_>, budget: &mut Budget<'_>) -> i64 {
         let mut freed = 0;
         // A zspage of which some objects stay behind comes to a group that is looked at later.
         for group in (1..=GROUP_FULL).rev() {
+            budget.ask();
             let mut left = self.lists(class).len(group);
             while left > 0 && !budget.is_spent() {
                 // Without growing: that would win nothing.

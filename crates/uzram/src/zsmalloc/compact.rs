@@ -15,6 +15,7 @@
 use crate::base::cpu::relax;
 use crate::base::mem::Gfp;
 use crate::base::sync::Timed;
+use crate::base::work::Work;
 
 use super::class::SizeClass;
 use super::design::{Design, Locks, Still};
@@ -37,20 +38,32 @@ pub enum Effort {
 }
 
 /// How much may be moved.
-#[derive(Debug)]
-pub struct Budget {
+pub struct Budget<'a> {
     bytes: u64,
+    work: Option<&'a Work<'a>>,
 }
 
-impl Budget {
+impl<'a> Budget<'a> {
     /// About so many bytes.
     pub fn bytes(bytes: u64) -> Self {
-        Budget { bytes }
+        Budget { bytes, work: None }
     }
 
     /// As much as there is.
     pub fn unlimited() -> Self {
-        Budget { bytes: u64::MAX }
+        Budget::bytes(u64::MAX)
+    }
+
+    /// As much as there is, as long as the work is wanted. Objects that were moved are noted there.
+    pub fn of(work: &'a Work<'a>) -> Self {
+        Budget { bytes: u64::MAX, work: Some(work) }
+    }
+
+    /// Spends the rest if the work is no longer wanted. No lock is held.
+    pub(super) fn ask(&mut self) {
+        if self.work.is_some_and(|work| !work.ask()) {
+            self.bytes = 0;
+        }
     }
 
     /// Whether nothing more may be moved.
@@ -58,16 +71,18 @@ impl Budget {
         self.bytes == 0
     }
 
+    /// An object of so many bytes was moved.
     fn spend(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
+        self.work.into_iter().for_each(|work| work.note(1));
     }
 
     /// Runs `f` with at most `bytes` of the budget.
-    fn with_at_most<R>(&mut self, bytes: u64, f: impl FnOnce(&mut Budget) -> R) -> R {
+    fn with_at_most<R>(&mut self, bytes: u64, f: impl FnOnce(&mut Budget<'a>) -> R) -> R {
         let given = self.bytes.min(bytes);
-        let mut part = Budget { bytes: given };
+        let mut part = Budget { bytes: given, work: self.work };
         let done = f(&mut part);
-        self.spend(given - part.bytes);
+        self.bytes -= given - part.bytes;
         done
     }
 }
@@ -92,7 +107,7 @@ type StillLists<'a, D> = Timed<'a, <D as Locks>::Still<'a>>;
 impl<D: Design> RawPool<D> {
     /// Moves objects together, and answers how many pages that freed. One thread at a time does; others
     /// wait for it.
-    pub fn compact(&self, effort: Effort, budget: &mut Budget) -> u64 {
+    pub fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64 {
         let _alone = self.compaction.lock();
         let classes = 0..self.classes.iter().len();
         let freed: i64 = classes.map(|class| self.compact_class(class as u8, effort, budget)).sum();
@@ -115,19 +130,24 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Compacts one class, and answers how many pages that freed.
-    fn compact_class(&self, class: u8, effort: Effort, budget: &mut Budget) -> i64 {
+    fn compact_class(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         // Every object once at most: others may go on making gaps for ever.
         let all_bytes = self.lists(class).objs_used * u64::from(self.classes.get(class).size_bytes);
         let freed = budget.with_at_most(all_bytes, |budget| self.pack(class, effort, budget));
+        budget.ask();
         if effort == Effort::Tight { freed + self.tighten(class, budget) } else { freed }
     }
 
     /// Moves objects of a class from its emptiest zspages to its fullest, and answers how many pages that
     /// freed.
-    fn pack(&self, class: u8, effort: Effort, budget: &mut Budget) -> i64 {
+    fn pack(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         let shape = self.classes.get(class);
         let (mut freed, mut stuck, mut met_limit) = (0, 0, false);
-        while stuck < STUCK_ZSPAGES && !budget.is_spent() {
+        while stuck < STUCK_ZSPAGES {
+            budget.ask();
+            if budget.is_spent() {
+                break;
+            }
             let (mut emptied, mut last) = (EmptiedList::new(), None);
             let mut lists = self.still(class);
             let pages_before = lists.pages_used as i64;
@@ -175,7 +195,7 @@ impl<D: Design> RawPool<D> {
 
     /// Moves the objects of the one zspage of a class that has gaps into a new one without, if that frees
     /// a page.
-    fn tighten(&self, class: u8, budget: &mut Budget) -> i64 {
+    fn tighten(&self, class: u8, budget: &mut Budget<'_>) -> i64 {
         let shape = self.classes.get(class);
         let wastes = |lists: &Lists| lists.pages_used > lists.ideal_pages(shape);
         if budget.is_spent() || !wastes(&self.lists(class)) {
@@ -194,7 +214,7 @@ impl<D: Design> RawPool<D> {
         mut lists: StillLists<'_, D>,
         from: Option<u32>,
         new: u32,
-        budget: &mut Budget,
+        budget: &mut Budget<'_>,
     ) -> i64 {
         let pages_before = lists.pages_used as i64;
         let mut emptied = EmptiedList::new();
@@ -227,7 +247,7 @@ impl<D: Design> RawPool<D> {
         lists: &mut StillLists<'_, D>,
         from: u32,
         to: u32,
-        budget: &mut Budget,
+        budget: &mut Budget<'_>,
         emptied: &mut EmptiedList,
     ) -> Outcome {
         // SAFETY: the lists lead to it, and are locked.

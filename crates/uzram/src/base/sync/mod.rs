@@ -23,11 +23,11 @@ pub use timed::Timed;
 
 #[cfg(not(feature = "loom"))]
 use std::hint::spin_loop;
-pub use std::sync::Arc;
 #[cfg(not(feature = "loom"))]
 pub use std::sync::Condvar;
 #[cfg(not(feature = "loom"))]
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use std::sync::{Arc, Weak};
 
 #[cfg(feature = "loom")]
 use loom::hint::spin_loop;

@@ -7,6 +7,7 @@ use crate::base::sync::Arc;
 use crate::base::units::bytes_to_pages;
 use crate::store::{BackingStats, Candidates, MAX_WRITEBACK_BATCH, Store, Writeback, WritebackLimit};
 
+use super::super::task::Task;
 use super::super::{Device, NamedBacking, State};
 use super::{before_initialisation, lines, number_within, set_parsed, switch, words};
 
@@ -38,9 +39,8 @@ pub(super) fn set_backing_force(device: &Device, value: &str) -> Result<()> {
 }
 
 /// The kernel's words, but that what it ignores is refused, and that there are `all` pages.
-pub(super) fn writeback(device: &Device, value: &str) -> Result<()> {
-    let store = device.initialised()?;
-    store.write_back(&parse_writeback(value, store.pages())?).map(drop)
+pub(super) fn writeback(task: &Task<'_>, value: &str) -> Result<()> {
+    task.write_back_for(&parse_writeback(value, task.pages())?, &task.work).map(drop)
 }
 
 /// What to write of a disk of so many pages: all pages of a kind, or ranges of pages.

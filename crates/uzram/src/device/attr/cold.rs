@@ -1,57 +1,37 @@
 //! Pages that are not used: which they are, and what is done about them.
 
-use std::fmt::Write;
-
 use crate::base::error::{Error, Result};
 use crate::codec::Kind;
-use crate::store::{BlockState, Candidates, Recompression};
+use crate::store::{Candidates, Recompression};
 
 use super::super::Device;
+use super::super::task::Task;
 use super::algorithms::{find, parse_priority};
+use super::text::BlockStates;
 use super::words;
 
-/// The most lines of `block_state`.
-const MAX_LINES: usize = 1 << 20;
-
-pub(super) fn set_idle(device: &Device, value: &str) -> Result<()> {
+pub(super) fn set_idle(task: &Task<'_>, value: &str) -> Result<()> {
     let age_s = match value {
         "all" => None,
         seconds => Some(seconds.parse().map_err(|_| {
             Error::invalid(format!("'{value}' is no age: write all, or seconds")).with_setting("idle")
         })?),
     };
-    device.initialised()?.mark_idle(age_s);
-    Ok(())
+    task.mark_idle_for(age_s, &task.work)
 }
 
 /// In the columns of the kernel's `block_state`.
 pub(super) fn block_state(device: &Device) -> String {
-    let Some(store) = device.state.lock().store.clone() else { return String::new() };
-    let (mut text, mut lines) = (String::new(), 0);
-    store.block_states(0..store.pages(), |page, used_s, state| {
-        let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
-        let flag = |is_set: bool, letter: char| if is_set { letter } else { '.' };
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{page:12} {used_s:12}.{:06} {}{}{}{}{}{}",
-            0,
-            flag(same, 's'),
-            flag(backed, 'w'),
-            flag(huge, 'h'),
-            flag(idle, 'i'),
-            flag(recompressed, 'r'),
-            flag(incompressible, 'n')
-        );
-        lines += 1;
-        lines < MAX_LINES
-    });
-    text.truncate(text.trim_end().len());
-    text
+    let (mut lines, mut text, mut piece) = (BlockStates::new(device), Vec::new(), [0; 4096]);
+    while let len @ 1.. = lines.read_at(text.len() as u64, &mut piece) {
+        text.extend_from_slice(&piece[..len]);
+    }
+    // Without the last newline.
+    text.pop();
+    String::from_utf8(text).unwrap_or_default()
 }
 
-pub(super) fn recompress(device: &Device, value: &str) -> Result<()> {
-    let store = device.initialised()?;
+pub(super) fn recompress(task: &Task<'_>, value: &str) -> Result<()> {
     let mut what = Recompression::default();
     let (mut kind, mut priority) = (None, None);
     for (name, value) in words(value) {
@@ -75,22 +55,22 @@ pub(super) fn recompress(device: &Device, value: &str) -> Result<()> {
             }
         }
     }
-    let most = store.huge_threshold();
+    let most = task.huge_threshold();
     if what.threshold_bytes >= most {
         let what = format!("threshold={}: objects of {most} bytes take a page", what.threshold_bytes);
         return Err(Error::invalid(what).with_setting("recompress"));
     }
-    if !store.can_recompress() {
+    if !task.can_recompress() {
         let what = "there is no algorithm to compress pages again";
         return Err(Error::invalid(what).with_setting("recomp_algorithm"));
     }
     if kind.is_some() || priority.is_some() {
-        let (at, _) = find(&device.state.lock().params, priority, kind)?;
+        let (at, _) = find(&task.device().state.lock().params, priority, kind)?;
         if at == 0 {
             let what = "pages are compressed by that algorithm already when they are written";
             return Err(Error::invalid(what).with_setting("recompress"));
         }
         what.priorities = at as u8..=at as u8;
     }
-    store.recompress(&what).map(|_| ())
+    task.recompress_for(&what, &task.work).map(drop)
 }

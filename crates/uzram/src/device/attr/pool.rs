@@ -8,6 +8,7 @@ use crate::store::MAX_BATCH_PAGES;
 use crate::zsmalloc::CHAIN_SIZES;
 
 use super::super::Device;
+use super::super::task::Task;
 use super::{before_initialisation, lines, number_within, set_parsed};
 
 /// Less would move less than an object at a time.
@@ -43,9 +44,11 @@ pub(super) fn set_chain_size(device: &Device, value: &str) -> Result<()> {
     before_initialisation(device, "chain_size", pages, |params, pages| params.config.chain_size = pages)
 }
 
-pub(super) fn compact(device: &Device, _: &str) -> Result<()> {
-    device.initialised()?.compact();
-    Ok(())
+pub(super) fn compact(task: &Task<'_>, _: &str) -> Result<()> {
+    task.compact_for(&task.work);
+    task.work.check().map_err(|error| {
+        Error::new(error.kind(), format!("interrupted: {} objects moved", task.work.progress().done()))
+    })
 }
 
 pub(super) fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {

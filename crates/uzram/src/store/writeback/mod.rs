@@ -22,6 +22,7 @@ use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
+use crate::base::work::Work;
 
 use super::recompress::Cursor;
 use super::{Candidates, Store};
@@ -170,9 +171,17 @@ impl Store {
     /// is busy with stay.
     ///
     /// # Errors
-    /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] is spent, and
-    /// the last error of the device, after which it has gone on.
+    /// As [`Store::write_back_for`].
     pub fn write_back(&self, what: &Writeback) -> Result<u64> {
+        self.write_back_for(what, &Work::of_nobody())
+    }
+
+    /// The same, as long as the work is wanted.
+    ///
+    /// # Errors
+    /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] is spent, and
+    /// the last error of the device, after which it has gone on; `Interrupted`, once what was begun is written.
+    pub fn write_back_for(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
         let device = self.device.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
         })?;
@@ -183,8 +192,9 @@ impl Store {
         let (mut written, mut failure) = (0, None);
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next {
-            let candidates;
-            (candidates, next) = self.largest(&pages, |peek| what.candidates.has(peek), from);
+            let (candidates, count);
+            (candidates, count, next) = self.largest(&pages, |peek| what.candidates.has(peek), from);
+            work.expect(count);
             let mut at = 0;
             while at < candidates.len() {
                 let (mut pass, first) = (Pass::begin(self, device), at);
@@ -193,6 +203,7 @@ impl Store {
                     let added = self.add_if(&mut pass, u64::from(candidates[at]), what.candidates);
                     at += 1;
                     let refusal = added.err().filter(|error| error.kind() != ErrorKind::Corrupt);
+                    let refusal = refusal.or(work.step().err());
                     let has_had_turn = at - first >= LEAST_TURN && pass.is_awaited();
                     if refusal.is_some() || at == candidates.len() || has_had_turn {
                         break refusal;

@@ -1,0 +1,42 @@
+//! ^C in the midst of what has to end in order.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+
+use crate::failure::{Context, Result};
+use crate::up::is_ignored;
+
+/// As long as it lives, the first SIGINT is only noted; system calls that wait are interrupted by it. A second one ends the
+/// process.
+pub struct Interrupts(Arc<AtomicBool>);
+
+impl Interrupts {
+    /// From now on.
+    ///
+    /// # Errors
+    /// The system gives no handler.
+    pub fn catch() -> Result<Interrupts> {
+        let interrupts = Interrupts(Arc::default());
+        if !is_ignored(SIGINT) {
+            // In this order: the first one does what is done by default once the second was called.
+            flag::register_conditional_default(SIGINT, Arc::clone(&interrupts.0))
+                .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupts.0)))
+                .context(|| "cannot handle signals".to_owned())?;
+        }
+        Ok(interrupts)
+    }
+
+    /// Whether there was one.
+    pub fn came(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Interrupts {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

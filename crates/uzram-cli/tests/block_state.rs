@@ -1,0 +1,105 @@
+//! `block_state` of a large disk: a text that grows with it, which no reader makes the daemon hold.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+
+use common::block::{BlockPlace, unable};
+use common::clients::{missing, qemu_io};
+use common::random::Random;
+use common::{Daemon, Place, ask, connect};
+
+/// Readers that stop in the middle. Each of them would have had 20 MB for itself.
+const READERS: usize = 8;
+const SIZE: &str = "2G";
+const LINES: usize = 2 << 18;
+/// What all of them may take together.
+const MOST_BYTES: u64 = 16 << 20;
+const GET: &[u8] = b"GET /v1/devices/zram0/attributes/block_state HTTP/1.1\r\n\r\n";
+
+/// All pages are zeros that take their slots.
+fn fill(place: &Place) {
+    qemu_io(place, &["write -z 0 1G", "write -z 1G 1G"]);
+}
+
+/// What the command shows, which is more than a pipe holds.
+fn shown(place: &Place) -> String {
+    let path = place.root().join("shown");
+    let mut command = place.command(&["stat", "zram0", "block_state"]);
+    assert!(command.stdout(File::create(&path).unwrap()).status().unwrap().success());
+    std::fs::read_to_string(&path).unwrap()
+}
+
+fn memory_bytes(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
+    if missing(&["qemu-io"]) {
+        return;
+    }
+    let place = Place::new();
+    let daemon = place.up_sized(SIZE, &[]);
+    fill(&place);
+    let before = memory_bytes(&daemon);
+    let mut readers = Vec::new();
+    for _ in 0..READERS {
+        let mut reader = connect(&place.socket("control.sock"));
+        reader.write_all(GET).unwrap();
+        reader.read_exact(&mut [0; 1000]).unwrap();
+        readers.push(reader);
+    }
+    let more = memory_bytes(&daemon).saturating_sub(before);
+    assert!(more < MOST_BYTES, "{more} bytes more");
+    let text = shown(&place);
+    assert_eq!(text.lines().count(), LINES);
+    for (page, line) in text.lines().enumerate() {
+        assert!(line.len() == 39 && line[..12].trim() == page.to_string(), "{page}: {line}");
+        assert!(line.ends_with(".000000 s....."), "{line}");
+    }
+    assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
+    // They are cut off, and what they have is no whole answer.
+    for mut reader in readers {
+        let mut rest = String::new();
+        let _ = reader.read_to_string(&mut rest);
+        assert!(rest.len() < LINES * 40, "{}", rest.len());
+    }
+    let empty = ask(&place.socket("control.sock"), GET);
+    assert!(empty.ends_with("\r\n\r\n{\"name\":\"block_state\",\"value\":\"\"}\n"), "{empty}");
+}
+
+#[test]
+fn open_files_hold_no_memory_and_are_read_at_any_offset() {
+    if unable() || missing(&["qemu-io"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let mount = place.place.dir().join("mnt");
+    let daemon = place.place.up_sized(SIZE, &["--mount", mount.to_str().unwrap()]);
+    fill(&place.place);
+    let whole = shown(&place.place);
+    let before = memory_bytes(&daemon);
+    let path = place.files().join("block_state");
+    let files: Vec<_> = (0..READERS).map(|_| File::open(&path).unwrap()).collect();
+    for file in &files {
+        file.read_exact_at(&mut [0; 1000], 0).unwrap();
+    }
+    let more = memory_bytes(&daemon).saturating_sub(before);
+    assert!(more < MOST_BYTES, "{more} bytes more");
+    assert!(std::fs::read_to_string(&path).unwrap() == whole);
+    let mut random = Random::new(1);
+    for _ in 0..20 {
+        let (offset, len) = (random.below(whole.len() as u64), random.below(10_000) as usize);
+        let len = len.min(whole.len() - offset as usize);
+        let mut part = vec![0; len];
+        files[0].read_exact_at(&mut part, offset).unwrap();
+        assert!(part == whole.as_bytes()[offset as usize..][..len], "{offset} {len}");
+    }
+}

@@ -1,0 +1,204 @@
+//! The text of an attribute as a file of it would be, read piece by piece.
+//!
+//! What grows with the disk is made while it is read: whoever reads it holds a line of it, and the store only while a
+//! piece is made. Meanwhile pages change, so that each line tells of another moment; a page has one line at most.
+
+use std::io::Write;
+
+use crate::base::error::Result;
+use crate::base::sync::{Arc, Weak};
+use crate::store::{BlockState, Store};
+
+use super::super::Device;
+use super::{BLOCK_STATE, find};
+
+/// The most lines of `block_state`.
+const MAX_LINES: u64 = 1 << 20;
+/// What each of them takes: numbers have 12 places, which hold 32 bits, and 6 places after the point.
+const LINE_BYTES: usize = 40;
+
+/// An attribute's text, which ends with a newline.
+pub struct AttributeText(Kind);
+
+enum Kind {
+    Whole(String),
+    BlockStates(BlockStates),
+}
+
+/// The lines of `block_state`, of which those to come are made when they are read.
+pub(super) struct BlockStates {
+    store: Weak<Store>,
+    /// Lines that were made, so far.
+    made: u64,
+    /// The last of them.
+    line: [u8; LINE_BYTES],
+    /// The page from which on the others are.
+    next: u64,
+}
+
+impl AttributeText {
+    /// Copies what there is at an offset; returns how many bytes, 0 at the end. Going back is dear.
+    pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> usize {
+        match &mut self.0 {
+            Kind::Whole(text) => {
+                let rest = usize::try_from(offset).ok().and_then(|from| text.as_bytes().get(from..));
+                let rest = rest.unwrap_or_default();
+                let len = rest.len().min(out.len());
+                out[..len].copy_from_slice(&rest[..len]);
+                len
+            }
+            Kind::BlockStates(lines) => lines.read_at(offset, out),
+        }
+    }
+}
+
+impl Device {
+    /// An attribute's text, to be read piece by piece. [`Device::get`] answers it whole, without its last newline.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn text(&self, name: &str) -> Result<AttributeText> {
+        let attribute = find(name)?;
+        Ok(AttributeText(match attribute.name {
+            BLOCK_STATE => Kind::BlockStates(BlockStates::new(self)),
+            _ => Kind::Whole(attribute.get(self)? + "\n"),
+        }))
+    }
+}
+
+impl BlockStates {
+    /// Those of a device, as long as it is not reset; none while it is uninitialised.
+    pub(super) fn new(device: &Device) -> Self {
+        let store = device.state.lock().store.as_ref().map(Arc::downgrade).unwrap_or_default();
+        BlockStates { store, made: 0, line: [0; LINE_BYTES], next: 0 }
+    }
+
+    /// As [`AttributeText::read_at`].
+    pub(super) fn read_at(&mut self, offset: u64, out: &mut [u8]) -> usize {
+        let Some(store) = self.store.upgrade() else { return 0 };
+        let (mut wanted, mut from) = (offset / LINE_BYTES as u64, (offset % LINE_BYTES as u64) as usize);
+        let mut filled = 0;
+        if wanted + 1 == self.made {
+            filled = copy(&self.line[from..], out);
+            (wanted, from) = (wanted + 1, 0);
+        } else if wanted < self.made {
+            (self.made, self.next) = (0, 0);
+        }
+        if filled == out.len() || self.made == MAX_LINES {
+            return filled;
+        }
+        store.block_states(self.next..store.pages(), |page, used_s, state| {
+            if self.made >= wanted {
+                self.line = line(page, used_s, state);
+                filled += copy(&self.line[from..], &mut out[filled..]);
+                from = 0;
+            }
+            (self.made, self.next) = (self.made + 1, page + 1);
+            filled < out.len() && self.made < MAX_LINES
+        });
+        filled
+    }
+}
+
+fn copy(from: &[u8], to: &mut [u8]) -> usize {
+    let len = from.len().min(to.len());
+    to[..len].copy_from_slice(&from[..len]);
+    len
+}
+
+/// A line in the columns of the kernel's `block_state`.
+fn line(page: u64, used_s: u32, state: BlockState) -> [u8; LINE_BYTES] {
+    let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
+    let flag = |is_set: bool, letter: char| if is_set { letter } else { '.' };
+    let mut line = [b'\n'; LINE_BYTES];
+    // It has room for all that there can be.
+    let _ = write!(
+        &mut line[..LINE_BYTES - 1],
+        "{page:12} {used_s:12}.{:06} {}{}{}{}{}{}",
+        0,
+        flag(same, 's'),
+        flag(backed, 'w'),
+        flag(huge, 'h'),
+        flag(idle, 'i'),
+        flag(recompressed, 'r'),
+        flag(incompressible, 'n')
+    );
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk of 64 MiB of which every third page is one word.
+    fn device() -> Arc<Device> {
+        let device = Device::new("zram0").expect("a good name");
+        device.set("disksize", "64M").expect("memory");
+        let disk = device.open().expect("initialised");
+        for page in (0..16384).step_by(3) {
+            disk.write(page * 4096, &[7; 4096]).expect("memory");
+        }
+        device
+    }
+
+    fn read_all(text: &mut AttributeText, piece_bytes: usize) -> String {
+        let (mut all, mut piece) = (Vec::new(), vec![0; piece_bytes]);
+        loop {
+            match text.read_at(all.len() as u64, &mut piece) {
+                0 => return String::from_utf8(all).expect("text"),
+                len => all.extend(&piece[..len]),
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_has_the_kernels_columns_and_is_as_long_for_all_numbers() {
+        let state = BlockState {
+            same: true,
+            backed: true,
+            huge: true,
+            idle: true,
+            recompressed: true,
+            incompressible: true,
+        };
+        assert_eq!(&line(5, 61, state), b"           5           61.000000 swhirn\n");
+        let longest = line(u64::from(u32::MAX), u32::MAX, state);
+        assert_eq!(&longest, b"  4294967295   4294967295.000000 swhirn\n");
+    }
+
+    #[test]
+    fn pieces_of_any_length_make_the_same_text() {
+        let device = device();
+        let whole = device.get(BLOCK_STATE).expect("readable") + "\n";
+        assert_eq!(whole.len(), 5462 * LINE_BYTES);
+        let mut text = device.text(BLOCK_STATE).expect("readable");
+        for piece_bytes in [1 << 20, 4096, 40, 39, 7] {
+            assert!(read_all(&mut text, piece_bytes) == whole, "{piece_bytes}");
+        }
+        // At any offset, back and forth.
+        let mut random = crate::base::random::Random::new(1);
+        for _ in 0..300 {
+            let (offset, len) = (random.below(whole.len() + 50), random.below(200));
+            let mut piece = vec![0; len];
+            let read = text.read_at(offset as u64, &mut piece);
+            let rest = whole.as_bytes().get(offset..).unwrap_or_default();
+            assert_eq!(piece[..read], rest[..rest.len().min(len)], "{offset} {len}");
+        }
+        assert_eq!(text.read_at(u64::MAX, &mut [0; 9]), 0);
+        assert_eq!(read_all(&mut device.text("initstate").expect("readable"), 1), "1\n");
+        assert!(device.text("reset").is_err() && device.text("nothing").is_err());
+    }
+
+    #[test]
+    fn a_reader_keeps_no_memory_of_a_device_that_is_reset() {
+        let device = device();
+        let mut text = device.text(BLOCK_STATE).expect("readable");
+        assert_eq!(text.read_at(0, &mut [0; 100]), 100);
+        let store = Arc::downgrade(device.state.lock().store.as_ref().expect("initialised"));
+        device.set("reset", "1").expect("nobody has it open");
+        assert!(store.upgrade().is_none());
+        device.set("disksize", "1M").expect("memory");
+        assert_eq!(text.read_at(100, &mut [0; 100]), 0, "it is another disk");
+        assert_eq!(read_all(&mut device.text(BLOCK_STATE).expect("readable"), 100), "");
+    }
+}
