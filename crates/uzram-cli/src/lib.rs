@@ -70,7 +70,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Up(up::Args),
+    Up(Box<up::Args>),
     Add(AddArgs),
     Remove(RemoveArgs),
     List(ListArgs),

@@ -158,11 +158,11 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     let taken = format!("tcp:{}", listener.local_addr().unwrap());
     let in_the_way = format!("unix:{cert}");
     for (args, code, words) in [
-        (&["--listen", "tcp:0.0.0.0:0"][..], 1, "tls-client-ca"),
-        (&["--listen", "tcp:[::]:0"], 1, "tls-client-ca"),
+        (&["--listen", "tcp:0.0.0.0:0"][..], 2, "tls-client-ca"),
+        (&["--listen", "tcp:[::]:0"], 2, "tls-client-ca"),
         // Whoever came would be let in, TLS or not.
-        (&["--listen", "tcp:0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key], 1, "tls-client-ca"),
-        (&["--listen", "tcp:0.0.0.0:0", "--tls-anyone"], 1, "tls-cert"),
+        (&["--listen", "tcp:0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key], 2, "tls-client-ca"),
+        (&["--listen", "tcp:0.0.0.0:0", "--tls-anyone"], 2, "tls-cert"),
         (
             &[
                 "--tls-anyone",
@@ -173,16 +173,16 @@ fn what_cannot_be_served_is_refused_in_one_line() {
                 "--tls-client-ca",
                 &file("ca-cert.pem"),
             ],
-            1,
+            2,
             "tls-anyone",
         ),
         (&["--listen", "tcp:localhost:0"], 2, "127.0.0.1"),
         (&["--listen", "10809"], 2, "tcp:ADDRESS:PORT"),
         (&["--listen", &in_the_way], 1, "not a socket"),
         (&["--listen", &taken], 1, "another server"),
-        (&["--tls-cert", &cert], 1, "--tls-key"),
-        (&["--tls-key", &key], 1, "--tls-cert"),
-        (&["--tls-client-ca", &cert], 1, "--tls-cert"),
+        (&["--tls-cert", &cert], 2, "--tls-key"),
+        (&["--tls-key", &key], 2, "--tls-cert"),
+        (&["--tls-client-ca", &cert], 2, "--tls-cert"),
         (&["--tls-cert", &cert, "--tls-key", &other], 1, "does not belong"),
         (&["--tls-cert", arg(&expired), "--tls-key", &key], 1, "expired"),
         (&["--tls-cert", &file("none.pem"), "--tls-key", &key], 1, "tls-cert"),

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rustix::fs::OFlags;
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{Error, Result};
 
 /// The longest dictionary, 1 MiB: nine times what zstd's trainer makes by default. Longer ones would
 /// not stay in a CPU's cache from page to page, and a wrong path would be read into memory.
@@ -36,19 +36,11 @@ impl Dictionary {
     /// Reads the file at `path`.
     ///
     /// # Errors
-    /// `Invalid`, naming the file, when it is no dictionary or cannot be read; `NotFound` when there is none, `Permission`
-    /// when this process may not read it.
+    /// `Invalid`, naming the file, when it cannot be read or is no dictionary.
     pub fn read(path: &str) -> Result<Dictionary> {
         check_path(path)?;
         let refused = |why: &str| Error::invalid(format!("dict={path}: {why}"));
-        let bytes = read_bounded(path).map_err(|error| {
-            let kind = match error.kind() {
-                io::ErrorKind::NotFound => ErrorKind::NotFound,
-                io::ErrorKind::PermissionDenied => ErrorKind::Permission,
-                _ => ErrorKind::Invalid,
-            };
-            Error::new(kind, format!("dict={path}: {error}"))
-        })?;
+        let bytes = read_bounded(path).map_err(|error| refused(&error.to_string()))?;
         let Some(bytes) = bytes else {
             return Err(refused("a dictionary must be a regular file"));
         };
