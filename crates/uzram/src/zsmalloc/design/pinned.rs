@@ -17,7 +17,7 @@
 //! A handle may only be pinned by someone who knows that it is not freed yet (the store holds the
 //! slot's lock meanwhile).
 
-use crate::base::cpu::Padded;
+use crate::base::cpu::{Padded, read_for_hint};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
@@ -59,8 +59,9 @@ impl Cell for PinCell {
     }
 
     #[inline]
-    fn hint(&self) -> Option<Object> {
-        Some(Object::decode(self.0.load(Ordering::Relaxed)))
+    unsafe fn hint(cell: *const Self) -> Option<Object> {
+        // SAFETY: the caller's promise; a cell is its word.
+        unsafe { read_for_hint(cell.cast()) }.map(Object::decode)
     }
 }
 
