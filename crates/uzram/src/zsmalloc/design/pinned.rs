@@ -71,6 +71,9 @@ impl Still for MutexGuard<'_, Lists> {
     }
 }
 
+/// How a pin is let go. ThreadSanitizer sees no fences, such as that of [`at_rest`].
+const UNPIN: Ordering = if cfg!(tsan) { Ordering::AcqRel } else { Ordering::Release };
+
 /// Whether a word that was `old` is now at rest, `last` being what was left to take from it: the object
 /// is to be released then.
 #[inline]
@@ -131,7 +134,7 @@ impl Locks for Pinned {
     #[inline]
     unsafe fn unpin(pool: &RawPool<Self>, handle: u32, _: Object) -> Option<Released<'_, Self>> {
         // SAFETY: the pin keeps the handle in use.
-        let old = unsafe { pool.handles.get(handle) }.0.fetch_sub(1, Ordering::Release);
+        let old = unsafe { pool.handles.get(handle) }.0.fetch_sub(1, UNPIN);
         at_rest(old, FREED | 1).and_then(|object| Self::released(pool, handle, object))
     }
 
