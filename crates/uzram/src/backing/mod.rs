@@ -31,11 +31,17 @@ pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
 #[cfg(not(feature = "loom"))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(feature = "loom"))]
+#[cfg(not(feature = "loom"))]
 pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
 
+#[cfg(all(test, not(feature = "loom")))]
+pub(crate) use file::Trap;
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
 use std::panic::AssertUnwindSafe;
 
-use crate::base::error::Result;
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 
 /// The attribute that errors of this layer name.
@@ -115,6 +121,53 @@ pub trait Completion: Send + Sync {
     ///
     /// Other transfers may wait while this runs. It may start new ones. A panic in it reaches nobody else.
     fn done(&self, token: u64, buffer: Buffer, result: Result<()>);
+}
+
+/// A transfer that its backing has taken. Dropped, it ends: with its result, or with an error where a panic ended who
+/// carried it out, so that nobody waits for it for ever.
+struct Started {
+    transfer: ManuallyDrop<Transfer>,
+    result: Result<()>,
+}
+
+impl Started {
+    fn new(transfer: Transfer) -> Self {
+        let given_up = Error::new(ErrorKind::Io, "a defect of uzram ended a transfer to the backing device");
+        Started { transfer: ManuallyDrop::new(transfer), result: Err(given_up.with_setting(SETTING)) }
+    }
+
+    /// Ends it. Called with no lock held.
+    fn finish(mut self, result: Result<()>) {
+        self.result = result;
+    }
+}
+
+impl Deref for Started {
+    type Target = Transfer;
+
+    fn deref(&self) -> &Transfer {
+        &self.transfer
+    }
+}
+
+impl DerefMut for Started {
+    fn deref_mut(&mut self) -> &mut Transfer {
+        &mut self.transfer
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        // SAFETY: it is not used after this.
+        let transfer = unsafe { ManuallyDrop::take(&mut self.transfer) };
+        transfer.finish(std::mem::replace(&mut self.result, Ok(())));
+    }
+}
+
+/// What transfers end with once a panic has ended a thread of their backing.
+fn dead(why: &str) -> Error {
+    let what = format!("nothing is written to the backing device any more: {why}. Reset the device to go on");
+    Error::new(ErrorKind::Io, what).with_setting(SETTING)
 }
 
 impl Transfer {

@@ -15,23 +15,24 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
     })
 }
 
-/// Starts a thread that others rely on. If a panic ends it, `died` is told why, so that they need not wait for what never
-/// comes; the panic itself has been reported, as every one is.
+/// Starts a thread that others rely on. If a panic ends what it does with `state`, `died` is told why, so that they need
+/// not wait for what never comes; the panic itself has been reported, as every one is.
 ///
 /// # Errors
 /// As [`spawn`].
-pub(crate) fn spawn_relied_on(
+pub(crate) fn spawn_relied_on<S: Send + 'static>(
     name: &str,
-    run: impl FnOnce() + Send + 'static,
-    died: impl FnOnce(&str) + Send + 'static,
+    mut state: S,
+    run: impl FnOnce(&mut S) + Send + 'static,
+    died: impl FnOnce(&mut S, &str) + Send + 'static,
 ) -> Result<JoinHandle<()>> {
     let named = name.to_owned();
     spawn(name, move || {
-        // What it leaves behind is not used any more, or protected by locks of its own.
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+        // What it leaves behind is not used any more, protected by locks of its own, or what `died` expects.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&mut state))) {
             let what = panic.downcast_ref::<String>().map(String::as_str);
             let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-            died(&format!("the thread '{named}' has ended, by a defect of uzram: {what}"));
+            died(&mut state, &format!("the thread '{named}' has ended, by a defect of uzram: {what}"));
         }
     })
 }

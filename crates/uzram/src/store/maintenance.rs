@@ -55,11 +55,10 @@ impl Maintenance {
             rate_bytes_per_s: Counter::new(rate_bytes_per_s),
             ends: Counter::new(0),
         });
-        let of_thread = Arc::clone(&shared);
         // Without it frees give memory back themselves.
-        let of_guard = Arc::clone(&shared);
-        let died = move |_: &str| of_guard.arena.set_releaser(None);
-        let thread = spawn_relied_on(&format!("uzram-{name}"), move || of_thread.run(), died)?;
+        let died = |shared: &mut Arc<Shared>, _: &str| shared.arena.set_releaser(None);
+        let name = format!("uzram-{name}");
+        let thread = spawn_relied_on(&name, Arc::clone(&shared), |shared| shared.run(), died)?;
         shared.arena.set_releaser(Some(thread.thread().clone()));
         Ok(Maintenance { shared, thread: Some(thread) })
     }

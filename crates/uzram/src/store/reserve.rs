@@ -49,11 +49,10 @@ impl Refiller {
             None => error.with_setting("reserve"),
             Some(_) => error,
         })?;
-        let of_thread = Arc::clone(&shared);
+        let name = format!("uzram-{name}-fill");
         // Without it nobody is told any more when the reserve has to be filled.
-        let of_guard = Arc::clone(&shared);
-        let died = move |_: &str| of_guard.arena.set_refiller(None);
-        let thread = spawn_relied_on(&format!("uzram-{name}-fill"), move || of_thread.run(), died)?;
+        let died = |shared: &mut Arc<Shared>, _: &str| shared.arena.set_refiller(None);
+        let thread = spawn_relied_on(&name, Arc::clone(&shared), |shared| shared.run(), died)?;
         shared.arena.set_refiller(Some(thread.thread().clone()));
         Ok(Refiller { shared, thread: Some(thread) })
     }

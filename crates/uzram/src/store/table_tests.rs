@@ -1,6 +1,6 @@
 //! What the slot table takes: only what is used, on hosts with any pages.
 
-use super::tests::config;
+use super::tests::{config, join_all};
 use super::*;
 use crate::base::mem::with_host_pages_of;
 use crate::base::random::Random;
@@ -154,13 +154,13 @@ fn pages_come_and_go_beside_each_other() {
         let store = store_on_pages_of(host_page_bytes, &config(pages));
         let left = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            for thread in 0..THREADS {
+            join_all((0..THREADS).map(|thread| {
                 let mine = if host_page_bytes == HOST_PAGE_BYTES[0] { pages / THREADS } else { 8 };
                 let random = Random::new(seed * THREADS + thread);
                 let model = vec![0; mine as usize];
                 let worker = Worker { store: &store, model, thread, threads: THREADS, random, left: &left };
-                scope.spawn(|| worker.run(20_000));
-            }
+                scope.spawn(|| worker.run(20_000))
+            }));
         });
         assert!(left.into_inner() > 0, "seed {seed}: no page of the table ever left");
         assert_eq!(store.extent(0, pages), (PageState::Hole, pages), "seed {seed}");

@@ -8,7 +8,7 @@ use super::policy::Relieved;
 use super::tests::{config, page, recompression};
 use super::*;
 use crate::backing::{
-    Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
+    Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES, Trap,
 };
 use crate::base::mem::with_host_pages_of;
 use crate::base::random::Random;
@@ -791,4 +791,28 @@ fn a_damaged_owner_stops_nobody() {
         }
     }
     drop(policy);
+}
+
+/// Once the thread that writes to the backing device has died, pages stay in memory, and those that left are read.
+#[test]
+fn a_store_whose_backing_died_goes_on_in_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = Arc::new(file(dir.path(), 8 << 20));
+    let backing: Arc<dyn crate::backing::Backing> = Arc::<FileBacking>::clone(&file);
+    let backing = Some(BackingOptions { backing, layout: Layout::Packed, compressed: true });
+    let store = Store::new(&Config { backing, ..config(200) }).expect("store");
+    let write =
+        |pages: Range<u64>| pages.for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    write(0..50);
+    assert_eq!(store.write_back(&ALL), Ok(50));
+    write(50..100);
+    file.spring(Trap::Begin);
+    for _ in 0..2 {
+        let error = store.write_back(&ALL).expect_err("its thread has died");
+        assert!(error.kind() == ErrorKind::Io && error.to_string().contains("defect"), "{error}");
+    }
+    write(100..200);
+    assert_eq!((store.stats().failed_writes, store.backing_stats().pages), (0, 50));
+    (0..200).for_each(|page| expect(&store, page, &half_random(page)));
+    assert_eq!(store.stats().failed_reads, 0);
 }

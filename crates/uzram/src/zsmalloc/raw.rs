@@ -185,7 +185,10 @@ impl<D: Design> RawPool<D> {
         if cfg!(feature = "loom") {
             return;
         }
-        let Some(object) = self.cell(handle).and_then(D::Cell::hint) else { return };
+        let Some(cell) = self.handles.hint(handle) else { return };
+        // The handle may be freed meanwhile, and its memory be used for anything.
+        // SAFETY: a hint is aligned, and stays mapped.
+        let Some(object) = (unsafe { D::Cell::hint(cell) }) else { return };
         let (page, class) = (object.page as usize, usize::from(object.class));
         if page < self.page_table.len() && class < self.classes.iter().len() {
             prefetch(&raw const self.page_table[page]);
@@ -236,7 +239,7 @@ impl<D: Design> RawPool<D> {
         (self.arena.address(object.page).wrapping_add(offset), header_bytes)
     }
 
-    /// The cell of a handle, or, for a number that is none, whatever else is in memory there.
+    /// The cell of a handle that nobody frees meanwhile, or, for a number that is none, whatever else is in memory there.
     pub(super) fn cell(&self, handle: u32) -> Option<&D::Cell> {
         #[cfg(feature = "loom")]
         // SAFETY: models damage nothing: the number is a handle's.

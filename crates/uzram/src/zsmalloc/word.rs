@@ -12,6 +12,7 @@
 //! Where the class stands in the word, a free finds it without any lock ("mm/zsmalloc: encode
 //! class_idx in obj", W. Hao, 2026); the smaller word has no room for it, and names 2^21 pages, 8 GiB.
 
+use crate::base::cpu::read_for_hint;
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
 
 use super::class::MAX_OBJECTS;
@@ -80,6 +81,12 @@ pub trait ObjectWord: Default + Send + Sync + 'static {
 
     /// Where a word leads.
     fn load(word: &Self::Atomic) -> Place;
+
+    /// As [`Cell::hint`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn hint(word: *const Self::Atomic) -> Option<Object>;
 }
 
 impl ObjectWord for u64 {
@@ -95,6 +102,12 @@ impl ObjectWord for u64 {
     fn load(word: &AtomicU64) -> Place {
         let Object { page, class, index } = Object::decode(word.load(Ordering::Acquire));
         Place { page, index, class: Some(class) }
+    }
+
+    #[inline]
+    unsafe fn hint(word: *const AtomicU64) -> Option<Object> {
+        // SAFETY: the caller's promise.
+        unsafe { read_for_hint(word.cast()) }.map(Object::decode)
     }
 }
 
@@ -114,6 +127,12 @@ impl ObjectWord for u32 {
         let index = word as u16 & ((1 << INDEX_BITS_32) - 1);
         Place { page: word >> INDEX_BITS_32, index, class: None }
     }
+
+    /// The class is missing.
+    #[inline]
+    unsafe fn hint(_: *const AtomicU32) -> Option<Object> {
+        None
+    }
 }
 
 /// A handle's word, by the rules of a design. Any bytes are a cell.
@@ -129,8 +148,12 @@ pub trait Cell: Default + Send + Sync + 'static {
     /// object cannot be moved now. The lists of its class are [`Still`](super::design::Still).
     fn relocate(&self, from: Object, to: Object) -> bool;
 
-    /// Where the object might be, if the word says enough: a hint, whatever the bytes are.
-    fn hint(&self) -> Option<Object>;
+    /// Where the object of the cell at `cell` might be, if its word says enough: a hint, as others may be changing what is
+    /// there, which need not be a cell ([`read_for_hint`]).
+    ///
+    /// # Safety
+    /// It is aligned as one, and mapped.
+    unsafe fn hint(cell: *const Self) -> Option<Object>;
 }
 
 /// A cell of nothing but a word, which locks protect.
@@ -163,9 +186,9 @@ impl<W: ObjectWord> Cell for WordCell<W> {
     }
 
     #[inline]
-    fn hint(&self) -> Option<Object> {
-        let Place { page, index, class } = self.place();
-        class.map(|class| Object { page, class, index })
+    unsafe fn hint(cell: *const Self) -> Option<Object> {
+        // SAFETY: the caller's promise; a cell is its word.
+        unsafe { W::hint(cell.cast()) }
     }
 }
 

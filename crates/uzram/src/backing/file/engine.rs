@@ -10,6 +10,14 @@ use crate::base::error::{Error, ErrorKind, Result};
 /// How often a transfer is tried again that was interrupted, or that the system had no means for just then.
 const MAX_RETRIES: u32 = 1000;
 
+/// Where a test has a transfer panic.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trap {
+    Begin,
+    Advance,
+}
+
 /// The open file or block device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
@@ -18,6 +26,9 @@ pub(super) struct Target {
     pub(super) start_bytes: u64,
     pub(super) len_bytes: u64,
     pub(super) block_bytes: usize,
+    /// Of the next transfer.
+    #[cfg(test)]
+    pub(super) trap: std::sync::Mutex<Option<Trap>>,
 }
 
 impl Target {
@@ -29,6 +40,10 @@ impl Target {
         len_bytes: usize,
         buffer: &Buffer,
     ) -> Result<Progress> {
+        #[cfg(test)]
+        let trap = self.trap.lock().expect("no panic under it").take();
+        #[cfg(test)]
+        assert!(trap != Some(Trap::Begin), "a test asked for it");
         if len_bytes == 0 || len_bytes > buffer.len() {
             return Err(Error::invalid("a transfer of no bytes, or of more than its buffer has"));
         }
@@ -40,7 +55,15 @@ impl Target {
             return Err(Error::new(ErrorKind::OutOfRange, "a transfer beyond the end of the backing"));
         }
         let start = self.start_bytes + offset;
-        Ok(Progress { direction, start, len_bytes, done_bytes: 0, retries: 0 })
+        Ok(Progress {
+            direction,
+            start,
+            len_bytes,
+            done_bytes: 0,
+            retries: 0,
+            #[cfg(test)]
+            panics: trap == Some(Trap::Advance),
+        })
     }
 
     /// Reads or writes, and waits for it.
@@ -72,6 +95,8 @@ pub(super) struct Progress {
     len_bytes: usize,
     done_bytes: usize,
     retries: u32,
+    #[cfg(test)]
+    panics: bool,
 }
 
 impl Progress {
@@ -87,6 +112,8 @@ impl Progress {
 
     /// Notes what the system answered. The transfer's result, once it has one.
     pub(super) fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<()>> {
+        #[cfg(test)]
+        assert!(!self.panics, "a test asked for it");
         match answer {
             Ok(0) => Some(Err(ended_early(self.direction))),
             Ok(bytes) => {

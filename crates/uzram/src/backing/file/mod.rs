@@ -25,6 +25,8 @@ use open::Opened;
 use threads::Threads;
 use uring::Uring;
 
+#[cfg(test)]
+pub(crate) use engine::Trap;
 pub use mark::{MARK_BYTES, Mark};
 
 /// The most transfers of one backing that the system may be given at a time.
@@ -156,6 +158,12 @@ impl FileBacking {
     #[cfg(test)]
     pub(super) fn pretend_sparse(&mut self, sparse: bool) {
         self.opened.is_reserved = !sparse;
+    }
+
+    /// Has the next transfer panic.
+    #[cfg(test)]
+    pub(crate) fn spring(&self, trap: Trap) {
+        *self.target.trap.lock().expect("no panic under it") = Some(trap);
     }
 
     /// Whether it is a block device, and not a file.

@@ -99,7 +99,14 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
             }
         })?;
     }
-    Ok(Target { fd, start_bytes, len_bytes, block_bytes })
+    Ok(Target {
+        fd,
+        start_bytes,
+        len_bytes,
+        block_bytes,
+        #[cfg(test)]
+        trap: Default::default(),
+    })
 }
 
 /// Keeps other backings from what was opened, and answers how many bytes it has. A block device was opened

@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::thread::JoinHandle;
 
 use super::engine::Target;
-use crate::backing::Transfer;
+use crate::backing::{Started, Transfer, dead};
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Condvar, Mutex, classes};
-use crate::base::thread::{join, spawn};
+use crate::base::thread::{join, spawn_relied_on};
 
 /// The most threads that one backing has.
 const MAX_THREADS: usize = 4;
@@ -27,7 +27,9 @@ struct Shared {
 }
 
 struct Queue {
-    transfers: VecDeque<Transfer>,
+    transfers: VecDeque<Started>,
+    /// Why no transfer is carried out any more, if so.
+    usable: Result<()>,
     closed: bool,
 }
 
@@ -37,20 +39,23 @@ impl Threads {
     /// # Errors
     /// `NoMemory` when the system gives none.
     pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
-        let queue = Queue { transfers: VecDeque::with_capacity(queue_depth), closed: false };
+        let transfers = VecDeque::with_capacity(queue_depth);
+        let queue = Queue { transfers, usable: Ok(()), closed: false };
         let queue = Mutex::new(&classes::BACKING_QUEUE, queue);
         let shared = Arc::new(Shared { target, queue, changed: Condvar::new() });
         // Those that were started end when a later one can not be.
         let mut engine = Threads { shared, threads: Vec::new() };
         for number in 0..queue_depth.min(MAX_THREADS) {
-            let shared = Arc::clone(&engine.shared);
-            engine.threads.push(spawn(&format!("uzram-back-{number}"), move || shared.run())?);
+            let (name, shared) = (format!("uzram-back-{number}"), Arc::clone(&engine.shared));
+            let thread =
+                spawn_relied_on(&name, shared, |shared| shared.run(), |shared, why| shared.refuse(why))?;
+            engine.threads.push(thread);
         }
         Ok(engine)
     }
 
     pub(super) fn start(&self, transfer: Transfer) {
-        self.shared.queue.lock().transfers.push_back(transfer);
+        self.shared.queue.lock().transfers.push_back(Started::new(transfer));
         self.shared.changed.notify_one();
     }
 }
@@ -65,19 +70,25 @@ impl Drop for Threads {
 
 impl Shared {
     fn run(&self) {
-        while let Some(mut transfer) = self.next() {
-            let Transfer { direction, offset, len_bytes, buffer, .. } = &mut transfer;
-            let result = self.target.carry_out(*direction, *offset, *len_bytes, buffer);
+        while let Some((mut transfer, usable)) = self.next() {
+            let Transfer { direction, offset, len_bytes, buffer, .. } = &mut *transfer;
+            let result = usable.and_then(|()| self.target.carry_out(*direction, *offset, *len_bytes, buffer));
             transfer.finish(result);
         }
     }
 
-    /// Waits for a transfer; none when the backing is dropped and all are done.
-    fn next(&self) -> Option<Transfer> {
+    /// After a panic: goes on, to say no.
+    fn refuse(&self, why: &str) {
+        self.queue.lock().usable = Err(dead(why));
+        self.run();
+    }
+
+    /// Waits for a transfer, and says whether it may be carried out; none when the backing is dropped and all are done.
+    fn next(&self) -> Option<(Started, Result<()>)> {
         let mut queue = self.queue.lock();
         loop {
             match queue.transfers.pop_front() {
-                Some(transfer) => return Some(transfer),
+                Some(transfer) => return Some((transfer, queue.usable.clone())),
                 None if queue.closed => return None,
                 None => queue = queue.wait(&self.changed),
             }

@@ -6,8 +6,10 @@
 //! eventfd in flight.
 //!
 //! Invariant: the kernel may touch a buffer from the push of its entry until its completion was reaped. All that
-//! time the buffer belongs to [`InFlight`], which gives it away only then, and leaks it rather than free it should
-//! this thread panic. The file stays open as long, through [`Target`].
+//! time, and no longer, the buffer belongs to [`InFlight`]. The file stays open as long, through [`Target`].
+//!
+//! After a panic the thread hands the kernel nothing more. What the kernel has ends with an error when its completion
+//! comes, and everything else at once. A buffer whose completion will never be reaped is leaked rather than freed.
 //!
 //! Lock: `backing queue`, held only to put transfers into the queue and to take them out.
 
@@ -21,10 +23,10 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::engine::{Progress, Target};
-use crate::backing::{Direction, SETTING, Transfer};
+use crate::backing::{Direction, SETTING, Started, Transfer, dead};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, AtomicU64, Mutex, classes};
-use crate::base::thread::{join, spawn};
+use crate::base::thread::{join, spawn_relied_on};
 
 /// What the completion of the eventfd's read says instead of a transfer's place.
 const WAKE: u64 = u64::MAX;
@@ -45,7 +47,7 @@ struct Shared {
 }
 
 struct Queue {
-    transfers: VecDeque<Transfer>,
+    transfers: VecDeque<Started>,
     /// The thread waits for completions, and would not see a new transfer by itself.
     asleep: bool,
     closed: bool,
@@ -68,24 +70,25 @@ impl Uring {
             rustix::event::eventfd(0, EventfdFlags::CLOEXEC).map_err(|errno| refused(&errno.into()))?;
         let queue = Queue { transfers: VecDeque::with_capacity(queue_depth), asleep: false, closed: false };
         let shared = Arc::new(Shared { queue: Mutex::new(&classes::BACKING_QUEUE, queue), wake });
-        let mut driver = Driver {
+        let driver = Driver {
             ring,
             target,
             shared: Arc::clone(&shared),
             in_flight: InFlight::new(queue_depth),
             fresh: Vec::with_capacity(queue_depth),
-            reaped: Vec::with_capacity(queue_depth + 1),
+            reaped: VecDeque::with_capacity(queue_depth + 1),
             wake_armed: false,
             is_overfull: false,
             closing: false,
+            usable: Ok(()),
         };
-        let thread = spawn("uzram-back", move || driver.run())?;
+        let thread = spawn_relied_on("uzram-back", driver, Driver::run, Driver::refuse)?;
         Ok(Uring { shared, thread: Some(thread) })
     }
 
     pub(super) fn start(&self, transfer: Transfer) {
         let mut queue = self.shared.queue.lock();
-        queue.transfers.push_back(transfer);
+        queue.transfers.push_back(Started::new(transfer));
         let asleep = std::mem::take(&mut queue.asleep);
         drop(queue);
         if asleep {
@@ -127,7 +130,7 @@ impl Shared {
 
 /// The transfers that the kernel has, by their place, which is what their completions name.
 struct InFlight {
-    places: Vec<Option<(Transfer, Progress)>>,
+    places: Vec<Option<(Started, Progress)>>,
     free: Vec<usize>,
 }
 
@@ -140,18 +143,23 @@ impl InFlight {
         self.free.len() == self.places.len()
     }
 
-    fn add(&mut self, transfer: Transfer, progress: Progress) -> usize {
-        let place =
-            self.free.pop().expect("no more transfers are taken from the queue than there are places");
-        self.places[place] = Some((transfer, progress));
-        place
+    /// Where the next transfer is put.
+    fn next_place(&self) -> usize {
+        *self.free.last().expect("no more transfers are taken from the queue than there are places")
+    }
+
+    /// Puts a transfer there.
+    fn put(&mut self, transfer: Started, progress: Progress) {
+        if let Some(place) = self.free.pop() {
+            self.places[place] = Some((transfer, progress));
+        }
     }
 
     /// The transfer at `place`, of which the kernel has nothing any more.
-    fn remove(&mut self, place: usize) -> Option<Transfer> {
-        let (transfer, _) = self.places[place].take()?;
+    fn remove(&mut self, place: usize) -> Option<(Started, Progress)> {
+        let removed = self.places.get_mut(place)?.take()?;
         self.free.push(place);
-        Some(transfer)
+        Some(removed)
     }
 }
 
@@ -169,15 +177,17 @@ struct Driver {
     shared: Arc<Shared>,
     in_flight: InFlight,
     /// Taken from the queue and not pushed yet; empty between steps.
-    fresh: Vec<Transfer>,
+    fresh: Vec<Started>,
     /// Places and answers of completions; empty between steps.
-    reaped: Vec<(u64, i32)>,
+    reaped: VecDeque<(u64, i32)>,
     /// The eventfd's read is in flight.
     wake_armed: bool,
     /// The queue holds more than was taken. Nobody wakes this thread for it.
     is_overfull: bool,
     /// The backing is being dropped.
     closing: bool,
+    /// Why no transfer is carried out any more, if so.
+    usable: Result<()>,
 }
 
 impl Driver {
@@ -195,6 +205,14 @@ impl Driver {
             self.shared.queue.lock().asleep = false;
             self.reap();
         }
+    }
+
+    /// After a panic: goes on until the kernel has nothing any more, and to say no.
+    fn refuse(&mut self, why: &str) {
+        self.usable = Err(dead(why));
+        // What had been reaped before.
+        self.reap();
+        self.run();
     }
 
     /// Takes as many transfers out of the queue as there are free places. False when all is done.
@@ -220,21 +238,18 @@ impl Driver {
         }
         let mut fresh = std::mem::take(&mut self.fresh);
         for transfer in fresh.drain(..) {
-            let Transfer { direction, offset, len_bytes, buffer, .. } = &transfer;
-            match self.target.begin(*direction, *offset, *len_bytes, buffer) {
-                Ok(progress) => {
-                    let place = self.in_flight.add(transfer, progress);
-                    self.push_rest(place);
-                }
+            let Transfer { direction, offset, len_bytes, buffer, .. } = &*transfer;
+            let begin = || self.target.begin(*direction, *offset, *len_bytes, buffer);
+            match self.usable.clone().and_then(|()| begin()) {
+                Ok(progress) => self.push_rest(transfer, progress),
                 Err(error) => transfer.finish(Err(error)),
             }
         }
         self.fresh = fresh;
     }
 
-    /// Hands the kernel what is left of the transfer at `place`.
-    fn push_rest(&mut self, place: usize) {
-        let Some((transfer, progress)) = &self.in_flight.places[place] else { return };
+    /// Hands the kernel what is left of a transfer.
+    fn push_rest(&mut self, transfer: Started, progress: Progress) {
         let (rest, fd) = (progress.rest(), types::Fd(self.target.fd.as_raw_fd()));
         let len_bytes = rest.len() as u32; // At most MAX_BUFFER_BYTES.
         // SAFETY: the rest lies in the buffer, as `begin` saw.
@@ -243,9 +258,12 @@ impl Driver {
             Direction::Read => opcode::Read::new(fd, start, len_bytes).offset(progress.offset()).build(),
             Direction::Write => opcode::Write::new(fd, start, len_bytes).offset(progress.offset()).build(),
         };
-        // SAFETY: `in_flight` keeps the buffer until this entry's completion was reaped, or for ever; `target`
-        // keeps the file open.
-        unsafe { push(&mut self.ring, &entry.user_data(place as u64)) };
+        let place = self.in_flight.next_place() as u64;
+        // SAFETY: the kernel gets this entry from `submit_and_wait` alone. Before that `in_flight` has the buffer, as there
+        // is a place for it, and keeps it until the entry's completion was reaped, or for ever; `target` keeps the file
+        // open.
+        unsafe { push(&mut self.ring, &entry.user_data(place)) };
+        self.in_flight.put(transfer, progress);
     }
 
     fn submit_and_wait(&self) {
@@ -260,9 +278,9 @@ impl Driver {
     }
 
     fn reap(&mut self) {
-        let mut reaped = std::mem::take(&mut self.reaped);
-        reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-        for (place, answer) in reaped.drain(..) {
+        self.reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        // One by one: a panic loses none of the others.
+        while let Some((place, answer)) = self.reaped.pop_front() {
             if place == WAKE {
                 self.wake_armed = false;
             } else {
@@ -270,19 +288,18 @@ impl Driver {
                 self.settle(place as usize, answer);
             }
         }
-        self.reaped = reaped;
     }
 
     /// Goes on with a transfer of which the kernel has answered the last entry.
     fn settle(&mut self, place: usize, answer: Result<usize, Errno>) {
-        let Some((_, progress)) = &mut self.in_flight.places[place] else { return };
-        match progress.advance(answer) {
-            None => self.push_rest(place),
-            Some(result) => {
-                if let Some(transfer) = self.in_flight.remove(place) {
-                    transfer.finish(result);
-                }
-            }
+        let Some((transfer, mut progress)) = self.in_flight.remove(place) else { return };
+        let result = match &self.usable {
+            Ok(()) => progress.advance(answer),
+            Err(dead) => Some(Err(dead.clone())),
+        };
+        match result {
+            None => self.push_rest(transfer, progress),
+            Some(result) => transfer.finish(result),
         }
     }
 }
@@ -296,4 +313,51 @@ unsafe fn push(ring: &mut IoUring, entry: &squeue::Entry) {
     let pushed = unsafe { ring.submission().push(entry) };
     // Each place has at most one entry, and the eventfd one.
     pushed.expect("the queue has an entry for each place and one more");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Mutex;
+
+    use super::super::engine::Trap;
+    use super::*;
+    use crate::backing::Buffers;
+    use crate::backing::tests::Ends;
+    use crate::base::units::PAGE_SIZE;
+
+    /// A buffer that the kernel has when the thread panics comes back when the kernel is done with it.
+    #[test]
+    fn the_kernel_keeps_its_buffers_when_the_thread_panics() {
+        let (reader, mut writer) = std::io::pipe().expect("a pipe");
+        let (fd, len_bytes) = (OwnedFd::from(reader), 1 << 20);
+        let trap = Mutex::default();
+        let target = Arc::new(Target { fd, start_bytes: 0, len_bytes, block_bytes: PAGE_SIZE, trap });
+        let uring = match Uring::new(Arc::clone(&target), 4) {
+            Ok(uring) => uring,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let (ends, buffers) = (Ends::new(), Buffers::new(4, PAGE_SIZE).expect("memory"));
+        let start = |token, offset| {
+            let (direction, buffer) = (Direction::Read, buffers.take().expect("free"));
+            let completion: Arc<dyn crate::backing::Completion> = Arc::<Ends>::clone(&ends);
+            uring.start(Transfer { direction, offset, len_bytes: PAGE_SIZE, buffer, token, completion });
+        };
+        // It waits for the pipe. The one behind it ends at once, so that the first is on its way then.
+        start(1, 0);
+        start(2, 1);
+        assert_eq!(ends.wait(2).1.expect_err("no block").kind(), ErrorKind::Invalid);
+        *target.trap.lock().expect("no panic") = Some(Trap::Begin);
+        start(3, 0);
+        assert_eq!(ends.wait(3).1.expect_err("a panic").kind(), ErrorKind::Io);
+        start(4, 0);
+        let error = ends.wait(4).1.expect_err("it has died").to_string();
+        assert!(error.contains("a test asked for it"), "{error}");
+        assert_eq!((ends.count(), buffers.free()), (0, 3), "the kernel has the first one's");
+        writer.write_all(&[5; PAGE_SIZE]).expect("room");
+        let (buffer, result) = ends.wait(1);
+        assert_eq!(result.expect_err("it has died").to_string(), error);
+        assert!(buffer.iter().all(|byte| *byte == 5));
+        drop(uring);
+    }
 }

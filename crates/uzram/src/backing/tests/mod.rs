@@ -4,11 +4,13 @@ mod claims;
 mod faults;
 mod files;
 mod model;
+mod panics;
 
 use std::collections::HashMap;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::base::error::{Error, ErrorKind};
@@ -43,6 +45,9 @@ fn open(path: &Path, size_bytes: u64, engine: Engine) -> FileBacking {
     FileBacking::open(&options(path, size_bytes, engine)).expect("a backing")
 }
 
+/// How long anything may take.
+const DEADLINE: Duration = Duration::from_secs(60);
+
 /// What transfers ended with, by token. A second end of one is a failure.
 pub(super) struct Ends {
     ends: Mutex<HashMap<u64, (Buffer, Result<()>)>>,
@@ -50,7 +55,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    fn new() -> Arc<Self> {
+    pub(in crate::backing) fn new() -> Arc<Self> {
         let ends = Mutex::new(&classes::LRU_PAGEVEC, HashMap::new());
         Arc::new(Ends { ends, changed: Condvar::new() })
     }
@@ -82,18 +87,21 @@ impl Ends {
     }
 
     /// Waits for the end of `token`.
-    fn wait(&self, token: u64) -> (Buffer, Result<()>) {
+    pub(in crate::backing) fn wait(&self, token: u64) -> (Buffer, Result<()>) {
+        let deadline = Instant::now() + DEADLINE;
         let mut ends = self.ends.lock();
         loop {
+            let now = Instant::now();
             match ends.remove(&token) {
                 Some(end) => return end,
-                None => ends = ends.wait(&self.changed),
+                None if now < deadline => ends = ends.wait_for(&self.changed, deadline - now),
+                None => panic!("the transfer {token} does not end"),
             }
         }
     }
 
     /// How many have ended and were not waited for.
-    fn count(&self) -> usize {
+    pub(in crate::backing) fn count(&self) -> usize {
         self.ends.lock().len()
     }
 }

@@ -65,6 +65,38 @@ pub fn prefetch_write<T>(address: *const T) {
     let _ = address;
 }
 
+/// Reads eight bytes of which nothing is known, for a hint: the answer is any number. None where [`prefetch`] does
+/// nothing.
+///
+/// Others may be writing them in whatever way, which the language allows no read beside, atomic or not. This is none to
+/// it: an instruction that yields some number, about which the compiler assumes nothing, and that changes no memory, so
+/// that no other thread can tell whether it was carried out. To the processor it is a plain load.
+///
+/// # Safety
+/// They are mapped.
+#[inline]
+pub unsafe fn read_for_hint(address: *const u64) -> Option<u64> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let number: u64;
+        // SAFETY: the load does not fault (the caller's promise), and changes nothing but its register.
+        unsafe {
+            std::arch::asm!(
+                "mov {number}, [{address}]",
+                number = out(reg) number,
+                address = in(reg) address,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        Some(number)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = address;
+        None
+    }
+}
+
 /// Keeps its content on cache lines of its own: 128 bytes, as the prefetchers of x86-64 fetch
 /// lines in pairs.
 #[repr(align(128))]

@@ -36,6 +36,10 @@ pub use loom::sync::Condvar;
 #[cfg(feature = "loom")]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+/// How long a thread sleeps before it looks whether what it waits for has come.
+#[cfg(tsan)]
+const TSAN_NAP: std::time::Duration = std::time::Duration::from_micros(200);
+
 /// Takes a lock by trying. The standard library is not instrumented: ThreadSanitizer sees what of it
 /// is inlined here, and would not see who was waited for.
 #[cfg(tsan)]

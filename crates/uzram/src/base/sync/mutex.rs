@@ -22,7 +22,7 @@ pub struct Mutex<T> {
 pub struct MutexGuard<'a, T> {
     // Before `hold`: the lock is let go first, then its hold time is booked.
     guard: imp::MutexGuard<'a, T>,
-    waiters: &'a Counter,
+    lock: &'a Mutex<T>,
     _hold: Hold,
 }
 
@@ -37,7 +37,7 @@ impl<T> Mutex<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let wait = || self.waiters.while_waiting(|| self.try_inner(), || self.wait_inner());
         let (guard, hold) = Hold::take(self.class, || self.try_inner(), wait);
-        MutexGuard { guard, waiters: &self.waiters, _hold: hold }
+        MutexGuard { guard, lock: self, _hold: hold }
     }
 
     #[cfg(not(tsan))]
@@ -64,7 +64,7 @@ impl<T> Mutex<T> {
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         let guard = self.try_inner()?;
-        Some(MutexGuard { guard, waiters: &self.waiters, _hold: Hold::new(self.class) })
+        Some(MutexGuard { guard, lock: self, _hold: Hold::new(self.class) })
     }
 
     fn try_inner(&self) -> Option<imp::MutexGuard<'_, T>> {
@@ -78,18 +78,35 @@ impl<T> Mutex<T> {
 
 impl<'a, T> MutexGuard<'a, T> {
     /// Waits on `condvar`, the lock being free meanwhile. It may come back without a notification.
+    #[cfg(not(tsan))]
     pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
-        let MutexGuard { guard, waiters, _hold } = self;
+        let MutexGuard { guard, lock, _hold } = self;
         let guard = condvar.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner());
-        MutexGuard { guard, waiters, _hold }
+        MutexGuard { guard, lock, _hold }
     }
 
     /// The same, for that long at most. Models have no time: there it only lets the lock go for a moment.
+    #[cfg(not(tsan))]
     pub fn wait_for(self, condvar: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
-        let MutexGuard { guard, waiters, _hold } = self;
+        let MutexGuard { guard, lock, _hold } = self;
         let (guard, _) =
             condvar.wait_timeout(guard, at_most).unwrap_or_else(|poisoned| poisoned.into_inner());
-        MutexGuard { guard, waiters, _hold }
+        MutexGuard { guard, lock, _hold }
+    }
+
+    /// Comes back without a notification: ThreadSanitizer does not see the standard library let the lock go and take it.
+    #[cfg(tsan)]
+    pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
+        self.wait_for(condvar, super::TSAN_NAP)
+    }
+
+    /// As [`MutexGuard::wait`].
+    #[cfg(tsan)]
+    pub fn wait_for(self, _: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
+        let MutexGuard { guard, lock, _hold } = self;
+        drop(guard);
+        std::thread::sleep(at_most.min(super::TSAN_NAP));
+        MutexGuard { guard: lock.wait_inner(), lock, _hold }
     }
 }
 
@@ -97,7 +114,7 @@ impl<T> MutexGuard<'_, T> {
     /// Whether others wait for the lock, who would like it to be let go: a hint. Never in models.
     #[inline]
     pub fn is_contended(&self) -> bool {
-        self.waiters.get() > 0
+        self.lock.waiters.get() > 0
     }
 }
 

@@ -36,10 +36,9 @@ impl PolicyThread {
     /// # Errors
     /// `NoMemory` when the system gives no thread.
     pub fn start(name: &str, store: &Arc<Store>) -> Result<Self> {
-        let of_thread = Arc::clone(store);
-        let of_guard = Arc::clone(store);
-        let died = move |why: &str| of_guard.keeper.died(why);
-        let thread = spawn_relied_on(&format!("uzram-{name}-policy"), move || of_thread.keep(), died)?;
+        let died = |store: &mut Arc<Store>, why: &str| store.keeper.died(why);
+        let name = format!("uzram-{name}-policy");
+        let thread = spawn_relied_on(&name, Arc::clone(store), |store| store.keep(), died)?;
         let mut state = store.keeper.state.lock();
         (state.thread, state.ends) = (Some(thread.thread().clone()), false);
         drop(state);

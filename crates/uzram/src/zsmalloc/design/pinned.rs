@@ -17,7 +17,7 @@
 //! A handle may only be pinned by someone who knows that it is not freed yet (the store holds the
 //! slot's lock meanwhile).
 
-use crate::base::cpu::Padded;
+use crate::base::cpu::{Padded, read_for_hint};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
@@ -59,8 +59,9 @@ impl Cell for PinCell {
     }
 
     #[inline]
-    fn hint(&self) -> Option<Object> {
-        Some(Object::decode(self.0.load(Ordering::Relaxed)))
+    unsafe fn hint(cell: *const Self) -> Option<Object> {
+        // SAFETY: the caller's promise; a cell is its word.
+        unsafe { read_for_hint(cell.cast()) }.map(Object::decode)
     }
 }
 
@@ -69,6 +70,9 @@ impl Still for MutexGuard<'_, Lists> {
         MutexGuard::is_contended(self)
     }
 }
+
+/// How a pin is let go. ThreadSanitizer sees no fences, such as that of [`at_rest`].
+const UNPIN: Ordering = if cfg!(tsan) { Ordering::AcqRel } else { Ordering::Release };
 
 /// Whether a word that was `old` is now at rest, `last` being what was left to take from it: the object
 /// is to be released then.
@@ -130,7 +134,7 @@ impl Locks for Pinned {
     #[inline]
     unsafe fn unpin(pool: &RawPool<Self>, handle: u32, _: Object) -> Option<Released<'_, Self>> {
         // SAFETY: the pin keeps the handle in use.
-        let old = unsafe { pool.handles.get(handle) }.0.fetch_sub(1, Ordering::Release);
+        let old = unsafe { pool.handles.get(handle) }.0.fetch_sub(1, UNPIN);
         at_rest(old, FREED | 1).and_then(|object| Self::released(pool, handle, object))
     }
 
