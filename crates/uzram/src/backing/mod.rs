@@ -31,7 +31,6 @@ pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
 #[cfg(not(feature = "loom"))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 #[cfg(not(feature = "loom"))]
-#[cfg(not(feature = "loom"))]
 pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
 
 #[cfg(all(test, not(feature = "loom")))]
