@@ -7,7 +7,7 @@
 //! any of them is one line on standard error and a status.
 //!
 //! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes
-//! no sense, and nothing was tried ([`Failure::Usage`]). `up --exec` has its command's, 128 + N if signal N ended it.
+//! no sense, and nothing was tried (`Failure::Usage`). `up --exec` has its command's, 128 + N if signal N ended it.
 
 mod accounts;
 mod attach;

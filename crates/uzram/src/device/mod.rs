@@ -13,6 +13,8 @@ mod io;
 mod task;
 
 #[cfg(test)]
+mod task_tests;
+#[cfg(test)]
 mod tests;
 
 pub use crate::store::{

@@ -37,6 +37,8 @@ mod tests;
 #[cfg(all(test, feature = "loom"))]
 mod writeback_loom_tests;
 #[cfg(all(test, not(feature = "loom")))]
+mod writeback_fault_tests;
+#[cfg(all(test, not(feature = "loom")))]
 mod writeback_tests;
 
 use std::borrow::Borrow;

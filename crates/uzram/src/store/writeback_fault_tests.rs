@@ -1,0 +1,122 @@
+//! Backing devices, objects and threads that fail while pages leave.
+
+use std::time::Duration;
+
+use super::tests::config;
+use super::writeback_tests::{ALL, decided, expect, file, half_random, incompressible, place};
+use super::*;
+use crate::backing::{Direction, Fault, FaultKind, FileBacking, Trap};
+use crate::base::random::Random;
+
+/// A device that stalled and then failed is used again soon after it is well, however long it had stalled.
+#[test]
+fn a_device_that_is_well_again_is_used_soon() {
+    const STALL: Duration = Duration::from_millis(1500);
+    let place = place(32 << 20, Layout::Packed, true, Config { limit_pages: 256, ..config(4096) });
+    let policy = PolicyThread::start("test", &place.store).expect("a thread");
+    let write = |page: u64| place.store.write(page, &incompressible(page));
+    (0..600).for_each(|page| write(page).expect("others leave"));
+    place.faults.add(Fault::always(FaultKind::Stall(STALL)));
+    place.faults.add(Fault::always(FaultKind::Error));
+    let refused = (600..4096).find(|page| write(*page).is_err()).expect("nothing can leave");
+    assert!(write(refused).is_err(), "the thread rests");
+    place.faults.clear();
+    let healed = std::time::Instant::now();
+    while write(refused).is_err() {
+        // What was begun may stall once more. It once took four times the stall and more.
+        assert!(healed.elapsed() < STALL * 3, "{:?}", place.store.policy_stats());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    (0..=refused).for_each(|page| expect(&place.store, page, &incompressible(page)));
+    drop(policy);
+}
+
+/// Objects that are moved are written whatever the limit: when that fails, nothing of the limit is given back.
+#[test]
+fn cleaning_that_fails_gives_back_nothing() {
+    const PAGES: u64 = 3000;
+    let place = place(8 << 20, Layout::Packed, true, config(PAGES));
+    let (store, mut random) = (&place.store, Random::new(3));
+    let mut versions = vec![0; PAGES as usize];
+    (0..PAGES).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    let mut overwrite = |store: &Store| {
+        for _ in 0..200 {
+            let page = random.below(PAGES as usize);
+            versions[page] += PAGES;
+            store.write(page as u64, &half_random(page as u64 + versions[page])).expect("memory");
+        }
+        versions.clone()
+    };
+    // Until the device has to be cleaned for whatever leaves.
+    while store.backing_stats().cleaned_bytes == 0 {
+        store.write_back(&ALL).expect("room");
+        overwrite(store);
+    }
+    store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: true, left: 50 });
+    place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(FaultKind::Error) });
+    let mut versions = overwrite(store);
+    for _ in 0..20 {
+        let _ = store.write_back(&ALL);
+        assert!(store.writeback_limit().left <= 50, "{:?}", store.writeback_limit());
+        versions = overwrite(store);
+    }
+    place.faults.clear();
+    for (page, version) in (0..).zip(&versions) {
+        expect(store, page, &half_random(page + version));
+    }
+}
+
+/// An object whose header names a page that there is none of stays, and stops nobody.
+#[test]
+fn a_damaged_owner_stops_nobody() {
+    let policy = Policy { reclaim: Reclaim::Zspages, ..Policy::default() };
+    let place = place(32 << 20, Layout::Packed, true, Config { limit_pages: 512, policy, ..config(4096) });
+    let store = &place.store;
+    let policy = PolicyThread::start("test", store).expect("a thread");
+    (0..64).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    for page in [3, 20, 41] {
+        let Contents::Stored { handle, len, .. } = store.slots.lock(page).contents() else {
+            panic!("stored")
+        };
+        // SAFETY: the slot holds the handle, and nobody frees it.
+        let pinned = unsafe { store.pool.read(handle, page as u32, usize::from(len)) }.expect("sound");
+        // SAFETY: nobody else uses the store now. The owner lies just before the bytes.
+        unsafe { pinned.as_ptr().cast_mut().cast::<u32>().sub(1).write(u32::MAX - page as u32) };
+    }
+    for page in 64..2048 {
+        store.write(page, &half_random(page)).expect("others leave");
+    }
+    assert_eq!(decided(store, "thread_died"), 0);
+    let mut read = [0; PAGE_SIZE];
+    for page in 0..2048 {
+        match page {
+            3 | 20 | 41 => assert_eq!(store.read(page, &mut read).unwrap_err().kind(), ErrorKind::Corrupt),
+            _ => expect(store, page, &half_random(page)),
+        }
+    }
+    drop(policy);
+}
+
+/// Once the thread that writes to the backing device has died, pages stay in memory, and those that left are read.
+#[test]
+fn a_store_whose_backing_died_goes_on_in_memory() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = Arc::new(file(dir.path(), 8 << 20));
+    let backing: Arc<dyn crate::backing::Backing> = Arc::<FileBacking>::clone(&file);
+    let backing = Some(BackingOptions { backing, layout: Layout::Packed, compressed: true });
+    let store = Store::new(&Config { backing, ..config(200) }).expect("store");
+    let write =
+        |pages: Range<u64>| pages.for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    write(0..50);
+    assert_eq!(store.write_back(&ALL), Ok(50));
+    write(50..100);
+    file.spring(Trap::Begin);
+    for _ in 0..2 {
+        let error = store.write_back(&ALL).expect_err("its thread has died");
+        assert!(error.kind() == ErrorKind::Io && error.to_string().contains("defect"), "{error}");
+    }
+    write(100..200);
+    assert_eq!((store.stats().failed_writes, store.backing_stats().pages), (0, 50));
+    (0..200).for_each(|page| expect(&store, page, &half_random(page)));
+    assert_eq!(store.stats().failed_reads, 0);
+}
