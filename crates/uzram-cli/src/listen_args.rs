@@ -77,9 +77,10 @@ impl ListenArgs {
             SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
         let is_unix = |listen: &Listen| matches!(listen.address, ListenAddress::Unix(_));
         if access != SocketAccess::default() && !self.listen.iter().any(is_unix) {
-            return Err(Failure::line(
+            return Err(Failure::Usage(
                 "socket-owner, socket-group and socket-mode are for the sockets of listen, and there is none: give \
-                 listen a unix:PATH",
+                 listen a unix:PATH"
+                    .to_owned(),
             ));
         }
         config.listen.extend(self.listen.into_iter().map(|listen| Listen { access, ..listen }));

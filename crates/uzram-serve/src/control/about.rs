@@ -15,7 +15,8 @@ pub struct About {
     pub files: Option<FilesJson>,
     /// Whether it was started for a swap area, and ends with it.
     pub ends_with_swap: bool,
-    /// What keeps it from waiting for memory that only it can free; none of that without a swap area.
+    /// What keeps it from waiting for memory that only it can free, where it has a swap area; and what it gave up so that
+    /// nobody can misuse it. None of the latter while it runs a command.
     pub protection: Vec<MeasureJson>,
 }
 
