@@ -1,9 +1,9 @@
 //! The `uzram` program, as a library, so that its start can be tested ([`start`]): reads the command line and runs one command.
 //!
-//! `up` is the daemon ([`up`]); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo`, `clients`, `kick`, `reload`
-//! and `down` talk to it over its control socket ([`client`], [`clients`]); `attach` and `detach` make block devices of
-//! its files ([`attach`]),
-//! `swap` a swap area ([`swap`]); `bench`, `check`, `lab` and `train` need no daemon. A failure of
+//! `up` is the daemon (`up`); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo`, `clients`, `kick`, `reload`
+//! and `down` talk to it over its control socket (`client`, `clients`); `attach` and `detach` make block devices of
+//! its files (`attach`),
+//! `swap` a swap area (`swap`); `bench`, `check`, `lab` and `train` need no daemon. A failure of
 //! any of them is one line on standard error and a status.
 //!
 //! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes

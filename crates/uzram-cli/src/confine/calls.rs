@@ -73,6 +73,7 @@ const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
 /// Names for anonymous memory, which allocators give: `<linux/prctl.h>`.
 const PR_SET_VMA: u64 = 0x5356_4d41;
 
+#[allow(clippy::unnecessary_cast, reason = "with musl, the numbers of ioctl(2) are signed")]
 const TABLE: &[Group] = &[
     Group {
         why: "requests and replies: what is open is read and written",
