@@ -305,7 +305,7 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
         assert!(seen.iter().all(|seen| may_be(&seen)), "{options:?}: {seen:?}");
     }
     let refused = place.run(&["up", "--socket-mode", "0660"]);
-    assert!(refused.complaint(1).contains("give listen a unix:PATH"), "{}", refused.stderr);
+    assert!(refused.complaint(2).contains("give listen a unix:PATH"), "{}", refused.stderr);
 }
 
 /// Silent, slow and lying control clients keep neither NBD clients nor each other out for long.
