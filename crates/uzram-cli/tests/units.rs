@@ -57,7 +57,8 @@ fn systemd_starts_the_service_before_swap_target_and_has_nothing_to_say_of_it() 
     let said = verify(&service.replace("[Install]", "Tpyo=1\n[Install]"));
     assert!(said.contains("Tpyo"), "{said}");
     let said = verify(&service.replace("Before=swap.target", "Before=swap.target\nAfter=local-fs.target"));
-    assert!(said.contains("ordering cycle"), "{said}");
+    // The line that says what it is names another unit of the cycle, or this one, as it happens.
+    assert!(said.contains("ordering cycle") || said.contains("Found dependency on uzram.service"), "{said}");
 }
 
 /// A mount namespace of its own would hide what it mounts from everyone else.
