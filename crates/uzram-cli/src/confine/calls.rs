@@ -165,6 +165,9 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_gettid),
             Any(libc::SYS_sched_getaffinity),
             Any(libc::SYS_sched_yield),
+            // Short time slices for the threads of connections, when these share the CPUs.
+            Any(libc::SYS_sched_getattr),
+            Any(libc::SYS_sched_setattr),
             Any(libc::SYS_getcpu),
             OneOf(libc::SYS_prctl, 0, &[libc::PR_SET_NAME as u64, PR_SET_VMA]),
             Any(libc::SYS_exit),

@@ -23,7 +23,8 @@
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
 //! - `pace`: how slow a client may be;
-//! - `registry`, `server`: accepting, limits, stopping; `clients`: who is connected.
+//! - `registry`, `server`: accepting, limits, stopping; `clients`: who is connected; `time_slice`: how connections'
+//!   threads share the CPUs.
 //!
 //! One thread serves one connection and answers its requests in order, but for those that would wait for
 //! the device: these are answered when they can be. What a client sends can cost its own connection and
@@ -47,6 +48,7 @@ mod request_cache;
 mod server;
 mod session;
 mod socket;
+mod time_slice;
 mod tls;
 mod tls_stream;
 mod transmission;

@@ -250,6 +250,11 @@ impl Registry {
         places.all().for_each(|(_, connection)| connection.closer.close());
     }
 
+    /// The number of clients, of all listeners.
+    pub fn clients(&self) -> usize {
+        self.lock().listeners.iter().map(|of| of.clients.len()).sum()
+    }
+
     /// All connections, in the order in which they came.
     pub fn list(&self) -> Vec<Client> {
         let places = self.lock();
@@ -551,7 +556,9 @@ mod tests {
         let (closer, mut theirs) = connection();
         let place = registry.admit(1, closer, PEER).unwrap();
         assert_eq!(registry.list()[0].export, None);
+        assert_eq!(registry.clients(), 0);
         assert!(place.become_client("zram0"));
+        assert_eq!(registry.clients(), 1);
         let other = admit(&registry, 0).unwrap();
         let listed: Vec<_> = registry.list().into_iter().map(|client| (client.id, client.export)).collect();
         assert_eq!(listed, [(place.id(), Some("zram0".to_owned())), (other.id(), None)]);

@@ -4,6 +4,7 @@
 //! returned: no thread, no open device, no socket file.
 
 use std::io;
+use std::num::NonZero;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use super::listener::{Listener, is_local};
 use super::registry::{self, Place, Registry, Room};
 use super::session::{self, Chosen, Terms};
 use super::socket::{Socket, timespec};
+use super::time_slice;
 use super::tls::Tls;
 use super::transmission::Handover;
 use super::{Buffers, RequestCache};
@@ -130,6 +132,8 @@ pub struct Server {
     budget: Arc<Budget>,
     waiters: Waiters,
     registry: Arc<Registry>,
+    /// CPUs that the process may use; with more clients than these, they share.
+    cpus: usize,
     config: Config,
     stop: StopHandle,
 }
@@ -180,7 +184,9 @@ impl Server {
         let registry = Registry::new(config.max_connections, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
         let waiters = Waiters::new(Arc::clone(&budget));
-        Ok(Server { listeners, requests, budget, waiters, registry: Arc::new(registry), config, stop })
+        // Without an answer, one: then clients share more evenly than they would have to.
+        let cpus = thread::available_parallelism().map_or(1, NonZero::get);
+        Ok(Server { listeners, requests, budget, waiters, registry: Arc::new(registry), config, stop, cpus })
     }
 
     /// Who is connected, for as long as the server runs, and after.
@@ -375,6 +381,11 @@ impl Server {
             socket.set_deadline(None);
             if !place.become_client(export) {
                 return Err(io::Error::other("too many connections"));
+            }
+            if self.registry.clients() > self.cpus
+                && let Err(error) = time_slice::shorten()
+            {
+                tracing::debug!(%error, "the thread keeps its usual time slice");
             }
             Buffers::of_client(&self.budget, tls)
         })
