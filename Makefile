@@ -40,7 +40,7 @@ fuzz: ## Fuzz what takes bytes from outside
 asan: ## The tests of codecs (C included) and slab caches under AddressSanitizer (minutes)
 	@tools/bounded 1200 tools/asan
 
-tsan: ## The tests with threads of slab caches, pools and stores under ThreadSanitizer (minutes)
+tsan: ## The tests with threads of slab caches, pools, LRUs and stores under ThreadSanitizer (minutes)
 	@tools/bounded 1800 tools/tsan
 
 hog: ## A program in a quarter of the memory it needs, swapping for ten minutes, as root

@@ -292,6 +292,32 @@ fn no_runtime_directory_at_all_is_one_line() {
     }
 }
 
+/// The socket of a server that was killed, and to which nobody may connect, is in no successor's way; that of one which
+/// lives keeps its mode.
+#[test]
+fn a_dead_servers_socket_is_replaced_whatever_its_mode() {
+    let place = Place::new();
+    fs::set_permissions(place.root(), Permissions::from_mode(0o777)).unwrap();
+    let path = place.root().join("disk.sock");
+    let listen = format!("unix:{}", path.display());
+    let command = |dir: &str| {
+        let mut command = place.command(&["up", "--size", "1M", "--listen", &listen, "--socket-mode", "0"]);
+        command.env("UZRAM_RUNTIME_DIR", place.root().join(dir));
+        if rustix::process::geteuid().is_root() {
+            command.uid(65534).gid(65534);
+        }
+        command
+    };
+    let killed = common::Daemon::start(command("one"));
+    killed.signal(Signal::KILL);
+    drop(killed.ended());
+    assert_eq!(mode(&path) & 0o777, 0);
+    let _daemon = common::Daemon::start(command("two"));
+    let second = finish(command("three"));
+    assert!(second.complaint(1).contains("another server has"), "{}", second.stderr);
+    assert_eq!(mode(&path) & 0o777, 0);
+}
+
 /// Runs `uzram args` on a terminal, presses ^C once it has shown `ready`, and returns what it showed.
 fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String) {
     let mut script = std::process::Command::new("timeout");

@@ -239,6 +239,40 @@ fn what_was_never_written_is_discarded_at_once() {
     assert!(after_bytes <= before_bytes + (1 << 20), "{before_bytes} before, {after_bytes} after");
 }
 
+/// Holes longer than one thread makes at once, from the middle of a page to that of another; and one that goes past
+/// the end changes nothing.
+#[test]
+fn long_holes_are_made_whole_or_not_at_all() {
+    if unable() {
+        return;
+    }
+    const LEN: usize = 48 << 20;
+    let place = BlockPlace::new();
+    let _daemon = up(&place, "48M", &[]);
+    let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
+    let mut model: Vec<u8> = (0..LEN).map(|at| (at / 64) as u8 | 1).collect();
+    let expect = |model: &[u8], what: &str| {
+        let mut all = vec![1; LEN];
+        disk.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == model, "{what}");
+    };
+    disk.write_all_at(&model, 0).unwrap();
+    for (how, offset, len) in [
+        (libc::FALLOC_FL_PUNCH_HOLE, 100, 33 << 20),
+        (libc::FALLOC_FL_ZERO_RANGE, (13 << 20) + 4095, (16 << 20) + 2),
+    ] {
+        fallocate(&disk, how | libc::FALLOC_FL_KEEP_SIZE, offset as u64, len as u64).unwrap();
+        model[offset..offset + len].fill(0);
+        expect(&model, "zeros where they were asked for");
+        disk.write_all_at(&vec![7; len], offset as u64).unwrap();
+        model[offset..offset + len].fill(7);
+        // Past the end by a page.
+        let beyond = LEN - offset + 4096;
+        assert!(fallocate(&disk, how | libc::FALLOC_FL_KEEP_SIZE, offset as u64, beyond as u64).is_err());
+        expect(&model, "nothing was changed");
+    }
+}
+
 /// Seeded reads, writes, holes and zeros of any place and length, against plain bytes.
 #[test]
 fn random_operations_agree_with_a_model() {

@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzram::base::named::nearest;
+use uzram::base::named::hint;
 use uzram::device::{Device, OpenDevice};
 use uzram::{Error, ErrorKind, Result};
 
@@ -266,11 +266,7 @@ impl Exports {
         let found = devices.iter().find(|entry| entry.device.name() == name);
         found.map(|entry| Arc::clone(&entry.device)).ok_or_else(|| {
             let names: Vec<&str> = devices.iter().map(|entry| entry.device.name()).collect();
-            let known = match nearest(name, names.iter().copied()) {
-                Some(other) => format!("did you mean `{other}`?"),
-                None if names.is_empty() => "this daemon has none".to_owned(),
-                None => format!("this daemon has {}", names.join(", ")),
-            };
+            let known = if names.is_empty() { "this daemon has none".to_owned() } else { hint(name, &names) };
             Error::new(ErrorKind::NotFound, format!("no device '{name}'; {known}"))
         })
     }

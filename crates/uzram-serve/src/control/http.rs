@@ -44,7 +44,8 @@ pub struct Response {
 pub enum Body {
     /// JSON text, or empty. It is sent whole.
     Text(String),
-    /// `{"name", "value"}` of an attribute. The value is made as it is sent, and its end is that of the connection.
+    /// `{"name", "value"}` of an attribute. The value is made as it is sent: there is no `Content-Length`,
+    /// the connection ends with it.
     Attribute(&'static str, AttributeText),
 }
 
@@ -85,9 +86,9 @@ impl Response {
         }
         if self.status != 204 {
             text.push_str("Content-Type: application/json\r\n");
-        }
-        if let (Body::Text(body), true) = (&self.body, self.status != 204) {
-            text.push_str(&format!("Content-Length: {}\r\n", body.len()));
+            if let Body::Text(body) = &self.body {
+                text.push_str(&format!("Content-Length: {}\r\n", body.len()));
+            }
         }
         text.push_str("Connection: close\r\n\r\n");
         match self.body {
@@ -97,7 +98,7 @@ impl Response {
             }
             Body::Attribute(name, value) => {
                 output.write_all(text.as_bytes())?;
-                write_attribute(name, value, output)?;
+                send_attribute_text(name, value, output)?;
             }
         }
         output.flush()
@@ -105,7 +106,7 @@ impl Response {
 }
 
 /// Sends an attribute's text without its last newline, as [`Response::json`] would.
-fn write_attribute(name: &str, mut value: AttributeText, output: &mut impl Write) -> io::Result<()> {
+fn send_attribute_text(name: &str, mut value: AttributeText, output: &mut impl Write) -> io::Result<()> {
     let (mut piece, mut offset, mut ends_line) = (vec![0; PIECE_BYTES], 0, false);
     let mut text = format!("{{\"name\":{},\"value\":\"", json!(name));
     while let len @ 1.. = value.read_at(offset, &mut piece) {

@@ -24,7 +24,7 @@
 //! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while somebody uses a device |
 //!
 //! The attributes of a device are all but those whose text grows with its disk. Such a text is made while it is sent, and
-//! ends with the connection, without a `Content-Length`.
+//! ends with the connection, without a `Content-Length`; if the device is reset meanwhile, it ends there.
 //!
 //! An attribute whose setting goes through all pages (`recompress`, `writeback`, `compact`, `idle`) answers when that is
 //! done, and the attribute `progress` tells how far it has come. A client that closes the connection, or its sending half,

@@ -51,8 +51,8 @@ struct Shared {
     stopping: AtomicBool,
 }
 
-/// A running control server; dropping it stops accepting. Connections it still has end by
-/// themselves within their [`Limits`].
+/// A running control server; dropping it stops accepting. Connections it still has end by themselves within their
+/// [`Limits`], of which the one for an answer holds for each piece of a long one, or with the process.
 pub struct Server {
     listener: Arc<UnixListener>,
     shared: Arc<Shared>,
@@ -167,10 +167,10 @@ fn converse(stream: &UnixStream, shared: &Shared) {
 /// Whether the client has closed the connection, or will send nothing more over it: it waits for its answer with both
 /// halves open.
 fn has_left(stream: &UnixStream) -> bool {
-    let mut news = [PollFd::new(stream, PollFlags::RDHUP)];
+    let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
     // `HUP` and `ERR` are told of without being asked for. A failure says nothing of the client.
-    let asked = poll(&mut news, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    asked.is_ok() && !news[0].revents().is_empty()
+    let polled = poll(&mut fds, Some(&Timespec::default()));
+    polled.is_ok() && !fds[0].revents().is_empty()
 }
 
 /// Reads on for a moment after a refusal: closing a socket with unread bytes resets it, and the

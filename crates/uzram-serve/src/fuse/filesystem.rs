@@ -143,17 +143,20 @@ fn errno(error: &Error) -> Errno {
     Errno::from_i32(error.errno())
 }
 
-/// Lends this thread's buffer for so many bytes.
-fn with_buffer<R>(len: usize, f: impl FnOnce(Result<&mut [u8], Errno>) -> R) -> R {
-    BUFFER.with_borrow_mut(|buffer| {
-        if buffer.as_ref().is_none_or(|buffer| buffer.len() < len) {
-            match allocate(MAX_IO_BYTES.max(len)) {
-                Ok(larger) => *buffer = Some(larger),
-                Err(error) => return f(Err(error)),
-            }
-        }
-        f(buffer.as_mut().map(|buffer| &mut buffer[..len]).ok_or(Errno::ENOMEM))
-    })
+/// Room for so many bytes in a thread's buffer, which is made if it is missing or too small.
+fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
+    if buffer.as_ref().is_none_or(|buffer| buffer.len() < len) {
+        *buffer = Some(allocate(MAX_IO_BYTES.max(len))?);
+    }
+    buffer.as_mut().map(|buffer| &mut buffer[..len]).ok_or(Errno::ENOMEM)
+}
+
+/// Has a read answered out of this thread's buffer, or answers that there is no memory for it.
+fn reply_from_buffer(len: usize, reply: ReplyData, answer: impl FnOnce(&mut [u8], ReplyData)) {
+    BUFFER.with_borrow_mut(|buffer| match room_in(buffer, len) {
+        Ok(room) => answer(room, reply),
+        Err(errno) => reply.error(errno),
+    });
 }
 
 /// Keeps what this thread receives out of core files: it has one buffer for that, which is not ours.
@@ -194,25 +197,29 @@ fn read_disk(disk: &Disk, offset: u64, len: usize, reply: ReplyData) {
     if len == 0 {
         return reply.data(&[]);
     }
-    with_buffer(len, |out| {
-        let out = match out {
-            Ok(out) => out,
-            Err(error) => return reply.error(error),
-        };
+    reply_from_buffer(len, reply, |out, reply| {
         let done = match disk.file.device.read_some(offset, out, Wait::No) {
             Ok(done) if done < len => done,
             read => return reply_data(reply, read, out),
         };
-        let (Some(room), Ok(mut copy)) = (disk.crew.room(len), allocate(len)) else {
+        let copy = if done == 0 { Ok(None) } else { allocate(done).map(Some) };
+        let (Some(room), Ok(mut copy)) = (disk.crew.room(done), copy) else {
             let read = read_rest(&disk.file.device, offset, out, done);
             return reply_data(reply, read, out);
         };
-        copy[..done].copy_from_slice(&out[..done]);
+        if let Some(copy) = &mut copy {
+            copy.copy_from_slice(&out[..done]);
+        }
         let device = Arc::clone(&disk.file.device);
         disk.crew.start(Box::new(move || {
-            let read = read_rest(&device, offset, &mut copy, done);
-            drop(device);
-            reply_data(reply, read, &copy);
+            reply_from_buffer(len, reply, |out, reply| {
+                if let Some(copy) = copy {
+                    out[..done].copy_from_slice(&copy);
+                }
+                let read = read_rest(&device, offset, out, done);
+                drop(device);
+                reply_data(reply, read, out);
+            });
             drop(room);
         }));
     });
@@ -243,8 +250,11 @@ fn write_disk(disk: &Disk, offset: u64, data: &[u8], reply: ReplyWrite) {
     }));
 }
 
-/// Makes a range read as zeros, as a hole or not.
+/// Makes a range read as zeros, as a hole or not: all of it, or nothing if it goes past the end of the disk.
 fn zero_disk(disk: &Disk, offset: u64, len: u64, allocate: bool, reply: ReplyEmpty) {
+    if offset.checked_add(len).is_none_or(|end| end > disk.file.device.size_bytes()) {
+        return reply.error(Errno::EINVAL);
+    }
     let answer = move |zeroed: uzram::Result<u64>, reply: ReplyEmpty| match zeroed {
         Ok(_) => reply.ok(),
         Err(error) => reply.error(errno(&error)),
@@ -393,14 +403,12 @@ impl Filesystem for Files {
         self.request_came();
         match self.handles.get(fh.0).as_deref() {
             Some(Some(Open::Disk(disk))) => read_disk(disk, offset, size as usize, reply),
-            Some(Some(Open::Attribute(Some(text), _))) => with_buffer(size as usize, |out| {
-                let out = match out {
-                    Ok(out) => out,
-                    Err(error) => return reply.error(error),
-                };
-                let len = text.lock().unwrap_or_else(PoisonError::into_inner).read_at(offset, out);
-                reply.data(&out[..len]);
-            }),
+            Some(Some(Open::Attribute(Some(text), _))) => {
+                reply_from_buffer(size as usize, reply, |out, reply| {
+                    let len = text.lock().unwrap_or_else(PoisonError::into_inner).read_at(offset, out);
+                    reply.data(&out[..len]);
+                })
+            }
             _ => reply.error(Errno::EBADF),
         }
     }
@@ -418,19 +426,18 @@ impl Filesystem for Files {
         reply: ReplyWrite,
     ) {
         self.request_came();
+        keep_secret(data);
         match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => {
-                keep_secret(data);
-                write_disk(disk, offset, data, reply);
-            }
+            Some(Some(Open::Disk(disk))) => write_disk(disk, offset, data, reply),
             Some(Some(Open::Attribute(_, crew))) => self.write_attribute(ino.0, crew, offset, data, reply),
             Some(Some(Open::WarmUp)) => {
-                let is_ready =
-                    with_buffer(MAX_IO_BYTES, |buffer| buffer.map(|buffer| buffer.fill(0)).is_ok());
-                if self.warm_up.arrive() && is_ready {
-                    reply.written(data.len() as u32);
-                } else {
-                    reply.error(Errno::ETIMEDOUT);
+                let touched =
+                    BUFFER.with_borrow_mut(|buffer| room_in(buffer, MAX_IO_BYTES).map(|room| room.fill(0)));
+                // The other threads wait for this one, whatever became of its buffer.
+                match (self.warm_up.arrive(), touched) {
+                    (true, Ok(())) => reply.written(data.len() as u32),
+                    (true, Err(errno)) => reply.error(errno),
+                    (false, _) => reply.error(Errno::ETIMEDOUT),
                 }
             }
             _ => reply.error(Errno::EBADF),

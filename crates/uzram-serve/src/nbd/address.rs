@@ -29,12 +29,11 @@ pub struct Listen {
     pub address: ListenAddress,
     /// The names of devices, which need not exist yet; `None` for all.
     pub devices: Option<Arc<[String]>>,
-    /// Whose the socket file is to be.
+    /// Owner, group and mode of the socket file.
     pub access: SocketAccess,
 }
 
-/// Who may connect to a Unix socket: owner, group and mode of its file. What is not said is as ever: the server's user and
-/// group, and 0600.
+/// Who may connect to a Unix socket: owner, group and mode of its file. Defaults: the server's user and group, 0600.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
     /// A user's number.

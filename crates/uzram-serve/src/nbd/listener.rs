@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, getsockname, listen,
@@ -102,8 +102,7 @@ fn failure(what: &str, address: &ListenAddress, errno: Errno) -> Error {
 type Bound = (OwnedFd, ListenAddress, Option<SocketFile>);
 
 /// On Linux a socket file takes the mode of the unbound socket, less the umask, so the mode is set
-/// before `bind` and nobody else can connect at any moment. Its file belongs to who runs the server; where that is to be
-/// another, it has no permissions at all until it does.
+/// before `bind` and nobody else can connect at any moment. With other access, it has mode 0 until owner and group are set.
 fn bind_unix(path: &Path, access: SocketAccess) -> Result<Bound> {
     let address = ListenAddress::Unix(path.to_owned());
     let name = SocketAddrUnix::new(path).map_err(|_| {
@@ -112,30 +111,27 @@ fn bind_unix(path: &Path, access: SocketAccess) -> Result<Bound> {
     })?;
     remove_stale(path, &name)?;
     let fd = stream_socket(AddressFamily::UNIX).map_err(|errno| failure("create", &address, errno))?;
-    let is_usual = access == SocketAccess::default();
-    let first_mode = if is_usual { SOCKET_MODE } else { Mode::empty() };
+    let is_default = access == SocketAccess::default();
+    let first_mode = if is_default { SOCKET_MODE } else { Mode::empty() };
     rustix::fs::fchmod(&fd, first_mode).map_err(|errno| failure("set the mode of", &address, errno))?;
     bind(&fd, &name).map_err(|errno| failure("bind", &address, errno))?;
     let metadata = fs::symlink_metadata(path)
         .map_err(|error| Error::new(ErrorKind::Io, format!("{} vanished: {error}", path.display())))?;
     let file = SocketFile { path: path.to_owned(), id: (metadata.dev(), metadata.ino()) };
-    if !is_usual {
-        give(path, access)?;
+    if !is_default {
+        set_access(path, access)?;
     }
     listen(&fd, BACKLOG).map_err(|errno| failure("listen on", &address, errno))?;
     Ok((fd, address, Some(file)))
 }
 
-/// Gives the file of a socket that was just bound, which has no permissions yet, to whom it is to be.
-fn give(path: &Path, access: SocketAccess) -> Result<()> {
+/// Sets owner, group and mode of the file of a socket that was just bound, which has mode 0.
+fn set_access(path: &Path, access: SocketAccess) -> Result<()> {
     let refused = |what: &str, why: &dyn std::fmt::Display, setting| {
         let text = format!("cannot {what} of {}: {why}", path.display());
         Err(Error::new(ErrorKind::Io, text).with_setting(setting))
     };
-    let opened =
-        rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-            .and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)));
-    let (file, stat) = match opened {
+    let (file, stat) = match hold(path) {
         Ok(opened) => opened,
         Err(errno) => return refused("set the mode", &errno, "socket-mode"),
     };
@@ -146,17 +142,32 @@ fn give(path: &Path, access: SocketAccess) -> Result<()> {
     if !is_ours {
         return refused("set the mode", &"it is another file now", "listen");
     }
-    let (owner, group) = (access.owner.map(Uid::from_raw), access.group.map(Gid::from_raw));
-    let setting = if group.is_some() { "socket-group" } else { "socket-owner" };
-    if let Err(errno) = rustix::fs::chownat(&file, "", owner, group, AtFlags::EMPTY_PATH) {
-        return refused("set owner and group", &errno, setting);
+    // The group first: who has given the file away may not set it any more.
+    let group = access.group.map(Gid::from_raw);
+    if let Err(errno) = rustix::fs::chownat(&file, "", None, group, AtFlags::EMPTY_PATH) {
+        return refused("set the group", &errno, "socket-group");
     }
-    let mode = access.mode.map_or(SOCKET_MODE, Mode::from_raw_mode);
-    // There is no such call for a file that is only held, but for this name of it.
-    match rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode) {
+    let owner = access.owner.map(Uid::from_raw);
+    if let Err(errno) = rustix::fs::chownat(&file, "", owner, None, AtFlags::EMPTY_PATH) {
+        return refused("set the owner", &errno, "socket-owner");
+    }
+    match set_mode(&file, access.mode.map_or(SOCKET_MODE, Mode::from_raw_mode)) {
         Ok(()) => Ok(()),
         Err(errno) => refused("set the mode", &errno, "socket-mode"),
     }
+}
+
+/// Holds a file by a descriptor, whatever its permissions are, and looks at it.
+fn hold(path: &Path) -> rustix::io::Result<(OwnedFd, Stat)> {
+    let file =
+        rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    Ok((file, stat))
+}
+
+/// Sets the mode of a file that is only held: there is no call for that, but a name.
+fn set_mode(file: &OwnedFd, mode: Mode) -> rustix::io::Result<()> {
+    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
 }
 
 fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {
@@ -244,13 +255,47 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
         }
         Ok(_) => {}
     }
-    // It does not block: a full backlog answers EAGAIN.
-    let probe = stream_socket(AddressFamily::UNIX)
-        .map_err(|errno| Error::new(ErrorKind::Io, format!("cannot create a socket: {errno}")))?;
-    if connect(&probe, address) != Err(Errno::CONNREFUSED) {
-        let text = format!("another server has {}", there());
-        return Err(Error::new(ErrorKind::Busy, text).with_setting("listen"));
+    match is_served(path, address) {
+        Ok(false) => fs::remove_file(path).map_err(|error| {
+            Error::new(ErrorKind::Io, format!("cannot remove the stale {}: {error}", there()))
+        }),
+        Ok(true) => {
+            let text = format!("another server has {}", there());
+            Err(Error::new(ErrorKind::Busy, text).with_setting("listen"))
+        }
+        Err(errno) => {
+            let text =
+                format!("cannot find out whether a server has {}: {errno}; remove it if none has", there());
+            Err(Error::new(ErrorKind::Busy, text).with_setting("listen"))
+        }
     }
-    fs::remove_file(path)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot remove the stale {}: {error}", there())))
+}
+
+/// Whether something listens on a socket file. To find out takes the permission to connect, which a server that had
+/// other access set may not have itself: then the file's owner gets it, for as long as this takes.
+fn is_served(path: &Path, address: &SocketAddrUnix) -> rustix::io::Result<bool> {
+    let probe = || {
+        // It does not block: a full backlog answers EAGAIN.
+        let probe = stream_socket(AddressFamily::UNIX)?;
+        match connect(&probe, address) {
+            Err(Errno::ACCESS) => Err(Errno::ACCESS),
+            Err(Errno::CONNREFUSED) => Ok(false),
+            _ => Ok(true),
+        }
+    };
+    let refused = match probe() {
+        Err(Errno::ACCESS) => Errno::ACCESS,
+        known => return known,
+    };
+    let (file, stat) = hold(path)?;
+    let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket || mode.contains(Mode::WUSR) {
+        return Err(refused);
+    }
+    set_mode(&file, mode | Mode::WUSR)?;
+    let is_served = probe();
+    if is_served != Ok(false) {
+        set_mode(&file, mode)?;
+    }
+    is_served
 }

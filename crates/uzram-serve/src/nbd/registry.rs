@@ -14,8 +14,10 @@
 //! **The log.** Clients that are refused and handshakes that are cut off are counted, and one line in
 //! [`REPORT_PERIOD`] tells of all of a listener's.
 //!
-//! Lock: `Registry::places`, a leaf; held for a few map operations or a `shutdown(2)`, never while waiting (a
-//! condition variable aside).
+//! **CPUs.** Threads of clients are told to take turns quickly ([`time_slice`]) once there are more of them than CPUs.
+//!
+//! Lock: `Registry::places`, a leaf; held for a few map operations, a `shutdown(2)`, or as many calls to the scheduler as
+//! there are CPUs, never while waiting (a condition variable aside).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,10 +26,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::{Pid, gettid};
 
 use super::address::ListenAddress;
 use super::clients::{Client, Kicked, Peer, TrafficCounters};
 use super::socket::Closer;
+use super::time_slice;
 
 /// Handshakes in progress at once on a listener, at least.
 const MIN_HANDSHAKES: usize = 64;
@@ -49,6 +53,8 @@ pub(super) struct Registry {
     news: OwnedFd,
     max_clients: usize,
     max_handshakes: usize,
+    /// CPUs that the process may use.
+    cpus: usize,
 }
 
 /// Protected by the lock.
@@ -87,6 +93,8 @@ struct Connection {
     peer: Peer,
     connected: Instant,
     since: SystemTime,
+    /// Once it is a client: the thread that serves it, and what it chose.
+    thread: Option<Pid>,
     export: Option<String>,
     traffic: Arc<TrafficCounters>,
     /// It was told to end.
@@ -127,12 +135,13 @@ fn kept(max_clients: usize, listeners: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Registry {
-    /// No connections to these listeners, and at most `max_clients` that have chosen an export.
+    /// No connections to these listeners, and at most `max_clients` that have chosen an export, to share `cpus`.
     ///
     /// # Errors
     /// The system's, when it has no descriptor to give.
     pub fn new(
         max_clients: usize,
+        cpus: usize,
         listeners: impl ExactSizeIterator<Item = ListenAddress>,
     ) -> io::Result<Self> {
         let kept = kept(max_clients, listeners.len());
@@ -151,6 +160,7 @@ impl Registry {
             news: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             max_clients,
             max_handshakes: max_handshakes(max_clients),
+            cpus,
         })
     }
 
@@ -217,6 +227,7 @@ impl Registry {
             peer,
             connected: Instant::now(),
             since: SystemTime::now(),
+            thread: None,
             export: None,
             traffic: Arc::clone(&traffic),
             is_ending: false,
@@ -248,11 +259,6 @@ impl Registry {
         let waited = self.ended.wait_timeout_while(places, STOP_GRACE, |left| left.all().next().is_some());
         let (places, _) = waited.unwrap_or_else(PoisonError::into_inner);
         places.all().for_each(|(_, connection)| connection.closer.close());
-    }
-
-    /// The number of clients, of all listeners.
-    pub fn clients(&self) -> usize {
-        self.lock().listeners.iter().map(|of| of.clients.len()).sum()
     }
 
     /// All connections, in the order in which they came.
@@ -300,6 +306,23 @@ impl Places {
     fn connection(&mut self, id: u64) -> Option<&mut Connection> {
         let mut maps = self.listeners.iter_mut().flat_map(|of| [&mut of.handshakes, &mut of.clients]);
         maps.find_map(|map| map.get_mut(&id))
+    }
+
+    /// Has threads of clients take turns quickly, if there are more than `cpus`: all of them with the first client more
+    /// than that, and each `newcomer` after it.
+    fn share(&self, cpus: usize, newcomer: Pid) {
+        let clients = || self.listeners.iter().flat_map(|of| of.clients.values());
+        let count = clients().count();
+        let threads: Vec<Pid> = match count.checked_sub(cpus) {
+            None | Some(0) => return,
+            Some(1) => clients().filter_map(|client| client.thread).collect(),
+            Some(_) => vec![newcomer],
+        };
+        for thread in threads {
+            if let Err(error) = time_slice::shorten(thread) {
+                tracing::debug!(%error, "a thread keeps its usual time slice");
+            }
+        }
     }
 
     /// Whether there is a place for one more client of a listener: one that is kept for it, or one that is neither
@@ -375,7 +398,9 @@ impl Place<'_> {
         let of = &mut places.listeners[self.listener];
         if has_place && let Some(mut connection) = of.handshakes.remove(&self.id) {
             connection.export = Some(export.to_owned());
+            connection.thread = Some(gettid());
             of.clients.insert(self.id, connection);
+            places.share(self.registry.cpus, gettid());
         } else {
             of.turned_away.refused += 1;
         }
@@ -418,6 +443,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::io::Read;
     use std::os::unix::net::UnixStream;
+    use std::sync::{Barrier, mpsc};
     use std::thread;
 
     use super::super::socket::Socket;
@@ -427,7 +453,7 @@ mod tests {
 
     fn registry(max_clients: usize, listeners: usize) -> Registry {
         let address = |_| ListenAddress::Unix("/x".into());
-        Registry::new(max_clients, (0..listeners).map(address)).unwrap()
+        Registry::new(max_clients, usize::MAX, (0..listeners).map(address)).unwrap()
     }
 
     /// A connection's closer, and its other end.
@@ -457,6 +483,32 @@ mod tests {
         let sixth = admit(&registry, 0).unwrap();
         assert!(sixth.become_client("e"));
         assert!(admit(&registry, 0).is_none());
+    }
+
+    #[test]
+    fn threads_of_more_clients_than_cpus_all_have_short_slices() {
+        let registry = Registry::new(8, 2, std::iter::once(ListenAddress::Unix("/x".into()))).unwrap();
+        let usual = time_slice::slice_ns(gettid()).unwrap();
+        let (registry, all_told) = (&registry, &Barrier::new(5));
+        thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for _ in 0..4 {
+                let (came, comes) = mpsc::channel();
+                scope.spawn(move || {
+                    let place = admit(registry, 0).unwrap();
+                    assert!(place.become_client("e"));
+                    came.send(gettid()).unwrap();
+                    all_told.wait();
+                });
+                threads.push(comes.recv().unwrap());
+                let slices: Vec<_> = threads.iter().map(|id| time_slice::slice_ns(*id).unwrap()).collect();
+                let are_short = slices.iter().all(|slice| *slice < usual);
+                let are_usual = slices.iter().all(|slice| *slice == usual);
+                let has_slices = usual != 0;
+                assert!(if threads.len() > 2 && has_slices { are_short } else { are_usual }, "{slices:?}");
+            }
+            all_told.wait();
+        });
     }
 
     #[test]
@@ -556,9 +608,7 @@ mod tests {
         let (closer, mut theirs) = connection();
         let place = registry.admit(1, closer, PEER).unwrap();
         assert_eq!(registry.list()[0].export, None);
-        assert_eq!(registry.clients(), 0);
         assert!(place.become_client("zram0"));
-        assert_eq!(registry.clients(), 1);
         let other = admit(&registry, 0).unwrap();
         let listed: Vec<_> = registry.list().into_iter().map(|client| (client.id, client.export)).collect();
         assert_eq!(listed, [(place.id(), Some("zram0".to_owned())), (other.id(), None)]);

@@ -24,7 +24,6 @@ use super::listener::{Listener, is_local};
 use super::registry::{self, Place, Registry, Room};
 use super::session::{self, Chosen, Terms};
 use super::socket::{Socket, timespec};
-use super::time_slice;
 use super::tls::Tls;
 use super::transmission::Handover;
 use super::{Buffers, RequestCache};
@@ -41,8 +40,8 @@ pub struct Config {
     /// Where to listen. A socket file that a dead server left is replaced. Two servers must not start on the same path
     /// at the same moment.
     pub listen: Vec<Listen>,
-    /// With it, TLS is required of clients that come over TCP, and offered on Unix sockets: who may connect to these is
-    /// said by their files, and nobody else can listen there.
+    /// With it, TLS is required of clients that come over TCP, and optional on Unix sockets: their
+    /// files' permissions say who may connect, and nobody else can listen there.
     pub tls: Option<Tls>,
     /// Other machines are let in over TLS without a certificate of theirs: everyone who can connect reads and changes
     /// the disks.
@@ -132,8 +131,6 @@ pub struct Server {
     budget: Arc<Budget>,
     waiters: Waiters,
     registry: Arc<Registry>,
-    /// CPUs that the process may use; with more clients than these, they share.
-    cpus: usize,
     config: Config,
     stop: StopHandle,
 }
@@ -181,12 +178,12 @@ impl Server {
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
         let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
         let addresses = listeners.iter().map(|listener| listener.address().clone());
-        let registry = Registry::new(config.max_connections, addresses).map_err(no_eventfd)?;
-        let budget = Budget::new(config.shared_bytes);
-        let waiters = Waiters::new(Arc::clone(&budget));
         // Without an answer, one: then clients share more evenly than they would have to.
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-        Ok(Server { listeners, requests, budget, waiters, registry: Arc::new(registry), config, stop, cpus })
+        let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
+        let budget = Budget::new(config.shared_bytes);
+        let waiters = Waiters::new(Arc::clone(&budget));
+        Ok(Server { listeners, requests, budget, waiters, registry: Arc::new(registry), config, stop })
     }
 
     /// Who is connected, for as long as the server runs, and after.
@@ -381,11 +378,6 @@ impl Server {
             socket.set_deadline(None);
             if !place.become_client(export) {
                 return Err(io::Error::other("too many connections"));
-            }
-            if self.registry.clients() > self.cpus
-                && let Err(error) = time_slice::shorten()
-            {
-                tracing::debug!(%error, "the thread keeps its usual time slice");
             }
             Buffers::of_client(&self.budget, tls)
         })

@@ -4,7 +4,8 @@
 //! in the queue follows from it. When more clients want service at once than there are CPUs, some wait far longer than
 //! others: of 1,000 fio clients on 2 CPUs, the slowest got a quarter of the mean. With a slice near to what a request
 //! takes, a thread runs soon after its client has sent, so clients share more evenly, and more is done altogether.
-//! While every client has a CPU there is nothing to share, and the usual slice is no slower.
+//! While every client has a CPU there is nothing to share, and threads keep the usual slice; they get the short one with
+//! the first client more than that, and keep it.
 //!
 //! `sched_setattr(2)` with a runtime for `SCHED_OTHER` sets the slice since Linux 6.12; 100 µs is the least. Older
 //! kernels ignore it.
@@ -13,34 +14,42 @@ use std::io;
 
 use libc::sched_attr;
 use rustix::io::Errno;
+use rustix::thread::Pid;
 
 /// The least that the kernel takes (`sched_setattr(2)`).
 const SLICE_NS: u64 = 100_000;
 
-/// Gives the calling thread a short time slice. Its policy and niceness stay as they are; a thread with a real-time
+/// Gives a thread of this process a short time slice. Its policy and niceness stay as they are; a thread with a real-time
 /// policy has no slice, and nothing is changed.
 ///
 /// # Errors
 /// The system's, where a sandbox has its own mind about scheduling.
-pub(super) fn shorten() -> io::Result<()> {
-    let mut attr = current()?;
+pub(super) fn shorten(thread: Pid) -> io::Result<()> {
+    let mut attr = attributes(thread)?;
     if ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&attr.sched_policy.cast_signed()) {
         return Ok(());
     }
     attr.sched_runtime = SLICE_NS;
-    // SAFETY: the attributes are valid for reads, of the size that they say, and 0 is the calling thread.
-    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0) };
+    let id = thread.as_raw_nonzero().get();
+    // SAFETY: the attributes are valid for reads, of the size that they say.
+    let result = unsafe { libc::syscall(libc::SYS_sched_setattr, id, &raw const attr, 0) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The calling thread's attributes.
-fn current() -> io::Result<sched_attr> {
+/// How long a thread may run, in nanoseconds; 0 where the kernel has one slice for all.
+#[cfg(test)]
+pub(super) fn slice_ns(thread: Pid) -> io::Result<u64> {
+    attributes(thread).map(|attr| attr.sched_runtime)
+}
+
+fn attributes(thread: Pid) -> io::Result<sched_attr> {
     let size = size_of::<sched_attr>();
     let wanted = u32::try_from(size).map_err(|_| Errno::OVERFLOW)?;
     // SAFETY: the structure is made of integers, for which zeroes are a value.
     let mut attr: sched_attr = unsafe { std::mem::zeroed() };
-    // SAFETY: the attributes are valid for writes of `wanted` bytes, and 0 is the calling thread.
-    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, wanted, 0) };
+    let id = thread.as_raw_nonzero().get();
+    // SAFETY: the attributes are valid for writes of `wanted` bytes.
+    let result = unsafe { libc::syscall(libc::SYS_sched_getattr, id, &raw mut attr, wanted, 0) };
     if result == 0 { Ok(attr) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -55,9 +64,10 @@ mod tests {
     #[test]
     fn a_thread_gets_the_slice_and_keeps_policy_and_niceness() {
         thread::spawn(|| {
-            let before = current().unwrap();
-            shorten().unwrap();
-            let after = current().unwrap();
+            let thread = rustix::thread::gettid();
+            let before = attributes(thread).unwrap();
+            shorten(thread).unwrap();
+            let after = attributes(thread).unwrap();
             assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, before.sched_nice));
             // Kernels that set it say so.
             if ![0, before.sched_runtime].contains(&after.sched_runtime) {
