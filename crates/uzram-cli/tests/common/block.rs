@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::clients::run;
 use super::random::Random;
-use super::{Ended, Place};
+use super::{Ended, Place, wait_until};
 
 /// Swap areas and their cgroups are the machine's: one test at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -85,9 +85,10 @@ impl BlockPlace {
         dirs
     }
 
-    /// Whether anything is left of what a daemon does.
+    /// Whether anything is left of what a daemon does. A loop device that any other program looks at meanwhile is free
+    /// only when that is done.
     pub fn assert_clean(&self) {
-        assert_eq!(self.loops(), [""; 0]);
+        wait_until("loop devices are free", || self.loops().is_empty());
         assert_eq!(self.mounts(), [""; 0]);
         assert_eq!(self.swap_areas(), [""; 0]);
     }

@@ -135,7 +135,8 @@ fn writes_beyond_the_limit_have_others_leave() {
             expect(store, page, &half_random(page));
             assert!(store.stats().charged_pages <= 512);
         }
-        assert!(decided(store, "written_back") > 3000, "{:?}", store.policy_stats());
+        // A pass is counted at its end, and the last may have a while to go.
+        until("what has left is counted", || decided(store, "written_back") > 3000);
         assert_eq!(store.stats().failed_writes, 0);
         drop(policy);
     }
