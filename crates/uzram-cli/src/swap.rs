@@ -23,6 +23,7 @@ use crate::attach::{attached, clear, left_by_dead, refuse_unrecorded, require_ro
 use crate::cgroups::{Tight, find_tight};
 use crate::client;
 use crate::daemon_client::{Daemon, device_path, understand};
+use crate::descriptors::leave_caller;
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Context, Failure, Result, print};
 use crate::interrupts::Interrupts;
@@ -112,6 +113,9 @@ pub fn run(args: &Args) -> Result<u8> {
 }
 
 fn on(args: &OnArgs) -> Result<u8> {
+    if args.detached {
+        leave_caller();
+    }
     require_root()?;
     let dir = args.runtime.path()?;
     if let Some(left) = left_by_dead(&dir)? {
@@ -156,7 +160,6 @@ fn on(args: &OnArgs) -> Result<u8> {
     // The same command once more.
     daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    detach_from_caller(&mut daemon);
     let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
     let mut facts = String::new();
     let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
@@ -177,33 +180,11 @@ fn on(args: &OnArgs) -> Result<u8> {
 ///
 /// # Errors
 /// The kernel does not say which it is.
-pub fn own_program() -> Result<Command> {
+fn own_program() -> Result<Command> {
     let path = std::env::current_exe().context(|| "cannot find this program's file".to_owned())?;
     // A package's update has replaced it, say.
     let path = if path.exists() { path } else { "/proc/self/exe".into() };
     Ok(Command::new(path))
-}
-
-/// Gives the program a session of its own, so that nothing typed here reaches it, and none of this process's files but the
-/// standard ones: whatever else the caller had open would stay open as long as the program runs.
-fn detach_from_caller(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-    // SAFETY: between fork and exec only system calls are made, and no memory is touched. That descriptors are closed by
-    // exec(2) concerns nobody before it.
-    unsafe {
-        command.pre_exec(|| {
-            match rustix::process::setsid() {
-                Ok(_) | Err(Errno::PERM) => {}
-                Err(error) => return Err(error.into()),
-            }
-            // By its number: not all C libraries have the function.
-            let first: libc::c_uint = libc::STDERR_FILENO as libc::c_uint + 1;
-            match libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
-        });
-    }
 }
 
 /// What `uzram swap status --json` prints.

@@ -202,9 +202,8 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let mut protection = if plan.swaps() { protect() } else { Vec::new() };
     let mount_dir = plan.mount_dir();
     let is_root = rustix::process::geteuid().is_root();
-    // Before this process holds anything that a copy of it should not.
-    let attendant = (is_root && mount_dir.is_some()).then(Attendant::start).transpose();
-    let attendant = attendant.context(|| "cannot start a process".to_owned())?;
+    let attendant = (is_root && mount_dir.is_some()).then(|| Attendant::start(&plan.runtime_dir)).transpose();
+    let attendant = attendant.context(|| "cannot start the process that attaches and detaches".to_owned())?;
     if plan.swaps() || plan.nbd.tls.is_some() {
         protection.push(hide());
     }
@@ -283,8 +282,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
         },
     )
     .context(|| "cannot serve the control API".to_owned())?;
-    let mut attachments =
-        Attachments::new(&plan.runtime_dir, exports.clone(), Arc::clone(&recorder), attendant);
+    let mut attachments = Attachments::new(exports.clone(), Arc::clone(&recorder), attendant);
     let _fresh_counts = if plan.swaps() {
         let fresh_counts = FreshCounts::start(swapped_to).context(|| "cannot start a thread".to_owned())?;
         touch_heap();

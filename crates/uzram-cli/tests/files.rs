@@ -11,9 +11,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use common::block::{BlockPlace, unable};
 use common::clients::{arg, complain, missing, succeed};
-use common::random::Random;
 use common::{Daemon, wait_until};
 use rustix::process::Signal;
+use uzram::base::random::Random;
 
 /// A daemon that shows its devices as files where [`BlockPlace::files`] is.
 fn up(place: &BlockPlace, size: &str, args: &[&str]) -> Daemon {
@@ -254,7 +254,7 @@ fn random_operations_agree_with_a_model() {
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     for seed in 1..=4u64 {
         let mut numbers = Random::new(seed);
-        let mut random = |end: u64| numbers.below(end);
+        let mut random = |end: u64| numbers.below(end as usize) as u64;
         let mut model = vec![0u8; LEN as usize];
         disk.write_all_at(&model, 0).unwrap();
         for step in 0..1500 {
