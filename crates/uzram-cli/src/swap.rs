@@ -192,8 +192,7 @@ fn own_program() -> Result<Command> {
 struct StatusJson {
     /// The active swap areas on the daemon's devices; none of them is no failure.
     areas: Vec<AreaJson>,
-    /// What was done so that the daemon never waits for memory that only it can free, and why not; empty if it was not
-    /// started to be swapped to.
+    /// What the daemon was protected with, or gave up, and why not.
     protection: Vec<MeasureJson>,
     /// How fast CPUs are asked to wake for requests: `0 us`, `none`; null if the daemon shows no files.
     cpu_latency: Option<String>,
@@ -236,10 +235,16 @@ fn off(args: &OffArgs) -> Result<()> {
     }
     // It is an end in order: what came back is back, and the area stays on.
     let interrupts = Interrupts::catch()?;
+    let go_on = || match interrupts.came() {
+        false => Ok(()),
+        true => Err(Failure::line("interrupted: what is still swapped to stays so, and its daemon runs")),
+    };
     for (AttachedDevice { name, attachment }, _) in areas {
+        go_on()?;
         switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
         attachment.detach().context(|| format!("cannot detach {name}"))?;
     }
+    go_on()?;
     drop(interrupts);
     if about.ends_with_swap {
         client::end(&daemon, false)?;
