@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::nbd::{READ, Raw, a_moment, port};
-use common::{Daemon, Place, ask, connect, wait_until};
+use common::{Daemon, PATIENCE, Place, ask, connect, wait_until};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 const LISTEN: [&str; 2] = ["--listen", "tcp:127.0.0.1:0"];
@@ -261,11 +261,12 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
         (&["--socket-mode", "0"], (0, 0, 0), false),
         (&["--config"], (0o640, 0, 65534), false),
     ] {
-        let serving = AtomicBool::new(false);
+        let (serving, deadline) = (AtomicBool::new(false), Instant::now() + PATIENCE);
         let seen = thread::scope(|scope| {
             let seen = scope.spawn(|| {
                 let mut seen = BTreeSet::new();
-                while !serving.load(Ordering::Relaxed) {
+                // A start that fails is told by nobody.
+                while !serving.load(Ordering::Relaxed) && Instant::now() < deadline {
                     seen.extend(access(&path));
                 }
                 seen

@@ -5,10 +5,10 @@
 mod common;
 
 use std::fs::{self, Permissions};
-use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::Stdio;
 
 use common::{Place, bare_command, connect, finish, has_program, in_a_terminal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};

@@ -156,7 +156,8 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     wait_until("it comes back", || swapped_bytes_if_on(&device).is_none_or(|bytes| bytes + MIB < before));
     off.signal(Signal::INT);
     let (status, said) = off.ended();
-    if !status.success() {
+    let in_time = swapped_bytes_if_on(&device).is_some();
+    if in_time {
         assert_eq!(status.code(), Some(1), "{said}");
         assert!(
             said.contains(&format!("swap on {device} stays on")) && said.contains("interrupted"),
@@ -167,9 +168,9 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     kill_process(hog_id, Signal::CONT).unwrap();
     let ended = hog.ended(Duration::from_secs(60));
     assert!(ended.status.success(), "{}", ended.stderr);
-    if status.success() {
-        return false;
+    // It ends the daemon, too, unless it was done before.
+    if !status.success() {
+        place.place.run(&["swap", "off"]).ok();
     }
-    place.place.run(&["swap", "off"]).ok();
-    true
+    in_time
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::clients::{arg, fio, missing, random_file, same, succeed};
-use common::{Daemon, Place, finish, wait_until};
+use common::{Place, finish, wait_until};
 use serde_json::Value;
 use uzram::backing::MARK_BYTES;
 use uzram::base::random::Random;
