@@ -196,7 +196,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
     let daemon = up();
     let attendant = attendant_of(place.place.daemon_id());
     let process = Path::new("/proc").join(attendant.to_string());
-    assert_eq!(fs::read(process.join("environ")).unwrap(), b"");
+    assert!(fs::read(process.join("environ")).unwrap().is_empty(), "it has an environment");
     let files = fs::read_dir(process.join("fd")).unwrap();
     let mut files: Vec<_> = files.map(|file| fs::read_link(file.unwrap().path()).unwrap()).collect();
     files.sort();
