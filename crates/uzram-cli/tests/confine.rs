@@ -250,6 +250,32 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
 }
 
 #[test]
+fn what_stays_in_another_users_directory_is_said() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let dir = place.mount_point("theirs");
+    fs::set_permissions(place.place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
+    let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
+    let listen = format!("unix:{}", socket.display());
+    let daemon = place.place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
+    place.place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+    assert!(socket.exists() && said.contains("cannot remove the NBD socket"), "{said}");
+    assert!(mnt.exists() && said.contains("which was made for the files, stays"), "{said}");
+    place.assert_clean();
+    // In one that is theirs alone the socket is not even seen.
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+    let daemon = place.place.up(&["--listen", &listen]);
+    place.place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success() && said.contains("cannot remove the NBD socket"), "{said}");
+}
+
+#[test]
 fn what_exec_starts_keeps_everything() {
     let place = Place::new();
     let show = "grep -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/self/status";
