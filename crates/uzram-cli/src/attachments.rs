@@ -5,7 +5,7 @@
 //! to end, whatever has become of the directories that it was started in.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -14,8 +14,7 @@ use uzram_serve::Exports;
 use uzram_serve::control::StatsJson;
 use uzram_serve::record::{AttachedDevice, Recorder};
 
-use crate::attach::attachment_text;
-use crate::attendant::Attendant;
+use crate::attendant::{Attendant, Request};
 use crate::failure::{Failure, Result};
 use crate::plan::{Attached, DevicePlan};
 
@@ -27,7 +26,6 @@ pub const RETRY: Duration = Duration::from_secs(5);
 
 /// The devices that are attached. Dropped, they are detached if that can be done; swap areas are waited for.
 pub struct Attachments {
-    runtime_dir: PathBuf,
     exports: Exports,
     recorder: Arc<Recorder>,
     /// Who attaches and detaches, where there can be something attached.
@@ -37,15 +35,9 @@ pub struct Attachments {
 }
 
 impl Attachments {
-    /// Those of the daemon in `runtime_dir`, which has these devices.
-    pub fn new(
-        runtime_dir: &Path,
-        exports: Exports,
-        recorder: Arc<Recorder>,
-        attendant: Option<Attendant>,
-    ) -> Self {
-        let runtime_dir = runtime_dir.to_owned();
-        Attachments { runtime_dir, exports, recorder, attendant, swapped_to: BTreeSet::new() }
+    /// Those of the daemon that has these devices.
+    pub fn new(exports: Exports, recorder: Arc<Recorder>, attendant: Option<Attendant>) -> Self {
+        Attachments { exports, recorder, attendant, swapped_to: BTreeSet::new() }
     }
 
     /// Attaches a device, if it is to be.
@@ -53,19 +45,16 @@ impl Attachments {
     /// # Errors
     /// What `uzram attach` says.
     pub fn attach(&mut self, plan: &DevicePlan) -> Result<()> {
-        let mut args = vec!["attach".to_owned(), plan.name.clone()];
-        match plan.attached {
+        let swap = match plan.attached {
             Attached::No => return Ok(()),
-            Attached::Block => {}
+            Attached::Block => None,
             Attached::Swap(swap) => {
-                args.push("--swap".to_owned());
-                args.extend(swap.priority.map(|priority| priority.to_string()));
-                args.extend((!swap.discard).then(|| "--no-discard".to_owned()));
                 // It may be switched on even if the process fails.
                 self.swapped_to.insert(plan.name.clone());
+                Some(swap)
             }
-        }
-        let device = self.run(&args)?;
+        };
+        let device = self.run(&Request::Attach { name: plan.name.clone(), swap })?;
         tracing::info!(device = plan.name, block_device = device.trim_end(), "attached");
         Ok(())
     }
@@ -96,14 +85,12 @@ impl Attachments {
     /// What `uzram detach` says of one that stays, as those before it then do, too; whose file is open.
     pub fn detach(&mut self) -> Result<()> {
         while let Some(AttachedDevice { name, attachment }) = self.recorder.attached().pop() {
-            let mut args = vec!["detach".to_owned(), name.clone()];
-            args.extend(["--attachment".to_owned(), attachment_text(attachment)]);
-            if self.swapped_to.contains(&name) {
-                let device = self.exports.named(&name)?;
-                let kept_bytes = StatsJson::from(device.counts()).kept_bytes();
-                args.extend(["--swap-off".to_owned(), kept_bytes.to_string()]);
-            }
-            self.run(&args)?;
+            let swap_off = if self.swapped_to.contains(&name) {
+                Some(StatsJson::from(self.exports.named(&name)?.counts()).kept_bytes())
+            } else {
+                None
+            };
+            self.run(&Request::Detach { name, attachment, swap_off })?;
         }
         let is_open = |name: &str| self.exports.other_files(name, 0, CLOSE_TIMEOUT) > 0;
         match self.exports.devices().iter().find(|device| is_open(device.name())) {
@@ -112,12 +99,11 @@ impl Attachments {
         }
     }
 
-    /// Runs a command of this program, and answers what it prints.
-    fn run(&mut self, args: &[String]) -> Result<String> {
+    fn run(&mut self, request: &Request) -> Result<String> {
         match &mut self.attendant {
-            Some(attendant) => attendant.run(&self.runtime_dir, args),
+            Some(attendant) => attendant.run(request),
             None => Err(Failure::line(
-                "block devices are root's, and lie on files, which this daemon does not show",
+                "this daemon started no process to attach or detach with: it is not root's, or shows no files",
             )),
         }
     }

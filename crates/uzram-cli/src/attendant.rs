@@ -1,8 +1,8 @@
 //! A process that runs `uzram attach` and `uzram detach` for a daemon which itself can run nothing any more.
 //!
-//! It is the daemon's copy from before it gave up anything ([`confine`](crate::confine)), and before it held anyone's
-//! data: it waits for requests on a socket, and is gone when the daemon is. Nothing from outside reaches it but through
-//! the daemon, and it does nothing but those two.
+//! The daemon starts it, this program with a hidden command, before it gives up anything ([`confine`](crate::confine)): so
+//! it has what that takes, and nothing else of the daemon's, neither memory nor files. It waits for requests on a socket,
+//! and ends when the daemon does. It attaches and detaches devices of that one daemon, and does nothing else.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -10,132 +10,191 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
+use rustix::net::sockopt::socket_peercred;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use uzram_serve::loop_device::LoopAttachment;
 
+use crate::attach::attachment_text;
+use crate::descriptors::leave_caller;
 use crate::failure::{Context, Failure, Result};
-use crate::runtime_dir::RUNTIME_DIR_VARIABLE;
-use crate::swap::own_program;
+use crate::plan::SwapPlan;
+use crate::runtime_dir::RuntimeArgs;
 
-/// What it runs.
-const COMMANDS: [&str; 2] = ["attach", "detach"];
-/// The longest request or answer.
-const MAX_MESSAGE_BYTES: usize = 1 << 20;
+/// The command that it is.
+const COMMAND: &str = "attendant";
 /// As tools show it. Not `uzram`: who ends all of these by name must not end this first.
 const NAME: &std::ffi::CStr = c"attendant";
+/// This program, whatever has become of its file: another version of it might understand other words.
+const OWN_PROGRAM: &str = "/proc/self/exe";
+/// The longest request or answer.
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// The process. It ends when this is dropped.
+/// Be the process that attaches and detaches for a daemon, which is at the other end of standard input: it is the daemon
+/// that starts it.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// What it is asked to do.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// `uzram attach`, and a swap area on it if one is described.
+    Attach {
+        /// The device.
+        name: String,
+        /// Its swap area.
+        swap: Option<SwapPlan>,
+    },
+    /// `uzram detach`
+    Detach {
+        /// The device.
+        name: String,
+        /// What it was attached as.
+        attachment: LoopAttachment,
+        /// The daemon keeps so many bytes in memory of the swap area on it, which is to be switched off first.
+        swap_off: Option<u64>,
+    },
+}
+
+impl Request {
+    /// The command line, for the daemon in `runtime_dir`.
+    fn words(&self, runtime_dir: &Path) -> Vec<OsString> {
+        let mut words: Vec<OsString> = Vec::new();
+        let name = match self {
+            Request::Attach { name, swap } => {
+                words.push("attach".into());
+                if let Some(SwapPlan { priority, discard }) = swap {
+                    let priority = priority.map(|priority| format!("={priority}")).unwrap_or_default();
+                    words.push(format!("--swap{priority}").into());
+                    words.extend((!discard).then(|| "--no-discard".into()));
+                }
+                name
+            }
+            Request::Detach { name, attachment, swap_off } => {
+                words.extend(["detach".into(), "--attachment".into(), attachment_text(*attachment).into()]);
+                words.extend(swap_off.map(|kept_bytes| format!("--swap-off={kept_bytes}").into()));
+                name
+            }
+        };
+        words.extend(["--runtime-dir".into(), runtime_dir.into()]);
+        // What follows is no option, whatever it begins with.
+        words.extend(["--".into(), name.into()]);
+        words
+    }
+
+    /// What people call it.
+    fn shown(&self) -> String {
+        match self {
+            Request::Attach { name, .. } => format!("`uzram attach {name}`"),
+            Request::Detach { name, .. } => format!("`uzram detach {name}`"),
+        }
+    }
+}
+
+/// What the command printed, or why it failed.
+type Answer = std::result::Result<String, String>;
+
+/// The process, as its daemon sees it. It ends when this is dropped.
 pub struct Attendant {
     stream: UnixStream,
 }
 
-/// How a command ended.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Answer {
-    succeeded: bool,
-    /// Its status, in words.
-    status: String,
-    stdout: String,
-    stderr: String,
-}
-
 impl Attendant {
-    /// Starts it. This process has one thread so far.
+    /// Starts it for the daemon in `runtime_dir`, and waits until it is there.
     ///
     /// # Errors
     /// The system starts no process.
-    pub fn start() -> io::Result<Attendant> {
-        let (stream, its) = UnixStream::pair()?;
-        // SAFETY: there is one thread, so the copy holds no lock of another's; it never returns to what this one is in.
-        match unsafe { libc::fork() } {
-            -1 => Err(io::Error::last_os_error()),
-            0 => {
-                drop(stream);
-                let served = std::panic::catch_unwind(|| attend(its));
-                let status = i32::from(!matches!(served, Ok(Ok(()))));
-                // SAFETY: ends this process, and runs nothing of its copy's.
-                unsafe { libc::_exit(status) }
-            }
-            _ => Ok(Attendant { stream }),
+    pub fn start(runtime_dir: &Path) -> io::Result<Attendant> {
+        let (mut stream, its) = UnixStream::pair()?;
+        let mut command = own_program();
+        command.arg(COMMAND).arg("--runtime-dir").arg(runtime_dir).env_clear();
+        command.stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn()?;
+        // Its end of the socket, which that has, would never be closed.
+        drop(command);
+        match receive::<Answer>(&mut stream)? {
+            Ok(_) => Ok(Attendant { stream }),
+            Err(why) => Err(io::Error::other(why)),
         }
     }
 
-    /// Runs a command of this program for the daemon in `runtime_dir`, and answers what it prints.
+    /// Has it do something, and answers what the command prints.
     ///
     /// # Errors
     /// What the command says; it could not be run.
-    pub fn run(&mut self, runtime_dir: &Path, args: &[String]) -> Result<String> {
-        let command = || format!("`uzram {}`", args.join(" "));
-        let asked =
-            send(&mut self.stream, &(runtime_dir.as_os_str(), args)).and_then(|()| receive(&mut self.stream));
-        let answer: Answer = match asked {
-            Ok(answer) => answer,
-            Err(error) => {
-                return Err(Failure::Line(format!(
-                    "cannot run {}: the process that the daemon has for it is gone ({error}): run it by hand",
-                    command()
-                )));
-            }
-        };
-        if answer.succeeded {
-            return Ok(answer.stdout);
+    pub fn run(&mut self, request: &Request) -> Result<String> {
+        match send(&mut self.stream, request).and_then(|()| receive::<Answer>(&mut self.stream)) {
+            Ok(answer) => answer.map_err(Failure::Line),
+            Err(error) => Err(Failure::Line(format!(
+                "cannot run {}: the process that the daemon has for it is gone ({error}): run it by hand",
+                request.shown()
+            ))),
         }
-        let ended = || Failure::Line(format!("{} ended with {}", command(), answer.status));
-        Err(Failure::printed_in(&answer.stderr).unwrap_or_else(ended))
     }
 }
 
-/// Runs what is asked for until nobody asks any more.
-fn attend(mut stream: UnixStream) -> io::Result<()> {
+/// `uzram attendant`: does what it is asked for until nobody asks any more. Whoever starts it has no more of it than of the
+/// commands that it runs.
+///
+/// # Errors
+/// No daemon is at the other end of standard input.
+pub fn run(args: &Args) -> Result<()> {
+    let uid = rustix::process::geteuid();
+    if !socket_peercred(io::stdin()).is_ok_and(|peer| peer.uid == uid) {
+        return Err(Failure::line("daemons start this command by themselves, for what they attach"));
+    }
+    let runtime_dir = args.runtime.path()?;
+    serve(&runtime_dir).context(|| "cannot wait for requests".to_owned())
+}
+
+fn serve(runtime_dir: &Path) -> io::Result<()> {
     // What is typed at the terminal, or sent to all of a group, is for the daemon.
-    let _ = rustix::process::setsid();
+    leave_caller();
     let _ = rustix::thread::set_name(NAME);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP] {
         // SAFETY: a handler that does nothing. It is not there any more in what is run, as one that is ignored were.
         unsafe { signal_hook::low_level::register(signal, || {}) }?;
     }
-    let null = OwnedFd::from(std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?);
-    rustix::stdio::dup2_stdin(null.as_fd())?;
-    rustix::stdio::dup2_stdout(null.as_fd())?;
-    rustix::stdio::dup2_stderr(null.as_fd())?;
-    while let Some((runtime_dir, args)) = receive_if_any::<(OsString, Vec<String>)>(&mut stream)? {
-        send(&mut stream, &answer(&runtime_dir, &args))?;
+    let mut stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let null = OwnedFd::from(std::fs::File::open("/dev/null")?);
+    rustix::stdio::dup2_stdin(null)?;
+    // It is there.
+    send(&mut stream, &Answer::Ok(String::new()))?;
+    while let Some(request) = receive_if_any::<Request>(&mut stream)? {
+        send(&mut stream, &carry_out(runtime_dir, &request))?;
     }
     Ok(())
 }
 
-fn answer(runtime_dir: &OsString, args: &[String]) -> Answer {
-    let failed = |why: String| Answer {
-        succeeded: false,
-        status: why.clone(),
-        stdout: String::new(),
-        stderr: format!("{}{why}\n", crate::failure::PREFIX),
-    };
-    if !args.first().is_some_and(|command| COMMANDS.contains(&command.as_str())) {
-        return failed("only block devices are attached and detached".to_owned());
+fn carry_out(runtime_dir: &Path, request: &Request) -> Answer {
+    let mut command = own_program();
+    command.args(request.words(runtime_dir)).stdin(Stdio::null()).process_group(0);
+    let output = command.output().map_err(|error| format!("cannot run {}: {error}", request.shown()))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    let output = own_program().and_then(|mut program| {
-        program.args(args).env(RUNTIME_DIR_VARIABLE, runtime_dir).stdin(Stdio::null()).process_group(0);
-        program.output().context(|| format!("cannot run `uzram {}`", args.join(" ")))
-    });
-    match output {
-        Ok(output) => Answer {
-            succeeded: output.status.success(),
-            status: output.status.to_string(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        },
-        Err(Failure::Line(why) | Failure::Usage(why)) => failed(why),
-        Err(Failure::ReaderLeft) => failed("nobody reads".to_owned()),
+    match Failure::printed_in(&String::from_utf8_lossy(&output.stderr)) {
+        Some(Failure::Line(why)) => Err(why),
+        _ => Err(format!("{} ended with {}", request.shown(), output.status)),
     }
+}
+
+fn own_program() -> Command {
+    let mut command = Command::new(OWN_PROGRAM);
+    command.arg0("uzram");
+    command
 }
 
 /// A message is its length, and JSON.
 fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
-    let len = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    let len = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= MAX_MESSAGE_BYTES);
+    let len = len.ok_or_else(|| io::Error::other("a message is too long"))?;
     stream.write_all(&[&len.to_le_bytes()[..], &bytes].concat())
 }
 
@@ -165,18 +224,37 @@ mod tests {
 
     use super::*;
 
+    fn attach(name: &str, swap: Option<SwapPlan>) -> Request {
+        Request::Attach { name: name.to_owned(), swap }
+    }
+
     #[test]
-    fn it_runs_nothing_else() {
-        let answer = answer(&OsString::from("/nowhere"), &["up".to_owned()]);
-        assert!(!answer.succeeded && answer.stderr.contains("only block devices"), "{answer:?}");
+    fn a_request_names_no_option_and_no_directory() {
+        let words = |request: &Request| {
+            let words = request.words(Path::new("/run/x")).into_iter();
+            words.map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        let swap = SwapPlan { priority: Some(7), discard: false };
+        let text = words(&attach("--runtime-dir=/tmp", Some(swap)));
+        assert_eq!(text, "attach --swap=7 --no-discard --runtime-dir /run/x -- --runtime-dir=/tmp");
+        let swap = SwapPlan { priority: None, discard: true };
+        assert_eq!(words(&attach("a", Some(swap))), "attach --swap --runtime-dir /run/x -- a");
+        let attachment = LoopAttachment { number: 3, diskseq: 4 };
+        let detach = |swap_off| Request::Detach { name: "a".to_owned(), attachment, swap_off };
+        let rest = "--runtime-dir /run/x -- a";
+        assert_eq!(words(&detach(None)), format!("detach --attachment 3:4 {rest}"));
+        assert_eq!(words(&detach(Some(9))), format!("detach --attachment 3:4 --swap-off=9 {rest}"));
     }
 
     #[test]
     fn messages_arrive_whole_or_fail() {
         let (mut here, mut there) = UnixStream::pair().unwrap();
-        send(&mut here, &(Path::new("/run/x").as_os_str(), ["detach"])).unwrap();
-        let request: (OsString, Vec<String>) = receive(&mut there).unwrap();
-        assert_eq!(request, (OsString::from("/run/x"), vec!["detach".to_owned()]));
+        send(&mut here, &attach("a", None)).unwrap();
+        assert_eq!(receive::<Request>(&mut there).unwrap(), attach("a", None));
+        // Nothing of it is sent.
+        assert!(send(&mut here, &"x".repeat(MAX_MESSAGE_BYTES)).is_err());
+        send(&mut here, &Answer::Err("why".to_owned())).unwrap();
+        assert_eq!(receive::<Answer>(&mut there).unwrap(), Err("why".to_owned()));
         here.write_all(&u32::MAX.to_le_bytes()).unwrap();
         assert!(receive::<String>(&mut there).is_err());
         drop(here);

@@ -306,8 +306,12 @@ impl Capabilities {
 }
 
 fn effective_bits(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(line.trim(), 16).ok()
+    u64::from_str_radix(status_field(status, "CapEff")?, 16).ok()
+}
+
+/// A field of the status of a process or thread, as proc_pid_status(5) has it.
+pub fn status_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
 fn find_program(name: &str) -> Option<PathBuf> {

@@ -9,7 +9,8 @@ use signal_hook::flag;
 use crate::failure::{Context, Result};
 use crate::up::is_ignored;
 
-/// As long as it lives, the first SIGINT is only noted; system calls that wait are interrupted by it. A second one ends the
+/// As long as it lives, the first SIGINT is only noted, for [`Interrupts::came`]; it interrupts such system calls alone as
+/// never start again by themselves (swapoff(2), or a read with a time-out: `SA_RESTART`, signal(7)). A second one ends the
 /// process.
 pub struct Interrupts(Arc<AtomicBool>);
 

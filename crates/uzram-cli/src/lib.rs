@@ -81,6 +81,8 @@ enum Command {
     Clients(clients::ClientsArgs),
     Kick(clients::KickArgs),
     Attach(AttachArgs),
+    #[command(hide = true)]
+    Attendant(attendant::Args),
     Detach(DetachArgs),
     Swap(swap::Args),
     Reload(ReloadArgs),
@@ -114,6 +116,7 @@ pub fn main() -> ExitCode {
         Command::Clients(args) => clients::clients(&args).map(|()| 0),
         Command::Kick(args) => clients::kick(&args).map(|()| 0),
         Command::Attach(args) => attach::attach(&args).map(|()| 0),
+        Command::Attendant(args) => attendant::run(&args).map(|()| 0),
         Command::Detach(args) => attach::detach(&args).map(|()| 0),
         Command::Swap(args) => swap::run(&args),
         Command::Reload(args) => client::reload(&args).map(|()| 0),

@@ -17,7 +17,8 @@ pub const MAX_CONNECTIONS: RangeInclusive<i64> = 1..=65536;
 pub struct ListenArgs {
     /// Serve at one more place, unix:PATH or tcp:ADDRESS:PORT, besides the socket in the runtime
     /// directory; may be repeated. Behind NAME,NAME@ it serves these devices alone. Port 0 lets the system choose. Other
-    /// machines need TLS and --tls-client-ca
+    /// machines need TLS and --tls-client-ca. In another user's directory, a socket stays when root's daemon ends, which has
+    /// given up what it takes to remove it
     #[arg(long, value_name = "PLACE")]
     pub listen: Vec<Listen>,
     /// Whose the sockets of the unix: places are, a name or number [default: the daemon's user]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use uzram::device::{Attribute, Device};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
@@ -99,7 +100,7 @@ pub enum Attached {
 }
 
 /// A swap area.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwapPlan {
     /// Its priority; without one, the kernel chooses.
     pub priority: Option<u16>,

@@ -23,6 +23,7 @@ use crate::attach::{attached, clear, left_by_dead, refuse_unrecorded, require_ro
 use crate::cgroups::{Tight, find_tight};
 use crate::client;
 use crate::daemon_client::{Daemon, device_path, understand};
+use crate::descriptors::leave_caller;
 use crate::device_args::{DeviceArgs, parse_name};
 use crate::failure::{Context, Failure, Result, print};
 use crate::interrupts::Interrupts;
@@ -112,6 +113,9 @@ pub fn run(args: &Args) -> Result<u8> {
 }
 
 fn on(args: &OnArgs) -> Result<u8> {
+    if args.detached {
+        leave_caller();
+    }
     require_root()?;
     let dir = args.runtime.path()?;
     if let Some(left) = left_by_dead(&dir)? {
@@ -156,7 +160,6 @@ fn on(args: &OnArgs) -> Result<u8> {
     // The same command once more.
     daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-    detach_from_caller(&mut daemon);
     let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
     let mut facts = String::new();
     let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
@@ -177,33 +180,11 @@ fn on(args: &OnArgs) -> Result<u8> {
 ///
 /// # Errors
 /// The kernel does not say which it is.
-pub fn own_program() -> Result<Command> {
+fn own_program() -> Result<Command> {
     let path = std::env::current_exe().context(|| "cannot find this program's file".to_owned())?;
     // A package's update has replaced it, say.
     let path = if path.exists() { path } else { "/proc/self/exe".into() };
     Ok(Command::new(path))
-}
-
-/// Gives the program a session of its own, so that nothing typed here reaches it, and none of this process's files but the
-/// standard ones: whatever else the caller had open would stay open as long as the program runs.
-fn detach_from_caller(command: &mut Command) {
-    use std::os::unix::process::CommandExt;
-    // SAFETY: between fork and exec only system calls are made, and no memory is touched. That descriptors are closed by
-    // exec(2) concerns nobody before it.
-    unsafe {
-        command.pre_exec(|| {
-            match rustix::process::setsid() {
-                Ok(_) | Err(Errno::PERM) => {}
-                Err(error) => return Err(error.into()),
-            }
-            // By its number: not all C libraries have the function.
-            let first: libc::c_uint = libc::STDERR_FILENO as libc::c_uint + 1;
-            match libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
-            }
-        });
-    }
 }
 
 /// What `uzram swap status --json` prints.
@@ -211,8 +192,7 @@ fn detach_from_caller(command: &mut Command) {
 struct StatusJson {
     /// The active swap areas on the daemon's devices; none of them is no failure.
     areas: Vec<AreaJson>,
-    /// What was done so that the daemon never waits for memory that only it can free, and why not; empty if it was not
-    /// started to be swapped to.
+    /// What the daemon was protected with, or gave up, and why not.
     protection: Vec<MeasureJson>,
     /// How fast CPUs are asked to wake for requests: `0 us`, `none`; null if the daemon shows no files.
     cpu_latency: Option<String>,
@@ -255,10 +235,16 @@ fn off(args: &OffArgs) -> Result<()> {
     }
     // It is an end in order: what came back is back, and the area stays on.
     let interrupts = Interrupts::catch()?;
+    let go_on = || match interrupts.came() {
+        false => Ok(()),
+        true => Err(Failure::line("interrupted: what is still swapped to stays so, and its daemon runs")),
+    };
     for (AttachedDevice { name, attachment }, _) in areas {
+        go_on()?;
         switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
         attachment.detach().context(|| format!("cannot detach {name}"))?;
     }
+    go_on()?;
     drop(interrupts);
     if about.ends_with_swap {
         client::end(&daemon, false)?;

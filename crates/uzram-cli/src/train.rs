@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use uzram::base::units::{PAGE_SIZE, Page, format_size, parse_size};
-use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, ROOM_BYTES, train};
+use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
 use uzram_lab::corpus::is_same_filled;
 
 use crate::failure::{Context, Failure, Result, print};
@@ -21,6 +21,8 @@ use crate::live;
 
 /// Pages taken at most: 64 MiB, a thousand times the default size of a dictionary.
 const MAX_PAGES: u64 = 16384;
+/// The smallest dictionary that is trained.
+const LEAST_BYTES: u64 = 1 << 10;
 /// One page of so many is held out.
 const HELD_OUT_ONE_OF: usize = 8;
 
@@ -48,7 +50,8 @@ pub struct Args {
 
 fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
-    if (1 << 10..=1 << 20).contains(&bytes) { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
+    let can_be = (LEAST_BYTES..=MAX_DICTIONARY_BYTES as u64).contains(&bytes);
+    if can_be { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
 }
 
 /// Trains, measures, writes the dictionary and says what it did.

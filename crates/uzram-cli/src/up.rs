@@ -202,9 +202,8 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let mut protection = if plan.swaps() { protect() } else { Vec::new() };
     let mount_dir = plan.mount_dir();
     let is_root = rustix::process::geteuid().is_root();
-    // Before this process holds anything that a copy of it should not.
-    let attendant = (is_root && mount_dir.is_some()).then(Attendant::start).transpose();
-    let attendant = attendant.context(|| "cannot start a process".to_owned())?;
+    let attendant = (is_root && mount_dir.is_some()).then(|| Attendant::start(&plan.runtime_dir)).transpose();
+    let attendant = attendant.context(|| "cannot start the process that attaches and detaches".to_owned())?;
     if plan.swaps() || plan.nbd.tls.is_some() {
         protection.push(hide());
     }
@@ -246,16 +245,17 @@ pub fn serve(plan: Plan) -> Result<u8> {
     let mount = mount_dir
         .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), plan.files))
         .transpose()?;
-    if let Some(mount) = &mount {
+    let files = Files { mount, exports: exports.clone() };
+    if let Some(mount) = &files.mount {
         recorder.set_mount(MountRecord { dir: mount.dir().to_owned(), identity: mount.identity() })?;
     }
     let needs = Needs {
-        unmounts: mount.is_some(),
+        unmounts: files.mount.is_some(),
         locks_memory: plan.swaps(),
         has_backing: devices.iter().any(|device| device.backing().is_some()),
         reads_certificates: plan.nbd.tls.is_some(),
         has_command: plan.exec.is_some(),
-        runs_programs: mount.is_some() && !is_root,
+        runs_programs: files.mount.is_some() && !is_root,
     };
     let control_listener = dir.bind(CONTROL_SOCKET)?;
     // From here on nothing else is bound, mounted or run.
@@ -264,7 +264,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
     }
     let about = About {
         pid: std::process::id(),
-        files: mount.as_ref().map(FilesJson::from),
+        files: files.mount.as_ref().map(FilesJson::from),
         ends_with_swap: plan.ends_with_swap,
         protection,
     };
@@ -283,8 +283,7 @@ pub fn serve(plan: Plan) -> Result<u8> {
         },
     )
     .context(|| "cannot serve the control API".to_owned())?;
-    let mut attachments =
-        Attachments::new(&plan.runtime_dir, exports.clone(), Arc::clone(&recorder), attendant);
+    let mut attachments = Attachments::new(exports.clone(), Arc::clone(&recorder), attendant);
     let _fresh_counts = if plan.swaps() {
         let fresh_counts = FreshCounts::start(swapped_to).context(|| "cannot start a thread".to_owned())?;
         touch_heap();
@@ -330,10 +329,21 @@ pub fn serve(plan: Plan) -> Result<u8> {
             Ok(0)
         }
     };
-    // Whoever wrote to an attribute's file would be waited for.
-    exports.devices().iter().for_each(|device| device.interrupt());
-    drop(mount);
+    drop(files);
     outcome
+}
+
+/// The files of devices, where there are any. Before they are unmounted, what devices are at work on is interrupted:
+/// whoever asked for it by writing to an attribute's file would be waited for.
+struct Files {
+    mount: Option<fuse::Mount>,
+    exports: Exports,
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        self.exports.devices().iter().for_each(|device| device.interrupt());
+    }
 }
 
 fn log_refused(measures: &[MeasureJson]) {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use common::block::{BlockPlace, unable};
 use common::clients::{arg, missing, succeed};
-use common::{Ended, finish, wait_until};
+use common::{Ended, daemon_in, finish, wait_until};
 use nbd::{Client, cmd, info_request};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Pid, Signal, kill_process};
@@ -34,12 +34,6 @@ fn swap_on(place: &BlockPlace) -> String {
 fn device_after(word: &str, facts: &str) -> String {
     let line = facts.lines().find(|line| line.split_whitespace().next() == Some(word));
     line.unwrap_or_else(|| panic!("{facts}")).split_whitespace().nth(1).unwrap().to_owned()
-}
-
-/// The daemon that holds the lock of a runtime directory.
-fn daemon_id(dir: &Path) -> Pid {
-    let lock = fs::read_to_string(dir.join("uzram.lock")).unwrap();
-    Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
 }
 
 fn is_running(pid: Pid) -> bool {
@@ -163,7 +157,7 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
         let place = BlockPlace::new();
         loss.prepare(&place);
         let device = swap_on(&place);
-        let daemon = daemon_id(&place.place.dir());
+        let daemon = place.place.daemon_id();
         let _guard = NotLeft(daemon);
         loss.happen(&place);
         for args in [&["down"][..], &["detach", "--force"]] {
@@ -194,10 +188,10 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     for loss in [Loss::LazyUnmount, Loss::Moved] {
         let place = BlockPlace::new();
         let device = swap_on(&place);
-        let _guard = NotLeft(daemon_id(&place.place.dir()));
+        let _guard = NotLeft(place.place.daemon_id());
         loss.happen(&place);
         let dir = if loss == Loss::Moved { place.place.root().join("moved") } else { place.place.dir() };
-        kill(daemon_id(&dir));
+        kill(daemon_in(&dir));
         let said = place.place.run(&["swap", "off", "--runtime-dir", arg(&dir)]).ok();
         assert!(said.contains(&format!("switched swap on {device} (zram0) off")), "{loss:?}: {said}");
         assert!(said.contains(&format!("freed {device}")), "{loss:?}: {said}");
@@ -207,7 +201,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     let place = BlockPlace::new();
     Loss::TmpfsGone.prepare(&place);
     let device = swap_on(&place);
-    let daemon = daemon_id(&place.place.dir());
+    let daemon = place.place.daemon_id();
     Loss::TmpfsGone.happen(&place);
     kill(daemon);
     for args in [&["swap", "off"][..], &["detach", "--force"]] {
@@ -250,7 +244,7 @@ impl Container {
     }
 
     fn daemon_id(&self) -> Pid {
-        daemon_id(
+        daemon_in(
             &Path::new("/proc")
                 .join(self.process.id().to_string())
                 .join("root")
@@ -630,7 +624,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
         let place = BlockPlace::new();
         let device = swap_on(&place);
         let (dir, moved) = (place.place.dir(), place.place.root().join("moved"));
-        let daemon = daemon_id(&dir);
+        let daemon = daemon_in(&dir);
         let _guard = NotLeft(daemon);
         let mut random = nbd::Random(seed ^ round);
         let mut script = || (0..4).map(|_| random.below(9)).collect::<Vec<_>>();

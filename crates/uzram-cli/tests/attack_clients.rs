@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::nbd::{READ, Raw, a_moment, port};
-use common::{Daemon, Place, ask, connect, wait_until};
+use common::{Daemon, PATIENCE, Place, ask, connect, wait_until};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 const LISTEN: [&str; 2] = ["--listen", "tcp:127.0.0.1:0"];
@@ -49,13 +49,6 @@ fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
     })
 }
 
-/// Memory of a daemon that is no file's.
-fn anonymous_bytes(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
-}
-
 fn threads(daemon: &Daemon) -> usize {
     std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap().count()
 }
@@ -71,7 +64,7 @@ fn clients(place: &Place) -> Vec<serde_json::Value> {
 fn unread_replies_take_no_more_memory_than_there_is_for_all() {
     let place = Place::new();
     let daemon = place.up_sized("64M", &[&["--mem-limit", "8M"], &LISTEN[..]].concat());
-    let before_bytes = anonymous_bytes(&daemon);
+    let before_bytes = daemon.anonymous_bytes();
     let port = port(&daemon);
     let _deaf: Vec<Raw> = as_nobody(|_| {
         let deaf = (0..100).map(|_| {
@@ -83,7 +76,7 @@ fn unread_replies_take_no_more_memory_than_there_is_for_all() {
     });
     let (began, mut most_bytes) = (Instant::now(), 0);
     while began.elapsed() < Duration::from_secs(4) {
-        most_bytes = most_bytes.max(anonymous_bytes(&daemon));
+        most_bytes = most_bytes.max(daemon.anonymous_bytes());
         a_moment();
     }
     let grown = (most_bytes - before_bytes) / MIB;
@@ -268,11 +261,12 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
         (&["--socket-mode", "0"], (0, 0, 0), false),
         (&["--config"], (0o640, 0, 65534), false),
     ] {
-        let serving = AtomicBool::new(false);
+        let (serving, deadline) = (AtomicBool::new(false), Instant::now() + PATIENCE);
         let seen = thread::scope(|scope| {
             let seen = scope.spawn(|| {
                 let mut seen = BTreeSet::new();
-                while !serving.load(Ordering::Relaxed) {
+                // A start that fails is told by nobody.
+                while !serving.load(Ordering::Relaxed) && Instant::now() < deadline {
                     seen.extend(access(&path));
                 }
                 seen

@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 
 use common::block::{BlockPlace, unable};
 use common::clients::{missing, qemu_io};
-use common::random::Random;
-use common::{Daemon, Place, ask, connect};
+use common::{Place, ask, connect};
+use uzram::base::random::Random;
 
 /// Readers that stop in the middle. Each of them would have had 20 MB for itself.
 const READERS: usize = 8;
@@ -34,12 +34,6 @@ fn shown(place: &Place) -> String {
     std::fs::read_to_string(&path).unwrap()
 }
 
-fn memory_bytes(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-}
-
 #[test]
 fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
     if missing(&["qemu-io"]) {
@@ -48,7 +42,7 @@ fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
     let place = Place::new();
     let daemon = place.up_sized(SIZE, &[]);
     fill(&place);
-    let before = memory_bytes(&daemon);
+    let before = daemon.anonymous_bytes();
     let mut readers = Vec::new();
     for _ in 0..READERS {
         let mut reader = connect(&place.socket("control.sock"));
@@ -56,7 +50,7 @@ fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
         reader.read_exact(&mut [0; 1000]).unwrap();
         readers.push(reader);
     }
-    let more = memory_bytes(&daemon).saturating_sub(before);
+    let more = daemon.anonymous_bytes().saturating_sub(before);
     assert!(more < MOST_BYTES, "{more} bytes more");
     let text = shown(&place);
     assert_eq!(text.lines().count(), LINES);
@@ -85,18 +79,18 @@ fn open_files_hold_no_memory_and_are_read_at_any_offset() {
     let daemon = place.place.up_sized(SIZE, &["--mount", mount.to_str().unwrap()]);
     fill(&place.place);
     let whole = shown(&place.place);
-    let before = memory_bytes(&daemon);
+    let before = daemon.anonymous_bytes();
     let path = place.files().join("block_state");
     let files: Vec<_> = (0..READERS).map(|_| File::open(&path).unwrap()).collect();
     for file in &files {
         file.read_exact_at(&mut [0; 1000], 0).unwrap();
     }
-    let more = memory_bytes(&daemon).saturating_sub(before);
+    let more = daemon.anonymous_bytes().saturating_sub(before);
     assert!(more < MOST_BYTES, "{more} bytes more");
     assert!(std::fs::read_to_string(&path).unwrap() == whole);
     let mut random = Random::new(1);
     for _ in 0..20 {
-        let (offset, len) = (random.below(whole.len() as u64), random.below(10_000) as usize);
+        let (offset, len) = (random.below(whole.len()) as u64, random.below(10_000));
         let len = len.min(whole.len() - offset as usize);
         let mut part = vec![0; len];
         files[0].read_exact_at(&mut part, offset).unwrap();

@@ -12,23 +12,17 @@ use std::process::Command;
 use common::block::{BlockPlace, unable};
 use common::clients::missing;
 use common::nbd::{READ, Raw, WRITE};
-use common::random::Random;
-use common::{Daemon, Place, finish, wait_until};
+use common::{Daemon, Place, finish, status_field, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
+use uzram::base::random::Random;
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 64;
 const SYS_ADMIN: u64 = 1 << 21;
 const IPC_LOCK: u64 = 1 << 14;
 
-/// A field of the status of a process or thread.
-fn field(status: &str, name: &str) -> String {
-    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim().to_owned()
-}
-
 fn capabilities(status: &str) -> u64 {
-    u64::from_str_radix(&field(status, "CapPrm"), 16).unwrap()
+    u64::from_str_radix(&status_field(status, "CapPrm"), 16).unwrap()
 }
 
 fn own_status() -> String {
@@ -41,8 +35,8 @@ fn assert_confined(process: u32, capabilities_left: u64) {
     for task in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
         // A thread may have ended meanwhile.
         let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else { continue };
-        assert_eq!(field(&status, "Seccomp"), "2", "{status}");
-        assert_eq!(field(&status, "NoNewPrivs"), "1", "{status}");
+        assert_eq!(status_field(&status, "Seccomp"), "2", "{status}");
+        assert_eq!(status_field(&status, "NoNewPrivs"), "1", "{status}");
         assert_eq!(capabilities(&status) & !capabilities_left, 0, "{status}");
         seen += 1;
     }
@@ -111,7 +105,9 @@ fn core_file(dir: &Path) -> Option<PathBuf> {
 
 #[test]
 fn users_memory_is_not_in_core_files() {
-    let place = Place::new();
+    // It unmounts what is left.
+    let block_place = BlockPlace::new();
+    let place = &block_place.place;
     let cores = tempfile::tempdir().unwrap();
     let mnt = place.root().join("mnt");
     let has_files = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
@@ -122,7 +118,7 @@ fn users_memory_is_not_in_core_files() {
     let args = [&["up", "--size", "16M"][..], if has_files { &mount } else { &[] }].concat();
     let Some(command) = with_cores(&place.command(&args), cores.path()) else { return };
     let daemon = Daemon::start(command);
-    let mut client = Raw::unix(&place).enter().unwrap();
+    let mut client = Raw::unix(place).enter().unwrap();
     let secrets = secrets();
     for (number, page) in secrets.chunks(PAGE_BYTES).enumerate() {
         let at = (number * PAGE_BYTES) as u64;
@@ -143,7 +139,6 @@ fn users_memory_is_not_in_core_files() {
     daemon.signal(Signal::ABORT);
     let (status, _) = daemon.ended();
     assert!(!status.success());
-    let _ = rustix::mount::unmount(&mnt, rustix::mount::UnmountFlags::DETACH);
     let core = core_file(cores.path()).expect("it left a core file");
     assert_eq!(found_in(&core), 0, "of {PAGES} pages");
 }
@@ -160,8 +155,7 @@ fn daemons_that_swap_leave_no_core_files() {
     finish(command).ok();
     let status = place.place.run(&["swap", "status"]).ok();
     assert!(status.contains("kept out of core files   yes"), "{status}");
-    let lock = fs::read_to_string(place.place.dir().join("uzram.lock")).unwrap();
-    let daemon = Pid::from_raw(lock.trim().parse().unwrap()).unwrap();
+    let daemon = place.place.daemon_id();
     // The process that attaches for it needs what it has; the daemon does not.
     assert_confined(daemon.as_raw_nonzero().get() as u32, SYS_ADMIN | IPC_LOCK);
     kill_process(daemon, Signal::ABORT).unwrap();
@@ -169,6 +163,72 @@ fn daemons_that_swap_leave_no_core_files() {
     place.place.run(&["swap", "off"]).ok();
     assert_eq!(core_file(cores.path()), None);
     place.assert_clean();
+}
+
+/// The process that attaches for a daemon.
+fn attendant_of(daemon: Pid) -> u32 {
+    let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let entry = entry.unwrap();
+        let id = entry.file_name().to_str()?.parse().ok()?;
+        // One may have ended meanwhile.
+        Some((id, fs::read_to_string(entry.path().join("status")).ok()?))
+    });
+    let parent = daemon.as_raw_nonzero().to_string();
+    let mut children = processes.filter(|(_, status)| status_field(status, "PPid") == parent);
+    children.find(|(_, status)| status_field(status, "Name") == "attendant").expect("it has one").0
+}
+
+#[test]
+fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program_but_not_the_daemon() {
+    if unable() || missing(&["sh"]) {
+        return;
+    }
+    let place = BlockPlace::new();
+    let program = place.place.root().join("uzram");
+    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    let up = || {
+        // With a file of the caller's, and a secret in the environment.
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec 9</etc/passwd; exec \"$0\" up --size 1M --attach"]).arg(&program);
+        command.env("UZRAM_RUNTIME_DIR", place.place.dir()).env("SECRET", "secret");
+        Daemon::start(command)
+    };
+    let daemon = up();
+    let attendant = attendant_of(place.place.daemon_id());
+    let process = Path::new("/proc").join(attendant.to_string());
+    assert!(fs::read(process.join("environ")).unwrap().is_empty(), "it has an environment");
+    let files = fs::read_dir(process.join("fd")).unwrap();
+    let mut files: Vec<_> = files.map(|file| fs::read_link(file.unwrap().path()).unwrap()).collect();
+    files.sort();
+    let [null @ .., socket] = &files[..] else { panic!("{files:?}") };
+    assert_eq!(null, ["/dev/null"; 3].map(PathBuf::from), "{files:?}");
+    assert!(socket.to_str().unwrap().starts_with("socket:"), "{files:?}");
+    // An update replaces the program by one that understands other words.
+    let other = place.place.root().join("other");
+    fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
+    fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::rename(&other, &program).unwrap();
+    place.place.run(&["down"]).ok();
+    assert!(daemon.ended().0.success());
+    place.assert_clean();
+    wait_until("it has ended", || !process.exists());
+    // Killed, the daemon tells it nothing.
+    fs::remove_file(&program).unwrap();
+    fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
+    let daemon = up();
+    let process = format!("/proc/{}", attendant_of(place.place.daemon_id()));
+    daemon.signal(Signal::KILL);
+    daemon.ended();
+    wait_until("it has ended", || !Path::new(&process).exists());
+    place.place.run(&["detach", "--force"]).ok();
+    place.assert_clean();
+}
+
+#[test]
+fn who_is_no_daemon_has_nobody_attach_for_it() {
+    let place = Place::new();
+    let ended = place.run(&["attendant"]);
+    assert!(ended.complaint(1).contains("daemons start this"), "{}", ended.stderr);
 }
 
 #[test]
@@ -190,18 +250,46 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
 }
 
 #[test]
+fn what_stays_in_another_users_directory_is_said() {
+    if unable() {
+        return;
+    }
+    let place = BlockPlace::new();
+    let dir = place.mount_point("theirs");
+    fs::set_permissions(place.place.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).unwrap();
+    let (socket, mnt) = (dir.join("nbd.sock"), dir.join("mnt"));
+    let listen = format!("unix:{}", socket.display());
+    let daemon = place.place.up(&["--listen", &listen, "--mount", mnt.to_str().unwrap()]);
+    place.place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success(), "{said}");
+    assert!(socket.exists() && said.contains("cannot remove the NBD socket"), "{said}");
+    assert!(mnt.exists() && said.contains("which was made for the files, stays"), "{said}");
+    place.assert_clean();
+    // In one that is theirs alone the socket is not even seen.
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
+    let daemon = place.place.up(&["--listen", &listen]);
+    place.place.run(&["down"]).ok();
+    let (status, said) = daemon.ended();
+    assert!(status.success() && said.contains("cannot remove the NBD socket"), "{said}");
+}
+
+#[test]
 fn what_exec_starts_keeps_everything() {
     let place = Place::new();
     let show = "grep -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/self/status";
     let shown = place.run(&["up", "--size", "1M", "--exec", show]).ok();
     for name in ["CapPrm", "Seccomp", "NoNewPrivs"] {
-        assert_eq!(field(&shown, name), field(&own_status(), name), "{shown}");
+        assert_eq!(status_field(&shown, name), status_field(&own_status(), name), "{shown}");
     }
     // The daemon itself does not, meanwhile.
     let show = "grep -h -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/$PPID/status";
     wait_until("it is confined", || {
         let shown = place.run(&["up", "--size", "1M", "--exec", &format!("sleep 0.1; {show}")]).ok();
-        field(&shown, "Seccomp") == "2" && field(&shown, "NoNewPrivs") == "1" && capabilities(&shown) == 0
+        status_field(&shown, "Seccomp") == "2"
+            && status_field(&shown, "NoNewPrivs") == "1"
+            && capabilities(&shown) == 0
     });
 }
 

@@ -5,13 +5,12 @@
 mod common;
 
 use std::fs::{self, Permissions};
-use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use common::{Place, bare_command, connect, finish, has_program, wait_until};
+use common::{Place, bare_command, connect, finish, has_program, in_a_terminal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -316,33 +315,6 @@ fn a_dead_servers_socket_is_replaced_whatever_its_mode() {
     let second = finish(command("three"));
     assert!(second.complaint(1).contains("another server has"), "{}", second.stderr);
     assert_eq!(mode(&path) & 0o777, 0);
-}
-
-/// Runs `uzram args` on a terminal, presses ^C once it has shown `ready`, and returns what it showed.
-fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String) {
-    let mut script = std::process::Command::new("timeout");
-    // A terminal drops what it has yet to show when ^C is pressed, unless told not to.
-    let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
-    let mut child = script
-        .args(["60", "script", "-q", "-e", "-c", &line, "/dev/null"])
-        .env("UZRAM_RUNTIME_DIR", place.dir())
-        .env("SHELL", "/bin/sh")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stdout = child.stdout.take().unwrap();
-    let mut shown = Vec::new();
-    let mut piece = [0; 1024];
-    let mut pressed = false;
-    while let Ok(count @ 1..) = stdout.read(&mut piece) {
-        shown.extend_from_slice(&piece[..count]);
-        if !pressed && String::from_utf8_lossy(&shown).contains(ready) {
-            child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
-            pressed = true;
-        }
-    }
-    (child.wait().unwrap().code(), String::from_utf8_lossy(&shown).into_owned())
 }
 
 #[test]

@@ -91,9 +91,9 @@ fn discarding_gives_memory_back() {
     let place = Place::new();
     let daemon = place.up_sized("64M", &[]);
     let source = random_file(&place, "source", 64 << 20);
-    let resident_before = resident_bytes(&daemon);
+    let resident_before = daemon.resident_bytes();
     succeed(&place, "nbdcopy", &[arg(&source), &place.uri()]);
-    let (charged, resident) = (place.number("mem_charged"), resident_bytes(&daemon));
+    let (charged, resident) = (place.number("mem_charged"), daemon.resident_bytes());
     assert!(charged >= 64 * MIB && resident >= resident_before + 60 * MIB, "{charged} {resident}");
 
     qemu_io(&place, &["discard 0 32M"]);
@@ -103,7 +103,7 @@ fn discarding_gives_memory_back() {
     qemu_io(&place, &["write -z -u 32M 16M", "write -z 48M 16M"]);
     // Free runs kept for each CPU stay charged.
     wait_until("all goes back", || place.number("mem_charged") < 4 * MIB);
-    wait_until("it is in memory no more", || resident_bytes(&daemon) < resident_before + 16 * MIB);
+    wait_until("it is in memory no more", || daemon.resident_bytes() < resident_before + 16 * MIB);
     assert_eq!(place.statistic("orig_data_bytes"), 16 * MIB, "pages of zeros count, and take no memory");
 }
 
@@ -183,11 +183,4 @@ fn swap_that_may_outgrow_the_machine_is_warned_about() {
     assert!(!facts.contains("may take"), "{facts}");
     place.place.run(&["swap", "off"]).ok();
     place.assert_clean();
-}
-
-/// Memory that a daemon really has.
-fn resident_bytes(daemon: &Daemon) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, unable};
 use common::clients::{arg, missing, succeed};
 use common::{Ended, finish, wait_until};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -41,12 +41,6 @@ fn swap_on(place: &BlockPlace, args: &[&str]) -> String {
 fn device_of(facts: &str) -> String {
     let line = facts.lines().find(|line| line.starts_with("swap ")).unwrap_or_else(|| panic!("{facts}"));
     line.split_whitespace().nth(1).unwrap().to_owned()
-}
-
-/// The daemon of `swap on`.
-fn daemon_id(place: &BlockPlace) -> Pid {
-    let lock = fs::read_to_string(place.place.dir().join("uzram.lock")).unwrap();
-    Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
 }
 
 /// A hog that has much swapped out to a device already.
@@ -201,7 +195,7 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     let Some(cgroup) = Cgroup::new("kill", LIMIT_BYTES) else { return };
     let device = swap_on(&place, &[]);
     let hog = start_hog(&cgroup, 30, &device);
-    kill_process(daemon_id(&place), Signal::KILL).unwrap();
+    kill_process(place.place.daemon_id(), Signal::KILL).unwrap();
     // The hog dies of the first page that it misses; the machine goes on.
     assert!(!hog.ended(PATIENCE).status.success());
     wait_until("the daemon is gone", || place.place.run(&["swap", "status"]).stderr.contains("is dead"));
@@ -233,7 +227,7 @@ fn the_daemon_keeps_nothing_of_its_callers_busy() {
     caller.current_dir(&dir).env_remove("UZRAM_RUNTIME_DIR");
     let facts = finish(caller).ok();
     assert_eq!(place.swap_areas(), [device_of(&facts)]);
-    let process = format!("/proc/{}", daemon_id(&place).as_raw_nonzero());
+    let process = format!("/proc/{}", place.place.daemon_id().as_raw_nonzero());
     assert_eq!(fs::read_link(format!("{process}/cwd")).unwrap(), Path::new("/"));
     let files = fs::read_dir(format!("{process}/fd")).unwrap();
     let files: Vec<_> = files.filter_map(|file| fs::read_link(file.unwrap().path()).ok()).collect();
@@ -268,7 +262,7 @@ fn a_swap_area_keeps_its_daemon() {
         assert!(refused.complaint(1).contains("swapped to"), "{command:?}: {}", refused.stderr);
     }
     // Asked by a signal it does all in its order.
-    kill_process(daemon_id(&place), Signal::TERM).unwrap();
+    kill_process(place.place.daemon_id(), Signal::TERM).unwrap();
     wait_until("the daemon has ended", || place.place.run(&["list"]).stderr.contains("no daemon is running"));
     place.assert_clean();
     // What others switched off is no hindrance.

@@ -11,6 +11,7 @@ use std::process::Command;
 use common::{Place, finish, has_program, program_path};
 
 const SERVICE: &str = include_str!("../../../dist/systemd/uzram.service");
+const CONFIG: &str = include_str!("../../../dist/uzram.toml");
 /// One that exists on every system with /tmp in memory, where swap space comes first.
 const TMP_MOUNT: &str = "[Unit]
 DefaultDependencies=no
@@ -80,6 +81,18 @@ fn nothing_gives_the_service_a_mount_namespace() {
     let settings = SERVICE.lines().filter(|line| !line.starts_with('#'));
     let hiding = settings.filter(|line| THEIRS.iter().any(|begin| line.starts_with(begin)));
     assert_eq!(hiding.collect::<Vec<_>>(), Vec::<&str>::new());
+}
+
+#[test]
+fn the_service_has_the_capabilities_that_starting_takes() {
+    let line = SERVICE.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).unwrap();
+    let has: Vec<&str> = line.split(' ').collect();
+    for needed in ["CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "CAP_DAC_READ_SEARCH"] {
+        assert!(has.contains(&needed), "{needed} is not in {line}");
+    }
+    // Both files say what socket-owner takes.
+    let drop_in = "CapabilityBoundingSet=CAP_CHOWN CAP_FOWNER";
+    assert!(SERVICE.contains(drop_in) && CONFIG.contains(drop_in));
 }
 
 /// A tenth of it is what `systemd-analyze security` calls exposure, from 0 to 10.

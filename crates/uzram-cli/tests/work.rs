@@ -4,23 +4,22 @@
 
 mod common;
 
-use std::fs::{self, File};
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, unable};
+use common::block::{BlockPlace, Cgroup, Hog, be_a_hog, swapped_bytes, swapped_bytes_if_on, unable};
 use common::clients::missing;
 use common::nbd::{Raw, WRITE};
-use common::{Daemon, Place, connect, program_path, wait_until};
+use common::{Daemon, Place, connect, in_a_terminal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 use uzram::base::random::Random;
 
 const MIB: u64 = 1 << 20;
 const PAGES: u64 = 16384;
-/// Far less than compressing all pages again takes.
-const SOON: Duration = Duration::from_secs(10);
+/// Of the 192 MiB that the hog needs.
+const HOG_LIMIT_BYTES: u64 = 32 * MIB;
+/// How often it is tried to interrupt what may be done too soon.
+const TRIES: usize = 5;
 const RECOMPRESS: &[u8] =
     b"PUT /v1/devices/zram0/attributes/recompress HTTP/1.1\r\nContent-Length: 12\r\n\r\n{\"value\":\"\"}";
 
@@ -61,17 +60,11 @@ fn wait_for_more(place: &Place) {
     wait_until("it works", || recompressed(place) > before);
 }
 
-/// Whether it soon ends that pages are compressed again.
-fn stops(place: &Place) -> bool {
-    let deadline = Instant::now() + SOON;
-    while Instant::now() < deadline {
-        let before = recompressed(place);
-        thread::sleep(Duration::from_millis(300));
-        if recompressed(place) == before {
-            return place.run(&["stat", "zram0", "progress"]).ok().trim().is_empty() && before < PAGES;
-        }
-    }
-    false
+/// Waits until no pages are being compressed again any more, and makes sure that not all were.
+fn assert_stops(place: &Place) {
+    wait_until("it stops", || place.run(&["stat", "zram0", "progress"]).ok().trim().is_empty());
+    let count = recompressed(place);
+    assert!(count < PAGES, "{count} pages");
 }
 
 #[test]
@@ -83,7 +76,7 @@ fn it_ends_with_whoever_asked_for_it() {
     gone.write_all(RECOMPRESS).unwrap();
     wait_for_more(&place);
     drop(gone);
-    assert!(stops(&place));
+    assert_stops(&place);
     // A command that is interrupted.
     let command = place.start(&["set", "zram0", "recompress=", "mem_limit=1G"]);
     wait_for_more(&place);
@@ -99,15 +92,13 @@ fn it_ends_with_whoever_asked_for_it() {
         "{said}"
     );
     assert!(!said.contains('\r') && said.contains(" pages done"), "no terminal, no progress: {said}");
-    assert!(stops(&place));
+    assert_stops(&place);
     assert_eq!(place.number("mem_limit"), 0, "nothing more was done");
     // A device that is reset beneath a client that waits.
     let mut waiting = connect(&place.socket("control.sock"));
     waiting.write_all(RECOMPRESS).unwrap();
     wait_for_more(&place);
-    let asked = Instant::now();
     assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
-    assert!(asked.elapsed() < SOON);
     let mut answer = String::new();
     waiting.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 409 ") && answer.contains("\"errno\":4"), "{answer}");
@@ -116,9 +107,8 @@ fn it_ends_with_whoever_asked_for_it() {
     fill(&place);
     let command = place.start(&["set", "zram0", "recompress="]);
     wait_for_more(&place);
-    let asked = Instant::now();
     place.run(&["down"]).ok();
-    assert!(asked.elapsed() < SOON && daemon.ended().0.success());
+    assert!(daemon.ended().0.success());
     assert_eq!(command.ended().0.code(), Some(1));
 }
 
@@ -129,24 +119,12 @@ fn a_terminal_shows_how_far_it_has_come() {
     }
     let place = Place::new();
     let _daemon = up(&place);
-    let output = place.root().join("terminal");
-    let file = File::create(&output).unwrap();
-    let shown = || String::from_utf8_lossy(&fs::read(&output).unwrap()).into_owned();
-    let mut terminal = Command::new("timeout");
-    terminal.args(["60", "script", "-qefc", "exec \"$UZRAM\" set zram0 recompress=", "/dev/null"]);
-    terminal.env("UZRAM", env!("CARGO_BIN_EXE_uzram")).env("UZRAM_RUNTIME_DIR", place.dir());
-    terminal.env("PATH", program_path()).env("SHELL", "/bin/sh");
-    let mut terminal = terminal.stdin(Stdio::piped()).stdout(file).spawn().unwrap();
-    wait_until("it says how far it has come", || shown().contains(" pages, "));
-    // ^C, of which the terminal makes a signal.
-    terminal.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
-    let status = terminal.wait().unwrap();
-    let shown = shown();
-    assert_eq!(status.code(), Some(1), "{shown}");
+    let (code, shown) = in_a_terminal(&place, "set zram0 recompress=", " pages, ");
+    assert_eq!(code, Some(1), "{shown}");
     assert!(shown.contains("recompress: "), "{shown}");
     // The line is gone before the last one is printed.
     assert!(shown.contains("\r\u{1b}[Kuzram: cannot set recompress"), "{shown}");
-    assert!(stops(&place));
+    assert_stops(&place);
 }
 
 #[test]
@@ -154,11 +132,20 @@ fn swap_stays_on_when_switching_it_off_is_interrupted() {
     if unable() {
         return;
     }
-    let Some(cgroup) = Cgroup::new("interrupted", 32 * MIB) else { return };
+    let Some(cgroup) = Cgroup::new("interrupted", HOG_LIMIT_BYTES) else { return };
     let place = BlockPlace::new();
+    // All may be back before the signal comes.
+    let interrupted = (0..TRIES).any(|_| is_interrupted_in_time(&place, &cgroup));
+    assert!(interrupted, "{TRIES} times it was done before");
+    place.assert_clean();
+}
+
+/// Interrupts `swap off`, which must then leave all in order; not if it has ended before.
+fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
+    cgroup.set_limit(HOG_LIMIT_BYTES);
     place.place.run(&["swap", "on", "--size", "512M"]).ok();
     let device = place.swap_areas().remove(0);
-    let hog = Hog::start(&cgroup, 192, 20);
+    let hog = Hog::start(cgroup, 192, 20);
     wait_until("much is swapped out", || swapped_bytes(&device) > 128 * MIB);
     cgroup.set_limit(1 << 30);
     // It brings nothing back itself.
@@ -166,15 +153,24 @@ fn swap_stays_on_when_switching_it_off_is_interrupted() {
     kill_process(hog_id, Signal::STOP).unwrap();
     let before = swapped_bytes(&device);
     let off = place.place.start(&["swap", "off"]);
-    wait_until("it comes back", || swapped_bytes(&device) + MIB < before);
+    wait_until("it comes back", || swapped_bytes_if_on(&device).is_none_or(|bytes| bytes + MIB < before));
     off.signal(Signal::INT);
     let (status, said) = off.ended();
-    assert_eq!(status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("swap on {device} stays on")) && said.contains("interrupted"), "{said}");
-    assert_eq!(place.swap_areas(), [device.as_str()]);
+    let in_time = swapped_bytes_if_on(&device).is_some();
+    if in_time {
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(
+            said.contains(&format!("swap on {device} stays on")) && said.contains("interrupted"),
+            "{said}"
+        );
+        assert_eq!(place.swap_areas(), [device.as_str()]);
+    }
     kill_process(hog_id, Signal::CONT).unwrap();
     let ended = hog.ended(Duration::from_secs(60));
     assert!(ended.status.success(), "{}", ended.stderr);
-    place.place.run(&["swap", "off"]).ok();
-    place.assert_clean();
+    // It ends the daemon, too, unless it was done before.
+    if !status.success() {
+        place.place.run(&["swap", "off"]).ok();
+    }
+    in_time
 }

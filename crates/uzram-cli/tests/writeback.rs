@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::clients::{arg, fio, missing, random_file, same, succeed};
-use common::{Daemon, Place, finish, wait_until};
+use common::{Place, finish, wait_until};
 use serde_json::Value;
 use uzram::backing::MARK_BYTES;
 use uzram::base::random::Random;
@@ -257,12 +257,6 @@ fn what_is_written_is_limited() {
 /// The buffers of a connection.
 const CONNECTION_BYTES: u64 = 1 << 20;
 
-fn resident_bytes(daemon: &Daemon) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
-}
-
 #[test]
 fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
     if missing(&["fio"]) {
@@ -279,12 +273,12 @@ fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
         args.extend(writers);
         args.extend(["--verify=crc32c", "--do_verify=1", "--buffer_compress_percentage=30"]);
         // The program itself and what connections take come to what it has now, and some for each connection.
-        let most = resident_bytes(&daemon) + (8 << 20) + place.number("mem_fixed") + 8 * CONNECTION_BYTES;
+        let most = daemon.resident_bytes() + (8 << 20) + place.number("mem_fixed") + 8 * CONNECTION_BYTES;
         let ended = AtomicBool::new(false);
         thread::scope(|scope| {
             let sampler = scope.spawn(|| {
                 while !ended.load(Relaxed) {
-                    assert!(resident_bytes(&daemon) <= most, "more than {most} bytes are resident");
+                    assert!(daemon.resident_bytes() <= most, "more than {most} bytes are resident");
                     thread::sleep(Duration::from_millis(2));
                 }
             });

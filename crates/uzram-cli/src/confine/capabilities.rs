@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
+use crate::check::status_field;
+
 /// How long threads may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(30);
 const PERIOD: Duration = Duration::from_millis(1);
 /// What the names of the kernel's own threads for io_uring begin with, which take no signals and run no code of ours.
 const KERNELS_THREADS: &str = "iou-";
@@ -32,10 +34,15 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     install(signal)?;
     let own = rustix::thread::gettid();
     let deadline = Instant::now() + PATIENCE;
-    // A thread may have been started by one that still had them, while it was looked.
-    loop {
+    // While it is looked, a thread may be started by one that still has them, and be missed: the second look finds it.
+    let mut clean_looks = 0;
+    while clean_looks < 2 {
         let left: Vec<Thread> = threads()?.into_iter().filter(|thread| thread.has_more_than(kept)).collect();
-        let Some(first) = left.first() else { return Ok(()) };
+        let Some(first) = left.first() else {
+            clean_looks += 1;
+            continue;
+        };
+        clean_looks = 0;
         if Instant::now() >= deadline {
             return Err(io::Error::other(format!("thread '{}' did not answer", first.name)));
         }
@@ -45,6 +52,7 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
         }
         thread::sleep(PERIOD);
     }
+    Ok(())
 }
 
 /// Gives up the calling thread's.
@@ -98,12 +106,9 @@ impl Thread {
 
     /// What proc_pid_status(5) says of it.
     fn parse(id: i32, status: &str) -> Option<Thread> {
-        let field = |name: &str| {
-            status.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
-        };
-        let permitted = u64::from_str_radix(field("CapPrm")?, 16).ok()?;
+        let permitted = u64::from_str_radix(status_field(status, "CapPrm")?, 16).ok()?;
         let permitted = CapabilitySet::from_bits_retain(permitted);
-        Some(Thread { id, name: field("Name")?.to_owned(), permitted })
+        Some(Thread { id, name: status_field(status, "Name")?.to_owned(), permitted })
     }
 }
 

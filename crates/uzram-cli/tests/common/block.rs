@@ -6,8 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use uzram::base::random::Random;
+
 use super::clients::run;
-use super::random::Random;
 use super::{Ended, Place, wait_until};
 
 /// Swap areas and their cgroups are the machine's: one test at a time.
@@ -137,9 +138,14 @@ fn active_areas() -> impl Iterator<Item = String> {
 
 /// Bytes swapped out to a device.
 pub fn swapped_bytes(device: &str) -> u64 {
+    swapped_bytes_if_on(device).unwrap()
+}
+
+/// The same; `None` if it is not swapped to.
+pub fn swapped_bytes_if_on(device: &str) -> Option<u64> {
     let list = fs::read_to_string("/proc/swaps").unwrap();
-    let line = list.lines().find(|line| line.split_whitespace().next() == Some(device)).unwrap();
-    line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap() << 10
+    let line = list.lines().find(|line| line.split_whitespace().next() == Some(device))?;
+    Some(line.split_whitespace().nth(3).unwrap().parse::<u64>().unwrap() << 10)
 }
 
 /// A cgroup of the memory controller, version 1, removed when dropped.
@@ -204,7 +210,7 @@ pub fn be_a_hog() {
     }
     let mut random = Random::new(1);
     while Instant::now() < end {
-        let number = random.below(pages as u64) as usize;
+        let number = random.below(pages);
         assert!(memory[number] == contents(number, generations[number]), "page {number} has changed");
         if random.next() >> 63 == 1 {
             generations[number] += 1;

@@ -5,7 +5,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use super::random::Random;
+use uzram::base::random::Random;
+
 use super::{Place, has_program, program_path};
 
 /// Says which of these programs is missing, if one is: the test then cannot run.

@@ -5,7 +5,6 @@
 pub mod block;
 pub mod clients;
 pub mod nbd;
-pub mod random;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -58,6 +57,11 @@ impl Place {
 
     pub fn run(&self, args: &[&str]) -> Ended {
         finish(self.command(args))
+    }
+
+    /// The daemon here, also one that this did not start itself.
+    pub fn daemon_id(&self) -> Pid {
+        daemon_in(&self.dir())
     }
 
     /// The address of the device of a daemon here.
@@ -129,6 +133,18 @@ impl Daemon {
         }
         Daemon { child, facts, stdout }
     }
+}
+
+/// The daemon that holds the lock of a runtime directory.
+pub fn daemon_in(dir: &Path) -> Pid {
+    let lock = std::fs::read_to_string(dir.join("uzram.lock")).unwrap();
+    Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
+}
+
+/// A field of the status of a process or thread, as proc_pid_status(5) has it.
+pub fn status_field(status: &str, name: &str) -> String {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {name} in {status}")).trim().to_owned()
 }
 
 /// `uzram args` with no runtime directory in its environment.
@@ -239,6 +255,20 @@ impl Daemon {
         self.child.id()
     }
 
+    /// Memory that it really has: all, or what is no file's.
+    pub fn resident_bytes(&self) -> u64 {
+        self.memory_bytes("VmRSS")
+    }
+
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.memory_bytes("RssAnon")
+    }
+
+    fn memory_bytes(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
+        status_field(&status, field).strip_suffix(" kB").unwrap().parse::<u64>().unwrap() << 10
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
@@ -284,6 +314,34 @@ pub fn ask(socket: &Path, bytes: &[u8]) -> String {
 /// Whether the shell finds a program, or would as root: file system tools may be in /sbin only.
 pub fn has_program(name: &str) -> bool {
     std::env::split_paths(&program_path()).any(|dir| dir.join(name).is_file())
+}
+
+/// Runs `uzram args` on a terminal, presses ^C once it has shown `ready`, and returns what it showed.
+pub fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String) {
+    let mut script = Command::new("timeout");
+    // A terminal drops what it has yet to show when ^C is pressed, unless told not to.
+    let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
+    let mut child = script
+        .args(["60", "script", "-qefc", &line, "/dev/null"])
+        .env("UZRAM_RUNTIME_DIR", place.dir())
+        .env("SHELL", "/bin/sh")
+        .env("PATH", program_path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    let mut shown = Vec::new();
+    let mut piece = [0; 1024];
+    let mut pressed = false;
+    while let Ok(count @ 1..) = stdout.read(&mut piece) {
+        shown.extend_from_slice(&piece[..count]);
+        if !pressed && String::from_utf8_lossy(&shown).contains(ready) {
+            child.stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
+            pressed = true;
+        }
+    }
+    (child.wait().unwrap().code(), String::from_utf8_lossy(&shown).into_owned())
 }
 
 /// Where programs are looked for.

@@ -232,9 +232,11 @@ impl Mount {
         {
             tracing::warn!(%error, "serving files ended with an error");
         }
-        if self.is_made {
-            // Others may have put something there meanwhile.
-            let _ = std::fs::remove_dir(&self.dir);
+        if self.is_made
+            && let Err(error) = std::fs::remove_dir(&self.dir)
+        {
+            // Others may have put something there meanwhile; in another user's directory root's daemon may remove nothing.
+            tracing::warn!("'{}', which was made for the files, stays: {error}", self.dir.display());
         }
         Ok(())
     }

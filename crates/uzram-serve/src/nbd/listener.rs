@@ -230,8 +230,14 @@ struct SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.id);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
+        let removed = match fs::symlink_metadata(&self.path) {
+            Ok(file) if (file.dev(), file.ino()) == self.id => fs::remove_file(&self.path),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            // A directory of another user may have been closed to us.
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
             tracing::warn!(path = %self.path.display(), %error, "cannot remove the NBD socket");
         }
     }
