@@ -208,6 +208,26 @@ pub(super) struct SlotGuard<'a> {
     slot: &'a Slot,
 }
 
+/// What came of trying a slot's lock.
+pub(super) enum Tried<'a> {
+    /// It was free, and is the caller's now.
+    Locked(SlotGuard<'a>),
+    /// Somebody else holds it.
+    Busy,
+    /// The page holds nothing: its slot is not even in memory.
+    Empty,
+}
+
+impl<'a> Tried<'a> {
+    /// The slot, if its lock was free.
+    pub(super) fn locked(self) -> Option<SlotGuard<'a>> {
+        match self {
+            Tried::Locked(slot) => Some(slot),
+            Tried::Busy | Tried::Empty => None,
+        }
+    }
+}
+
 impl Slots {
     pub(super) fn new(pages: u64) -> Result<Self> {
         let table = Table::<Slot>::new(pages as usize)?;
@@ -256,15 +276,15 @@ impl Slots {
         SlotGuard { lock, slot }
     }
 
-    /// The slot of `page`, if nobody has it and it may hold something.
-    pub(super) fn try_lock(&self, page: u64) -> Option<SlotGuard<'_>> {
+    /// Locks the slot of `page` if that takes no waiting, unless the page is known to hold nothing.
+    pub(super) fn try_lock(&self, page: u64) -> Tried<'_> {
         if !self.table_pages.is_present(page) {
-            return None;
+            return Tried::Empty;
         }
         let slot = &self.table[page as usize];
-        let lock = slot.lock.try_lock(&self.waiters, page as usize)?;
+        let Some(lock) = slot.lock.try_lock(&self.waiters, page as usize) else { return Tried::Busy };
         self.table_pages.touch(page);
-        Some(SlotGuard { lock, slot })
+        Tried::Locked(SlotGuard { lock, slot })
     }
 
     /// Those of `pages` that may hold something. The rest of a large disk costs neither time nor memory.
@@ -482,6 +502,17 @@ mod tests {
         for page in [0, 2] {
             assert_eq!(slots.lock(page).contents(), Contents::Empty);
         }
+    }
+
+    #[test]
+    fn a_slot_that_is_not_in_memory_is_not_busy() {
+        let slots = Slots::new(3).expect("memory");
+        assert!(matches!(slots.try_lock(1), Tried::Empty));
+        let held = slots.lock(1);
+        assert!(matches!(slots.try_lock(1), Tried::Busy));
+        assert!(matches!(slots.try_lock(2), Tried::Locked(_)), "it is in memory beside the other");
+        drop(held);
+        assert!(slots.try_lock(1).locked().is_some());
     }
 
     #[test]

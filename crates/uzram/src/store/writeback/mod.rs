@@ -25,6 +25,7 @@ use crate::base::sync::Arc;
 use crate::base::work::Work;
 
 use super::recompress::Cursor;
+use super::slot::Tried;
 use super::{Candidates, Store};
 pub(super) use writer::{BackingDevice, Pass};
 
@@ -237,20 +238,15 @@ impl Store {
     /// Has a page written if it still is one of these.
     fn add_if(&self, pass: &mut Pass<'_>, page: u64, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
-        let slot = (0..TRIES).find_map(|_| self.try_lock_patiently(page));
-        match slot.filter(|slot| candidates.has(slot.peek())) {
-            Some(slot) => pass.add(slot, page),
-            None => Ok(()),
+        for _ in 0..TRIES {
+            match self.slots.try_lock(page) {
+                Tried::Locked(slot) if candidates.has(slot.peek()) => return pass.add(slot, page),
+                Tried::Locked(_) | Tried::Empty => break,
+                // Whoever holds it has a turn.
+                Tried::Busy => relax(),
+            }
         }
-    }
-
-    /// Tries the lock of a slot, and lets others run if it is not free.
-    fn try_lock_patiently(&self, page: u64) -> Option<super::slot::SlotGuard<'_>> {
-        let slot = self.slots.try_lock(page);
-        if slot.is_none() {
-            relax();
-        }
-        slot
+        Ok(())
     }
 
     /// What may still be written.
