@@ -49,7 +49,7 @@ pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES, Gfp};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
-use crate::base::work::Work;
+use crate::base::work::{Unit, Work};
 use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru, LruDesign};
 use crate::stream::Design;
@@ -486,11 +486,11 @@ impl Store {
 
     /// Packs the pool's objects together, gives back what that frees, and answers how many pages it was.
     pub fn compact(&self) -> u64 {
-        self.compact_for(&Work::of_nobody())
+        self.compact_interruptible(&Work::uninterruptible(Unit::Objects))
     }
 
     /// The same, as long as the work is wanted.
-    pub fn compact_for(&self, work: &Work<'_>) -> u64 {
+    pub fn compact_interruptible(&self, work: &Work<'_>) -> u64 {
         let freed = self.pool.compact(Effort::Tight, &mut Budget::of(work));
         self.arena.release_kept();
         freed

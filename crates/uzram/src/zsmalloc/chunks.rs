@@ -49,9 +49,12 @@ impl<D: Design> RawPool<D> {
         let mut freed = 0;
         // A zspage of which some objects stay behind comes to a group that is looked at later.
         for group in (1..=GROUP_FULL).rev() {
-            budget.ask();
             let mut left = self.lists(class).len(group);
-            while left > 0 && !budget.is_spent() {
+            while left > 0 {
+                budget.spend_if_cancelled();
+                if budget.is_spent() {
+                    return freed;
+                }
                 // Without growing: that would win nothing.
                 let Ok(new) = self.alloc_zspage(class, Gfp::NoWait) else { return freed };
                 let mut lists = self.still(class);

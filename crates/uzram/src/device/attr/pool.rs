@@ -45,10 +45,8 @@ pub(super) fn set_chain_size(device: &Device, value: &str) -> Result<()> {
 }
 
 pub(super) fn compact(task: &Task<'_>, _: &str) -> Result<()> {
-    task.compact_for(&task.work);
-    task.work.check().map_err(|error| {
-        Error::new(error.kind(), format!("interrupted: {} objects moved", task.work.progress().done()))
-    })
+    task.compact_interruptible(&task.work);
+    task.work.check()
 }
 
 pub(super) fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {

@@ -22,7 +22,7 @@ use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
-use crate::base::work::Work;
+use crate::base::work::{Unit, Work};
 
 use super::recompress::Cursor;
 use super::slot::Tried;
@@ -172,9 +172,9 @@ impl Store {
     /// is busy with stay.
     ///
     /// # Errors
-    /// As [`Store::write_back_for`].
+    /// As [`Store::write_back_interruptible`].
     pub fn write_back(&self, what: &Writeback) -> Result<u64> {
-        self.write_back_for(what, &Work::of_nobody())
+        self.write_back_interruptible(what, &Work::uninterruptible(Unit::Pages))
     }
 
     /// The same, as long as the work is wanted.
@@ -182,7 +182,7 @@ impl Store {
     /// # Errors
     /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] is spent, and
     /// the last error of the device, after which it has gone on; `Interrupted`, once what was begun is written.
-    pub fn write_back_for(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
+    pub fn write_back_interruptible(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
         let device = self.device.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
         })?;
@@ -194,7 +194,7 @@ impl Store {
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next {
             let (candidates, count);
-            (candidates, count, next) = self.largest(&pages, |peek| what.candidates.has(peek), from);
+            (candidates, count, next) = self.largest(&pages, |peek| what.candidates.has(peek), from, work)?;
             work.expect(count);
             let mut at = 0;
             while at < candidates.len() {
