@@ -232,7 +232,6 @@ impl Store {
             0 => Arena::new(address_bytes)?,
             pages => Arena::with_reserve(address_bytes, pages)?,
         });
-        limit::check(config.limit_pages, arena.reserve_pages())?;
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let options = zsmalloc::Options {
@@ -651,7 +650,7 @@ impl Store {
     fn compress<'a>(&self, stream: &'a mut Stream, page: u64, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
         // What is about to be replaced is cold: its misses can pass while the new is stored.
-        self.pool.prefetch(self.slots.peek_handle(page));
+        self.slots.peek_handle(page).into_iter().for_each(|handle| self.pool.prefetch(handle));
         match len.filter(|len| *len < self.pool.huge_threshold()) {
             Some(len) => &stream.compressed[..len],
             None => contents,

@@ -230,7 +230,9 @@ impl Store {
             self.slots.prefetch(u64::from(page));
         }
         if let Some(page) = page(AHEAD) {
-            self.pool.prefetch(self.slots.peek_handle(u64::from(page)));
+            if let Some(handle) = self.slots.peek_handle(u64::from(page)) {
+                self.pool.prefetch(handle);
+            }
             self.lru.iter().for_each(|lru| lru.prefetch(page));
         }
     }
