@@ -483,7 +483,7 @@ impl Store {
         }
     }
 
-    /// Packs the pool's objects together, gives back what that frees, and answers how many pages it was.
+    /// Packs the pool's objects together, gives back what that frees, and returns the number of pages.
     pub fn compact(&self) -> u64 {
         self.compact_interruptible(&Work::uninterruptible(Unit::Objects))
     }

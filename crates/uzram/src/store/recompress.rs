@@ -101,7 +101,7 @@ fn bucket_of(peek: Peek) -> usize {
 }
 
 impl Store {
-    /// Compresses pages again, and answers how many became smaller.
+    /// Compresses pages again, and returns the number that became smaller.
     ///
     /// # Errors
     /// As [`Store::recompress_interruptible`].

@@ -17,7 +17,7 @@ const ROUNDS: usize = 16;
 const VISITS_PER_HOLD: u32 = 64;
 
 impl<D: Design> RawPool<D> {
-    /// Moves zspages out of chunks that so run empty, where there are any; answers how many pages that
+    /// Moves zspages out of chunks that so run empty, where there are any; returns the number of pages that
     /// freed in zspages with gaps, which may be less than none.
     pub(super) fn empty_chunks(&self, budget: &mut Budget<'_>) -> i64 {
         let (mut freed, mut most, mut kept) = (0, usize::MAX, Vec::new());

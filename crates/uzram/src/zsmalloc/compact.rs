@@ -151,7 +151,7 @@ impl<D: Design> RawPool<D> {
         Timed::new(self.locks.still(class, &self.counts), self.counts.lists_hold_ns())
     }
 
-    /// Compacts one class, and answers how many pages that freed.
+    /// Compacts one class, and returns the number of pages that freed.
     fn compact_class(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         // Every object once at most: others may go on making gaps for ever.
         let all_bytes = self.lists(class).objs_used * u64::from(self.classes.get(class).size_bytes);
@@ -160,7 +160,7 @@ impl<D: Design> RawPool<D> {
         if effort == Effort::Tight { freed + self.tighten(class, budget) } else { freed }
     }
 
-    /// Moves objects of a class from its emptiest zspages to its fullest, and answers how many pages that
+    /// Moves objects of a class from its emptiest zspages to its fullest, and returns the number of pages that
     /// freed.
     fn pack(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         let shape = self.classes.get(class);
@@ -230,7 +230,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Moves the objects of a zspage into `new`, which is in no list yet; without a zspage `new` goes back.
-    /// Answers how many pages that freed, which may be less than none.
+    /// Returns the number of pages that freed, which may be less than none.
     pub(super) fn move_to_new(
         &self,
         mut lists: StillLists<'_, D>,

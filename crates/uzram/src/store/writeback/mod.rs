@@ -168,7 +168,7 @@ fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
 }
 
 impl Store {
-    /// Writes pages to the backing device, the largest first, and answers how many left memory. Those that somebody
+    /// Writes pages to the backing device, the largest first, and returns the number that left memory. Those that somebody
     /// is busy with stay.
     ///
     /// # Errors
