@@ -122,7 +122,7 @@ fn what_is_done_to_an_open_device_goes_on_when_another_task_ends() {
     let ended = Counter::new(0);
     std::thread::scope(|scope| {
         let others = scope.spawn(|| {
-            for _ in 0..20_000 {
+            for _ in 0..500_000 {
                 drop(begin());
             }
             ended.set(1);
