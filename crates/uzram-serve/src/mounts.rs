@@ -1,4 +1,4 @@
-//! What is mounted, by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! Mounts, and how one is told from others.
 //!
 //! A mount is known by its number and its file system's device number, which the kernel gives, and by the user who
 //! mounted it. Never by its source or path: whoever may run fusermount3(1) chooses the one freely, and the other changes
@@ -9,30 +9,14 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
-/// A mount.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountInfo {
-    /// Its number, which another mount may get when it is gone.
-    pub id: u64,
-    /// The device number of its file system, as in `st_dev`: major, minor.
-    pub device: (u32, u32),
-    /// Where it is mounted.
-    pub dir: PathBuf,
-    /// The file system's type, with its subtype, as in `fuse.sshfs`.
-    pub file_system: String,
-    /// What is mounted: a block device, or what a file system says instead.
-    pub source: PathBuf,
-    /// Who mounted it, if it is a FUSE file system.
-    pub user_id: Option<u32>,
-}
+pub use uzram::base::mountinfo::{MountInfo, all};
 
 /// What a mount is known by, also when the process that made it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,14 +35,6 @@ pub struct MountIdentity {
 pub struct MountPoint {
     parent: OwnedFd,
     name: OsString,
-}
-
-impl MountInfo {
-    /// Whether a process serves it, in the name of `uid`.
-    pub fn is_fuse_of(&self, uid: u32) -> bool {
-        let is_fuse = self.file_system == "fuse" || self.file_system.starts_with("fuse.");
-        is_fuse && self.user_id == Some(uid)
-    }
 }
 
 impl MountIdentity {
@@ -184,15 +160,6 @@ fn unique_id(root: &OwnedFd) -> Option<u64> {
     (statx.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(statx.stx_mnt_id)
 }
 
-/// All mounts that this process sees, in the order in which they were mounted.
-///
-/// # Errors
-/// The kernel's list cannot be read.
-pub fn all() -> io::Result<Vec<MountInfo>> {
-    let text = std::fs::read("/proc/self/mountinfo")?;
-    Ok(text.split(|byte| *byte == b'\n').filter_map(parse).collect())
-}
-
 /// What is mounted on a directory, if anything is.
 ///
 /// # Errors
@@ -207,49 +174,6 @@ pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
     // The path as the kernel has it: without links, and as it is called now.
     let path = std::fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd()))?;
     Ok(Some(mount).filter(|mount| mount.dir == path))
-}
-
-/// One line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,user_id=0`.
-fn parse(line: &[u8]) -> Option<MountInfo> {
-    let mut fields = line.split(|byte| *byte == b' ');
-    let id = number(fields.next()?)?;
-    let mut numbers = fields.nth(1)?.split(|byte| *byte == b':').map(number);
-    let device = (numbers.next()??, numbers.next()??);
-    let dir = unescape(fields.nth(1)?);
-    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
-    let file_system = String::from_utf8_lossy(fields.next()?).into_owned();
-    let source = unescape(fields.next()?);
-    // The kernel's own options; a source cannot add to them, as a space or comma in it ends no field of these.
-    let mut options = fields.next().unwrap_or_default().split(|byte| *byte == b',');
-    let user_id = options.find_map(|option| number(option.strip_prefix(b"user_id=")?));
-    Some(MountInfo { id, device, dir, file_system, source, user_id })
-}
-
-fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
-    str::from_utf8(text).ok()?.parse().ok()
-}
-
-/// A path in which space, tab, newline and backslash are written as three octal digits after a backslash.
-pub(crate) fn unescape(text: &[u8]) -> PathBuf {
-    let mut path = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let [byte, after @ ..] = rest {
-        let octal = after.get(..3).filter(|_| *byte == b'\\').and_then(|digits| {
-            let digits = str::from_utf8(digits).ok()?;
-            u8::from_str_radix(digits, 8).ok()
-        });
-        match octal {
-            Some(byte) => {
-                path.push(byte);
-                rest = &after[3..];
-            }
-            None => {
-                path.push(*byte);
-                rest = after;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(path))
 }
 
 /// Opens a file below `root` by the names of two components, of which neither is a symbolic link.
@@ -269,33 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_read_as_the_kernel_writes_them() {
-        let line = b"36 35 98:7 /mnt1 /mnt2 rw,noatime master:1 shared:2 - fuse.sshfs /run/u rw,user_id=1000,group_id=1";
-        let plain = parse(line).unwrap();
-        assert_eq!((plain.id, plain.device, plain.dir.as_path()), (36, (98, 7), Path::new("/mnt2")));
-        assert_eq!((plain.file_system.as_str(), plain.source.as_path()), ("fuse.sshfs", Path::new("/run/u")));
-        assert_eq!(plain.user_id, Some(1000));
-        assert!(plain.is_fuse_of(1000) && !plain.is_fuse_of(0));
-        let escaped = parse(b"1 2 0:3 / /a\\040b\\134c rw - ext4 /dev/loop0 rw").unwrap();
-        assert_eq!((escaped.dir.as_path(), escaped.user_id), (Path::new("/a b\\c"), None));
-        // A source that looks like options, or like a type, is a source.
-        let lies = parse(b"1 2 0:3 / /a rw - fuse x,user_id=0 rw,user_id=65534").unwrap();
-        assert_eq!(lies.user_id, Some(65534));
-        for cut in [
-            "",
-            "36 35 98:0 /mnt1",
-            "36 35 98:0 / /mnt2 rw",
-            "36 35 98:0 / /mnt2 rw - ext3",
-            "x 1 0:1 / / rw - a b",
-        ] {
-            assert_eq!(parse(cut.as_bytes()), None, "{cut}");
-        }
-        assert_eq!(unescape(b"\\04"), Path::new("\\04"));
-    }
-
-    #[test]
-    fn the_root_is_mounted() {
-        assert!(all().unwrap().iter().any(|mount| mount.dir == Path::new("/")));
+    fn a_directory_is_looked_up_by_its_path() {
         assert_eq!(at(Path::new("/proc")).unwrap().unwrap().file_system, "proc");
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(at(dir.path()).unwrap(), None);

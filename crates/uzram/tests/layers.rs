@@ -7,8 +7,22 @@ use std::path::{Path, PathBuf};
 
 const LAYERS: [&str; 9] =
     ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
-const BASE: [&str; 9] =
-    ["error", "units", "random", "trusted_path", "size_expr", "machine_memory", "sync", "cpu", "mem"];
+const BASE: [&str; 14] = [
+    "error",
+    "clock",
+    "units",
+    "named",
+    "random",
+    "trusted_path",
+    "size_expr",
+    "mountinfo",
+    "machine_memory",
+    "thread",
+    "sync",
+    "cpu",
+    "mem",
+    "work",
+];
 
 fn rust_files(dir: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -112,8 +126,13 @@ fn a_module_imports_only_from_below() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     check(&src, &["crate::"], &LAYERS);
     check(&src.join("base"), &["crate::base::", "super::"], &BASE);
-    let lib = code(&src.join("lib.rs")).replace("pub(crate)mod", "pubmod");
-    assert_eq!(mentions(&lib, "pubmod"), LAYERS, "lib.rs declares the layers in their order");
+    let modules = |file| code(&src.join(file)).replace("pub(crate)mod", "pubmod");
+    assert_eq!(mentions(&modules("lib.rs"), "pubmod"), LAYERS, "lib.rs declares the layers in their order");
+    let base = modules("base/mod.rs");
+    let (mut declared, mut listed) = (mentions(&base, "mod"), BASE);
+    declared.sort_unstable();
+    listed.sort_unstable();
+    assert_eq!(declared, listed, "every module of base has its place");
 }
 
 #[test]

@@ -360,7 +360,7 @@ fn write_attribute(
     value: &str,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Response, Response> {
-    device.set_for(attribute, value, is_wanted).map_err(|error| {
+    device.set_interruptible(attribute, value, is_wanted).map_err(|error| {
         if error.kind() == ErrorKind::Interrupted {
             tracing::info!(device = device.name(), attribute, value, %error, "attribute not set");
         }

@@ -34,7 +34,7 @@ pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
 pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
 
 #[cfg(all(test, not(feature = "loom")))]
-pub(crate) use file::Trap;
+pub(crate) use file::PanicPoint;
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -126,18 +126,18 @@ pub trait Completion: Send + Sync {
 /// carried it out, so that nobody waits for it for ever.
 struct Started {
     transfer: ManuallyDrop<Transfer>,
-    result: Result<()>,
+    /// None until it is carried out.
+    result: Option<Result<()>>,
 }
 
 impl Started {
     fn new(transfer: Transfer) -> Self {
-        let given_up = Error::new(ErrorKind::Io, "a defect of uzram ended a transfer to the backing device");
-        Started { transfer: ManuallyDrop::new(transfer), result: Err(given_up.with_setting(SETTING)) }
+        Started { transfer: ManuallyDrop::new(transfer), result: None }
     }
 
     /// Ends it. Called with no lock held.
     fn finish(mut self, result: Result<()>) {
-        self.result = result;
+        self.result = Some(result);
     }
 }
 
@@ -159,13 +159,19 @@ impl Drop for Started {
     fn drop(&mut self) {
         // SAFETY: it is not used after this.
         let transfer = unsafe { ManuallyDrop::take(&mut self.transfer) };
-        transfer.finish(std::mem::replace(&mut self.result, Ok(())));
+        transfer.finish(self.result.take().unwrap_or_else(|| Err(given_up())));
     }
+}
+
+/// What a transfer ends with that a panic kept from being carried out.
+fn given_up() -> Error {
+    Error::new(ErrorKind::Io, "a defect of uzram ended a transfer to the backing device")
+        .with_setting(SETTING)
 }
 
 /// What transfers end with once a panic has ended a thread of their backing.
 fn dead(why: &str) -> Error {
-    let what = format!("nothing is written to the backing device any more: {why}. Reset the device to go on");
+    let what = format!("the backing device is not used any more: {why}. Reset the device to go on");
     Error::new(ErrorKind::Io, what).with_setting(SETTING)
 }
 

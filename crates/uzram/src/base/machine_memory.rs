@@ -1,9 +1,12 @@
 //! How much memory the machine has, and how much of it this process may use.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use super::error::{Error, ErrorKind, Result};
+use super::mountinfo::{self, MountInfo};
 use super::size_expr::Memory;
 
 /// The memory of this machine and of this process's control group.
@@ -14,12 +17,12 @@ pub fn read() -> Result<Memory> {
     let unknown = |why: &str| {
         Error::new(ErrorKind::Io, format!("cannot find out how much memory there is: /proc/meminfo {why}"))
     };
-    let read = |path: &str| fs::read_to_string(path);
-    let meminfo = read("/proc/meminfo").map_err(|error| unknown(&format!("cannot be read: {error}")))?;
+    let meminfo =
+        fs::read_to_string("/proc/meminfo").map_err(|error| unknown(&format!("cannot be read: {error}")))?;
     let ram_bytes = ram_bytes(&meminfo).ok_or_else(|| unknown("has no MemTotal"))?;
     // Without them there are no control groups.
-    let groups = read("/proc/self/cgroup").unwrap_or_default();
-    let mounts = read("/proc/self/mountinfo").unwrap_or_default();
+    let groups = fs::read("/proc/self/cgroup").unwrap_or_default();
+    let mounts = mountinfo::all().unwrap_or_default();
     let limit = limit_bytes(&groups, &mounts, |path| fs::read_to_string(path).ok());
     Ok(Memory { ram_bytes, limit_bytes: limit.unwrap_or(ram_bytes).min(ram_bytes) })
 }
@@ -30,38 +33,41 @@ fn ram_bytes(meminfo: &str) -> Option<u64> {
 }
 
 /// The least limit of the process's control group and those it lies in, of either version of them; `read` reads a file.
-fn limit_bytes(groups: &str, mounts: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
-    let limits = groups.lines().filter_map(|line| {
+fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
+    let limits = groups.split(|byte| *byte == b'\n').filter_map(|line| {
         // hierarchy-ID:controller-list:cgroup-path, cgroups(7)
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (controllers, group) = (fields.next()?, fields.next()?);
+        let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
+        let (controllers, group) = (fields.next()?, Path::new(OsStr::from_bytes(fields.next()?)));
         let file = match controllers {
-            "" => "memory.max",
-            _ if controllers.split(',').any(|name| name == "memory") => "memory.limit_in_bytes",
+            b"" => "memory.max",
+            _ if controllers.split(|byte| *byte == b',').any(|name| name == b"memory") => {
+                "memory.limit_in_bytes"
+            }
             _ => return None,
         };
-        let (root, mount_point) = mounts.lines().find_map(|line| mounted(line, controllers.is_empty()))?;
-        // A namespace may have another root than the mount; then what can be seen is the mount's root.
-        let below = Path::new(group).strip_prefix(root).unwrap_or(Path::new(""));
-        let dirs = below.ancestors().map(|dir| mount_point.join(dir));
+        let (mount, below) = mount_of(group, mounts, controllers.is_empty())?;
+        let dirs = below.ancestors().map(|dir| mount.dir.join(dir));
         dirs.filter_map(|dir| read(&dir.join(file))?.trim().parse().ok()).min()
     });
     limits.min()
 }
 
-/// Root and mount point of a line of mountinfo, if it is the hierarchy that bounds memory: proc_pid_mountinfo(5).
-fn mounted(line: &str, version_2: bool) -> Option<(&str, PathBuf)> {
-    let (before, after) = line.split_once(" - ")?;
-    let mut after = after.split(' ');
-    let (kind, options) = (after.next()?, after.nth(1)?);
-    let wanted = match kind {
-        "cgroup2" => version_2,
-        "cgroup" => !version_2 && options.split(',').any(|option| option == "memory"),
+/// The mount of the hierarchy that bounds memory in which `group` can be seen, with the most of the groups that it lies
+/// in; and its path below that.
+fn mount_of<'a>(
+    group: &'a Path,
+    mounts: &'a [MountInfo],
+    is_version_2: bool,
+) -> Option<(&'a MountInfo, &'a Path)> {
+    let mounts = mounts.iter().filter(|mount| match mount.file_system.as_str() {
+        "cgroup2" => is_version_2,
+        "cgroup" => !is_version_2 && mount.options.iter().any(|option| option == "memory"),
         _ => false,
-    };
-    let mut before = before.split(' ').skip(3);
-    let (root, mount_point) = (before.next()?, before.next()?);
-    wanted.then(|| (root, PathBuf::from(mount_point)))
+    });
+    let seen = mounts.clone().filter_map(|mount| Some((mount, group.strip_prefix(&mount.root).ok()?)));
+    // A namespace may have another root than the mount; then what can be seen is the mount's root.
+    let or_root = || mounts.clone().next().map(|mount| (mount, Path::new("")));
+    seen.max_by_key(|(_, below)| below.components().count()).or_else(or_root)
 }
 
 #[cfg(test)]
@@ -76,12 +82,12 @@ mod tests {
 ";
     const V2: &str = "29 22 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
 
-    fn limit(groups: &str, mounts: &str, files: &[(&str, &str)]) -> Option<u64> {
+    fn limit(groups: impl AsRef<[u8]>, mounts: impl AsRef<[u8]>, files: &[(&str, &str)]) -> Option<u64> {
         let read = |path: &Path| {
             let file = files.iter().find(|(name, _)| Path::new(name) == path);
             file.map(|(_, text)| (*text).to_owned())
         };
-        limit_bytes(groups, mounts, read)
+        limit_bytes(groups.as_ref(), &mountinfo::parse(mounts.as_ref()), read)
     }
 
     #[test]
@@ -109,6 +115,26 @@ mod tests {
         // From within a container, whose groups lie elsewhere than they are mounted.
         assert_eq!(limit("4:memory:/\n", V1, &files), Some(9_223_372_036_854_771_712));
         assert_eq!(limit("4:cpu:/docker/ab/c\n", V1, &files), None);
+    }
+
+    /// Other mounts may have any names, and may show other groups.
+    #[test]
+    fn the_mount_is_found_among_others() {
+        let files = [
+            ("/sys/fs/cgroup/a b/memory.max", "1073741824"),
+            ("/a b/c/memory.max", "536870912"),
+            ("/other/memory.max", "4096"),
+        ];
+        let foreign = b"77 22 0:9 / /mnt/\xff\xfe rw - ext4 /dev/sda1 rw\n".as_slice();
+        assert_eq!(limit("0::/a b\n", [foreign, V2.as_bytes()].concat(), &files), Some(1 << 30));
+        assert_eq!(limit(b"1:name=\xff:/\n0::/a b\n", V2, &files), Some(1 << 30));
+        let bound = "40 22 0:26 /other /other rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(limit("0::/a b\n", [bound, V2].concat(), &files), Some(1 << 30));
+        assert_eq!(limit("0::/a b\n", bound, &files), Some(4096), "it is the only one");
+        // Of two that show the group, the one that shows more of those above it.
+        let part = "41 22 0:26 /a\\040b /a\\040b rw - cgroup2 cgroup2 rw\n";
+        assert_eq!(limit("0::/a b/c\n", part, &files), Some(1 << 29));
+        assert_eq!(limit("0::/a b/c\n", [part, V2].concat(), &files), Some(1 << 30));
     }
 
     #[test]

@@ -6,6 +6,8 @@ pub mod error;
 #[cfg(not(feature = "loom"))]
 pub mod machine_memory;
 pub mod mem;
+#[cfg(not(feature = "loom"))]
+pub mod mountinfo;
 pub mod named;
 pub mod random;
 pub mod size_expr;

@@ -8,6 +8,26 @@ use super::sync::{Arc, Counter};
 
 /// After so many pages whoever wants the work is asked whether that is still so: it may be a system call.
 const ASK_EVERY: u64 = 16;
+/// The same where pages are only looked at.
+const ASK_EVERY_LOOKS: usize = 4096;
+
+/// What is counted of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Pages that are done.
+    Pages,
+    /// Objects that were moved.
+    Objects,
+}
+
+impl Unit {
+    const fn done(self) -> &'static str {
+        match self {
+            Unit::Pages => "pages done",
+            Unit::Objects => "objects moved",
+        }
+    }
+}
 
 /// How far work has come. Of what is being done, it only informs.
 #[derive(Debug, Default)]
@@ -19,7 +39,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Pages that are done; of compaction, objects that were moved.
+    /// How much is done, in the work's [`Unit`].
     pub fn done(&self) -> u64 {
         self.done.get()
     }
@@ -42,18 +62,19 @@ impl Progress {
 /// Work, as seen by whoever does it.
 pub struct Work<'a> {
     progress: Arc<Progress>,
+    unit: Unit,
     is_wanted: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Work<'a> {
-    /// Work that goes on as long as `is_wanted` answers so.
-    pub fn new(is_wanted: &'a dyn Fn() -> bool) -> Self {
-        Work { progress: Arc::default(), is_wanted }
+    /// Work that goes on as long as `is_wanted` returns true.
+    pub fn new(unit: Unit, is_wanted: &'a dyn Fn() -> bool) -> Self {
+        Work { progress: Arc::default(), unit, is_wanted }
     }
 
-    /// Work that nobody gives up.
-    pub fn of_nobody() -> Work<'static> {
-        Work::new(&|| true)
+    /// Work that is always wanted.
+    pub fn uninterruptible(unit: Unit) -> Work<'static> {
+        Work::new(unit, &|| true)
     }
 
     /// How far it has come.
@@ -72,7 +93,7 @@ impl<'a> Work<'a> {
     /// `Interrupted`: it is to end.
     pub fn step(&self) -> Result<()> {
         if self.progress.done.add(1).is_multiple_of(ASK_EVERY) {
-            self.ask();
+            self.still_wanted();
         }
         self.check()
     }
@@ -82,8 +103,18 @@ impl<'a> Work<'a> {
         self.progress.done.add(count);
     }
 
+    /// The same items, until the work is to end, which is asked after every so many of them: for what goes through pages
+    /// of which most may not need to be done. [`Work::check`] says afterwards whether these were all.
+    pub(crate) fn while_wanted<I: Iterator>(&self, items: I) -> impl Iterator<Item = I::Item> {
+        let mut looks = 0usize;
+        items.take_while(move |_| {
+            looks += 1;
+            !looks.is_multiple_of(ASK_EVERY_LOOKS) || self.still_wanted()
+        })
+    }
+
     /// Asks whether it is still wanted, which may take a system call: not under a lock of many.
-    pub(crate) fn ask(&self) -> bool {
+    pub(crate) fn still_wanted(&self) -> bool {
         if !self.progress.is_ended() && !(self.is_wanted)() {
             self.progress.end();
         }
@@ -96,7 +127,7 @@ impl<'a> Work<'a> {
     /// `Interrupted`.
     pub fn check(&self) -> Result<()> {
         if self.progress.is_ended() {
-            let what = format!("interrupted: {} pages done", self.progress.done());
+            let what = format!("interrupted: {} {}", self.progress.done(), self.unit.done());
             return Err(Error::new(ErrorKind::Interrupted, what));
         }
         Ok(())

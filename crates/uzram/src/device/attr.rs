@@ -10,6 +10,7 @@ use std::str::FromStr;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::hint;
 use crate::base::units::{bytes_to_pages, page_of, pages_to_bytes, parse_size};
+use crate::base::work::Unit;
 
 mod algorithms;
 mod backing;
@@ -22,7 +23,7 @@ pub use text::AttributeText;
 
 use super::task::{Task, TaskProgress};
 use super::{Device, Params, Stats};
-use Set::{Value, Work};
+use Set::Value;
 use algorithms::{
     comp_algorithm, recomp_algorithm, set_algorithm_params, set_comp_algorithm, set_recomp_algorithm,
 };
@@ -60,7 +61,7 @@ enum Set {
     /// At once.
     Value(fn(&Device, &str) -> Result<()>),
     /// By going through all pages.
-    Work(fn(&Task<'_>, &str) -> Result<()>),
+    Task(Unit, fn(&Task<'_>, &str) -> Result<()>),
 }
 
 /// The table, in the order in which it is shown.
@@ -109,13 +110,13 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "type=idle, huge or huge_idle, threshold=BYTES, max_pages=N, algo=NAME or priority=N, all of which \
                may be left out: compresses pages again, the largest first",
         get: None,
-        set: Some(Work(recompress)),
+        set: Some(Set::Task(Unit::Pages, recompress)),
     },
     Attribute {
         name: "idle",
         help: "all, or seconds: marks pages as idle that were not used for as long, until they are",
         get: None,
-        set: Some(Work(set_idle)),
+        set: Some(Set::Task(Unit::Pages, set_idle)),
     },
     Attribute {
         name: BLOCK_STATE,
@@ -153,7 +154,7 @@ pub(super) static TABLE: &[Attribute] = &[
                page_index=N and page_indexes=LO-HI: writes these pages to the backing device, the largest first, \
                and frees their memory",
         get: None,
-        set: Some(Work(writeback)),
+        set: Some(Set::Task(Unit::Pages, writeback)),
     },
     Attribute {
         name: "writeback_limit",
@@ -311,7 +312,7 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "compact",
         help: "anything packs the pool's objects together, while reads and writes go on, and gives back what that frees",
         get: None,
-        set: Some(Work(compact)),
+        set: Some(Set::Task(Unit::Objects, compact)),
     },
     Attribute {
         name: "compact_threshold",
@@ -427,9 +428,9 @@ impl Attribute {
         self.get.map(|get| get(device)).ok_or_else(denied)
     }
 
-    /// Whether setting it may take long, goes through all pages, and can be interrupted ([`Device::set_for`]).
+    /// Whether setting it may take long, goes through all pages, and can be interrupted ([`Device::set_interruptible`]).
     pub fn works(&self) -> bool {
-        matches!(self.set, Some(Work(_)))
+        matches!(self.set, Some(Set::Task(..)))
     }
 
     pub(super) fn set(&self, device: &Device, value: &str, is_wanted: &dyn Fn() -> bool) -> Result<()> {
@@ -437,7 +438,7 @@ impl Attribute {
             || Error::new(ErrorKind::Permission, format!("attribute '{}' can only be read", self.name));
         match self.set.ok_or_else(denied)? {
             Value(set) => set(device, value),
-            Work(work) => work(&device.begin(self.name, is_wanted)?, value),
+            Set::Task(unit, run) => run(&device.begin(self.name, unit, is_wanted)?, value),
         }
     }
 }

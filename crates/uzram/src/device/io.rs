@@ -11,7 +11,7 @@ use super::{Device, InUse};
 
 /// A device opened for I/O. Many threads may use one, and many may be open.
 pub struct OpenDevice {
-    store: InUse<Arc<Device>>,
+    store: InUse,
     size_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ fn unless_waiting(done: Result<()>) -> Result<bool> {
 }
 
 impl OpenDevice {
-    pub(super) fn new(store: InUse<Arc<Device>>, size_bytes: u64) -> Self {
+    pub(super) fn new(store: InUse, size_bytes: u64) -> Self {
         OpenDevice { store, size_bytes }
     }
 

@@ -24,7 +24,6 @@ pub use crate::store::{
 pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
 pub use io::{Extent, OpenDevice};
-pub use task::TaskProgress;
 
 use std::ops::Deref;
 use std::thread;
@@ -46,7 +45,8 @@ const TASKS_LOOK_EVERY: Duration = Duration::from_millis(2);
 pub struct Device {
     name: String,
     state: Mutex<State>,
-    /// Those that have it open, or do something with all of it. Raised and read under the lock; lowered without it.
+    /// Those that have it open, and the tasks. Raised and read under the lock; lowered without it by those that have it
+    /// open, so that there are never fewer users than tasks.
     users: Counter,
 }
 
@@ -58,7 +58,7 @@ struct State {
     policy: Option<PolicyThread>,
     store: Option<Arc<Store>>,
     disksize_bytes: u64,
-    tasks: Vec<TaskProgress>,
+    tasks: Vec<task::TaskProgress>,
     /// It is never initialised again.
     removed: bool,
 }
@@ -248,14 +248,14 @@ impl Device {
     /// # Errors
     /// `NotFound`; `Permission` for one that can only be read; what the attribute answers.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        self.set_for(name, value, &|| true)
+        self.set_interruptible(name, value, &|| true)
     }
 
-    /// The same, but what takes its time goes on only as long as `is_wanted` answers so, which is asked again and again.
+    /// The same, but what takes its time goes on only as long as `is_wanted` returns true, which is asked again and again.
     ///
     /// # Errors
     /// Further `Interrupted`: what was done until then stays done.
-    pub fn set_for(&self, name: &str, value: &str, is_wanted: &dyn Fn() -> bool) -> Result<()> {
+    pub fn set_interruptible(&self, name: &str, value: &str, is_wanted: &dyn Fn() -> bool) -> Result<()> {
         attr::find(name)?.set(self, value.trim(), is_wanted)
     }
 
@@ -448,25 +448,25 @@ impl Device {
 }
 
 /// A device's store, kept from `reset` by one who uses it.
-struct InUse<D: Deref<Target = Device>> {
+struct InUse {
     // Let go before its user is.
     store: Arc<Store>,
-    user: User<D>,
+    user: User,
 }
 
 /// A user of a device, until it is dropped.
-struct User<D: Deref<Target = Device>>(D);
+struct User(Arc<Device>);
 
-impl<D: Deref<Target = Device>> InUse<D> {
+impl InUse {
     /// None while there is no store. The device's lock keeps it from being reset before its user is counted.
-    fn new(device: D, state: &State) -> Option<Self> {
+    fn new(device: Arc<Device>, state: &State) -> Option<Self> {
         let store = Arc::clone(state.store.as_ref()?);
         device.users.add(1);
         Some(InUse { store, user: User(device) })
     }
 }
 
-impl<D: Deref<Target = Device>> Deref for InUse<D> {
+impl Deref for InUse {
     type Target = Store;
 
     fn deref(&self) -> &Store {
@@ -474,7 +474,7 @@ impl<D: Deref<Target = Device>> Deref for InUse<D> {
     }
 }
 
-impl<D: Deref<Target = Device>> Drop for User<D> {
+impl Drop for User {
     fn drop(&mut self) {
         self.0.users.sub(1);
     }

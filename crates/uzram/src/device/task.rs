@@ -5,20 +5,20 @@ use std::ops::Deref;
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
-use crate::base::work::{Progress, Work};
+use crate::base::work::{Progress, Unit, Work};
 use crate::store::Store;
 
-use super::{Device, InUse};
+use super::Device;
 
 /// What is being done, until it is dropped. It is the store that it is done to.
 pub(super) struct Task<'a> {
-    // Let go before it is taken off the list, so that there are never more tasks than users.
-    in_use: InUse<&'a Device>,
+    // Let go before its user is.
+    store: Arc<Store>,
     pub(super) work: Work<'a>,
     listed: Listed<'a>,
 }
 
-/// An entry of `State::tasks`.
+/// An entry of `State::tasks`, and a user of the device: the two come and go under one hold of its lock.
 struct Listed<'a> {
     device: &'a Device,
     progress: Arc<Progress>,
@@ -26,11 +26,11 @@ struct Listed<'a> {
 
 /// What a device is doing with all its pages.
 #[derive(Clone, Debug)]
-pub struct TaskProgress {
+pub(super) struct TaskProgress {
     /// The attribute that was set for it.
-    pub name: &'static str,
+    pub(super) name: &'static str,
     /// How far it has come.
-    pub progress: Arc<Progress>,
+    pub(super) progress: Arc<Progress>,
 }
 
 impl Device {
@@ -41,22 +41,24 @@ impl Device {
     pub(super) fn begin<'a>(
         &'a self,
         name: &'static str,
+        unit: Unit,
         is_wanted: &'a dyn Fn() -> bool,
     ) -> Result<Task<'a>> {
-        let work = Work::new(is_wanted);
+        let work = Work::new(unit, is_wanted);
         let mut state = self.state.lock();
-        let Some(in_use) = InUse::new(self, &state) else {
+        let Some(store) = state.store.clone() else {
             let what = format!("'{}' has no size yet, and holds nothing", self.name);
             return Err(Error::invalid(what).with_setting("disksize"));
         };
         let progress = Arc::clone(work.progress());
+        self.users.add(1);
         state.tasks.push(TaskProgress { name, progress: Arc::clone(&progress) });
         drop(state);
-        Ok(Task { in_use, work, listed: Listed { device: self, progress } })
+        Ok(Task { store, work, listed: Listed { device: self, progress } })
     }
 
     /// What it is doing with all its pages, the oldest first.
-    pub fn tasks(&self) -> Vec<TaskProgress> {
+    pub(super) fn tasks(&self) -> Vec<TaskProgress> {
         self.state.lock().tasks.clone()
     }
 
@@ -76,12 +78,14 @@ impl Deref for Task<'_> {
     type Target = Store;
 
     fn deref(&self) -> &Store {
-        &self.in_use
+        &self.store
     }
 }
 
 impl Drop for Listed<'_> {
     fn drop(&mut self) {
-        self.device.state.lock().tasks.retain(|task| !Arc::ptr_eq(&task.progress, &self.progress));
+        let mut state = self.device.state.lock();
+        state.tasks.retain(|task| !Arc::ptr_eq(&task.progress, &self.progress));
+        self.device.users.sub(1);
     }
 }

@@ -5,6 +5,7 @@
 //! as with the kernel's `mem_limit`, one below what is in use takes nothing away and only stops growth.
 
 use crate::base::error::{Error, Result};
+use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
 use crate::base::units::{format_size, pages_to_bytes};
 
 use super::{Config, MAX_PAGES};
@@ -22,7 +23,8 @@ impl Config {
         if self.pages == 0 || self.pages > MAX_PAGES {
             return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
         }
-        check(self.limit_pages, self.reserve_pages)
+        let reserve_pages = reserve_chunks(self.reserve_pages).saturating_mul(u64::from(CHUNK_PAGES));
+        check(self.limit_pages, reserve_pages)
     }
 }
 
@@ -31,7 +33,7 @@ impl Config {
 ///
 /// # Errors
 /// `Invalid`, with the least limit.
-pub(super) fn check(limit_pages: u64, reserve_pages: u64) -> Result<()> {
+fn check(limit_pages: u64, reserve_pages: u64) -> Result<()> {
     let least_pages = reserve_pages.max(FIRST_PAGES);
     if limit_pages == 0 || limit_pages >= least_pages {
         return Ok(());

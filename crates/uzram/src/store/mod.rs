@@ -49,7 +49,7 @@ pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::mem::{Account, Arena, CHUNK_PAGES, Gfp};
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
-use crate::base::work::Work;
+use crate::base::work::{Unit, Work};
 use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru, LruDesign};
 use crate::stream::Design;
@@ -232,7 +232,6 @@ impl Store {
             0 => Arena::new(address_bytes)?,
             pages => Arena::with_reserve(address_bytes, pages)?,
         });
-        limit::check(config.limit_pages, arena.reserve_pages())?;
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
         let options = zsmalloc::Options {
@@ -484,13 +483,13 @@ impl Store {
         }
     }
 
-    /// Packs the pool's objects together, gives back what that frees, and answers how many pages it was.
+    /// Packs the pool's objects together, gives back what that frees, and returns the number of pages.
     pub fn compact(&self) -> u64 {
-        self.compact_for(&Work::of_nobody())
+        self.compact_interruptible(&Work::uninterruptible(Unit::Objects))
     }
 
     /// The same, as long as the work is wanted.
-    pub fn compact_for(&self, work: &Work<'_>) -> u64 {
+    pub fn compact_interruptible(&self, work: &Work<'_>) -> u64 {
         let freed = self.pool.compact(Effort::Tight, &mut Budget::of(work));
         self.arena.release_kept();
         freed
@@ -651,7 +650,7 @@ impl Store {
     fn compress<'a>(&self, stream: &'a mut Stream, page: u64, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
         // What is about to be replaced is cold: its misses can pass while the new is stored.
-        self.pool.prefetch(self.slots.peek_handle(page));
+        self.slots.peek_handle(page).into_iter().for_each(|handle| self.pool.prefetch(handle));
         match len.filter(|len| *len < self.pool.huge_threshold()) {
             Some(len) => &stream.compressed[..len],
             None => contents,

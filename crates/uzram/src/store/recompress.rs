@@ -14,7 +14,7 @@ use crate::base::clock::uptime_s;
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
 use crate::base::units::PAGE_SIZE;
-use crate::base::work::Work;
+use crate::base::work::{Unit, Work};
 
 use super::slot::{Contents, Peek, SlotGuard};
 use super::{MAX_RECOMPRESSION, Store};
@@ -101,12 +101,12 @@ fn bucket_of(peek: Peek) -> usize {
 }
 
 impl Store {
-    /// Compresses pages again, and answers how many became smaller.
+    /// Compresses pages again, and returns the number that became smaller.
     ///
     /// # Errors
-    /// As [`Store::recompress_for`].
+    /// As [`Store::recompress_interruptible`].
     pub fn recompress(&self, what: &Recompression) -> Result<u64> {
-        self.recompress_for(what, &Work::of_nobody())
+        self.recompress_interruptible(what, &Work::uninterruptible(Unit::Pages))
     }
 
     /// The same, as long as the work is wanted.
@@ -114,14 +114,15 @@ impl Store {
     /// # Errors
     /// The first that kept it from storing or reading a page, which keeps its old contents, or `Interrupted`; what was
     /// done before stays done.
-    pub fn recompress_for(&self, what: &Recompression, work: &Work<'_>) -> Result<u64> {
+    pub fn recompress_interruptible(&self, what: &Recompression, work: &Work<'_>) -> Result<u64> {
         let what = &self.within_algorithms(what);
         let (mut recompressed, mut left) = (0, what.max_pages);
         let all = 0..self.pages();
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next.filter(|_| left > 0) {
             let (candidates, count);
-            (candidates, count, next) = self.largest(slice::from_ref(&all), |peek| what.may_win(peek), from);
+            (candidates, count, next) =
+                self.largest(slice::from_ref(&all), |peek| what.may_win(peek), from, work)?;
             work.expect(count.min(left));
             for page in candidates {
                 if left == 0 {
@@ -138,15 +139,19 @@ impl Store {
 
     /// Candidates among `pages`, which are in order, from a place on, the largest first, as many buckets of them as are
     /// remembered at a time; how many there are, with those that come later; and from where it goes on.
+    ///
+    /// # Errors
+    /// `Interrupted`.
     pub(super) fn largest(
         &self,
         pages: &[Range<u64>],
         is_wanted: impl Fn(Peek) -> bool,
         from: Cursor,
-    ) -> (Vec<u32>, u64, Option<Cursor>) {
+        work: &Work<'_>,
+    ) -> Result<(Vec<u32>, u64, Option<Cursor>)> {
         let candidates = || {
             let touched = pages.iter().flat_map(|pages| self.slots.touched(pages.clone()));
-            let peeks = touched.map(|page| (page, self.slots.peek(page)));
+            let peeks = work.while_wanted(touched).map(|page| (page, self.slots.peek(page)));
             peeks.filter(|(page, peek)| is_wanted(*peek) && from.is_before(bucket_of(*peek), *page))
         };
         let mut counts = [0usize; BUCKETS];
@@ -160,13 +165,14 @@ impl Store {
         let mut found: Vec<(usize, u64)> = Vec::with_capacity(count.min(CANDIDATES));
         let buckets = candidates().map(|(page, peek)| (bucket_of(peek), page));
         found.extend(buckets.filter(|(bucket, _)| *bucket >= last).take(CANDIDATES));
+        work.check()?;
         let next = match found.last() {
             // A bucket of more: the pages were in order.
             Some((bucket, page)) if count > CANDIDATES => Some(Cursor { bucket: *bucket, page: page + 1 }),
             _ => last.checked_sub(1).map(|bucket| Cursor { bucket, page: 0 }),
         };
         found.sort_unstable_by_key(|(bucket, page)| (std::cmp::Reverse(*bucket), *page));
-        (found.into_iter().map(|(_, page)| page as u32).collect(), all, next)
+        Ok((found.into_iter().map(|(_, page)| page as u32).collect(), all, next))
     }
 
     /// Compresses a page again if it still may win by it: whether that was tried, and whether it became smaller.
@@ -253,24 +259,24 @@ impl Store {
     /// others the mark is taken away.
     pub fn mark_idle(&self, age_s: Option<u32>) {
         // Nobody interrupts it.
-        let _ = self.mark_idle_for(age_s, &Work::of_nobody());
+        let _ = self.mark_idle_interruptible(age_s, &Work::uninterruptible(Unit::Pages));
     }
 
     /// The same, as long as the work is wanted.
     ///
     /// # Errors
     /// `Interrupted`.
-    pub fn mark_idle_for(&self, age_s: Option<u32>, work: &Work<'_>) -> Result<()> {
+    pub fn mark_idle_interruptible(&self, age_s: Option<u32>, work: &Work<'_>) -> Result<()> {
         let now_s = uptime_s();
         let pages = self.slots.touched(0..self.pages());
-        for page in pages.filter(|page| self.slots.peek(*page).is_stored()) {
+        for page in work.while_wanted(pages).filter(|page| self.slots.peek(*page).is_stored()) {
             let mut slot = self.slots.lock(page);
             let idle_s = now_s.saturating_sub(self.slots.used_s(page));
             slot.set_idle(age_s.is_none_or(|age_s| idle_s >= age_s));
             drop(slot);
             work.step()?;
         }
-        Ok(())
+        work.check()
     }
 
     /// Tells `line` of each page that holds something, from `pages` on: its number, when it was used last, in

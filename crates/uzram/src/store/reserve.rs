@@ -92,7 +92,7 @@ impl Shared {
 }
 
 /// Fails where a disk of so many pages and its reserve can never be in memory: having the system give it would end in
-/// harm to others, or, where a cgroup bounds what this process may have, in its end.
+/// harm to others, or would have this process killed where a cgroup bounds what it may have.
 ///
 /// # Errors
 /// `NoMemory` then.
@@ -108,7 +108,7 @@ pub(super) fn check_fits(pages: u64, reserve_pages: u64) -> Result<()> {
 pub(super) fn check_fits_into(memory: &Memory, pages: u64, reserve_pages: u64) -> Result<()> {
     let table_bytes = pages * (SLOT_BYTES + lru::NODE_BYTES) as u64;
     let wanted_bytes = reserve_pages.saturating_mul(PAGE_SIZE as u64).saturating_add(table_bytes);
-    let most_bytes = memory.limit_bytes.min(memory.ram_bytes);
+    let most_bytes = memory.limit_bytes;
     if wanted_bytes < most_bytes {
         return Ok(());
     }

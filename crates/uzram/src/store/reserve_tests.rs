@@ -56,6 +56,15 @@ fn a_reserve_must_fit_into_the_machine_and_into_the_cgroup() {
     assert!(error.to_string().contains("this machine does not have"), "{error}");
 }
 
+/// A reserve is whole chunks, and at least two: that is what the limit must leave room for.
+#[test]
+fn a_limit_below_the_whole_reserve_is_refused() {
+    let check = |limit_pages| Config { limit_pages, reserve_pages: 1, ..Config::new("test", 1000) }.check();
+    let error = check(2 * CHUNK - 1).expect_err("the reserve takes more");
+    assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("mem_limit")));
+    check(2 * CHUNK).expect("the reserve fits");
+}
+
 #[test]
 fn a_write_fails_at_once_when_the_reserve_is_drained() {
     let store = Store::new(&config(16 << 10, 2)).expect("store");

@@ -56,21 +56,16 @@ pub(super) const SLOT_BYTES: usize = 16;
 #[cfg(not(feature = "loom"))]
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
 
-impl Slot {
-    /// Makes it what new memory is, for models.
+// SAFETY: numbers, all zero by default.
+unsafe impl Entry for Slot {
+    #[cfg(feature = "loom")]
     fn clear(&self) {
-        #[cfg(feature = "loom")]
-        {
-            self.access.write();
-            self.used_s.set(0);
-            self.what.store(0, Ordering::Relaxed);
-            self.lock.clear();
-        }
+        self.access.write();
+        self.used_s.set(0);
+        self.what.store(0, Ordering::Relaxed);
+        self.lock.clear();
     }
 }
-
-// SAFETY: numbers, all zero by default.
-unsafe impl Entry for Slot {}
 
 /// What a page holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -208,6 +203,26 @@ pub(super) struct SlotGuard<'a> {
     slot: &'a Slot,
 }
 
+/// What came of trying a slot's lock.
+pub(super) enum Tried<'a> {
+    /// It was free, and is the caller's now.
+    Locked(SlotGuard<'a>),
+    /// Somebody else holds it.
+    Busy,
+    /// The page holds nothing: its slot is not even in memory.
+    Empty,
+}
+
+impl<'a> Tried<'a> {
+    /// The slot, if its lock was free.
+    pub(super) fn locked(self) -> Option<SlotGuard<'a>> {
+        match self {
+            Tried::Locked(slot) => Some(slot),
+            Tried::Busy | Tried::Empty => None,
+        }
+    }
+}
+
 impl Slots {
     pub(super) fn new(pages: u64) -> Result<Self> {
         let table = Table::<Slot>::new(pages as usize)?;
@@ -256,15 +271,15 @@ impl Slots {
         SlotGuard { lock, slot }
     }
 
-    /// The slot of `page`, if nobody has it and it may hold something.
-    pub(super) fn try_lock(&self, page: u64) -> Option<SlotGuard<'_>> {
+    /// Locks the slot of `page` if that takes no waiting, unless the page is known to hold nothing.
+    pub(super) fn try_lock(&self, page: u64) -> Tried<'_> {
         if !self.table_pages.is_present(page) {
-            return None;
+            return Tried::Empty;
         }
         let slot = &self.table[page as usize];
-        let lock = slot.lock.try_lock(&self.waiters, page as usize)?;
+        let Some(lock) = slot.lock.try_lock(&self.waiters, page as usize) else { return Tried::Busy };
         self.table_pages.touch(page);
-        Some(SlotGuard { lock, slot })
+        Tried::Locked(SlotGuard { lock, slot })
     }
 
     /// Those of `pages` that may hold something. The rest of a large disk costs neither time nor memory.
@@ -283,6 +298,13 @@ impl Slots {
 
     /// Gives the page of the table back in which the slot of `page` is, if all its slots hold nothing.
     fn release_if_empty(&self, page: u64) {
+        // SAFETY: it is called while all slots of the page are closed, so that nobody else changes one before it finds
+        // its lock free.
+        self.release_if_empty_by(page, |table_page| unsafe { self.table.release_page(table_page) });
+    }
+
+    /// The same, by `release`, which says whether the system took the page.
+    pub(super) fn release_if_empty_by(&self, page: u64, release: impl FnOnce(usize) -> bool) {
         let (table_page, slots) = self.table_pages.page_of(page);
         // Of two who empty the last slots of a page together, one sees what the other did.
         fence(Ordering::SeqCst);
@@ -300,9 +322,7 @@ impl Slots {
             }
             are_all
         };
-        // SAFETY: all slots of the page are closed, so that nobody else changes one before it finds its lock free.
-        let release = || unsafe { self.table.release_page(table_page, Slot::clear) };
-        match self.table_pages.leave(table_page, close, release) {
+        match self.table_pages.leave(table_page, close, || release(table_page)) {
             Some(true) => self.waiters.wake_all(),
             Some(false) => self.reopen(slots),
             None => {}
@@ -368,10 +388,12 @@ impl Slots {
         self.table[page as usize].used_s.get()
     }
 
-    /// The handle that `page` holds, or any other number: for hints.
+    /// The handle that `page` holds, or any other number: for hints. None if its slot is not in memory, which reading
+    /// it would bring there.
     #[inline]
-    pub(super) fn peek_handle(&self, page: u64) -> u32 {
-        self.table[page as usize].what.load(Ordering::Relaxed) as u32
+    pub(super) fn peek_handle(&self, page: u64) -> Option<u32> {
+        let is_present = self.table_pages.is_present(page);
+        is_present.then(|| self.table[page as usize].what.load(Ordering::Relaxed) as u32)
     }
 }
 
@@ -482,6 +504,17 @@ mod tests {
         for page in [0, 2] {
             assert_eq!(slots.lock(page).contents(), Contents::Empty);
         }
+    }
+
+    #[test]
+    fn a_slot_that_is_not_in_memory_is_not_busy() {
+        let slots = Slots::new(3).expect("memory");
+        assert!(matches!(slots.try_lock(1), Tried::Empty));
+        let held = slots.lock(1);
+        assert!(matches!(slots.try_lock(1), Tried::Busy));
+        assert!(matches!(slots.try_lock(2), Tried::Locked(_)), "it is in memory beside the other");
+        drop(held);
+        assert!(slots.try_lock(1).locked().is_some());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::leave_out_of_cores;
+use crate::base::mem::ZeroedPages;
 use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page};
@@ -15,14 +15,17 @@ use crate::stream::{AnyStreams, Design, Streams};
 pub(super) struct Stream {
     pub(super) encoder: Encoder,
     pub(super) decoder: Decoder,
-    pub(super) compressed: Box<[u8]>,
+    /// Pages of its own, which are left out of core files.
+    pub(super) compressed: ZeroedPages,
 }
 
 impl Stream {
     pub(super) fn new(algorithm: &Algorithm) -> Result<Self> {
-        let compressed = vec![0; ROOM_BYTES].into_boxed_slice();
-        leave_out_of_cores(&compressed);
-        Ok(Stream { encoder: Encoder::new(algorithm)?, decoder: Decoder::new(algorithm)?, compressed })
+        Ok(Stream {
+            encoder: Encoder::new(algorithm)?,
+            decoder: Decoder::new(algorithm)?,
+            compressed: ZeroedPages::new(ROOM_BYTES)?,
+        })
     }
 
     /// Has all of its memory touched, by coding pages of several kinds.

@@ -105,3 +105,19 @@ fn loom_table_page_leaves_against_those_who_wait() {
         assert_eq!(slots.lock(0).contents(), Contents::Same(2));
     });
 }
+
+/// The system refuses to take the page: whoever waits for a closed slot gets it, and the page stays.
+#[test]
+fn loom_table_page_that_is_refused_stays() {
+    model(|| {
+        let slots = Arc::new(Slots::new(2).expect("memory"));
+        drop(slots.lock(1));
+        let other = spawn(&slots, |slots| _ = slots.lock(0).replace(Contents::Same(1)));
+        slots.release_if_empty_by(1, |_| false);
+        other.join().expect("no panic");
+        assert_eq!(slots.lock(0).contents(), Contents::Same(1));
+        assert_eq!((slots.table_pages(), slots.state(1)), (1, PageState::Hole));
+        discard(&slots, 0);
+        assert_eq!(slots.table_pages(), 0);
+    });
+}

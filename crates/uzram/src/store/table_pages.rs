@@ -17,6 +17,9 @@
 //!   and comes back as zeros, which are free locks. Who takes one of them finds the page LEAVING or ABSENT, as it was
 //!   made that before. While it is LEAVING he waits: until then other CPUs may see the page that was, and would not
 //!   see what he writes.
+//! - Whoever locks a slot of a page that has left brings it back, though it may change nothing: a read of a hole that
+//!   met a closed slot, say. Such a page is PRESENT and empty, and counted, until the next discard in it. It is not
+//!   looked for, as readers would have to ask after each hole, and each costs a page of the host at most.
 //! - Who waited for a closed slot cannot be known from the word any more; so all who wait are woken.
 //!
 //! A device with a reserve has all pages PRESENT from the start, and none leaves.
@@ -42,7 +45,8 @@ const GROUP_SHIFT: u32 = 17;
 /// See the [module's documentation](self).
 pub(super) struct TablePages {
     slots: u64,
-    slots_per_page: u64,
+    /// A page has so many slots, as a power of two.
+    page_shift: u32,
     /// Of each group of slots whether a page was ever present. Only then are the states of its pages looked at, which
     /// takes memory, too.
     groups: Box<[Stamp]>,
@@ -63,9 +67,10 @@ pub(super) struct Span {
 impl TablePages {
     /// The pages of a table of so many slots, all of them absent.
     pub(super) fn new(slots: u64, slots_per_page: u64) -> Result<Self> {
+        debug_assert!(slots_per_page.is_power_of_two(), "as the host's pages are, and slots");
         Ok(TablePages {
             slots,
-            slots_per_page,
+            page_shift: slots_per_page.trailing_zeros(),
             groups: (0..slots.div_ceil(1 << GROUP_SHIFT)).map(|_| Stamp::default()).collect(),
             states: Table::new(slots.div_ceil(slots_per_page) as usize)?,
             present: Counter::new(0),
@@ -100,7 +105,7 @@ impl TablePages {
 
     #[inline]
     fn state_of(&self, slot: u64) -> &AtomicU32 {
-        &self.states[(slot / self.slots_per_page) as usize]
+        &self.states[(slot >> self.page_shift) as usize]
     }
 
     /// Whether `slot` may hold something. If not, it held nothing at some time during the call.
@@ -113,7 +118,7 @@ impl TablePages {
     /// The caller has locked `slot`, and may change it after this.
     #[inline]
     pub(super) fn touch(&self, slot: u64) {
-        // Of no page that anybody ever locked a slot in the state is looked at before this: it takes memory now.
+        // The first lock in a group is also the first touch of its states, which takes memory for them.
         if self.state_of(slot).load(Ordering::Acquire) != PRESENT {
             self.bring(slot);
         }
@@ -146,7 +151,7 @@ impl TablePages {
             let group = at >> GROUP_SHIFT;
             let is_known = self.groups[group as usize].get() != 0;
             let end = if is_known {
-                (at / self.slots_per_page + 1) * self.slots_per_page
+                ((at >> self.page_shift) + 1) << self.page_shift
             } else {
                 (group + 1) << GROUP_SHIFT
             };
@@ -159,9 +164,8 @@ impl TablePages {
 
     /// The page that `slot` is in: its number, and its slots.
     pub(super) fn page_of(&self, slot: u64) -> (usize, Range<u64>) {
-        let page = slot / self.slots_per_page;
-        let first = page * self.slots_per_page;
-        (page as usize, first..self.slots.min(first + self.slots_per_page))
+        let page = slot >> self.page_shift;
+        (page as usize, page << self.page_shift..self.slots.min((page + 1) << self.page_shift))
     }
 
     /// Has `page` leave, if it is present and all its slots can be closed: `close` closes them or leaves them as they

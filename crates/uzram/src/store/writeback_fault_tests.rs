@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::tests::config;
 use super::writeback_tests::{ALL, decided, expect, file, half_random, incompressible, place};
 use super::*;
-use crate::backing::{Direction, Fault, FaultKind, FileBacking, Trap};
+use crate::backing::{Direction, Fault, FaultKind, FileBacking, PanicPoint};
 use crate::base::random::Random;
 
 /// A device that stalled and then failed is used again soon after it is well, however long it had stalled.
 #[test]
 fn a_device_that_is_well_again_is_used_soon() {
-    const STALL: Duration = Duration::from_millis(1500);
+    const STALL: Duration = Duration::from_secs(3);
     let place = place(32 << 20, Layout::Packed, true, Config { limit_pages: 256, ..config(4096) });
     let policy = PolicyThread::start("test", &place.store).expect("a thread");
     let write = |page: u64| place.store.write(page, &incompressible(page));
@@ -110,7 +110,7 @@ fn a_store_whose_backing_died_goes_on_in_memory() {
     write(0..50);
     assert_eq!(store.write_back(&ALL), Ok(50));
     write(50..100);
-    file.spring(Trap::Begin);
+    file.panic_in_next_transfer(PanicPoint::Begin);
     for _ in 0..2 {
         let error = store.write_back(&ALL).expect_err("its thread has died");
         assert!(error.kind() == ErrorKind::Io && error.to_string().contains("defect"), "{error}");

@@ -10,7 +10,7 @@ use super::*;
 use crate::backing::{
     Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
 };
-use crate::base::mem::with_host_pages_of;
+use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
 
 /// A file of so many bytes that goes with the directory.
@@ -53,7 +53,7 @@ pub(super) fn expect(store: &Store, page: u64, contents: &Page) {
 /// A page of the layout `blocks` takes 4096 bytes, on hosts with larger pages too.
 #[test]
 fn pages_leave_whatever_the_hosts_pages() {
-    for host_page_bytes in [4 << 10, 16 << 10, 64 << 10] {
+    for host_page_bytes in HOST_PAGE_BYTES {
         for (layout, compressed) in layouts() {
             let place =
                 with_host_pages_of(host_page_bytes, || place(8 << 20, layout, compressed, config(100)));

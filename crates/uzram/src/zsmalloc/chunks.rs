@@ -17,7 +17,7 @@ const ROUNDS: usize = 16;
 const VISITS_PER_HOLD: u32 = 64;
 
 impl<D: Design> RawPool<D> {
-    /// Moves zspages out of chunks that so run empty, where there are any; answers how many pages that
+    /// Moves zspages out of chunks that so run empty, where there are any; returns the number of pages that
     /// freed in zspages with gaps, which may be less than none.
     pub(super) fn empty_chunks(&self, budget: &mut Budget<'_>) -> i64 {
         let (mut freed, mut most, mut kept) = (0, usize::MAX, Vec::new());
@@ -49,9 +49,12 @@ impl<D: Design> RawPool<D> {
         let mut freed = 0;
         // A zspage of which some objects stay behind comes to a group that is looked at later.
         for group in (1..=GROUP_FULL).rev() {
-            budget.ask();
             let mut left = self.lists(class).len(group);
-            while left > 0 && !budget.is_spent() {
+            while left > 0 {
+                budget.spend_if_cancelled();
+                if budget.is_spent() {
+                    return freed;
+                }
                 // Without growing: that would win nothing.
                 let Ok(new) = self.alloc_zspage(class, Gfp::NoWait) else { return freed };
                 let mut lists = self.still(class);

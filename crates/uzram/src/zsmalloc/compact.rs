@@ -12,9 +12,11 @@
 //! An object is moved under its design's [`Still`] lists, where nobody can find it: it is copied, its
 //! handle is led to the copy, and the old place is freed.
 
+use std::time::Duration;
+
 use crate::base::cpu::relax;
 use crate::base::mem::Gfp;
-use crate::base::sync::Timed;
+use crate::base::sync::{MutexGuard, Timed};
 use crate::base::work::Work;
 
 use super::class::SizeClass;
@@ -27,6 +29,9 @@ use super::zspage::Lists;
 
 /// Zspages of a class that could not be emptied, after which its compaction ends.
 const STUCK_ZSPAGES: usize = 8;
+
+/// How often work that waits for another thread's compaction looks whether it is its turn, or no longer wanted.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// How far compaction goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,8 +65,8 @@ impl<'a> Budget<'a> {
     }
 
     /// Spends the rest if the work is no longer wanted. No lock is held.
-    pub(super) fn ask(&mut self) {
-        if self.work.is_some_and(|work| !work.ask()) {
+    pub(super) fn spend_if_cancelled(&mut self) {
+        if self.work.is_some_and(|work| !work.still_wanted()) {
             self.bytes = 0;
         }
     }
@@ -105,16 +110,33 @@ enum Outcome {
 type StillLists<'a, D> = Timed<'a, <D as Locks>::Still<'a>>;
 
 impl<D: Design> RawPool<D> {
-    /// Moves objects together, and answers how many pages that freed. One thread at a time does; others
-    /// wait for it.
+    /// Moves objects together, and returns the number of pages that freed. One thread at a time does; others
+    /// wait for it, as long as their work is wanted.
     pub fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64 {
-        let _alone = self.compaction.lock();
+        let Some(_alone) = self.wait_for_compaction(budget) else { return 0 };
         let classes = 0..self.classes.iter().len();
         let freed: i64 = classes.map(|class| self.compact_class(class as u8, effort, budget)).sum();
         let freed = freed + self.empty_chunks(budget);
         let freed = u64::try_from(freed).unwrap_or(0);
         self.pages_compacted.add(freed);
         freed
+    }
+
+    /// Waits until no other thread compacts. None if the work is no longer wanted before.
+    fn wait_for_compaction(&self, budget: &mut Budget<'_>) -> Option<MutexGuard<'_, ()>> {
+        if budget.work.is_none() {
+            return Some(self.compaction.lock());
+        }
+        loop {
+            if let Some(alone) = self.compaction.try_lock() {
+                return Some(alone);
+            }
+            budget.spend_if_cancelled();
+            if budget.is_spent() {
+                return None;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// Pages that compaction would free at least: the sum of the kernel's `freeable`.
@@ -129,22 +151,22 @@ impl<D: Design> RawPool<D> {
         Timed::new(self.locks.still(class, &self.counts), self.counts.lists_hold_ns())
     }
 
-    /// Compacts one class, and answers how many pages that freed.
+    /// Compacts one class, and returns the number of pages that freed.
     fn compact_class(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         // Every object once at most: others may go on making gaps for ever.
         let all_bytes = self.lists(class).objs_used * u64::from(self.classes.get(class).size_bytes);
         let freed = budget.with_at_most(all_bytes, |budget| self.pack(class, effort, budget));
-        budget.ask();
+        budget.spend_if_cancelled();
         if effort == Effort::Tight { freed + self.tighten(class, budget) } else { freed }
     }
 
-    /// Moves objects of a class from its emptiest zspages to its fullest, and answers how many pages that
+    /// Moves objects of a class from its emptiest zspages to its fullest, and returns the number of pages that
     /// freed.
     fn pack(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         let shape = self.classes.get(class);
         let (mut freed, mut stuck, mut met_limit) = (0, 0, false);
         while stuck < STUCK_ZSPAGES {
-            budget.ask();
+            budget.spend_if_cancelled();
             if budget.is_spent() {
                 break;
             }
@@ -208,7 +230,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Moves the objects of a zspage into `new`, which is in no list yet; without a zspage `new` goes back.
-    /// Answers how many pages that freed, which may be less than none.
+    /// Returns the number of pages that freed, which may be less than none.
     pub(super) fn move_to_new(
         &self,
         mut lists: StillLists<'_, D>,

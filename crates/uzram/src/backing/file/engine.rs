@@ -13,7 +13,7 @@ const MAX_RETRIES: u32 = 1000;
 /// Where a test has a transfer panic.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Trap {
+pub(crate) enum PanicPoint {
     Begin,
     Advance,
 }
@@ -28,7 +28,7 @@ pub(super) struct Target {
     pub(super) block_bytes: usize,
     /// Of the next transfer.
     #[cfg(test)]
-    pub(super) trap: std::sync::Mutex<Option<Trap>>,
+    pub(super) panic_point: std::sync::Mutex<Option<PanicPoint>>,
 }
 
 impl Target {
@@ -41,9 +41,9 @@ impl Target {
         buffer: &Buffer,
     ) -> Result<Progress> {
         #[cfg(test)]
-        let trap = self.trap.lock().expect("no panic under it").take();
+        let panic_point = self.panic_point.lock().expect("no panic under it").take();
         #[cfg(test)]
-        assert!(trap != Some(Trap::Begin), "a test asked for it");
+        assert!(panic_point != Some(PanicPoint::Begin), "a test asked for it");
         if len_bytes == 0 || len_bytes > buffer.len() {
             return Err(Error::invalid("a transfer of no bytes, or of more than its buffer has"));
         }
@@ -62,7 +62,7 @@ impl Target {
             done_bytes: 0,
             retries: 0,
             #[cfg(test)]
-            panics: trap == Some(Trap::Advance),
+            panics: panic_point == Some(PanicPoint::Advance),
         })
     }
 

@@ -26,7 +26,7 @@ use threads::Threads;
 use uring::Uring;
 
 #[cfg(test)]
-pub(crate) use engine::Trap;
+pub(crate) use engine::PanicPoint;
 pub use mark::{MARK_BYTES, Mark};
 
 /// The most transfers of one backing that the system may be given at a time.
@@ -162,8 +162,8 @@ impl FileBacking {
 
     /// Has the next transfer panic.
     #[cfg(test)]
-    pub(crate) fn spring(&self, trap: Trap) {
-        *self.target.trap.lock().expect("no panic under it") = Some(trap);
+    pub(crate) fn panic_in_next_transfer(&self, panic_point: PanicPoint) {
+        *self.target.panic_point.lock().expect("no panic under it") = Some(panic_point);
     }
 
     /// Whether it is a block device, and not a file.

@@ -105,7 +105,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
         len_bytes,
         block_bytes,
         #[cfg(test)]
-        trap: Default::default(),
+        panic_point: Default::default(),
     })
 }
 

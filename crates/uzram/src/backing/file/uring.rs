@@ -8,8 +8,8 @@
 //! Invariant: the kernel may touch a buffer from the push of its entry until its completion was reaped. All that
 //! time, and no longer, the buffer belongs to [`InFlight`]. The file stays open as long, through [`Target`].
 //!
-//! After a panic the thread hands the kernel nothing more. What the kernel has ends with an error when its completion
-//! comes, and everything else at once. A buffer whose completion will never be reaped is leaked rather than freed.
+//! After a panic no further transfer is pushed; those already in the ring are carried out, and end with an error. All
+//! others end with it at once. A buffer whose completion will never be reaped is leaked rather than freed.
 //!
 //! Lock: `backing queue`, held only to put transfers into the queue and to take them out.
 
@@ -143,16 +143,12 @@ impl InFlight {
         self.free.len() == self.places.len()
     }
 
-    /// Where the next transfer is put.
-    fn next_place(&self) -> usize {
-        *self.free.last().expect("no more transfers are taken from the queue than there are places")
-    }
-
-    /// Puts a transfer there.
-    fn put(&mut self, transfer: Started, progress: Progress) {
-        if let Some(place) = self.free.pop() {
-            self.places[place] = Some((transfer, progress));
-        }
+    /// Keeps a transfer, before the kernel gets any of it; returns its place.
+    fn put(&mut self, transfer: Started, progress: Progress) -> usize {
+        let place =
+            self.free.pop().expect("no more transfers are taken from the queue than there are places");
+        self.places[place] = Some((transfer, progress));
+        place
     }
 
     /// The transfer at `place`, of which the kernel has nothing any more.
@@ -258,12 +254,10 @@ impl Driver {
             Direction::Read => opcode::Read::new(fd, start, len_bytes).offset(progress.offset()).build(),
             Direction::Write => opcode::Write::new(fd, start, len_bytes).offset(progress.offset()).build(),
         };
-        let place = self.in_flight.next_place() as u64;
-        // SAFETY: the kernel gets this entry from `submit_and_wait` alone. Before that `in_flight` has the buffer, as there
-        // is a place for it, and keeps it until the entry's completion was reaped, or for ever; `target` keeps the file
-        // open.
+        let place = self.in_flight.put(transfer, progress) as u64;
+        // SAFETY: `in_flight` has the buffer, and keeps it until the entry's completion was reaped, or for ever; `target`
+        // keeps the file open.
         unsafe { push(&mut self.ring, &entry.user_data(place)) };
-        self.in_flight.put(transfer, progress);
     }
 
     fn submit_and_wait(&self) {
@@ -320,7 +314,7 @@ mod tests {
     use std::io::Write;
     use std::sync::Mutex;
 
-    use super::super::engine::Trap;
+    use super::super::engine::PanicPoint;
     use super::*;
     use crate::backing::Buffers;
     use crate::backing::tests::Ends;
@@ -331,8 +325,8 @@ mod tests {
     fn the_kernel_keeps_its_buffers_when_the_thread_panics() {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         let (fd, len_bytes) = (OwnedFd::from(reader), 1 << 20);
-        let trap = Mutex::default();
-        let target = Arc::new(Target { fd, start_bytes: 0, len_bytes, block_bytes: PAGE_SIZE, trap });
+        let panic_point = Mutex::default();
+        let target = Arc::new(Target { fd, start_bytes: 0, len_bytes, block_bytes: PAGE_SIZE, panic_point });
         let uring = match Uring::new(Arc::clone(&target), 4) {
             Ok(uring) => uring,
             Err(error) => return println!("skipped: {error}"),
@@ -347,7 +341,7 @@ mod tests {
         start(1, 0);
         start(2, 1);
         assert_eq!(ends.wait(2).1.expect_err("no block").kind(), ErrorKind::Invalid);
-        *target.trap.lock().expect("no panic") = Some(Trap::Begin);
+        *target.panic_point.lock().expect("no panic") = Some(PanicPoint::Begin);
         start(3, 0);
         assert_eq!(ends.wait(3).1.expect_err("a panic").kind(), ErrorKind::Io);
         start(4, 0);

@@ -14,8 +14,8 @@ fn start(backing: &FileBacking, ends: &Arc<Ends>, buffers: &Buffers, direction: 
 #[test]
 fn nobody_waits_for_an_engine_that_died() {
     const TRANSFERS: u64 = 20;
-    for (engine, trap) in
-        ENGINES.into_iter().flat_map(|engine| [(engine, Trap::Begin), (engine, Trap::Advance)])
+    for (engine, panic_point) in
+        ENGINES.into_iter().flat_map(|engine| [(engine, PanicPoint::Begin), (engine, PanicPoint::Advance)])
     {
         let directory = directory();
         let path = directory.path().join("file");
@@ -25,17 +25,17 @@ fn nobody_waits_for_an_engine_that_died() {
         start(&backing, &ends, &buffers, Direction::Write, 7);
         assert_eq!(ends.wait(7).1, Ok(()));
 
-        backing.spring(trap);
+        backing.panic_in_next_transfer(panic_point);
         (0..TRANSFERS).for_each(|token| start(&backing, &ends, &buffers, Direction::Read, token));
         let failed = (0..TRANSFERS).filter_map(|token| ends.wait(token).1.err()).collect::<Vec<_>>();
-        assert!(!failed.is_empty(), "{engine:?}, {trap:?}");
+        assert!(!failed.is_empty(), "{engine:?}, {panic_point:?}");
         // It may be told of the first before it knows.
         let deadline = Instant::now() + DEADLINE;
         let error = loop {
             start(&backing, &ends, &buffers, Direction::Write, 3);
             match ends.wait(3).1 {
                 Err(error) if error.to_string().contains("a test asked for it") => break error,
-                other => assert!(Instant::now() < deadline, "{engine:?}, {trap:?}: {other:?}"),
+                other => assert!(Instant::now() < deadline, "{engine:?}, {panic_point:?}: {other:?}"),
             }
         };
         assert_eq!((error.kind(), error.setting()), (ErrorKind::Io, Some("backing_dev")), "{error}");
@@ -50,7 +50,7 @@ fn nobody_waits_for_an_engine_that_died() {
         assert!(result.is_ok() && read.iter().all(|byte| *byte == 7));
         let dropped = std::thread::spawn(move || drop(backing));
         while !dropped.is_finished() {
-            assert!(Instant::now() < deadline, "{engine:?}, {trap:?}: its threads do not end");
+            assert!(Instant::now() < deadline, "{engine:?}, {panic_point:?}: its threads do not end");
             std::thread::yield_now();
         }
     }

@@ -38,6 +38,10 @@ thread_local! {
     static EMULATED_PAGE_BYTES: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
+/// The sizes of pages that hosts have.
+#[cfg(all(test, not(feature = "loom")))]
+pub(crate) const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
+
 /// Runs a test on a host whose pages have `page_bytes`, a multiple of this host's: mappings that this thread makes
 /// meanwhile lie on such pages, and give back nothing smaller for as long as they live.
 #[cfg(all(test, not(feature = "loom")))]

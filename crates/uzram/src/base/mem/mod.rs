@@ -50,7 +50,7 @@ pub use charge::Full;
 pub use hide::Hidden;
 pub use map::leave_out_of_cores;
 pub use pages::ZeroedPages;
-pub use reserve::MIN_RESERVE_CHUNKS;
+pub use reserve::reserve_chunks;
 pub use run_cache::MAX_BATCH_PAGES;
 pub use runs::{CHUNK_PAGES, MAX_RUN_PAGES};
 pub use table::{Entry, Table};
@@ -62,9 +62,9 @@ use super::units::{PAGE_SHIFT, PAGE_SIZE, bytes_to_pages};
 use std::thread::Thread;
 
 use charge::Usages;
-#[cfg(all(test, not(feature = "loom")))]
-pub(crate) use map::with_host_pages_of;
 pub(crate) use map::{Access, Mapping};
+#[cfg(all(test, not(feature = "loom")))]
+pub(crate) use map::{HOST_PAGE_BYTES, with_host_pages_of};
 use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
 

@@ -25,18 +25,24 @@ use crate::base::units::PAGE_SIZE;
 const CHUNK_BYTES: usize = CHUNK_PAGES as usize * PAGE_SIZE;
 /// The fewest chunks of a reserve: the pool's pages and the slabs' share none, so that the first page that is
 /// stored takes two.
-pub const MIN_RESERVE_CHUNKS: u64 = 2;
+const MIN_RESERVE_CHUNKS: u64 = 2;
+
+/// The chunks of a reserve of so many pages: it is whole chunks, and at least two, one for the first page that is
+/// stored and one for the handle that leads to it. 0 for none.
+pub fn reserve_chunks(pages: u64) -> u64 {
+    if pages > 0 { pages.div_ceil(u64::from(CHUNK_PAGES)).max(MIN_RESERVE_CHUNKS) } else { 0 }
+}
 
 impl Arena {
-    /// An arena as [`Arena::new`] makes it, with a reserve of `reserve_pages` (more than 0), rounded up to
-    /// whole chunks and at least [`MIN_RESERVE_CHUNKS`] of them. It is empty until [`Arena::refill`] fills it.
+    /// An arena as [`Arena::new`] makes it, with a reserve of `reserve_pages` (more than 0), which are
+    /// [`reserve_chunks`]. It is empty until [`Arena::refill`] fills it.
     ///
     /// # Errors
     /// `NoMemory` when the system has no memory for the tables, which are all there from now on; `Invalid` for
     /// more than the reservation or the machine has.
     pub fn with_reserve(address_bytes: u64, reserve_pages: u64) -> Result<Self> {
         let mut arena = Arena::new(address_bytes)?;
-        let chunks = reserve_pages.div_ceil(u64::from(CHUNK_PAGES)).max(MIN_RESERVE_CHUNKS);
+        let chunks = reserve_chunks(reserve_pages);
         let most = arena.reserved_pages() / CHUNK_PAGES as usize;
         if chunks > most as u64 {
             let what = "the reserve is larger than all that the device can take";

@@ -14,7 +14,13 @@ use crate::base::error::{Error, ErrorKind};
 ///
 /// # Safety
 /// All bytes zero is a valid value, equal to `Default::default()`, and dropping one does nothing.
-pub unsafe trait Entry: Default + Send + Sync {}
+pub unsafe trait Entry: Default + Send + Sync {
+    /// Makes it the default, as the system does with a page that it takes: of a table of which pages are released.
+    #[cfg(feature = "loom")]
+    fn clear(&self) {
+        unreachable!("no page of such a table is released");
+    }
+}
 
 // SAFETY: an atomic integer of zero is its default, and has no destructor that does anything.
 unsafe impl Entry for crate::base::sync::AtomicU32 {}
@@ -118,14 +124,13 @@ impl<T: Entry> Table<T> {
 
     /// Gives the memory of a page of entries back to the system, and says whether it took it: the entries are their
     /// type's default then. Whoever looks at one meanwhile sees either. When this returns, no CPU sees the old page
-    /// any more. `clear` makes an entry its default, for models, whose tables are vectors.
+    /// any more.
     ///
     /// # Safety
-    /// Nobody changes an entry of the page until another thread finds out that it has become the default.
-    pub(crate) unsafe fn release_page(&self, page: usize, clear: impl Fn(&T)) -> bool {
+    /// Every writer is excluded until it has seen an entry of the page become the default.
+    pub(crate) unsafe fn release_page(&self, page: usize) -> bool {
         #[cfg(not(feature = "loom"))]
         {
-            let _ = clear;
             let page_bytes = self.mapping.page_bytes();
             // SAFETY: the caller's promise. A table of atomics of which some turn to zero is as if they had been stored.
             unsafe { self.mapping.release(page * page_bytes, page_bytes) }
@@ -133,7 +138,7 @@ impl<T: Entry> Table<T> {
         #[cfg(feature = "loom")]
         {
             let first = page * self.entries_per_page();
-            self.entries[first..self.len.min(first + self.entries_per_page())].iter().for_each(clear);
+            self.entries[first..self.len.min(first + self.entries_per_page())].iter().for_each(T::clear);
             true
         }
     }

@@ -64,7 +64,7 @@ impl WaitTable {
 }
 
 impl Bucket {
-    /// Wakes who sleeps here. Who is about to has the bucket's lock until it sleeps.
+    /// Wakes who sleeps here. A thread about to sleep holds the bucket's lock until it does.
     fn wake(&self) {
         let sleepers = *self.lock.lock();
         if sleepers > 0 {
@@ -146,8 +146,8 @@ impl BitLock {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Takes the lock if it is free and the holder's bits are 0, for as long as [`BitLock::reopen`] is not called or
-    /// the word does not become 0. There is no guard, so that many can be held at once; nobody is to be waited for
+    /// Takes the lock if it is free and the holder's bits are 0. It stays taken until [`BitLock::reopen`], or until the
+    /// word's memory is replaced by zeros. There is no guard, so that many can be held at once; nobody is to be waited for
     /// meanwhile.
     pub fn close(&self) -> bool {
         self.0.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()

@@ -40,7 +40,7 @@ pub(super) fn set_backing_force(device: &Device, value: &str) -> Result<()> {
 
 /// The kernel's words, but that what it ignores is refused, and that there are `all` pages.
 pub(super) fn writeback(task: &Task<'_>, value: &str) -> Result<()> {
-    task.write_back_for(&parse_writeback(value, task.pages())?, &task.work).map(drop)
+    task.write_back_interruptible(&parse_writeback(value, task.pages())?, &task.work).map(drop)
 }
 
 /// What to write of a disk of so many pages: all pages of a kind, or ranges of pages.

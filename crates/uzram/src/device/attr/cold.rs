@@ -17,7 +17,7 @@ pub(super) fn set_idle(task: &Task<'_>, value: &str) -> Result<()> {
             Error::invalid(format!("'{value}' is no age: write all, or seconds")).with_setting("idle")
         })?),
     };
-    task.mark_idle_for(age_s, &task.work)
+    task.mark_idle_interruptible(age_s, &task.work)
 }
 
 /// In the columns of the kernel's `block_state`.
@@ -72,5 +72,5 @@ pub(super) fn recompress(task: &Task<'_>, value: &str) -> Result<()> {
         }
         what.priorities = at as u8..=at as u8;
     }
-    task.recompress_for(&what, &task.work).map(drop)
+    task.recompress_interruptible(&what, &task.work).map(drop)
 }

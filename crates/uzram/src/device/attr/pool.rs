@@ -1,7 +1,7 @@
 //! The pool, its compaction, and the lists of pages by their use: how they are built, and what they hold.
 
 use crate::base::error::{Error, Result};
-use crate::base::mem::{CHUNK_PAGES, MIN_RESERVE_CHUNKS};
+use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
 use crate::lru::MAX_PAGEVEC_PAGES;
 use crate::store::MAX_BATCH_PAGES;
@@ -45,10 +45,8 @@ pub(super) fn set_chain_size(device: &Device, value: &str) -> Result<()> {
 }
 
 pub(super) fn compact(task: &Task<'_>, _: &str) -> Result<()> {
-    task.compact_for(&task.work);
-    task.work.check().map_err(|error| {
-        Error::new(error.kind(), format!("interrupted: {} objects moved", task.work.progress().done()))
-    })
+    task.compact_interruptible(&task.work);
+    task.work.check()
 }
 
 pub(super) fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {
@@ -75,13 +73,9 @@ pub(super) fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// Memory is kept ready by whole chunks, of which the first page that is written takes two: one for itself, and
-/// one for the handle that leads to it.
+/// Memory is kept ready by whole chunks.
 pub(super) fn set_reserve(device: &Device, value: &str) -> Result<()> {
-    let chunks = match parse_size(value)? {
-        0 => 0,
-        bytes => bytes_to_pages(bytes).div_ceil(u64::from(CHUNK_PAGES)).max(MIN_RESERVE_CHUNKS),
-    };
+    let chunks = reserve_chunks(bytes_to_pages(parse_size(value)?));
     // The largest that can be told in bytes again is far too much as well.
     let pages = (chunks * u64::from(CHUNK_PAGES)).min(page_of(u64::MAX));
     before_initialisation(device, "reserve", pages, |params, pages| params.config.reserve_pages = pages)

@@ -37,15 +37,13 @@ pub(super) struct BlockStates {
 }
 
 impl AttributeText {
-    /// Copies what there is at an offset; returns how many bytes, 0 at the end. Going back is dear.
+    /// Copies what there is at an offset; returns the number of bytes, 0 at the end. Reading at a smaller
+    /// offset starts from the first page again.
     pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> usize {
         match &mut self.0 {
             Kind::Whole(text) => {
                 let rest = usize::try_from(offset).ok().and_then(|from| text.as_bytes().get(from..));
-                let rest = rest.unwrap_or_default();
-                let len = rest.len().min(out.len());
-                out[..len].copy_from_slice(&rest[..len]);
-                len
+                copy(rest.unwrap_or_default(), out)
             }
             Kind::BlockStates(lines) => lines.read_at(offset, out),
         }
@@ -129,11 +127,11 @@ fn line(page: u64, used_s: u32, state: BlockState) -> [u8; LINE_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::tests::device;
 
     /// A disk of 64 MiB of which every third page is one word.
-    fn device() -> Arc<Device> {
-        let device = Device::new("zram0").expect("a good name");
-        device.set("disksize", "64M").expect("memory");
+    fn sparse_device() -> Arc<Device> {
+        let device = device(&[("disksize", "64M")]);
         let disk = device.open().expect("initialised");
         for page in (0..16384).step_by(3) {
             disk.write(page * 4096, &[7; 4096]).expect("memory");
@@ -168,7 +166,7 @@ mod tests {
 
     #[test]
     fn pieces_of_any_length_make_the_same_text() {
-        let device = device();
+        let device = sparse_device();
         let whole = device.get(BLOCK_STATE).expect("readable") + "\n";
         assert_eq!(whole.len(), 5462 * LINE_BYTES);
         let mut text = device.text(BLOCK_STATE).expect("readable");
@@ -191,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_reader_keeps_no_memory_of_a_device_that_is_reset() {
-        let device = device();
+        let device = sparse_device();
         let mut text = device.text(BLOCK_STATE).expect("readable");
         assert_eq!(text.read_at(0, &mut [0; 100]), 100);
         let store = Arc::downgrade(device.state.lock().store.as_ref().expect("initialised"));

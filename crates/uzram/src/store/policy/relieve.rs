@@ -3,6 +3,7 @@
 use crate::base::clock::uptime_s;
 use crate::base::mem::CHUNK_PAGES;
 use crate::base::units::PAGE_SIZE;
+use crate::store::slot::Tried;
 use crate::store::writeback::Pass;
 use crate::store::{Recompression, Store};
 use crate::zsmalloc::{Budget, Effort};
@@ -32,15 +33,7 @@ impl Store {
         let least = self.least_pages();
         let now = needed_pages(&self.arena, &self.pool);
         let goal = self.keeper.low_pages.get().min(now.saturating_sub(least));
-        let mut relief = Relief {
-            store: self,
-            pass: self.device.as_ref().map(|device| Pass::begin(self, device)),
-            recompression: self.within_algorithms(&Recompression::default()),
-            goal,
-            became_smaller: 0,
-            is_full: false,
-            in_use: 0,
-        };
+        let mut relief = Relief::begin(self, goal);
         match self.keeper.policy().reclaim {
             Reclaim::Pages => relief.pages(),
             Reclaim::Zspages => relief.zspages(),
@@ -133,7 +126,7 @@ impl Store {
             if pass.outcome().error.is_some() || pass.make_room().is_err() {
                 break;
             }
-            let slot = self.slots.try_lock(page).filter(|slot| slot.peek().is_stored());
+            let slot = self.slots.try_lock(page).locked().filter(|slot| slot.peek().is_stored());
             if slot.is_some_and(|slot| pass.add(slot, page).is_err()) {
                 decisions.failures.add(1);
             }
@@ -175,7 +168,19 @@ struct Relief<'a> {
     in_use: u64,
 }
 
-impl Relief<'_> {
+impl<'a> Relief<'a> {
+    fn begin(store: &'a Store, goal: u64) -> Self {
+        Relief {
+            store,
+            pass: store.device.as_ref().map(|device| Pass::begin(store, device)),
+            recompression: store.within_algorithms(&Recompression::default()),
+            goal,
+            became_smaller: 0,
+            is_full: false,
+            in_use: 0,
+        }
+    }
+
     /// Has the coldest pages leave.
     fn pages(&mut self) {
         let Some(lru) = &self.store.lru else { return };
@@ -240,10 +245,15 @@ impl Relief<'_> {
             return false;
         }
         self.is_full |= self.pass.as_mut().is_none_or(|pass| pass.make_room().is_err());
-        let Some(slot) = store.slots.try_lock(page).filter(|_| is_cold()) else {
-            decisions.busy.add(1);
-            self.in_use += 1;
-            return false;
+        let slot = match store.slots.try_lock(page) {
+            Tried::Locked(slot) if is_cold() => slot,
+            Tried::Locked(_) | Tried::Busy => {
+                decisions.busy.add(1);
+                self.in_use += 1;
+                return false;
+            }
+            // It was discarded meanwhile: there is nothing that could leave later.
+            Tried::Empty => return false,
         };
         let slot = match store.recompress_locked(slot, page, &self.recompression) {
             Ok((_, None)) => {
@@ -259,7 +269,7 @@ impl Relief<'_> {
             // At the limit there may be no room even for less.
             Err(_) => {
                 decisions.failures.add(1);
-                let Some(slot) = store.slots.try_lock(page) else { return false };
+                let Some(slot) = store.slots.try_lock(page).locked() else { return false };
                 slot
             }
         };
@@ -284,5 +294,26 @@ impl Relief<'_> {
             None if self.in_use + outcome.kept > 0 => Relieved::NotYet,
             None => Relieved::None,
         }
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+    use crate::store::Config;
+
+    /// Of pages that were discarded since they were found nothing can leave later either; of one that is busy it can.
+    #[test]
+    fn a_page_that_is_gone_is_not_in_use() {
+        let store = Store::new(&Config::new("test", 1000)).expect("memory");
+        let mut relief = Relief::begin(&store, 0);
+        assert!(!relief.page(7, || true));
+        assert_eq!((relief.in_use, store.keeper.decisions.busy.get()), (0, 0));
+        assert_eq!(relief.end(), Relieved::None);
+        let held = store.slots.lock(7);
+        let mut relief = Relief::begin(&store, 0);
+        assert!(!relief.page(7, || true));
+        drop(held);
+        assert_eq!((relief.end(), store.keeper.decisions.busy.get()), (Relieved::NotYet, 1));
     }
 }

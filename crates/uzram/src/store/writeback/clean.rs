@@ -9,7 +9,7 @@ use crate::backing::{Buffer, Direction};
 use super::log::{BLOCK_BYTES, Purpose};
 use super::object::{ALIGN_BYTES, Object};
 use super::writer::Pass;
-use crate::store::slot::{Backed, Contents};
+use crate::store::slot::{Backed, Contents, Tried};
 
 /// Extents that are cleaned together: what is left of them fills fewer.
 const VICTIMS: usize = 8;
@@ -84,7 +84,8 @@ impl Pass<'_> {
     fn lives_at(&self, object: &Object, place: u64) -> bool {
         let backed = Backed { place, len: object.len, priority: object.priority };
         let page = u64::from(object.page);
-        let slot = (page < self.store.pages()).then(|| self.store.slots.try_lock(page)).flatten();
+        let slot =
+            (page < self.store.pages()).then(|| self.store.slots.try_lock(page)).and_then(Tried::locked);
         slot.is_some_and(|slot| slot.contents() == Contents::Backed(backed))
     }
 }

@@ -22,9 +22,10 @@ use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
-use crate::base::work::Work;
+use crate::base::work::{Unit, Work};
 
 use super::recompress::Cursor;
+use super::slot::Tried;
 use super::{Candidates, Store};
 pub(super) use writer::{BackingDevice, Pass};
 
@@ -167,13 +168,13 @@ fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
 }
 
 impl Store {
-    /// Writes pages to the backing device, the largest first, and answers how many left memory. Those that somebody
+    /// Writes pages to the backing device, the largest first, and returns the number that left memory. Those that somebody
     /// is busy with stay.
     ///
     /// # Errors
-    /// As [`Store::write_back_for`].
+    /// As [`Store::write_back_interruptible`].
     pub fn write_back(&self, what: &Writeback) -> Result<u64> {
-        self.write_back_for(what, &Work::of_nobody())
+        self.write_back_interruptible(what, &Work::uninterruptible(Unit::Pages))
     }
 
     /// The same, as long as the work is wanted.
@@ -181,7 +182,7 @@ impl Store {
     /// # Errors
     /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] is spent, and
     /// the last error of the device, after which it has gone on; `Interrupted`, once what was begun is written.
-    pub fn write_back_for(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
+    pub fn write_back_interruptible(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
         let device = self.device.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
         })?;
@@ -193,7 +194,7 @@ impl Store {
         let mut next = Some(Cursor::FIRST);
         while let Some(from) = next {
             let (candidates, count);
-            (candidates, count, next) = self.largest(&pages, |peek| what.candidates.has(peek), from);
+            (candidates, count, next) = self.largest(&pages, |peek| what.candidates.has(peek), from, work)?;
             work.expect(count);
             let mut at = 0;
             while at < candidates.len() {
@@ -229,7 +230,9 @@ impl Store {
             self.slots.prefetch(u64::from(page));
         }
         if let Some(page) = page(AHEAD) {
-            self.pool.prefetch(self.slots.peek_handle(u64::from(page)));
+            if let Some(handle) = self.slots.peek_handle(u64::from(page)) {
+                self.pool.prefetch(handle);
+            }
             self.lru.iter().for_each(|lru| lru.prefetch(page));
         }
     }
@@ -237,20 +240,15 @@ impl Store {
     /// Has a page written if it still is one of these.
     fn add_if(&self, pass: &mut Pass<'_>, page: u64, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
-        let slot = (0..TRIES).find_map(|_| self.try_lock_patiently(page));
-        match slot.filter(|slot| candidates.has(slot.peek())) {
-            Some(slot) => pass.add(slot, page),
-            None => Ok(()),
+        for _ in 0..TRIES {
+            match self.slots.try_lock(page) {
+                Tried::Locked(slot) if candidates.has(slot.peek()) => return pass.add(slot, page),
+                Tried::Locked(_) | Tried::Empty => break,
+                // Whoever holds it has a turn.
+                Tried::Busy => relax(),
+            }
         }
-    }
-
-    /// Tries the lock of a slot, and lets others run if it is not free.
-    fn try_lock_patiently(&self, page: u64) -> Option<super::slot::SlotGuard<'_>> {
-        let slot = self.slots.try_lock(page);
-        if slot.is_none() {
-            relax();
-        }
-        slot
+        Ok(())
     }
 
     /// What may still be written.

@@ -385,7 +385,7 @@ impl<'a> Pass<'a> {
         let (store, log) = (self.store, &self.device.log);
         let Object { page, len, priority, .. } = entry.object;
         self.pending_bytes = self.pending_bytes.saturating_sub(u64::from(entry.pool_bytes));
-        let slot = store.slots.try_lock(u64::from(page)).filter(|slot| slot.writing() == number);
+        let slot = store.slots.try_lock(u64::from(page)).locked().filter(|slot| slot.writing() == number);
         let Some(mut slot) = slot.filter(|_| is_written) else {
             self.outcome.kept += 1;
             log.counts.pages_kept.add(u64::from(is_written));
@@ -407,7 +407,7 @@ impl<'a> Pass<'a> {
     /// An object was moved: its page says so, if the old one still lives.
     fn finish_moved(&mut self, extent: u32, entry: &Entry, from: u64) {
         let Object { page, len, priority, .. } = entry.object;
-        let Some(mut slot) = self.store.slots.try_lock(u64::from(page)) else { return };
+        let Some(mut slot) = self.store.slots.try_lock(u64::from(page)).locked() else { return };
         let old = Backed { place: from, len, priority };
         if slot.contents() != Contents::Backed(old) {
             return;

@@ -1,12 +1,15 @@
 //! What compaction moves, and what it leaves.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use super::check::{Live, check};
 use super::{free, object, pool, read};
 use crate::base::mem::{Account, Gfp};
 use crate::base::random::Random;
+use crate::base::sync::Arc;
 use crate::base::units::PAGE_SIZE;
+use crate::base::work::{Progress, Unit, Work};
 use crate::zsmalloc::compact::{Budget, Effort};
 use crate::zsmalloc::design::Design;
 use crate::zsmalloc::raw::RawPool;
@@ -21,6 +24,8 @@ for_every_design!(
     at_the_limit_compaction_makes_room,
     zspages_leave_sparse_chunks,
     a_group_that_ran_empty_is_left,
+    whether_it_is_wanted_is_asked_between_zspages,
+    who_waits_for_another_compaction_can_give_up,
 );
 
 /// A pool with random objects of which most were freed again.
@@ -154,6 +159,18 @@ fn at_the_limit_compaction_makes_room<D: Design>() {
 
 /// Zspages that are full but few, all over many chunks, come together in as many as they need.
 fn zspages_leave_sparse_chunks<D: Design>() {
+    let (pool, live) = sparse_chunks::<D>();
+    let (before, used) = (pool.arena.chunks_held(), pool.pages_used());
+    pool.compact(Effort::Zspages, &mut Budget::unlimited());
+    pool.arena.release_free();
+    // One more for the metadata, and one for what is left over at the ends.
+    let after = pool.arena.chunks_held();
+    assert!(before > 6 && after <= used.div_ceil(512) + 2, "{before} -> {after} chunks for {used} pages");
+    check(&pool, &live);
+}
+
+/// A pool of zspages that are full, but few in each of many chunks.
+fn sparse_chunks<D: Design>() -> (RawPool<D>, HashMap<u32, Live>) {
     let pool = pool::<D>(16);
     let mut random = Random::new(6);
     let (mut live, mut zspages) = (HashMap::new(), Vec::new());
@@ -175,12 +192,43 @@ fn zspages_leave_sparse_chunks<D: Design>() {
         stays
     });
     pool.arena.release_free();
-    let (before, used) = (pool.arena.chunks_held(), pool.pages_used());
-    pool.compact(Effort::Zspages, &mut Budget::unlimited());
-    pool.arena.release_free();
-    // One more for the metadata, and one for what is left over at the ends.
-    let after = pool.arena.chunks_held();
-    assert!(before > 6 && after <= used.div_ceil(512) + 2, "{before} -> {after} chunks for {used} pages");
+    (pool, live)
+}
+
+/// However many zspages of a class are to leave their chunks.
+fn whether_it_is_wanted_is_asked_between_zspages<D: Design>() {
+    let (pool, live) = sparse_chunks::<D>();
+    let (progress, most, last) = (Cell::<Option<Arc<Progress>>>::new(None), Cell::new(0), Cell::new(0));
+    let is_wanted = || {
+        let seen = progress.take().expect("it is set");
+        most.set(most.get().max(seen.done() - last.replace(seen.done())));
+        let goes_on = seen.done() < 100;
+        progress.set(Some(seen));
+        goes_on
+    };
+    let work = Work::new(Unit::Objects, &is_wanted);
+    progress.set(Some(Arc::clone(work.progress())));
+    pool.empty_chunks(&mut Budget::of(&work));
+    // The objects have at least 1000 bytes.
+    let of_zspages =
+        pool.classes.iter().filter(|class| class.size_bytes >= 1000).map(|class| class.objs_per_zspage);
+    let of_zspage = u64::from(of_zspages.max().expect("some"));
+    let done = work.progress().done();
+    assert!((1..=of_zspage).contains(&most.get()), "{} of {of_zspage} objects at once", most.get());
+    assert!((100..100 + of_zspage).contains(&done), "{done}");
+    check(&pool, &live);
+}
+
+fn who_waits_for_another_compaction_can_give_up<D: Design>() {
+    let (pool, live) = scattered::<D>(7);
+    let asked = Cell::new(0);
+    let is_wanted = || asked.replace(asked.get() + 1) < 3;
+    let work = Work::new(Unit::Objects, &is_wanted);
+    let other = pool.compaction.lock();
+    assert_eq!(pool.compact(Effort::Tight, &mut Budget::of(&work)), 0);
+    drop(other);
+    assert_eq!((asked.get(), work.progress().done()), (4, 0));
+    assert!(pool.compact(Effort::Tight, &mut Budget::of(&Work::uninterruptible(Unit::Objects))) > 0);
     check(&pool, &live);
 }
 

@@ -4,14 +4,11 @@ mod chunks;
 mod reserve;
 mod surplus;
 
-use super::map::with_host_pages_of;
+use super::map::{HOST_PAGE_BYTES, with_host_pages_of};
 use super::release::{KEPT_FREE_PAGES, units_to_release};
 use super::*;
 use crate::base::random::Random;
 use std::collections::HashMap;
-
-/// The sizes of pages that hosts have.
-const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
 /// An arena on a host with such pages.
 fn arena_on_pages_of(host_page_bytes: usize, reserve_bytes: u64) -> Arena {
