@@ -111,7 +111,7 @@ impl Attendant {
     /// The system starts no process.
     pub fn start(runtime_dir: &Path) -> io::Result<Attendant> {
         let (mut stream, its) = UnixStream::pair()?;
-        let mut command = own_program();
+        let mut command = same_program();
         command.arg(COMMAND).arg("--runtime-dir").arg(runtime_dir).env_clear();
         command.stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn()?;
@@ -172,7 +172,7 @@ fn serve(runtime_dir: &Path) -> io::Result<()> {
 }
 
 fn carry_out(runtime_dir: &Path, request: &Request) -> Answer {
-    let mut command = own_program();
+    let mut command = same_program();
     command.args(request.words(runtime_dir)).stdin(Stdio::null()).process_group(0);
     let output = command.output().map_err(|error| format!("cannot run {}: {error}", request.shown()))?;
     if output.status.success() {
@@ -184,7 +184,7 @@ fn carry_out(runtime_dir: &Path, request: &Request) -> Answer {
     }
 }
 
-fn own_program() -> Command {
+fn same_program() -> Command {
     let mut command = Command::new(OWN_PROGRAM);
     command.arg0("uzram");
     command

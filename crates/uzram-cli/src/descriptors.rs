@@ -30,7 +30,8 @@ fn inherited() -> io::Result<Vec<i32>> {
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// Lets this process open so many files, without one of which nobody is let in any more, on no socket, if it may not already and the system allows it; says so if it does not.
+/// Lets this process open so many files, if it may not already and the system allows it; says so if it does not. Without
+/// one, nobody is let in any more, on no socket.
 pub fn allow(wanted: u64) {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= wanted) {

@@ -252,7 +252,7 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
     assert!(Raw::unix(&place).enter().unwrap().works(3));
     assert_confined(daemon.id(), 0);
     place.run(&["remove", "other"]).ok();
-    place.run(&["down"]).ok();
+    place.down();
     let (status, said) = daemon.ended();
     assert!(status.success(), "{said}");
 }

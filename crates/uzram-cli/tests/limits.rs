@@ -56,7 +56,7 @@ fn a_full_disk_says_so_and_stays_usable() {
     place.run(&["set", "zram0", "mem_limit=1M"]).ok();
     succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
     assert!(same(&source, &copy));
-    place.run(&["down"]).ok();
+    place.down();
     assert!(daemon.ended().0.success());
 }
 

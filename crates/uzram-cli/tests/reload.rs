@@ -96,7 +96,7 @@ fn certificates_are_read_again_and_contents_and_clients_stay() {
     }
     client.command("read -P 0x5a 0 64k", "read");
     drop(client);
-    place.run(&["down"]).ok();
+    place.down();
     let (status, log) = daemon.ended();
     assert!(status.success() && log.contains("ERROR") && log.contains("stays in force"), "{log}");
 }

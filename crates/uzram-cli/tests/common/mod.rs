@@ -59,6 +59,11 @@ impl Place {
         finish(self.command(args))
     }
 
+    /// Ends the daemon in order. It finds out a moment later than its clients that these have left.
+    pub fn down(&self) {
+        wait_until("it may end", || self.run(&["down"]).status.success());
+    }
+
     /// The daemon here, also one that this did not start itself.
     pub fn daemon_id(&self) -> Pid {
         daemon_in(&self.dir())

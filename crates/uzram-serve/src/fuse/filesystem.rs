@@ -187,11 +187,6 @@ fn reply_data(reply: ReplyData, read: uzram::Result<usize>, bytes: &[u8]) {
     }
 }
 
-/// Reads what is left of a request after `done` bytes, which are in `out` already, waiting for it.
-fn read_rest(device: &OpenDevice, offset: u64, out: &mut [u8], done: usize) -> uzram::Result<usize> {
-    device.read_some(offset + done as u64, &mut out[done..], Wait::Yes)
-}
-
 fn read_disk(disk: &Disk, offset: u64, len: usize, reply: ReplyData) {
     let len = clamp(&disk.file.device, offset, len);
     if len == 0 {
@@ -202,21 +197,16 @@ fn read_disk(disk: &Disk, offset: u64, len: usize, reply: ReplyData) {
             Ok(done) if done < len => done,
             read => return reply_data(reply, read, out),
         };
-        let copy = if done == 0 { Ok(None) } else { allocate(done).map(Some) };
-        let (Some(room), Ok(mut copy)) = (disk.crew.room(done), copy) else {
-            let read = read_rest(&disk.file.device, offset, out, done);
+        let Some(room) = disk.crew.room(0) else {
+            let rest = offset + done as u64;
+            let read = disk.file.device.read_some(rest, &mut out[done..], Wait::Yes);
             return reply_data(reply, read, out);
         };
-        if let Some(copy) = &mut copy {
-            copy.copy_from_slice(&out[..done]);
-        }
         let device = Arc::clone(&disk.file.device);
         disk.crew.start(Box::new(move || {
             reply_from_buffer(len, reply, |out, reply| {
-                if let Some(copy) = copy {
-                    out[..done].copy_from_slice(&copy);
-                }
-                let read = read_rest(&device, offset, out, done);
+                // From the start: to take along what was read would take memory.
+                let read = device.read_some(offset, out, Wait::Yes);
                 drop(device);
                 reply_data(reply, read, out);
             });

@@ -398,9 +398,10 @@ impl Place<'_> {
         let of = &mut places.listeners[self.listener];
         if has_place && let Some(mut connection) = of.handshakes.remove(&self.id) {
             connection.export = Some(export.to_owned());
-            connection.thread = Some(gettid());
+            let thread = gettid();
+            connection.thread = Some(thread);
             of.clients.insert(self.id, connection);
-            places.share(self.registry.cpus, gettid());
+            places.share(self.registry.cpus, thread);
         } else {
             of.turned_away.refused += 1;
         }

@@ -650,7 +650,9 @@ impl Store {
     fn compress<'a>(&self, stream: &'a mut Stream, page: u64, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
         // What is about to be replaced is cold: its misses can pass while the new is stored.
-        self.slots.peek_handle(page).into_iter().for_each(|handle| self.pool.prefetch(handle));
+        if let Some(handle) = self.slots.peek_handle(page) {
+            self.pool.prefetch(handle);
+        }
         match len.filter(|len| *len < self.pool.huge_threshold()) {
             Some(len) => &stream.compressed[..len],
             None => contents,
