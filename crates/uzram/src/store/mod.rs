@@ -650,9 +650,7 @@ impl Store {
     fn compress<'a>(&self, stream: &'a mut Stream, page: u64, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
         // What is about to be replaced is cold: its misses can pass while the new is stored.
-        if let Some(handle) = self.slots.peek_handle(page) {
-            self.pool.prefetch(handle);
-        }
+        self.prefetch_held(page);
         match len.filter(|len| *len < self.pool.huge_threshold()) {
             Some(len) => &stream.compressed[..len],
             None => contents,

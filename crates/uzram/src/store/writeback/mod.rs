@@ -230,10 +230,16 @@ impl Store {
             self.slots.prefetch(u64::from(page));
         }
         if let Some(page) = page(AHEAD) {
-            if let Some(handle) = self.slots.peek_handle(u64::from(page)) {
-                self.pool.prefetch(handle);
-            }
+            self.prefetch_held(u64::from(page));
             self.lru.iter().for_each(|lru| lru.prefetch(page));
+        }
+    }
+
+    /// Starts to bring the object of a page, if it has one, into the cache.
+    #[inline]
+    pub(super) fn prefetch_held(&self, page: u64) {
+        if let Some(handle) = self.slots.peek_handle(page) {
+            self.pool.prefetch(handle);
         }
     }
 
