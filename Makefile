@@ -49,4 +49,4 @@ hog: ## A program in a quarter of the memory it needs, swapping for ten minutes,
 
 loom: ## The loom models with long bounds (minutes)
 	@LOOM_MAX_PREEMPTIONS=3 tools/bounded 1800 \
-		cargo test --release -p uzram --features loom --lib loom_ -- --include-ignored
+		tools/loom --release -- --include-ignored

@@ -2,8 +2,8 @@
 //! other allocators in [`peers`](super::peers).
 
 use uzram::Result;
-use uzram::base::mem::{Arena, Gfp};
-use uzram::base::sync::Arc;
+use uzram::mem::{Arena, Gfp};
+use uzram::sync::Arc;
 use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, Options, Plain, Policy, Sheaves};
 
 use crate::measured::Measured;

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use uzram::base::cpu::Padded;
+use uzram::cpu::Padded;
 
 /// How often a side looks again before it lets others run: a holder of the other end may need this
 /// CPU.

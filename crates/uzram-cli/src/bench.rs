@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
-use uzram::base::units::parse_size;
 use uzram::codec::Algorithm;
 use uzram::stream::Design;
+use uzram::units::parse_size;
 use uzram_lab::bench::{self, Against, Pattern, Source, backing};
 use uzram_lab::block_bench::SwapUser;
 use uzram_lab::targets;

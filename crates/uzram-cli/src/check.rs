@@ -14,7 +14,7 @@ use rustix::io_uring::{io_uring_params, io_uring_setup};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
-use uzram::base::units::{format_size, parse_size};
+use uzram::units::{format_size, parse_size};
 
 use crate::failure::{Context, Result, print};
 use crate::plan::{Attached, Plan};

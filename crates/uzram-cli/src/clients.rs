@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use uzram::base::units::format_size;
+use uzram::units::format_size;
 use uzram_serve::control::ClientJson;
 
 use crate::client::print_json;

@@ -3,7 +3,7 @@
 //! `dist/uzram.toml` is an example with all that can be in one. A table at the top is a device, named as the device.
 //! Its keys are the options of `uzram up` that make a device, by their names and with their meaning: they are read by
 //! the very parser of the command line. Those that take a SIZE also take an expression, such as `min(ram / 2, 4G)`
-//! ([`uzram::base::size_expr`]). The table `attributes` in it sets the device's attributes by their own names. A few
+//! ([`uzram::size_expr`]). The table `attributes` in it sets the device's attributes by their own names. A few
 //! keys more say what the device is used for: [`USE_KEYS`]. The other keys at the top are options of the daemon, by their
 //! names: [`TOP_KEYS`].
 
@@ -18,11 +18,11 @@ use clap::{ArgAction, Args, FromArgMatches};
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, ValueDeserializer};
-use uzram::base::machine_memory;
-use uzram::base::named::hint;
-use uzram::base::size_expr::{self, Memory};
-use uzram::base::units::{format_size, parse_size};
 use uzram::device::Device;
+use uzram::machine_memory;
+use uzram::named::hint;
+use uzram::size_expr::{self, Memory};
+use uzram::units::{format_size, parse_size};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::nbd::Listen;
 use uzram_serve::swap_area::MAX_PRIORITY;

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use uzram::base::units::{parse_duration_s, parse_size};
 use uzram::device::Attribute;
 use uzram::lru::LruDesign;
 use uzram::store::Layout;
 use uzram::stream::Design;
+use uzram::units::{parse_duration_s, parse_size};
 use uzram::zsmalloc::PoolDesign;
 
 use crate::failure::{Failure, Result};

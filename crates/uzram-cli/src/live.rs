@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use tracing_subscriber::filter::LevelFilter;
-use uzram::base::units::format_size;
+use uzram::units::format_size;
 use uzram_serve::control::StatsJson;
 
 use crate::failure::{Context, PREFIX, Result};

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use uzram::base::machine_memory;
-use uzram::base::size_expr::Memory;
-use uzram::base::units::format_size;
 use uzram::device::{Device, Stats};
+use uzram::machine_memory;
+use uzram::size_expr::Memory;
+use uzram::units::format_size;
 use uzram::{Error, ErrorKind};
 
 /// What the process takes beside its devices: program, buffers, stacks, heap; measured, and some more.

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, flock};
 use rustix::io::Errno;
-use uzram::base::trusted_path::{Place, Refused, only_we_may_write};
+use uzram::trusted_path::{Place, Refused, only_we_may_write};
 
 use crate::failure::{Context, Failure, Result};
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use serde::Deserialize;
-use uzram::base::units::{format_size, pages_to_bytes};
+use uzram::units::{format_size, pages_to_bytes};
 use uzram_serve::control::StatsJson;
 
 /// A device as the control API lists it.

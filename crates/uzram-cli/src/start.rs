@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use uzram::base::size_expr::Memory;
+use uzram::size_expr::Memory;
 
 use crate::config_file;
 use crate::device_args::Setting;

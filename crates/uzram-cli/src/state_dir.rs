@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::fs::Mode;
 use rustix::io::Errno;
-use uzram::base::trusted_path::{Place, Refused};
+use uzram::trusted_path::{Place, Refused};
 
 use crate::failure::{Context, Result};
 

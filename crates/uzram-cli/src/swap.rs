@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 use rustix::io::Errno;
 use serde::Serialize;
 use serde_json::json;
-use uzram::base::units::format_size;
+use uzram::units::format_size;
 use uzram_serve::control::{MeasureJson, StatsJson};
 use uzram_serve::loop_device::LoopAttachment;
 use uzram_serve::record::AttachedDevice;

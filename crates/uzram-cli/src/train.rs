@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use uzram::base::units::{PAGE_SIZE, Page, format_size, parse_size};
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
+use uzram::units::{PAGE_SIZE, Page, format_size, parse_size};
 use uzram_lab::corpus::is_same_filled;
 
 use crate::failure::{Context, Failure, Result, print};

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use common::block::{BlockPlace, unable};
 use common::clients::{missing, qemu_io};
 use common::{Place, ask, connect};
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 /// Readers that stop in the middle. Each of them would have had 20 MB for itself.
 const READERS: usize = 8;

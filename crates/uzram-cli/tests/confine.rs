@@ -14,7 +14,7 @@ use common::clients::missing;
 use common::nbd::{READ, Raw, WRITE};
 use common::{Daemon, Place, finish, status_field, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 const PAGE_BYTES: usize = 4096;
 const PAGES: usize = 64;

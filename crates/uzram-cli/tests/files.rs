@@ -15,7 +15,7 @@ use common::block::{BlockPlace, unable};
 use common::clients::{arg, complain, missing, succeed};
 use common::{Daemon, PATIENCE, wait_until};
 use rustix::process::Signal;
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 /// A daemon that shows its devices as files where [`BlockPlace::files`] is.
 fn up(place: &BlockPlace, size: &str, args: &[&str]) -> Daemon {

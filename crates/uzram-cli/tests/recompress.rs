@@ -6,7 +6,7 @@ mod common;
 
 use common::clients::{arg, fio, missing, same, succeed};
 use common::{Place, wait_until};
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 /// A file of a kind that lz4 makes smaller and zstd more so: numbers in decimal.
 fn text_file(place: &Place, bytes: usize) -> std::path::PathBuf {

@@ -12,7 +12,7 @@ use common::clients::missing;
 use common::nbd::{Raw, WRITE};
 use common::{Daemon, Place, connect, in_a_terminal, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 const MIB: u64 = 1 << 20;
 const PAGES: u64 = 16384;

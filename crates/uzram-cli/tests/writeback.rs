@@ -14,7 +14,7 @@ use common::clients::{arg, fio, missing, random_file, same, succeed};
 use common::{Place, finish, wait_until};
 use serde_json::Value;
 use uzram::backing::MARK_BYTES;
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 /// Attributes of a device, as its JSON has them.
 fn attributes<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {

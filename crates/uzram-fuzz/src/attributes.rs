@@ -4,10 +4,10 @@
 //! Promises: a value is taken or refused with words, and one that was taken can be read back; sizes
 //! are understood as an arithmetic that cannot overflow understands them.
 
-use uzram::base::units::{format_size, pages_to_bytes, parse_duration_s, parse_size};
 use uzram::codec::Algorithm;
 use uzram::device::Device;
 use uzram::stream::Design;
+use uzram::units::{format_size, pages_to_bytes, parse_duration_s, parse_size};
 use uzram::{Error, ErrorKind};
 
 /// Lines of one input.

@@ -9,8 +9,8 @@
 use std::sync::LazyLock;
 
 use uzram::ErrorKind;
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind};
+use uzram::units::{PAGE_SIZE, Page};
 
 use crate::input::Input;
 

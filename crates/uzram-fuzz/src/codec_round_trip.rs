@@ -4,8 +4,8 @@
 //! page, whatever the encoder and the decoder saw before; it writes only into the room it has; a page
 //! fits where the worst case fits.
 
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind, train};
+use uzram::units::{PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind};
 
 use crate::input::Input;

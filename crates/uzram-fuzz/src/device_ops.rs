@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use tempfile::NamedTempFile;
-use uzram::base::units::PAGE_SIZE;
 use uzram::device::{Device, OpenDevice, Stats};
+use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind};
 
 use crate::input::Input;

@@ -1,6 +1,6 @@
 //! An input as a sequence of choices. It never runs dry: past its end every choice is 0.
 
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 /// What is left of an input.
 pub(crate) struct Input<'a>(&'a [u8]);

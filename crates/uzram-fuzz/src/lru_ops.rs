@@ -10,7 +10,7 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use uzram::base::cpu;
+use uzram::cpu;
 use uzram::lru::{Batched, Batching, List, Lru, MAX_PAGEVEC_PAGES, Options, SingleLock, Stats};
 
 use crate::input::Input;

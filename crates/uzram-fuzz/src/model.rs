@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use uzram::base::units::{PAGE_SIZE, bytes_to_pages, page_of};
 use uzram::device::{OpenDevice, PageState, Stats};
+use uzram::units::{PAGE_SIZE, bytes_to_pages, page_of};
 
 /// A naive disk.
 pub(crate) struct Model {

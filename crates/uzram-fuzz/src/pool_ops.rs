@@ -8,10 +8,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use uzram::base::mem::{Arena, MAX_BATCH_PAGES};
-use uzram::base::random::Random;
-use uzram::base::sync::Arc;
-use uzram::base::units::PAGE_SIZE;
+use uzram::mem::{Arena, MAX_BATCH_PAGES};
+use uzram::random::Random;
+use uzram::sync::Arc;
+use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::design::ClassLocks;
 use uzram::zsmalloc::{
     ClassIndexed, ClassStat, Consolidated, Design, Handle, Options, Pinned, Pool, SizeClass, Split,

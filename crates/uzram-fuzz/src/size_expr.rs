@@ -3,8 +3,8 @@
 //! Promises: a text comes to what a naive evaluator, which splits it at its weakest operator, says; what is refused
 //! is refused with words; parentheses around it all change nothing; a plain size with a unit is the same as anywhere else.
 
-use uzram::base::size_expr::{MAX_CHARS, MAX_DEPTH, Memory, evaluate};
-use uzram::base::units::parse_size;
+use uzram::size_expr::{MAX_CHARS, MAX_DEPTH, Memory, evaluate};
+use uzram::units::parse_size;
 
 use crate::input::Input;
 

@@ -8,9 +8,9 @@
 
 use std::collections::BTreeSet;
 
-use uzram::base::size_expr::Memory;
-use uzram::base::units::parse_size;
 use uzram::device::{Attribute, Device};
+use uzram::size_expr::Memory;
+use uzram::units::parse_size;
 use uzram_cli::start::{Planned, PlannedDevice, plan, policy};
 
 use crate::input::Input;

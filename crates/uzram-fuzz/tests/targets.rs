@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use uzram::base::random::Random;
+use uzram::random::Random;
 use uzram_fuzz::{TARGETS, Target};
 
 /// The longest input that mutations make.

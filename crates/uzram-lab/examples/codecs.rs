@@ -9,8 +9,8 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, ROOM_BYTES, train};
+use uzram::units::{PAGE_SIZE, Page};
 use uzram_lab::corpus;
 use uzram_lab::stats::median_ratio;
 

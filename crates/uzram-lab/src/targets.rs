@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
-use uzram::base::units::format_size;
 use uzram::lru::LruDesign;
+use uzram::units::format_size;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::bench::backing;

@@ -19,8 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzram::base::named::hint;
 use uzram::device::{Device, OpenDevice};
+use uzram::named::hint;
 use uzram::{Error, ErrorKind, Result};
 
 /// When NBD clients may reach a device.

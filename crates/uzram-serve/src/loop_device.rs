@@ -22,7 +22,7 @@ use linux_raw_sys::{ioctl as opcodes, loop_device as sys};
 use rustix::fs::{major, makedev, minor};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use uzram::base::units::PAGE_SIZE;
+use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::mounts::{self, MountInfo};

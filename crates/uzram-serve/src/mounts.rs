@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
-pub use uzram::base::mountinfo::{MountInfo, all};
+pub use uzram::mountinfo::{MountInfo, all};
 
 /// What a mount is known by, also when the process that made it is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

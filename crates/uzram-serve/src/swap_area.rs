@@ -129,7 +129,7 @@ fn parse_line(line: &[u8]) -> Option<ActiveArea> {
     let mut kib = || u64::try_from(numbers.next()??).ok()?.checked_mul(1024);
     let (size_bytes, used_bytes) = (kib()?, kib()?);
     let priority = i32::try_from(numbers.next()??).ok()?;
-    let path = uzram::base::mountinfo::unescape(path);
+    let path = uzram::mountinfo::unescape(path);
     Some(ActiveArea { path, size_bytes, used_bytes, priority })
 }
 

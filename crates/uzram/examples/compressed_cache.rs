@@ -11,10 +11,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use uzram::base::mem::Arena;
-use uzram::base::random::Random;
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
+use uzram::mem::Arena;
+use uzram::random::Random;
+use uzram::units::{PAGE_SIZE, Page};
 use uzram::zsmalloc::{Handle, Options, Pool};
 use uzram::{ErrorKind, Result};
 

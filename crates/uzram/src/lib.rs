@@ -4,9 +4,9 @@
 //! each built only on those before it: `base`, `slab`, `codec`, `stream`, `zsmalloc`, `lru`, `backing`.
 
 // loom's models use less than the product does.
-#![cfg_attr(feature = "loom", allow(dead_code))]
+#![cfg_attr(loom, allow(dead_code))]
 
-pub mod base;
+mod base;
 pub mod slab;
 pub mod codec;
 pub mod stream;
@@ -14,7 +14,10 @@ pub mod zsmalloc;
 pub mod lru;
 pub mod backing;
 pub mod store;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub mod device;
 
 pub use base::error::{Error, ErrorKind, Result};
+pub use base::{cpu, mem, named, random, size_expr, sync, trusted_path, units, work};
+#[cfg(not(loom))]
+pub use base::{machine_memory, mountinfo};

@@ -3,7 +3,7 @@
 //!
 //! The device is made by a child of the test, in a cgroup of its own.
 
-#![cfg(all(target_os = "linux", not(feature = "loom")))]
+#![cfg(all(target_os = "linux", not(loom)))]
 #![allow(clippy::unwrap_used)]
 
 use std::fs;

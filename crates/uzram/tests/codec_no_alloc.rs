@@ -5,8 +5,8 @@
 
 mod allocations;
 
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind};
+use uzram::units::{PAGE_SIZE, Page};
 
 /// Pages for each algorithm; the slow ones take a millisecond a page.
 const PAGES: u64 = 2_000;

@@ -5,7 +5,7 @@
 //! the steady state: each page is read, overwritten with contents that compress as before, or
 //! changed in part. Allocations are counted over the same stretch.
 
-#![cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(feature = "loom")))]
+#![cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
 #![allow(clippy::unwrap_used)]
 
 mod allocations;
@@ -16,8 +16,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::device::{Device, OpenDevice};
+use uzram::units::{PAGE_SIZE, Page};
 
 use random::Random;
 

@@ -3,7 +3,7 @@
 //! The program's own text and data are had in memory before, as a program does by mlockall(2) that serves a disk
 //! which its own machine swaps to. What threads touch of their own, stacks and buffers, they touch before they begin.
 
-#![cfg(all(target_os = "linux", not(feature = "loom")))]
+#![cfg(all(target_os = "linux", not(loom)))]
 #![allow(clippy::unwrap_used)]
 
 mod random;
@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzram::ErrorKind;
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::device::{Device, OpenDevice, Stats};
+use uzram::units::{PAGE_SIZE, Page};
 
 use random::Random;
 

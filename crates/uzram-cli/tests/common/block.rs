@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 use super::clients::run;
 use super::{Ended, Place, wait_until};

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use uzram::base::random::Random;
+use uzram::random::Random;
 
 use super::{Place, has_program, program_path};
 

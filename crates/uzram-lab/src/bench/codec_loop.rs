@@ -11,8 +11,8 @@
 use std::hint::black_box;
 
 use rustix::mm::{Advice, madvise};
-use uzram::base::units::{PAGE_SIZE, Page};
 use uzram::codec::{Algorithm, Decoder, Encoder};
+use uzram::units::{PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
 use super::packed::{ENCODED_MAX_BYTES, Packed};

@@ -3,8 +3,8 @@
 use std::thread;
 
 use uzram::Result;
-use uzram::base::mem::{Account, Arena, Gfp, MAX_RUN_PAGES};
-use uzram::base::units::pages_to_bytes;
+use uzram::mem::{Account, Arena, Gfp, MAX_RUN_PAGES};
+use uzram::units::pages_to_bytes;
 
 /// An arena that keeps as many free pages as `pages` in memory once they were used, and has address space for
 /// several times as many. A device has a thread that gives some back meanwhile; measurements have none.

@@ -6,8 +6,8 @@
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use uzram::base::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
 use uzram::codec::Algorithm;
+use uzram::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use super::kernel_zram::{KernelZram, io_error};

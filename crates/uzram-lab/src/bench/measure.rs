@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use uzram::Result;
-use uzram::base::units::PAGE_SIZE;
+use uzram::units::PAGE_SIZE;
 
 use super::pattern::{Op, Ops, Pattern};
 use super::threads::{Gate, Span, run_together};

@@ -39,9 +39,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use uzram::base::units::{Page, bytes_to_pages, pages_to_bytes};
 use uzram::codec::Algorithm;
 use uzram::stream::Design;
+use uzram::units::{Page, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus, Kind};
@@ -186,7 +186,7 @@ impl Options {
     fn page_count(&self, corpus: &Corpus) -> Result<usize> {
         let pages = self.size_bytes.map_or(corpus.page_count() as u64, bytes_to_pages);
         if pages == 0 || pages > corpus::MAX_PAGES as u64 {
-            let most = uzram::base::units::format_size(pages_to_bytes(corpus::MAX_PAGES as u64));
+            let most = uzram::units::format_size(pages_to_bytes(corpus::MAX_PAGES as u64));
             return Err(Error::invalid(format!("the device must have a page at least and {most} at most"))
                 .with_setting("--size"));
         }

@@ -1,8 +1,8 @@
 //! A corpus as its pages are stored: compressed, and raw where that saves too little.
 
 use uzram::Result;
-use uzram::base::units::PAGE_SIZE;
 use uzram::codec::{Algorithm, Encoder};
+use uzram::units::PAGE_SIZE;
 
 use crate::corpus::Corpus;
 

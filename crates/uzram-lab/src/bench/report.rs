@@ -3,8 +3,8 @@
 use std::fmt;
 
 use serde::Serialize;
-use uzram::base::units::format_size;
 use uzram::device::Stats;
+use uzram::units::format_size;
 
 use super::measure::{Measurement, SAMPLE_EVERY};
 use super::{Options, Pattern, Target};
@@ -195,7 +195,7 @@ pub(super) fn describe(options: &Options, targets: &[&dyn Target], notes: &mut V
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let corpus_bytes = uzram::base::units::pages_to_bytes(self.corpus_pages as u64);
+        let corpus_bytes = uzram::units::pages_to_bytes(self.corpus_pages as u64);
         writeln!(f, "device {}, corpus {}", format_size(self.size_bytes), format_size(corpus_bytes))?;
         if !self.rows.is_empty() {
             writeln!(

@@ -1,8 +1,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use uzram::base::units::PAGE_SIZE;
 use uzram::codec;
+use uzram::units::PAGE_SIZE;
 
 /// A run of a few ms.
 fn tiny() -> Options {

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use uzram::Result;
-use uzram::base::units::{Page, pages_to_bytes};
 use uzram::codec::Algorithm;
 use uzram::device::{Device, OpenDevice, Stats};
 use uzram::lru::LruDesign;
 use uzram::stream::Design;
+use uzram::units::{Page, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
 use super::{Target, Worker, fill_in_order};
@@ -42,7 +42,7 @@ impl UzramDevice {
         let device = Device::new("bench")?;
         attributes.iter().try_for_each(|(name, value)| device.set(name, value))?;
         device.set("disksize", &size_bytes.to_string())?;
-        let page_count = uzram::base::units::page_of(size_bytes) as usize;
+        let page_count = uzram::units::page_of(size_bytes) as usize;
         Ok(UzramDevice { name: "uzram", open: device.open()?, device, page_count })
     }
 

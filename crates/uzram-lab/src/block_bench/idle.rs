@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use uzram::base::units::bytes_to_pages;
+use uzram::units::bytes_to_pages;
 use uzram::{Error, ErrorKind, Result};
 
 use super::swap_area::SwapDaemon;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use uzram::base::units::format_size;
+use uzram::units::format_size;
 
 use super::{FileSystem, Idle, Options, Swap};
 use crate::stats::{median, median_ratio};

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use uzram::base::units::{PAGE_SIZE, bytes_to_pages};
+use uzram::units::{PAGE_SIZE, bytes_to_pages};
 use uzram::{Error, ErrorKind, Result};
 
 use super::cgroup::read_stat;

@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 
 use serde_json::{Value, json};
-use uzram::base::units::{PAGE_SHIFT, PAGE_SIZE};
+use uzram::units::{PAGE_SHIFT, PAGE_SIZE};
 
 use super::generated;
 

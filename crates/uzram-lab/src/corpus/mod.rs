@@ -22,7 +22,7 @@ use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use uzram::base::units::{PAGE_SIZE, Page};
+use uzram::units::{PAGE_SIZE, Page};
 use uzram::{Error, ErrorKind, Result};
 
 /// The most pages a corpus may have (16 GiB), so that a wrong file or flag cannot eat the memory.

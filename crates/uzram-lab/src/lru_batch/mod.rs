@@ -20,9 +20,9 @@ mod tests;
 use std::time::{Duration, Instant};
 
 use uzram::Result;
-use uzram::base::mem::Arena;
 use uzram::device::DEFAULT_RUN_CACHE_BATCH_PAGES;
 use uzram::lru::{Batched, Batching, DEFAULT_PAGEVEC_PAGES, Options, SingleLock, Stats};
+use uzram::mem::Arena;
 
 use crate::bench::{CLOCKED, Part, Source, Span, Usage, clocked, cpus, kept_arena};
 use crate::experiment::{

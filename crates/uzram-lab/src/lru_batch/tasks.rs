@@ -3,9 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use uzram::base::mem::{Account, Arena, Gfp, Run};
-use uzram::base::units::PAGE_SIZE;
 use uzram::lru::{Design, Lru, Stats};
+use uzram::mem::{Account, Arena, Gfp, Run};
+use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::bench::{Gate, Part, Span, run_together};

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, memfd_create};
-use uzram::base::units::PAGE_SIZE;
+use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::Corpus;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use uzram::base::units::pages_to_bytes;
+use uzram::units::pages_to_bytes;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::corpus::{self, Corpus};

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use uzram::base::mem::Arena;
+use uzram::mem::Arena;
 use uzram::slab::Policy;
 use uzram::{Error, Result};
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use uzram::base::mem::{Arena, Gfp};
+use uzram::mem::{Arena, Gfp};
 use uzram::slab::{Cache, CacheInfo, Options, Policy};
 use uzram::{Error, ErrorKind, Result};
 

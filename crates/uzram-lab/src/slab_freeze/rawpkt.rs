@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use uzram::Result;
-use uzram::base::cpu::Padded;
-use uzram::base::mem::Arena;
+use uzram::cpu::Padded;
+use uzram::mem::Arena;
 use uzram::slab::Policy;
 
 use super::objects::{Content, Objects};

@@ -14,9 +14,9 @@ mod verdict;
 mod tests;
 
 use uzram::Result;
-use uzram::base::units::pages_to_bytes;
 use uzram::codec::Algorithm;
 use uzram::stream::Design;
+use uzram::units::pages_to_bytes;
 
 use crate::bench::{Measurement, Plan as BenchPlan};
 use crate::bench::{Pattern, Source, Target, Until, UzramDevice, cpus, mb_per_s, measure, verify};

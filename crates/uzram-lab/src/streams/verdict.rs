@@ -175,7 +175,7 @@ fn why(rows: &[&Row], crowded: &[&Row]) -> String {
         .filter_map(|row| row.after.median("write_mb_per_s"))
         .collect();
     // 10^6 bytes a second are bytes a microsecond.
-    let page_us = uzram::base::units::PAGE_SIZE as f64 / median(&alone);
+    let page_us = uzram::units::PAGE_SIZE as f64 / median(&alone);
     let write =
         if page_us.is_finite() { format!("a write of {page_us:.0} µs") } else { "a write".to_owned() };
     let _ = write!(

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use uzram::base::mem::Arena;
-use uzram::base::units::PAGE_SIZE;
+use uzram::mem::Arena;
+use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::{Design, Handle, LockCounts, Options, Pool};
 use uzram::{Error, ErrorKind, Result};
 

@@ -101,7 +101,7 @@ fn much_work_is_done_in_passes() {
     let kept = memory.arena.charged_pages() as f64 / charged_pages as f64;
     assert!((kept - 1.0).abs() < 0.01, "{kept}");
     let pool_bytes = pages.mean_bytes() * objects as f64 / 2.0;
-    let untouched_pages = memory.arena.used_pages(uzram::base::mem::Account::Slab);
+    let untouched_pages = memory.arena.used_pages(uzram::mem::Account::Slab);
     let kept_bytes = (charged_pages - untouched_pages) as f64 * 4096.0;
     assert!(kept_bytes > pool_bytes, "{kept_bytes} of {pool_bytes}");
 }

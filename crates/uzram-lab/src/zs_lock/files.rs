@@ -3,8 +3,8 @@
 
 use std::sync::atomic::Ordering;
 
-use uzram::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use uzram::device::OpenDevice;
+use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::bench::{Gate, Span, clocked, run_together};

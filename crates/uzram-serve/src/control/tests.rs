@@ -10,8 +10,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use uzram::base::mem::{Arena, Gfp};
 use uzram::device::Device;
+use uzram::mem::{Arena, Gfp};
 use uzram::slab::{Cache, Options, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};

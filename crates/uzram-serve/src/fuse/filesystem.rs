@@ -17,9 +17,9 @@ use fuser::{
     Request, TimeOrNow, WriteFlags,
 };
 use uzram::Error;
-use uzram::base::mem::{ZeroedPages, leave_out_of_cores};
-use uzram::base::units::PAGE_SIZE;
 use uzram::device::{Attribute, Device, OpenDevice, PageState, Wait};
+use uzram::mem::{ZeroedPages, leave_out_of_cores};
+use uzram::units::PAGE_SIZE;
 
 use super::cpu_latency::CpuLatency;
 use super::handles::{Disk, Handles, Open};

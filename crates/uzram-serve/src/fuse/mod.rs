@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use fuser::{BackgroundSession, MountOption, Session, SessionACL};
 use rustix::fs::Stat;
 use rustix::mount::{MountFlags, UnmountFlags};
-use uzram::base::trusted_path::{Place, Refused};
+use uzram::trusted_path::{Place, Refused};
 use uzram::{Error, ErrorKind, Result};
 
 use crate::Exports;

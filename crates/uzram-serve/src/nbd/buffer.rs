@@ -19,8 +19,8 @@ use std::io::{self, Read, Write};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use uzram::base::mem::ZeroedPages;
-use uzram::base::units::PAGE_SIZE;
+use uzram::mem::ZeroedPages;
+use uzram::units::PAGE_SIZE;
 
 use super::proto::MAX_PAYLOAD_BYTES;
 use super::request::Headers;

@@ -8,8 +8,8 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use uzram::ErrorKind;
-use uzram::base::units::format_size;
 use uzram::device::Device;
+use uzram::units::format_size;
 
 use super::meta_context::{Context, Contexts};
 use super::proto::{

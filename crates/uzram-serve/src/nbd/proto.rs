@@ -207,7 +207,7 @@ pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 /// The smallest request, in bytes.
 pub const MIN_BLOCK_BYTES: u32 = 1;
 /// The best multiple for requests, in bytes: a page.
-pub const PREFERRED_BLOCK_BYTES: u32 = uzram::base::units::PAGE_SIZE as u32;
+pub const PREFERRED_BLOCK_BYTES: u32 = uzram::units::PAGE_SIZE as u32;
 
 /// Bytes of an option's header.
 pub const OPTION_HEADER_BYTES: usize = 16;

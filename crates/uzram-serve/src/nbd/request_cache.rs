@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use uzram::base::mem::{Arena, Gfp};
+use uzram::mem::{Arena, Gfp};
 use uzram::slab::{Options, Owned, Typed};
 
 use super::proto::NbdError;
@@ -69,8 +69,8 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-    use uzram::base::random::Random;
     use uzram::device::Device;
+    use uzram::random::Random;
 
     use super::*;
     use crate::Exports;

@@ -18,22 +18,22 @@
 //! them. Buffers may be taken and given back under any lock of the engine but a wait table's.
 
 mod buffers;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 mod faulty;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 mod file;
 mod waiter;
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use buffers::{Buffer, Buffers, MAX_BUFFER_BYTES};
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub use faulty::{Fault, FaultKind, Faults, FaultyBacking};
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub use file::{Engine, FileBacking, FileOptions, MARK_BYTES, MAX_QUEUE_DEPTH, Mark};
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(crate) use file::PanicPoint;
 
 use std::mem::ManuallyDrop;
@@ -46,7 +46,7 @@ use crate::base::sync::Arc;
 /// The attribute that errors of this layer name.
 const SETTING: &str = "backing_dev";
 /// The attribute that errors name where only [`FileOptions::force`] would do.
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 const FORCE_SETTING: &str = "backing_force";
 
 /// Bytes by offset, kept elsewhere than in memory.

@@ -3,16 +3,16 @@
 pub mod clock;
 pub mod cpu;
 pub mod error;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub mod machine_memory;
 pub mod mem;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub mod mountinfo;
 pub mod named;
 pub mod random;
 pub mod size_expr;
 pub mod sync;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub(crate) mod thread;
 pub mod trusted_path;
 pub mod units;

@@ -220,5 +220,5 @@ fn open_dir(path: &str) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, ON_THE_WAY | OFlags::DIRECTORY, Mode::empty())
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;

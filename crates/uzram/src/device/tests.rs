@@ -712,7 +712,7 @@ fn a_reserve_is_whole_chunks_and_set_before_the_size() {
 
 /// With a reserve, writes at the limit fail rather than wait, and have pages leave for those that follow.
 #[test]
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 fn pages_leave_at_the_limit_with_a_reserve() {
     const PAGES: u64 = 6 << 10;
     let directory = tempfile::tempdir().expect("a directory");

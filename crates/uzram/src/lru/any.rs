@@ -139,7 +139,7 @@ impl AnyLru {
     }
 
     /// As [`Lru::resident_bytes`].
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
         each!(self, lru => lru.resident_bytes())
     }

@@ -18,12 +18,12 @@ mod any;
 mod batched;
 mod counts;
 mod design;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests;
 mod node;
 mod pagevec;
 mod single_lock;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub(crate) use any::AnyLru;
@@ -413,7 +413,7 @@ impl<D: Design> Lru<D> {
     }
 
     /// The memory that the nodes take now.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
         self.lists.nodes.resident_bytes()
     }

@@ -147,7 +147,7 @@ struct Node {
 // SAFETY: three atomic integers, of which zeros are the default, and which have no destructors.
 unsafe impl Entry for Node {}
 
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Node>() == super::NODE_BYTES);
 
 /// The nodes of all pages, and behind them the heads of the lists, which are circles.
@@ -173,7 +173,7 @@ impl Nodes {
         self.table.populate()
     }
 
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub(super) fn resident_bytes(&self) -> usize {
         self.table.resident_bytes()
     }
@@ -253,7 +253,7 @@ impl Nodes {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -4,7 +4,7 @@ use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::{Arc, Counter};
 
-#[cfg(all(debug_assertions, not(feature = "loom")))]
+#[cfg(all(debug_assertions, not(loom)))]
 use super::checked::Checked;
 use super::core::Core;
 use super::policy::Front;
@@ -25,7 +25,7 @@ struct Inner<P: Policy> {
     front: P::Front,
     /// Not 0 once the objects in use at the end were reported.
     reported: Counter,
-    #[cfg(all(debug_assertions, not(feature = "loom")))]
+    #[cfg(all(debug_assertions, not(loom)))]
     checked: Checked,
 }
 
@@ -40,11 +40,11 @@ impl<P: Policy> Cache<P> {
         let inner = Arc::new(Inner {
             front: P::Front::new(&core)?,
             reported: Counter::default(),
-            #[cfg(all(debug_assertions, not(feature = "loom")))]
+            #[cfg(all(debug_assertions, not(loom)))]
             checked: Checked::new(&core)?,
             core,
         });
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         super::registry::add(Arc::downgrade(&inner));
         Ok(Cache(inner))
     }
@@ -57,7 +57,7 @@ impl<P: Policy> Cache<P> {
     pub fn populate(&self) -> Result<()> {
         let Inner { core, front, .. } = &*self.0;
         core.slabs.populate()?;
-        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        #[cfg(all(debug_assertions, not(loom)))]
         self.0.checked.populate()?;
         front.populate()
     }
@@ -76,7 +76,7 @@ impl<P: Policy> Cache<P> {
             Some(object) => object,
             None => front.alloc_slow(core, gfp)?,
         };
-        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        #[cfg(all(debug_assertions, not(loom)))]
         self.0.checked.take(core, object)?;
         Ok(object)
     }
@@ -168,7 +168,7 @@ impl<P: Policy> Cache<P> {
     }
 
     /// What the cache's own tables take now; it grows with the cache.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         self.0.core.slabs.table_resident_bytes()
     }
@@ -194,7 +194,7 @@ impl<P: Policy> Inner<P> {
     #[inline]
     fn push(&self, object: u32) -> Result<bool> {
         let Inner { core, front, .. } = self;
-        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        #[cfg(all(debug_assertions, not(loom)))]
         self.checked.put(core, object)?;
         let passes = !P::HARDENED || core.slabs.may_be_object(object);
         Ok(passes && front.push(core, object, P::HARDENED))
@@ -208,7 +208,7 @@ impl<P: Policy> Inner<P> {
             return None;
         }
         let what = format!("slab cache '{}' ends with {in_use} objects in use", options.name);
-        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        #[cfg(all(debug_assertions, not(loom)))]
         let what = match self.checked.first_in_use() {
             Some(first) => format!("{what}, the first is {first}"),
             None => what,

@@ -657,7 +657,7 @@ fn cpu_partial_slabs(options: &Options, layout: Layout) -> usize {
 /// many for the barn as for a CPU.
 pub(super) fn max_slabs(options: &Options, layout: Layout) -> u64 {
     let in_use = options.max_objects.div_ceil(u64::from(layout.objects));
-    if cfg!(feature = "loom") {
+    if cfg!(loom) {
         // Models have as few as they say.
         return in_use;
     }

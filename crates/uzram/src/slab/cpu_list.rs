@@ -82,7 +82,7 @@ impl CpuLists {
     /// Takes an object of this CPU's list.
     #[inline]
     pub(super) fn pop(&self, slabs: &Slabs) -> Option<u32> {
-        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
         if let Some(rseq) = self.rseq {
             return self.pop_restartable(slabs, rseq);
         }
@@ -93,7 +93,7 @@ impl CpuLists {
     /// last.
     #[inline]
     pub(super) fn push(&self, slabs: &Slabs, object: u32) -> bool {
-        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
         if let Some(rseq) = self.rseq {
             return self.push_restartable(slabs, rseq, object);
         }
@@ -186,7 +186,7 @@ impl CpuLists {
     }
 }
 
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 mod sequences {
     use super::*;
     use crate::base::cpu::{Padded, restartable};

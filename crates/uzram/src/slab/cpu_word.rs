@@ -123,7 +123,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
     }
 
     /// Closes the word if this thread runs on its CPU.
-    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+    #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
     fn close_here(&self, cpu: usize, rseq: Restartable) -> Option<u64> {
         let value: u64;
         // SAFETY: the sequence reads and writes only this word; it commits on the CPU it started
@@ -151,7 +151,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         (value != u64::MAX).then_some(value)
     }
 
-    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
+    #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(loom))))]
     fn close_here(&self, _cpu: usize, _rseq: Restartable) -> Option<u64> {
         None
     }

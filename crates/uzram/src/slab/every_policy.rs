@@ -9,7 +9,7 @@ macro_rules! for_every_policy {
             for_every_policy!(@tests $test);
 
             // The protocols are the same.
-            #[cfg(not(feature = "loom"))]
+            #[cfg(not(loom))]
             mod plain {
                 use super::$test;
                 type Of<P> = crate::slab::Plain<P>;

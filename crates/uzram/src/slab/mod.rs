@@ -28,12 +28,12 @@
 mod every_policy;
 
 mod cache;
-#[cfg(all(debug_assertions, not(feature = "loom")))]
+#[cfg(all(debug_assertions, not(loom)))]
 mod checked;
 mod core;
 mod cpu_list;
 mod cpu_word;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests;
 mod node;
 mod options;
@@ -43,9 +43,9 @@ mod sheaf_cells;
 mod sheaves;
 mod slabs;
 mod stats;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod freeze_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod typed;
 mod word;
@@ -53,7 +53,7 @@ mod word;
 pub use cache::Cache;
 pub use options::Options;
 pub use policy::{DelayedFreeze, EagerFreeze, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst};
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub use registry::caches;
 pub use stats::{Stat, set_counting, set_timing};
 pub use typed::{Owned, Typed};

@@ -50,7 +50,7 @@ impl Options {
                 _ => 120,
             },
             sheaf_objects: match size_bytes {
-                _ if cfg!(feature = "loom") => 2,
+                _ if cfg!(loom) => 2,
                 1025.. => 8,
                 257.. => 32,
                 _ => 128,

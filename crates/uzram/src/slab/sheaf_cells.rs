@@ -26,7 +26,7 @@
 //!
 //! Without restartable sequences a fast path closes the word for the few instructions it takes.
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 use crate::base::cpu::PerCpu;
 use crate::base::cpu::{self, Restartable};
 use crate::base::error::Result;
@@ -43,11 +43,11 @@ const NOTHING: u32 = u32::MAX;
 /// What no object is called either: it is above a sheaf's highest cell.
 const FULL: u32 = u32::MAX - 1;
 /// Cells of a cache line.
-const LINE_CELLS: usize = if cfg!(feature = "loom") { 2 } else { 16 };
+const LINE_CELLS: usize = if cfg!(loom) { 2 } else { 16 };
 /// Cells that a word takes up: two lines, as the prefetchers of x86-64 fetch them in pairs.
 const WORD_CELLS: usize = 2 * LINE_CELLS;
 /// The cell where CPU 0's word begins.
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 const FIRST_WORD: usize = 4 * WORD_CELLS - size_of::<CpuWord>() / size_of::<AtomicU32>();
 /// The first cell of sheaves.
 const FIRST_CELL: usize = (3 + cpu::MAX_CPUS) * WORD_CELLS;
@@ -57,7 +57,7 @@ const FIRST_CELL: usize = (3 + cpu::MAX_CPUS) * WORD_CELLS;
 pub(super) struct Cells {
     cells: Table<AtomicU32>,
     /// loom's words are larger than cells.
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     words: PerCpu<CpuWord>,
     capacity: u32,
     /// Cells from one sheaf to the next.
@@ -83,7 +83,7 @@ impl Cells {
         let stride = (capacity as usize + 2).next_multiple_of(LINE_CELLS);
         let cells = Cells {
             cells: Table::new(FIRST_CELL + sheaves * stride)?,
-            #[cfg(feature = "loom")]
+            #[cfg(loom)]
             words: PerCpu::new(|_| CpuWord::new(0)),
             capacity,
             stride,
@@ -122,16 +122,16 @@ impl Cells {
     /// first on the slow path.
     #[inline]
     pub(super) fn pop(&self) -> Option<u32> {
-        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
         let object = self.rseq.map_or(NOTHING, |rseq| self.pop_restartable(rseq));
-        #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
+        #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(loom))))]
         let object = self.pop_exclusively();
         (object != NOTHING).then_some(object)
     }
 
     /// [`Cells::pop`] for a process without sequences, of a build that expects them.
     pub(super) fn pop_after_all(&self) -> Option<u32> {
-        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
         if self.rseq.is_none() {
             let object = self.pop_exclusively();
             return (object != NOTHING).then_some(object);
@@ -143,7 +143,7 @@ impl Cells {
     /// not the highest one there.
     #[inline]
     pub(super) fn push(&self, object: u32, hardened: bool) -> bool {
-        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+        #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
         if let Some(rseq) = self.rseq {
             return match hardened {
                 true => self.push_restartable::<true>(rseq, object),
@@ -201,7 +201,7 @@ impl Cells {
     }
 
     /// A CPU's word.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     fn word(&self, cpu: usize) -> &CpuWord {
         let cell: *const AtomicU32 = &self.cells[FIRST_WORD + cpu * WORD_CELLS];
         // SAFETY: the table is page-aligned, and so the word to 8 bytes; nothing else uses this cell or the
@@ -209,7 +209,7 @@ impl Cells {
         unsafe { &*cell.cast() }
     }
 
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     fn word(&self, cpu: usize) -> &CpuWord {
         self.words.of(cpu)
     }
@@ -252,7 +252,7 @@ fn top_of(word: u64) -> usize {
     word as u32 as usize
 }
 
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 mod sequences {
     use super::*;
     use crate::base::cpu::restartable;

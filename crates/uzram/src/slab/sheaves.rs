@@ -24,7 +24,7 @@ use super::stats::Stat;
 /// The most objects of a sheaf.
 pub(super) const MAX_SHEAF_OBJECTS: usize = 256;
 /// Sheaves of the barn: the kernel has up to ten full and ten empty ones.
-pub(super) const BARN_SHEAVES: usize = if cfg!(feature = "loom") { 1 } else { 10 };
+pub(super) const BARN_SHEAVES: usize = if cfg!(loom) { 1 } else { 10 };
 
 /// What a CPU's sheaf lock protects, beside its main sheaf while the word is closed.
 struct Pair {

@@ -28,7 +28,7 @@ const PAGE_PLACE_BITS: u32 = (PAGE_SIZE / UNIT_BYTES).ilog2();
 /// Beside the origin of a page of names, which is a multiple of 8: that there is one.
 const THERE: u64 = 1;
 /// What debug builds fill free objects with: the kernel's POISON_FREE.
-#[cfg(all(debug_assertions, not(feature = "loom")))]
+#[cfg(all(debug_assertions, not(loom)))]
 pub(super) const POISON: u8 = 0x6b;
 /// No slab.
 pub(super) const NO_SLAB: u32 = u32::MAX;
@@ -75,7 +75,7 @@ impl Layout {
             return Err(Error::invalid(what));
         }
         let stride_bytes = size_bytes.next_multiple_of(align_bytes.max(UNIT_BYTES));
-        let (pages, objects) = if cfg!(feature = "loom") { (1, LOOM_OBJECTS) } else { slab_of(stride_bytes) };
+        let (pages, objects) = if cfg!(loom) { (1, LOOM_OBJECTS) } else { slab_of(stride_bytes) };
         Ok(Layout {
             stride_bytes,
             pages,
@@ -159,7 +159,7 @@ pub(super) struct Slabs {
     /// Slabs that were given back.
     gone: Counter,
     /// loom's atomics cannot be made of an arena's bytes: its links stand in a table.
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     links: Table<AtomicU32>,
 }
 
@@ -172,7 +172,7 @@ impl Slabs {
         // No object's name is one of the highest numbers.
         let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
         let max_slabs = max_slabs.clamp(1, most) as u32;
-        let pages_of_names = match cfg!(feature = "loom") {
+        let pages_of_names = match cfg!(loom) {
             true => (max_slabs as usize) << (layout.place_bits - PAGE_PLACE_BITS),
             false => 1 << (u32::BITS - PAGE_PLACE_BITS),
         };
@@ -189,7 +189,7 @@ impl Slabs {
             names_end: AtomicU32::new(0),
             live: Counter::default(),
             gone: Counter::default(),
-            #[cfg(feature = "loom")]
+            #[cfg(loom)]
             links: Table::new(
                 max_slabs as usize * usize::from(layout.objects) * usize::from(layout.stride()),
             )?,
@@ -206,7 +206,7 @@ impl Slabs {
     }
 
     /// How many slabs there may be.
-    #[cfg(all(debug_assertions, not(feature = "loom")))]
+    #[cfg(all(debug_assertions, not(loom)))]
     pub(super) fn max_slabs(&self) -> u64 {
         self.max_slabs.into()
     }
@@ -222,7 +222,7 @@ impl Slabs {
     }
 
     /// What the tables take now.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub(super) fn table_resident_bytes(&self) -> usize {
         self.slabs.resident_bytes() + self.origins.resident_bytes()
     }
@@ -255,10 +255,10 @@ impl Slabs {
     #[inline]
     pub(super) fn address(&self, object: u32) -> *mut u8 {
         let page = (object >> PAGE_PLACE_BITS) as usize;
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         let origin = &self.origins[page];
         // SAFETY: there is an entry for each page of names.
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         let origin = unsafe { self.origins.get_unchecked(page) };
         at_origin(origin.load(Ordering::Acquire), object)
     }
@@ -270,7 +270,7 @@ impl Slabs {
         let offset_bytes = usize::from(at) * UNIT_BYTES;
         let start = self.start_if_there(slab).filter(|_| offset_bytes < self.layout.pages * PAGE_SIZE)?;
         // Under loom there is nothing there.
-        (!cfg!(feature = "loom")).then(|| start.wrapping_add(offset_bytes).cast_const())
+        (!cfg!(loom)).then(|| start.wrapping_add(offset_bytes).cast_const())
     }
 
     /// Whether `object` may be one: a cheap look that lets others pass whose slab is gone, or whose place
@@ -364,7 +364,7 @@ impl Slabs {
     }
 
     /// The link at a place of a slab that starts, or did a moment ago, at `start`.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     #[inline]
     fn link(&self, start: *mut u8, _slab: u32, at: u16) -> &AtomicU32 {
         let link = start.wrapping_add(usize::from(at) * UNIT_BYTES + self.layout.link_offset_bytes);
@@ -376,7 +376,7 @@ impl Slabs {
         unsafe { AtomicU32::from_ptr(link.cast()) }
     }
 
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     fn link(&self, _start: *mut u8, slab: u32, at: u16) -> &AtomicU32 {
         let per_slab = usize::from(self.layout.objects) * usize::from(self.layout.stride());
         &self.links[slab as usize * per_slab + usize::from(at)]
@@ -411,7 +411,7 @@ impl Slabs {
         // SAFETY: nobody else knows this slab.
         unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
         self.live.add(1);
-        #[cfg(all(debug_assertions, not(feature = "loom")))]
+        #[cfg(all(debug_assertions, not(loom)))]
         // SAFETY: the run is this slab's, whose objects are all free, and its pages are committed.
         unsafe {
             self.start(slab).write_bytes(POISON, self.layout.pages * PAGE_SIZE)
@@ -486,7 +486,7 @@ fn secret() -> u32 {
     RandomState::new().hash_one("slab") as u32
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -13,7 +13,7 @@ use super::{Cache, CacheInfo, Options, Policy, Sheaves};
 pub struct Typed<T, P: Policy = Sheaves> {
     cache: Cache<P>,
     /// loom's values cannot lie in an arena: they stand in a table, by name.
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     values: Box<[std::cell::UnsafeCell<std::mem::MaybeUninit<T>>]>,
     _values: PhantomData<fn(T) -> T>,
 }
@@ -25,7 +25,7 @@ unsafe impl<T: Send + Sync, P: Policy> Sync for Typed<T, P> {}
 impl<T: Send + Sync, P: Policy> Typed<T, P> {
     /// [`Options::new`] with the size and the alignment of `T`.
     pub fn options(name: impl Into<String>, max_objects: u64) -> Options {
-        let (size, align) = if cfg!(feature = "loom") { (8, 8) } else { (size_of::<T>(), align_of::<T>()) };
+        let (size, align) = if cfg!(loom) { (8, 8) } else { (size_of::<T>(), align_of::<T>()) };
         Options::new(name, size, align, max_objects)
     }
 
@@ -35,12 +35,12 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
     /// As [`Cache::new`].
     pub fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
         let fits = options.size_bytes >= size_of::<T>() && options.align_bytes >= align_of::<T>();
-        assert!(fits || cfg!(feature = "loom"), "the objects have room for a value");
-        #[cfg(feature = "loom")]
+        assert!(fits || cfg!(loom), "the objects have room for a value");
+        #[cfg(loom)]
         let names = (options.max_objects.div_ceil(2) as usize) << 9;
         Ok(Typed {
             cache: Cache::new(arena, options)?,
-            #[cfg(feature = "loom")]
+            #[cfg(loom)]
             values: (0..names).map(|_| std::cell::UnsafeCell::new(std::mem::MaybeUninit::uninit())).collect(),
             _values: PhantomData,
         })
@@ -122,18 +122,18 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
     }
 
     /// As [`Cache::table_resident_bytes`].
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         self.cache.table_resident_bytes()
     }
 
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     #[inline]
     fn at(&self, object: u32) -> *mut T {
         self.cache.address(object).cast()
     }
 
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     fn at(&self, object: u32) -> *mut T {
         self.values[object as usize].get().cast()
     }

@@ -86,7 +86,7 @@ impl SlabWord {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::base::random::Random;

@@ -10,11 +10,11 @@
 //! read before that. Nobody waits for a backing device, or for pages to leave, with a slot's lock.
 
 mod limit;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 mod maintenance;
 mod policy;
 mod recompress;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 mod reserve;
 mod slot;
 mod stats;
@@ -22,23 +22,23 @@ mod stream;
 mod table_pages;
 mod writeback;
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod recompress_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod reserve_tests;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod table_loom_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod table_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod writeback_loom_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod writeback_fault_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod writeback_tests;
 
 use std::borrow::Borrow;
@@ -54,14 +54,14 @@ use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru, LruDesign};
 use crate::stream::Design;
 use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 use maintenance::Maintenance;
 use policy::Keeper;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub use policy::PolicyThread;
 pub use policy::{Policy, Reclaim};
 pub use recompress::{BlockState, Candidates, Recompression};
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 use reserve::Refiller;
 pub use slot::PageState;
 use slot::{Backed, Contents, SlotGuard, Slots};
@@ -79,9 +79,9 @@ pub const MAX_PAGES: u64 = 1 << u32::BITS;
 /// that would need more fails.
 const RESERVE_FACTOR: u64 = 4;
 /// Address space beyond that, for the smallest of disks.
-const RESERVE_BASE_BYTES: u64 = if cfg!(feature = "loom") { 1 << 19 } else { 64 << 20 };
+const RESERVE_BASE_BYTES: u64 = if cfg!(loom) { 1 << 19 } else { 64 << 20 };
 /// Objects beyond one a page: pages being overwritten, and old objects that are still being read.
-const SPARE_OBJECTS: u64 = if cfg!(feature = "loom") { 8 } else { 65536 };
+const SPARE_OBJECTS: u64 = if cfg!(loom) { 8 } else { 65536 };
 
 /// The default of [`Config::chain_size`]. Zspages are charged page by page, so that long ones waste nothing
 /// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
@@ -208,10 +208,10 @@ pub struct Store {
     device: Option<Box<BackingDevice>>,
     keeper: Keeper,
     // Models start no threads of their own.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     maintenance: Maintenance,
     /// Where there is a reserve.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     _refiller: Option<Refiller>,
 }
 
@@ -224,7 +224,7 @@ impl Store {
         config.check()?;
         let address_bytes = pages_to_bytes(config.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
         let is_ready = config.reserve_pages > 0;
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         if is_ready {
             reserve::check_fits(config.pages, config.reserve_pages)?;
         }
@@ -252,7 +252,7 @@ impl Store {
             *place = algorithm.as_ref().map(codec).transpose()?;
         }
         let device = config.backing.as_ref().map(BackingDevice::new).transpose()?.map(Box::new);
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         let maintenance = Maintenance::start(
             &config.name,
             Arc::clone(&pool),
@@ -260,9 +260,9 @@ impl Store {
             config.compact_threshold_percent,
             config.compact_rate_bytes,
         )?;
-        #[cfg_attr(feature = "loom", allow(unused_mut))]
+        #[cfg_attr(loom, allow(unused_mut))]
         let mut slots = Slots::new(config.pages)?;
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         let refiller = if is_ready {
             slots.populate()?;
             lru.as_ref().map_or(Ok(()), AnyLru::populate)?;
@@ -272,9 +272,9 @@ impl Store {
             None
         };
         let store = Store {
-            #[cfg(not(feature = "loom"))]
+            #[cfg(not(loom))]
             maintenance,
-            #[cfg(not(feature = "loom"))]
+            #[cfg(not(loom))]
             _refiller: refiller,
             slots,
             codec: primary,
@@ -496,13 +496,13 @@ impl Store {
     }
 
     /// Sets [`Config::compact_threshold_percent`] anew.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn set_compact_threshold_percent(&self, percent: u64) {
         self.maintenance.set_threshold_percent(percent);
     }
 
     /// Sets [`Config::compact_rate_bytes`] anew.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn set_compact_rate_bytes(&self, bytes: u64) {
         self.maintenance.set_rate_bytes_per_s(bytes);
     }
@@ -539,7 +539,7 @@ impl Store {
 
     /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with
     /// the pool.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         // Whole pages are resident, of which the last may be used in part.
         let unused_by_lru = |lru: &AnyLru| lru.max_bytes().saturating_sub(lru.resident_bytes());

@@ -38,7 +38,7 @@ const FLAGS: u32 = SAME | ZERO | IDLE | INCOMPRESSIBLE | BACKED | WRITING_MASK |
 const _: () = assert!(FLAGS & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
 /// Places to sleep for those who wait for a slot: so many that two busy slots rarely share one.
-const WAIT_BUCKETS: usize = if cfg!(feature = "loom") { 1 } else { 64 };
+const WAIT_BUCKETS: usize = if cfg!(loom) { 1 } else { 64 };
 
 #[derive(Default)]
 struct Slot {
@@ -51,14 +51,14 @@ struct Slot {
 }
 
 /// What a slot takes.
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub(super) const SLOT_BYTES: usize = 16;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
 
 // SAFETY: numbers, all zero by default.
 unsafe impl Entry for Slot {
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     fn clear(&self) {
         self.access.write();
         self.used_s.set(0);
@@ -244,14 +244,14 @@ impl Slots {
         self.table.max_bytes() + self.table_pages.max_bytes()
     }
 
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub(super) fn resident_bytes(&self) -> usize {
         let page_bytes = self.table.entries_per_page() * SLOT_BYTES;
         self.table_pages.present() as usize * page_bytes + self.table_pages.resident_bytes()
     }
 
     /// What the table takes by the system's own count, for checking [`Slots::resident_bytes`].
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn table_memory_bytes(&self) -> usize {
         self.table.resident_bytes()
     }
@@ -478,7 +478,7 @@ impl SlotGuard<'_> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -112,7 +112,7 @@ impl Codec {
     }
 
     /// Whether reading takes no stream.
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn decodes_without_state(&self) -> bool {
         self.stateless_decoder.is_some()
     }

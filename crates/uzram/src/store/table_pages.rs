@@ -98,7 +98,7 @@ impl TablePages {
         self.states.max_bytes() + size_of_val(&*self.groups)
     }
 
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub(super) fn resident_bytes(&self) -> usize {
         self.states.resident_bytes() + size_of_val(&*self.groups)
     }

@@ -12,9 +12,9 @@ mod design;
 mod idle_list;
 mod per_cpu;
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use design::{Count, Design};

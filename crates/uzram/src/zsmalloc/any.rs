@@ -180,7 +180,7 @@ impl AnyPool {
     }
 
     /// As [`RawPool::table_resident_bytes`].
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         each!(AnyPool::self, pool => pool.table_resident_bytes())
     }

@@ -43,9 +43,9 @@ mod stats;
 mod word;
 mod zspage;
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub(crate) use any::AnyPool;

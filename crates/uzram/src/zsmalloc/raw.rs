@@ -82,7 +82,7 @@ impl<D: Design> RawPool<D> {
     /// can name; `NoMemory` when there is no address space for the tables.
     pub fn new(arena: Arc<Arena>, options: &Options) -> Result<Self> {
         let Options { name, max_objects, .. } = options;
-        if !CHAIN_SIZES.contains(&options.chain_size) && !cfg!(feature = "loom") {
+        if !CHAIN_SIZES.contains(&options.chain_size) && !cfg!(loom) {
             let range = format!("zspages have {} to {} pages", CHAIN_SIZES.start(), CHAIN_SIZES.end());
             return Err(Error::invalid(range).with_setting("chain_size"));
         }
@@ -182,7 +182,7 @@ impl<D: Design> RawPool<D> {
     #[inline]
     pub fn prefetch(&self, handle: u32) {
         // Models have no caches, and need not explore what a hint finds.
-        if cfg!(feature = "loom") {
+        if cfg!(loom) {
             return;
         }
         let Some(cell) = self.handles.hint(handle) else { return };
@@ -217,7 +217,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// The memory that the pool's tables take now; it grows with the pool.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         self.page_table.resident_bytes()
             + self.handles.table_resident_bytes()
@@ -241,10 +241,10 @@ impl<D: Design> RawPool<D> {
 
     /// The cell of a handle that nobody frees meanwhile, or, for a number that is none, whatever else is in memory there.
     pub(super) fn cell(&self, handle: u32) -> Option<&D::Cell> {
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         // SAFETY: models damage nothing: the number is a handle's.
         return Some(unsafe { self.handles.get(handle) });
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         // SAFETY: a hint is mapped, and aligned; a cell is an atomic integer, which any bytes are.
         self.handles.hint(handle).map(|cell| unsafe { &*cell })
     }
@@ -314,13 +314,13 @@ impl<D: Design> Drop for RawRead<'_, D> {
 
 /// Tells loom of the bytes of objects, by place; otherwise empty.
 pub(super) struct Contents {
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     places: Box<[Access]>,
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     _places: Access,
 }
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 impl Contents {
     /// Objects of a page, at most: models store large ones.
     const OBJECTS: usize = 4;
@@ -343,7 +343,7 @@ impl Contents {
     }
 }
 
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 impl Contents {
     fn new(_: usize) -> Self {
         Contents { _places: Access::default() }

@@ -192,7 +192,7 @@ impl<W: ObjectWord> Cell for WordCell<W> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::base::random::Random;

@@ -56,7 +56,7 @@ pub(super) fn fullness_group(inuse: u16, objs: u16) -> usize {
 
 /// A zspage's descriptor.
 #[derive(Debug)]
-#[cfg_attr(not(feature = "loom"), repr(align(32)))]
+#[cfg_attr(not(loom), repr(align(32)))]
 pub struct Descriptor {
     /// Its class's lock guards it.
     guarded: Guarded<Zspage>,
@@ -66,7 +66,7 @@ pub struct Descriptor {
     pub(super) class: u8,
 }
 
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Descriptor>() == 32);
 
 impl Descriptor {
@@ -176,7 +176,7 @@ impl Descriptors {
         self.0.info().active_objs
     }
 
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub(super) fn table_resident_bytes(&self) -> usize {
         self.0.table_resident_bytes()
     }
@@ -349,7 +349,7 @@ impl Lists {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::base::random::Random;

@@ -14,8 +14,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use uzram::base::units::format_size;
 use uzram::store::Layout;
+use uzram::units::format_size;
 use uzram::{Error, Result};
 
 use super::{Common, go_on};

@@ -7,8 +7,8 @@
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::base::units::pages_to_bytes;
 use uzram::store::{Layout, Policy};
+use uzram::units::pages_to_bytes;
 
 use super::super::go_on;
 use super::super::report::quotient;

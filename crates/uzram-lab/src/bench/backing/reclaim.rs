@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use uzram::base::units::page_of;
 use uzram::store::{Layout, Policy, Reclaim};
+use uzram::units::page_of;
 use uzram::{Error, ErrorKind, Result};
 
 use super::super::go_on;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use tempfile::TempDir;
 use uzram::backing::{FileBacking, FileOptions};
-use uzram::base::units::pages_to_bytes;
 use uzram::codec::Algorithm;
 use uzram::device::DEFAULT_CHAIN_SIZE;
 use uzram::store::{BackingOptions, BackingStats, Config, Layout, Policy, PolicyThread, Store, Writeback};
+use uzram::units::pages_to_bytes;
 use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 

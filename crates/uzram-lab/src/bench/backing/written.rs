@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use uzram::Result;
 use uzram::backing::{Backing, Engine, MARK_BYTES};
-use uzram::base::units::page_of;
 use uzram::store::{BackingStats, Layout, Policy};
+use uzram::units::page_of;
 
 use super::super::go_on;
 use super::super::report::quotient;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::base::units::{page_of, pages_to_bytes};
 use uzram::store::{Layout, Policy};
+use uzram::units::{page_of, pages_to_bytes};
 
 use super::super::go_on;
 use super::Options;

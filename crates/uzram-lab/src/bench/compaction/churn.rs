@@ -4,8 +4,8 @@
 //! half in turn: in each pass some classes lose objects that others gain, as when a disk's use changes.
 
 use uzram::Result;
-use uzram::base::units::PAGE_SIZE;
 use uzram::codec::Algorithm;
+use uzram::units::PAGE_SIZE;
 
 use crate::bench::Packed;
 use crate::corpus::Corpus;

@@ -8,8 +8,8 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use uzram::base::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::device::Stats;
+use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 use uzram::{Error, ErrorKind, Result};
 

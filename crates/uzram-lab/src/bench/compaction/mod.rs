@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::base::units::{format_size, page_of};
+use uzram::units::{format_size, page_of};
 
 use super::Common;
 use churn::Halves;

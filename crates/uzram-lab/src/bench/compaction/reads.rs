@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::base::units::pages_to_bytes;
+use uzram::units::pages_to_bytes;
 
 use super::super::{Measurement, Pattern, Plan, Target, Until, UzramDevice, go_on, joined};
 use super::Options;

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::base::units::{format_size, page_of};
 use uzram::codec;
 use uzram::device::Stats;
+use uzram::units::{format_size, page_of};
 
 use super::report::quotient;
 use super::{Common, Target, UzramDevice, go_on, verify};

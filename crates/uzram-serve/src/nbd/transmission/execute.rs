@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use uzram::base::units::PAGE_SIZE;
 use uzram::device::{OpenDevice, Wait};
+use uzram::units::PAGE_SIZE;
 
 use super::STOPPING;
 use crate::budget::Budget;

@@ -14,8 +14,8 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use uzram::base::units::PAGE_SIZE;
 use uzram::device::{OpenDevice, Wait};
+use uzram::units::PAGE_SIZE;
 
 use super::STOPPING;
 use super::execute::{Replies, Rest};

@@ -23,8 +23,8 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use uzram::base::units::PAGE_SIZE;
 use uzram::device::Wait;
+use uzram::units::PAGE_SIZE;
 
 use super::buffer::{Buffers, ReceiveBuffer};
 use super::clients::{Traffic, TrafficCounters};

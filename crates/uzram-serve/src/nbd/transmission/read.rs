@@ -5,8 +5,8 @@
 
 use std::io::{self, Write};
 
-use uzram::base::units::PAGE_SIZE;
 use uzram::device::Wait;
+use uzram::units::PAGE_SIZE;
 
 use super::execute::{Replies, Rest};
 use crate::nbd::buffer::Memory;

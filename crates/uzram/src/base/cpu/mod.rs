@@ -12,12 +12,12 @@ mod restart;
 use std::ops::Deref;
 
 pub use restart::Restartable;
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(crate) use restart::restartable;
 
 /// No machine has more CPUs: the kernel's own limit, NR_CPUS. In models two are enough for every
 /// interleaving of two and three threads; a thread has one of its own as long as there are no more.
-pub(crate) const MAX_CPUS: usize = if cfg!(feature = "loom") { 2 } else { 8192 };
+pub(crate) const MAX_CPUS: usize = if cfg!(loom) { 2 } else { 8192 };
 
 /// The CPU this thread runs on, below [`possible`].
 #[inline]
@@ -33,9 +33,9 @@ pub fn possible() -> usize {
 /// Lets others run that this thread waits for: they hold something for a few instructions, unless
 /// they were preempted.
 pub fn relax() {
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     std::thread::yield_now();
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     loom::thread::yield_now();
 }
 
@@ -168,7 +168,7 @@ impl<T> PerCpu<T> {
     }
 }
 
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 mod imp {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicIsize, Ordering};
@@ -269,7 +269,7 @@ mod imp {
     }
 }
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 mod imp {
     use super::MAX_CPUS;
 
@@ -289,7 +289,7 @@ mod imp {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

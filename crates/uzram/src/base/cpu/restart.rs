@@ -55,7 +55,7 @@ impl Restartable {
 }
 
 /// The offset of glibc's area from the thread pointer, where it registers threads.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(super) fn area_offset() -> Option<isize> {
     // SAFETY: both names are NUL-terminated, and glibc declares the variables with these types.
     unsafe {
@@ -65,7 +65,7 @@ pub(super) fn area_offset() -> Option<isize> {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
+#[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(loom))))]
 pub(super) fn area_offset() -> Option<isize> {
     None
 }
@@ -74,7 +74,7 @@ pub(super) fn area_offset() -> Option<isize> {
 ///
 /// # Safety
 /// `area` is what [`area_offset`] answered.
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 #[inline]
 pub(super) unsafe fn cpu_id(area: isize) -> i32 {
     let cpu: i32;
@@ -87,7 +87,7 @@ pub(super) unsafe fn cpu_id(area: isize) -> i32 {
     cpu
 }
 
-#[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom"))))]
+#[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(loom))))]
 #[allow(clippy::missing_safety_doc)]
 pub(super) unsafe fn cpu_id(_area: isize) -> i32 {
     -1
@@ -95,7 +95,7 @@ pub(super) unsafe fn cpu_id(_area: isize) -> i32 {
 
 /// The CPUs that a process (0: this thread) may run on, a bit each. `None` if the kernel's numbers of CPUs do not all
 /// lie below `MAX_CPUS`: it refuses a set that has no room for all.
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub(super) fn allowed_cpus(process: i32) -> Option<[u64; super::MAX_CPUS / u64::BITS as usize]> {
     let mut set = [0; super::MAX_CPUS / u64::BITS as usize];
     // SAFETY: the kernel writes a set of CPUs of at most that size.
@@ -104,7 +104,7 @@ pub(super) fn allowed_cpus(process: i32) -> Option<[u64; super::MAX_CPUS / u64::
     (written > 0).then_some(set)
 }
 
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 mod imp {
     use rustix::thread::{MembarrierCommand, membarrier};
 
@@ -127,7 +127,7 @@ mod imp {
     }
 }
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 mod imp {
     pub(super) fn cpus_are_few() -> bool {
         true
@@ -146,7 +146,7 @@ mod imp {
 /// -1 or -2 in a thread that is not registered, and then the sequence must leave. Its last instruction is
 /// the store that commits it. It leaves by a jump to `43b`, which puts -1 into `{result}`, or with
 /// `restartable!(or "{label}": …)` goes on at that label. `{rseq}` is [`Restartable::area_offset`].
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 macro_rules! restartable {
     (or $label:literal: $($sequence:tt)*) => {
         $crate::base::cpu::restartable!(@leaving concat!("jmp ", $label), $($sequence)*)
@@ -186,5 +186,5 @@ macro_rules! restartable {
     };
 }
 
-#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(feature = "loom")))]
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(crate) use restartable;

@@ -171,7 +171,7 @@ fn choose(mut surveys: Vec<Survey>, most: usize, kept: &[u32]) -> Vec<u32> {
     chunks
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -26,25 +26,25 @@ unsafe impl Sync for Mapping {}
 
 /// The host's page size: what the system gives and takes is a multiple of it.
 pub(crate) fn host_page_bytes() -> usize {
-    #[cfg(all(test, not(feature = "loom")))]
+    #[cfg(all(test, not(loom)))]
     if let Some(bytes) = EMULATED_PAGE_BYTES.get() {
         return bytes;
     }
     rustix::param::page_size()
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 thread_local! {
     static EMULATED_PAGE_BYTES: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
 /// The sizes of pages that hosts have.
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(crate) const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
 /// Runs a test on a host whose pages have `page_bytes`, a multiple of this host's: mappings that this thread makes
 /// meanwhile lie on such pages, and give back nothing smaller for as long as they live.
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(crate) fn with_host_pages_of<R>(page_bytes: usize, test: impl FnOnce() -> R) -> R {
     struct Restore(Option<usize>);
     impl Drop for Restore {

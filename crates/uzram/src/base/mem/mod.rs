@@ -41,9 +41,9 @@ mod runs;
 mod table;
 mod tree;
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod reserve_loom_tests;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use charge::Full;
@@ -63,7 +63,7 @@ use std::thread::Thread;
 
 use charge::Usages;
 pub(crate) use map::{Access, Mapping};
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(crate) use map::{HOST_PAGE_BYTES, with_host_pages_of};
 use run_cache::{RunCache, batch_runs};
 use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
@@ -304,7 +304,7 @@ impl Arena {
     }
 
     /// The memory that the arena's own tables take now; it grows with the arena.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         // With a reserve it is among what does not grow.
         if self.has_reserve() { 0 } else { self.resident.resident_bytes() }

@@ -41,7 +41,7 @@ impl DerefMut for ZeroedPages {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

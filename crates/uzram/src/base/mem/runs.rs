@@ -19,7 +19,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 /// The longest run.
 pub const MAX_RUN_PAGES: usize = 16;
 /// Pages of a chunk, by which an arena grows: 2 MiB, the huge page of x86-64.
-pub const CHUNK_PAGES: u32 = if cfg!(feature = "loom") { 64 } else { 512 };
+pub const CHUNK_PAGES: u32 = if cfg!(loom) { 64 } else { 512 };
 /// Pages of a group.
 pub(super) const GROUP_PAGES: u32 = u64::BITS;
 /// Groups of a chunk.

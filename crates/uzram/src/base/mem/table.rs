@@ -7,7 +7,7 @@
 use std::ops::{Index, Range};
 
 use crate::base::error::Result;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 use crate::base::error::{Error, ErrorKind};
 
 /// What a table may hold.
@@ -16,7 +16,7 @@ use crate::base::error::{Error, ErrorKind};
 /// All bytes zero is a valid value, equal to `Default::default()`, and dropping one does nothing.
 pub unsafe trait Entry: Default + Send + Sync {
     /// Makes it the default, as the system does with a page that it takes: of a table of which pages are released.
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     fn clear(&self) {
         unreachable!("no page of such a table is released");
     }
@@ -29,9 +29,9 @@ unsafe impl Entry for crate::base::sync::AtomicU64 {}
 
 /// A fixed number of entries, each its type's default until it is changed.
 pub struct Table<T> {
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     mapping: super::map::Mapping,
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     entries: Box<[T]>,
     len: usize,
     _entries: std::marker::PhantomData<T>,
@@ -44,14 +44,14 @@ impl<T: Entry> Table<T> {
     /// `NoMemory` when the system refuses.
     pub fn new(len: usize) -> Result<Self> {
         let len = len.max(1);
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
             Error::new(ErrorKind::NoMemory, "a table larger than the address space").with_setting("disksize")
         })?;
         Ok(Table {
-            #[cfg(not(feature = "loom"))]
+            #[cfg(not(loom))]
             mapping: super::map::Mapping::new(bytes, super::map::Access::ReadWrite)?,
-            #[cfg(feature = "loom")]
+            #[cfg(loom)]
             entries: (0..len).map(|_| T::default()).collect(),
             len,
             _entries: std::marker::PhantomData,
@@ -71,17 +71,17 @@ impl<T: Entry> Table<T> {
     #[inline]
     pub unsafe fn get_unchecked(&self, index: usize) -> &T {
         debug_assert!(index < self.len);
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         return &self.entries[index];
         // SAFETY: the mapping has room for `len` entries, of which this is one (the caller's promise),
         // and starts on a page boundary, its bytes are zeros or what a `T` became, and zeros are a `T`
         // (`Entry`). A `T` is only ever shared.
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         return unsafe { &*self.mapping.base().cast::<T>().add(index) };
     }
 
     /// Where the entries are.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     #[inline]
     pub(crate) fn as_ptr(&self) -> *const T {
         self.mapping.base().cast()
@@ -101,7 +101,7 @@ impl<T: Entry> Table<T> {
     /// As [`Table::populate`].
     pub fn populate_range(&self, range: Range<usize>) -> Result<()> {
         debug_assert!(range.start <= range.end && range.end <= self.len);
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         {
             let host_page = self.mapping.page_bytes();
             let start = range.start * size_of::<T>() / host_page * host_page;
@@ -115,10 +115,10 @@ impl<T: Entry> Table<T> {
     /// How many entries lie in a page of the host, the unit in which a table takes memory: the first so many in the
     /// first page, and so on.
     pub fn entries_per_page(&self) -> usize {
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         return self.mapping.page_bytes() / size_of::<T>();
         // So few that models can have a page with more than one.
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         return 2;
     }
 
@@ -129,13 +129,13 @@ impl<T: Entry> Table<T> {
     /// # Safety
     /// Every writer is excluded until it has seen an entry of the page become the default.
     pub(crate) unsafe fn release_page(&self, page: usize) -> bool {
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         {
             let page_bytes = self.mapping.page_bytes();
             // SAFETY: the caller's promise. A table of atomics of which some turn to zero is as if they had been stored.
             unsafe { self.mapping.release(page * page_bytes, page_bytes) }
         }
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         {
             let first = page * self.entries_per_page();
             self.entries[first..self.len.min(first + self.entries_per_page())].iter().for_each(T::clear);
@@ -150,7 +150,7 @@ impl<T: Entry> Table<T> {
 
     /// The memory the table takes now, at most: where entries were only read, the system shows a
     /// page of zeros that many tables share.
-    #[cfg(not(feature = "loom"))]
+    #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
         self.mapping.resident_bytes()
     }
@@ -176,7 +176,7 @@ impl<T: Entry> Index<usize> for Table<T> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::base::sync::{AtomicU64, Ordering};

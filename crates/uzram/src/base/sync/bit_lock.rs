@@ -18,7 +18,7 @@ const WAITERS: u32 = 1 << 30;
 
 /// Tries before a waiter sleeps: some microseconds, several times what a holder needs that does
 /// not compress under the lock.
-const SPINS: u32 = if cfg!(feature = "loom") { 1 } else { 100 };
+const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
 /// The word: two lock bits and 30 bits of the holder's.
 #[derive(Debug, Default)]
@@ -161,7 +161,7 @@ impl BitLock {
     }
 
     /// Makes the word 0 as memory does that the system gave new: for models of that.
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     pub fn clear(&self) {
         // By an exchange, as loom does not know that a store follows the exchanges that came before it.
         self.0.swap(0, Ordering::Release);
@@ -192,7 +192,7 @@ impl Drop for BitGuard<'_> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use std::cell::Cell;
@@ -237,7 +237,7 @@ mod tests {
     }
 }
 
-#[cfg(all(test, feature = "loom"))]
+#[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
     use crate::base::sync::{Arc, Guarded};

@@ -189,7 +189,7 @@ impl Drop for Hold {
 }
 
 // loom runs its threads as coroutines of one thread, so a thread-local list would mix them up.
-#[cfg(all(debug_assertions, not(feature = "loom")))]
+#[cfg(all(debug_assertions, not(loom)))]
 mod order {
     use super::LockClass;
     use std::cell::Cell;
@@ -227,7 +227,7 @@ mod order {
     }
 }
 
-#[cfg(not(all(debug_assertions, not(feature = "loom"))))]
+#[cfg(not(all(debug_assertions, not(loom))))]
 mod order {
     use super::LockClass;
     pub(super) fn check(_: &LockClass) {}

@@ -1,8 +1,8 @@
 //! Data that a lock elsewhere protects.
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 use loom::cell::UnsafeCell;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 use std::cell::UnsafeCell;
 
 /// A `T` whose lock is not around it but beside it: a size class's lock guards the zspages of the
@@ -28,9 +28,9 @@ impl<T> Guarded<T> {
     pub unsafe fn with_mut<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: the caller holds the lock, so no other reference to the value exists.
         let run = |value: *mut T| f(unsafe { &mut *value });
-        #[cfg(not(feature = "loom"))]
+        #[cfg(not(loom))]
         return run(self.0.get());
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         return self.0.with_mut(run);
     }
 }
@@ -39,26 +39,26 @@ impl<T> Guarded<T> {
 /// then checks that writes exclude each other and reads. Otherwise empty.
 #[derive(Debug, Default)]
 pub struct Access {
-    #[cfg(feature = "loom")]
+    #[cfg(loom)]
     seen: UnsafeCell<()>,
 }
 
 // SAFETY: there is nothing to share; loom checks the order of the calls.
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 unsafe impl Sync for Access {}
 
 impl Access {
     /// The memory is read.
     #[inline]
     pub fn read(&self) {
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         self.seen.with(|_| ());
     }
 
     /// The memory is written, or handed on to someone who may.
     #[inline]
     pub fn write(&self) {
-        #[cfg(feature = "loom")]
+        #[cfg(loom)]
         self.seen.with_mut(|_| ());
     }
 }

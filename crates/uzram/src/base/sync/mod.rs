@@ -21,19 +21,19 @@ pub use mutex::{Mutex, MutexGuard};
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use timed::Timed;
 
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 use std::hint::spin_loop;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub use std::sync::Condvar;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 pub use std::sync::{Arc, Weak};
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 use loom::hint::spin_loop;
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 pub use loom::sync::Condvar;
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// How long a thread sleeps before it looks whether what it waits for has come.
@@ -117,7 +117,7 @@ impl Counter {
     /// Models only wait: it is the same to them.
     #[inline]
     fn while_waiting<G>(&self, try_take: impl FnOnce() -> Option<G>, wait: impl FnOnce() -> G) -> G {
-        if cfg!(feature = "loom") {
+        if cfg!(loom) {
             return wait();
         }
         try_take().unwrap_or_else(|| {

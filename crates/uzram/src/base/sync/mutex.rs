@@ -5,9 +5,9 @@ use std::ops::{Deref, DerefMut};
 use super::Counter;
 use super::class::{Hold, LockClass};
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 use loom::sync as imp;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 use std::sync as imp;
 
 /// A lock around a `T`. A panic of its holder does not poison it: the engine's critical sections
@@ -134,7 +134,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::classes;
     use super::*;

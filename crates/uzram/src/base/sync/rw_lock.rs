@@ -5,9 +5,9 @@ use std::sync::{TryLockError, TryLockResult};
 use super::Counter;
 use super::class::{Hold, LockClass};
 
-#[cfg(feature = "loom")]
+#[cfg(loom)]
 use loom::sync as imp;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 use std::sync as imp;
 
 /// A lock that any number of readers or one writer has. What it protects stands beside it.
@@ -76,7 +76,7 @@ fn taken<G>(tried: TryLockResult<G>) -> Option<G> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 

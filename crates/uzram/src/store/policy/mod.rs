@@ -21,7 +21,7 @@
 
 mod keeper;
 mod relieve;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 mod thread;
 
 use crate::base::mem::{Account, Arena};
@@ -31,9 +31,9 @@ use crate::zsmalloc::AnyPool;
 
 use super::Store;
 pub(super) use keeper::Keeper;
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 pub(super) use relieve::Relieved;
-#[cfg(not(feature = "loom"))]
+#[cfg(not(loom))]
 pub use thread::PolicyThread;
 
 /// In what order pages leave. Reads and prints as `pages` or `zspages`.

@@ -297,7 +297,7 @@ impl<'a> Relief<'a> {
     }
 }
 
-#[cfg(all(test, not(feature = "loom")))]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::store::Config;

@@ -25,13 +25,13 @@ const MIN_EXTENT_BYTES: u64 = 64 << 10;
 /// As many extents there are at least, as long as they need not be smaller than the smallest.
 const MANY_EXTENTS: u64 = 128;
 /// As many there must be.
-const LEAST_EXTENTS: u64 = if cfg!(feature = "loom") { 2 } else { 8 };
+const LEAST_EXTENTS: u64 = if cfg!(loom) { 2 } else { 8 };
 /// Free extents that only cleaning may fill.
 const RESERVED_EXTENTS: u32 = 2;
 /// What is read at once where one page after another is wanted.
 pub(super) const READ_AHEAD_BYTES: usize = 64 << 10;
 /// Reads of pages that can be under way at once. Others wait.
-const READS: u32 = if cfg!(feature = "loom") { 2 } else { 64 };
+const READS: u32 = if cfg!(loom) { 2 } else { 64 };
 /// What a block of a transfer is a multiple of, if the device asks for no more.
 pub(super) const BLOCK_BYTES: usize = PAGE_SIZE;
 
