@@ -6,12 +6,16 @@
 //!
 //! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
 //!
-//! Code map: `tree` names and numbers the files, `handles` has those that are open, `filesystem` answers requests,
-//! `cpu_latency` has CPUs wake fast for them, `warm_up` prepares the threads for swap.
+//! Code map: `tree` names and numbers the files, `handles` has those that are open, `filesystem` answers requests, those
+//! to a disk by `disk` and those that set an attribute by `attribute`; `thread_buffer` has the memory of the threads,
+//! `cpu_latency` makes CPUs wake fast for requests, `warm_up` prepares the threads for swap.
 
+mod attribute;
 mod cpu_latency;
+mod disk;
 mod filesystem;
 mod handles;
+mod thread_buffer;
 mod tree;
 mod warm_up;
 

@@ -8,8 +8,8 @@
 //! **What clients can make a server hold.** Each place that a connection can have (see `registry`) comes with
 //! memory of its own: for a client buffers of [`MIN_BUFFER_BYTES`], for a handshake one option, for either the
 //! least that TLS needs. All the rest comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
-//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`JOB_BYTES`] are left of it;
-//! - a request that is handed over (`transmission::handover`) takes its payload and its reply;
+//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] are left of it;
+//! - a request that is offloaded (`transmission::offload`) takes its payload and its reply;
 //! - a reply that must go in one piece takes its data (`transmission::read`).
 //!
 //! Whoever finds nothing left does with what it has: small buffers, a connection that waits itself, a reply that
@@ -26,7 +26,7 @@ use super::proto::MAX_PAYLOAD_BYTES;
 use super::request::Headers;
 use super::tls_stream;
 use crate::budget::{Budget, Share};
-use crate::waiters::JOB_BYTES;
+use crate::device_pool::TASK_BYTES;
 
 /// Bytes of each buffer, if there is memory for that: sixty requests of a page, a little more than a Unix
 /// socket's default buffer holds, and small enough to stay in a core's second-level cache.
@@ -35,7 +35,7 @@ pub const BUFFER_BYTES: usize = 256 << 10;
 pub const MIN_BUFFER_BYTES: usize = 32 << 10;
 /// What the connections of a server share, by default: 40 MiB for requests, and larger buffers for the
 /// first ninety clients without TLS.
-pub const SHARED_BYTES: usize = JOB_BYTES + (40 << 20);
+pub const SHARED_BYTES: usize = TASK_BYTES + (40 << 20);
 
 /// The least a buffer can have. A page that arrives in pieces, behind a request's header, always
 /// fits; so do a whole error reply and a chunk of at least one page.
@@ -79,7 +79,7 @@ impl Buffers {
         let mut len_bytes = BUFFER_BYTES;
         while len_bytes > MIN_BUFFER_BYTES {
             let more_bytes = connection_bytes(len_bytes, tls) - least_bytes;
-            if let Some(share) = budget.take_leaving(more_bytes, JOB_BYTES.min(budget.total())) {
+            if let Some(share) = budget.take_leaving(more_bytes, TASK_BYTES.min(budget.total())) {
                 return Self::with(len_bytes, Arc::clone(budget), Some(share));
             }
             len_bytes /= 2;
@@ -274,7 +274,7 @@ mod tests {
             assert_eq!((sizes[0], sizes[999]), (BUFFER_BYTES, MIN_BUFFER_BYTES));
             let large = sizes.iter().filter(|size| **size == BUFFER_BYTES).count();
             assert_eq!(large, if tls { 38 } else { 91 });
-            assert!(budget.take(JOB_BYTES).is_some());
+            assert!(budget.take(TASK_BYTES).is_some());
             clients.remove(0);
             assert_eq!(Buffers::of_client(&budget, tls).unwrap().len_bytes(), BUFFER_BYTES);
         }

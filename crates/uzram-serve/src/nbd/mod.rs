@@ -18,7 +18,7 @@
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
 //! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls, and the memory that
 //!   all connections share;
-//!   `request_cache`: the requests in flight of all connections; `wake`, by which a connection hears of what
+//!   `wake`, by which a connection hears of what
 //!   the threads that wait in its place have done;
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
@@ -44,7 +44,6 @@ pub mod proto;
 mod registry;
 mod reply;
 mod request;
-mod request_cache;
 mod server;
 mod session;
 mod socket;
@@ -64,14 +63,13 @@ use session::Terms;
 pub use address::{Endpoint, Listen, ListenAddress, SocketAccess};
 pub use buffer::{BUFFER_BYTES, Buffers, MIN_BUFFER_BYTES, SHARED_BYTES};
 pub use clients::{Client, Clients, Kicked, Peer, Traffic};
-pub use request_cache::RequestCache;
 pub use server::{Config, Server, ServerThread, StopHandle};
 pub use tls::{Tls, TlsFiles, reload_tls};
 
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz
-/// targets drive it over memory, one session after another with the same buffers and requests. What
+/// targets drive it over memory, one session after another with the same buffers. What
 /// waits for the device is waited for, and answered in its turn.
 ///
 /// # Errors
@@ -81,9 +79,8 @@ pub fn serve_stream<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
-    requests: &RequestCache,
 ) -> io::Result<()> {
-    serve(stream, exports, buffers, requests, None)
+    serve(stream, exports, buffers, None)
 }
 
 /// As [`serve_stream`], by a server that has a certificate: TLS is required of the client, or offered
@@ -95,27 +92,24 @@ pub fn serve_stream_with_tls<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
-    requests: &RequestCache,
     tls: &Tls,
     tls_required: bool,
 ) -> io::Result<()> {
-    serve(stream, exports, buffers, requests, Some((tls, tls_required)))
+    serve(stream, exports, buffers, Some((tls, tls_required)))
 }
 
 fn serve<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
-    requests: &RequestCache,
     tls: Option<(&Tls, bool)>,
 ) -> io::Result<()> {
     let terms = Terms {
         exports,
-        requests,
         tls: tls.map(|(tls, _)| tls),
         tls_required: tls.is_some_and(|(_, required)| required),
         stopping: &Arc::default(),
-        handover: None,
+        offload: None,
         traffic: &TrafficCounters::default(),
     };
     session::run(stream, terms, |_, _| Ok(buffers))

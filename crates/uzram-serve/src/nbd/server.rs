@@ -17,6 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
+use super::Buffers;
 use super::address::{Endpoint, Listen, ListenAddress};
 use super::buffer::SHARED_BYTES;
 use super::clients::Clients;
@@ -25,11 +26,10 @@ use super::registry::{self, Place, Registry, Room};
 use super::session::{self, Chosen, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
-use super::transmission::Handover;
-use super::{Buffers, RequestCache};
+use super::transmission::OffloadTarget;
 use crate::Exports;
 use crate::budget::Budget;
-use crate::waiters::Waiters;
+use crate::device_pool::DevicePools;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -127,9 +127,8 @@ fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
 /// A server that has its sockets and is ready to run.
 pub struct Server {
     listeners: Vec<Listener>,
-    requests: RequestCache,
     budget: Arc<Budget>,
-    waiters: Waiters,
+    pools: DevicePools,
     registry: Arc<Registry>,
     config: Config,
     stop: StopHandle,
@@ -174,7 +173,6 @@ impl Server {
         config.check()?;
         let bind = |listen| Listener::bind(listen, &exports);
         let listeners = config.listen.iter().map(bind).collect::<Result<Vec<_>>>()?;
-        let requests = RequestCache::new(config.max_connections)?;
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
         let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
         let addresses = listeners.iter().map(|listener| listener.address().clone());
@@ -182,8 +180,8 @@ impl Server {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
-        let waiters = Waiters::new(Arc::clone(&budget));
-        Ok(Server { listeners, requests, budget, waiters, registry: Arc::new(registry), config, stop })
+        let pools = DevicePools::new(Arc::clone(&budget));
+        Ok(Server { listeners, budget, pools, registry: Arc::new(registry), config, stop })
     }
 
     /// Who is connected, for as long as the server runs, and after.
@@ -367,11 +365,10 @@ impl Server {
         let wake = socket.wake();
         let terms = Terms {
             exports: listener.exports(),
-            requests: &self.requests,
             tls: self.config.tls.as_ref(),
             tls_required: self.tls_required(listener),
             stopping: &self.stop.0.stopping,
-            handover: Some(Handover { waiters: &self.waiters, wake: &wake }),
+            offload: Some(OffloadTarget { pools: &self.pools, wake: &wake }),
             traffic: place.traffic(),
         };
         session::run(socket, terms, |socket, Chosen { export, tls }| {

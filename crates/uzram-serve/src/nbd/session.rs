@@ -9,8 +9,8 @@ use super::clients::TrafficCounters;
 use super::handshake::{self, Outcome, Session, TlsMode};
 use super::tls::Tls;
 use super::tls_stream::TlsStream;
-use super::transmission::Handover;
-use super::{Buffers, RequestCache, transmission, violation};
+use super::transmission::OffloadTarget;
+use super::{Buffers, transmission, violation};
 use crate::Exports;
 
 /// How a server wants sessions to be held.
@@ -18,16 +18,14 @@ use crate::Exports;
 pub(super) struct Terms<'a> {
     /// What is offered.
     pub exports: &'a Exports,
-    /// Where requests live.
-    pub requests: &'a RequestCache,
     /// What TLS is spoken with, if it is.
     pub tls: Option<&'a Tls>,
     /// Nothing is offered without TLS.
     pub tls_required: bool,
     /// Set when the server stops.
     pub stopping: &'a Arc<AtomicBool>,
-    /// Who waits for devices in the place of a session's thread, if anyone does.
-    pub handover: Option<Handover<'a>>,
+    /// Where requests that would wait for a device are offloaded to, if anywhere.
+    pub offload: Option<OffloadTarget<'a>>,
     /// Where it is shown what the client asks for.
     pub traffic: &'a TrafficCounters,
 }
