@@ -22,7 +22,7 @@ use super::address::{Endpoint, Listen, ListenAddress};
 use super::buffer::SHARED_BYTES;
 use super::clients::Clients;
 use super::listener::{Listener, is_local};
-use super::registry::{self, Place, Registry, Room};
+use super::registry::{self, Accept, Registration, Registry};
 use super::session::{self, Chosen, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
@@ -236,8 +236,8 @@ impl Server {
                 turn += 1;
                 // Without a peer it has gone again.
                 let Ok(peer) = socket.peer() else { continue };
-                if let Some(place) = self.registry.admit(listener, socket.closer(), peer) {
-                    self.start(scope, place, socket, &self.listeners[listener]);
+                if let Some(registration) = self.registry.admit(listener, socket.closer(), peer) {
+                    self.start(scope, registration, socket, &self.listeners[listener]);
                 }
             }
             self.registry.close_all();
@@ -249,13 +249,13 @@ impl Server {
     fn start<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
-        place: Place<'scope>,
+        registration: Registration<'scope>,
         socket: Socket,
         listener: &'scope Listener,
     ) {
-        let name = format!("nbd-{}", place.id());
-        // The place moves in, to be given up after everything that the connection holds.
-        let serve = move || self.serve(socket, &place, listener);
+        let name = format!("nbd-{}", registration.id());
+        // The registration moves in, to be given up after everything that the connection holds.
+        let serve = move || self.serve(socket, &registration, listener);
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
             tracing::warn!(%error, "no thread for a connection: it is closed");
             self.pause();
@@ -272,7 +272,7 @@ impl Server {
             let ready = self.ready_listeners()?;
             // Each is looked at once, whoever comes first.
             for listener in (0..count).map(|index| (turn + index) % count).filter(|index| ready[*index]) {
-                if !self.registry.make_room(listener, Instant::now()) {
+                if !self.registry.make_way(listener, Instant::now()) {
                     continue;
                 }
                 let error = match self.listeners[listener].accept() {
@@ -299,16 +299,16 @@ impl Server {
     /// once the server is to stop.
     fn ready_listeners(&self) -> Option<Vec<bool>> {
         let now = Instant::now();
-        let mut wake_at = self.registry.report(now);
+        let mut wake_at = self.registry.log_turned_away(now);
         let mut fds = vec![
             PollFd::new(&self.stop.0.wake, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.registry.news(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.registry.acceptor_wake(), PollFlags::IN),
         ];
         for (index, listener) in self.listeners.iter().enumerate() {
-            let events = match self.registry.room(index, now) {
-                Room::Now => PollFlags::IN,
+            let events = match self.registry.when_to_accept(index, now) {
+                Accept::Now => PollFlags::IN,
                 // Newcomers wait in its queue.
-                Room::NotBefore(at) => {
+                Accept::NotBefore(at) => {
                     wake_at = wake_at.into_iter().chain(at).min();
                     PollFlags::empty()
                 }
@@ -325,7 +325,7 @@ impl Server {
             return Some(vec![false; self.listeners.len()]);
         }
         if !fds[1].revents().is_empty() {
-            self.registry.hear();
+            self.registry.clear_wake();
         }
         Some(fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
@@ -338,11 +338,11 @@ impl Server {
     }
 
     /// Serves one connection to its end, whatever that is.
-    fn serve(&self, mut socket: Socket, place: &Place<'_>, listener: &Listener) {
-        let (id, peer) = (place.id(), place.peer());
+    fn serve(&self, mut socket: Socket, registration: &Registration<'_>, listener: &Listener) {
+        let (id, peer) = (registration.id(), registration.peer());
         tracing::debug!(id, %peer, "client connected");
         // What a panic leaves behind is the connection's own, and it is dropped here.
-        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, place, listener))) {
+        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, registration, listener))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
             Ok(Err(error)) => match error.kind() {
                 // This server ends connections so.
@@ -350,7 +350,7 @@ impl Server {
                 // A handshake's deadline; or a client's host vanished.
                 io::ErrorKind::TimedOut => {
                     tracing::debug!(id, %peer, "connection timed out");
-                    place.timed_out();
+                    registration.timed_out();
                 }
                 _ => tracing::debug!(id, %error, "connection ended"),
             },
@@ -359,7 +359,12 @@ impl Server {
         socket.finish();
     }
 
-    fn session(&self, socket: &mut Socket, place: &Place<'_>, listener: &Listener) -> io::Result<()> {
+    fn session(
+        &self,
+        socket: &mut Socket,
+        registration: &Registration<'_>,
+        listener: &Listener,
+    ) -> io::Result<()> {
         socket.set_timeouts(self.config.send_timeout, self.config.payload_timeout)?;
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let wake = socket.wake();
@@ -369,11 +374,11 @@ impl Server {
             tls_required: self.tls_required(listener),
             stopping: &self.stop.0.stopping,
             offload: Some(OffloadTarget { pools: &self.pools, wake: &wake }),
-            traffic: place.traffic(),
+            traffic: registration.traffic(),
         };
         session::run(socket, terms, |socket, Chosen { export, tls }| {
             socket.set_deadline(None);
-            if !place.become_client(export) {
+            if !registration.become_client(export) {
                 return Err(io::Error::other("too many connections"));
             }
             Buffers::of_client(&self.budget, tls)
