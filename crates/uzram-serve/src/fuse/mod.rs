@@ -60,18 +60,18 @@ const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` a
 
 /// How files are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct MountOptions {
     /// The threads that serve the kernel.
     pub threads: usize,
     /// How fast CPUs are to wake for requests that follow each other closely.
     pub cpu_latency: CpuLatencyLimit,
 }
 
-impl Default for Options {
+impl Default for MountOptions {
     /// A thread for each CPU, and at least two, so that one that is kept waiting does not keep everybody waiting.
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
-        Options { threads, cpu_latency: CpuLatencyLimit::default() }
+        MountOptions { threads, cpu_latency: CpuLatencyLimit::default() }
     }
 }
 
@@ -93,7 +93,7 @@ impl Mount {
     ///
     /// # Errors
     /// `Unsupported` without `/dev/fuse`; `Invalid` for a path that is not UTF-8; `Busy` when something is mounted there; `Permission`; `Io`.
-    pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
+    pub fn new(dir: &Path, owner: &Path, exports: Exports, options: MountOptions) -> Result<Mount> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(DEVICE).exists() {
             let why =
@@ -122,7 +122,7 @@ impl Mount {
     }
 
     /// [`Mount::new`] on a directory that is there.
-    fn on(dir: &Path, owner: &Path, exports: Exports, options: Options, is_made: bool) -> Result<Mount> {
+    fn on(dir: &Path, owner: &Path, exports: Exports, options: MountOptions, is_made: bool) -> Result<Mount> {
         let failed_io = |error: io::Error| {
             let kind = match error.kind() {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,

@@ -34,9 +34,9 @@ use crate::device_pool::DevicePools;
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a server needs to know.
+/// The settings of a server.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServerConfig {
     /// Where to listen. A socket file that a dead server left is replaced. Two servers must not start on the same path
     /// at the same moment.
     pub listen: Vec<Listen>,
@@ -46,7 +46,7 @@ pub struct Config {
     /// Other machines are let in over TLS without a certificate of theirs: everyone who can connect reads and changes
     /// the disks.
     pub tls_anyone: bool,
-    /// Clients served at once; further connections are closed at once. Some of the places are kept for each
+    /// Clients served at once; further connections are closed at once. Some of the places are reserved for each
     /// listener, more for the first: no listener's clients can keep all others out.
     pub max_connections: usize,
     /// How long a client may take to choose an export, TLS included.
@@ -59,11 +59,11 @@ pub struct Config {
     pub shared_bytes: usize,
 }
 
-impl Config {
+impl ServerConfig {
     /// A socket file and the defaults: no TLS, 256 connections, ten seconds for a handshake, thirty for clients
     /// that are slow, 80 MiB for all to share.
     pub fn new(socket_path: impl Into<PathBuf>) -> Self {
-        Config {
+        ServerConfig {
             listen: vec![ListenAddress::Unix(socket_path.into()).into()],
             tls: None,
             tls_anyone: false,
@@ -130,7 +130,7 @@ pub struct Server {
     budget: Arc<Budget>,
     pools: DevicePools,
     registry: Arc<Registry>,
-    config: Config,
+    config: ServerConfig,
     stop: StopHandle,
 }
 
@@ -169,7 +169,7 @@ impl Server {
     /// `Permission` when everyone on other machines could come, and `tls_anyone` is not set; `Busy` when
     /// a server answers at a path or has a port; `Invalid` when a path cannot be a socket's, or
     /// `tls_anyone` contradicts `tls`; `Io` or `NoMemory` when the system refuses.
-    pub fn bind(config: Config, exports: Exports) -> Result<Server> {
+    pub fn bind(config: ServerConfig, exports: Exports) -> Result<Server> {
         config.check()?;
         let bind = |listen| Listener::bind(listen, &exports);
         let listeners = config.listen.iter().map(bind).collect::<Result<Vec<_>>>()?;
