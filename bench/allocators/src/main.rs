@@ -1,7 +1,7 @@
 //! Measures the slab caches beside mimalloc, jemalloc, snmalloc and the system's allocator, and
 //! prints the targets of the project for them.
 //!
-//! * Times: the lab's rounds. Every allocator does the same fixed number of objects, calibrated on
+//! * Times: the harness's rounds. Every allocator does the same fixed number of objects, calibrated on
 //!   mimalloc, in turn, the order changing from round to round; a ratio is the median of the rounds'
 //!   ratios. Threads are not pinned, as in a user's program.
 //! * Memory: [`memory`].
@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use uzram::{Error, ErrorKind, Result};
-use uzram_lab::experiment::{Options, measure_case};
-use uzram_lab::stats::{MAX_PAIRS, coverage};
+use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
+use uzram_bench::harness::stats::{MAX_PAIRS, coverage};
 
 use heap::{SIZES_BYTES, names};
 use measured::{Case, Round};
@@ -76,7 +76,7 @@ fn run(args: &Args) -> Result<Report> {
     let duration = duration.ok_or_else(|| {
         Error::invalid("a measurement lasts more than nothing, and not for ever").with_setting("--seconds")
     })?;
-    let options = Options { rounds: args.rounds.into(), duration, progress, ..Options::default() };
+    let options = RoundOptions { rounds: args.rounds.into(), duration, progress, ..RoundOptions::default() };
     let mut times = Vec::new();
     for case in Case::ALL {
         for size_bytes in SIZES_BYTES {
@@ -92,13 +92,12 @@ fn run(args: &Args) -> Result<Report> {
 }
 
 /// All rounds of a case, a row for each allocator.
-fn measure_times(case: Case, size_bytes: usize, options: &Options) -> Result<Vec<Time>> {
+fn measure_times(case: Case, size_bytes: usize, options: &RoundOptions) -> Result<Vec<Time>> {
     let names = names();
     let what = format!("{}, {size_bytes} bytes", case.name());
     let mut round = Round::new(case, size_bytes)?;
     let cells = measure_case(&mut round, &what, &[1], options, names.len(), names.len() - 1)?;
-    let ns =
-        |values: &uzram_lab::experiment::Values| values.get("ns_per_object").cloned().unwrap_or_default();
+    let ns = |values: &Values| values.get("ns_per_object").cloned().unwrap_or_default();
     let ns: Vec<Vec<f64>> = cells.iter().flatten().map(ns).collect();
     let Some(yardstick) = ns.last() else { return Ok(Vec::new()) };
     let row = |(name, ns): (&'static str, &Vec<f64>)| {

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use uzram::{Error, ErrorKind, Result};
-use uzram_lab::experiment::{Experiment, Plan, Sample};
+use uzram_bench::harness::rounds::{Experiment, Plan, Sample};
 
 use crate::heap::{Heap, names, open};
 use crate::ring::{Consumer, Producer, Ring};

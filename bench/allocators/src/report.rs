@@ -8,8 +8,8 @@
 use std::fmt;
 
 use serde::Serialize;
-use uzram_lab::stats::{PairedRatio, median};
-use uzram_lab::targets::{Target, Targets};
+use uzram_bench::harness::stats::{PairedRatio, median};
+use uzram_bench::targets::{Target, Targets};
 
 use crate::heap::{HARDENED, PLAIN, SIZES_BYTES, YARDSTICK};
 use crate::measured::{BATCH_OBJECTS, Case};
