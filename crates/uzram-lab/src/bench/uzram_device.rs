@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uzram::Result;
 use uzram::codec::Algorithm;
-use uzram::device::{Device, OpenDevice, Stats};
+use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::lru::LruDesign;
 use uzram::stream::Design;
 use uzram::units::{Page, pages_to_bytes};
@@ -50,7 +50,7 @@ impl UzramDevice {
         &self.open
     }
 
-    pub(crate) fn stats(&self) -> Stats {
+    pub(crate) fn stats(&self) -> DeviceStats {
         self.device.stats()
     }
 

@@ -1,14 +1,18 @@
 //! The whole path of a page under loom: slot lock, pin, free, zsmalloc, slab, arena.
 
 use super::*;
+use crate::base::units::{PAGE_SIZE, Page};
+use crate::lru::LruDesign;
+use crate::stream::Design;
+use crate::zsmalloc::PoolDesign;
 use loom::thread;
 
 fn store(pages: u64) -> Arc<Store> {
     Arc::new(Store::new(&config(pages)).expect("store"))
 }
 
-pub(super) fn config(pages: u64) -> Config {
-    Config {
+pub(super) fn config(pages: u64) -> StoreBuilder {
+    StoreBuilder {
         // The fewest classes: loom makes all their locks anew for each interleaving.
         chain_size: 1,
         pool_design: PoolDesign::Pinned,
@@ -16,7 +20,7 @@ pub(super) fn config(pages: u64) -> Config {
         lru_design: LruDesign::None,
         lru_pagevec_pages: 1,
         run_cache_batch_pages: 0,
-        ..Config::new("test", pages)
+        ..StoreBuilder::new("test", pages)
     }
 }
 
@@ -104,7 +108,7 @@ fn loom_store_reads_against_discarding() {
 fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
     model(|| {
         let streams = Design::IdleList(1.try_into().expect("in range"));
-        let config = Config { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
+        let config = StoreBuilder { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
         let store = Arc::new(Store::new(&config).expect("store"));
         let writer = {
             let store = Arc::clone(&store);

@@ -10,7 +10,6 @@
 use std::ops::{Range, RangeInclusive};
 use std::slice;
 
-use crate::base::clock::uptime_s;
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
 use crate::base::units::PAGE_SIZE;
@@ -194,7 +193,7 @@ impl Store {
             return Ok((false, Some(slot)));
         }
         let mut contents = [0; PAGE_SIZE];
-        self.load(&slot, page, &mut contents)?;
+        self.read_locked(&slot, page, &mut contents)?;
         // It was looked at.
         slot.set_idle(false);
         let old_class_bytes = self.pool.class_bytes(slot.peek().len_bytes());
@@ -225,9 +224,9 @@ impl Store {
         Ok((tried, Some(slot)))
     }
 
-    /// Switches a slot to a smaller object of the same page.
+    /// Publishes a smaller object of the same page. That is no use of it: the LRU is not told.
     fn replace_smaller(&self, mut slot: SlotGuard<'_>, new: Contents) {
-        let old = self.exchange(&mut slot, new);
+        let old = self.publish(&mut slot, new);
         self.counters.local().pages_recompressed.add(1);
         drop(slot);
         self.free(old);
@@ -254,66 +253,4 @@ impl Store {
         let last = self.recompression.iter().rposition(Option::is_some);
         last.map_or(0, |at| at as u8 + 1)
     }
-
-    /// Marks pages that hold an object as idle: all, or those that were not used for `age_s` seconds. Of the
-    /// others the mark is taken away.
-    pub fn mark_idle(&self, age_s: Option<u32>) {
-        // Nobody interrupts it.
-        let _ = self.mark_idle_interruptible(age_s, &Work::uninterruptible(Unit::Pages));
-    }
-
-    /// The same, as long as the work is wanted.
-    ///
-    /// # Errors
-    /// `Interrupted`.
-    pub fn mark_idle_interruptible(&self, age_s: Option<u32>, work: &Work<'_>) -> Result<()> {
-        let now_s = uptime_s();
-        let pages = self.slots.touched(0..self.pages());
-        for page in work.while_wanted(pages).filter(|page| self.slots.peek(*page).is_stored()) {
-            let mut slot = self.slots.lock(page);
-            let idle_s = now_s.saturating_sub(self.slots.used_s(page));
-            slot.set_idle(age_s.is_none_or(|age_s| idle_s >= age_s));
-            drop(slot);
-            work.step()?;
-        }
-        work.check()
-    }
-
-    /// Tells `line` of each page that holds something, from `pages` on: its number, when it was used last, in
-    /// seconds of the system's uptime, and how it is kept. Goes on as long as that answers so.
-    pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
-        for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
-            let peek = self.slots.peek(page);
-            if peek.is_same() || peek.is_stored() || peek.is_backed() {
-                let state = BlockState {
-                    same: peek.is_same(),
-                    backed: peek.is_backed(),
-                    huge: peek.is_huge(),
-                    idle: peek.is_idle(),
-                    recompressed: peek.priority() > 0,
-                    incompressible: peek.is_incompressible(),
-                };
-                if !line(page, self.slots.used_s(page), state) {
-                    break;
-                }
-            }
-        }
-    }
-}
-
-/// How a page is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockState {
-    /// As one word.
-    pub same: bool,
-    /// On the backing device.
-    pub backed: bool,
-    /// As it is.
-    pub huge: bool,
-    /// Marked as idle, and not used since.
-    pub idle: bool,
-    /// By another algorithm than writes are.
-    pub recompressed: bool,
-    /// No algorithm made it smaller.
-    pub incompressible: bool,
 }

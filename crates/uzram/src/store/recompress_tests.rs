@@ -1,6 +1,7 @@
 use super::tests::{config, recompression};
 use super::*;
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, Page};
 
 /// A page that lz4 makes smaller, and zstd more so.
 fn words(seed: u64) -> Page {
@@ -31,7 +32,7 @@ fn words(seed: u64) -> Page {
 }
 
 fn store(names: [&str; MAX_RECOMPRESSION]) -> Store {
-    Store::new(&Config { recompression: recompression(names), ..config(1000) }).expect("store")
+    Store::new(&StoreBuilder { recompression: recompression(names), ..config(1000) }).expect("store")
 }
 
 fn states(store: &Store) -> Vec<(u64, String)> {

@@ -4,10 +4,11 @@ use super::tests::{config, join_all};
 use super::*;
 use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
+use crate::base::units::PAGE_SIZE;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-fn store_on_pages_of(host_page_bytes: usize, config: &Config) -> Store {
+fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
     with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
 }
 
@@ -75,7 +76,7 @@ fn the_table_shrinks_when_pages_are_discarded() {
 /// With a reserve all of the table is there, and stays.
 #[test]
 fn a_table_of_a_store_with_a_reserve_stays() {
-    let store = Store::new(&Config { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");
+    let store = Store::new(&StoreBuilder { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");
     let before = (store.table_resident_bytes(), store.slots.table_memory_bytes());
     assert_eq!(before.1, (1 << 16) * slot::SLOT_BYTES);
     (0..1 << 16).for_each(|page| store.zero(page));

@@ -1,10 +1,16 @@
+use super::slot::Contents;
+use super::write::{fill, same_word};
 use super::*;
+use crate::base::error::ErrorKind;
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, Page};
 use crate::codec::Encoder;
+use crate::stream::Design;
+use crate::zsmalloc::{ClassStat, PoolDesign};
 
-pub(super) fn config(pages: u64) -> Config {
+pub(super) fn config(pages: u64) -> StoreBuilder {
     // Nothing happens by itself.
-    Config { compact_threshold_percent: 0, ..Config::new("test", pages) }
+    StoreBuilder { compact_threshold_percent: 0, ..StoreBuilder::new("test", pages) }
 }
 
 /// A list of so many streams.
@@ -13,26 +19,26 @@ fn list(count: usize) -> Design {
 }
 
 /// Every way to share streams, to treat one while memory is waited for, and to lock the pool.
-fn with_designs(base: &Config) -> Vec<Config> {
+fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
     let mut configs = Vec::new();
     for pool_design in PoolDesign::ALL {
         for streams in [Design::PerCpu, list(1), list(3)] {
             for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
-                configs.push(Config { pool_design, streams, stream_alloc, ..base.clone() });
+                configs.push(StoreBuilder { pool_design, streams, stream_alloc, ..base.clone() });
             }
         }
     }
     configs
 }
 
-fn configs(pages: u64) -> [Config; 5] {
+fn configs(pages: u64) -> [StoreBuilder; 5] {
     let base = config(pages);
     [
         base.clone(),
-        Config { checksum: true, chain_size: 4, ..base.clone() },
-        Config { algorithm: "zstd".parse().expect("known"), run_cache_batch_pages: 0, ..base.clone() },
-        Config { limit_pages: 40, chain_size: 8, ..base.clone() },
-        Config { recompression: recompression(["zstd:3", "", "deflate"]), checksum: true, ..base },
+        StoreBuilder { checksum: true, chain_size: 4, ..base.clone() },
+        StoreBuilder { algorithm: "zstd".parse().expect("known"), run_cache_batch_pages: 0, ..base.clone() },
+        StoreBuilder { limit_pages: 40, chain_size: 8, ..base.clone() },
+        StoreBuilder { recompression: recompression(["zstd:3", "", "deflate"]), checksum: true, ..base },
     ]
 }
 
@@ -104,7 +110,7 @@ fn a_recompression(random: &mut Random) -> Recompression {
 #[test]
 fn agrees_with_a_naive_model() {
     const PAGES: u64 = 60;
-    let configs: Vec<Config> = configs(PAGES).iter().flat_map(with_designs).collect();
+    let configs: Vec<StoreBuilder> = configs(PAGES).iter().flat_map(with_designs).collect();
     for (seed, config) in (0..).zip(&configs) {
         let mut random = Random::new(seed);
         let store = Store::new(config).expect("store");
@@ -190,7 +196,7 @@ pub(super) fn join_all<'scope>(threads: impl IntoIterator<Item = std::thread::Sc
 #[test]
 fn reads_under_writes_are_whole_pages_of_theirs() {
     const PAGES: u64 = 64;
-    let zstd = Config { algorithm: "zstd".parse().expect("known"), checksum: true, ..config(PAGES) };
+    let zstd = StoreBuilder { algorithm: "zstd".parse().expect("known"), checksum: true, ..config(PAGES) };
     for config in with_designs(&config(PAGES)).into_iter().chain(with_designs(&zstd)) {
         let store = Store::new(&config).expect("store");
         // Page `number`, version `version`: its first word says so, the rest follows from it.
@@ -248,7 +254,7 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
 #[test]
 fn shorter_contents_leave_nothing_of_longer_ones() {
     for pool_design in PoolDesign::ALL {
-        let store = Store::new(&Config { pool_design, ..config(4) }).expect("store");
+        let store = Store::new(&StoreBuilder { pool_design, ..config(4) }).expect("store");
         let mut contents = [0; PAGE_SIZE];
         for len in (8..PAGE_SIZE).rev().step_by(3) {
             contents[len..].fill(0);
@@ -285,7 +291,7 @@ fn part_writes_of_one_page_do_not_undo_each_other() {
 
 #[test]
 fn damage_is_an_error() {
-    let store = Store::new(&Config { checksum: true, ..config(8) }).expect("store");
+    let store = Store::new(&StoreBuilder { checksum: true, ..config(8) }).expect("store");
     let mut contents = [7; PAGE_SIZE];
     Random::new(1).fill(&mut contents);
     store.write(3, &contents).expect("memory");
@@ -305,7 +311,7 @@ fn damage_is_an_error() {
 
 #[test]
 fn a_full_store_takes_discards_and_then_writes() {
-    let store = Store::new(&Config { limit_pages: 100, ..config(1000) }).expect("store");
+    let store = Store::new(&StoreBuilder { limit_pages: 100, ..config(1000) }).expect("store");
     let mut random = Random::new(1);
     let mut contents = [0; PAGE_SIZE];
     let mut written = 0;
@@ -332,7 +338,7 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
     let mut compressible = raw;
     compressible[2000..].fill(0);
     for pool_design in PoolDesign::ALL {
-        let with = |limit_pages| Config { pool_design, limit_pages, ..config(16) };
+        let with = |limit_pages| StoreBuilder { pool_design, limit_pages, ..config(16) };
         for limit_pages in 1..6 {
             let error = Store::new(&with(limit_pages)).err().unwrap_or_else(|| panic!("{limit_pages}"));
             assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("mem_limit")));
@@ -371,7 +377,8 @@ fn one_busy_page_keeps_its_counts() {
 }
 
 fn one_busy_page(pool_design: PoolDesign) {
-    let store = Store::new(&Config { pool_design, limit_pages: 400, ..config(1 << 20) }).expect("store");
+    let store =
+        Store::new(&StoreBuilder { pool_design, limit_pages: 400, ..config(1 << 20) }).expect("store");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let (mut stored, mut huge) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     Random::new(3).fill(&mut stored[..2000]);
@@ -417,11 +424,11 @@ fn one_busy_page(pool_design: PoolDesign) {
 /// old page.
 #[test]
 fn the_limit_holds_under_many_writers() {
-    let base = Config { limit_pages: 300, ..config(4096) };
+    let base = StoreBuilder { limit_pages: 300, ..config(4096) };
     with_designs(&base).iter().for_each(writers_at_the_limit);
 }
 
-fn writers_at_the_limit(config: &Config) {
+fn writers_at_the_limit(config: &StoreBuilder) {
     let store = Store::new(config).expect("store");
     let (mut done, mut refused) = (0, 0);
     std::thread::scope(|scope| {
@@ -567,7 +574,7 @@ fn resident_dirty_kib() -> u64 {
 #[test]
 fn a_scattered_store_is_compacted_by_itself() {
     let scattered = |compact_threshold_percent| {
-        let config = Config { compact_threshold_percent, compact_rate_bytes: 64 << 20, ..config(4096) };
+        let config = StoreBuilder { compact_threshold_percent, compact_rate_bytes: 64 << 20, ..config(4096) };
         let store = Store::new(&config).expect("store");
         let mut random = Random::new(1);
         let mut contents = [0; PAGE_SIZE];

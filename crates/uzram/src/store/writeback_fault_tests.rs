@@ -2,17 +2,22 @@
 
 use std::time::Duration;
 
+use super::slot::Contents;
 use super::tests::config;
 use super::writeback_tests::{ALL, decided, expect, file, half_random, incompressible, place};
 use super::*;
 use crate::backing::{Direction, Fault, FaultKind, FileBacking, PanicPoint};
+use crate::base::error::ErrorKind;
 use crate::base::random::Random;
+use crate::base::units::PAGE_SIZE;
+use std::ops::Range;
 
 /// A device that stalled and then failed is used again soon after it is well, however long it had stalled.
 #[test]
 fn a_device_that_is_well_again_is_used_soon() {
     const STALL: Duration = Duration::from_secs(3);
-    let place = place(32 << 20, Layout::Packed, true, Config { limit_pages: 256, ..config(4096) });
+    let place =
+        place(32 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 256, ..config(4096) });
     let policy = PolicyThread::start("test", &place.store).expect("a thread");
     let write = |page: u64| place.store.write(page, &incompressible(page));
     (0..600).for_each(|page| write(page).expect("others leave"));
@@ -35,7 +40,7 @@ fn a_device_that_is_well_again_is_used_soon() {
 #[test]
 fn cleaning_that_fails_gives_back_nothing() {
     const PAGES: u64 = 3000;
-    let place = place(8 << 20, Layout::Packed, true, config(PAGES));
+    let place = place(8 << 20, WritebackLayout::Packed, true, config(PAGES));
     let (store, mut random) = (&place.store, Random::new(3));
     let mut versions = vec![0; PAGES as usize];
     (0..PAGES).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
@@ -69,8 +74,13 @@ fn cleaning_that_fails_gives_back_nothing() {
 /// An object whose header names a page that there is none of stays, and stops nobody.
 #[test]
 fn a_damaged_owner_stops_nobody() {
-    let policy = Policy { reclaim: Reclaim::Zspages, ..Policy::default() };
-    let place = place(32 << 20, Layout::Packed, true, Config { limit_pages: 512, policy, ..config(4096) });
+    let policy = ReclaimPolicy { order: ReclaimOrder::Zspages, ..ReclaimPolicy::default() };
+    let place = place(
+        32 << 20,
+        WritebackLayout::Packed,
+        true,
+        StoreBuilder { limit_pages: 512, policy, ..config(4096) },
+    );
     let store = &place.store;
     let policy = PolicyThread::start("test", store).expect("a thread");
     (0..64).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
@@ -103,8 +113,8 @@ fn a_store_whose_backing_died_goes_on_in_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = Arc::new(file(dir.path(), 8 << 20));
     let backing: Arc<dyn crate::backing::Backing> = Arc::<FileBacking>::clone(&file);
-    let backing = Some(BackingOptions { backing, layout: Layout::Packed, compressed: true });
-    let store = Store::new(&Config { backing, ..config(200) }).expect("store");
+    let backing = Some(BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true });
+    let store = Store::new(&StoreBuilder { backing, ..config(200) }).expect("store");
     let write =
         |pages: Range<u64>| pages.for_each(|page| store.write(page, &half_random(page)).expect("memory"));
     write(0..50);

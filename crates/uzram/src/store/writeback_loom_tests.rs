@@ -4,6 +4,8 @@
 use super::loom_tests::{config, contents, model, read};
 use super::*;
 use crate::backing::{Backing, Completion, Direction, Transfer};
+use crate::base::error::ErrorKind;
+use crate::base::units::PAGE_SIZE;
 use loom::thread;
 
 /// As many blocks as there must be.
@@ -38,8 +40,9 @@ impl Backing for Memory {
 
 fn store(pages: u64) -> Arc<Store> {
     let memory = Memory(std::sync::Mutex::new(vec![0; (BLOCKS as usize) * PAGE_SIZE]));
-    let backing = BackingOptions { backing: Arc::new(memory), layout: Layout::Blocks, compressed: true };
-    Arc::new(Store::new(&Config { backing: Some(backing), ..config(pages) }).expect("store"))
+    let backing =
+        BackingOptions { backing: Arc::new(memory), layout: WritebackLayout::Blocks, compressed: true };
+    Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config(pages) }).expect("store"))
 }
 
 fn write_back(store: &Store, page: u64) -> u64 {

@@ -4,14 +4,19 @@ use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use super::policy::Relieved;
+use super::policy::Reclaimed;
+use super::slot::{Backed, Contents};
 use super::tests::{config, page, recompression};
 use super::*;
 use crate::backing::{
     Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
 };
+use crate::base::error::{Error, ErrorKind};
 use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, Page};
+use crate::lru::LruDesign;
+use crate::zsmalloc::PoolDesign;
 
 /// A file of so many bytes that goes with the directory.
 pub(super) fn file(dir: &Path, size_bytes: u64) -> FileBacking {
@@ -26,12 +31,17 @@ pub(super) struct Place {
     _dir: tempfile::TempDir,
 }
 
-pub(super) fn place(size_bytes: u64, layout: Layout, compressed: bool, config: Config) -> Place {
+pub(super) fn place(
+    size_bytes: u64,
+    layout: WritebackLayout,
+    compressed: bool,
+    config: StoreBuilder,
+) -> Place {
     let dir = tempfile::tempdir().expect("a directory");
     let faulty = FaultyBacking::new(file(dir.path(), size_bytes), 1).expect("a thread");
     let faults = faulty.faults();
     let backing = Some(BackingOptions { backing: Arc::new(faulty), layout, compressed });
-    let store = Arc::new(Store::new(&Config { backing, ..config }).expect("store"));
+    let store = Arc::new(Store::new(&StoreBuilder { backing, ..config }).expect("store"));
     Place { store, faults, _dir: dir }
 }
 
@@ -40,8 +50,8 @@ pub(super) const ALL: Writeback = Writeback {
     pages: Vec::new(),
 };
 
-fn layouts() -> [(Layout, bool); 3] {
-    [(Layout::Packed, true), (Layout::Blocks, true), (Layout::Blocks, false)]
+fn layouts() -> [(WritebackLayout, bool); 3] {
+    [(WritebackLayout::Packed, true), (WritebackLayout::Blocks, true), (WritebackLayout::Blocks, false)]
 }
 
 pub(super) fn expect(store: &Store, page: u64, contents: &Page) {
@@ -70,7 +80,7 @@ fn pages_leave_whatever_the_hosts_pages() {
 #[test]
 fn pages_leave_and_are_read_from_there() {
     for (layout, compressed) in layouts() {
-        for config in [config(500), Config { checksum: true, limit_pages: 2000, ..config(500) }] {
+        for config in [config(500), StoreBuilder { checksum: true, limit_pages: 2000, ..config(500) }] {
             let place = place(8 << 20, layout, compressed, config);
             let (store, mut random) = (&place.store, Random::new(5));
             let model: Vec<Page> = (0..500).map(|_| page(&mut random)).collect();
@@ -86,7 +96,7 @@ fn pages_leave_and_are_read_from_there() {
             let stats = store.backing_stats();
             assert_eq!((stats.pages, stats.pages_written_back), (stored, stored));
             assert_eq!(stats.object_bytes, before.compr_data_bytes);
-            if layout == Layout::Packed {
+            if layout == WritebackLayout::Packed {
                 let most = before.compr_data_bytes + stored * 24 + (1 << 16);
                 assert!(stats.written_bytes <= most, "{stats:?}");
             } else {
@@ -120,10 +130,11 @@ pub(super) fn half_random(seed: u64) -> Page {
 
 #[test]
 fn writes_beyond_the_limit_have_others_leave() {
-    let reclaims = Reclaim::ALL.into_iter().flat_map(|reclaim| Layout::ALL.map(|layout| (reclaim, layout)));
-    for (reclaim, layout) in reclaims {
-        let policy = Policy { reclaim, ..Policy::default() };
-        let limited = Config { limit_pages: 512, policy, ..config(4096) };
+    let reclaims =
+        ReclaimOrder::ALL.into_iter().flat_map(|order| WritebackLayout::ALL.map(|layout| (order, layout)));
+    for (order, layout) in reclaims {
+        let policy = ReclaimPolicy { order, ..ReclaimPolicy::default() };
+        let limited = StoreBuilder { limit_pages: 512, policy, ..config(4096) };
         let place = place(32 << 20, layout, true, limited);
         let store = &place.store;
         let policy = PolicyThread::start("test", store).expect("a thread");
@@ -161,7 +172,7 @@ fn state(store: &Store, page: u64) -> PageState {
 #[test]
 fn what_is_done_to_a_page_that_is_being_written_counts() {
     for (layout, compressed) in layouts() {
-        let config = Config { recompression: recompression(["zstd:9", "", ""]), ..config(100) };
+        let config = StoreBuilder { recompression: recompression(["zstd:9", "", ""]), ..config(100) };
         let place = place(8 << 20, layout, compressed, config);
         let store = &place.store;
         (0..20).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
@@ -207,7 +218,7 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
 /// Pages that are on the device: whoever does not want to wait is told, and others get them.
 #[test]
 fn who_does_not_want_to_wait_is_told() {
-    let place = place(8 << 20, Layout::Packed, true, config(100));
+    let place = place(8 << 20, WritebackLayout::Packed, true, config(100));
     let store = &place.store;
     (0..20).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
     store.write_back(&ALL).expect("room");
@@ -275,7 +286,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
 fn a_wrong_bit_is_an_error_and_never_wrong_data() {
     for (layout, compressed) in layouts() {
         // A page that comes back is not read again.
-        let place = place(8 << 20, layout, compressed, Config { limit_pages: 300, ..config(300) });
+        let place = place(8 << 20, layout, compressed, StoreBuilder { limit_pages: 300, ..config(300) });
         let store = &place.store;
         (0..100).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
         store.write_back(&ALL).expect("room");
@@ -304,12 +315,13 @@ fn a_wrong_bit_is_an_error_and_never_wrong_data() {
 /// for its last.
 #[test]
 fn a_write_that_was_lost_is_found_out() {
-    for layout in Layout::ALL {
+    for layout in WritebackLayout::ALL {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("backing");
-        let backing = Arc::new(file(dir.path(), if layout == Layout::Packed { 512 << 10 } else { 32 << 10 }));
+        let backing =
+            Arc::new(file(dir.path(), if layout == WritebackLayout::Packed { 512 << 10 } else { 32 << 10 }));
         let options = BackingOptions { backing, layout, compressed: true };
-        let store = Store::new(&Config { backing: Some(options), ..config(4) }).expect("store");
+        let store = Store::new(&StoreBuilder { backing: Some(options), ..config(4) }).expect("store");
         let place = |version: u64| {
             store.write(0, &incompressible(version)).expect("memory");
             store.write_back(&ALL).expect("room");
@@ -346,7 +358,7 @@ fn failed_writes_leave_the_space_free() {
         place.faults.clear();
         // All that the device has room for: an extent or two are kept for cleaning.
         let _ = store.write_back(&ALL);
-        let least = if layout == Layout::Blocks { 512 } else { 420 };
+        let least = if layout == WritebackLayout::Blocks { 512 } else { 420 };
         assert!(store.backing_stats().pages >= least, "{:?}", store.backing_stats());
         (0..512).for_each(|page| expect(store, page, &incompressible(page)));
     }
@@ -356,11 +368,11 @@ fn failed_writes_leave_the_space_free() {
 /// the buffer held before. (The kernel's 3bf1c285dc40.)
 #[test]
 fn nothing_of_others_is_written_behind_an_object() {
-    for layout in Layout::ALL {
+    for layout in WritebackLayout::ALL {
         let dir = tempfile::tempdir().expect("a directory");
         let backing = Arc::new(file(dir.path(), 2 << 20));
         let options = BackingOptions { backing, layout, compressed: true };
-        let store = Store::new(&Config { backing: Some(options), ..config(64) }).expect("store");
+        let store = Store::new(&StoreBuilder { backing: Some(options), ..config(64) }).expect("store");
         // Long ones first, in the same buffers.
         (0..64).for_each(|page| store.write(page, &incompressible(page)).expect("memory"));
         store.write_back(&ALL).expect("room");
@@ -374,7 +386,7 @@ fn nothing_of_others_is_written_behind_an_object() {
             other => panic!("{other:?}"),
         };
         let bytes = std::fs::read(dir.path().join("backing")).expect("the file");
-        let end = place + compressed + if layout == Layout::Packed { 16 } else { 0 };
+        let end = place + compressed + if layout == WritebackLayout::Packed { 16 } else { 0 };
         assert!(bytes[place..end].iter().any(|byte| *byte != 0));
         assert!(bytes[end..end.next_multiple_of(PAGE_SIZE)].iter().all(|byte| *byte == 0), "{layout}");
     }
@@ -384,7 +396,7 @@ fn nothing_of_others_is_written_behind_an_object() {
 #[test]
 fn a_device_that_is_mostly_full_is_cleaned() {
     const PAGES: u64 = 3000;
-    let place = place(8 << 20, Layout::Packed, true, config(PAGES));
+    let place = place(8 << 20, WritebackLayout::Packed, true, config(PAGES));
     let (store, mut random) = (&place.store, Random::new(3));
     let mut versions = vec![0; PAGES as usize];
     (0..PAGES).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
@@ -452,7 +464,7 @@ fn a_limit_of_writes_is_kept() {
         let of_failure = 50 - given_back;
         assert!(stats.written_bytes <= (50 + 10 + of_failure) * PAGE_SIZE as u64, "{stats:?}");
         assert_eq!(store.writeback_limit().left, 0);
-        let least = if layout == Layout::Packed { 70 } else { 40 };
+        let least = if layout == WritebackLayout::Packed { 70 } else { 40 };
         assert!((least..=100).contains(&stats.pages), "{stats:?}");
         store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: false, left: 0 });
         store.write_back(&ALL).expect("no limit");
@@ -464,7 +476,8 @@ fn a_limit_of_writes_is_kept() {
 #[test]
 fn pages_that_were_written_together_are_read_together() {
     // No room for any to come back to.
-    let place = place(16 << 20, Layout::Packed, true, Config { limit_pages: 700, ..config(4096) });
+    let place =
+        place(16 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 700, ..config(4096) });
     let store = &place.store;
     let policy = PolicyThread::start("test", store).expect("a thread");
     (0..4096).for_each(|page| store.write(page, &half_random(page)).expect("others leave"));
@@ -484,8 +497,8 @@ fn pages_that_were_written_together_are_read_together() {
 
 #[test]
 fn a_policy_writes_back_and_compresses_again_what_is_old() {
-    let config = Config { recompression: recompression(["zstd:3", "", ""]), ..config(200) };
-    let place = place(8 << 20, Layout::Packed, true, config);
+    let config = StoreBuilder { recompression: recompression(["zstd:3", "", ""]), ..config(200) };
+    let place = place(8 << 20, WritebackLayout::Packed, true, config);
     let store = &place.store;
     let words = |seed: u64| {
         let mut page = [0; PAGE_SIZE];
@@ -496,11 +509,11 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
         page
     };
     (0..200).for_each(|page| store.write(page, &words(page)).expect("memory"));
-    store.set_policy(Policy { recompress_after_s: 1, ..Policy::default() });
+    store.set_policy(ReclaimPolicy { recompress_after_s: 1, ..ReclaimPolicy::default() });
     let policy = PolicyThread::start("test", store).expect("a thread");
     until("recompression", || decided(store, "old_recompressed") == 200);
     assert_eq!(store.backing_stats().pages, 0);
-    store.set_policy(Policy { writeback_after_s: 2, ..Policy::default() });
+    store.set_policy(ReclaimPolicy { writeback_after_s: 2, ..ReclaimPolicy::default() });
     until("writeback", || store.backing_stats().pages == 200);
     drop(policy);
     (0..200).for_each(|page| expect(store, page, &words(page)));
@@ -512,8 +525,8 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
 fn cold_pages_leave_and_busy_ones_stay() {
     for lru_design in [LruDesign::Batched, LruDesign::SingleLock] {
         // Nothing is collected: the order is that of the writes, on whichever CPUs.
-        let config = Config { lru_design, lru_pagevec_pages: 1, limit_pages: 1000, ..config(400) };
-        let place = place(8 << 20, Layout::Packed, true, config);
+        let config = StoreBuilder { lru_design, lru_pagevec_pages: 1, limit_pages: 1000, ..config(400) };
+        let place = place(8 << 20, WritebackLayout::Packed, true, config);
         let store = &place.store;
         (0..400).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
         let mut out = [0; PAGE_SIZE];
@@ -528,7 +541,7 @@ fn cold_pages_leave_and_busy_ones_stay() {
                 drop(slot);
             });
             until("somebody who is busy", || steps.get() == 1);
-            assert_eq!(store.relieve(), Relieved::Some);
+            assert_eq!(store.reclaim(), Reclaimed::Some);
             steps.set(2);
             busy.join().expect("no panic");
         });
@@ -543,20 +556,25 @@ fn cold_pages_leave_and_busy_ones_stay() {
         store.write(41, &half_random(1)).expect("memory");
         assert_eq!(store.lru_stats().refaulted, 1);
     }
-    let none = place(8 << 20, Layout::Packed, true, Config { lru_design: LruDesign::None, ..config(400) });
+    let none = place(
+        8 << 20,
+        WritebackLayout::Packed,
+        true,
+        StoreBuilder { lru_design: LruDesign::None, ..config(400) },
+    );
     none.store.write(1, &half_random(1)).expect("memory");
-    assert_eq!(none.store.relieve(), Relieved::None, "there are no lists");
+    assert_eq!(none.store.reclaim(), Reclaimed::None, "there are no lists");
 }
 
 /// Nothing can leave, or no more may: then a write at the limit is refused, and not before.
 #[test]
 fn a_write_is_refused_when_nothing_can_leave() {
-    let limited = || Config { limit_pages: 256, ..config(4096) };
+    let limited = || StoreBuilder { limit_pages: 256, ..config(4096) };
     let fill = |store: &Store| {
         (0..4096).find_map(|page| store.write(page, &incompressible(page)).err().map(|error| (page, error)))
     };
     // The device is full.
-    let first = place(1 << 20, Layout::Packed, true, limited());
+    let first = place(1 << 20, WritebackLayout::Packed, true, limited());
     let policy = PolicyThread::start("test", &first.store).expect("a thread");
     let (pages, error) = fill(&first.store).expect("2 MiB");
     assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
@@ -565,8 +583,8 @@ fn a_write_is_refused_when_nothing_can_leave() {
     assert!(decided(&first.store, "writers_refused") == 1, "{:?}", first.store.policy_stats());
     drop(policy);
     // The day's budget is spent.
-    let policy = Policy { writeback_budget_bytes: 1 << 20, ..Policy::default() };
-    let second = place(32 << 20, Layout::Packed, true, Config { policy, ..limited() });
+    let policy = ReclaimPolicy { writeback_budget_bytes: 1 << 20, ..ReclaimPolicy::default() };
+    let second = place(32 << 20, WritebackLayout::Packed, true, StoreBuilder { policy, ..limited() });
     let policy = PolicyThread::start("test", &second.store).expect("a thread");
     let (pages, _) = fill(&second.store).expect("1 MiB and the budget");
     assert!((350..=520).contains(&pages), "{pages}");
@@ -574,7 +592,7 @@ fn a_write_is_refused_when_nothing_can_leave() {
     (0..pages).for_each(|page| expect(&second.store, page, &incompressible(page)));
     drop(policy);
     // The device is gone.
-    let third = place(32 << 20, Layout::Packed, true, limited());
+    let third = place(32 << 20, WritebackLayout::Packed, true, limited());
     let policy = PolicyThread::start("test", &third.store).expect("a thread");
     (0..600).for_each(|page| third.store.write(page, &incompressible(page)).expect("others leave"));
     third.faults.add(Fault::always(FaultKind::Error));
@@ -594,15 +612,19 @@ fn everything_at_once_agrees_with_a_model() {
     let shapes = layouts();
     let each = EVENTS / (shapes.len() as u64 * THREADS);
     for (seed, (layout, compressed)) in (0..).zip(shapes) {
-        let config = Config {
+        let config = StoreBuilder {
             recompression: recompression(["zstd:1", "", ""]),
             pool_design: PoolDesign::ALL[seed as usize % PoolDesign::ALL.len()],
             checksum: seed == 1,
             limit_pages: 128,
             ..config(PAGES)
         };
-        let place =
-            place(if layout == Layout::Packed { 2 << 20 } else { 4 << 20 }, layout, compressed, config);
+        let place = place(
+            if layout == WritebackLayout::Packed { 2 << 20 } else { 4 << 20 },
+            layout,
+            compressed,
+            config,
+        );
         let store = &place.store;
         let policy = PolicyThread::start("test", store).expect("a thread");
         let models: Vec<_> = std::thread::scope(|scope| {
@@ -626,7 +648,7 @@ fn everything_at_once_agrees_with_a_model() {
         let stats = store.backing_stats();
         assert!(stats.pages_written_back > 1000 && stats.pages_kept > 0, "{stats:?}");
         assert!(stats.pages_returned > 0 && stats.failed_writes > 0, "{stats:?}");
-        if layout == Layout::Packed {
+        if layout == WritebackLayout::Packed {
             assert!(stats.cleaned_bytes > 0, "{stats:?}");
         }
         store.discard_pages(0..PAGES);

@@ -7,7 +7,10 @@ use tempfile::TempDir;
 use uzram::backing::{FileBacking, FileOptions};
 use uzram::codec::Algorithm;
 use uzram::device::DEFAULT_CHAIN_SIZE;
-use uzram::store::{BackingOptions, BackingStats, Config, Layout, Policy, PolicyThread, Store, Writeback};
+use uzram::store::{
+    BackingOptions, BackingStats, PolicyThread, ReclaimPolicy, Store, StoreBuilder, Writeback,
+    WritebackLayout,
+};
 use uzram::units::pages_to_bytes;
 use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
@@ -51,15 +54,15 @@ impl<'a> Scratch<'a> {
     pub(super) fn store(
         &self,
         page_count: usize,
-        backing: Option<(Arc<FileBacking>, Layout)>,
-        policy: Policy,
+        backing: Option<(Arc<FileBacking>, WritebackLayout)>,
+        policy: ReclaimPolicy,
     ) -> Result<Pages<'a>> {
-        let store = Store::new(&Config {
-            algorithm: self.algorithm.clone(),
-            backing: backing.map(|(backing, layout)| BackingOptions { backing, layout, compressed: true }),
-            policy,
-            ..Config::new("bench", page_count as u64)
-        })?;
+        let mut builder =
+            StoreBuilder::new("bench", page_count as u64).algorithm(self.algorithm.clone()).policy(policy);
+        if let Some((backing, layout)) = backing {
+            builder = builder.backing(BackingOptions { backing, layout, compressed: true });
+        }
+        let store = builder.build()?;
         Ok(Pages {
             policy_thread: None,
             store: Arc::new(store),

@@ -8,7 +8,7 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use uzram::device::Stats;
+use uzram::device::DeviceStats;
 use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 use uzram::{Error, ErrorKind, Result};
@@ -123,7 +123,7 @@ pub(super) fn measure(
 }
 
 impl Held {
-    fn of(stats: &Stats) -> Held {
+    fn of(stats: &DeviceStats) -> Held {
         Held {
             used_bytes: stats.mem_used_bytes,
             charged_bytes: stats.mem_charged_bytes,

@@ -102,41 +102,41 @@ enum Found {
 
 impl Store {
     /// Reads a page, from the backing device if it is still there.
-    pub(in crate::store) fn read_back(
+    pub(in crate::store) fn read_from_backing(
         &self,
-        device: &BackingDevice,
+        backing: &BackingDevice,
         page: u64,
         out: &mut Page,
     ) -> Result<()> {
         loop {
             let slot = self.slots.lock(page);
-            let Contents::Backed(backed) = slot.contents() else { return self.load(slot, page, out) };
-            let generation = device.log.generation_at(backed.place);
+            let Contents::Backed(backed) = slot.contents() else { return self.read_locked(slot, page, out) };
+            let generation = backing.log.generation_at(backed.place);
             drop(slot);
-            if let Found::Page = self.fetch(device, page, backed, generation, out)? {
+            if let Found::Page = self.read_object(backing, page, backed, generation, out)? {
                 return Ok(());
             }
         }
     }
 
     /// Locks a page's slot and reads the page. While the backing device is read, the slot is not locked.
-    pub(in crate::store) fn read_and_lock(
+    pub(in crate::store) fn lock_and_read_from_backing(
         &self,
-        device: &BackingDevice,
+        backing: &BackingDevice,
         page: u64,
         out: &mut Page,
     ) -> Result<SlotGuard<'_>> {
         loop {
             let slot = self.slots.lock(page);
             let Contents::Backed(backed) = slot.contents() else {
-                self.load(&slot, page, out)?;
+                self.read_locked(&slot, page, out)?;
                 return Ok(slot);
             };
-            let generation = device.log.generation_at(backed.place);
+            let generation = backing.log.generation_at(backed.place);
             drop(slot);
-            if let Found::Page = self.fetch(device, page, backed, generation, out)? {
+            if let Found::Page = self.read_object(backing, page, backed, generation, out)? {
                 let slot = self.slots.lock(page);
-                if is_there(&slot, backed, generation, &device.log) {
+                if is_there(&slot, backed, generation, &backing.log) {
                     return Ok(slot);
                 }
             }
@@ -144,16 +144,16 @@ impl Store {
     }
 
     /// Reads the object of a page, which may come back to memory by that.
-    fn fetch(
+    fn read_object(
         &self,
-        device: &BackingDevice,
+        backing: &BackingDevice,
         page: u64,
         backed: Backed,
         generation: u32,
         out: &mut Page,
     ) -> Result<Found> {
-        let log = &device.log;
-        let stream = device.streams.find(page, backed.place);
+        let log = &backing.log;
+        let stream = backing.streams.find(page, backed.place);
         let ahead = stream.and_then(|stream| stream.window.lock().take());
         let ahead = ahead.filter(|window| window.find(log, page, backed, generation).is_some());
         let (window, result) = match ahead {
@@ -174,13 +174,10 @@ impl Store {
             }
         };
         self.decode(backed.priority, bytes, out)?;
-        if self.checksum && crc32fast::hash(out) != checksum {
-            let what = "the stored page is damaged: its checksum is wrong";
-            return Err(Error::new(ErrorKind::Corrupt, what));
-        }
-        if self.returns(page) {
+        self.verify(checksum, out)?;
+        if self.should_return(page) {
             // Without room it stays where it is.
-            let _ = self.bring_back(log, page, backed, generation, bytes, checksum);
+            let _ = self.return_to_memory(log, page, backed, generation, bytes, checksum);
         }
         let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
         match stream {
@@ -188,7 +185,7 @@ impl Store {
                 *stream.window.lock() = Some(window);
                 stream.go_on(page + 1, next_place);
             }
-            None => device.streams.begin(page + 1, next_place),
+            None => backing.streams.begin(page + 1, next_place),
         }
         Ok(Found::Page)
     }
@@ -215,15 +212,15 @@ impl Store {
     }
 
     /// Whether a page that is used is to come back to memory.
-    fn returns(&self, page: u64) -> bool {
+    fn should_return(&self, page: u64) -> bool {
         let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page as u32));
         // It would take what is kept free for writes.
         let takes_reserve = self.arena.may_lack_reserve();
-        !takes_reserve && (is_recent || self.keeper.has_room(&self.arena, &self.pool))
+        !takes_reserve && (is_recent || self.watermarks.has_room(&self.arena, &self.pool))
     }
 
     /// Stores an object that was read where its page holds it, if it is still at that place.
-    fn bring_back(
+    fn return_to_memory(
         &self,
         log: &Log,
         page: u64,
@@ -237,7 +234,7 @@ impl Store {
             self.pool.store(bytes, page as u32, Gfp::MayWait).map(|handle| (handle, len, priority))
         } else {
             let Ok(whole) = <&Page>::try_from(bytes) else { return Ok(()) };
-            match self.make(page, whole) {
+            match self.store_page(page, whole) {
                 Ok(Contents::Stored { handle, len, priority, .. }) => Ok((handle, len, priority)),
                 Ok(_) => return Ok(()),
                 Err(error) => Err(error),
@@ -248,7 +245,7 @@ impl Store {
         let slot = self.slots.lock(page);
         if is_there(&slot, backed, generation, log) {
             log.counts.pages_returned.add(1);
-            self.switch(slot, page, new);
+            self.replace(slot, page, new);
         } else {
             drop(slot);
             self.free(new);
