@@ -25,7 +25,6 @@ pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
 pub use io::{Extent, OpenDevice};
 
-use std::ops::Deref;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -376,11 +375,11 @@ impl Device {
     /// `Busy` while the device is uninitialised.
     pub fn open(self: &Arc<Self>) -> Result<OpenDevice> {
         let state = self.state.lock();
-        let Some(in_use) = InUse::new(Arc::clone(self), &state) else {
+        let Some(store) = state.store.clone() else {
             let what = format!("'{}' has no size yet", self.name);
             return Err(Error::new(ErrorKind::Busy, what).with_setting("disksize"));
         };
-        Ok(OpenDevice::new(in_use, state.disksize_bytes))
+        Ok(OpenDevice::new(store, Arc::clone(self), &state))
     }
 
     /// Makes the store: the disk has `bytes` bytes from now on, rounded up to whole pages.
@@ -447,39 +446,6 @@ impl Device {
             self.interrupt();
             thread::sleep(TASKS_LOOK_EVERY);
         }
-    }
-}
-
-/// A device's store, kept from `reset` by one who uses it.
-struct InUse {
-    // Let go before its user is.
-    store: Arc<Store>,
-    user: User,
-}
-
-/// A user of a device, until it is dropped.
-struct User(Arc<Device>);
-
-impl InUse {
-    /// None while there is no store. The device's lock keeps it from being reset before its user is counted.
-    fn new(device: Arc<Device>, state: &State) -> Option<Self> {
-        let store = Arc::clone(state.store.as_ref()?);
-        device.users.add(1);
-        Some(InUse { store, user: User(device) })
-    }
-}
-
-impl Deref for InUse {
-    type Target = Store;
-
-    fn deref(&self) -> &Store {
-        &self.store
-    }
-}
-
-impl Drop for User {
-    fn drop(&mut self) {
-        self.0.users.sub(1);
     }
 }
 

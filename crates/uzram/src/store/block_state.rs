@@ -36,7 +36,7 @@ impl Store {
                     recompressed: peek.priority() > 0,
                     incompressible: peek.is_incompressible(),
                 };
-                if !line(page, self.slots.used_s(page), state) {
+                if !line(page.number(), self.slots.used_s(page), state) {
                     break;
                 }
             }

@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use crate::base::error::Result;
+use crate::base::units::PageNo;
 
 use super::publish::ListUpdate;
 use super::slot::Contents;
@@ -16,11 +17,11 @@ const REMOVED_AT_ONCE: usize = 512;
 
 impl Store {
     /// Discards a page: it reads as zeros.
-    pub fn discard(&self, page: u64) {
-        self.discard_pages(page..page + 1);
+    pub fn discard(&self, page: PageNo) {
+        self.discard_pages(page.number()..page.number() + 1);
     }
 
-    /// Discards pages: they read as zeros.
+    /// Discards the pages of these numbers: they read as zeros.
     pub fn discard_pages(&self, pages: Range<u64>) {
         let (mut doomed, mut count) = ([0; REMOVED_AT_ONCE], 0);
         self.counters.local().notify_free.add(pages.end.saturating_sub(pages.start));
@@ -31,7 +32,7 @@ impl Store {
             drop(slot);
             self.free(old);
             if update == ListUpdate::Remove {
-                doomed[count] = page as u32;
+                doomed[count] = page.0;
                 count += 1;
             }
             if let Some(lru) = self.lru.as_ref().filter(|_| count == REMOVED_AT_ONCE) {
@@ -45,7 +46,7 @@ impl Store {
     }
 
     /// Makes a page hold zeros: it is not a hole afterwards.
-    pub fn zero(&self, page: u64) {
+    pub fn zero(&self, page: PageNo) {
         self.replace(self.slots.lock(page), page, Contents::Same(0));
         self.counters.local().pages_written.add(1);
     }
@@ -54,7 +55,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::write_part`].
-    pub fn zero_part(&self, page: u64, at: usize, len: usize, allocate: bool, wait: Wait) -> Result<()> {
+    pub fn zero_part(&self, page: PageNo, at: usize, len: usize, allocate: bool, wait: Wait) -> Result<()> {
         if !allocate && self.slots.is_empty(page) {
             return Ok(());
         }

@@ -1,5 +1,7 @@
 //! In which state runs of pages are, looked at without locks.
 
+use crate::base::units::PageNo;
+
 use super::{PageState, Store};
 
 impl Store {
@@ -9,13 +11,14 @@ impl Store {
     ///
     /// # Panics
     /// When `max_pages` is 0 or goes beyond the end.
-    pub fn extent(&self, page: u64, max_pages: u64) -> (PageState, u64) {
+    pub fn extent(&self, page: PageNo, max_pages: u64) -> (PageState, u64) {
         let state = self.slots.state(page);
-        (state, 1 + self.slots.run(page + 1..page + max_pages, |other| other == state))
+        let behind = page.number() + 1..page.number() + max_pages;
+        (state, 1 + self.slots.run(behind, |other| other == state))
     }
 
     /// How many pages from `page` on read as zeros: at most `max_pages`; otherwise as [`Store::extent`].
-    pub fn zero_pages(&self, page: u64, max_pages: u64) -> u64 {
-        self.slots.run(page..page + max_pages, PageState::is_zeros)
+    pub fn zero_pages(&self, page: PageNo, max_pages: u64) -> u64 {
+        self.slots.run(page.number()..page.number() + max_pages, PageState::is_zeros)
     }
 }

@@ -4,6 +4,8 @@
 //! lock ([`Store::note_in_lru`]). Once the slot is unlocked, the old contents are freed ([`Store::free`]) and the
 //! LRU's lists updated ([`Store::update_lists`]).
 
+use crate::base::units::PageNo;
+
 use super::Store;
 use super::slot::{Backed, Contents, SlotGuard};
 
@@ -28,23 +30,23 @@ impl Store {
 
     /// Notes in a page's LRU node, under the slot's lock, that `new` replaced `old`.
     #[inline]
-    pub(super) fn note_in_lru(&self, page: u64, old: &Contents, new: &Contents) -> ListUpdate {
+    pub(super) fn note_in_lru(&self, page: PageNo, old: &Contents, new: &Contents) -> ListUpdate {
         let is_stored = matches!(new, Contents::Stored { .. });
         // Only these are in the lists. To ask for others would bring the memory of their nodes.
         let was_listed = matches!(old, Contents::Stored { .. } | Contents::Backed(_));
         match &self.lru {
-            Some(lru) if is_stored && lru.arrive(page as u32) => ListUpdate::Add,
-            Some(lru) if !is_stored && was_listed && lru.doom(page as u32) => ListUpdate::Remove,
+            Some(lru) if is_stored && lru.arrive(page.0) => ListUpdate::Add,
+            Some(lru) if !is_stored && was_listed && lru.doom(page.0) => ListUpdate::Remove,
             _ => ListUpdate::None,
         }
     }
 
     /// Carries out what [`Store::note_in_lru`] returned, without the slot's lock.
     #[inline]
-    pub(super) fn update_lists(&self, page: u64, update: ListUpdate) {
+    pub(super) fn update_lists(&self, page: PageNo, update: ListUpdate) {
         match &self.lru {
-            Some(lru) if update == ListUpdate::Add => lru.queue(page as u32),
-            Some(lru) if update == ListUpdate::Remove => lru.remove_doomed(&mut [page as u32]),
+            Some(lru) if update == ListUpdate::Add => lru.queue(page.0),
+            Some(lru) if update == ListUpdate::Remove => lru.remove_doomed(&mut [page.0]),
             _ => {}
         }
     }
@@ -64,7 +66,7 @@ impl Store {
     }
 
     /// Publishes `new` in a locked slot as a use of the page, unlocks it, and frees what it held: all steps in order.
-    pub(super) fn replace(&self, mut slot: SlotGuard<'_>, page: u64, new: Contents) {
+    pub(super) fn replace(&self, mut slot: SlotGuard<'_>, page: PageNo, new: Contents) {
         let old = self.publish(&mut slot, new);
         slot.touch();
         let update = self.note_in_lru(page, &old, &new);

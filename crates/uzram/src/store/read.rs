@@ -7,7 +7,7 @@
 use std::borrow::Borrow;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::slot::{Contents, SlotGuard};
 use super::stream::Codec;
@@ -23,7 +23,7 @@ impl Store {
     /// # Panics
     /// As all of these, when the page is beyond the end.
     #[inline]
-    pub fn read(&self, page: u64, out: &mut Page) -> Result<()> {
+    pub fn read(&self, page: PageNo, out: &mut Page) -> Result<()> {
         self.read_wait(page, out, Wait::Yes)
     }
 
@@ -36,13 +36,13 @@ impl Store {
     ///
     /// `out` is undefined after each of these.
     #[inline]
-    pub fn read_wait(&self, page: u64, out: &mut Page, wait: Wait) -> Result<()> {
+    pub fn read_wait(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<()> {
         let read = if self.slots.is_empty(page) {
             out.fill(0);
             Ok(())
         } else {
             if let Some(lru) = &self.lru {
-                lru.prefetch(page as u32);
+                lru.prefetch(page.0);
             }
             let mut slot = self.slots.lock(page);
             slot.touch();
@@ -55,7 +55,7 @@ impl Store {
                 _ => self.read_locked(slot, page, out),
             };
             if let Some(lru) = self.lru.as_ref().filter(|_| is_listed) {
-                lru.mark(page as u32);
+                lru.mark(page.0);
             }
             read
         };
@@ -67,7 +67,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::read_wait`].
-    pub fn read_part(&self, page: u64, at: usize, out: &mut [u8], wait: Wait) -> Result<()> {
+    pub fn read_part(&self, page: PageNo, at: usize, out: &mut [u8], wait: Wait) -> Result<()> {
         let mut whole = [0; PAGE_SIZE];
         self.read_wait(page, &mut whole, wait)?;
         out.copy_from_slice(&whole[at..at + out.len()]);
@@ -78,7 +78,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::read_wait`].
-    pub(super) fn lock_and_read(&self, page: u64, out: &mut Page, wait: Wait) -> Result<SlotGuard<'_>> {
+    pub(super) fn lock_and_read(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<SlotGuard<'_>> {
         match &self.backing {
             Some(backing) if wait == Wait::Yes => self.lock_and_read_from_backing(backing, page, out),
             _ => {
@@ -98,7 +98,7 @@ impl Store {
     pub(super) fn read_locked<'a>(
         &self,
         slot: impl Borrow<SlotGuard<'a>>,
-        page: u64,
+        page: PageNo,
         out: &mut Page,
     ) -> Result<()> {
         match slot.borrow().contents() {
@@ -111,7 +111,7 @@ impl Store {
                 // SAFETY: the handle is the locked slot's. Whoever publishes other contents there frees it only after
                 // it has unlocked the slot. The lock is held until the bytes are no longer used, unless the pool lets
                 // reads outlive frees.
-                let bytes = unsafe { self.pool.read(handle, page as u32, usize::from(len)) }?;
+                let bytes = unsafe { self.pool.read(handle, page.0, usize::from(len)) }?;
                 let kept = if self.pool.reads_outlive_frees() {
                     drop(slot);
                     None

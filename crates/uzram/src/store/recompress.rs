@@ -12,7 +12,7 @@ use std::slice;
 
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::base::work::{Unit, Work};
 
 use super::slot::{Contents, Peek, SlotGuard};
@@ -127,7 +127,7 @@ impl Store {
                 if left == 0 {
                     break;
                 }
-                let (tried, smaller) = self.recompress_page(u64::from(page), what)?;
+                let (tried, smaller) = self.recompress_page(page, what)?;
                 left -= u64::from(tried);
                 recompressed += u64::from(smaller);
                 work.step()?;
@@ -147,11 +147,11 @@ impl Store {
         is_wanted: impl Fn(Peek) -> bool,
         from: Cursor,
         work: &Work<'_>,
-    ) -> Result<(Vec<u32>, u64, Option<Cursor>)> {
+    ) -> Result<(Vec<PageNo>, u64, Option<Cursor>)> {
         let candidates = || {
             let touched = pages.iter().flat_map(|pages| self.slots.touched(pages.clone()));
             let peeks = work.while_wanted(touched).map(|page| (page, self.slots.peek(page)));
-            peeks.filter(|(page, peek)| is_wanted(*peek) && from.is_before(bucket_of(*peek), *page))
+            peeks.filter(|(page, peek)| is_wanted(*peek) && from.is_before(bucket_of(*peek), page.number()))
         };
         let mut counts = [0usize; BUCKETS];
         candidates().for_each(|(_, peek)| counts[bucket_of(peek)] += 1);
@@ -161,21 +161,23 @@ impl Store {
             last -= 1;
             count += counts[last];
         }
-        let mut found: Vec<(usize, u64)> = Vec::with_capacity(count.min(CANDIDATES));
+        let mut found: Vec<(usize, PageNo)> = Vec::with_capacity(count.min(CANDIDATES));
         let buckets = candidates().map(|(page, peek)| (bucket_of(peek), page));
         found.extend(buckets.filter(|(bucket, _)| *bucket >= last).take(CANDIDATES));
         work.check()?;
         let next = match found.last() {
             // A bucket of more: the pages were in order.
-            Some((bucket, page)) if count > CANDIDATES => Some(Cursor { bucket: *bucket, page: page + 1 }),
+            Some((bucket, page)) if count > CANDIDATES => {
+                Some(Cursor { bucket: *bucket, page: page.number() + 1 })
+            }
             _ => last.checked_sub(1).map(|bucket| Cursor { bucket, page: 0 }),
         };
         found.sort_unstable_by_key(|(bucket, page)| (std::cmp::Reverse(*bucket), *page));
-        Ok((found.into_iter().map(|(_, page)| page as u32).collect(), all, next))
+        Ok((found.into_iter().map(|(_, page)| page).collect(), all, next))
     }
 
     /// Compresses a page again if it still may win by it: whether that was tried, and whether it became smaller.
-    pub(super) fn recompress_page(&self, page: u64, what: &Recompression) -> Result<(bool, bool)> {
+    pub(super) fn recompress_page(&self, page: PageNo, what: &Recompression) -> Result<(bool, bool)> {
         let (tried, slot) = self.recompress_locked(self.slots.lock(page), page, what)?;
         Ok((tried, slot.is_none()))
     }
@@ -185,7 +187,7 @@ impl Store {
     pub(super) fn recompress_locked<'a>(
         &self,
         mut slot: SlotGuard<'a>,
-        page: u64,
+        page: PageNo,
         what: &Recompression,
     ) -> Result<(bool, Option<SlotGuard<'a>>)> {
         let Contents::Stored { checksum, .. } = slot.contents() else { return Ok((false, Some(slot))) };
@@ -209,7 +211,7 @@ impl Store {
             let stored = codec.with(|stream| {
                 let len = stream.encoder.encode(&contents, &mut stream.compressed);
                 let len = len.filter(|len| *len < self.pool.huge_threshold() && is_wanted(*len))?;
-                let handle = self.pool.store(&stream.compressed[..len], page as u32, Gfp::MayWait);
+                let handle = self.pool.store(&stream.compressed[..len], page.0, Gfp::MayWait);
                 Some(handle.map(|handle| Contents::Stored { handle, len: len as u16, checksum, priority }))
             });
             if let Some(new) = stored.transpose()? {

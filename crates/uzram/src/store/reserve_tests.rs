@@ -6,7 +6,7 @@ use crate::base::error::{Error, ErrorKind};
 use crate::base::mem::CHUNK_PAGES;
 use crate::base::random::Random;
 use crate::base::size_expr::Memory;
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 use crate::zsmalloc::PoolDesign;
 use std::time::{Duration, Instant};
 
@@ -24,14 +24,16 @@ fn noise(seed: u64) -> Page {
 
 /// Writes pages that do not compress, from `from` on, until one fails; answers which, and how.
 fn write_until_it_fails(store: &Store, from: u64) -> (u64, Error) {
-    (from..).find_map(|at| Some((at, store.write(at, &noise(at)).err()?))).expect("it fails some time")
+    (from..)
+        .find_map(|at| Some((at, store.write(PageNo::from_number(at), &noise(at)).err()?)))
+        .expect("it fails some time")
 }
 
 /// The first `pages` pages are as [`write_until_it_fails`] left them.
 fn verify(store: &Store, pages: u64) {
     let mut read = [0; PAGE_SIZE];
     for at in 0..pages {
-        store.read(at, &mut read).expect("sound");
+        store.read(PageNo::from_number(at), &mut read).expect("sound");
         assert!(read == noise(at), "page {at}");
     }
 }
@@ -39,7 +41,7 @@ fn verify(store: &Store, pages: u64) {
 /// Tries a write again until it succeeds.
 fn write_at_last(store: &Store, at: u64) {
     let until = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = store.write(at, &noise(at)) {
+    while let Err(error) = store.write(PageNo::from_number(at), &noise(at)) {
         assert!(Instant::now() < until, "{error}");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -85,13 +87,13 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
     // One chunk for pages, one for what leads to them.
     assert!((CHUNK - 16..=CHUNK).contains(&pages), "{pages}");
     // Old contents stay, and can be read, discarded, and made anew from what that frees.
-    assert!(store.write(0, &noise(pages)).is_err());
-    assert!(store.write_part(1, 7, &[0; 100], Wait::Yes).is_err());
+    assert!(store.write(PageNo(0), &noise(pages)).is_err());
+    assert!(store.write_part(PageNo(1), 7, &[0; 100], Wait::Yes).is_err());
     assert_eq!((store.stats().reserve_drained, store.stats().failed_writes), (3, 3));
     verify(&store, pages);
     store.discard_pages(0..20);
-    (0..16).for_each(|at| store.write(at, &noise(at)).expect("there is room again"));
-    store.zero(19);
+    (0..16).for_each(|at| store.write(PageNo::from_number(at), &noise(at)).expect("there is room again"));
+    store.zero(PageNo(19));
     // The refiller was told, and goes on trying.
     store.arena.hold_refills(false);
     write_at_last(&store, pages);
@@ -100,7 +102,7 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
         assert!(Instant::now() < until, "{:?}", store.stats());
         std::thread::sleep(Duration::from_millis(5));
     }
-    (16..20).for_each(|at| store.write(at, &noise(at)).expect("it is full"));
+    (16..20).for_each(|at| store.write(PageNo::from_number(at), &noise(at)).expect("it is full"));
     verify(&store, pages + 1);
 }
 
@@ -158,7 +160,7 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
         for at in (0..24 << 10).chain((0..8 << 10).map(|_| random.below(24 << 10) as u64)) {
             // The refiller is given its time; nothing is refused for the limit.
             let until = Instant::now() + Duration::from_secs(20);
-            while let Err(error) = store.write(at, &mixed(at)) {
+            while let Err(error) = store.write(PageNo::from_number(at), &mixed(at)) {
                 let is_in_time = Instant::now() < until;
                 assert!(is_in_time && error.setting() == Some("reserve"), "{error}: {:?}", store.stats());
                 std::thread::sleep(Duration::from_millis(1));
@@ -176,7 +178,7 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
         assert_eq!(store.stats().limit_refused, 0, "{order}");
         let mut read = [0; PAGE_SIZE];
         for at in 0..24 << 10 {
-            store.read(at, &mut read).expect("sound");
+            store.read(PageNo::from_number(at), &mut read).expect("sound");
             assert!(read == mixed(at), "{order}: page {at}");
         }
         // Pages that are read do not come back at the price of the reserve.
@@ -227,7 +229,7 @@ fn a_reserve_that_cannot_be_is_refused() {
     assert_eq!(refused(limited), (ErrorKind::Invalid, Some("mem_limit")));
     // All of it may be the reserve: it has what the first page takes.
     let store = Store::new(&StoreBuilder { limit_pages: 2 * CHUNK, ..config(1024, 2) }).expect("store");
-    store.write(0, &noise(0)).expect("there is room");
+    store.write(PageNo(0), &noise(0)).expect("there is room");
     assert_eq!(refused(config(1024, 1 << 20)), (ErrorKind::NoMemory, Some("reserve")));
     assert_eq!(refused(config(1024, 100)), (ErrorKind::Invalid, Some("reserve")));
     // The tables alone are too large.
@@ -261,7 +263,7 @@ fn fixed_tables_are_there_from_the_beginning() {
 
 fn write_at_last_of(store: &Store, at: u64, contents: &Page) {
     let until = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = store.write(at, contents) {
+    while let Err(error) = store.write(PageNo::from_number(at), contents) {
         assert!(Instant::now() < until, "{error}");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -276,7 +278,7 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         let store = Store::new(&config).expect("store");
         let contents = |at: u64| page(&mut Random::new(at));
         (0..pages).for_each(|at| write_at_last_of(&store, at, &contents(at)));
-        (0..pages).filter(|at| at % 5 > 0).for_each(|at| store.discard(at));
+        (0..pages).filter(|at| at % 5 > 0).for_each(|at| store.discard(PageNo::from_number(at)));
         let before = store.arena.chunks_in_use();
         store.compact();
         let after = store.arena.chunks_in_use();
@@ -297,7 +299,7 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         assert!(Instant::now() < until && is_whole, "{design}: {stats:?}");
         let mut read = [0; PAGE_SIZE];
         for at in 0..pages {
-            store.read(at, &mut read).expect("sound");
+            store.read(PageNo::from_number(at), &mut read).expect("sound");
             let wanted = if at % 5 > 0 { [0; PAGE_SIZE] } else { contents(at) };
             assert!(read == wanted, "{design}: page {at}");
         }

@@ -11,7 +11,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::Gfp;
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::policy::Room;
 use super::slot::Contents;
@@ -41,7 +41,7 @@ impl Store {
     /// # Errors
     /// As [`Store::write_wait`].
     #[inline]
-    pub fn write(&self, page: u64, contents: &Page) -> Result<()> {
+    pub fn write(&self, page: PageNo, contents: &Page) -> Result<()> {
         self.write_wait(page, contents, Wait::Yes)
     }
 
@@ -56,7 +56,7 @@ impl Store {
     /// A store with a reserve never waits: it returns `NoSpace` at the limit, though pages may be reclaimed for the next
     /// write, and `NoMemory` when the reserve is drained. The page keeps its old contents after each of these.
     #[inline]
-    pub fn write_wait(&self, page: u64, contents: &Page, wait: Wait) -> Result<()> {
+    pub fn write_wait(&self, page: PageNo, contents: &Page, wait: Wait) -> Result<()> {
         let mut deadline = None;
         let new = loop {
             let error = match self.store_page(page, contents) {
@@ -84,7 +84,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::write_wait`] and [`Store::read_wait`].
-    pub fn write_part(&self, page: u64, at: usize, bytes: &[u8], wait: Wait) -> Result<()> {
+    pub fn write_part(&self, page: PageNo, at: usize, bytes: &[u8], wait: Wait) -> Result<()> {
         self.change_part(page, at, Part::Bytes(bytes), wait)
     }
 
@@ -92,7 +92,7 @@ impl Store {
     ///
     /// A page on the backing device is read before its slot is locked, and the slot is unlocked before the write waits
     /// for room: nobody who must not wait meets a holder who does.
-    pub(super) fn change_part(&self, page: u64, at: usize, part: Part<'_>, wait: Wait) -> Result<()> {
+    pub(super) fn change_part(&self, page: PageNo, at: usize, part: Part<'_>, wait: Wait) -> Result<()> {
         let (mut deadline, mut whole) = (None, [0; PAGE_SIZE]);
         let (slot, new) = loop {
             let slot = match self.lock_and_read(page, &mut whole, wait) {
@@ -118,19 +118,19 @@ impl Store {
 
     /// Stores a page where nobody finds it yet. A page of one repeated word takes no object.
     #[inline]
-    pub(super) fn store_page(&self, page: u64, contents: &Page) -> Result<Contents> {
+    pub(super) fn store_page(&self, page: PageNo, contents: &Page) -> Result<Contents> {
         if let Some(word) = same_word(contents) {
             return Ok(Contents::Same(word));
         }
         let checksum = if self.checksum { crc32fast::hash(contents) } else { 0 };
         self.slots.prefetch(page);
         if let Some(lru) = &self.lru {
-            lru.prefetch(page as u32);
+            lru.prefetch(page.0);
         }
         let (handle, len) = match self.stream_alloc {
             StreamAlloc::Held => self.codec.with(|stream| {
                 let bytes = self.compress(stream, page, contents);
-                self.pool.store(bytes, page as u32, Gfp::MayWait).map(|handle| (handle, bytes.len()))
+                self.pool.store(bytes, page.0, Gfp::MayWait).map(|handle| (handle, bytes.len()))
             }),
             StreamAlloc::Released => self.store_released(page, contents),
         }?;
@@ -139,7 +139,7 @@ impl Store {
 
     /// Returns what is stored of a page: its compressed bytes, or the page itself if it does not compress well enough.
     #[inline]
-    fn compress<'a>(&self, stream: &'a mut Stream, page: u64, contents: &'a Page) -> &'a [u8] {
+    fn compress<'a>(&self, stream: &'a mut Stream, page: PageNo, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
         // What is about to be replaced is cold: its misses can pass while the new object is stored.
         self.prefetch_held(page);
@@ -150,8 +150,8 @@ impl Store {
     }
 
     /// Stores a page without holding a stream while memory is waited for: see [`StreamAlloc::Released`].
-    fn store_released(&self, page: u64, contents: &Page) -> Result<(u32, usize)> {
-        let owner = page as u32;
+    fn store_released(&self, page: PageNo, contents: &Page) -> Result<(u32, usize)> {
+        let owner = page.0;
         let stored = self.codec.with(|stream| {
             let bytes = self.compress(stream, page, contents);
             let handle = self.pool.store(bytes, owner, Gfp::NoWait);

@@ -9,7 +9,7 @@ use super::*;
 use crate::backing::{Direction, Fault, FaultKind, FileBacking, PanicPoint};
 use crate::base::error::ErrorKind;
 use crate::base::random::Random;
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use std::ops::Range;
 
 /// A device that stalled and then failed is used again soon after it is well, however long it had stalled.
@@ -19,7 +19,7 @@ fn a_device_that_is_well_again_is_used_soon() {
     let place =
         place(32 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 256, ..config(4096) });
     let policy = PolicyThread::start("test", &place.store).expect("a thread");
-    let write = |page: u64| place.store.write(page, &incompressible(page));
+    let write = |page: u64| place.store.write(PageNo::from_number(page), &incompressible(page));
     (0..600).for_each(|page| write(page).expect("others leave"));
     place.faults.add(Fault::always(FaultKind::Stall(STALL)));
     place.faults.add(Fault::always(FaultKind::Error));
@@ -43,12 +43,12 @@ fn cleaning_that_fails_gives_back_nothing() {
     let place = place(8 << 20, WritebackLayout::Packed, true, config(PAGES));
     let (store, mut random) = (&place.store, Random::new(3));
     let mut versions = vec![0; PAGES as usize];
-    (0..PAGES).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     let mut overwrite = |store: &Store| {
         for _ in 0..200 {
             let page = random.below(PAGES as usize);
             versions[page] += PAGES;
-            store.write(page as u64, &half_random(page as u64 + versions[page])).expect("memory");
+            store.write(PageNo(page as u32), &half_random(page as u64 + versions[page])).expect("memory");
         }
         versions.clone()
     };
@@ -83,9 +83,10 @@ fn a_damaged_owner_stops_nobody() {
     );
     let store = &place.store;
     let policy = PolicyThread::start("test", store).expect("a thread");
-    (0..64).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    (0..64).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     for page in [3, 20, 41] {
-        let Contents::Stored { handle, len, .. } = store.slots.lock(page).contents() else {
+        let Contents::Stored { handle, len, .. } = store.slots.lock(PageNo::from_number(page)).contents()
+        else {
             panic!("stored")
         };
         // SAFETY: the slot holds the handle, and nobody frees it.
@@ -94,13 +95,16 @@ fn a_damaged_owner_stops_nobody() {
         unsafe { pinned.as_ptr().cast_mut().cast::<u32>().sub(1).write(u32::MAX - page as u32) };
     }
     for page in 64..2048 {
-        store.write(page, &half_random(page)).expect("others leave");
+        store.write(PageNo::from_number(page), &half_random(page)).expect("others leave");
     }
     assert_eq!(decided(store, "thread_died"), 0);
     let mut read = [0; PAGE_SIZE];
     for page in 0..2048 {
         match page {
-            3 | 20 | 41 => assert_eq!(store.read(page, &mut read).unwrap_err().kind(), ErrorKind::Corrupt),
+            3 | 20 | 41 => assert_eq!(
+                store.read(PageNo::from_number(page), &mut read).unwrap_err().kind(),
+                ErrorKind::Corrupt
+            ),
             _ => expect(store, page, &half_random(page)),
         }
     }
@@ -115,8 +119,9 @@ fn a_store_whose_backing_died_goes_on_in_memory() {
     let backing: Arc<dyn crate::backing::Backing> = Arc::<FileBacking>::clone(&file);
     let backing = Some(BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true });
     let store = Store::new(&StoreBuilder { backing, ..config(200) }).expect("store");
-    let write =
-        |pages: Range<u64>| pages.for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    let write = |pages: Range<u64>| {
+        pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"))
+    };
     write(0..50);
     assert_eq!(store.write_back(&ALL), Ok(50));
     write(50..100);

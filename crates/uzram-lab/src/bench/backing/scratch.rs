@@ -11,7 +11,7 @@ use uzram::store::{
     BackingOptions, BackingStats, PolicyThread, ReclaimPolicy, Store, StoreBuilder, Writeback,
     WritebackLayout,
 };
-use uzram::units::pages_to_bytes;
+use uzram::units::{PageNo, pages_to_bytes};
 use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 
@@ -121,12 +121,12 @@ impl Pages<'_> {
 
     #[inline]
     pub(super) fn read(&mut self, page: u32) -> Result<()> {
-        self.store.read(u64::from(page), &mut self.buffer.0)
+        self.store.read(PageNo(page), &mut self.buffer.0)
     }
 
     #[inline]
     pub(super) fn write(&mut self, page: u32, corpus_page: u32) -> Result<()> {
-        self.store.write(u64::from(page), self.corpus.page(corpus_page as usize))?;
+        self.store.write(PageNo(page), self.corpus.page(corpus_page as usize))?;
         self.contents[page as usize] = Some(corpus_page);
         Ok(())
     }

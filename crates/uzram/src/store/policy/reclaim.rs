@@ -4,7 +4,7 @@
 
 use crate::base::clock::uptime_s;
 use crate::base::mem::CHUNK_PAGES;
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::store::slot::Tried;
 use crate::store::writeback::Pass;
 use crate::store::{Recompression, Store};
@@ -91,12 +91,12 @@ impl Store {
 
     /// The pages that hold an object and were not used for `age_s`; none for 0. It ends early when there is something
     /// more urgent to do.
-    fn old_pages(&self, age_s: u32) -> impl Iterator<Item = u64> {
-        let is_old = move |page: u64| {
+    fn old_pages(&self, age_s: u32) -> impl Iterator<Item = PageNo> {
+        let is_old = move |page: PageNo| {
             self.slots.peek(page).is_stored() && uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
         };
         let mut looks = 0u64;
-        let is_undisturbed = move |_: &u64| {
+        let is_undisturbed = move |_: &PageNo| {
             looks += 1;
             !looks.is_multiple_of(LOOKS_AT_ONCE) || !self.watermarks.is_urgent(&self.arena)
         };
@@ -199,8 +199,8 @@ impl<'a> Reclaimer<'a> {
             }
             left = left.saturating_sub(pages.len() as u64);
             for (at, page) in pages.iter().enumerate() {
-                self.store.prefetch_object(|ahead| pages.get(at + ahead).copied());
-                if !self.page(*page, || lru.is_isolated(*page)) {
+                self.store.prefetch_object(|ahead| pages.get(at + ahead).copied().map(PageNo));
+                if !self.page(PageNo(*page), || lru.is_isolated(*page)) {
                     lru.put_back(&[*page]);
                 }
             }
@@ -213,7 +213,7 @@ impl<'a> Reclaimer<'a> {
         while left > 0 && self.goes_on() {
             let emptied = self.store.pool.reclaim_coldest(ZSPAGES_AT_ONCE, |pages| {
                 for page in pages {
-                    self.page(*page, || true);
+                    self.page(PageNo(*page), || true);
                 }
                 // The zspages are given back when their objects are gone.
                 self.pass.iter_mut().for_each(Pass::flush);
@@ -239,11 +239,10 @@ impl<'a> Reclaimer<'a> {
 
     /// Has a page become smaller or leave, if it still `is_cold` once its slot is locked. Returns whether it is about
     /// to leave.
-    fn page(&mut self, page: u32, is_cold: impl FnOnce() -> bool) -> bool {
+    fn page(&mut self, page: PageNo, is_cold: impl FnOnce() -> bool) -> bool {
         let (store, decisions) = (self.store, &self.store.watermarks.decisions);
         decisions.looked_at.add(1);
-        let page = u64::from(page);
-        if page >= store.pages() {
+        if page.number() >= store.pages() {
             // An object's header said so, which is damaged; whose the object is nobody knows.
             decisions.failures.add(1);
             return false;
@@ -311,12 +310,12 @@ mod tests {
     fn a_page_that_is_gone_is_not_in_use() {
         let store = Store::new(&StoreBuilder::new("test", 1000)).expect("memory");
         let mut reclaimer = Reclaimer::begin(&store, 0);
-        assert!(!reclaimer.page(7, || true));
+        assert!(!reclaimer.page(PageNo(7), || true));
         assert_eq!((reclaimer.in_use, store.watermarks.decisions.busy.get()), (0, 0));
         assert_eq!(reclaimer.end(), Reclaimed::None);
-        let held = store.slots.lock(7);
+        let held = store.slots.lock(PageNo(7));
         let mut reclaimer = Reclaimer::begin(&store, 0);
-        assert!(!reclaimer.page(7, || true));
+        assert!(!reclaimer.page(PageNo(7), || true));
         drop(held);
         assert_eq!((reclaimer.end(), store.watermarks.decisions.busy.get()), (Reclaimed::NotYet, 1));
     }

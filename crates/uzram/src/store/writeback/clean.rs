@@ -83,9 +83,10 @@ impl Pass<'_> {
     /// Whether an object is its page's still. Who is busy with the page is about to change that, or is not asked.
     fn lives_at(&self, object: &Object, place: u64) -> bool {
         let backed = Backed { place, len: object.len, priority: object.priority };
-        let page = u64::from(object.page);
-        let slot =
-            (page < self.store.pages()).then(|| self.store.slots.try_lock(page)).and_then(Tried::locked);
+        let page = object.page;
+        let slot = (page.number() < self.store.pages())
+            .then(|| self.store.slots.try_lock(page))
+            .and_then(Tried::locked);
         slot.is_some_and(|slot| slot.contents() == Contents::Backed(backed))
     }
 }

@@ -13,7 +13,7 @@ use crate::backing::{Backing, Buffers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Entry, Table};
 use crate::base::sync::{Arc, AtomicU32, Counter, Mutex, Ordering, Stamp, classes};
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
 use super::{BackingOptions, WritebackLayout};
@@ -263,7 +263,7 @@ impl Log {
         &self,
         bytes: &'a [u8],
         generation: u32,
-        page: u32,
+        page: PageNo,
         backed: Backed,
     ) -> Option<(u32, &'a [u8])> {
         let Backed { place, len, priority } = backed;

@@ -22,6 +22,7 @@ use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
+use crate::base::units::PageNo;
 use crate::base::work::{Unit, Work};
 
 use super::recompress::Cursor;
@@ -201,7 +202,7 @@ impl Store {
                 let (mut pass, first) = (Pass::begin(self, backing), at);
                 let refusal = loop {
                     self.prefetch_object(|ahead| candidates.get(at + ahead).copied());
-                    let added = self.add_if(&mut pass, u64::from(candidates[at]), what.candidates);
+                    let added = self.add_if(&mut pass, candidates[at], what.candidates);
                     at += 1;
                     let refusal = added.err().filter(|error| error.kind() != ErrorKind::Corrupt);
                     let refusal = refusal.or(work.step().err());
@@ -225,26 +226,26 @@ impl Store {
 
     /// Asks for what the pages to come are found by: they are cold, and so is that. `page` says which is how far ahead.
     #[inline]
-    pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<u32>) {
+    pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<PageNo>) {
         if let Some(page) = page(2 * AHEAD) {
-            self.slots.prefetch(u64::from(page));
+            self.slots.prefetch(page);
         }
         if let Some(page) = page(AHEAD) {
-            self.prefetch_held(u64::from(page));
-            self.lru.iter().for_each(|lru| lru.prefetch(page));
+            self.prefetch_held(page);
+            self.lru.iter().for_each(|lru| lru.prefetch(page.0));
         }
     }
 
     /// Starts to bring the object of a page, if it has one, into the cache.
     #[inline]
-    pub(super) fn prefetch_held(&self, page: u64) {
+    pub(super) fn prefetch_held(&self, page: PageNo) {
         if let Some(handle) = self.slots.peek_handle(page) {
             self.pool.prefetch(handle);
         }
     }
 
     /// Has a page written if it still is one of these.
-    fn add_if(&self, pass: &mut Pass<'_>, page: u64, candidates: Candidates) -> Result<()> {
+    fn add_if(&self, pass: &mut Pass<'_>, page: PageNo, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
         for _ in 0..TRIES {
             match self.slots.try_lock(page) {

@@ -17,7 +17,7 @@ use crate::backing::{Buffer, Direction};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
 use crate::base::sync::{Counter, Mutex, classes};
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::BackingDevice;
 use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
@@ -62,9 +62,10 @@ impl Default for Streams {
 
 impl Streams {
     /// Who reads `page` at `place` next, if somebody does.
-    fn find(&self, page: u64, place: u64) -> Option<&Stream> {
-        let is_next = |stream: &&Stream| stream.next_page.get() == page && stream.next_place.get() == place;
-        self.streams.iter().find(is_next).filter(|_| page > 0)
+    fn find(&self, page: PageNo, place: u64) -> Option<&Stream> {
+        let is_next =
+            |stream: &&Stream| stream.next_page.get() == page.number() && stream.next_place.get() == place;
+        self.streams.iter().find(is_next).filter(|_| page.0 > 0)
     }
 
     /// Somebody read a page, and may read the one behind it.
@@ -83,12 +84,12 @@ impl Stream {
 
 impl Window {
     /// The object of a page, if it is in here, as it was written: its checksum and its bytes.
-    fn find(&self, log: &Log, page: u64, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
+    fn find(&self, log: &Log, page: PageNo, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
         let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
         let is_right =
             self.generation == generation && log.extent_of(self.start) == log.extent_of(backed.place);
-        log.find(bytes, generation, page as u32, backed).filter(|_| is_right)
+        log.find(bytes, generation, page, backed).filter(|_| is_right)
     }
 }
 
@@ -105,7 +106,7 @@ impl Store {
     pub(in crate::store) fn read_from_backing(
         &self,
         backing: &BackingDevice,
-        page: u64,
+        page: PageNo,
         out: &mut Page,
     ) -> Result<()> {
         loop {
@@ -123,7 +124,7 @@ impl Store {
     pub(in crate::store) fn lock_and_read_from_backing(
         &self,
         backing: &BackingDevice,
-        page: u64,
+        page: PageNo,
         out: &mut Page,
     ) -> Result<SlotGuard<'_>> {
         loop {
@@ -147,7 +148,7 @@ impl Store {
     fn read_object(
         &self,
         backing: &BackingDevice,
-        page: u64,
+        page: PageNo,
         backed: Backed,
         generation: u32,
         out: &mut Page,
@@ -183,9 +184,9 @@ impl Store {
         match stream {
             Some(stream) => {
                 *stream.window.lock() = Some(window);
-                stream.go_on(page + 1, next_place);
+                stream.go_on(page.number() + 1, next_place);
             }
-            None => backing.streams.begin(page + 1, next_place),
+            None => backing.streams.begin(page.number() + 1, next_place),
         }
         Ok(Found::Page)
     }
@@ -207,13 +208,13 @@ impl Store {
     }
 
     /// Whether a page is at that place still.
-    fn is_at(&self, page: u64, backed: Backed, generation: u32, log: &Log) -> bool {
+    fn is_at(&self, page: PageNo, backed: Backed, generation: u32, log: &Log) -> bool {
         is_there(&self.slots.lock(page), backed, generation, log)
     }
 
     /// Whether a page that is used is to come back to memory.
-    fn should_return(&self, page: u64) -> bool {
-        let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page as u32));
+    fn should_return(&self, page: PageNo) -> bool {
+        let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page.0));
         // It would take what is kept free for writes.
         let takes_reserve = self.arena.may_lack_reserve();
         !takes_reserve && (is_recent || self.watermarks.has_room(&self.arena, &self.pool))
@@ -223,7 +224,7 @@ impl Store {
     fn return_to_memory(
         &self,
         log: &Log,
-        page: u64,
+        page: PageNo,
         backed: Backed,
         generation: u32,
         bytes: &[u8],
@@ -231,7 +232,7 @@ impl Store {
     ) -> Result<()> {
         let Backed { len, priority, .. } = backed;
         let handle = if log.compressed {
-            self.pool.store(bytes, page as u32, Gfp::MayWait).map(|handle| (handle, len, priority))
+            self.pool.store(bytes, page.0, Gfp::MayWait).map(|handle| (handle, len, priority))
         } else {
             let Ok(whole) = <&Page>::try_from(bytes) else { return Ok(()) };
             match self.store_page(page, whole) {

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::allowance::{Allowance, Charge};
 use super::log::{BLOCK_BYTES, Log, Purpose};
@@ -194,15 +194,15 @@ impl<'a> Pass<'a> {
     ///
     /// # Errors
     /// `Corrupt` when the object is damaged; `Io` when no more may be written. The page stays.
-    pub(in crate::store) fn add(&mut self, mut slot: SlotGuard<'_>, page: u64) -> Result<()> {
+    pub(in crate::store) fn add(&mut self, mut slot: SlotGuard<'_>, page: PageNo) -> Result<()> {
         let Contents::Stored { handle, len, checksum, priority } = slot.contents() else { return Ok(()) };
-        let mut object = Object { page: page as u32, checksum, len, priority };
+        let mut object = Object { page, checksum, len, priority };
         let writer = &mut *self.writer;
         let Some(open) = &mut writer.open[Purpose::New as usize] else { return Ok(()) };
         let flight = &mut writer.flights[usize::from(open.number) - 1];
         let log = &self.backing.log;
         // SAFETY: the handle is the slot's, which stays locked until the bytes are copied.
-        let bytes = unsafe { self.store.pool.read(handle, page as u32, usize::from(len)) }?;
+        let bytes = unsafe { self.store.pool.read(handle, page.0, usize::from(len)) }?;
         if log.compressed {
             flight.charge += self.backing.allowance.charge(open.units_for(log.footprint(bytes.len())))?;
             open.put(log, flight, &object, &bytes, None, len);
@@ -385,20 +385,20 @@ impl<'a> Pass<'a> {
         let (store, log) = (self.store, &self.backing.log);
         let Object { page, len, priority, .. } = entry.object;
         self.pending_bytes = self.pending_bytes.saturating_sub(u64::from(entry.pool_bytes));
-        let slot = store.slots.try_lock(u64::from(page)).locked().filter(|slot| slot.writing() == number);
+        let slot = store.slots.try_lock(page).locked().filter(|slot| slot.writing() == number);
         let Some(mut slot) = slot.filter(|_| is_written) else {
             self.outcome.kept += 1;
             log.counts.pages_kept.add(u64::from(is_written));
-            store.lru.iter().for_each(|lru| lru.put_back(&[page]));
+            store.lru.iter().for_each(|lru| lru.put_back(&[page.0]));
             return;
         };
         log.lives(extent, usize::from(len));
         let place = log.place(extent, entry.at as usize);
         let old = store.publish(&mut slot, Contents::Backed(Backed { place, len, priority }));
-        let is_listed = store.lru.as_ref().is_some_and(|lru| lru.leave(page));
+        let is_listed = store.lru.as_ref().is_some_and(|lru| lru.leave(page.0));
         drop(slot);
         store.free(old);
-        self.writer.doomed.extend(is_listed.then_some(page));
+        self.writer.doomed.extend(is_listed.then_some(page.0));
         self.outcome.written += 1;
         log.counts.pages_written_back.add(1);
         log.counts.object_bytes.add(u64::from(entry.pool_bytes));
@@ -407,7 +407,7 @@ impl<'a> Pass<'a> {
     /// An object was moved: its page says so, if the old one still lives.
     fn finish_moved(&mut self, extent: u32, entry: &Entry, from: u64) {
         let Object { page, len, priority, .. } = entry.object;
-        let Some(mut slot) = self.store.slots.try_lock(u64::from(page)).locked() else { return };
+        let Some(mut slot) = self.store.slots.try_lock(page).locked() else { return };
         let old = Backed { place: from, len, priority };
         if slot.contents() != Contents::Backed(old) {
             return;
