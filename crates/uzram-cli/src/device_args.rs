@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use uzram::device::Attribute;
 use uzram::lru::LruDesign;
-use uzram::store::Layout;
+use uzram::store::WritebackLayout;
 use uzram::stream::Design;
 use uzram::units::{parse_duration_s, parse_size};
 use uzram::zsmalloc::PoolDesign;
@@ -46,7 +46,7 @@ pub struct DeviceArgs {
     writeback_budget: Option<String>,
     /// How pages lie there: packed, or blocks, each in 4 KiB of its own [default: the device's]
     #[arg(long, value_name = "NAME")]
-    writeback_layout: Option<Layout>,
+    writeback_layout: Option<WritebackLayout>,
     /// A TOML file that says which pages leave memory, when and where to. Options come before what it says
     #[arg(long, value_name = "FILE.toml", long_help = policy_file::HELP)]
     policy: Option<PathBuf>,
