@@ -1,0 +1,5 @@
+//! The commands that need no daemon, or bring their own.
+
+pub mod check;
+pub mod swap;
+pub mod train;
