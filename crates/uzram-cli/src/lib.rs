@@ -13,7 +13,7 @@
 //! | `swap` | what a swap area needs beside its device |
 //! | `client` | the commands that talk to a daemon; `attach` and `detach` |
 //! | `daemon` | `up` |
-//! | `commands` | `check`, `train`, and `swap`, which is a client and starts a daemon |
+//! | `commands` | `check`, `train`, `swap`, which is a client and starts a daemon, and `bench` and `lab`, programs of their own |
 //!
 //! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes
 //! no sense, and nothing was tried (`Failure::Usage`). `up --exec` has its command's, 128 + N if signal N ended it.
@@ -26,8 +26,6 @@ mod swap;
 mod client;
 mod daemon;
 mod commands;
-mod bench;
-mod lab;
 
 pub use daemon::start;
 
@@ -40,7 +38,7 @@ use client::clients;
 use client::control::{
     self, AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs,
 };
-use commands::{check, swap as swap_commands, train};
+use commands::{check, sibling, swap as swap_commands, train};
 use daemon::{attendant, up};
 use failure::{Failure, usage_line};
 use terminal::live;
@@ -76,11 +74,15 @@ enum Command {
     Swap(swap_commands::Args),
     Reload(ReloadArgs),
     Down(DownArgs),
-    Bench(bench::Args),
-    #[command(hide = true)]
-    BenchSwapUser(bench::SwapUserArgs),
+    /// Measure a device beside what it is compared with
+    ///
+    /// Runs the program uzram-bench: `uzram bench --help` lists its options.
+    Bench(sibling::Args),
     Check(check::Args),
-    Lab(lab::Args),
+    /// Repeat kernel patch series: their before against their after
+    ///
+    /// Runs the program uzram-lab: `uzram lab --help` lists its commands.
+    Lab(sibling::Args),
     Train(train::Args),
 }
 
@@ -110,10 +112,9 @@ pub fn main() -> ExitCode {
         Command::Swap(args) => swap_commands::run(&args),
         Command::Reload(args) => control::reload(&args).map(|()| 0),
         Command::Down(args) => control::down(&args).map(|()| 0),
-        Command::Bench(args) => bench::run(&args).map(|()| 0),
-        Command::BenchSwapUser(args) => bench::run_swap_user(&args).map(|()| 0),
+        Command::Bench(args) => sibling::run("uzram-bench", &args).map(|never| match never {}),
         Command::Check(args) => check::run(&args).map(|()| 0),
-        Command::Lab(args) => lab::run(&args).map(|()| 0),
+        Command::Lab(args) => sibling::run("uzram-lab", &args).map(|never| match never {}),
         Command::Train(args) => train::run(&args).map(|()| 0),
     };
     match outcome {
