@@ -14,7 +14,7 @@ use std::sync::Arc;
 use uzram::device::{Device, OpenDevice};
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{self, info, option, reply, transmission_flags};
-use uzram_serve::nbd::{Buffers, RequestCache, serve_stream};
+use uzram_serve::nbd::{Buffers, serve_stream};
 
 use crate::input::Input;
 use crate::wire::{self, Header, Heard, Wire};
@@ -33,7 +33,6 @@ struct Bench {
     devices: [Arc<Device>; 3],
     open: [OpenDevice; 2],
     buffers: Buffers,
-    requests: RequestCache,
 }
 
 impl Bench {
@@ -51,8 +50,7 @@ impl Bench {
             [&unsized_, &sized].map(|second| Exports::new([Arc::clone(&first), Arc::clone(second)]));
         let open = [&first, &sized].map(|device| device.open().expect("it has a size"));
         let buffers = Buffers::new(0).expect("memory");
-        let requests = RequestCache::new(1).expect("memory");
-        Bench { exports, devices: [first, unsized_, sized], open, buffers, requests }
+        Bench { exports, devices: [first, unsized_, sized], open, buffers }
     }
 
     fn users(&self) -> [usize; 3] {
@@ -79,7 +77,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let users = bench.users();
     let mut wire = Wire::new(said, first >> 1);
     let exports = &bench.exports[usize::from(first & 1)];
-    let result = serve_stream(&mut wire, exports, &mut bench.buffers, &bench.requests);
+    let result = serve_stream(&mut wire, exports, &mut bench.buffers);
     let mut client = Client {
         said: Heard(said),
         heard: Heard(&wire.heard),

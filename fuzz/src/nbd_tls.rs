@@ -17,7 +17,7 @@ use rustls::pki_types::ServerName;
 use uzram::device::Device;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{self, info, option};
-use uzram_serve::nbd::{Buffers, RequestCache, Tls, TlsFiles, serve_stream_with_tls};
+use uzram_serve::nbd::{Buffers, Tls, TlsFiles, serve_stream_with_tls};
 
 use crate::input::Input;
 use crate::wire::{self, Header, Heard, Wire};
@@ -27,7 +27,6 @@ struct Bench {
     device: Arc<Device>,
     exports: Exports,
     buffers: Buffers,
-    requests: RequestCache,
     tls: Tls,
 }
 
@@ -37,8 +36,7 @@ impl Bench {
         device.set("disksize", "64K").expect("memory");
         let exports = Exports::new([Arc::clone(&device)]);
         let buffers = Buffers::new(0).expect("memory");
-        let requests = RequestCache::new(1).expect("memory");
-        Bench { device, exports, buffers, requests, tls: tls() }
+        Bench { device, exports, buffers, tls: tls() }
     }
 }
 
@@ -75,8 +73,8 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     let required = first & 1 != 0;
     let mut wire = Wire::new(input.rest(), first >> 1);
     let users = Arc::strong_count(&bench.device);
-    let Bench { exports, buffers, requests, tls, .. } = bench;
-    let served = serve_stream_with_tls(&mut wire, exports, buffers, requests, tls, required);
+    let Bench { exports, buffers, tls, .. } = bench;
+    let served = serve_stream_with_tls(&mut wire, exports, buffers, tls, required);
     if let Err(error) = served {
         let expected = [ErrorKind::InvalidData, ErrorKind::UnexpectedEof];
         assert!(expected.contains(&error.kind()), "{error:?}");

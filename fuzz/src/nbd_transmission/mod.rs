@@ -18,7 +18,7 @@ use std::sync::Arc;
 use uzram::device::{Device, OpenDevice, PageState};
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{NbdError, allocation, command, command_flags, state};
-use uzram_serve::nbd::{Buffers, RequestCache, serve_stream};
+use uzram_serve::nbd::{Buffers, serve_stream};
 
 use crate::input::Input;
 use crate::model::Model;
@@ -37,7 +37,6 @@ struct Bench {
     disks: [(Exports, Arc<Device>, OpenDevice); 2],
     heard: Vec<u8>,
     buffers: Buffers,
-    requests: RequestCache,
     model: Model,
 }
 
@@ -55,7 +54,6 @@ impl Bench {
             disks: ["0", "1"].map(disk),
             heard: Vec::new(),
             buffers: Buffers::new(BUFFER_BYTES).expect("memory"),
-            requests: RequestCache::new(1).expect("memory"),
             model: Model::new(DISK_BYTES, false),
         }
     }
@@ -82,7 +80,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
         _ => "0",
     };
     let tear = input.byte();
-    let Bench { disks, heard: kept, buffers, requests, model } = bench;
+    let Bench { disks, heard: kept, buffers, model } = bench;
     let (exports, device, disk) = &disks[usize::from(settings % 2)];
     let script = Script::new(&mut input, settings >> 2, tear);
     let limited = limit != "0";
@@ -91,7 +89,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     }
     let charged_before_bytes = if limited { device.stats().mem_charged_bytes } else { 0 };
     let mut wire = Wire::hearing(&script.said, tear, std::mem::take(kept));
-    let result = serve_stream(&mut wire, exports, buffers, requests);
+    let result = serve_stream(&mut wire, exports, buffers);
 
     let mut heard = Heard(&wire.heard);
     let contexts = script.take_handshake(&mut heard);
