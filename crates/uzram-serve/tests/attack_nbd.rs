@@ -224,7 +224,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A write that waits has memory from the moment when it is handed over. One that does not has none, and may come
+/// A write that waits holds memory once it is offloaded. One that does not has none, and may come
 /// as slowly as it likes.
 #[test]
 fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {

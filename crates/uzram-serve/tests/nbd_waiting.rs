@@ -1,5 +1,5 @@
-//! Requests that wait for a backing device, or for memory: nobody else waits with them, and they are answered when
-//! they can be.
+//! Requests that wait for a backing device or for memory: no other request waits with them, and they are answered when
+//! they are done.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -190,7 +190,7 @@ fn other_requests_of_an_encrypted_connection_go_on() {
     }
 }
 
-/// As many as are handed over, more than there is room for, and more than there are threads.
+/// As many as can be offloaded, more than there are permits for, and more than there are threads.
 #[test]
 fn many_wait_and_all_are_answered() {
     let (device, gate) = gated("16M", &[]);
@@ -378,7 +378,7 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
     let asked: Vec<_> = (0..40).map(ask).collect();
     shut.wait_for(16);
-    // When this is answered, all of them are handed over.
+    // When this is answered, all of them are offloaded.
     assert_eq!(client.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
     let TestServer { thread: server, .. } = server;
     server.stop_handle().stop();
