@@ -57,7 +57,6 @@ mirror! {
     notify_free,
     corrupted_objects,
     stream_sleeps,
-    writestall,
     backing_bytes,
     backing_held_bytes,
     pages_backed,

@@ -36,6 +36,7 @@ mod settings;
 mod slot;
 mod stats;
 mod stream;
+mod stream_alloc;
 mod table_pages;
 mod write;
 mod writeback;
@@ -86,7 +87,7 @@ use slot::Slots;
 use stats::Counters;
 pub use stats::StoreStats;
 use stream::Codec;
-pub use stream::StreamAlloc;
+pub use stream_alloc::StreamAlloc;
 use writeback::BackingDevice;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
