@@ -64,6 +64,7 @@ use crate::base::error::Result;
 use crate::base::mem::Arena;
 pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::sync::{Arc, Counter};
+pub use crate::base::units::PageNo;
 use crate::base::units::pages_to_bytes;
 use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru};

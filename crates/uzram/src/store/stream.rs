@@ -27,7 +27,7 @@ impl Stream {
         })
     }
 
-    /// Has all of its memory touched, by coding pages of several kinds.
+    /// Touches all of its memory, by coding pages of several kinds.
     fn warm_up(&mut self) {
         let mut random = Random::new(0);
         let (mut page, mut decoded) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
