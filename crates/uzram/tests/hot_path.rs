@@ -175,7 +175,7 @@ fn a_warm_device_allocates_nothing_and_makes_no_system_call() {
         (&[("comp_algorithm", "deflate:1")], 20_000),
         (&[("comp_algorithm", "zstd"), ("chain_size", "4")], 20_000),
         (&[("mem_limit", "64M"), ("run_cache_batch", "0")], 20_000),
-        (&[("streams", "2"), ("stream_alloc", "released")], 20_000),
+        (&[("streams", "2")], 20_000),
     ] {
         assert_eq!(report_of(settings, operations), "allocations 0\nall went well\n", "{settings:?}");
     }

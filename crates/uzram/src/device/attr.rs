@@ -286,8 +286,8 @@ pub(super) static TABLE: &[Attribute] = &[
     },
     Attribute {
         name: "debug_stat",
-        help: "version, then writestall, the writes that stream_alloc=released made wait, and miss_free, always 0",
-        get: Some(|device| format!("version: 1\n{:8} {:8}", device.counts().writestall, 0)),
+        help: "version, then two counts that are always 0, as nothing here stalls or misses",
+        get: Some(|_| format!("version: 1\n{:8} {:8}", 0, 0)),
         set: None,
     },
     Attribute {
@@ -373,12 +373,6 @@ pub(super) static TABLE: &[Attribute] = &[
         help: "who may compress at once: percpu, or the number of streams on a locked list of idle ones, 1 to 1024; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.config.streams.to_string()),
         set: Some(Value(set_streams)),
-    },
-    Attribute {
-        name: "stream_alloc",
-        help: "held, or released to give the stream to others while the pool grows or is cut back, and compress the page again; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.stream_alloc.to_string()),
-        set: Some(Value(set_stream_alloc)),
     },
     Attribute {
         name: "run_cache_batch",
@@ -567,8 +561,4 @@ fn set_parsed<T: FromStr<Err = Error>>(
 
 fn set_streams(device: &Device, value: &str) -> Result<()> {
     set_parsed(device, "streams", value, |params, design| params.config.streams = design)
-}
-
-fn set_stream_alloc(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "stream_alloc", value, |params, alloc| params.config.stream_alloc = alloc)
 }

@@ -31,6 +31,17 @@ pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
 const FIRST_PAGES: u64 = 6;
 
 /// Makes a [`Store`].
+///
+/// ```
+/// use uzram::store::{PageNo, StoreBuilder};
+///
+/// let store = StoreBuilder::new("cache", 1024).checksum(true).limit_pages(256).build()?;
+/// store.write(PageNo(7), &[42; 4096])?;
+/// let mut page = [0; 4096];
+/// store.read(PageNo(7), &mut page)?;
+/// assert_eq!(page, [42; 4096]);
+/// # Ok::<(), uzram::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct StoreBuilder {
     pub(crate) name: String,

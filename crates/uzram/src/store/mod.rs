@@ -36,6 +36,7 @@ mod settings;
 mod slot;
 mod stats;
 mod stream;
+mod stream_alloc;
 mod table_pages;
 mod write;
 mod writeback;
@@ -63,6 +64,7 @@ use crate::base::error::Result;
 use crate::base::mem::Arena;
 pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::sync::{Arc, Counter};
+pub use crate::base::units::PageNo;
 use crate::base::units::pages_to_bytes;
 use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru};
@@ -86,7 +88,7 @@ use slot::Slots;
 use stats::Counters;
 pub use stats::StoreStats;
 use stream::Codec;
-pub use stream::StreamAlloc;
+pub use stream_alloc::StreamAlloc;
 use writeback::BackingDevice;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
