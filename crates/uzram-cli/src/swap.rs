@@ -287,7 +287,7 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
     let active = swap_area::active().context(failed)?;
     let others = active.iter().filter(|other| other.path != area.path);
     let elsewhere_bytes: u64 = others.map(|other| other.size_bytes.saturating_sub(other.used_bytes)).sum();
-    let available_bytes = available_bytes()?;
+    let available_bytes = uzram::machine_memory::available_bytes()?;
     // What the daemon keeps goes as it comes back.
     let path = attachment.path();
     let shown = path.display();
@@ -326,17 +326,6 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
             _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
         }
     })
-}
-
-/// What programs can still get, by the kernel's estimate.
-fn available_bytes() -> Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo").context(|| "cannot read /proc/meminfo".to_owned())?;
-    let available = text.lines().find_map(|line| {
-        line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    available
-        .map(|kib| kib << 10)
-        .ok_or_else(|| Failure::line("/proc/meminfo does not say what is available"))
 }
 
 fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {

@@ -29,15 +29,12 @@ const HEADER_BYTES: usize = 8;
 const ROOMY_BYTES: u64 = 64 << 20;
 const ROOMY_OBJECTS: u64 = 1 << 20;
 
-/// Every design, in every layout of its object words.
+/// Every design.
 const DESIGNS: &[fn(&mut Input<'_>)] = &[
     operate::<Pinned>,
     operate::<Split>,
-    operate::<Split<u32>>,
     operate::<ClassIndexed>,
-    operate::<ClassIndexed<u32>>,
     operate::<Consolidated>,
-    operate::<Consolidated<u32>>,
     operate::<ClassLocks<1>>,
     operate::<ClassLocks<3>>,
     operate::<ClassLocks<4>>,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const LAYERS: [&str; 9] =
     ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
-const BASE: [&str; 14] = [
+const BASE: [&str; 15] = [
     "error",
     "clock",
     "units",
@@ -19,6 +19,7 @@ const BASE: [&str; 14] = [
     "machine_memory",
     "thread",
     "sync",
+    "counters",
     "cpu",
     "mem",
     "work",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use uzram::lru::{Design, Lru, Options};
+use uzram::lru::{Design, Lru, LruConfig};
 use uzram::{Error, ErrorKind, Result};
 
 /// Memory for a number of pages.
@@ -61,7 +61,7 @@ pub(super) struct EngineLru<D: Design> {
 impl<D: Design> EngineLru<D> {
     pub(super) fn new(pages: u32, capacity_pages: usize) -> Result<EngineLru<D>> {
         Ok(EngineLru {
-            lru: Lru::new(&Options::new(u64::from(pages)))?,
+            lru: Lru::new(&LruConfig::new(u64::from(pages)))?,
             capacity_pages,
             in_memory: vec![false; pages as usize],
             pages_in_memory: 0,

@@ -84,7 +84,7 @@ pub(super) fn run<D: Design, T: Send>(
         done.equal_classes = equal_classes(&pool);
         let before = pool.lock_counts();
         done.ended.push(empty(&pool, handles, how)?);
-        done.counts += since(&pool.lock_counts(), &before);
+        done.counts += pool.lock_counts().since(&before);
         if pool.pages_used() > 0 {
             let what = format!("{} pages are left in an empty pool of '{}'", pool.pages_used(), D::NAME);
             return Err(Error::new(ErrorKind::Corrupt, what));
@@ -143,17 +143,4 @@ fn empty<D: Design, T: Send>(
             })
         }
     }))
-}
-
-/// What was counted after `before`.
-fn since(now: &LockCounts, before: &LockCounts) -> LockCounts {
-    LockCounts {
-        allocs: now.allocs - before.allocs,
-        frees: now.frees - before.frees,
-        pool_locks: now.pool_locks - before.pool_locks,
-        class_locks: now.class_locks - before.class_locks,
-        lists_hold_ns: now.lists_hold_ns - before.lists_hold_ns,
-        runs_freed: now.runs_freed - before.runs_freed,
-        runs_freed_locked: now.runs_freed_locked - before.runs_freed_locked,
-    }
 }

@@ -331,7 +331,7 @@ impl Device {
     }
 
     /// What the lists of pages by their use have and did; nothing while uninitialised.
-    pub fn lru_stats(&self) -> lru::Stats {
+    pub fn lru_stats(&self) -> lru::LruStats {
         self.state.lock().store.as_ref().map(|store| store.lru_stats()).unwrap_or_default()
     }
 

@@ -26,7 +26,7 @@
 use crate::base::cpu::{Padded, PerCpu};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
-use super::Options;
+use super::LruConfig;
 use super::counts::LruGuard;
 use super::design::{All, Claimed, Design, Lists};
 use super::node::{DOOMED, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
@@ -329,7 +329,7 @@ impl Design for Batched {
     const NAME: &'static str = "batched";
     type All<'a> = AllLocked<'a>;
 
-    fn new(options: &Options) -> Self {
+    fn new(options: &LruConfig) -> Self {
         let batching = options.batching;
         let lock = |_| Padded(Mutex::new(&classes::LRU_BATCH, ()));
         Batched {

@@ -1,6 +1,6 @@
 //! How the lists are locked.
 
-use super::Options;
+use super::LruConfig;
 use super::counts::Counts;
 use super::node::{DOOMED, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
 use super::pagevec::Pagevec;
@@ -20,7 +20,7 @@ pub trait Design: Sized + Send + Sync + 'static {
     type All<'a>: All;
 
     /// A design with these parameters, as far as it has them.
-    fn new(options: &Options) -> Self;
+    fn new(options: &LruConfig) -> Self;
 
     /// Claims the pages of a drained pagevec that are to be put into a list.
     fn claim(&self, lists: &Lists, pagevec: &Pagevec) -> Claimed {

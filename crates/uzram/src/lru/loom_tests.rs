@@ -66,7 +66,7 @@ struct Model<D: Design>(Lru<D>);
 impl<D: Design> Model<D> {
     /// Pages are put in `pagevec_pages` at a time; the first `pages` are there.
     fn new(batching: Batching, pages: u32) -> Arc<Self> {
-        let options = Options { pagevec_pages: 1, batching, ..Options::new(u64::from(PAGES)) };
+        let options = LruConfig { pagevec_pages: 1, batching, ..LruConfig::new(u64::from(PAGES)) };
         let lru = Lru::new(&options).expect("memory");
         let _ = lru.set_pagevec_pages(3);
         (0..pages).for_each(|page| lru.add(page));

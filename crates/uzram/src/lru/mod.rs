@@ -29,6 +29,7 @@ mod tests;
 pub(crate) use any::AnyLru;
 pub use any::LruDesign;
 pub use batched::{Batched, Batching};
+pub use counts::LruStats;
 pub use design::{All, Claimed, Design, Lists};
 pub use node::List;
 pub use single_lock::SingleLock;
@@ -54,64 +55,27 @@ const SCAN_PAGES: usize = 32;
 
 /// What an LRU is made with.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct LruConfig {
     /// Pages there are. Those from [`MAX_PAGES`] on are never cold.
     pub pages: u64,
     /// Pages that a CPU collects, 1 to [`MAX_PAGEVEC_PAGES`].
     pub pagevec_pages: usize,
     /// For [`Batched`].
     pub batching: Batching,
-    /// Whether [`Stats::lru_lock_hold_ns`] is measured, which takes two looks at the clock each time.
+    /// Whether [`LruStats::lru_lock_hold_ns`] is measured, which takes two looks at the clock each time.
     pub times_holds: bool,
 }
 
-impl Options {
+impl LruConfig {
     /// For so many pages.
     pub fn new(pages: u64) -> Self {
-        Options {
+        LruConfig {
             pages,
             pagevec_pages: DEFAULT_PAGEVEC_PAGES,
             batching: Batching::default(),
             times_holds: false,
         }
     }
-}
-
-/// What an LRU has and has done. Counts of pages, but for the locks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// In the inactive list.
-    pub inactive: u64,
-    /// In the active list.
-    pub active: u64,
-    /// Put into a list for the first time, or anew.
-    pub added: u64,
-    /// Moved from the inactive to the active list.
-    pub activated: u64,
-    /// Moved from the active to the inactive list.
-    pub demoted: u64,
-    /// Taken out because their contents went.
-    pub removed: u64,
-    /// Given out from the cold end.
-    pub isolated: u64,
-    /// Given back.
-    pub put_back: u64,
-    /// Given out, and their contents moved elsewhere.
-    pub evicted: u64,
-    /// Come back so soon that they were active at once.
-    pub refaulted: u64,
-    /// Looked at, at the cold ends.
-    pub scanned: u64,
-    /// Times `lru_lock` was taken.
-    pub lru_locks: u64,
-    /// Times somebody else had it.
-    pub lru_locks_contended: u64,
-    /// For how long it was held, in ns, if that is measured: [`Options::times_holds`].
-    pub lru_lock_hold_ns: u64,
-    /// Times a batch lock was taken.
-    pub batch_locks: u64,
-    /// Times somebody else had it.
-    pub batch_locks_contended: u64,
 }
 
 /// See the [module's documentation](self).
@@ -127,7 +91,7 @@ impl<D: Design> Lru<D> {
     ///
     /// # Errors
     /// `Invalid` for a pagevec of no or too many pages; `NoMemory` when there is none.
-    pub fn new(options: &Options) -> Result<Self> {
+    pub fn new(options: &LruConfig) -> Result<Self> {
         let pages = options.pages.min(MAX_PAGES) as u32;
         let empty = |_| Mutex::new(&classes::LRU_PAGEVEC, Pagevec::EMPTY);
         let lru = Lru {
@@ -368,7 +332,7 @@ impl<D: Design> Lru<D> {
 
     /// Pages of a list, an estimate while others change it.
     pub fn len(&self, list: List) -> u64 {
-        self.lists.counts.total_len(list)
+        self.lists.counts.len(list)
     }
 
     /// Whether both lists have no pages.
@@ -377,26 +341,8 @@ impl<D: Design> Lru<D> {
     }
 
     /// What there is and was, each number for itself.
-    pub fn stats(&self) -> Stats {
-        let counts = &self.lists.counts;
-        Stats {
-            inactive: self.len(List::Inactive),
-            active: self.len(List::Active),
-            added: counts.sum(|share| &share.added),
-            activated: counts.sum(|share| &share.activated),
-            demoted: counts.sum(|share| &share.demoted),
-            removed: counts.sum(|share| &share.removed),
-            isolated: counts.sum(|share| &share.isolated),
-            put_back: counts.sum(|share| &share.put_back),
-            evicted: counts.sum(|share| &share.evicted),
-            refaulted: counts.sum(|share| &share.refaulted),
-            scanned: counts.sum(|share| &share.scanned),
-            lru_locks: counts.sum(|share| &share.lru_locks),
-            lru_locks_contended: counts.sum(|share| &share.lru_locks_contended),
-            lru_lock_hold_ns: counts.sum(|share| &share.lru_lock_hold_ns),
-            batch_locks: counts.sum(|share| &share.batch_locks),
-            batch_locks_contended: counts.sum(|share| &share.batch_locks_contended),
-        }
+    pub fn stats(&self) -> LruStats {
+        self.lists.counts.sum()
     }
 
     /// Has the nodes in memory from now on.
@@ -421,7 +367,7 @@ impl<D: Design> Lru<D> {
     /// Pages evicted and activated so far: how far the cold end has moved.
     fn age(&self) -> u32 {
         let counts = &self.lists.counts;
-        (counts.sum(|share| &share.evicted) + counts.sum(|share| &share.activated)) as u32
+        (counts.total(|share| &share.evicted) + counts.total(|share| &share.activated)) as u32
     }
 
     /// Puts pages into the lists that are to be there, and leaves the others.

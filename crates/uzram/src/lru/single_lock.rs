@@ -2,7 +2,7 @@
 
 use crate::base::sync::{Mutex, classes};
 
-use super::Options;
+use super::LruConfig;
 use super::counts::LruGuard;
 use super::design::{All, Design, Lists};
 use super::node::{DOOMED, LISTS, List, Place};
@@ -45,7 +45,7 @@ impl Design for SingleLock {
     const NAME: &'static str = "single-lock";
     type All<'a> = Locked<'a>;
 
-    fn new(_: &Options) -> Self {
+    fn new(_: &LruConfig) -> Self {
         SingleLock { lru_lock: Mutex::new(&classes::LRU_LOCK, ()) }
     }
 

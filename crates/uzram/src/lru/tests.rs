@@ -51,7 +51,7 @@ for_every_design!(
 );
 
 fn lru<D: Design>(pages: u64, pagevec_pages: usize, batching: Batching) -> Lru<D> {
-    Lru::new(&Options { pagevec_pages, batching, ..Options::new(pages) }).expect("memory")
+    Lru::new(&LruConfig { pagevec_pages, batching, ..LruConfig::new(pages) }).expect("memory")
 }
 
 fn check<D: Design>(lru: &Lru<D>) {
@@ -330,7 +330,7 @@ fn pagevecs<D: Design>(batching: Batching) {
 /// The numbers of the last pages of the largest disk are those of the lists.
 #[test]
 fn pages_without_a_node_are_never_cold() {
-    let lru = Lru::<Batched>::new(&Options::new(1 << 32)).expect("address space");
+    let lru = Lru::<Batched>::new(&LruConfig::new(1 << 32)).expect("address space");
     assert!(lru.max_bytes() >= NODE_BYTES << 32 && lru.resident_bytes() < 1 << 20);
     let mut out = Vec::new();
     for page in [u32::MAX, u32::MAX - 1, u32::MAX - 2] {

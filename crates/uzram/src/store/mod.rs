@@ -241,7 +241,7 @@ impl Store {
             ..zsmalloc::Options::new(config.name.as_str(), config.pages + SPARE_OBJECTS)
         };
         let lru_options =
-            lru::Options { pagevec_pages: config.lru_pagevec_pages, ..lru::Options::new(config.pages) };
+            lru::LruConfig { pagevec_pages: config.lru_pagevec_pages, ..lru::LruConfig::new(config.pages) };
         let lru = AnyLru::new(config.lru_design, &lru_options)?;
         let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?);
         let stream_bytes = Arc::new(Counter::new(0));
@@ -513,7 +513,7 @@ impl Store {
     }
 
     /// What the lists of pages by their use have and did; nothing where there are none.
-    pub fn lru_stats(&self) -> lru::Stats {
+    pub fn lru_stats(&self) -> lru::LruStats {
         self.lru.as_ref().map(AnyLru::stats).unwrap_or_default()
     }
 

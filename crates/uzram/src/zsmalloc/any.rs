@@ -77,9 +77,9 @@ impl AnyPool {
     pub fn reads_outlive_frees(&self) -> bool {
         match self {
             AnyPool::Pinned(_) => Pinned::READS_OUTLIVE_FREES,
-            AnyPool::ClassIndexed(_) => ClassIndexed::<u64>::READS_OUTLIVE_FREES,
-            AnyPool::Consolidated(_) => Consolidated::<u64>::READS_OUTLIVE_FREES,
-            AnyPool::Split(_) => Split::<u64>::READS_OUTLIVE_FREES,
+            AnyPool::ClassIndexed(_) => ClassIndexed::READS_OUTLIVE_FREES,
+            AnyPool::Consolidated(_) => Consolidated::READS_OUTLIVE_FREES,
+            AnyPool::Split(_) => Split::READS_OUTLIVE_FREES,
         }
     }
 

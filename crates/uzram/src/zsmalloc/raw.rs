@@ -78,17 +78,13 @@ impl<D: Design> RawPool<D> {
     /// A pool in the memory of `arena`.
     ///
     /// # Errors
-    /// `Invalid` for a chain size outside [`CHAIN_SIZES`], or an arena larger than the design's words
-    /// can name; `NoMemory` when there is no address space for the tables.
+    /// `Invalid` for a chain size outside [`CHAIN_SIZES`]; `NoMemory` when there is no address space for the
+    /// tables.
     pub fn new(arena: Arc<Arena>, options: &Options) -> Result<Self> {
         let Options { name, max_objects, .. } = options;
         if !CHAIN_SIZES.contains(&options.chain_size) && !cfg!(loom) {
             let range = format!("zspages have {} to {} pages", CHAIN_SIZES.start(), CHAIN_SIZES.end());
             return Err(Error::invalid(range).with_setting("chain_size"));
-        }
-        if arena.reserved_pages() as u64 > D::MAX_PAGES {
-            let what = format!("object words of '{}' name at most {} pages", D::NAME, D::MAX_PAGES);
-            return Err(Error::invalid(what).with_setting("disksize"));
         }
         let classes = ClassTable::new(options.chain_size);
         let locks = D::new(classes.iter().len());

@@ -30,9 +30,9 @@ impl PoolDesign {
     pub const fn name(self) -> &'static str {
         match self {
             PoolDesign::Pinned => Pinned::NAME,
-            PoolDesign::ClassIndexed => ClassIndexed::<u64>::NAME,
-            PoolDesign::Consolidated => Consolidated::<u64>::NAME,
-            PoolDesign::Split => Split::<u64>::NAME,
+            PoolDesign::ClassIndexed => ClassIndexed::NAME,
+            PoolDesign::Consolidated => Consolidated::NAME,
+            PoolDesign::Split => Split::NAME,
         }
     }
 }

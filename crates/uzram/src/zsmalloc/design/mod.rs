@@ -29,7 +29,7 @@ use crate::base::sync::Timed;
 
 use super::RawPool;
 use super::counts::Counts;
-use super::word::{Cell, Object, ObjectWord, WordCell};
+use super::word::{Cell, Object, WordCell};
 use super::zspage::Lists;
 
 /// How a pool is locked. See the table of the designs.
@@ -45,8 +45,6 @@ pub trait Locks: Sized + Send + Sync + 'static {
     const READS_OUTLIVE_FREES: bool;
     /// The pages of an emptied zspage are given back while its class's lists are still locked.
     const FREES_PAGES_LOCKED: bool;
-    /// The most pages of an arena that its words can name.
-    const MAX_PAGES: u64;
     /// A handle's word in memory.
     type Cell: Cell;
     /// Locked lists of a class.
@@ -105,16 +103,9 @@ pub trait Still: DerefMut<Target = Lists> {
 /// The handle is in use, its object is not freed before the caller is done with the answer, and it
 /// cannot be moved.
 #[inline]
-unsafe fn find<D, W>(pool: &RawPool<D>, handle: u32) -> Object
-where
-    W: ObjectWord,
-    D: Locks<Cell = WordCell<W>>,
-{
+unsafe fn find<D: Locks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Object {
     // SAFETY: the handle is in use (the caller's promise).
-    let place = unsafe { pool.handles.get(handle) }.place();
-    // SAFETY: the object is in use and stays where it is (the caller's promise), so its zspage is.
-    let class = place.class.unwrap_or_else(|| unsafe { pool.zspage_at(place.page) }.class);
-    Object { page: place.page, class, index: place.index }
+    unsafe { pool.handles.get(handle) }.object()
 }
 
 /// Finds an object by its word, and holds its zspage.
@@ -122,13 +113,9 @@ where
 /// # Safety
 /// As [`find`].
 #[inline]
-unsafe fn find_and_hold<D, W>(pool: &RawPool<D>, handle: u32) -> Object
-where
-    W: ObjectWord,
-    D: Locks<Cell = WordCell<W>>,
-{
+unsafe fn find_and_hold<D: Locks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Object {
     // SAFETY: the caller's promise.
-    let object = unsafe { find::<D, W>(pool, handle) };
+    let object = unsafe { find(pool, handle) };
     // SAFETY: the object is in use and cannot be moved (the caller's promise), so its zspage is in use.
     unsafe { pool.zspage_at(object.page) }.hold();
     object

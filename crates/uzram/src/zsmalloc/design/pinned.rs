@@ -96,7 +96,6 @@ impl Locks for Pinned {
     const NAME: &'static str = "pinned";
     const READS_OUTLIVE_FREES: bool = true;
     const FREES_PAGES_LOCKED: bool = false;
-    const MAX_PAGES: u64 = 1 << 32;
     type Cell = PinCell;
     type Lists<'a> = MutexGuard<'a, Lists>;
     type Still<'a> = MutexGuard<'a, Lists>;
