@@ -7,7 +7,7 @@ use uzram::Result;
 use uzram::codec::Algorithm;
 use uzram::device::{Device, OpenDevice, Stats};
 use uzram::lru::LruDesign;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::{Page, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
@@ -22,14 +22,14 @@ pub(crate) struct UzramDevice {
 }
 
 impl UzramDevice {
-    pub(crate) fn new(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
+    pub(crate) fn new(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         Self::with_attributes(&compressing(algorithm, streams), size_bytes)
     }
 
     /// The same without an LRU.
     pub(crate) fn without_lru(
         algorithm: &Algorithm,
-        streams: Design,
+        streams: StreamDesign,
         size_bytes: u64,
     ) -> Result<UzramDevice> {
         let [algorithm, streams] = compressing(algorithm, streams);
@@ -64,7 +64,7 @@ impl UzramDevice {
 }
 
 /// The attributes that say how a device compresses.
-fn compressing(algorithm: &Algorithm, streams: Design) -> [(&'static str, String); 2] {
+fn compressing(algorithm: &Algorithm, streams: StreamDesign) -> [(&'static str, String); 2] {
     [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())]
 }
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use uzram::lru::{Design, Lru, LruStats};
+use uzram::lru::{Lru, LruLocks, LruStats};
 use uzram::mem::{Account, Arena, Gfp, Run};
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
@@ -32,7 +32,7 @@ pub(super) trait Faults {
     fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)>;
 }
 
-impl<D: Design> Faults for Lru<D> {
+impl<D: LruLocks> Faults for Lru<D> {
     fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)> {
         let before = self.stats();
         let pages_each = plan.work.div_ceil(plan.jobs as u64);
@@ -55,14 +55,14 @@ impl<D: Design> Faults for Lru<D> {
 }
 
 /// A task and the pages that it has.
-struct Task<'a, D: Design> {
+struct Task<'a, D: LruLocks> {
     lru: &'a Lru<D>,
     arena: &'a Arena,
     number: u64,
     mapped: Vec<(Run, u64)>,
 }
 
-impl<D: Design> Task<'_, D> {
+impl<D: LruLocks> Task<'_, D> {
     /// Maps and unmaps until so many pages were, and answers how many it were.
     fn run(&mut self, pages: u64, stop: &AtomicBool) -> Result<u64> {
         let mut done = 0;

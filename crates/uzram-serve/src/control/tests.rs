@@ -13,7 +13,7 @@ use serde_json::Value;
 use uzram::device::Device;
 use uzram::mem::{Arena, Gfp};
 use uzram::random::Random;
-use uzram::slab::{Cache, Options, Policy, Sheaves, Stat};
+use uzram::slab::{Cache, CacheConfig, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
 use super::{About, Api, CacheJson, Ending, Limits, Server, exchange};
@@ -256,7 +256,7 @@ fn slab_caches_are_listed_while_they_live() {
     };
     let cache = Cache::<Sheaves>::new(
         Arc::new(Arena::new(64 << 20).unwrap()),
-        Options { dropped_whole: true, ..Options::new(name, 64, 8, 1000) },
+        CacheConfig { free_objects_on_drop: true, ..CacheConfig::new(name, 64, 8, 1000) },
     )
     .unwrap();
     for _ in 0..3 {

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use uzram::mem::{Arena, Gfp};
-use uzram::slab::{Options, Owned, Typed};
+use uzram::slab::{CacheConfig, Owned, TypedCache};
 
 use super::proto::NbdError;
 use super::request::{Refusal, Request};
@@ -30,7 +30,7 @@ const NO_MEMORY: Refusal = Refusal { error: NbdError::NoMem, message: "no memory
 pub(super) type InFlight<'a> = Owned<'a, Request>;
 
 /// Where the requests of a server are while they are in flight.
-pub struct RequestCache(Typed<Request>);
+pub struct RequestCache(TypedCache<Request>);
 
 impl RequestCache {
     /// Room for the requests of so many connections, and those they may have handed over, in memory of its
@@ -40,13 +40,13 @@ impl RequestCache {
     /// `NoMemory` when the system gives no address space.
     pub fn new(max_connections: usize) -> uzram::Result<Self> {
         let in_flight = (max_connections as u64).saturating_add(MAX_JOBS as u64).min(MAX_IN_FLIGHT);
-        let options = Options {
+        let options = CacheConfig {
             align_bytes: REQUEST_BYTES,
             max_objects_setting: "max-connections",
-            ..Typed::<Request>::options("nbd_request", in_flight)
+            ..TypedCache::<Request>::options("nbd_request", in_flight)
         };
         let arena = Arena::new(options.reserve_bytes()?)?;
-        Typed::new(Arc::new(arena), options).map(RequestCache)
+        TypedCache::new(Arc::new(arena), options).map(RequestCache)
     }
 
     /// Keeps a request for as long as it is in flight.

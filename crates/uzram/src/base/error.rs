@@ -8,6 +8,7 @@ use std::fmt;
 
 /// What went wrong, as far as a caller can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ErrorKind {
     /// A value that cannot be accepted (EINVAL).
     Invalid,

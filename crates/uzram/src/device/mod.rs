@@ -9,6 +9,7 @@
 
 pub mod attr;
 mod backing;
+mod builder;
 mod io;
 mod task;
 
@@ -23,6 +24,7 @@ pub use crate::store::{
 };
 pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
+pub use builder::DeviceBuilder;
 pub use io::{Extent, OpenDevice};
 
 use std::ops::Deref;
@@ -94,6 +96,8 @@ impl Default for Params {
 
 /// A snapshot of a device's statistics. Sizes are in bytes, the rest counts pages of 4096 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct Stats {
     /// The size of the disk.
     pub disksize_bytes: u64,

@@ -3,7 +3,7 @@
 use crate::base::error::Result;
 use crate::base::named::named;
 
-use super::{Batched, Design, Lru, LruConfig, LruStats, SingleLock};
+use super::{Batched, Lru, LruConfig, LruLocks, LruStats, SingleLock};
 
 /// A lock design, to choose while the program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

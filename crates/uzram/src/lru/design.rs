@@ -13,11 +13,11 @@ pub struct Lists {
 
 /// A way to lock the lists. Pages that are handed in to be put at the front are in a place of their own, so
 /// that nobody else takes them out.
-pub trait Design: Sized + Send + Sync + 'static {
+pub trait LruLocks: Sized + Send + Sync + 'static {
     /// How it is called.
     const NAME: &'static str;
     /// All locks at once.
-    type All<'a>: All;
+    type LockedLists<'a>: LockedLists;
 
     /// A design with these parameters, as far as it has them.
     fn new(options: &LruConfig) -> Self;
@@ -40,11 +40,11 @@ pub trait Design: Sized + Send + Sync + 'static {
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
     /// Takes all locks, for scans.
-    fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::All<'a>;
+    fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::LockedLists<'a>;
 }
 
 /// All locks of a design.
-pub trait All {
+pub trait LockedLists {
     /// Takes a page out of its list.
     fn unlink(&mut self, page: u32);
 

@@ -8,7 +8,7 @@
 //! would have kept it ("Refault Distance", J. Weiner, 2013).
 //!
 //! Uses only change a word of the page. Pages that come or are promoted are collected in each CPU's *pagevec*
-//! first, so that the lists are locked once for many of them; how, is the [`Design`]: [`SingleLock`] or
+//! first, so that the lists are locked once for many of them; how, is the [`LruLocks`]: [`SingleLock`] or
 //! [`Batched`].
 //!
 //! What is answered about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
@@ -30,7 +30,7 @@ pub(crate) use any::AnyLru;
 pub use any::LruDesign;
 pub use batched::{Batched, Batching};
 pub use counts::LruStats;
-pub use design::{All, Claimed, Design, Lists};
+pub use design::{Claimed, Lists, LockedLists, LruLocks};
 pub use node::List;
 pub use single_lock::SingleLock;
 
@@ -79,14 +79,14 @@ impl LruConfig {
 }
 
 /// See the [module's documentation](self).
-pub struct Lru<D: Design> {
+pub struct Lru<D: LruLocks> {
     lists: Lists,
     design: D,
     pagevecs: PerCpu<Mutex<Pagevec>>,
     pagevec_pages: Counter,
 }
 
-impl<D: Design> Lru<D> {
+impl<D: LruLocks> Lru<D> {
     /// An LRU of no pages yet.
     ///
     /// # Errors
@@ -391,7 +391,7 @@ impl<D: Design> Lru<D> {
 
     /// Moves pages from the cold end of the active list as long as the inactive one is shorter: those that
     /// were used go round.
-    fn balance(&self, all: &mut D::All<'_>, doomed: &mut Vec<u32>) {
+    fn balance(&self, all: &mut D::LockedLists<'_>, doomed: &mut Vec<u32>) {
         let lists = &self.lists;
         let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)).div_ceil(2);
         for _ in 0..SCAN_PAGES {
@@ -410,7 +410,7 @@ impl<D: Design> Lru<D> {
     /// that were used become active, the others go out until there are `wanted`.
     fn scan(
         &self,
-        all: &mut D::All<'_>,
+        all: &mut D::LockedLists<'_>,
         most: usize,
         wanted: usize,
         out: &mut Vec<u32>,
@@ -442,7 +442,7 @@ impl<D: Design> Lru<D> {
     }
 
     /// Moves a page to the front of a list, as one that was not used since.
-    fn shift(&self, all: &mut D::All<'_>, page: u32, list: List, doomed: &mut Vec<u32>) {
+    fn shift(&self, all: &mut D::LockedLists<'_>, page: u32, list: List, doomed: &mut Vec<u32>) {
         let flags = OPEN | SENTINEL | REFERENCED | PROMOTED;
         all.unlink(page);
         self.lists.nodes.change(page, |state| Some(state.at(Place::Linking).without(flags)));

@@ -18,7 +18,7 @@ use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Run, Table};
 use crate::base::sync::{Arc, AtomicU32, AtomicU64, Counter, Guarded, Mutex, Ordering, classes};
 use crate::base::units::PAGE_SIZE;
 
-use super::Options;
+use super::CacheConfig;
 use super::word::{NONE, SlabWord, State};
 
 /// Places are counted in units of so many bytes.
@@ -394,7 +394,7 @@ impl Slabs {
     /// # Errors
     /// As the arena, and `NoSpace` when there are as many slabs as there may be.
     #[cold]
-    pub(super) fn make(&self, options: &Options, gfp: Gfp) -> Result<u32> {
+    pub(super) fn make(&self, options: &CacheConfig, gfp: Gfp) -> Result<u32> {
         let run = self.arena.alloc_run(self.layout.pages, Account::Slab, gfp)?;
         if let Err(full) = self.arena.commit(Account::Slab, run.page, u32::from(run.pages)) {
             self.arena.free_run(run, Account::Slab, 0);

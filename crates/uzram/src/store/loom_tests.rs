@@ -103,7 +103,7 @@ fn loom_store_reads_against_discarding() {
 #[test]
 fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
     model(|| {
-        let streams = Design::IdleList(1.try_into().expect("in range"));
+        let streams = StreamDesign::IdleList(1.try_into().expect("in range"));
         let config = Config { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
         let store = Arc::new(Store::new(&config).expect("store"));
         let writer = {

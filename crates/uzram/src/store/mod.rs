@@ -52,8 +52,8 @@ use crate::base::units::{PAGE_SIZE, Page, pages_to_bytes};
 use crate::base::work::{Unit, Work};
 use crate::codec::Algorithm;
 use crate::lru::{self, AnyLru, LruDesign};
-use crate::stream::Design;
-use crate::zsmalloc::{self, AnyPool, Budget, ClassStat, Effort, PoolDesign};
+use crate::stream::StreamDesign;
+use crate::zsmalloc::{AnyPool, Budget, ClassStat, Effort, PoolBuilder, PoolDesign};
 #[cfg(not(loom))]
 use maintenance::Maintenance;
 use policy::Keeper;
@@ -150,7 +150,7 @@ pub struct Config {
     /// Pages that the CPUs' caches of free runs move at a time; 0 for none.
     pub run_cache_batch_pages: usize,
     /// How threads share compression streams.
-    pub streams: Design,
+    pub streams: StreamDesign,
     /// What becomes of a writer's stream while it waits for memory.
     pub stream_alloc: StreamAlloc,
     /// The pool is compacted by itself when that frees so many in a hundred of its pages; 0 for never.
@@ -179,7 +179,7 @@ impl Config {
             limit_pages: 0,
             reserve_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
-            streams: Design::PerCpu,
+            streams: StreamDesign::PerCpu,
             stream_alloc: StreamAlloc::Held,
             compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
             compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
@@ -234,16 +234,15 @@ impl Store {
         });
         arena.set_limit_pages(config.limit_pages);
         arena.set_run_cache_batch_pages(config.run_cache_batch_pages)?;
-        let options = zsmalloc::Options {
-            chain_size: config.chain_size,
-            reclaim: config.policy.reclaim == Reclaim::Zspages,
-            max_objects_setting: "disksize",
-            ..zsmalloc::Options::new(config.name.as_str(), config.pages + SPARE_OBJECTS)
-        };
+        let pool_builder = PoolBuilder::new(config.name.as_str())
+            .max_objects(config.pages + SPARE_OBJECTS)
+            .max_objects_setting("disksize")
+            .chain_size(config.chain_size)
+            .reclaim(config.policy.reclaim == Reclaim::Zspages);
         let lru_options =
             lru::LruConfig { pagevec_pages: config.lru_pagevec_pages, ..lru::LruConfig::new(config.pages) };
         let lru = AnyLru::new(config.lru_design, &lru_options)?;
-        let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &options)?);
+        let pool = Arc::new(AnyPool::new(config.pool_design, Arc::clone(&arena), &pool_builder)?);
         let stream_bytes = Arc::new(Counter::new(0));
         let codec = |algorithm: &Algorithm| Codec::new(algorithm, config.streams, is_ready, &stream_bytes);
         let primary = codec(&config.algorithm)?;

@@ -7,11 +7,11 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 
-use super::design::Design;
+use super::design::PoolLocks;
 use super::free::FREE_TAG;
 use super::lru::Lru;
 use super::raw::RawPool;
-use super::word::Object;
+use super::word::Location;
 use super::zspage::{GROUP_ISOLATED, Lists};
 
 /// A zspage that is being emptied.
@@ -30,7 +30,7 @@ pub struct Emptied {
     pub freed_pages: u64,
 }
 
-impl<D: Design> RawPool<D> {
+impl<D: PoolLocks> RawPool<D> {
     /// Empties the zspages that were stored into longest ago, until `pages` pages are free, or there is
     /// none left to try; answers how many pages that freed. `evict` is told the owner of each object in
     /// them, and is to free it. No lock is held meanwhile; the object may be gone already.
@@ -86,7 +86,7 @@ impl<D: Design> RawPool<D> {
         if owners.try_reserve(usize::from(fresh)).is_err() {
             return None;
         }
-        owners.extend((0..fresh).filter_map(|index| self.owner_of(Object { page, class, index })));
+        owners.extend((0..fresh).filter_map(|index| self.owner_of(Location { page, class, index })));
         lists.remove(&self.zspages, id);
         lists.insert(&self.zspages, id, GROUP_ISOLATED);
         lru.remove(page);
@@ -114,7 +114,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Whose an object is, if it is in use. Its class is locked, and its zspage not held.
-    fn owner_of(&self, object: Object) -> Option<u32> {
+    fn owner_of(&self, object: Location) -> Option<u32> {
         let (start, header_bytes) = self.place(object);
         if header_bytes == 0 {
             return Some((self.page_table[object.page as usize].load(Ordering::Relaxed) >> 32) as u32);

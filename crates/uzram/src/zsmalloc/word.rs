@@ -24,7 +24,7 @@ const _: () = assert!(PAGE_SHIFT + 32 == u64::BITS && MAX_OBJECTS < 1 << INDEX_B
 
 /// Where an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Object {
+pub struct Location {
     /// The first page of its zspage.
     pub page: u32,
     /// Its size class.
@@ -33,7 +33,7 @@ pub struct Object {
     pub index: u16,
 }
 
-impl Object {
+impl Location {
     /// As a word, the design's bits 0.
     #[inline]
     pub fn encode(self) -> u64 {
@@ -45,7 +45,7 @@ impl Object {
     /// From a word, whatever the design's bits are.
     #[inline]
     pub fn decode(word: u64) -> Self {
-        Object {
+        Location {
             page: (word >> PAGE_SHIFT) as u32,
             class: (word >> CLASS_SHIFT) as u8,
             index: (word >> DESIGN_BITS) as u16 & ((1 << INDEX_BITS) - 1),
@@ -56,22 +56,22 @@ impl Object {
 /// A handle's word, by the rules of a design. Any bytes are a cell.
 pub trait Cell: Default + Send + Sync + 'static {
     /// Leads the handle to its object, which is written.
-    fn publish(&self, object: Object);
+    fn publish(&self, object: Location);
 
     /// Whether the handle leads to `object`, and it could be moved now. The lists of its class are
-    /// [`Still`](super::design::Still).
-    fn is_movable(&self, object: Object) -> bool;
+    /// [`MigrationGuard`](super::design::MigrationGuard).
+    fn is_movable(&self, object: Location) -> bool;
 
     /// Leads the handle from one place to another, which has the same contents; answers false if the
-    /// object cannot be moved now. The lists of its class are [`Still`](super::design::Still).
-    fn relocate(&self, from: Object, to: Object) -> bool;
+    /// object cannot be moved now. The lists of its class are [`MigrationGuard`](super::design::MigrationGuard).
+    fn relocate(&self, from: Location, to: Location) -> bool;
 
     /// Where the object of the cell at `cell` might be, if its word says enough: a hint, as others may be changing what is
     /// there, which need not be a cell ([`read_for_hint`]).
     ///
     /// # Safety
     /// It is aligned as one, and mapped.
-    unsafe fn hint(cell: *const Self) -> Option<Object>;
+    unsafe fn hint(cell: *const Self) -> Option<Location>;
 }
 
 /// A cell of nothing but a word, which locks protect.
@@ -82,30 +82,30 @@ pub struct WordCell(AtomicU64);
 impl WordCell {
     /// Where the handle leads.
     #[inline]
-    pub fn object(&self) -> Object {
-        Object::decode(self.0.load(Ordering::Acquire))
+    pub fn object(&self) -> Location {
+        Location::decode(self.0.load(Ordering::Acquire))
     }
 }
 
 impl Cell for WordCell {
     #[inline]
-    fn publish(&self, object: Object) {
+    fn publish(&self, object: Location) {
         self.0.store(object.encode(), Ordering::Release);
     }
 
-    fn is_movable(&self, object: Object) -> bool {
+    fn is_movable(&self, object: Location) -> bool {
         self.object() == object
     }
 
-    fn relocate(&self, _: Object, to: Object) -> bool {
+    fn relocate(&self, _: Location, to: Location) -> bool {
         self.publish(to);
         true
     }
 
     #[inline]
-    unsafe fn hint(cell: *const Self) -> Option<Object> {
+    unsafe fn hint(cell: *const Self) -> Option<Location> {
         // SAFETY: the caller's promise; a cell is its word.
-        unsafe { read_for_hint(cell.cast()) }.map(Object::decode)
+        unsafe { read_for_hint(cell.cast()) }.map(Location::decode)
     }
 }
 
@@ -119,8 +119,8 @@ mod tests {
         let mut random = Random::new(1);
         for _ in 0..1000 {
             let index = random.below(MAX_OBJECTS + 1) as u16;
-            let object = Object { page: random.next() as u32, class: random.next() as u8, index };
-            assert_eq!(Object::decode(object.encode() | random.next() & 0xfff), object);
+            let object = Location { page: random.next() as u32, class: random.next() as u8, index };
+            assert_eq!(Location::decode(object.encode() | random.next() & 0xfff), object);
             let cell = WordCell::default();
             cell.publish(object);
             assert_eq!(cell.object(), object);

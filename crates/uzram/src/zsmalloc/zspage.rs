@@ -10,7 +10,7 @@
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::{Arc, AtomicU32, Guarded, Ordering};
-use crate::slab::{Options, Typed};
+use crate::slab::{CacheConfig, TypedCache};
 
 use super::class::SizeClass;
 
@@ -119,17 +119,20 @@ impl Descriptor {
 }
 
 /// All descriptors of a pool.
-pub(super) struct Descriptors(Typed<Descriptor>);
+pub(super) struct Descriptors(TypedCache<Descriptor>);
 
 impl Descriptors {
     pub(super) fn new(pool_name: &str, arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
         let name = format!("zspage-{pool_name}");
         // A pool ends with what is stored in it.
-        let options = Options { dropped_whole: true, ..Typed::<Descriptor>::options(name, max_zspages) };
-        Typed::new(arena, options).map(Descriptors)
+        let options = CacheConfig {
+            free_objects_on_drop: true,
+            ..TypedCache::<Descriptor>::options(name, max_zspages)
+        };
+        TypedCache::new(arena, options).map(Descriptors)
     }
 
-    /// As [`Typed::populate`].
+    /// As [`TypedCache::populate`].
     pub(super) fn populate(&self) -> Result<()> {
         self.0.populate()
     }

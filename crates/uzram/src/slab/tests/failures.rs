@@ -81,7 +81,7 @@ fn a_full_cache_names_its_setting<P: Policy>() {
     sched_setaffinity(None, &cpus[0]).unwrap();
     for kind in kinds() {
         let arena = arena();
-        let options = Options { max_objects_setting: "how_many", ..kind.options("full", 64, 8, 1000) };
+        let options = CacheConfig { max_objects_setting: "how_many", ..kind.options("full", 64, 8, 1000) };
         let cache = Cache::<P>::new(arena.clone(), options).unwrap();
         let mut live = Vec::new();
         let error = loop {

@@ -6,11 +6,11 @@ use std::ops::{Deref, DerefMut};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, classes};
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Object, WordCell};
+use crate::zsmalloc::word::{Location, WordCell};
 use crate::zsmalloc::zspage::Lists;
 use crate::zsmalloc::{RawPool, design};
 
-use super::{Locks, Released, Still};
+use super::{MigrationGuard, PoolLocks, Released};
 
 /// A lock for each class and one for the pool. `STEPS` are the steps of the series that are taken, added
 /// up: [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
@@ -61,13 +61,13 @@ impl DerefMut for BothLocks<'_> {
     }
 }
 
-impl Still for BothLocks<'_> {
+impl MigrationGuard for BothLocks<'_> {
     fn is_contended(&self) -> bool {
         self.lists.is_contended() || self.pool.is_contended()
     }
 }
 
-impl<const STEPS: u8> Locks for ClassLocks<STEPS> {
+impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
     const NAME: &'static str = match STEPS {
         0 => "split",
         CLASS_IN_WORD => "class-in-word",
@@ -80,7 +80,7 @@ impl<const STEPS: u8> Locks for ClassLocks<STEPS> {
     const FREES_PAGES_LOCKED: bool = STEPS & PAGES_AFTER_LOCK == 0;
     type Cell = WordCell;
     type Lists<'a> = MutexGuard<'a, Lists>;
-    type Still<'a> = BothLocks<'a>;
+    type MigrationGuard<'a> = BothLocks<'a>;
 
     fn new(classes: usize) -> Self {
         let lists = |_| Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
@@ -96,14 +96,14 @@ impl<const STEPS: u8> Locks for ClassLocks<STEPS> {
         self.classes[usize::from(class)].lock()
     }
 
-    fn still(&self, class: u8, counts: &Counts) -> BothLocks<'_> {
+    fn lock_for_migration(&self, class: u8, counts: &Counts) -> BothLocks<'_> {
         counts.count(|share| &share.pool_locks);
         let pool = self.pool.write();
         BothLocks { lists: self.lists(class, counts), pool }
     }
 
     #[inline]
-    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
         let _look_up = pool.locks.look_up(&pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock for itself.

@@ -6,11 +6,11 @@ use std::ops::{Deref, DerefMut};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, classes};
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Object, WordCell};
+use crate::zsmalloc::word::{Location, WordCell};
 use crate::zsmalloc::zspage::Lists;
 use crate::zsmalloc::{RawPool, design};
 
-use super::{Locks, Released, Still};
+use super::{MigrationGuard, PoolLocks, Released};
 
 /// One lock for the whole pool.
 pub struct Consolidated {
@@ -40,19 +40,19 @@ impl DerefMut for ClassLists<'_> {
     }
 }
 
-impl Still for ClassLists<'_> {
+impl MigrationGuard for ClassLists<'_> {
     fn is_contended(&self) -> bool {
         self.classes.is_contended()
     }
 }
 
-impl Locks for Consolidated {
+impl PoolLocks for Consolidated {
     const NAME: &'static str = "consolidated";
     const READS_OUTLIVE_FREES: bool = false;
     const FREES_PAGES_LOCKED: bool = true;
     type Cell = WordCell;
     type Lists<'a> = ClassLists<'a>;
-    type Still<'a> = ClassLists<'a>;
+    type MigrationGuard<'a> = ClassLists<'a>;
 
     fn new(classes: usize) -> Self {
         let lists = (0..classes).map(|_| Lists::new()).collect();
@@ -65,12 +65,12 @@ impl Locks for Consolidated {
         ClassLists { classes: self.classes.lock(), class }
     }
 
-    fn still(&self, class: u8, counts: &Counts) -> ClassLists<'_> {
+    fn lock_for_migration(&self, class: u8, counts: &Counts) -> ClassLists<'_> {
         self.lists(class, counts)
     }
 
     #[inline]
-    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
         // Which class it is does not matter here.
         let _locked = pool.locks.lists(0, &pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's

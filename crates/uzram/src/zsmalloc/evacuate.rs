@@ -6,7 +6,7 @@
 use crate::base::mem::{Account, Gfp, Hidden};
 
 use super::compact::Budget;
-use super::design::Design;
+use super::design::PoolLocks;
 use super::raw::RawPool;
 use super::zspage::{GROUP_FULL, Lists};
 
@@ -16,7 +16,7 @@ const ROUNDS: usize = 16;
 /// Zspages that are looked at under one hold of a class's lock.
 const VISITS_PER_HOLD: u32 = 64;
 
-impl<D: Design> RawPool<D> {
+impl<D: PoolLocks> RawPool<D> {
     /// Moves zspages out of chunks that so run empty, where there are any; returns the number of pages that
     /// freed in zspages with gaps, which may be less than none.
     pub(super) fn empty_chunks(&self, budget: &mut Budget<'_>) -> i64 {
@@ -57,7 +57,7 @@ impl<D: Design> RawPool<D> {
                 }
                 // Without growing: that would win nothing.
                 let Ok(new) = self.alloc_zspage(class, Gfp::NoWait) else { return freed };
-                let mut lists = self.still(class);
+                let mut lists = self.lock_for_migration(class);
                 let from = self.find_in(&mut lists, group, &mut left, hidden);
                 freed += self.move_to_new(lists, from, new, budget);
             }
