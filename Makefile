@@ -27,7 +27,7 @@ bench: ## Measure every target of the project (minutes)
 	@cargo build --release
 	@tools/install-programs $(PROGRAMS)
 	@tools/bounded 3600 $(UZRAM) bench --targets
-	@bench-allocators/run
+	@bench/allocators/run
 
 lab: ## Run every table of the lab in full, instruction counts included (minutes)
 	@cargo build --release

@@ -3,7 +3,8 @@
 //! `up` is the daemon (`up`); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo`, `clients`, `kick`, `reload`
 //! and `down` talk to it over its control socket (`client`, `clients`); `attach` and `detach` make block devices of
 //! its files (`attach`),
-//! `swap` a swap area (`swap`); `bench`, `check`, `lab` and `train` need no daemon. A failure of
+//! `swap` a swap area (`swap`); `check` and `train` need no daemon; `bench` and `lab`
+//! are programs of their own (`sibling`). A failure of
 //! any of them is one line on standard error and a status.
 //!
 //! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes
@@ -13,7 +14,6 @@ mod accounts;
 mod attach;
 mod attachments;
 mod attendant;
-mod bench;
 mod cgroups;
 mod check;
 mod client;
@@ -27,7 +27,6 @@ mod exec;
 mod failure;
 mod fresh_counts;
 mod interrupts;
-mod lab;
 mod listen_args;
 mod live;
 mod notify;
@@ -37,6 +36,7 @@ mod protect;
 mod room;
 mod runtime_dir;
 mod show;
+mod sibling;
 mod slabinfo;
 pub mod start;
 mod state_dir;
@@ -87,11 +87,15 @@ enum Command {
     Swap(swap::Args),
     Reload(ReloadArgs),
     Down(DownArgs),
-    Bench(bench::Args),
-    #[command(hide = true)]
-    BenchSwapUser(bench::SwapUserArgs),
+    /// Measure a device beside what it is compared with
+    ///
+    /// Runs the program uzram-bench: `uzram bench --help` lists its options.
+    Bench(sibling::Args),
     Check(check::Args),
-    Lab(lab::Args),
+    /// Repeat kernel patch series: their before against their after
+    ///
+    /// Runs the program uzram-lab: `uzram lab --help` lists its commands.
+    Lab(sibling::Args),
     Train(train::Args),
 }
 
@@ -121,10 +125,9 @@ pub fn main() -> ExitCode {
         Command::Swap(args) => swap::run(&args),
         Command::Reload(args) => client::reload(&args).map(|()| 0),
         Command::Down(args) => client::down(&args).map(|()| 0),
-        Command::Bench(args) => bench::run(&args).map(|()| 0),
-        Command::BenchSwapUser(args) => bench::run_swap_user(&args).map(|()| 0),
+        Command::Bench(args) => sibling::run("uzram-bench", &args).map(|never| match never {}),
         Command::Check(args) => check::run(&args).map(|()| 0),
-        Command::Lab(args) => lab::run(&args).map(|()| 0),
+        Command::Lab(args) => sibling::run("uzram-lab", &args).map(|never| match never {}),
         Command::Train(args) => train::run(&args).map(|()| 0),
     };
     match outcome {

@@ -4,7 +4,7 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use uzram_serve::nbd::{Config, Listen, ListenAddress, SocketAccess, Tls, TlsFiles};
+use uzram_serve::nbd::{Listen, ListenAddress, ServerConfig, SocketAccess, Tls, TlsFiles};
 
 use crate::accounts::{parse_group, parse_mode, parse_user};
 use crate::failure::{Context, Failure, Result};
@@ -73,7 +73,7 @@ impl ListenArgs {
     ///
     /// # Errors
     /// A setting is there without one that it needs, or a file of TLS does not hold what it should.
-    pub fn config(self, mut config: Config) -> Result<Config> {
+    pub fn config(self, mut config: ServerConfig) -> Result<ServerConfig> {
         let access =
             SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
         let is_unix = |listen: &Listen| matches!(listen.address, ListenAddress::Unix(_));
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_setting_that_needs_another_says_which() {
-        let config = |args: ListenArgs| line(args.config(Config::new("/unused")));
+        let config = |args: ListenArgs| line(args.config(ServerConfig::new("/unused")));
         let (cert, key) = (Some(PathBuf::from("c")), Some(PathBuf::from("k")));
         let said = config(ListenArgs { tls_cert: cert, ..ListenArgs::default() });
         assert!(said.starts_with("tls-cert is given without tls-key"), "{said}");

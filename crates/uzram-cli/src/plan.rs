@@ -33,9 +33,9 @@ pub struct FilesArgs {
 
 impl FilesArgs {
     /// What they say; if nothing, what `otherwise` does.
-    pub fn options(&self, otherwise: Option<CpuLatencyLimit>) -> fuse::Options {
+    pub fn options(&self, otherwise: Option<CpuLatencyLimit>) -> fuse::MountOptions {
         let cpu_latency = self.cpu_latency_us.or(otherwise).unwrap_or_default();
-        fuse::Options { cpu_latency, ..fuse::Options::default() }
+        fuse::MountOptions { cpu_latency, ..fuse::MountOptions::default() }
     }
 }
 
@@ -48,11 +48,11 @@ pub struct Plan {
     /// Of those that it could have had but has not, a line for the log.
     pub left_out: Vec<String>,
     /// Where and how it serves NBD.
-    pub nbd: nbd::Config,
+    pub nbd: nbd::ServerConfig,
     /// Where it shows its devices as files, if that was said.
     pub mount: Option<PathBuf>,
     /// How it serves them.
-    pub files: fuse::Options,
+    pub files: fuse::MountOptions,
     /// A shell command that it runs, and then ends.
     pub exec: Option<String>,
     /// Whether `swap off` ends it.
@@ -114,14 +114,14 @@ impl Plan {
     /// # Errors
     /// The directory's path is too long for a socket.
     pub fn new(runtime_dir: PathBuf, devices: Vec<DevicePlan>) -> Result<Plan> {
-        let nbd = nbd::Config::new(socket_path(&runtime_dir, NBD_SOCKET)?);
+        let nbd = nbd::ServerConfig::new(socket_path(&runtime_dir, NBD_SOCKET)?);
         Ok(Plan {
             runtime_dir,
             devices,
             left_out: Vec::new(),
             nbd,
             mount: None,
-            files: fuse::Options::default(),
+            files: fuse::MountOptions::default(),
             exec: None,
             ends_with_swap: false,
             reloads_on_hang_up: false,

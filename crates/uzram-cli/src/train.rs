@@ -14,7 +14,6 @@ use std::sync::{Mutex, PoisonError};
 
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
 use uzram::units::{PAGE_SIZE, Page, format_size, parse_size};
-use uzram_lab::corpus::is_same_filled;
 
 use crate::failure::{Context, Failure, Result, print};
 use crate::live;
@@ -163,6 +162,12 @@ impl Samples {
             self.training.push(page);
         }
     }
+}
+
+/// Whether all machine words of a page are equal: such a page is stored without its contents.
+fn is_same_filled(page: &Page) -> bool {
+    let (words, _) = page.as_chunks::<8>();
+    words.iter().all(|word| *word == words[0])
 }
 
 /// A file and its number of whole pages.

@@ -61,12 +61,7 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
         (&["reset"], "<NAME>"),
         (&["slabinfo", "zram0"], "zram0"),
         (&["down", "zram0"], "zram0"),
-        (&["bench", "--rw", "sideways"], "sideways"),
-        (&["bench", "--jobs", "0"], "--jobs"),
-        (&["bench", "--streams", "1025"], "must have 1 to 1024"),
         (&["check", "--xml"], "--xml"),
-        (&["lab", "run"], "<TABLE>"),
-        (&["lab", "run", "streams", "--rounds", "some"], "--rounds"),
     ] {
         let ended = finish(bare_command(args));
         let line = ended.complaint(2);
@@ -110,8 +105,6 @@ fn exit_statuses_have_one_meaning() {
         (&["up", "--tls-key", missing], 2),
         (&["up", "--listen", "tcp:0.0.0.0:0"], 2),
         (&["add", "a", "--writeback-after", "1h"], 2),
-        (&["lab", "run", "nonesuch"], 2),
-        (&["bench", "--seconds", "NaN"], 2),
         (&["train", missing, "-o", "/nonexistent/dict", "--size", "1"], 2),
         // The command's own.
         (&["up", "--size", "1M", "--exec", "exit 7"], 7),

@@ -7,7 +7,7 @@ use std::io::Read;
 
 use uzram::device::Device;
 use uzram_serve::Exports;
-use uzram_serve::nbd::{Config, Server};
+use uzram_serve::nbd::{Server, ServerConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let device = Device::new("zram0")?;
     device.set("disksize", &size)?;
-    let _server = Server::bind(Config::new(socket), Exports::new([device]))?.spawn()?;
+    let _server = Server::bind(ServerConfig::new(socket), Exports::new([device]))?.spawn()?;
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }

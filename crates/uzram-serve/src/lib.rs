@@ -2,6 +2,7 @@
 
 mod budget;
 pub mod control;
+mod device_pool;
 mod exports;
 pub mod fuse;
 pub mod loop_device;
@@ -9,6 +10,5 @@ pub mod mounts;
 pub mod nbd;
 pub mod record;
 pub mod swap_area;
-mod waiters;
 
 pub use exports::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, Exports, OpenFile, Users};

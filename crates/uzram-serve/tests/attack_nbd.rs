@@ -20,7 +20,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use uzram::backing::{Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions};
 use uzram::device::{Device, NamedBacking};
 use uzram_serve::nbd::proto::{command_flags, option, reply};
-use uzram_serve::nbd::{Clients, Config, Kicked, Peer};
+use uzram_serve::nbd::{Clients, Kicked, Peer, ServerConfig};
 
 const PAGE: usize = 4096;
 /// The longest read.
@@ -40,7 +40,7 @@ fn too_few_descriptors(wanted: u64) -> bool {
 }
 
 /// A server with a TCP port besides its Unix socket.
-fn with_tcp(device: Arc<Device>, configure: impl FnOnce(&mut Config)) -> TestServer {
+fn with_tcp(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> TestServer {
     TestServer::with(device, |config| {
         config.listen.push("tcp:127.0.0.1:0".parse().unwrap());
         configure(config);

@@ -25,7 +25,7 @@ use uzram::ErrorKind;
 use uzram::device::Device;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply};
-use uzram_serve::nbd::{Config, Endpoint, ListenAddress, Server, ServerThread, Tls};
+use uzram_serve::nbd::{Endpoint, ListenAddress, Server, ServerConfig, ServerThread, Tls};
 
 /// The user that attacks.
 const NOBODY: u32 = 65534;
@@ -123,11 +123,11 @@ impl Rig {
         };
         let tls = (asks != Asks::Nothing)
             .then(|| Tls::load(&files(dir.path(), asks == Asks::Certificate)).unwrap());
-        let config = Config {
+        let config = ServerConfig {
             listen: vec![listen.into()],
             tls: tls.clone(),
             tls_anyone: asks == Asks::TlsOfAnyone,
-            ..Config::new("unused")
+            ..ServerConfig::new("unused")
         };
         let device = device("1M");
         let server = Server::bind(config, Exports::new([Arc::clone(&device)]))?;
@@ -287,7 +287,7 @@ fn letting_everyone_in_is_said_without_contradiction() {
     Authority::new("authority").write_all(dir.path());
     let bind = |listen: &str, tls| {
         let listen = vec![listen.parse().unwrap()];
-        let config = Config { listen, tls, tls_anyone: true, ..Config::new("unused") };
+        let config = ServerConfig { listen, tls, tls_anyone: true, ..ServerConfig::new("unused") };
         Server::bind(config, Exports::new([device("64K")])).err().expect("a contradiction")
     };
     let asking = Tls::load(&files(dir.path(), true)).unwrap();

@@ -9,7 +9,7 @@ use common::{ALL_HEADERS, Client, Headers, Random, TestServer, cmd, device, opti
 use uzram::device::Device;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{allocation, command_flags, option, reply, state, transmission_flags};
-use uzram_serve::nbd::{Config, Server};
+use uzram_serve::nbd::{Server, ServerConfig};
 
 const EINVAL: u32 = 22;
 const BOTH: [&[u8]; 2] = [b"base:allocation", b"uzram:state"];
@@ -101,7 +101,7 @@ fn contexts_belong_to_the_export_they_were_set_for() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     let exports = Exports::new([Arc::clone(&first), second]);
-    let _server = Server::bind(Config::new(&path), exports).unwrap().spawn().unwrap();
+    let _server = Server::bind(ServerConfig::new(&path), exports).unwrap().spawn().unwrap();
     let payload = transmission_flags::BLOCK_STATUS_PAYLOAD;
     for (set_for, entered, kept) in [
         ("", "zram0", true),

@@ -15,7 +15,7 @@ use common::{Random, cmd, device, info_request, option_bytes, request_bytes, see
 use uzram::device::Device;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::option;
-use uzram_serve::nbd::{BUFFER_BYTES, Buffers, RequestCache};
+use uzram_serve::nbd::{BUFFER_BYTES, Buffers};
 
 /// Counts what is allocated, and remembers the most that was at once.
 struct Counting;
@@ -81,10 +81,9 @@ impl Write for Script<'_> {
     }
 }
 
-/// A session with buffers and requests of its own.
+/// A session with buffers of its own.
 fn serve_stream(client: &mut Script<'_>, exports: &Exports) -> io::Result<()> {
-    let requests = RequestCache::new(1).unwrap();
-    uzram_serve::nbd::serve_stream(client, exports, &mut Buffers::new(BUFFER_BYTES)?, &requests)
+    uzram_serve::nbd::serve_stream(client, exports, &mut Buffers::new(BUFFER_BYTES)?)
 }
 
 fn negotiated(structured: bool) -> Vec<u8> {

@@ -12,7 +12,7 @@ use common::{Client, Random, TestServer, cmd, device, eventually, seed};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply};
-use uzram_serve::nbd::{Config, Server};
+use uzram_serve::nbd::{Server, ServerConfig};
 
 #[test]
 fn the_socket_belongs_to_its_user_and_goes_with_the_server() {
@@ -27,7 +27,7 @@ fn the_socket_belongs_to_its_user_and_goes_with_the_server() {
 fn a_path_that_cannot_be_used_is_refused_in_words() {
     let server = TestServer::new("1M");
     let bind = |path: &std::path::Path| {
-        Server::bind(Config::new(path), Exports::new([device("1M")])).err().expect("refused")
+        Server::bind(ServerConfig::new(path), Exports::new([device("1M")])).err().expect("refused")
     };
     let error = bind(&server.path);
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
@@ -48,7 +48,8 @@ fn a_stale_socket_is_replaced_and_a_successors_is_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("nbd.sock");
     drop(UnixListener::bind(&path).unwrap());
-    let server = Server::bind(Config::new(&path), Exports::new([device("1M")])).unwrap().spawn().unwrap();
+    let server =
+        Server::bind(ServerConfig::new(&path), Exports::new([device("1M")])).unwrap().spawn().unwrap();
     Client::connect(&path).go(true);
     std::fs::remove_file(&path).unwrap();
     let _successor = UnixListener::bind(&path).unwrap();

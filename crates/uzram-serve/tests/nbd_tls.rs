@@ -19,7 +19,7 @@ use rustls::{ClientConnection, StreamOwned};
 use uzram::ErrorKind;
 use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply, transmission_flags};
-use uzram_serve::nbd::{Buffers, Config, Listen, RequestCache, Server, Tls, TlsFiles, serve_stream_with_tls};
+use uzram_serve::nbd::{Buffers, Listen, Server, ServerConfig, Tls, TlsFiles, serve_stream_with_tls};
 
 /// Whether TLS cannot be started: the handshake fails, or the first thing after it.
 fn refused<S: Read + Write>(mut client: Encrypted<S>) -> bool {
@@ -111,9 +111,8 @@ fn records_may_be_torn_anywhere() {
             std::thread::scope(|scope| {
                 let server = scope.spawn(|| {
                     let mut buffers = Buffers::new(0).unwrap();
-                    let requests = RequestCache::new(1).unwrap();
                     let mut stream = Torn(theirs, most_bytes);
-                    serve_stream_with_tls(&mut stream, &exports, &mut buffers, &requests, &tls, true)
+                    serve_stream_with_tls(&mut stream, &exports, &mut buffers, &tls, true)
                 });
                 let mut client = Client::over(ours);
                 client.greet();
@@ -463,7 +462,10 @@ fn files_that_do_not_do_are_refused_with_the_option_to_change() {
 fn other_machines_are_let_in_with_tls_only() {
     let bind = |address: &str, tls: Option<Tls>| {
         let listen: Vec<Listen> = vec![address.parse().unwrap()];
-        Server::bind(Config { listen, tls, ..Config::new("unused") }, Exports::new([device("1M")]))
+        Server::bind(
+            ServerConfig { listen, tls, ..ServerConfig::new("unused") },
+            Exports::new([device("1M")]),
+        )
     };
     for address in ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:192.0.2.1:10809", "tcp:[::ffff:10.0.0.1]:1"] {
         let error = bind(address, None).err().expect(address);

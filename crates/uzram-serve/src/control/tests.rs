@@ -489,7 +489,7 @@ fn clients_are_listed_and_kicked() {
     let device = Device::new("zram0").unwrap();
     device.set("disksize", "1M").unwrap();
     let exports = Exports::new([device]);
-    let server = nbd::Server::bind(nbd::Config::new(&path), exports.clone()).unwrap();
+    let server = nbd::Server::bind(nbd::ServerConfig::new(&path), exports.clone()).unwrap();
     let api = Api::new(exports, Box::new(|_| Vec::new()), About::default()).with_clients(server.clients());
     let server = server.spawn().unwrap();
     let list = |path: &str| ask(&api, &request("GET", path, "")).json["clients"].as_array().unwrap().clone();

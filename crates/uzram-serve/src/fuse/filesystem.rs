@@ -1,13 +1,10 @@
-//! What each request of the kernel means.
+//! The kernel's requests: which file each is for, and what it means there.
 //!
-//! Requests are carried out in the thread that received them, but for what would wait for a backing device or for
-//! memory, and for long discards: that goes to the device's [`Crew`](crate::waiters::Crew), so that a thread is free for
-//! the others. On the way of a read or write nothing is allocated: a thread has its buffer for life.
+//! Names, sizes and permissions are answered here; `disk` and `attribute` carry out what changes or reads a device.
 
-use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
@@ -16,56 +13,45 @@ use fuser::{
     ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
     Request, TimeOrNow, WriteFlags,
 };
-use uzram::Error;
-use uzram::device::{Attribute, Device, OpenDevice, PageState, Wait};
-use uzram::mem::{ZeroedPages, leave_out_of_cores};
+use uzram::device::Device;
 use uzram::units::PAGE_SIZE;
 
 use super::cpu_latency::CpuLatency;
-use super::handles::{Disk, Handles, Open};
+use super::disk::{Disk, errno};
+use super::handles::{Handles, Open};
+use super::thread_buffer::{self, keep_secret, reply_from_buffer};
 use super::tree::{Node, Tree};
 use super::warm_up::WarmUp;
-use super::{MAX_BACKGROUND, MAX_IO_BYTES};
+use super::{MAX_BACKGROUND, MAX_IO_BYTES, attribute};
 use crate::Exports;
-use crate::waiters::{Crew, Waiters};
+use crate::device_pool::DevicePools;
 
-/// How long the kernel may believe what it was told of a name or file: not at all, as a device's size changes when it is
-/// reset, and a loop device on its file takes the size that the kernel believes.
+/// How long the kernel may cache names and file attributes: not at all. A device's size changes when it is reset, and a
+/// loop device on its file takes the cached size.
 const TTL: Duration = Duration::ZERO;
-/// The longest text that an attribute takes.
-const MAX_TEXT_BYTES: usize = 64 << 10;
-/// What an attribute's file seems to have: its text is made when it is opened. As in sysfs.
+/// The size that an attribute's file shows, as in sysfs: its text is made when it is opened.
 const ATTRIBUTE_BYTES: u64 = PAGE_SIZE as u64;
-/// So much of a disk is made zeros by the thread that received the request: what takes no longer than the longest read.
-const ZERO_AT_ONCE_BYTES: u64 = 16 << 20;
 /// The unit of `st_blocks`, stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
-
-thread_local! {
-    /// Where this thread puts what it reads.
-    static BUFFER: RefCell<Option<ZeroedPages>> = const { RefCell::new(None) };
-    /// Where the pages begin and end in which this thread's requests have their data.
-    static RECEIVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
 
 /// The files of a daemon's devices.
 pub(super) struct Files {
     tree: Tree,
     handles: Handles,
-    waiters: Waiters,
+    pools: DevicePools,
     warm_up: WarmUp,
     cpu_latency: Option<CpuLatency>,
     owner: (u32, u32),
 }
 
 impl Files {
-    /// Those of `exports`, served by so many threads, for which CPUs wake so fast.
+    /// The files of `exports`, served by `threads` threads.
     pub fn new(exports: Exports, threads: usize, cpu_latency: Option<CpuLatency>) -> Self {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         Files {
             tree: Tree::new(exports),
             handles: Handles::new(),
-            waiters: Waiters::default(),
+            pools: DevicePools::default(),
             warm_up: WarmUp::new(threads),
             cpu_latency,
             owner,
@@ -110,7 +96,7 @@ impl Files {
             Node::Disk(device) => {
                 let file = self.tree.exports().open_file(&device, mode != OpenAccMode::O_RDONLY);
                 let file = file.map_err(|error| errno(&error))?;
-                Ok(Open::Disk(Disk { file, crew: self.waiters.crew(&device) }))
+                Ok(Open::Disk(Disk { file, pool: self.pools.pool(&device) }))
             }
             // As in sysfs, not even root may do what the attribute cannot.
             Node::Attribute(_, attribute)
@@ -123,7 +109,7 @@ impl Files {
                 let is_read = mode != OpenAccMode::O_WRONLY;
                 let text = is_read.then(|| device.text(attribute.name)).transpose();
                 let text = text.map_err(|error| errno(&error))?.map(Mutex::new);
-                Ok(Open::Attribute(text, self.waiters.crew(&device)))
+                Ok(Open::Attribute(text, self.pools.pool(&device)))
             }
             Node::WarmUp => Ok(Open::WarmUp),
             Node::Root | Node::Directory => Err(Errno::EISDIR),
@@ -136,153 +122,6 @@ impl Files {
             cpu_latency.request();
         }
     }
-}
-
-/// What a program is told of a failure.
-fn errno(error: &Error) -> Errno {
-    Errno::from_i32(error.errno())
-}
-
-/// Room for so many bytes in a thread's buffer, which is made if it is missing or too small.
-fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
-    if buffer.as_ref().is_none_or(|buffer| buffer.len() < len) {
-        *buffer = Some(allocate(MAX_IO_BYTES.max(len))?);
-    }
-    buffer.as_mut().map(|buffer| &mut buffer[..len]).ok_or(Errno::ENOMEM)
-}
-
-/// Has a read answered out of this thread's buffer, or answers that there is no memory for it.
-fn reply_from_buffer(len: usize, reply: ReplyData, answer: impl FnOnce(&mut [u8], ReplyData)) {
-    BUFFER.with_borrow_mut(|buffer| match room_in(buffer, len) {
-        Ok(room) => answer(room, reply),
-        Err(errno) => reply.error(errno),
-    });
-}
-
-/// Keeps what this thread receives out of core files: it has one buffer for that, which is not ours.
-fn keep_secret(data: &[u8]) {
-    let (start, end) = (data.as_ptr().addr(), data.as_ptr().addr() + data.len());
-    let (known_start, known_end) = RECEIVED.get();
-    if start < known_start || known_end < end {
-        leave_out_of_cores(data);
-        RECEIVED.set((start, end));
-    }
-}
-
-/// How much of a request lies before the end of the disk.
-fn clamp(device: &OpenDevice, offset: u64, len: usize) -> usize {
-    let left = device.size_bytes().saturating_sub(offset);
-    usize::try_from(left).map_or(len, |left| left.min(len))
-}
-
-/// Memory for what is handed over.
-fn allocate(len: usize) -> Result<ZeroedPages, Errno> {
-    ZeroedPages::new(len).map_err(|_| Errno::ENOMEM)
-}
-
-fn reply_data(reply: ReplyData, read: uzram::Result<usize>, bytes: &[u8]) {
-    match read {
-        Ok(_) => reply.data(bytes),
-        Err(error) => reply.error(errno(&error)),
-    }
-}
-
-fn read_disk(disk: &Disk, offset: u64, len: usize, reply: ReplyData) {
-    let len = clamp(&disk.file.device, offset, len);
-    if len == 0 {
-        return reply.data(&[]);
-    }
-    reply_from_buffer(len, reply, |out, reply| {
-        let done = match disk.file.device.read_some(offset, out, Wait::No) {
-            Ok(done) if done < len => done,
-            read => return reply_data(reply, read, out),
-        };
-        let Some(room) = disk.crew.room(0) else {
-            let rest = offset + done as u64;
-            let read = disk.file.device.read_some(rest, &mut out[done..], Wait::Yes);
-            return reply_data(reply, read, out);
-        };
-        let device = Arc::clone(&disk.file.device);
-        disk.crew.start(Box::new(move || {
-            reply_from_buffer(len, reply, |out, reply| {
-                // From the start: to take along what was read would take memory.
-                let read = device.read_some(offset, out, Wait::Yes);
-                drop(device);
-                reply_data(reply, read, out);
-            });
-            drop(room);
-        }));
-    });
-}
-
-fn write_disk(disk: &Disk, offset: u64, data: &[u8], reply: ReplyWrite) {
-    let answer = move |written: uzram::Result<()>, reply: ReplyWrite, len: usize| match written {
-        // The protocol's lengths have 32 bits, and so have those of requests.
-        Ok(()) => reply.written(len as u32),
-        Err(error) => reply.error(errno(&error)),
-    };
-    let len = data.len();
-    let done = match disk.file.device.write_some(offset, data, Wait::No) {
-        Ok(done) if done < len => done,
-        written => return answer(written.map(drop), reply, len),
-    };
-    let (rest, offset) = (&data[done..], offset + done as u64);
-    let (Some(room), Ok(mut copy)) = (disk.crew.room(rest.len()), allocate(rest.len())) else {
-        return answer(disk.file.device.write(offset, rest), reply, len);
-    };
-    copy.copy_from_slice(rest);
-    let device = Arc::clone(&disk.file.device);
-    disk.crew.start(Box::new(move || {
-        let written = device.write(offset, &copy);
-        drop((device, copy));
-        answer(written, reply, len);
-        drop(room);
-    }));
-}
-
-/// Makes a range read as zeros, as a hole or not: all of it, or nothing if it goes past the end of the disk.
-fn zero_disk(disk: &Disk, offset: u64, len: u64, allocate: bool, reply: ReplyEmpty) {
-    if offset.checked_add(len).is_none_or(|end| end > disk.file.device.size_bytes()) {
-        return reply.error(Errno::EINVAL);
-    }
-    let answer = move |zeroed: uzram::Result<u64>, reply: ReplyEmpty| match zeroed {
-        Ok(_) => reply.ok(),
-        Err(error) => reply.error(errno(&error)),
-    };
-    // No page is cut in two, of which neither part would be freed.
-    let at_once = len.min(ZERO_AT_ONCE_BYTES - offset % PAGE_SIZE as u64);
-    let done = match disk.file.device.zero_some(offset, at_once, allocate, Wait::No) {
-        Ok(done) if done < len => done,
-        zeroed => return answer(zeroed, reply),
-    };
-    let (offset, len) = (offset + done, len - done);
-    let Some(room) = disk.crew.room(0) else {
-        return answer(disk.file.device.zero_some(offset, len, allocate, Wait::Yes), reply);
-    };
-    let device = Arc::clone(&disk.file.device);
-    disk.crew.start(Box::new(move || {
-        let zeroed = device.zero_some(offset, len, allocate, Wait::Yes);
-        drop(device);
-        answer(zeroed, reply);
-        drop(room);
-    }));
-}
-
-/// Where the next data or hole begins, lseek(2).
-fn seek(device: &OpenDevice, offset: u64, for_data: bool) -> Result<u64, Errno> {
-    let (mut at, end) = (offset, device.size_bytes());
-    if at >= end {
-        return Err(Errno::ENXIO);
-    }
-    while at < end {
-        let extent = device.extent(at, end - at).map_err(|error| errno(&error))?;
-        if (extent.state != PageState::Hole) == for_data {
-            return Ok(at);
-        }
-        at += extent.len_bytes;
-    }
-    // There is a hole behind the end of every file.
-    if for_data { Err(Errno::ENXIO) } else { Ok(end) }
 }
 
 impl Filesystem for Files {
@@ -317,8 +156,8 @@ impl Filesystem for Files {
         }
     }
 
-    /// A disk's size is its device's, and is changed there. As with a block device, opening it with `O_TRUNC` leaves
-    /// it as it is; so does opening an attribute.
+    /// A disk has its device's size, which is set there. As with a block device, `O_TRUNC` changes nothing, nor does it
+    /// for an attribute.
     fn setattr(
         &self,
         _: &Request,
@@ -392,7 +231,7 @@ impl Filesystem for Files {
     ) {
         self.request_came();
         match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => read_disk(disk, offset, size as usize, reply),
+            Some(Some(Open::Disk(disk))) => disk.read(offset, size as usize, reply),
             Some(Some(Open::Attribute(Some(text), _))) => {
                 reply_from_buffer(size as usize, reply, |out, reply| {
                     let len = text.lock().unwrap_or_else(PoisonError::into_inner).read_at(offset, out);
@@ -418,12 +257,16 @@ impl Filesystem for Files {
         self.request_came();
         keep_secret(data);
         match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => write_disk(disk, offset, data, reply),
-            Some(Some(Open::Attribute(_, crew))) => self.write_attribute(ino.0, crew, offset, data, reply),
+            Some(Some(Open::Disk(disk))) => disk.write(offset, data, reply),
+            Some(Some(Open::Attribute(_, pool))) => match self.tree.node(ino.0) {
+                Some(Node::Attribute(device, attribute)) => {
+                    attribute::write(device, attribute, pool, offset, data, reply)
+                }
+                _ => reply.error(Errno::ESTALE),
+            },
             Some(Some(Open::WarmUp)) => {
-                let touched =
-                    BUFFER.with_borrow_mut(|buffer| room_in(buffer, MAX_IO_BYTES).map(|room| room.fill(0)));
-                // The other threads wait for this one, whatever became of its buffer.
+                let touched = thread_buffer::touch();
+                // The other threads wait for this one, even if it got no buffer.
                 match (self.warm_up.arrive(), touched) {
                     (true, Ok(())) => reply.written(data.len() as u32),
                     (true, Err(errno)) => reply.error(errno),
@@ -434,8 +277,8 @@ impl Filesystem for Files {
         }
     }
 
-    /// Writes are stored, and seen by every reader, when they are answered. So there is nothing left to do and no order
-    /// to keep, and with this answer the kernel does all of it without asking. It makes nothing last: contents are memory.
+    /// A write is stored and visible to every reader before its reply, so nothing is left to do. After this answer the
+    /// kernel does not ask again. Nothing becomes durable: contents are memory.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }
@@ -455,14 +298,14 @@ impl Filesystem for Files {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        let allocate = match mode & !libc::FALLOC_FL_KEEP_SIZE {
+        let allocated = match mode & !libc::FALLOC_FL_KEEP_SIZE {
             libc::FALLOC_FL_PUNCH_HOLE => false,
             libc::FALLOC_FL_ZERO_RANGE => true,
-            // Nothing can be promised about room for what is not known yet.
+            // Room for contents that are not known yet cannot be promised.
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => zero_disk(disk, offset, length, allocate, reply),
+            Some(Some(Open::Disk(disk))) => disk.zero(offset, length, allocated, reply),
             _ => reply.error(Errno::EBADF),
         }
     }
@@ -475,7 +318,7 @@ impl Filesystem for Files {
         };
         let Ok(offset) = u64::try_from(offset) else { return reply.error(Errno::ENXIO) };
         let found = match self.handles.get(fh.0).as_deref() {
-            Some(Some(Open::Disk(disk))) => seek(&disk.file.device, offset, for_data),
+            Some(Some(Open::Disk(disk))) => disk.seek(offset, for_data),
             _ => Err(Errno::EBADF),
         };
         match found {
@@ -508,7 +351,7 @@ impl Filesystem for Files {
         reply.statfs(all, free, free, devices.len() as u64, 0, page, 255, page);
     }
 
-    /// Files come and go with devices, and not otherwise.
+    /// Files come and go only with devices.
     fn create(
         &self,
         _: &Request,
@@ -534,51 +377,12 @@ impl Filesystem for Files {
         reply.error(Errno::EACCES);
     }
 
-    /// None: the kernel asks no more after this answer.
+    /// There are none; after this answer the kernel does not ask again.
     fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
         reply.error(Errno::ENOSYS);
     }
 
     fn listxattr(&self, _: &Request, _: INodeNo, _: u32, reply: ReplyXattr) {
         reply.error(Errno::ENOSYS);
-    }
-}
-
-impl Files {
-    /// Sets an attribute to what is written to its file. Some take their time over it.
-    fn write_attribute(&self, ino: u64, crew: &Crew, offset: u64, data: &[u8], reply: ReplyWrite) {
-        let Some(Node::Attribute(device, attribute)) = self.tree.node(ino) else {
-            return reply.error(Errno::ESTALE);
-        };
-        let text = str::from_utf8(data).ok().filter(|_| offset == 0 && data.len() <= MAX_TEXT_BYTES);
-        let Some(value) = text.map(str::to_owned) else { return reply.error(Errno::EINVAL) };
-        let len = data.len() as u32;
-        let room = crew.room(value.len());
-        let set = move || match set_attribute(&device, attribute, &value) {
-            Ok(()) => reply.written(len),
-            Err(errno) => reply.error(errno),
-        };
-        match room {
-            Some(room) => crew.start(Box::new(move || {
-                set();
-                drop(room);
-            })),
-            None => set(),
-        }
-    }
-}
-
-fn set_attribute(device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
-    let (name, value) = (attribute.name, value.trim_end());
-    match device.set(name, value) {
-        Ok(()) => {
-            tracing::info!(device = device.name(), attribute = name, value, "attribute set");
-            Ok(())
-        }
-        Err(error) => {
-            // A number is all that its writer is told.
-            tracing::warn!(device = device.name(), attribute = name, value, %error, "attribute not set");
-            Err(errno(&error))
-        }
     }
 }

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use uzram::device::AttributeText;
 
-use crate::OpenFile;
-use crate::waiters::Crew;
+use super::disk::Disk;
+use crate::device_pool::DevicePool;
 
 /// Files open at once: a loop device has one, and a client of its own another.
 const MAX_OPEN: usize = 1024;
@@ -20,16 +20,9 @@ pub(super) enum Open {
     Disk(Disk),
     /// An attribute: its text as it was then, or made as it is read if it is long, none if it is only written; and who
     /// sets it. They are waited for when the file is closed: nobody's request is.
-    Attribute(Option<Mutex<AttributeText>>, Arc<Crew>),
+    Attribute(Option<Mutex<AttributeText>>, Arc<DevicePool>),
     /// The file by which threads are prepared.
     WarmUp,
-}
-
-/// A disk that is open, and who waits for it.
-#[derive(Clone)]
-pub(super) struct Disk {
-    pub file: OpenFile,
-    pub crew: Arc<Crew>,
 }
 
 /// See the [module's documentation](self).

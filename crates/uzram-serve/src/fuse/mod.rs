@@ -6,12 +6,16 @@
 //!
 //! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
 //!
-//! Code map: `tree` names and numbers the files, `handles` has those that are open, `filesystem` answers requests,
-//! `cpu_latency` has CPUs wake fast for them, `warm_up` prepares the threads for swap.
+//! Code map: `tree` names and numbers the files, `handles` has those that are open, `filesystem` answers requests, those
+//! to a disk by `disk` and those that set an attribute by `attribute`; `thread_buffer` has the memory of the threads,
+//! `cpu_latency` makes CPUs wake fast for requests, `warm_up` prepares the threads for swap.
 
+mod attribute;
 mod cpu_latency;
+mod disk;
 mod filesystem;
 mod handles;
+mod thread_buffer;
 mod tree;
 mod warm_up;
 
@@ -56,18 +60,18 @@ const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` a
 
 /// How files are served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct MountOptions {
     /// The threads that serve the kernel.
     pub threads: usize,
     /// How fast CPUs are to wake for requests that follow each other closely.
     pub cpu_latency: CpuLatencyLimit,
 }
 
-impl Default for Options {
+impl Default for MountOptions {
     /// A thread for each CPU, and at least two, so that one that is kept waiting does not keep everybody waiting.
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
-        Options { threads, cpu_latency: CpuLatencyLimit::default() }
+        MountOptions { threads, cpu_latency: CpuLatencyLimit::default() }
     }
 }
 
@@ -89,7 +93,7 @@ impl Mount {
     ///
     /// # Errors
     /// `Unsupported` without `/dev/fuse`; `Invalid` for a path that is not UTF-8; `Busy` when something is mounted there; `Permission`; `Io`.
-    pub fn new(dir: &Path, owner: &Path, exports: Exports, options: Options) -> Result<Mount> {
+    pub fn new(dir: &Path, owner: &Path, exports: Exports, options: MountOptions) -> Result<Mount> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(DEVICE).exists() {
             let why =
@@ -118,7 +122,7 @@ impl Mount {
     }
 
     /// [`Mount::new`] on a directory that is there.
-    fn on(dir: &Path, owner: &Path, exports: Exports, options: Options, is_made: bool) -> Result<Mount> {
+    fn on(dir: &Path, owner: &Path, exports: Exports, options: MountOptions, is_made: bool) -> Result<Mount> {
         let failed_io = |error: io::Error| {
             let kind = match error.kind() {
                 io::ErrorKind::PermissionDenied => ErrorKind::Permission,

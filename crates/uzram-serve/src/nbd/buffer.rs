@@ -1,19 +1,18 @@
 //! The memory of a connection: its two buffers, and the rule by which all connections share memory.
 //!
-//! One `read` takes as many requests as have arrived, one `write` answers all of them: at a queue
-//! depth of sixteen that is, at best, two system calls for sixteen requests. Payloads go to the device
-//! straight from the receive buffer, and come from it straight into the send buffer. Both have a
-//! fixed size from the start of the session.
+//! One `read` takes as many requests as have arrived, and one `write` answers all of them: at a queue depth of sixteen
+//! that is, at best, two system calls for sixteen requests. Payloads go from the receive buffer straight to the device,
+//! and data from the device straight into the send buffer. Both buffers keep their size for the whole session.
 //!
-//! **What clients can make a server hold.** Each place that a connection can have (see `registry`) comes with
-//! memory of its own: for a client buffers of [`MIN_BUFFER_BYTES`], for a handshake one option, for either the
-//! least that TLS needs. All the rest comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
-//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`JOB_BYTES`] are left of it;
-//! - a request that is handed over (`transmission::handover`) takes its payload and its reply;
+//! **Memory that clients can make a server hold.** Each connection that the `registry` allows has memory of its own: a
+//! client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, both the least that TLS needs. Everything else
+//! comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
+//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] are left of it;
+//! - a request that is offloaded (`transmission::offload`) takes its payload and its reply;
 //! - a reply that must go in one piece takes its data (`transmission::read`).
 //!
-//! Whoever finds nothing left does with what it has: small buffers, a connection that waits itself, a reply that
-//! is streamed. What the kernel keeps in sockets is beside all this.
+//! When nothing is left, buffers are small, a connection waits for the device itself, and a long reply is streamed. The
+//! memory of the kernel's socket buffers comes on top.
 
 use std::io::{self, Read, Write};
 use std::ops::{Deref, DerefMut};
@@ -26,26 +25,26 @@ use super::proto::MAX_PAYLOAD_BYTES;
 use super::request::Headers;
 use super::tls_stream;
 use crate::budget::{Budget, Share};
-use crate::waiters::JOB_BYTES;
+use crate::device_pool::TASK_BYTES;
 
 /// Bytes of each buffer, if there is memory for that: sixty requests of a page, a little more than a Unix
 /// socket's default buffer holds, and small enough to stay in a core's second-level cache.
 pub const BUFFER_BYTES: usize = 256 << 10;
-/// Bytes of each buffer where there is not.
+/// Bytes of each buffer if there is not.
 pub const MIN_BUFFER_BYTES: usize = 32 << 10;
-/// What the connections of a server share, by default: 40 MiB for requests, and larger buffers for the
+/// Memory that the connections of a server share, by default: 40 MiB for requests, and larger buffers for the
 /// first ninety clients without TLS.
-pub const SHARED_BYTES: usize = JOB_BYTES + (40 << 20);
+pub const SHARED_BYTES: usize = TASK_BYTES + (40 << 20);
 
-/// The least a buffer can have. A page that arrives in pieces, behind a request's header, always
-/// fits; so do a whole error reply and a chunk of at least one page.
+/// The smallest buffer. A page that arrives in pieces behind a request's header always fits, and so do a whole error
+/// reply and a chunk of at least one page.
 const LEAST_BYTES: usize = 4 * (PAGE_SIZE + Headers::Extended.data_header_bytes());
 const _: () = assert!(MIN_BUFFER_BYTES >= LEAST_BYTES);
 const _: () =
     assert!(BUFFER_BYTES.is_multiple_of(MIN_BUFFER_BYTES) && MIN_BUFFER_BYTES.is_multiple_of(PAGE_SIZE));
 
-/// From this length on, memory is mapped for its owner alone: it costs nothing before it is touched, and goes
-/// back to the system at once. An allocator might keep as much for each of many threads.
+/// From this length on, memory is mapped for its owner alone: it costs nothing before it is touched, and returns to the
+/// system at once. An allocator might keep as much for each of many threads.
 const MIN_MAPPED_BYTES: usize = 32 << 10;
 
 /// Both buffers of a connection, which can serve one session after another.
@@ -54,13 +53,13 @@ pub struct Buffers {
     unsent: SendBuffer,
     /// Where more memory comes from.
     budget: Arc<Budget>,
-    /// What these buffers, and TLS's, have beyond the least.
+    /// The memory of these buffers, and of TLS's, beyond the least.
     _share: Option<Share>,
 }
 
 impl Buffers {
-    /// Buffers of `len_bytes` each, in whole pages; [`BUFFER_BYTES`] is best, less tries more of the
-    /// ways in which messages can be cut. Beside them there is memory for one long reply.
+    /// Makes buffers of `len_bytes` each, in whole pages: [`BUFFER_BYTES`] is the fastest, fewer bytes split messages in
+    /// more ways. The budget has memory for one long reply.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -69,8 +68,8 @@ impl Buffers {
         Self::with(len_bytes, Budget::new(MAX_PAYLOAD_BYTES as usize), None)
     }
 
-    /// The buffers of a server's client: as large as the server's budget has memory for, the buffers of its
-    /// TLS session included.
+    /// Makes the buffers of a server's client, as large as the server's budget allows, including the buffers of its TLS
+    /// session.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -79,7 +78,7 @@ impl Buffers {
         let mut len_bytes = BUFFER_BYTES;
         while len_bytes > MIN_BUFFER_BYTES {
             let more_bytes = connection_bytes(len_bytes, tls) - least_bytes;
-            if let Some(share) = budget.take_leaving(more_bytes, JOB_BYTES.min(budget.total())) {
+            if let Some(share) = budget.take_leaving(more_bytes, TASK_BYTES.min(budget.total())) {
                 return Self::with(len_bytes, Arc::clone(budget), Some(share));
             }
             len_bytes /= 2;
@@ -97,14 +96,14 @@ impl Buffers {
         self.unsent.capacity_bytes()
     }
 
-    /// Both of them, empty, and where more memory comes from.
+    /// Empties both buffers and returns them, with the budget for more memory.
     pub(super) fn emptied(&mut self) -> (&mut ReceiveBuffer, &mut SendBuffer, &Arc<Budget>) {
         (self.received.start, self.received.end, self.unsent.len) = (0, 0, 0);
         (&mut self.received, &mut self.unsent, &self.budget)
     }
 }
 
-/// What a connection with buffers of `len_bytes` holds.
+/// Returns the memory of a connection with buffers of `len_bytes`.
 fn connection_bytes(len_bytes: usize, tls: bool) -> usize {
     2 * len_bytes + if tls { tls_stream::memory_bytes(len_bytes) } else { 0 }
 }
@@ -118,7 +117,7 @@ pub(super) enum Memory {
 }
 
 impl Memory {
-    /// So many bytes.
+    /// Allocates `len_bytes`.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -155,7 +154,7 @@ impl DerefMut for Memory {
     }
 }
 
-/// Received bytes that are not used up: `bytes[start..end]`.
+/// Received bytes that are not consumed: `bytes[start..end]`.
 pub(super) struct ReceiveBuffer {
     bytes: Memory,
     start: usize,
@@ -163,21 +162,21 @@ pub(super) struct ReceiveBuffer {
 }
 
 impl ReceiveBuffer {
-    /// What has arrived and is not consumed.
+    /// Returns the bytes that have arrived and are not consumed.
     pub fn available(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
 
-    /// Uses up `len_bytes` of [`available`](Self::available), which has at least that many.
+    /// Consumes `len_bytes` of [`available`](Self::available), which has at least that many.
     pub fn consume(&mut self, len_bytes: usize) {
         self.start += len_bytes;
         debug_assert!(self.start <= self.end);
     }
 
-    /// Waits for more bytes; returns how many came, 0 at the end of the stream.
+    /// Waits for more bytes; returns their number, 0 at the end of the stream.
     ///
-    /// Whatever is left over moves to the front first. That is never more than an incomplete page
-    /// or header, because everything complete is consumed before more is read.
+    /// What is left over moves to the front first: at most an incomplete page or header, because everything complete is
+    /// consumed before more is read.
     pub fn fill(&mut self, stream: &mut impl Read) -> io::Result<usize> {
         self.bytes.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -195,14 +194,14 @@ impl ReceiveBuffer {
     }
 }
 
-/// Replies that are not sent: `bytes[..len]`.
+/// Replies that are not sent yet: `bytes[..len]`.
 pub(super) struct SendBuffer {
     bytes: Memory,
     len: usize,
 }
 
 impl SendBuffer {
-    /// A buffer of so many bytes.
+    /// Makes a buffer of `capacity_bytes`.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -210,18 +209,18 @@ impl SendBuffer {
         Ok(SendBuffer { bytes: Memory::new(capacity_bytes)?, len: 0 })
     }
 
-    /// What is not sent.
+    /// Returns what is not sent.
     pub fn filled(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// The most it can hold.
+    /// Returns the number of bytes that it can hold.
     pub fn capacity_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Makes room for `len_bytes`, which are at most its capacity, by sending what is there if
-    /// need be, and returns the room. It counts as filled; [`retract`](Self::retract) takes it back.
+    /// Returns room for `len_bytes`, which are at most its capacity; sends what is there first if need be. The room counts
+    /// as filled; [`retract`](Self::retract) gives it back.
     pub fn room(&mut self, stream: &mut impl Write, len_bytes: usize) -> io::Result<&mut [u8]> {
         if len_bytes > self.bytes.len() - self.len {
             self.flush(stream)?;
@@ -231,12 +230,12 @@ impl SendBuffer {
         Ok(&mut self.bytes[start..self.len])
     }
 
-    /// Takes back the last `len_bytes`.
+    /// Removes the last `len_bytes`.
     pub fn retract(&mut self, len_bytes: usize) {
         self.len -= len_bytes;
     }
 
-    /// Adds `bytes`; if they are more than its capacity, sends what is there and them behind it.
+    /// Adds `bytes`; if they exceed the capacity, sends what is there, then them.
     pub fn put(&mut self, stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() > self.capacity_bytes() {
             self.flush(stream)?;
@@ -274,7 +273,7 @@ mod tests {
             assert_eq!((sizes[0], sizes[999]), (BUFFER_BYTES, MIN_BUFFER_BYTES));
             let large = sizes.iter().filter(|size| **size == BUFFER_BYTES).count();
             assert_eq!(large, if tls { 38 } else { 91 });
-            assert!(budget.take(JOB_BYTES).is_some());
+            assert!(budget.take(TASK_BYTES).is_some());
             clients.remove(0);
             assert_eq!(Buffers::of_client(&budget, tls).unwrap().len_bytes(), BUFFER_BYTES);
         }

@@ -13,6 +13,7 @@ use rustix::net::{AddressFamily, getpeername, getsockname};
 
 use super::address::ListenAddress;
 use super::registry::Registry;
+use super::request::{Command, Request};
 
 /// A connection, as of a moment.
 #[derive(Clone, Debug)]
@@ -40,6 +41,18 @@ pub struct Traffic {
     pub read_bytes: u64,
     /// Bytes to be written.
     pub written_bytes: u64,
+}
+
+impl Traffic {
+    /// Counts a request that has arrived.
+    pub(super) fn count(&mut self, request: &Request) {
+        self.requests += 1;
+        match request.command {
+            Command::Read => self.read_bytes = self.read_bytes.saturating_add(request.len_bytes),
+            Command::Write => self.written_bytes = self.written_bytes.saturating_add(request.len_bytes),
+            _ => {}
+        }
+    }
 }
 
 /// [`Traffic`] that one thread counts and others look at.

@@ -16,22 +16,20 @@
 //!   headers of replies; no I/O; `meta_context`: what block status can tell;
 //! - `handshake`, `transmission`, `session`: one session over any `Read + Write` ([`serve_stream`]);
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
-//! - `buffer`: the two bounded buffers of a connection, which make a batch cost two system calls, and the memory that
+//! - `buffer`: the two bounded buffers of a connection, with which a batch costs two system calls, and the memory that
 //!   all connections share;
-//!   `request_cache`: the requests in flight of all connections; `wake`, by which a connection hears of what
-//!   the threads that wait in its place have done;
+//! - `wake`: wakes a connection when a request that it offloaded is done;
 //! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
 //!   ones with a deadline;
 //! - `pace`: how slow a client may be;
 //! - `registry`, `server`: accepting, limits, stopping; `clients`: who is connected; `time_slice`: how connections'
 //!   threads share the CPUs.
 //!
-//! One thread serves one connection and answers its requests in order, but for those that would wait for
-//! the device: these are answered when they can be. What a client sends can cost its own connection and
-//! nothing else: every length is bounded before it is used, all memory that connections hold is bounded
-//! (`buffer` has the rule), as their number is (`registry`) and the time for which they may hold up what others
-//! need (`socket`); and a connection's end, even by a panic, ends only itself. A connection that finds no memory
-//! for a request that waits does so itself, with all its requests in order.
+//! One thread serves one connection and answers its requests in order. Requests that would wait for the device are
+//! offloaded to a pool of threads and answered when they are done; without memory for that, the connection's own thread
+//! waits. A client can harm its own connection and nothing else: every length is bounded before it is used, and so are
+//! the memory that connections hold (`buffer`), their number (`registry`) and the time for which they may hold up others
+//! (`socket`). A connection's end, even by a panic, ends only itself.
 
 mod address;
 mod buffer;
@@ -44,7 +42,6 @@ pub mod proto;
 mod registry;
 mod reply;
 mod request;
-mod request_cache;
 mod server;
 mod session;
 mod socket;
@@ -64,15 +61,14 @@ use session::Terms;
 pub use address::{Endpoint, Listen, ListenAddress, SocketAccess};
 pub use buffer::{BUFFER_BYTES, Buffers, MIN_BUFFER_BYTES, SHARED_BYTES};
 pub use clients::{Client, Clients, Kicked, Peer, Traffic};
-pub use request_cache::RequestCache;
-pub use server::{Config, Server, ServerThread, StopHandle};
+pub use server::{Server, ServerConfig, ServerThread, StopHandle};
 pub use tls::{Tls, TlsFiles, reload_tls};
 
 /// Serves one whole session, handshake to disconnect, over `stream`.
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz
-/// targets drive it over memory, one session after another with the same buffers and requests. What
-/// waits for the device is waited for, and answered in its turn.
+/// targets drive it over memory, one session after another with the same buffers. Nothing is offloaded: requests that
+/// wait for the device are answered in their turn.
 ///
 /// # Errors
 /// Whatever `stream` answers; `InvalidData` when the peer broke the protocol in a way that leaves
@@ -81,9 +77,8 @@ pub fn serve_stream<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
-    requests: &RequestCache,
 ) -> io::Result<()> {
-    serve(stream, exports, buffers, requests, None)
+    serve(stream, exports, buffers, None)
 }
 
 /// As [`serve_stream`], by a server that has a certificate: TLS is required of the client, or offered
@@ -95,27 +90,24 @@ pub fn serve_stream_with_tls<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
-    requests: &RequestCache,
     tls: &Tls,
     tls_required: bool,
 ) -> io::Result<()> {
-    serve(stream, exports, buffers, requests, Some((tls, tls_required)))
+    serve(stream, exports, buffers, Some((tls, tls_required)))
 }
 
 fn serve<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
     buffers: &mut Buffers,
-    requests: &RequestCache,
     tls: Option<(&Tls, bool)>,
 ) -> io::Result<()> {
     let terms = Terms {
         exports,
-        requests,
         tls: tls.map(|(tls, _)| tls),
         tls_required: tls.is_some_and(|(_, required)| required),
         stopping: &Arc::default(),
-        handover: None,
+        offload: None,
         traffic: &TrafficCounters::default(),
     };
     session::run(stream, terms, |_, _| Ok(buffers))

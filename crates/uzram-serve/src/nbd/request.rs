@@ -176,9 +176,14 @@ impl Request {
             Command::Flush if self.offset != 0 || self.len_bytes != 0 => {
                 Err(Refusal::invalid("a flush has no offset and no length"))
             }
-            Command::Unknown => Err(Refusal::invalid("an unknown command")),
-            Command::Flush | Command::Disc => Ok(()),
-            _ => self.check_range(size_bytes),
+            Command::Read
+            | Command::Write
+            | Command::Trim
+            | Command::WriteZeroes
+            | Command::Cache
+            | Command::BlockStatus => self.check_range(size_bytes),
+            // They have no range.
+            Command::Flush | Command::Disc | Command::Unknown => Ok(()),
         }
     }
 

@@ -17,26 +17,26 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use uzram::{Error, ErrorKind, Result};
 
+use super::Buffers;
 use super::address::{Endpoint, Listen, ListenAddress};
 use super::buffer::SHARED_BYTES;
 use super::clients::Clients;
 use super::listener::{Listener, is_local};
-use super::registry::{self, Place, Registry, Room};
+use super::registry::{self, Accept, Registration, Registry};
 use super::session::{self, Chosen, Terms};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
-use super::transmission::Handover;
-use super::{Buffers, RequestCache};
+use super::transmission::OffloadTarget;
 use crate::Exports;
 use crate::budget::Budget;
-use crate::waiters::Waiters;
+use crate::device_pool::DevicePools;
 
 /// How long accepting rests when the system has no file descriptors, memory or threads to give.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a server needs to know.
+/// The settings of a server.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServerConfig {
     /// Where to listen. A socket file that a dead server left is replaced. Two servers must not start on the same path
     /// at the same moment.
     pub listen: Vec<Listen>,
@@ -46,7 +46,7 @@ pub struct Config {
     /// Other machines are let in over TLS without a certificate of theirs: everyone who can connect reads and changes
     /// the disks.
     pub tls_anyone: bool,
-    /// Clients served at once; further connections are closed at once. Some of the places are kept for each
+    /// Clients served at once; further connections are closed at once. Some of the places are reserved for each
     /// listener, more for the first: no listener's clients can keep all others out.
     pub max_connections: usize,
     /// How long a client may take to choose an export, TLS included.
@@ -59,11 +59,11 @@ pub struct Config {
     pub shared_bytes: usize,
 }
 
-impl Config {
+impl ServerConfig {
     /// A socket file and the defaults: no TLS, 256 connections, ten seconds for a handshake, thirty for clients
     /// that are slow, 80 MiB for all to share.
     pub fn new(socket_path: impl Into<PathBuf>) -> Self {
-        Config {
+        ServerConfig {
             listen: vec![ListenAddress::Unix(socket_path.into()).into()],
             tls: None,
             tls_anyone: false,
@@ -127,11 +127,10 @@ fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
 /// A server that has its sockets and is ready to run.
 pub struct Server {
     listeners: Vec<Listener>,
-    requests: RequestCache,
     budget: Arc<Budget>,
-    waiters: Waiters,
+    pools: DevicePools,
     registry: Arc<Registry>,
-    config: Config,
+    config: ServerConfig,
     stop: StopHandle,
 }
 
@@ -170,11 +169,10 @@ impl Server {
     /// `Permission` when everyone on other machines could come, and `tls_anyone` is not set; `Busy` when
     /// a server answers at a path or has a port; `Invalid` when a path cannot be a socket's, or
     /// `tls_anyone` contradicts `tls`; `Io` or `NoMemory` when the system refuses.
-    pub fn bind(config: Config, exports: Exports) -> Result<Server> {
+    pub fn bind(config: ServerConfig, exports: Exports) -> Result<Server> {
         config.check()?;
         let bind = |listen| Listener::bind(listen, &exports);
         let listeners = config.listen.iter().map(bind).collect::<Result<Vec<_>>>()?;
-        let requests = RequestCache::new(config.max_connections)?;
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
         let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
         let addresses = listeners.iter().map(|listener| listener.address().clone());
@@ -182,8 +180,8 @@ impl Server {
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
-        let waiters = Waiters::new(Arc::clone(&budget));
-        Ok(Server { listeners, requests, budget, waiters, registry: Arc::new(registry), config, stop })
+        let pools = DevicePools::new(Arc::clone(&budget));
+        Ok(Server { listeners, budget, pools, registry: Arc::new(registry), config, stop })
     }
 
     /// Who is connected, for as long as the server runs, and after.
@@ -238,8 +236,8 @@ impl Server {
                 turn += 1;
                 // Without a peer it has gone again.
                 let Ok(peer) = socket.peer() else { continue };
-                if let Some(place) = self.registry.admit(listener, socket.closer(), peer) {
-                    self.start(scope, place, socket, &self.listeners[listener]);
+                if let Some(registration) = self.registry.admit(listener, socket.closer(), peer) {
+                    self.start(scope, registration, socket, &self.listeners[listener]);
                 }
             }
             self.registry.close_all();
@@ -251,13 +249,13 @@ impl Server {
     fn start<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
-        place: Place<'scope>,
+        registration: Registration<'scope>,
         socket: Socket,
         listener: &'scope Listener,
     ) {
-        let name = format!("nbd-{}", place.id());
-        // The place moves in, to be given up after everything that the connection holds.
-        let serve = move || self.serve(socket, &place, listener);
+        let name = format!("nbd-{}", registration.id());
+        // The registration moves in, to be given up after everything that the connection holds.
+        let serve = move || self.serve(socket, &registration, listener);
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
             tracing::warn!(%error, "no thread for a connection: it is closed");
             self.pause();
@@ -274,7 +272,7 @@ impl Server {
             let ready = self.ready_listeners()?;
             // Each is looked at once, whoever comes first.
             for listener in (0..count).map(|index| (turn + index) % count).filter(|index| ready[*index]) {
-                if !self.registry.make_room(listener, Instant::now()) {
+                if !self.registry.make_way(listener, Instant::now()) {
                     continue;
                 }
                 let error = match self.listeners[listener].accept() {
@@ -301,16 +299,16 @@ impl Server {
     /// once the server is to stop.
     fn ready_listeners(&self) -> Option<Vec<bool>> {
         let now = Instant::now();
-        let mut wake_at = self.registry.report(now);
+        let mut wake_at = self.registry.log_turned_away(now);
         let mut fds = vec![
             PollFd::new(&self.stop.0.wake, PollFlags::IN),
-            PollFd::from_borrowed_fd(self.registry.news(), PollFlags::IN),
+            PollFd::from_borrowed_fd(self.registry.acceptor_wake(), PollFlags::IN),
         ];
         for (index, listener) in self.listeners.iter().enumerate() {
-            let events = match self.registry.room(index, now) {
-                Room::Now => PollFlags::IN,
+            let events = match self.registry.when_to_accept(index, now) {
+                Accept::Now => PollFlags::IN,
                 // Newcomers wait in its queue.
-                Room::NotBefore(at) => {
+                Accept::NotBefore(at) => {
                     wake_at = wake_at.into_iter().chain(at).min();
                     PollFlags::empty()
                 }
@@ -327,7 +325,7 @@ impl Server {
             return Some(vec![false; self.listeners.len()]);
         }
         if !fds[1].revents().is_empty() {
-            self.registry.hear();
+            self.registry.clear_wake();
         }
         Some(fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
@@ -340,11 +338,11 @@ impl Server {
     }
 
     /// Serves one connection to its end, whatever that is.
-    fn serve(&self, mut socket: Socket, place: &Place<'_>, listener: &Listener) {
-        let (id, peer) = (place.id(), place.peer());
+    fn serve(&self, mut socket: Socket, registration: &Registration<'_>, listener: &Listener) {
+        let (id, peer) = (registration.id(), registration.peer());
         tracing::debug!(id, %peer, "client connected");
         // What a panic leaves behind is the connection's own, and it is dropped here.
-        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, place, listener))) {
+        match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, registration, listener))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
             Ok(Err(error)) => match error.kind() {
                 // This server ends connections so.
@@ -352,7 +350,7 @@ impl Server {
                 // A handshake's deadline; or a client's host vanished.
                 io::ErrorKind::TimedOut => {
                     tracing::debug!(id, %peer, "connection timed out");
-                    place.timed_out();
+                    registration.timed_out();
                 }
                 _ => tracing::debug!(id, %error, "connection ended"),
             },
@@ -361,22 +359,26 @@ impl Server {
         socket.finish();
     }
 
-    fn session(&self, socket: &mut Socket, place: &Place<'_>, listener: &Listener) -> io::Result<()> {
+    fn session(
+        &self,
+        socket: &mut Socket,
+        registration: &Registration<'_>,
+        listener: &Listener,
+    ) -> io::Result<()> {
         socket.set_timeouts(self.config.send_timeout, self.config.payload_timeout)?;
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let wake = socket.wake();
         let terms = Terms {
             exports: listener.exports(),
-            requests: &self.requests,
             tls: self.config.tls.as_ref(),
             tls_required: self.tls_required(listener),
             stopping: &self.stop.0.stopping,
-            handover: Some(Handover { waiters: &self.waiters, wake: &wake }),
-            traffic: place.traffic(),
+            offload: Some(OffloadTarget { pools: &self.pools, wake: &wake }),
+            traffic: registration.traffic(),
         };
         session::run(socket, terms, |socket, Chosen { export, tls }| {
             socket.set_deadline(None);
-            if !place.become_client(export) {
+            if !registration.become_client(export) {
                 return Err(io::Error::other("too many connections"));
             }
             Buffers::of_client(&self.budget, tls)

@@ -9,26 +9,24 @@ use super::clients::TrafficCounters;
 use super::handshake::{self, Outcome, Session, TlsMode};
 use super::tls::Tls;
 use super::tls_stream::TlsStream;
-use super::transmission::Handover;
-use super::{Buffers, RequestCache, transmission, violation};
+use super::transmission::OffloadTarget;
+use super::{Buffers, transmission, violation};
 use crate::Exports;
 
-/// How a server wants sessions to be held.
+/// What a session takes from its server.
 #[derive(Clone, Copy)]
 pub(super) struct Terms<'a> {
-    /// What is offered.
+    /// The devices that the client can choose from.
     pub exports: &'a Exports,
-    /// Where requests live.
-    pub requests: &'a RequestCache,
-    /// What TLS is spoken with, if it is.
+    /// The certificate and key, if there is TLS.
     pub tls: Option<&'a Tls>,
-    /// Nothing is offered without TLS.
+    /// The client must start TLS before anything else.
     pub tls_required: bool,
     /// Set when the server stops.
     pub stopping: &'a Arc<AtomicBool>,
-    /// Who waits for devices in the place of a session's thread, if anyone does.
-    pub handover: Option<Handover<'a>>,
-    /// Where it is shown what the client asks for.
+    /// Where requests that would wait for a device are offloaded to, if anywhere.
+    pub offload: Option<OffloadTarget<'a>>,
+    /// Where other threads see the client's traffic.
     pub traffic: &'a TrafficCounters,
 }
 
@@ -37,7 +35,7 @@ pub(super) struct Terms<'a> {
 pub(super) struct Chosen<'a> {
     /// The export's name.
     pub export: &'a str,
-    /// All goes over TLS.
+    /// Whether the session runs over TLS.
     pub tls: bool,
 }
 
@@ -57,8 +55,8 @@ impl Terms<'_> {
     }
 }
 
-/// Holds a session. `chosen` is called with `stream` once, when the client has chosen an export, and
-/// gives the buffers that requests and replies go through; a failure of it ends the session.
+/// Runs a session. Calls `chosen` once, when the client has chosen an export; it returns the buffers for requests and
+/// replies, or ends the session with an error.
 ///
 /// # Errors
 /// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's;

@@ -1,5 +1,5 @@
-//! What wakes a connection's thread that waits for its client: an eventfd, made when it is first needed, and
-//! word that this wait must not be long.
+//! Wakes a connection's thread from its wait for the client: an eventfd, made when it is first needed, and a flag that
+//! limits how long the thread waits.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,23 +9,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Wakes one thread, which alone calls the methods but [`Wake::signal`].
+/// Wakes one thread. Other threads call only [`Wake::signal`].
 #[derive(Default)]
 pub(super) struct Wake {
     fd: OnceLock<OwnedFd>,
-    /// Whether the thread is to be woken when it waits for its client.
+    /// Whether a signal ends the thread's wait for its client.
     armed: AtomicBool,
-    /// The number of the payload that is due, because memory is held for it; 0 for none.
+    /// The number of the payload that the client owes and memory is held for; 0 for none.
     due: AtomicU64,
-    /// How many payloads were due so far.
+    /// The number of such payloads so far.
     payloads: AtomicU64,
 }
 
 impl Wake {
-    /// Makes what it needs, unless it has it.
+    /// Makes the eventfd, unless there is one.
     ///
     /// # Errors
-    /// The system's, when it has no descriptor to give.
+    /// The system's, when it refuses a descriptor.
     pub fn prepare(&self) -> io::Result<()> {
         if self.fd.get().is_none() {
             // Another thread's would be as good.
@@ -34,28 +34,28 @@ impl Wake {
         Ok(())
     }
 
-    /// Says whether [`Wake::signal`] is to end waits for the client from now on.
+    /// Sets whether [`Wake::signal`] ends waits for the client from now on.
     pub fn arm(&self, armed: bool) {
         self.armed.store(armed, Ordering::Relaxed);
     }
 
-    /// What to wait for beside the client, if it is armed: readable after a signal.
+    /// Returns what to wait for beside the client, if it is armed: a descriptor that is readable after a signal.
     pub fn armed(&self) -> Option<BorrowedFd<'_>> {
         self.fd.get().filter(|_| self.armed.load(Ordering::Relaxed)).map(AsFd::as_fd)
     }
 
-    /// Says whether the client is to send a payload without delay from now on, because memory is held for it.
+    /// Sets whether the client must send a payload without delay from now on, because memory is held for it.
     pub fn expect_payload(&self, expected: bool) {
         let number = if expected { self.payloads.fetch_add(1, Ordering::Relaxed) + 1 } else { 0 };
         self.due.store(number, Ordering::Relaxed);
     }
 
-    /// The number of the payload that is expected, if one is.
+    /// Returns the number of the payload that is expected, if one is.
     pub fn expected_payload(&self) -> Option<u64> {
         Some(self.due.load(Ordering::Relaxed)).filter(|number| *number > 0)
     }
 
-    /// Wakes the thread, or lets it not fall asleep, once for all signals since the last [`Wake::wait`].
+    /// Wakes the thread, or keeps it from falling asleep, once for all signals since the last [`Wake::wait`].
     pub fn signal(&self) {
         if let Some(fd) = self.fd.get() {
             // It fails only when the counter is full, and then it is readable already.

@@ -20,7 +20,7 @@ pub use uzram::random::Random;
 use uzram_serve::Exports;
 pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, command_flags, option, reply};
-use uzram_serve::nbd::{Clients, Config, Endpoint, ListenAddress, Server, ServerThread};
+use uzram_serve::nbd::{Clients, Endpoint, ListenAddress, Server, ServerConfig, ServerThread};
 
 /// A device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {
@@ -44,15 +44,15 @@ impl TestServer {
         Self::with(device(size), |_| {})
     }
 
-    pub fn with(device: Arc<Device>, configure: impl FnOnce(&mut Config)) -> Self {
+    pub fn with(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> Self {
         Self::with_all(&[device], configure)
     }
 
     /// A server of several devices.
-    pub fn with_all(devices: &[Arc<Device>], configure: impl FnOnce(&mut Config)) -> Self {
+    pub fn with_all(devices: &[Arc<Device>], configure: impl FnOnce(&mut ServerConfig)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
-        let mut config = Config::new(&path);
+        let mut config = ServerConfig::new(&path);
         configure(&mut config);
         let server = Server::bind(config, Exports::new(devices.iter().cloned())).unwrap();
         let (endpoints, clients) = (server.endpoints(), server.clients());

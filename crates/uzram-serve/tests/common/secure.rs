@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned, SupportedProtocolVersion};
 use uzram::device::Device;
 use uzram_serve::nbd::proto::{option, reply};
-use uzram_serve::nbd::{Config, Tls, TlsFiles};
+use uzram_serve::nbd::{ServerConfig, Tls, TlsFiles};
 
 use super::pki::{Authority, Validity};
 use super::{Client, TestServer, device};
@@ -31,12 +31,16 @@ impl Secure {
         Self::with(false, |_| {})
     }
 
-    pub fn with(client_certificates: bool, configure: impl FnOnce(&mut Config)) -> Self {
+    pub fn with(client_certificates: bool, configure: impl FnOnce(&mut ServerConfig)) -> Self {
         Self::over(device("32M"), client_certificates, configure)
     }
 
     /// A server of a device that exists.
-    pub fn over(device: Arc<Device>, client_certificates: bool, configure: impl FnOnce(&mut Config)) -> Self {
+    pub fn over(
+        device: Arc<Device>,
+        client_certificates: bool,
+        configure: impl FnOnce(&mut ServerConfig),
+    ) -> Self {
         let authority = Authority::new("authority");
         let dir = tempfile::tempdir().unwrap();
         authority.write_all(dir.path());

@@ -1,21 +1,21 @@
-//! Answers to reads.
+//! Replies to reads.
 //!
-//! Where replies are chunks, what is known to be zeros goes as holes, which carry no data, and the
-//! rest as data, read straight into the send buffer.
+//! Where replies are chunks, ranges that are known to be zeros go as holes, which carry no data, and the rest as data,
+//! read straight into the send buffer.
 
 use std::io::{self, Write};
 
 use uzram::device::Wait;
 use uzram::units::PAGE_SIZE;
 
-use super::execute::{Replies, Rest};
+use super::replies::{Replies, Rest};
 use crate::nbd::buffer::Memory;
 use crate::nbd::proto::{chunk, command_flags};
 use crate::nbd::reply::{put_chunk_header, simple_reply};
 use crate::nbd::request::{Headers, Request};
 
 impl<W: Write> Replies<'_, W> {
-    /// Answers the rest of a read, which has been checked: it has at most `MAX_PAYLOAD_BYTES`.
+    /// Answers the rest of a read, which has passed `Request::check`: it has at most `MAX_PAYLOAD_BYTES`.
     pub(super) fn read(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
         match (self.headers.has_chunks(), len_bytes) {
@@ -31,17 +31,17 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Data bytes of one chunk when a read takes several: whole pages.
+    /// Returns the most data bytes of one chunk when a read takes several: whole pages.
     fn fragment_bytes(&self) -> usize {
         self.unsent.capacity_bytes() - PAGE_SIZE
     }
 
-    /// Answers chunk by chunk, holes and data in turn.
+    /// Answers with chunks, holes and data in turn.
     fn read_chunks(&mut self, request: &Request, mut rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         while rest.left_bytes > 0 {
             let zero_bytes = match self.device.zero_bytes(rest.at, rest.left_bytes) {
                 Ok(zero_bytes) => zero_bytes,
-                Err(error) => return self.fail(request, &error.into()).map(|()| None),
+                Err(error) => return self.fail(request, error).map(|()| None),
             };
             if zero_bytes > 0 {
                 self.hole(request, rest.at, zero_bytes)?;
@@ -58,7 +58,7 @@ impl<W: Write> Replies<'_, W> {
         Ok(None)
     }
 
-    /// Answers that `len_bytes` from `offset` on are zeros.
+    /// Adds a chunk which says that `len_bytes` from `offset` on are zeros.
     fn hole(&mut self, request: &Request, offset: u64, len_bytes: u64) -> io::Result<()> {
         let payload = self.chunk(request, done_flag(request, offset, len_bytes), chunk::OFFSET_HOLE, 12)?;
         payload[..8].copy_from_slice(&offset.to_be_bytes());
@@ -66,10 +66,9 @@ impl<W: Write> Replies<'_, W> {
         Ok(())
     }
 
-    /// Answers with data, read into the send buffer behind its header: all of `len_bytes`, which fit
-    /// the buffer, or as far as it is worth, when it need not be `whole`. Returns how much: 0 when that
-    /// would wait, and nothing is answered; `None` when the device failed and the reply ended with its
-    /// error.
+    /// Reads data into the send buffer behind its header: all of `len_bytes`, which fit the buffer, if it must be
+    /// `whole`, otherwise up to where zeros begin. Returns the number of bytes: 0 when the read would wait, and
+    /// nothing is answered; `None` when the device failed and the reply ended with its error.
     fn data(
         &mut self,
         request: &Request,
@@ -98,16 +97,16 @@ impl<W: Write> Replies<'_, W> {
             }
             Err(error) => {
                 self.unsent.retract(header_bytes + len_bytes);
-                self.fail(request, &error.into()).map(|()| None)
+                self.fail(request, error).map(|()| None)
             }
         }
     }
 
     /// Answers a read that is longer than the send buffer and must not be fragmented.
     ///
-    /// Success has to be known before the header goes, because the header is where an error would
-    /// be told. So the data is read as a whole, into memory that lives as long as this reply, if the budget has
-    /// that. Clients that matter for speed negotiate structured replies, or split their reads.
+    /// Its header has the error, so the read must have succeeded before the header goes. So all data is read first,
+    /// into memory that lives as long as this reply, if the budget has that much. Clients that matter for speed
+    /// negotiate structured replies, or split their reads.
     fn read_whole(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
         let share = self.budget.and_then(|budget| budget.take(len_bytes));
@@ -118,27 +117,27 @@ impl<W: Write> Replies<'_, W> {
         match self.device.read_some(request.offset, &mut data, wait) {
             Ok(data_bytes) if data_bytes < len_bytes => return Ok(Some(rest)),
             Ok(_) => {}
-            Err(error) => return self.fail(request, &error.into()).map(|()| None),
+            Err(error) => return self.fail(request, error).map(|()| None),
         }
         let header = self.unsent.room(self.stream, self.headers.data_header_bytes())?;
         put_data_header(header, self.headers, request, request.offset, len_bytes);
         self.unsent.put(self.stream, &data).map(|()| None)
     }
 
-    /// Answers such a read where there is no memory for all of its data: sends the header, which says that it
-    /// succeeded, then the data through the send buffer.
+    /// Answers such a read without memory for all of its data: sends the header, which says that the read succeeded,
+    /// then the data through the send buffer.
     ///
-    /// If the device fails in between, the connection ends: that is what the specification prescribes for simple
-    /// replies, and a client that asked for one chunk cannot be told otherwise either. It waits for the device,
-    /// as nobody else could: no memory for a reply means none to hand the request over.
+    /// If the device fails after that, the connection ends: the specification prescribes that for simple replies, and
+    /// a client that asked for one chunk cannot get the error in another way either. This waits for the device:
+    /// without memory for a reply the request could not be offloaded either.
     fn stream_whole(&mut self, request: &Request) -> io::Result<()> {
-        // Others' replies need not wait with this one.
+        // Replies to other requests do not wait with this one.
         self.flush()?;
         let header = self.unsent.room(self.stream, self.headers.data_header_bytes())?;
         put_data_header(header, self.headers, request, request.offset, request.len_bytes as usize);
         let mut rest = Rest::all(request);
         while rest.left_bytes > 0 {
-            // To a page's boundary, so that no page is read twice.
+            // Pieces end on page boundaries, so that no page is read twice.
             let most_bytes = self.fragment_bytes() as u64 - rest.at % PAGE_SIZE as u64;
             let piece_bytes = rest.left_bytes.min(most_bytes);
             let piece = self.unsent.room(self.stream, piece_bytes as usize)?;

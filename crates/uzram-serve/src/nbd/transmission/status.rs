@@ -9,9 +9,8 @@ use std::io::{self, Read, Write};
 
 use uzram::device::OpenDevice;
 
-use super::Connection;
-use super::execute::Replies;
-use super::reply::Failure;
+use super::connection::Connection;
+use super::replies::{Failure, Replies};
 use crate::nbd::meta_context::{Context, Contexts};
 use crate::nbd::proto::{Bytes, chunk, command_flags};
 use crate::nbd::reply::put_chunk_header;
@@ -51,7 +50,7 @@ impl<S: Read + Write> Connection<'_, S> {
         }
         match self.status_payload(request)? {
             Ok((len_bytes, contexts)) => self.replies.tell(request, len_bytes, contexts),
-            Err(refusal) => self.replies.fail(request, &refusal.into()),
+            Err(refusal) => self.replies.fail(request, refusal),
         }
     }
 
@@ -83,16 +82,16 @@ impl<W: Write> Replies<'_, W> {
     /// Sends a chunk for each of `contexts`.
     fn tell(&mut self, request: &Request, len_bytes: u64, contexts: Contexts) -> io::Result<()> {
         if contexts.is_empty() {
-            return self.fail(request, &Refusal::invalid("no metadata context was set").into());
+            return self.fail(request, Refusal::invalid("no metadata context was set"));
         }
         if len_bytes == 0 {
-            return self.fail(request, &Refusal::invalid("no bytes have no status").into());
+            return self.fail(request, Refusal::invalid("no bytes have no status"));
         }
         let count = contexts.iter().count();
         for (index, context) in contexts.iter().enumerate() {
             let flags = if index + 1 == count { chunk::FLAG_DONE } else { 0 };
             if let Err(failure) = self.status_chunk(request, len_bytes, context, flags)? {
-                return self.fail(request, &failure);
+                return self.fail(request, failure);
             }
         }
         Ok(())

@@ -1,0 +1,132 @@
+//! Measures the slab caches beside mimalloc, jemalloc, snmalloc and the system's allocator, and
+//! prints the targets of the project for them.
+//!
+//! * Times: the harness's rounds. Every allocator does the same fixed number of objects, calibrated on
+//!   mimalloc, in turn, the order changing from round to round; a ratio is the median of the rounds'
+//!   ratios. Threads are not pinned, as in a user's program.
+//! * Memory: [`memory`].
+//!
+//! The allocators are called by their own names; the process's own allocator stays the system's.
+
+mod heap;
+mod measured;
+mod memory;
+mod peers;
+mod report;
+mod ring;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
+use uzram_bench::harness::stats::{MAX_PAIRS, coverage};
+
+use heap::{SIZES_BYTES, names};
+use measured::{Case, Round};
+use report::{Report, Time};
+
+/// Measure uzram's slab caches beside other allocators, in this process
+#[derive(Parser)]
+#[command(name = "bench-allocators")]
+struct Args {
+    /// Seconds that one measurement lasts, about
+    #[arg(long, value_name = "S", default_value_t = 0.01)]
+    seconds: f64,
+    /// Rounds that count
+    #[arg(long, value_name = "R", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=MAX_PAIRS as i64))]
+    rounds: u8,
+    /// Objects of which 90 % are freed, to see what memory is kept
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..=10_000_000))]
+    objects: u32,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Only print the bytes that this allocator keeps
+    #[arg(long, value_name = "ALLOCATOR", hide = true, requires = "size")]
+    resident_of: Option<String>,
+    /// The size of its objects
+    #[arg(long, value_name = "BYTES", hide = true)]
+    size: Option<usize>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let text = match (&args.resident_of, args.size) {
+        (Some(allocator), Some(size_bytes)) => {
+            memory::measure(allocator, size_bytes, args.objects as usize).map(|bytes| format!("{bytes}\n"))
+        }
+        _ => run(&args).map(|report| if args.json { report.to_json() + "\n" } else { report.to_string() }),
+    };
+    match text {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("bench-allocators: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<Report> {
+    let duration = Duration::try_from_secs_f64(args.seconds).ok().filter(|duration| !duration.is_zero());
+    let duration = duration.ok_or_else(|| {
+        Error::invalid("a measurement lasts more than nothing, and not for ever").with_setting("--seconds")
+    })?;
+    let options = RoundOptions { rounds: args.rounds.into(), duration, progress, ..RoundOptions::default() };
+    let mut times = Vec::new();
+    for case in Case::ALL {
+        for size_bytes in SIZES_BYTES {
+            times.extend(measure_times(case, size_bytes, &options)?);
+        }
+    }
+    let mut memory = Vec::new();
+    for size_bytes in SIZES_BYTES {
+        progress(&format!("memory, {size_bytes} bytes"));
+        memory.extend(memory::measure_all(size_bytes, args.objects as usize)?);
+    }
+    Ok(Report::new(times, memory, notes(args)))
+}
+
+/// All rounds of a case, a row for each allocator.
+fn measure_times(case: Case, size_bytes: usize, options: &RoundOptions) -> Result<Vec<Time>> {
+    let names = names();
+    let what = format!("{}, {size_bytes} bytes", case.name());
+    let mut round = Round::new(case, size_bytes)?;
+    let cells = measure_case(&mut round, &what, &[1], options, names.len(), names.len() - 1)?;
+    let ns = |values: &Values| values.get("ns_per_object").cloned().unwrap_or_default();
+    let ns: Vec<Vec<f64>> = cells.iter().flatten().map(ns).collect();
+    let Some(yardstick) = ns.last() else { return Ok(Vec::new()) };
+    let row = |(name, ns): (&'static str, &Vec<f64>)| {
+        Time::new(case, size_bytes, name, ns, yardstick).ok_or_else(|| {
+            Error::new(ErrorKind::Invalid, format!("{what}: a measurement took no time at all"))
+                .with_setting("--seconds")
+        })
+    };
+    names.into_iter().zip(&ns).map(row).collect()
+}
+
+fn notes(args: &Args) -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "{} rounds of {:.3} s a measurement, threads not pinned; processor time, but elapsed time for producer/consumer; ratios: the rounds' median, its {:.0}% interval, p of the signed-rank test",
+            args.rounds,
+            args.seconds,
+            100.0 * coverage(args.rounds.into())
+        ),
+        format!("memory: {} objects, 90 % of them freed at random, memory given back", args.objects),
+    ];
+    notes.extend(peers::LEFT_OUT.iter().map(|name| format!("{name} is left out: it was not built")));
+    notes
+}
+
+/// Says on a terminal what is being measured.
+fn progress(what: &str) {
+    use std::io::IsTerminal;
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{what}");
+    }
+}

@@ -1,0 +1,356 @@
+//! What is measured of a heap: three ways to allocate and free, each a fixed number of objects.
+//!
+//! What one thread does alone is measured in processor time of that thread, so that other programs on
+//! its CPU do not count; what two do together, from start to end.
+//!
+//! Every object is written to while it is in use, eight bytes at its start, through the address that
+//! its user has to find out.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::rounds::{Experiment, Plan, Sample};
+
+use crate::heap::{Heap, names, open};
+use crate::ring::{Consumer, Producer, Ring};
+
+/// Objects that are allocated before they are freed.
+pub const BATCH_OBJECTS: usize = 64;
+
+/// Orders that they are freed in, in turn.
+const SHUFFLES: usize = 64;
+
+/// Objects between the producer and the consumer.
+const RING_OBJECTS: usize = 1024;
+
+/// The most objects in use at a time.
+const MAX_OBJECTS: u64 = 1 << 16;
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// One thread allocates an object and frees it.
+    SameThread,
+    /// One thread allocates 64 objects and frees them in another order.
+    Batches,
+    /// One thread allocates objects, another frees them.
+    Handoff,
+}
+
+impl Case {
+    /// All of them, in the order they are measured.
+    pub const ALL: [Case; 3] = [Case::SameThread, Case::Batches, Case::Handoff];
+
+    /// Its name on paper.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Case::SameThread => "same thread",
+            Case::Batches => "shuffled batches",
+            Case::Handoff => "producer/consumer",
+        }
+    }
+}
+
+/// A [`Heap`] of some type.
+pub trait Measured {
+    /// How long it takes for `objects` objects to be allocated and freed, or a few more.
+    ///
+    /// # Errors
+    /// What went wrong.
+    fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration>;
+
+    /// Allocates an object for each place in `objects`, frees all but `kept` of them, drawn at random,
+    /// and gives memory back. The kept ones stay in use.
+    ///
+    /// # Errors
+    /// What went wrong.
+    fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()>;
+}
+
+impl<H: Heap> Measured for H {
+    fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration> {
+        match case {
+            Case::SameThread => {
+                let start = thread_time();
+                same_thread(self, objects)?;
+                Ok(thread_time() - start)
+            }
+            Case::Batches => {
+                let orders = orders(seed);
+                let start = thread_time();
+                batches(self, objects, &orders)?;
+                Ok(thread_time() - start)
+            }
+            Case::Handoff => handoff(self, objects),
+        }
+    }
+
+    fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()> {
+        for object in &mut *objects {
+            *object = self.alloc()?;
+            // SAFETY: just allocated.
+            unsafe { write(self, *object, *object) };
+        }
+        fastrand::Rng::with_seed(seed).shuffle(objects);
+        let (kept, freed) = objects.split_at(kept);
+        for &object in freed {
+            // SAFETY: in use, and only freed here.
+            unsafe { self.free(object)? };
+        }
+        self.give_back()?;
+        // SAFETY: those that are kept are in use.
+        if kept.iter().all(|&object| unsafe { read(self, object) } == object) {
+            Ok(())
+        } else {
+            Err(damaged())
+        }
+    }
+}
+
+/// Processor time that this thread has used.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid for writing. The clock of the calling thread is always there.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+// The functions of the cases stay functions of their own, so that a profiler names them.
+
+#[inline(never)]
+fn same_thread<H: Heap>(heap: &H, objects: u64) -> Result<()> {
+    for value in 0..objects {
+        let object = heap.alloc()?;
+        // SAFETY: just allocated, then freed once.
+        unsafe {
+            write(heap, object, value);
+            heap.free(object)?;
+        }
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn batches<H: Heap>(heap: &H, objects: u64, orders: &[[u8; BATCH_OBJECTS]]) -> Result<()> {
+    let mut batch = [0; BATCH_OBJECTS];
+    let count = objects.div_ceil(BATCH_OBJECTS as u64) as usize;
+    for order in orders.iter().cycle().take(count) {
+        for object in &mut batch {
+            *object = heap.alloc()?;
+            // SAFETY: just allocated.
+            unsafe { write(heap, *object, 1) };
+        }
+        for &i in order {
+            // SAFETY: allocated above; an order has each place once.
+            unsafe { heap.free(batch[usize::from(i)])? };
+        }
+    }
+    Ok(())
+}
+
+/// The same orders for the same seed.
+fn orders(seed: u64) -> Vec<[u8; BATCH_OBJECTS]> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let order = |_| {
+        let mut order = std::array::from_fn(|i| i as u8);
+        random.shuffle(&mut order);
+        order
+    };
+    (0..SHUFFLES).map(order).collect()
+}
+
+/// The clock runs from when both threads are there until the last object is freed.
+fn handoff<H: Heap>(heap: &H, objects: u64) -> Result<Duration> {
+    let mut ring = Ring::new(RING_OBJECTS);
+    let (producer, consumer) = ring.ends();
+    let both = Barrier::new(2);
+    thread::scope(|scope| {
+        let consume = || {
+            both.wait();
+            consume(heap, consumer, objects).map(|()| Instant::now())
+        };
+        let thread = thread::Builder::new().name("consumer".into()).spawn_scoped(scope, consume);
+        let thread = thread.map_err(|error| {
+            Error::new(ErrorKind::NoMemory, format!("cannot start the consumer: {error}"))
+        })?;
+        both.wait();
+        let start = Instant::now();
+        let produced = produce(heap, producer, objects);
+        let end = thread.join().map_err(|_| Error::new(ErrorKind::Io, "the consumer panicked"))?;
+        produced?;
+        Ok(end? - start)
+    })
+}
+
+#[inline(never)]
+fn produce<H: Heap>(heap: &H, mut producer: Producer<'_>, objects: u64) -> Result<()> {
+    for value in 0..objects {
+        let object = heap.alloc()?;
+        // SAFETY: just allocated; the consumer frees it.
+        unsafe { write(heap, object, value) };
+        if !producer.put(object) {
+            // The consumer says why.
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[inline(never)]
+fn consume<H: Heap>(heap: &H, mut consumer: Consumer<'_>, objects: u64) -> Result<()> {
+    for value in 0..objects {
+        // The producer says why there is none.
+        let Some(object) = consumer.take() else { break };
+        // SAFETY: the producer allocated it and has let go of it.
+        unsafe {
+            if read(heap, object) != value {
+                return Err(damaged());
+            }
+            heap.free(object)?;
+        }
+    }
+    Ok(())
+}
+
+/// Uses an object. Volatile, so that it is done although nobody may look.
+///
+/// # Safety
+/// It is in use, and nobody else uses it.
+#[inline]
+unsafe fn write<H: Heap>(heap: &H, object: u64, value: u64) {
+    // SAFETY: the object is the caller's, and larger than this.
+    unsafe { heap.address(object).write_volatile(value) }
+}
+
+/// # Safety
+/// As for [`write`].
+#[inline]
+unsafe fn read<H: Heap>(heap: &H, object: u64) -> u64 {
+    // SAFETY: as for `write`.
+    unsafe { heap.address(object).read_volatile() }
+}
+
+#[cold]
+fn damaged() -> Error {
+    Error::new(ErrorKind::Corrupt, "an object in use was changed by others")
+}
+
+/// One case at one size, with every allocator of this build: an experiment of the lab.
+pub struct Round {
+    case: Case,
+    heaps: Vec<Box<dyn Measured>>,
+}
+
+impl Round {
+    /// The case with fresh slab caches; `designs` are [`names`].
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn new(case: Case, size_bytes: usize) -> Result<Round> {
+        let open = |name| open(name, size_bytes, MAX_OBJECTS);
+        let heaps = names().into_iter().filter_map(|name| open(name).transpose()).collect::<Result<_>>()?;
+        Ok(Round { case, heaps })
+    }
+}
+
+impl Experiment for Round {
+    fn begin(&mut self, _case: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let elapsed = self.heaps[plan.design].time(self.case, plan.work, plan.seed)?;
+        let ns_per_object = elapsed.as_secs_f64() * 1e9 / plan.work as f64;
+        Ok(Sample { elapsed, values: vec![("ns_per_object", ns_per_object)] })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::heap::{ALIGN_BYTES, SIZES_BYTES, Slab};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use uzram::slab::{Plain, Sheaves};
+
+    /// Hands out one object, again and again.
+    struct Broken(AtomicU64);
+
+    impl Heap for Broken {
+        fn alloc(&self) -> Result<u64> {
+            Ok(0)
+        }
+        unsafe fn address(&self, _: u64) -> *mut u64 {
+            self.0.as_ptr()
+        }
+        unsafe fn free(&self, _: u64) -> Result<()> {
+            Ok(())
+        }
+        fn give_back(&self) -> Result<()> {
+            // What is in use is damaged, too.
+            self.0.store(7, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_heap_that_damages_objects_is_found_out() {
+        let broken = Broken(AtomicU64::new(0));
+        let error = broken.time(Case::Handoff, 100_000, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        let error = broken.scatter(&mut [0; 100], 10, 0).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+    }
+
+    #[test]
+    fn every_heap_does_every_case() {
+        for name in names() {
+            for size_bytes in SIZES_BYTES {
+                let heap = open(name, size_bytes, MAX_OBJECTS).unwrap().unwrap();
+                for case in Case::ALL {
+                    heap.time(case, 20_000, 3).unwrap();
+                }
+                let mut objects = [0; 1000];
+                heap.scatter(&mut objects, 100, 3).unwrap();
+                objects[..100].sort_unstable();
+                assert!(objects[..100].is_sorted_by(|a, b| a < b), "{name}: handed out twice");
+            }
+        }
+        assert!(open("nobody", 64, 1).unwrap().is_none());
+        assert!(open("system", 65, 1).unwrap().is_none());
+    }
+
+    #[test]
+    fn objects_have_room_and_are_aligned() {
+        fn check<H: Heap>(heap: &H, size_bytes: usize) {
+            let objects: Vec<u64> = (0..100).map(|_| heap.alloc().unwrap()).collect();
+            // SAFETY: all are in use until the end.
+            let mut starts: Vec<usize> = objects.iter().map(|o| unsafe { heap.address(*o) }.addr()).collect();
+            starts.sort_unstable();
+            assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= size_bytes));
+            assert!(starts.iter().all(|start| start.is_multiple_of(ALIGN_BYTES)));
+            // SAFETY: each is freed once.
+            objects.into_iter().for_each(|object| unsafe { heap.free(object).unwrap() });
+        }
+        for size_bytes in SIZES_BYTES {
+            check(&Slab::<Sheaves>::new(size_bytes, 1000).unwrap(), size_bytes);
+            check(&Slab::<Plain<Sheaves>>::new(size_bytes, 1000).unwrap(), size_bytes);
+        }
+        check(&crate::peers::Mimalloc::<64>, 64);
+        check(&crate::peers::System::<256>, 256);
+    }
+
+    #[test]
+    fn orders_are_permutations_and_repeat() {
+        let orders = orders(5);
+        assert_eq!(orders, super::orders(5));
+        assert_ne!(orders, super::orders(6));
+        for mut order in orders {
+            order.sort_unstable();
+            assert!(order.iter().enumerate().all(|(i, place)| i == usize::from(*place)));
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! uzram's disk as a block device, and mounted file systems; both go when they are dropped.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::TempDir;
+use uzram::Result;
+
+use super::{ALGORITHM, PATIENCE, io_error};
+use crate::harness::process::{POLL, Process, find, run_to_end, runtime_dir};
+
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often it is tried to unmount what something else has open for a moment.
+const TRIES: usize = 50;
+
+/// The disk of a daemon, which ends with it.
+pub(super) struct Attached {
+    device: PathBuf,
+    program: PathBuf,
+    process: Option<Process>,
+    dir: TempDir,
+}
+
+impl Attached {
+    /// Starts `PROGRAM up --attach` and waits until it names its device.
+    pub(super) fn new(program: &Path, size_bytes: u64) -> Result<Attached> {
+        let dir = runtime_dir()?;
+        let mut command = Command::new(program);
+        command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", ALGORITHM]);
+        command.arg("--size").arg(size_bytes.to_string()).arg("--attach");
+        let mut attached = Attached {
+            device: PathBuf::new(),
+            program: program.to_owned(),
+            process: Some(Process::start(&mut command)?),
+            dir,
+        };
+        attached.device = attached.wait_until_attached()?;
+        Ok(attached)
+    }
+
+    fn wait_until_attached(&mut self) -> Result<PathBuf> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        while let Some(process) = &mut self.process {
+            if let Some(device) = named_device(&process.printed(), "attached") {
+                return Ok(device);
+            }
+            if process.has_ended()? {
+                return Err(process.failure("ended before it named its device"));
+            }
+            if Instant::now() > deadline {
+                return Err(process.failure("names no device after 20 s"));
+            }
+            thread::sleep(POLL);
+        }
+        Err(io_error(&self.program, Errno::SRCH))
+    }
+
+    /// The block device.
+    pub(super) fn path(&self) -> &Path {
+        &self.device
+    }
+
+    /// Whether the device is on the disk, or on one whose mount is gone.
+    fn is_attached(&self) -> bool {
+        let Some(name) = self.device.file_name() else { return false };
+        let file = Path::new("/sys/block").join(name).join("loop/backing_file");
+        let file = fs::read_to_string(file).unwrap_or_default();
+        let file = Path::new(file.trim_end());
+        file.starts_with(self.dir.path()) || file == Path::new("/zram0/disk")
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        // Ends it, as gently as it lets itself be ended.
+        self.process = None;
+        let mut clear = Command::new(&self.program);
+        clear.args(["detach", "--force", "--runtime-dir"]).arg(self.dir.path());
+        let mut outcome = run_to_end(&mut clear, PATIENCE).map(drop);
+        if self.is_attached() {
+            // A daemon that was asked to end twice has taken its mount along, by which its devices are known.
+            let losetup = find("losetup").unwrap_or_else(|| "losetup".into());
+            outcome = run_to_end(Command::new(losetup).arg("--detach").arg(&self.device), PATIENCE).map(drop);
+        }
+        if let (Err(error), true) = (outcome, self.is_attached()) {
+            eprintln!("{} stays: {error}", self.device.display());
+        }
+    }
+}
+
+/// The device on the line of a daemon's output that begins with this word and ends, as all of them do.
+pub(super) fn named_device(printed: &str, word: &str) -> Option<PathBuf> {
+    let whole = &printed[..printed.rfind('\n')?];
+    whole.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace();
+        (words.next() == Some(word)).then(|| words.next().map(PathBuf::from)).flatten()
+    })
+}
+
+/// A file system, mounted with the options that it has by default.
+pub(super) struct Mounted<'a> {
+    dir: &'a Path,
+    mounted: bool,
+}
+
+impl<'a> Mounted<'a> {
+    pub(super) fn new(device: &Path, file_system: &str, dir: &'a Path) -> Result<Mounted<'a>> {
+        mount(device, dir, file_system, MountFlags::empty(), None)
+            .map_err(|error| io_error(device, error))?;
+        Ok(Mounted { dir, mounted: true })
+    }
+
+    /// Writes back what was not yet, and lets go of the device.
+    pub(super) fn unmount(mut self) -> Result<()> {
+        self.try_unmount()
+    }
+
+    fn try_unmount(&mut self) -> Result<()> {
+        let mut outcome = Ok(());
+        for _ in 0..TRIES {
+            outcome = unmount(self.dir, UnmountFlags::empty());
+            match outcome {
+                Ok(()) => {
+                    self.mounted = false;
+                    return Ok(());
+                }
+                Err(Errno::BUSY) => thread::sleep(Duration::from_millis(20)),
+                Err(_) => break,
+            }
+        }
+        outcome.map_err(|error| io_error(self.dir, error))
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        if !self.mounted || self.try_unmount().is_ok() {
+            return;
+        }
+        // Out of the way at least.
+        if let Err(error) = unmount(self.dir, UnmountFlags::DETACH) {
+            eprintln!("{} stays mounted: {error}", self.dir.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_device_is_found_when_its_line_is_whole() {
+        let facts = "size        1 GiB\nattached    /dev/loop7 (zram0)\n";
+        assert_eq!(named_device(facts, "attached").unwrap(), Path::new("/dev/loop7"));
+        assert_eq!(named_device(facts, "swap"), None);
+        assert_eq!(named_device("size  1\nattached    /dev/lo", "attached"), None);
+        assert_eq!(named_device("", "attached"), None);
+    }
+
+    #[test]
+    fn a_program_that_names_no_device_is_an_error() {
+        let error = Attached::new(Path::new("/bin/false"), 1 << 20).err().unwrap().to_string();
+        assert!(error.contains("ended before it named its device"), "{error}");
+    }
+}

@@ -1,0 +1,263 @@
+//! File systems: many small files by `fs_mark`, and a large one written and read in order.
+//!
+//! Every measurement has a file system of its own, made just before, which also discards what was on the disk. With
+//! ext4, `fs_mark` is run as the kernel's developers ran it on zram, and fills four fifths of it: 8 threads, a folder
+//! each, 500 files each of 100,000 bytes, which are synced one by one and kept. What it writes are zeroes, which
+//! neither device compresses: this is about the way to the device.
+//!
+//! The large file is the corpus, again and again, written by us in pieces of 1 MiB and synced at the end, which
+//! counts; then the file system is mounted anew, so that nothing of it is cached, and the file is read in such pieces.
+//! That is not left to fio: its buffers hold noise, or what it makes as it writes, in the time that is measured; these
+//! are pages of programs as they are. What was read is compared afterwards.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use serde::Serialize;
+use uzram::{Error, ErrorKind, Result};
+
+use super::disk::{Attached, Mounted};
+use super::report::Compared;
+use super::{Options, PATIENCE, io_error, kernel_zram};
+use crate::harness::process::{find, run_to_end, runtime_dir};
+use crate::harness::rounds::in_turn;
+use crate::harness::{go_on, read_back};
+
+/// `fs_mark`'s.
+const THREADS: usize = 8;
+const SMALL_FILE_BYTES: u32 = 100_000;
+const PIECE_BYTES: usize = 1 << 20;
+/// Rounds at most with a file system that no target is about.
+const FEW_ROUNDS: usize = 3;
+
+/// One file system; speeds are medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct FileSystem {
+    /// Which.
+    pub name: &'static str,
+    /// The disks it was made on.
+    pub size_bytes: u64,
+    /// Small files made and synced in a second.
+    pub files_per_s: Compared,
+    /// 10^6 bytes of a large file written in a second, and synced.
+    pub write_mb_per_s: Compared,
+    /// The same, read.
+    pub read_mb_per_s: Compared,
+}
+
+struct Round {
+    files_per_s: f64,
+    write_mb_per_s: f64,
+    read_mb_per_s: f64,
+}
+
+/// Why there is nothing to measure, if so.
+pub(super) fn obstacle() -> Option<String> {
+    find("fs_mark").is_none().then(|| "the program fs_mark is missing".into())
+}
+
+/// Measures each file system that there is.
+pub(super) fn measure(options: &Options, notes: &mut Vec<String>) -> Result<Vec<FileSystem>> {
+    let contents = fs::read(&options.corpus).map_err(|error| io_error(&options.corpus, error))?;
+    let mut file_systems = Vec::new();
+    for (name, size_bytes) in [("ext4", options.amounts.ext4_bytes), ("btrfs", options.amounts.btrfs_bytes)] {
+        go_on(&options.stop)?;
+        match obstacle_to(name, size_bytes)? {
+            Some(obstacle) => notes.push(format!("{name} not measured: {obstacle}")),
+            None => file_systems.push(FileSystem::measure(options, name, size_bytes, &contents)?),
+        }
+    }
+    Ok(file_systems)
+}
+
+/// Why there can be no such file system, if so.
+fn obstacle_to(name: &str, size_bytes: u64) -> Result<Option<String>> {
+    if find(&format!("mkfs.{name}")).is_none() {
+        return Ok(Some(format!("the program mkfs.{name} is missing")));
+    }
+    let kernel = kernel_zram(size_bytes)?;
+    let dir = runtime_dir()?;
+    make(name, &kernel.path())?;
+    let mounted = Mounted::new(&kernel.path(), name, dir.path());
+    Ok(mounted.and_then(Mounted::unmount).err().map(|error| format!("it cannot be mounted: {error}")))
+}
+
+impl FileSystem {
+    fn measure(
+        options: &Options,
+        name: &'static str,
+        size_bytes: u64,
+        contents: &[u8],
+    ) -> Result<FileSystem> {
+        let uzram = Attached::new(&options.programs.uzram, size_bytes)?;
+        let kernel = kernel_zram(size_bytes)?;
+        let devices = [uzram.path(), &kernel.path()];
+        let repeat = if name == "ext4" { options.repeat } else { options.repeat.min(FEW_ROUNDS) };
+        let rounds =
+            in_turn(repeat, &options.stop, |_, which| round(options, name, devices[which], contents))?;
+        let compared = |figure: fn(&Round) -> f64| {
+            let [uzram, kernel] = &rounds;
+            let figures = |rounds: &[Round]| rounds.iter().map(figure).collect::<Vec<_>>();
+            Compared::new(&figures(uzram), &figures(kernel))
+        };
+        Ok(FileSystem {
+            name,
+            size_bytes,
+            files_per_s: compared(|round| round.files_per_s),
+            write_mb_per_s: compared(|round| round.write_mb_per_s),
+            read_mb_per_s: compared(|round| round.read_mb_per_s),
+        })
+    }
+}
+
+fn round(options: &Options, name: &str, device: &Path, contents: &[u8]) -> Result<Round> {
+    let dir = runtime_dir()?;
+    let mount_point = dir.path().join("mnt");
+    fs::create_dir(&mount_point).map_err(|error| io_error(&mount_point, error))?;
+
+    make(name, device)?;
+    let mounted = Mounted::new(device, name, &mount_point)?;
+    let files_per_s = small_files(options.amounts.files_per_thread, &mount_point, dir.path())?;
+    mounted.unmount()?;
+    go_on(&options.stop)?;
+
+    make(name, device)?;
+    let file = mount_point.join("pages");
+    let mounted = Mounted::new(device, name, &mount_point)?;
+    let write_mb_per_s = write(&file, contents, options.amounts.file_bytes)?;
+    mounted.unmount()?;
+    go_on(&options.stop)?;
+    let mounted = Mounted::new(device, name, &mount_point)?;
+    let read_mb_per_s = read(&file)?;
+    compare(&file, contents, options.amounts.file_bytes)?;
+    mounted.unmount()?;
+    Ok(Round { files_per_s, write_mb_per_s, read_mb_per_s })
+}
+
+/// A program that was found before.
+fn command(name: &str) -> Command {
+    Command::new(find(name).unwrap_or_else(|| name.into()))
+}
+
+fn make(name: &str, device: &Path) -> Result<()> {
+    let mut command = command(&format!("mkfs.{name}"));
+    // It asks before it overwrites another file system.
+    command.args(if name == "btrfs" { &["-q", "-f"][..] } else { &["-q"] });
+    run_to_end(command.arg(device), PATIENCE).map(drop)
+}
+
+/// Files in a second, by `fs_mark`, whose log goes to `log_dir`.
+fn small_files(files_per_thread: u32, mount_point: &Path, log_dir: &Path) -> Result<f64> {
+    let mut command = command("fs_mark");
+    command.current_dir(log_dir).arg("-l").arg(log_dir.join("fs_mark.log"));
+    command.args(["-k", "-s", &SMALL_FILE_BYTES.to_string(), "-n", &files_per_thread.to_string()]);
+    command.args(["-t", &THREADS.to_string()]);
+    for thread in 0..THREADS {
+        let dir = mount_point.join(format!("d{thread}"));
+        fs::create_dir(&dir).map_err(|error| io_error(&dir, error))?;
+        command.arg("-d").arg(dir);
+    }
+    let printed = run_to_end(&mut command, PATIENCE)?;
+    files_per_s(&printed, THREADS as u64 * u64::from(files_per_thread)).ok_or_else(|| {
+        Error::new(ErrorKind::Io, format!("fs_mark's table is not as it should be: {}", printed.trim()))
+    })
+}
+
+/// What the row of `fs_mark`'s table says, if it says that so many files were made.
+fn files_per_s(printed: &str, files: u64) -> Option<f64> {
+    let mut lines = printed.lines().skip_while(|line| !line.starts_with("FSUse%"));
+    let heading: Vec<_> = lines.next()?.split_ascii_whitespace().collect();
+    let row: Vec<_> = lines.next()?.split_ascii_whitespace().collect();
+    if row.get(1)?.parse::<u64>().ok()? != files || *heading.get(3)? != "Files/sec" {
+        return None;
+    }
+    row.get(3)?.parse().ok()
+}
+
+/// The pieces of so many bytes of the contents, again and again.
+fn pieces(contents: &[u8], size_bytes: u64) -> impl Iterator<Item = &[u8]> {
+    let mut left = size_bytes;
+    contents.chunks(PIECE_BYTES).cycle().map_while(move |piece| {
+        let len = left.min(piece.len() as u64);
+        left -= len;
+        (len > 0).then(|| &piece[..len as usize])
+    })
+}
+
+/// Writes a file and syncs it: 10^6 bytes a second.
+fn write(path: &Path, contents: &[u8], size_bytes: u64) -> Result<f64> {
+    let failed = |error| io_error(path, error);
+    let start = Instant::now();
+    let mut file = File::create(path).map_err(failed)?;
+    for piece in pieces(contents, size_bytes) {
+        file.write_all(piece).map_err(failed)?;
+    }
+    file.sync_all().map_err(failed)?;
+    Ok(size_bytes as f64 / start.elapsed().as_secs_f64() / 1e6)
+}
+
+/// Reads a file: 10^6 bytes a second.
+fn read(path: &Path) -> Result<f64> {
+    let failed = |error| io_error(path, error);
+    let mut buffer = vec![0; PIECE_BYTES];
+    let mut read_bytes = 0;
+    let start = Instant::now();
+    let mut file = File::open(path).map_err(failed)?;
+    loop {
+        match file.read(&mut buffer).map_err(failed)? {
+            0 => return Ok(read_bytes as f64 / start.elapsed().as_secs_f64() / 1e6),
+            len => read_bytes += len,
+        }
+    }
+}
+
+/// Fails unless a file holds what was written to it.
+fn compare(path: &Path, contents: &[u8], size_bytes: u64) -> Result<()> {
+    let failed = |error| io_error(path, error);
+    let mut file = File::open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.len() != size_bytes {
+        return Err(Error::new(ErrorKind::Corrupt, format!("{} has another length", path.display())));
+    }
+    let mut buffer = vec![0; PIECE_BYTES];
+    for piece in pieces(contents, size_bytes) {
+        file.read_exact(&mut buffer[..piece.len()]).map_err(failed)?;
+        read_back(&buffer[..piece.len()], piece, || path.display().to_string())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn fs_marks_table_is_understood_or_refused() {
+        let table = "#  fs_mark  -k\n#\tVersion 3.3\n\nFSUse%        Count         Size    Files/sec     App Overhead\n    \
+                     80         4000       100000       5403.7            28854\n";
+        assert_eq!(files_per_s(table, 4000), Some(5403.7));
+        assert_eq!(files_per_s(table, 4001), None, "some are missing");
+        assert_eq!(files_per_s(&table[..table.find("    80").unwrap()], 4000), None);
+        assert_eq!(files_per_s("", 4000), None);
+    }
+
+    #[test]
+    fn a_file_is_the_contents_again_and_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pages");
+        let contents: Vec<u8> = (0..PIECE_BYTES + 5000).map(|at| (at / 7) as u8).collect();
+        let size_bytes = 2 * contents.len() as u64 + 123;
+        assert!(write(&path, &contents, size_bytes).unwrap() > 0.0);
+        let written = fs::read(&path).unwrap();
+        assert_eq!(written.len() as u64, size_bytes);
+        assert!(written[contents.len()..2 * contents.len()] == contents[..]);
+        assert!(read(&path).unwrap() > 0.0);
+        compare(&path, &contents, size_bytes).unwrap();
+        assert!(compare(&path, &contents, size_bytes - 1).is_err());
+        assert!(compare(&path, &contents[1..], size_bytes).is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! Swap: how long it takes the kernel to move a program's memory out to a swap area, and the program to have it back.
+//!
+//! The program is `uzram-bench swap-user`, in a cgroup of its own ([`super::SwapUser`]). When it has ended all of its
+//! swap is free; what is still stored of it some time later, nobody has told the device of.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+
+use serde::Serialize;
+use uzram::{Error, ErrorKind, Result};
+
+use super::cgroup::Cgroup;
+use super::report::Compared;
+use super::swap_area::{self, KernelSwap, SwapDaemon};
+use super::swap_user::SwapTimes;
+use super::{Options, PATIENCE};
+use crate::harness::process::run_to_end;
+use crate::harness::rounds::in_turn;
+
+/// What was found; medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Swap {
+    /// What the program holds.
+    pub size_bytes: u64,
+    /// The swap areas.
+    pub area_bytes: u64,
+    /// How long it took to move it out.
+    pub swap_out_ms: Compared,
+    /// How long it took to touch all of it again.
+    pub fault_in_ms: Compared,
+    /// What of it was on the swap area alone, in bytes.
+    pub swapped_bytes: Compared,
+    /// What was there and in memory, in bytes.
+    pub cached_bytes: Compared,
+    /// What the device still stored, but nobody had swapped out, when the program had ended and there had been time; in
+    /// bytes.
+    pub left_bytes: Compared,
+}
+
+struct Round {
+    times: SwapTimes,
+    left_bytes: u64,
+}
+
+/// Why there is nothing to measure, if so.
+pub(super) fn obstacle() -> Option<String> {
+    swap_area::obstacle().or_else(Cgroup::obstacle)
+}
+
+/// Measures it.
+pub(super) fn measure(options: &Options) -> Result<Swap> {
+    let area_bytes = options.amounts.swap_area_bytes;
+    let rounds = in_turn(options.repeat, &options.stop, |_, which| {
+        if which == 0 {
+            let area = SwapDaemon::on(&options.programs.uzram, area_bytes)?;
+            let round = round(options, || area.left_bytes())?;
+            area.off().map(|()| round)
+        } else {
+            let area = KernelSwap::on(area_bytes)?;
+            let round = round(options, || area.left_bytes())?;
+            area.off().map(|()| round)
+        }
+    })?;
+    let compared = |figure: fn(&Round) -> f64| {
+        let [uzram, kernel] = &rounds;
+        let figures = |rounds: &[Round]| rounds.iter().map(figure).collect::<Vec<_>>();
+        Compared::new(&figures(uzram), &figures(kernel))
+    };
+    Ok(Swap {
+        size_bytes: options.amounts.swapped_bytes,
+        area_bytes,
+        swap_out_ms: compared(|round| round.times.swap_out_ms),
+        fault_in_ms: compared(|round| round.times.fault_in_ms),
+        swapped_bytes: compared(|round| round.times.swapped_bytes as f64),
+        cached_bytes: compared(|round| round.times.cached_bytes as f64),
+        left_bytes: compared(|round| round.left_bytes as f64),
+    })
+}
+
+/// Runs the program once, while one of the areas is on.
+fn round(options: &Options, left_bytes: impl Fn() -> Result<u64>) -> Result<Round> {
+    let cgroup = Cgroup::new()?;
+    let times = run_user(options, cgroup.dir())?;
+    drop(cgroup);
+    thread::sleep(options.amounts.rest);
+    Ok(Round { times, left_bytes: left_bytes()? })
+}
+
+fn run_user(options: &Options, cgroup: &Path) -> Result<SwapTimes> {
+    let mut command = Command::new(&options.programs.bench);
+    command.args(["swap-user", "--cgroup"]).arg(cgroup).arg("--pages").arg(&options.corpus);
+    command.arg("--size").arg(options.amounts.swapped_bytes.to_string());
+    let printed = run_to_end(&mut command, PATIENCE)?;
+    let times: SwapTimes = serde_json::from_str(&printed)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("uzram-bench swap-user: {error}")))?;
+    if times.swapped_bytes == 0 {
+        let what = "nothing was swapped out: is vm.swappiness 0?";
+        return Err(Error::new(ErrorKind::Unsupported, what));
+    }
+    Ok(times)
+}

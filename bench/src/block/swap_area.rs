@@ -1,0 +1,178 @@
+//! Swap areas, uzram's and the kernel's, which are switched off when they are dropped.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use uzram::{Error, ErrorKind, Result};
+
+use super::disk::named_device;
+use super::{ALGORITHM, PATIENCE, io_error, kernel_zram};
+use crate::engine::KernelZram;
+use crate::harness::process::{find, run_to_end, runtime_dir};
+
+/// The highest there is: only this area is swapped to, whatever others the machine has.
+const PRIORITY: &str = "32767";
+
+/// The programs that the kernel's takes.
+const PROGRAMS: [&str; 3] = ["mkswap", "swapon", "swapoff"];
+
+/// Why there can be none of the kernel's, if so.
+pub(super) fn obstacle() -> Option<String> {
+    let missing = PROGRAMS.into_iter().find(|name| find(name).is_none());
+    missing.map(|name| format!("the program {name} is missing"))
+}
+
+/// A daemon in the background that is swapped to.
+pub(super) struct SwapDaemon {
+    program: PathBuf,
+    dir: TempDir,
+    /// The block device, when it has said that it is on.
+    device: Option<PathBuf>,
+    /// Whether it ended as it should.
+    is_over: bool,
+}
+
+impl SwapDaemon {
+    /// `PROGRAM swap on`.
+    pub(super) fn on(program: &Path, size_bytes: u64) -> Result<SwapDaemon> {
+        let mut daemon =
+            SwapDaemon { program: program.to_owned(), dir: runtime_dir()?, device: None, is_over: false };
+        let mut command = daemon.command(&["swap", "on"]);
+        command
+            .args(["--algorithm", ALGORITHM, "--priority", PRIORITY, "--size"])
+            .arg(size_bytes.to_string());
+        let printed = run_to_end(&mut command, PATIENCE)?;
+        daemon.device = named_device(&printed, "swap");
+        Ok(daemon)
+    }
+
+    /// `PROGRAM swap off`.
+    pub(super) fn off(mut self) -> Result<()> {
+        self.try_off()
+    }
+
+    fn try_off(&mut self) -> Result<()> {
+        run_to_end(&mut self.command(&["swap", "off"]), PATIENCE)?;
+        self.is_over = true;
+        Ok(())
+    }
+
+    /// What it keeps, uncompressed, of which the kernel has no use.
+    pub(super) fn left_bytes(&self) -> Result<u64> {
+        let printed = run_to_end(self.command(&["stat", "zram0"]).arg("--json"), PATIENCE)?;
+        let json: Value = serde_json::from_str(&printed).unwrap_or_default();
+        match (&self.device, json["stats"]["orig_data_bytes"].as_u64()) {
+            (Some(device), Some(stored_bytes)) => Ok(stored_bytes.saturating_sub(used_bytes(device)?)),
+            _ => Err(Error::new(ErrorKind::Io, "the daemon does not say what it stores, and where")),
+        }
+    }
+
+    /// The daemon's process.
+    pub(super) fn pid(&self) -> Result<i32> {
+        let path = self.dir.path().join("uzram.lock");
+        let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
+        text.trim().parse().map_err(|_| Error::new(ErrorKind::Io, format!("{}: '{text}'", path.display())))
+    }
+
+    /// One of the program's commands.
+    fn command(&self, command: &[&str]) -> Command {
+        let mut program = Command::new(&self.program);
+        program.args(command).arg("--runtime-dir").arg(self.dir.path());
+        program
+    }
+}
+
+impl Drop for SwapDaemon {
+    fn drop(&mut self) {
+        if self.is_over {
+            return;
+        }
+        // One that did not say that it is on may be so nevertheless, when it took too long.
+        let outcome = self.try_off();
+        if let (Err(error), Some(device)) = (outcome, &self.device) {
+            eprintln!("swap on {} may stay on: {error}", device.display());
+        }
+    }
+}
+
+/// A swap area on a device of the kernel's.
+pub(super) struct KernelSwap {
+    zram: KernelZram,
+    is_on: bool,
+}
+
+impl KernelSwap {
+    pub(super) fn on(size_bytes: u64) -> Result<KernelSwap> {
+        let mut swap = KernelSwap { zram: kernel_zram(size_bytes)?, is_on: false };
+        run_to_end(&mut swap.command("mkswap", &[]), PATIENCE)?;
+        // With discard, as uzram's.
+        run_to_end(&mut swap.command("swapon", &["--discard", "--priority", PRIORITY]), PATIENCE)?;
+        swap.is_on = true;
+        Ok(swap)
+    }
+
+    pub(super) fn off(mut self) -> Result<()> {
+        self.try_off()
+    }
+
+    fn try_off(&mut self) -> Result<()> {
+        if self.is_on {
+            run_to_end(&mut self.command("swapoff", &[]), PATIENCE)?;
+            self.is_on = false;
+        }
+        Ok(())
+    }
+
+    /// What it keeps, uncompressed, of which the kernel's swap has no use.
+    pub(super) fn left_bytes(&self) -> Result<u64> {
+        Ok(self.zram.memory()?.stored_bytes.saturating_sub(used_bytes(&self.zram.path())?))
+    }
+
+    /// One of the programs, with the device as its last argument.
+    fn command(&self, name: &str, args: &[&str]) -> Command {
+        let mut command = Command::new(find(name).unwrap_or_else(|| name.into()));
+        command.args(args).arg(self.zram.path());
+        command
+    }
+}
+
+impl Drop for KernelSwap {
+    fn drop(&mut self) {
+        if let Err(error) = self.try_off() {
+            eprintln!("swap on {} stays on: {error}", self.zram.path().display());
+        }
+    }
+}
+
+/// What a swap area holds: also others' memory, for there is one list of areas for all.
+fn used_bytes(device: &Path) -> Result<u64> {
+    let path = Path::new("/proc/swaps");
+    let text = fs::read_to_string(path).map_err(|error| io_error(path, error))?;
+    used_in(&text, device)
+        .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("{} is no swap area", device.display())))
+}
+
+/// By proc_swaps(5): path, type, size and used in KiB, priority.
+fn used_in(swaps: &str, device: &Path) -> Option<u64> {
+    let lines = swaps.lines().map(|line| line.split_ascii_whitespace());
+    let mut line = lines.into_iter().find(|line| line.clone().next().map(Path::new) == Some(device))?;
+    Some(line.nth(3)?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_area_holds_is_found_by_its_device() {
+        let swaps = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
+                     /dev/loop1                              partition\t1048572\t\t12\t\t100\n\
+                     /dev/loop11                             partition\t1048572\t\t0\t\t32767\n";
+        assert_eq!(used_in(swaps, Path::new("/dev/loop1")), Some(12 << 10));
+        assert_eq!(used_in(swaps, Path::new("/dev/loop11")), Some(0));
+        assert_eq!(used_in(swaps, Path::new("/dev/loop")), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! A program whose memory is swapped out: a process of its own, which the benchmark starts.
+//!
+//! It enters its cgroup, fills its memory with the corpus's pages, has the kernel move them out by lowering the
+//! cgroup's limit, raises it again, and touches one page after the other.
+
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::{ErrorKind as IoErrorKind, Read, Seek};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use uzram::units::{PAGE_SIZE, bytes_to_pages};
+use uzram::{Error, ErrorKind, Result};
+
+use super::cgroup::read_stat;
+use super::io_error;
+use crate::harness::corpus::AlignedPage;
+
+/// What stays in memory.
+const LIMIT_BYTES: u64 = 4 << 20;
+/// How often a limit is set that the kernel could not come down to.
+const TRIES: usize = 50;
+/// Of a cgroup without one.
+const NO_LIMIT: &str = "-1";
+
+/// What it is told.
+#[derive(Clone, Debug)]
+pub struct SwapUser {
+    /// The folder of a cgroup of the memory controller, version 1, without a limit.
+    pub cgroup: PathBuf,
+    /// A file of pages.
+    pub pages: PathBuf,
+    /// How much of these, again and again, it holds.
+    pub size_bytes: u64,
+}
+
+/// What it answers.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct SwapTimes {
+    /// Until the limit was reached.
+    pub swap_out_ms: f64,
+    /// Until every page was there again.
+    pub fault_in_ms: f64,
+    /// What was on the swap area alone when the limit was reached, `swap` of the cgroup's `memory.stat`.
+    pub swapped_bytes: u64,
+    /// What was still, or again, in memory of what was on the swap area, `swapcached`.
+    pub cached_bytes: u64,
+}
+
+impl SwapUser {
+    /// Does it.
+    ///
+    /// # Errors
+    /// A cgroup that cannot be entered or limited, a file that cannot be read, a page that is not what it was.
+    pub fn run(&self) -> Result<SwapTimes> {
+        self.set("cgroup.procs", &std::process::id().to_string())?;
+        let memory = self.fill()?;
+        let sum = checksum(&memory);
+
+        let start = Instant::now();
+        self.shrink()?;
+        let swap_out = start.elapsed();
+        let stat = |name| read_stat(&self.cgroup, name).map(Option::unwrap_or_default);
+        let (swapped_bytes, cached_bytes) = (stat("swap")?, stat("swapcached")?);
+        self.set("memory.limit_in_bytes", NO_LIMIT)?;
+
+        let start = Instant::now();
+        for page in &memory {
+            black_box(page.0[0]);
+        }
+        let fault_in = start.elapsed();
+        if checksum(&memory) != sum {
+            return Err(Error::new(
+                ErrorKind::Corrupt,
+                "a page is not what it was before it was swapped out",
+            ));
+        }
+        let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
+        Ok(SwapTimes { swap_out_ms: ms(swap_out), fault_in_ms: ms(fault_in), swapped_bytes, cached_bytes })
+    }
+
+    /// Memory that holds the pages.
+    fn fill(&self) -> Result<Vec<AlignedPage>> {
+        let failed = |error| io_error(&self.pages, error);
+        let mut file = File::open(&self.pages).map_err(failed)?;
+        if file.metadata().map_err(failed)?.len() < PAGE_SIZE as u64 {
+            return Err(Error::invalid(format!("{} holds no page", self.pages.display())));
+        }
+        let count = bytes_to_pages(self.size_bytes) as usize;
+        let mut memory = Vec::with_capacity(count);
+        while memory.len() < count {
+            let mut page = AlignedPage([0; _]);
+            match file.read_exact(&mut page.0) {
+                Ok(()) => memory.push(page),
+                Err(error) if error.kind() == IoErrorKind::UnexpectedEof => file.rewind().map_err(failed)?,
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(memory)
+    }
+
+    /// Lowers the limit, which returns when the kernel has come down to it.
+    fn shrink(&self) -> Result<()> {
+        let mut outcome = Ok(());
+        for _ in 0..TRIES {
+            outcome = self.try_set("memory.limit_in_bytes", &LIMIT_BYTES.to_string());
+            match &outcome {
+                // It gives up when it found nothing to move a few times.
+                Err(error) if Errno::from_io_error(error) == Some(Errno::BUSY) => {}
+                _ => break,
+            }
+        }
+        outcome.map_err(|error| io_error(&self.cgroup, error))
+    }
+
+    fn set(&self, name: &str, value: &str) -> Result<()> {
+        self.try_set(name, value).map_err(|error| io_error(&self.cgroup.join(name), error))
+    }
+
+    fn try_set(&self, name: &str, value: &str) -> std::io::Result<()> {
+        fs::write(Path::join(&self.cgroup, name), value)
+    }
+}
+
+/// Depends on every word, and on its place.
+fn checksum(memory: &[AlignedPage]) -> u64 {
+    let words = memory.iter().flat_map(|page| page.0.as_chunks::<8>().0);
+    words
+        .zip(1u64..)
+        .fold(0, |sum, (word, place)| sum.wrapping_add(u64::from_ne_bytes(*word).wrapping_mul(place)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn memory_holds_the_pages_again_and_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let pages = dir.path().join("pages");
+        let bytes: Vec<u8> = (0..3 * PAGE_SIZE).map(|at| (at / 100) as u8).collect();
+        fs::write(&pages, &bytes).unwrap();
+        let user = SwapUser { cgroup: dir.path().to_owned(), pages: pages.clone(), size_bytes: 5 << 12 };
+        let mut memory = user.fill().unwrap();
+        assert_eq!(memory.len(), 5);
+        assert!(memory[4].0[..] == bytes[PAGE_SIZE..2 * PAGE_SIZE]);
+        let sum = checksum(&memory);
+        memory.swap(0, 1);
+        assert_ne!(checksum(&memory), sum);
+        fs::write(&pages, b"less than a page").unwrap();
+        assert!(user.fill().is_err());
+    }
+
+    #[test]
+    fn what_a_cgroup_is_told_goes_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let user = SwapUser { cgroup: dir.path().to_owned(), pages: "/dev/null".into(), size_bytes: 1 << 12 };
+        user.shrink().unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("memory.limit_in_bytes")).unwrap(), "4194304");
+        let gone = SwapUser { cgroup: dir.path().join("gone"), ..user };
+        assert!(gone.run().unwrap_err().to_string().contains("gone/cgroup.procs"));
+    }
+}

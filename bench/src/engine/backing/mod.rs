@@ -1,0 +1,224 @@
+//! What a backing file brings and costs: how fast pages get there and what they take (`written`), what is written
+//! when it is nearly full (`overwrites`), how a data set fares that has less memory than it would fill uncompressed
+//! (`zipf`), and in what order memory is best taken back (`reclaim`). The stores and their files are `scratch`'s.
+
+mod overwrites;
+mod reclaim;
+mod scratch;
+#[cfg(test)]
+mod tests;
+mod written;
+mod zipf;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use uzram::store::Layout;
+use uzram::units::format_size;
+use uzram::{Error, Result};
+
+use super::{Common, go_on};
+use crate::harness::corpus::Corpus;
+pub(crate) use overwrites::MOST_LIVE_PERCENT;
+pub use overwrites::Overwrites;
+pub use reclaim::ReclaimRow;
+use scratch::Scratch;
+pub use written::Written;
+pub use zipf::ZipfAccess;
+
+/// Where the files are put unless told otherwise: what is in `/tmp` may be in memory.
+pub const DEFAULT_DIR: &str = "/var/tmp";
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// As of the others, but that pages of one word, repeated, are left out.
+    pub common: Common,
+    /// The folder in which one is made for the files, and removed.
+    pub dir: PathBuf,
+    /// Pages that are written back all at once; the file is as large.
+    pub written_size_bytes: u64,
+    /// The file on which random pages are overwritten.
+    pub overwritten_file_bytes: u64,
+    /// The memory limit of the data set under Zipf access, which is four times as large before compression.
+    pub limit_bytes: u64,
+    /// Pages of which half are to leave memory, by each order.
+    pub reclaimed_size_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            common: Common::default(),
+            dir: DEFAULT_DIR.into(),
+            written_size_bytes: 512 << 20,
+            overwritten_file_bytes: 128 << 20,
+            limit_bytes: 64 << 20,
+            reclaimed_size_bytes: 128 << 20,
+        }
+    }
+}
+
+impl Options {
+    /// Room for a data set that does not become smaller, and for some of it that is dead.
+    fn zipf_file_bytes(&self) -> u64 {
+        self.limit_bytes * zipf::PAGES_PER_LIMIT / 4 * 5
+    }
+
+    /// Why there can be no files, if so: the folder cannot be written to, or has no room.
+    ///
+    /// # Errors
+    /// A corpus that cannot be had.
+    pub fn obstacle(&self) -> Result<Option<Error>> {
+        let corpus = self.load_corpus()?;
+        let scratch = match Scratch::new(&self.dir, &corpus, &self.common.algorithm) {
+            Ok(scratch) => scratch,
+            Err(error) => return Ok(Some(error)),
+        };
+        // Those of one part at a time.
+        let parts_bytes = [
+            self.written_size_bytes,
+            overwrites::files_bytes(self, &scratch)?,
+            2 * self.zipf_file_bytes(),
+            self.reclaimed_size_bytes,
+        ];
+        let most_bytes = parts_bytes.into_iter().max().unwrap_or_default();
+        Ok(scratch.file("room", most_bytes).err())
+    }
+
+    fn load_corpus(&self) -> Result<Corpus> {
+        self.common.corpus.load()?.without_same_filled()
+    }
+}
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// All pages written back.
+    pub written: Written,
+    /// What is written to a file that is nearly full: packed, the fullest last, and then by the kernel's layout.
+    pub overwrites: Vec<Overwrites>,
+    /// A data set that is larger than its memory before compression.
+    pub zipf: ZipfAccess,
+    /// Memory taken back in each order.
+    pub reclaim: Vec<ReclaimRow>,
+    /// What was left out, and why.
+    pub notes: Vec<String>,
+}
+
+/// Measures all of it.
+///
+/// # Errors
+/// A folder or a file that cannot be had, a page that does not read back, a stop.
+pub fn run(options: &Options) -> Result<Report> {
+    let corpus = options.load_corpus()?;
+    let scratch = || {
+        go_on(&options.common.stop)?;
+        Scratch::new(&options.dir, &corpus, &options.common.algorithm)
+    };
+    let mut notes = Vec::new();
+    // Each in a statement of its own, at whose end its files go: before those of the next are made.
+    let written = written::measure(options, &scratch()?, &mut notes)?;
+    let overwrites = overwrites::measure(options, &scratch()?)?;
+    let zipf = zipf::measure(options, &scratch()?)?;
+    let reclaim = reclaim::measure(options, &scratch()?)?;
+    Ok(Report { written, overwrites, zipf, reclaim, notes })
+}
+
+impl Report {
+    /// What is written by the packed layout to the fullest file.
+    pub fn fullest(&self) -> Option<&Overwrites> {
+        self.overwrites.iter().rfind(|row| row.layout == Layout::Packed.name())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.written.fmt_lines(f)?;
+        writeln!(
+            f,
+            "\n{:<20} {:>9} {:>8} {:>7} {:>9} {:>11} {:>9} {:>9} {:>19}",
+            "random overwrites",
+            "file",
+            "pages",
+            "live %",
+            "extents %",
+            "compressed",
+            "written",
+            "moved",
+            "written/compressed"
+        )?;
+        self.overwrites.iter().try_for_each(|row| row.fmt_row(f))?;
+        let zipf = &self.zipf;
+        writeln!(
+            f,
+            "\nZipf access to {}, four times the limit before compression ({} compressed, memory for {}): {:.2} % misses; accesses a second {:.0}, in memory {:.0}, reads from the file {:.0}; ratio {:.2}",
+            format_size(zipf.size_bytes),
+            format_size(zipf.compressed_bytes),
+            format_size(zipf.limit_bytes),
+            zipf.miss_percent,
+            zipf.limited_per_s,
+            zipf.memory_per_s,
+            zipf.backing_per_s,
+            zipf.speed_ratio
+        )?;
+        writeln!(
+            f,
+            "\n{:<20} {:>14} {:>19} {:>11}",
+            "reclaim by", "MB freed / s", "freed/written back", "refaults %"
+        )?;
+        for row in &self.reclaim {
+            writeln!(
+                f,
+                "{:<20} {:>14.0} {:>19.2} {:>11.2}",
+                row.order, row.freed_mb_per_s, row.freed_per_written, row.refault_percent
+            )?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+impl Written {
+    fn fmt_lines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fio = match (self.fio_mb_per_s, self.speed_ratio) {
+            (Some(mb_per_s), Some(ratio)) => format!(", fio {mb_per_s:.0}, ratio {ratio:.2}"),
+            _ => String::new(),
+        };
+        let direct = if self.direct { "O_DIRECT" } else { "the page cache" };
+        writeln!(
+            f,
+            "writeback of {}, {} compressed, by {} and {direct}: {:.0} MB/s{fio}",
+            format_size(self.size_bytes),
+            format_size(self.compressed_bytes),
+            self.engine,
+            self.mb_per_s
+        )?;
+        writeln!(
+            f,
+            "written {}, extents {}; {} reads for {} random pages",
+            format_size(self.written_bytes),
+            format_size(self.extent_bytes),
+            self.device_reads,
+            self.pages_read_back
+        )
+    }
+}
+
+impl Overwrites {
+    fn fmt_row(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<20} {:>9} {:>8} {:>7.1} {:>9.1} {:>11} {:>9} {:>9} {:>19.3}",
+            self.layout,
+            format_size(self.file_bytes),
+            self.pages,
+            self.live_percent,
+            self.extents_percent,
+            format_size(self.compressed_bytes),
+            format_size(self.written_bytes),
+            format_size(self.moved_bytes),
+            self.bytes_ratio().unwrap_or(f64::NAN)
+        )
+    }
+}

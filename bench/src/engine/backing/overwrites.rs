@@ -1,0 +1,156 @@
+//! What is written to a backing file that is nearly full while random pages are overwritten, again and again: the
+//! compressed pages, and whatever is moved to make room for them.
+//!
+//! As many pages are written back as take a part of the file, 80 % at most. Then some are overwritten and written
+//! back, and so on. When three times the file's size has been written, what is written in the course of one
+//! size more is counted. The kernel's layout, a block for each page, gets the most pages, overwritten alike.
+
+use serde::Serialize;
+use uzram::Result;
+use uzram::store::{Layout, Policy};
+use uzram::units::pages_to_bytes;
+
+use super::super::report::quotient;
+use super::Options;
+use super::scratch::{Pages, Scratch};
+use crate::harness::go_on;
+
+/// How much of the file living pages take.
+const LIVE_PERCENT: [u64; 3] = [60, 70, MOST_LIVE_PERCENT];
+/// At most.
+pub(crate) const MOST_LIVE_PERCENT: u64 = 80;
+/// What is written before it counts, by the file's size.
+const SETTLED_AFTER: u64 = 3;
+/// Overwrites before pages are written back: one for so many pages there are.
+const BATCH_SHARE: usize = 32;
+/// What a packed page takes beyond its compressed bytes: a header, and what aligns the next one.
+const OVERHEAD_BYTES: f64 = 20.0;
+
+/// What was written with one layout.
+#[derive(Clone, Debug, Serialize)]
+pub struct Overwrites {
+    /// The layout.
+    pub layout: &'static str,
+    /// The size of the file.
+    pub file_bytes: u64,
+    /// Pages, all of them on it.
+    pub pages: u64,
+    /// What they take there, in percent of its size.
+    pub live_percent: f64,
+    /// Extents that are not free, in percent of all.
+    pub extents_percent: f64,
+    /// Compressed pages that were written back while it counted.
+    pub compressed_bytes: u64,
+    /// What was written to the file for them.
+    pub written_bytes: u64,
+    /// Of that, what had been there before.
+    pub moved_bytes: u64,
+}
+
+impl Overwrites {
+    /// Bytes written for each byte written back.
+    pub fn bytes_ratio(&self) -> Option<f64> {
+        quotient(self.written_bytes, self.compressed_bytes)
+    }
+}
+
+/// Measures a row for each share of the file with the packed layout, the most last, and then one with the kernel's.
+pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<Overwrites>> {
+    let file_bytes = options.overwritten_file_bytes;
+    let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
+    let pages_of = |live_percent| live_pages(file_bytes, live_percent, page_bytes);
+    let mut rows = Vec::new();
+    for live_percent in LIVE_PERCENT {
+        let page_count = pages_of(live_percent);
+        let mut packed = Overwritten::new(options, scratch, Layout::Packed, file_bytes, page_count)?;
+        packed.overwrite(SETTLED_AFTER * file_bytes)?;
+        rows.push(packed.count(file_bytes)?);
+    }
+    let page_count = pages_of(MOST_LIVE_PERCENT);
+    let blocks_bytes = blocks_file_bytes(page_count);
+    let blocks = Overwritten::new(options, scratch, Layout::Blocks, blocks_bytes, page_count)?;
+    rows.push(blocks.count(file_bytes)?);
+    Ok(rows)
+}
+
+/// What both files take: the packed one, and a block for each of its pages.
+pub(super) fn files_bytes(options: &Options, scratch: &Scratch<'_>) -> Result<u64> {
+    let file_bytes = options.overwritten_file_bytes;
+    let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
+    Ok(file_bytes + blocks_file_bytes(live_pages(file_bytes, MOST_LIVE_PERCENT, page_bytes)))
+}
+
+/// Pages that take so much of a file, packed.
+fn live_pages(file_bytes: u64, live_percent: u64, page_bytes: f64) -> usize {
+    (((file_bytes * live_percent / 100) as f64 / page_bytes) as usize).max(1)
+}
+
+/// The file that has a block for each of so many pages, as full as the fullest that is packed.
+fn blocks_file_bytes(page_count: usize) -> u64 {
+    pages_to_bytes(page_count as u64) * 100 / MOST_LIVE_PERCENT
+}
+
+/// A store all of whose pages are on its file.
+struct Overwritten<'a> {
+    options: &'a Options,
+    layout: Layout,
+    pages: Pages<'a>,
+    random: fastrand::Rng,
+}
+
+impl<'a> Overwritten<'a> {
+    fn new(
+        options: &'a Options,
+        scratch: &Scratch<'a>,
+        layout: Layout,
+        file_bytes: u64,
+        page_count: usize,
+    ) -> Result<Self> {
+        let file = scratch.file(layout.name(), file_bytes)?;
+        let mut pages = scratch.store(page_count, Some((file, layout)), Policy::default())?;
+        for batch in (0..page_count as u32).collect::<Vec<_>>().chunks(batch_pages(page_count)) {
+            batch.iter().try_for_each(|page| pages.write(*page, *page))?;
+            pages.write_back()?;
+        }
+        let random = fastrand::Rng::with_seed(options.common.seed);
+        Ok(Overwritten { options, layout, pages, random })
+    }
+
+    /// Overwrites random pages and writes them back, until so many bytes have been written to the file.
+    fn overwrite(&mut self, bytes: u64) -> Result<()> {
+        let page_count = self.pages.page_count();
+        let until_bytes = self.pages.backing_stats().written_bytes + bytes;
+        while self.pages.backing_stats().written_bytes < until_bytes {
+            for _ in 0..batch_pages(page_count) {
+                let page = self.random.u32(..page_count as u32);
+                self.pages.write(page, self.random.u32(..))?;
+            }
+            self.pages.write_back()?;
+            go_on(&self.options.common.stop)?;
+        }
+        Ok(())
+    }
+
+    /// Does so, and counts.
+    fn count(mut self, bytes: u64) -> Result<Overwrites> {
+        let before = self.pages.backing_stats();
+        self.overwrite(bytes)?;
+        let after = self.pages.backing_stats();
+        self.pages.check()?;
+        let percent = |bytes: u64| bytes as f64 / after.len_bytes as f64 * 100.0;
+        Ok(Overwrites {
+            layout: self.layout.name(),
+            file_bytes: after.len_bytes,
+            pages: after.pages,
+            live_percent: percent(after.held_bytes),
+            extents_percent: percent(after.extent_bytes),
+            compressed_bytes: after.object_bytes - before.object_bytes,
+            written_bytes: after.written_bytes - before.written_bytes,
+            moved_bytes: after.cleaned_bytes - before.cleaned_bytes,
+        })
+    }
+}
+
+fn batch_pages(page_count: usize) -> usize {
+    page_count.div_ceil(BATCH_SHARE)
+}

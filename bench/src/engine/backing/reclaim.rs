@@ -1,0 +1,103 @@
+//! Memory that is taken back page by page, the coldest first, and zspage by zspage, all objects of the coldest
+//! one: how fast it becomes free, and how many of the pages are wanted back soon.
+//!
+//! A store is filled and its pages used as Zipf has it. Then it gets a limit of half the memory it has, and the
+//! policy has pages leave until that is kept. What is used after that is drawn as before.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use uzram::store::{Layout, Policy, Reclaim};
+use uzram::units::page_of;
+use uzram::{Error, ErrorKind, Result};
+
+use super::Options;
+use super::scratch::Scratch;
+use super::zipf::accesses;
+use crate::harness::go_on;
+use crate::harness::rounds::in_turn;
+use crate::harness::stats::median;
+
+/// Uses of each page before memory is taken back, and after it.
+const USES_PER_PAGE: [usize; 2] = [4, 1];
+/// How often it is looked whether the limit is kept.
+const POLL: Duration = Duration::from_micros(200);
+/// How long that may take.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What was found with one order; medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct ReclaimRow {
+    /// `pages` or `zspages`.
+    pub order: &'static str,
+    /// 10^6 bytes of memory that became free in a second.
+    pub freed_mb_per_s: f64,
+    /// Memory that became free for each compressed byte that was written back.
+    pub freed_per_written: f64,
+    /// Of the uses that followed, those that had to read the file, in percent.
+    pub refault_percent: f64,
+}
+
+/// One round's.
+struct Round {
+    freed_mb_per_s: f64,
+    freed_per_written: f64,
+    refault_percent: f64,
+}
+
+/// Measures a row for each order.
+pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<ReclaimRow>> {
+    let rounds: [_; Reclaim::ALL.len()] =
+        in_turn(options.common.repeat, &options.common.stop, |number, which| {
+            round(options, scratch, Reclaim::ALL[which], number)
+        })?;
+    let row = |(order, rounds): (Reclaim, &Vec<Round>)| {
+        let middle = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
+        ReclaimRow {
+            order: order.name(),
+            freed_mb_per_s: middle(|round| round.freed_mb_per_s),
+            freed_per_written: middle(|round| round.freed_per_written),
+            refault_percent: middle(|round| round.refault_percent),
+        }
+    };
+    Ok(Reclaim::ALL.into_iter().zip(&rounds).map(row).collect())
+}
+
+fn round(options: &Options, scratch: &Scratch<'_>, reclaim: Reclaim, number: usize) -> Result<Round> {
+    let page_count = page_of(options.reclaimed_size_bytes) as usize;
+    let file = scratch.file("reclaimed", options.reclaimed_size_bytes)?;
+    let policy = Policy { reclaim, ..Policy::default() };
+    let mut pages = scratch.store(page_count, Some((file, Layout::Packed)), policy)?;
+    pages.fill()?;
+    let accesses = accesses(page_count, options.common.seed.wrapping_add(number as u64));
+    let (before, after) = accesses.split_at(USES_PER_PAGE[0] * page_count);
+    before.iter().try_for_each(|access| access.carry_out(&mut pages))?;
+    go_on(&options.common.stop)?;
+
+    let used_bytes = pages.used_bytes();
+    let limit_bytes = used_bytes / 2;
+    let start = Instant::now();
+    pages.limit(page_of(limit_bytes))?;
+    while pages.used_bytes() > limit_bytes {
+        if start.elapsed() > TIMEOUT {
+            let what = format!("the policy, reclaiming {reclaim}, does not keep the limit");
+            return Err(Error::new(ErrorKind::Busy, what));
+        }
+        go_on(&options.common.stop)?;
+        thread::sleep(POLL);
+    }
+    let elapsed = start.elapsed();
+    let freed_bytes = (used_bytes - pages.used_bytes()) as f64;
+
+    let left = pages.backing_stats();
+    let uses = &after[..USES_PER_PAGE[1] * page_count];
+    uses.iter().try_for_each(|access| access.carry_out(&mut pages))?;
+    let refaults = pages.backing_stats().reads - left.reads;
+    pages.check()?;
+    Ok(Round {
+        freed_mb_per_s: freed_bytes / elapsed.as_secs_f64() / 1e6,
+        freed_per_written: freed_bytes / left.object_bytes.max(1) as f64,
+        refault_percent: refaults as f64 / uses.len() as f64 * 100.0,
+    })
+}

@@ -1,0 +1,159 @@
+//! Stores of this benchmark, each with a backing file in a folder that goes with whoever holds it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use uzram::backing::{FileBacking, FileOptions};
+use uzram::codec::Algorithm;
+use uzram::device::DEFAULT_CHAIN_SIZE;
+use uzram::store::{BackingOptions, BackingStats, Config, Layout, Policy, PolicyThread, Store, Writeback};
+use uzram::units::pages_to_bytes;
+use uzram::zsmalloc::huge_threshold;
+use uzram::{Error, ErrorKind, Result};
+
+use super::super::Packed;
+use crate::harness::corpus::{AlignedPage, Corpus};
+use crate::harness::read_back;
+
+/// Pages that are read when contents are checked.
+const CHECKED_PAGES: usize = 4096;
+
+/// The folder, and what stores in it have in common.
+pub(super) struct Scratch<'a> {
+    dir: TempDir,
+    corpus: &'a Corpus,
+    algorithm: &'a Algorithm,
+}
+
+impl<'a> Scratch<'a> {
+    /// A new folder in `dir`.
+    pub(super) fn new(dir: &Path, corpus: &'a Corpus, algorithm: &'a Algorithm) -> Result<Scratch<'a>> {
+        Ok(Scratch { dir: folder(dir)?, corpus, algorithm })
+    }
+
+    /// What a page of the corpus takes compressed, on average.
+    pub(super) fn mean_bytes(&self) -> Result<f64> {
+        Ok(Packed::new(self.algorithm, huge_threshold(DEFAULT_CHAIN_SIZE), self.corpus)?.mean_bytes())
+    }
+
+    /// Where a file of that name lies.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A file of that name with so many bytes, which is made if there is none.
+    pub(super) fn file(&self, name: &str, size_bytes: u64) -> Result<Arc<FileBacking>> {
+        let options = FileOptions { size_bytes: Some(size_bytes), ..FileOptions::new(self.path(name)) };
+        FileBacking::open(&options).map(Arc::new)
+    }
+
+    /// An empty store of so many pages without a memory limit, on a file that it has for itself, if any.
+    pub(super) fn store(
+        &self,
+        page_count: usize,
+        backing: Option<(Arc<FileBacking>, Layout)>,
+        policy: Policy,
+    ) -> Result<Pages<'a>> {
+        let store = Store::new(&Config {
+            algorithm: self.algorithm.clone(),
+            backing: backing.map(|(backing, layout)| BackingOptions { backing, layout, compressed: true }),
+            policy,
+            ..Config::new("bench", page_count as u64)
+        })?;
+        Ok(Pages {
+            policy_thread: None,
+            store: Arc::new(store),
+            corpus: self.corpus,
+            contents: vec![None; page_count],
+            buffer: Box::new(AlignedPage([0; _])),
+        })
+    }
+}
+
+fn folder(dir: &Path) -> Result<TempDir> {
+    tempfile::Builder::new().prefix("uzram-bench-").tempdir_in(dir).map_err(|error| {
+        let what = format!("cannot make a temporary folder in '{}': {error}", dir.display());
+        Error::new(ErrorKind::Io, what)
+    })
+}
+
+/// A store, and which page of the corpus each of its pages holds. One thread uses it.
+pub(super) struct Pages<'a> {
+    /// Before the store, which it keeps.
+    policy_thread: Option<PolicyThread>,
+    store: Arc<Store>,
+    corpus: &'a Corpus,
+    contents: Vec<Option<u32>>,
+    buffer: Box<AlignedPage>,
+}
+
+impl Pages<'_> {
+    pub(super) fn page_count(&self) -> usize {
+        self.contents.len()
+    }
+
+    pub(super) fn backing_stats(&self) -> BackingStats {
+        self.store.backing_stats()
+    }
+
+    /// Bounds its memory, from now on, and has pages leave by themselves.
+    pub(super) fn limit(&mut self, limit_pages: u64) -> Result<()> {
+        if self.policy_thread.is_none() {
+            self.policy_thread = Some(PolicyThread::start("bench", &self.store)?);
+        }
+        self.store.set_limit_pages(limit_pages);
+        Ok(())
+    }
+
+    /// What its pages come to compressed, those in memory.
+    pub(super) fn compressed_bytes(&self) -> u64 {
+        self.store.stats().compr_data_bytes
+    }
+
+    /// Memory of the pool and its metadata.
+    pub(super) fn used_bytes(&self) -> u64 {
+        let stats = self.store.stats();
+        pages_to_bytes(stats.pool_pages + stats.slab_pages)
+    }
+
+    #[inline]
+    pub(super) fn read(&mut self, page: u32) -> Result<()> {
+        self.store.read(u64::from(page), &mut self.buffer.0)
+    }
+
+    #[inline]
+    pub(super) fn write(&mut self, page: u32, corpus_page: u32) -> Result<()> {
+        self.store.write(u64::from(page), self.corpus.page(corpus_page as usize))?;
+        self.contents[page as usize] = Some(corpus_page);
+        Ok(())
+    }
+
+    /// Stores a page of the corpus in each.
+    pub(super) fn fill(&mut self) -> Result<()> {
+        (0..self.page_count() as u32).try_for_each(|page| self.write(page, page))
+    }
+
+    /// All pages in a random order.
+    pub(super) fn shuffled(&self, seed: u64) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.page_count() as u32).collect();
+        fastrand::Rng::with_seed(seed).shuffle(&mut order);
+        order
+    }
+
+    /// Writes all pages back that are in memory, and answers how many left it.
+    pub(super) fn write_back(&self) -> Result<u64> {
+        self.store.write_back(&Writeback::default())
+    }
+
+    /// Reads some pages: figures of a store that lost one mean nothing.
+    pub(super) fn check(&mut self) -> Result<()> {
+        for page in (0..self.page_count()).step_by(self.page_count().div_ceil(CHECKED_PAGES)) {
+            self.read(page as u32)?;
+            let wanted =
+                self.contents[page].map_or(&[0; _], |corpus_page| self.corpus.page(corpus_page as usize));
+            read_back(&self.buffer.0, wanted, || format!("page {page}"))?;
+        }
+        Ok(())
+    }
+}

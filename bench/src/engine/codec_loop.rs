@@ -1,0 +1,123 @@
+//! The bare codec: what any store of compressed pages must do at the least, and nothing else.
+//!
+//! * Write: compress the page into a private buffer that the next write uses again. The buffer
+//!   has room for every result, so the codec never stops early.
+//! * Read: decompress the page from an array in which the compressed pages lie one after another
+//!   in the device's order, into a private page. A page whose compressed size reaches the huge
+//!   threshold lies there raw and is copied: the engine does not decompress those either.
+//!
+//! Writes leave the array as it is: reads of a mixed pattern take the page of the filled device.
+
+use std::hint::black_box;
+
+use rustix::mm::{Advice, madvise};
+use uzram::codec::{Algorithm, Decoder, Encoder};
+use uzram::units::{PAGE_SIZE, Page};
+use uzram::{Error, ErrorKind, Result};
+
+use super::packed::{ENCODED_MAX_BYTES, Packed};
+use super::{Target, Worker};
+use crate::harness::corpus::{AlignedPage, Corpus};
+
+pub(super) struct CodecLoop {
+    algorithm: Algorithm,
+    packed: Vec<u8>,
+    /// Where each page of the device lies in `packed`.
+    spans: Vec<Span>,
+}
+
+#[derive(Clone, Copy)]
+struct Span {
+    start: usize,
+    /// [`PAGE_SIZE`] for a raw page.
+    len_bytes: usize,
+}
+
+impl CodecLoop {
+    pub(super) fn new(
+        algorithm: Algorithm,
+        huge_threshold_bytes: usize,
+        corpus: &Corpus,
+        page_count: usize,
+    ) -> Result<CodecLoop> {
+        // Compress the corpus once, then lay it out as often as the device repeats it.
+        let once = Packed::new(&algorithm, huge_threshold_bytes, corpus)?;
+        let total: usize = (0..page_count).map(|page| once.page(page).len()).sum();
+        let mut packed = reserve(total)?;
+        let mut spans = Vec::with_capacity(page_count);
+        for page in 0..page_count {
+            let bytes = once.page(page);
+            spans.push(Span { start: packed.len(), len_bytes: bytes.len() });
+            packed.extend_from_slice(bytes);
+        }
+        Ok(CodecLoop { algorithm, packed, spans })
+    }
+}
+
+/// An empty vector with room for `len_bytes`, in huge pages where the system has them: the limit
+/// should be that of the codec, not of the TLB. (With and without them, decoding from 64 MiB and
+/// from 1 GiB of pages differed by less than the rounds did.)
+fn reserve(len_bytes: usize) -> Result<Vec<u8>> {
+    let mut packed: Vec<u8> = Vec::new();
+    packed.try_reserve_exact(len_bytes).map_err(|_| {
+        Error::new(ErrorKind::NoMemory, format!("no memory for {len_bytes} bytes of compressed pages"))
+            .with_setting("--size")
+    })?;
+    let skip = packed.as_ptr().align_offset(PAGE_SIZE);
+    if let Some(len) = packed.capacity().checked_sub(skip) {
+        // SAFETY: the range from the first page boundary on lies within the vector's allocation,
+        // which nobody else uses; huge pages change how it is mapped, never what it holds.
+        let _ = unsafe {
+            let start = packed.as_mut_ptr().add(skip).cast();
+            madvise(start, len / PAGE_SIZE * PAGE_SIZE, Advice::LinuxHugepage)
+        };
+    }
+    Ok(packed)
+}
+
+impl Target for CodecLoop {
+    fn name(&self) -> &'static str {
+        "codec"
+    }
+
+    fn fill(&self, _: &Corpus) -> Result<()> {
+        Ok(())
+    }
+
+    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(CodecWorker {
+            encoder: Encoder::new(&self.algorithm)?,
+            decoder: Decoder::new(&self.algorithm)?,
+            encoded: vec![0; ENCODED_MAX_BYTES],
+            page: Box::new(AlignedPage([0; _])),
+            source: self,
+        }))
+    }
+}
+
+struct CodecWorker<'a> {
+    encoder: Encoder,
+    decoder: Decoder,
+    encoded: Vec<u8>,
+    page: Box<AlignedPage>,
+    source: &'a CodecLoop,
+}
+
+impl Worker for CodecWorker<'_> {
+    fn read(&mut self, page: usize) -> Result<&Page> {
+        let Span { start, len_bytes } = self.source.spans[page];
+        let bytes = &self.source.packed[start..start + len_bytes];
+        if len_bytes == PAGE_SIZE {
+            self.page.0.copy_from_slice(bytes);
+        } else {
+            self.decoder.decode(bytes, &mut self.page.0)?;
+        }
+        Ok(&self.page.0)
+    }
+
+    fn write(&mut self, _: usize, contents: &Page) -> Result<()> {
+        black_box(self.encoder.encode(contents, &mut self.encoded));
+        black_box(&self.encoded);
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! How many uses find their page in memory when the engine's LRU says which pages are the coldest, beside an
+//! exact LRU with as much memory.
+//!
+//! A [`Trace`] is used page by page, by one thread, from an empty memory on, and every use counts. A page that
+//! is not in memory is added to the LRU, one that is there is marked as used, and when there is no room, 32
+//! pages at once are isolated at the cold end and evicted. The seed decides all but when the thread changes
+//! its CPU, which has the pages that the last one collected come to the lists a little later.
+//!
+//! Layout: `traces` generates, `caches` keeps pages in memory, here both are brought together.
+
+mod caches;
+mod traces;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use serde::Serialize;
+use uzram::lru::{Batched, LruLocks, SingleLock};
+use uzram::{Error, Result};
+
+use crate::harness::go_on;
+use caches::{Cache, EngineLru, ExactLru};
+pub use traces::Trace;
+pub(crate) use traces::Zipf;
+
+/// How much of the pages there is memory for.
+pub const MEMORY_PERCENT: [u32; 2] = [5, 20];
+
+const MIN_PAGES: u32 = 100;
+const MAX_PAGES: u32 = 1 << 24;
+const MAX_USES: usize = 1 << 28;
+
+/// What to replay.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Pages there are.
+    pub pages: u32,
+    /// Uses of each trace.
+    pub uses: usize,
+    /// Seeds the traces.
+    pub seed: u64,
+    /// Set it and the run ends with an error before the next replay.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { pages: 100_000, uses: 1_000_000, seed: 1, stop: Arc::default() }
+    }
+}
+
+/// A trace replayed with one design of the LRU.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// [`Trace::name`].
+    pub trace: &'static str,
+    /// How much of the pages there was memory for.
+    pub memory_percent: u32,
+    /// [`LruLocks::NAME`].
+    pub design: &'static str,
+    /// Uses that found their page in memory.
+    pub hit_percent: f64,
+    /// The same with an exact LRU.
+    pub exact_hit_percent: f64,
+}
+
+impl Row {
+    /// Percentage points above an exact LRU, less than 0 for below.
+    pub fn points(&self) -> f64 {
+        self.hit_percent - self.exact_hit_percent
+    }
+}
+
+/// The hit ratios. `Display` prints a table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Pages there were.
+    pub pages: u32,
+    /// Uses of each trace.
+    pub uses: usize,
+    /// A row for each trace, memory and design, in this order.
+    pub rows: Vec<Row>,
+}
+
+impl Report {
+    /// The row of one replay, if there is one.
+    pub fn row(&self, trace: Trace, memory_percent: u32, design: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| {
+            row.trace == trace.name() && row.memory_percent == memory_percent && row.design == design
+        })
+    }
+}
+
+/// Replays every trace with each memory.
+///
+/// # Errors
+/// `Invalid` for too few or too many pages or uses, `Busy` when it is stopped, `NoMemory`; `Corrupt` for an
+/// LRU that does not do what it must.
+pub fn run(options: &Options) -> Result<Report> {
+    let Options { pages, uses, seed, ref stop } = *options;
+    if !(MIN_PAGES..=MAX_PAGES).contains(&pages) || !(1..=MAX_USES).contains(&uses) {
+        return Err(Error::invalid(format!(
+            "{uses} uses of {pages} pages: it must be 1 to {MAX_USES} of {MIN_PAGES} to {MAX_PAGES}"
+        )));
+    }
+    let mut rows = Vec::new();
+    for trace in Trace::ALL {
+        let used = trace.generate(pages, uses, seed);
+        for memory_percent in MEMORY_PERCENT {
+            let capacity_pages = (u64::from(pages) * u64::from(memory_percent) / 100) as usize;
+            let exact_hit_percent = replay(&mut ExactLru::new(pages, capacity_pages), &used)?;
+            let engine = [
+                (Batched::NAME, replay(&mut EngineLru::<Batched>::new(pages, capacity_pages)?, &used)?),
+                (SingleLock::NAME, replay(&mut EngineLru::<SingleLock>::new(pages, capacity_pages)?, &used)?),
+            ];
+            rows.extend(engine.map(|(design, hit_percent)| Row {
+                trace: trace.name(),
+                memory_percent,
+                design,
+                hit_percent,
+                exact_hit_percent,
+            }));
+            go_on(stop)?;
+        }
+    }
+    Ok(Report { pages, uses, rows })
+}
+
+/// Percent of the uses that found their page in memory.
+fn replay(cache: &mut impl Cache, used: &[u32]) -> Result<f64> {
+    let mut hits = 0usize;
+    for page in used {
+        hits += usize::from(cache.touch(*page)?);
+    }
+    Ok(hits as f64 / used.len() as f64 * 100.0)
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "hit ratios of {} uses of {} pages, percent\n", self.uses, self.pages)?;
+        writeln!(
+            f,
+            "{:<18} {:>6}  {:<11} {:>7} {:>9} {:>7}",
+            "trace", "memory", "design", "hits", "exact LRU", "points"
+        )?;
+        for row in &self.rows {
+            writeln!(
+                f,
+                "{:<18} {:>4} %  {:<11} {:>7.2} {:>9.2} {:>+7.2}",
+                row.trace,
+                row.memory_percent,
+                row.design,
+                row.hit_percent,
+                row.exact_hit_percent,
+                row.points()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    fn small() -> Options {
+        Options { pages: 2000, uses: 20_000, ..Options::default() }
+    }
+
+    #[test]
+    fn every_trace_is_replayed() {
+        let report = run(&small()).unwrap();
+        assert_eq!(report.rows.len(), 3 * 2 * 2);
+        for row in &report.rows {
+            assert!((0.0..100.0).contains(&row.hit_percent), "{row:?}");
+            assert_eq!(row.exact_hit_percent > 0.0, row.trace != "loop", "{row:?}");
+        }
+        for trace in [Trace::Zipf, Trace::ScanThroughZipf] {
+            let [little, much] = MEMORY_PERCENT.map(|percent| report.row(trace, percent, "batched").unwrap());
+            assert!(little.hit_percent < much.hit_percent, "{little:?} {much:?}");
+            assert!(little.exact_hit_percent < much.exact_hit_percent, "{little:?} {much:?}");
+        }
+        // Of a trace in which half of the uses hit nothing but in long rounds, less than half can.
+        assert!(report.row(Trace::ScanThroughZipf, 20, "batched").unwrap().hit_percent < 50.0);
+        let text = report.to_string();
+        assert!(text.contains("scan through Zipf") && text.contains("single-lock"), "{text}");
+    }
+
+    #[test]
+    fn points_are_those_above_exact() {
+        let row = Row {
+            trace: "loop",
+            memory_percent: 5,
+            design: "batched",
+            hit_percent: 40.0,
+            exact_hit_percent: 42.5,
+        };
+        assert_eq!(row.points(), -2.5);
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error() {
+        for options in [
+            Options { pages: 3, ..small() },
+            Options { pages: u32::MAX, ..small() },
+            Options { uses: 0, ..small() },
+            Options { uses: usize::MAX, ..small() },
+        ] {
+            assert!(run(&options).unwrap_err().to_string().contains("must be 1 to"));
+        }
+        let stopped = small();
+        stopped.stop.store(true, Ordering::Relaxed);
+        assert_eq!(run(&stopped).unwrap_err().to_string(), "interrupted");
+    }
+}

@@ -1,0 +1,342 @@
+//! `uzram bench`: fio's six patterns on 4 KiB pages, in process, on a device filled with a
+//! corpus, beside the bare codec, the kernel's zram and a device without an LRU.
+//!
+//! How it measures:
+//! * Page p of the device is filled with corpus page p (counted round). Before a pattern that
+//!   reads, a device that was written is filled again.
+//! * All targets run the same operations in the same order: a round's seed gives each job its own
+//!   sequence. The targets are measured in turn ([`crate::harness::rounds`]). Figures are medians over the rounds; ratios are taken in each round, then their
+//!   median.
+//! * A random write stores a corpus page drawn at random, and a sequential pass the corpus shifted
+//!   by one page more than the last: contents and sizes change as they do in use, while the mix on
+//!   the device stays the corpus's.
+//! * Every seventh operation is timed, for every target alike, so that reading the clock costs
+//!   a few ns an operation. (Seven: a mixed corpus repeats every third page.)
+//! * With the codec, same-filled pages are left out of the corpus, for every target: the engine
+//!   stores them without its codec, so there would be nothing to compare.
+//!
+//! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks them, one file each is a
+//! target, and [`Report`] prints.
+
+pub mod backing;
+mod codec_loop;
+pub mod compaction;
+pub mod hit_ratio;
+mod kernel;
+mod kernel_zram;
+mod measure;
+mod packed;
+mod pattern;
+pub mod recompression;
+mod report;
+mod uzram_device;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use uzram::codec::Algorithm;
+use uzram::stream::StreamDesign;
+use uzram::units::{Page, bytes_to_pages, pages_to_bytes};
+use uzram::{Error, Result};
+
+use crate::harness::corpus::{self, Corpus, Kind};
+use crate::harness::rounds::in_turn_by_jobs;
+use crate::harness::{DEFAULT_CORPUS_PAGES, Source, go_on, read_back};
+pub use kernel_zram::KernelZram;
+pub use measure::{Measurement, Plan, Until, mb_per_s, measure};
+pub use packed::Packed;
+pub use pattern::Pattern;
+pub use report::{KernelMemory, Memory, Report, Row};
+pub use uzram_device::UzramDevice;
+
+/// What uzram is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Against {
+    /// The bare loop of the engine's codec on the same pages: the physical limit.
+    Codec,
+    /// A kernel zram device, hot-added for the run.
+    Kernel,
+    /// A uzram device that does not know which of its pages are cold.
+    NoLru,
+}
+
+impl std::str::FromStr for Against {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "codec" => Ok(Against::Codec),
+            "kernel" => Ok(Against::Kernel),
+            "no-lru" => Ok(Against::NoLru),
+            _ => Err(Error::invalid(format!(
+                "'{text}' is nothing to compare with: write codec, kernel or no-lru"
+            ))
+            .with_setting("--against")),
+        }
+    }
+}
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The pages.
+    pub corpus: Source,
+    /// The device's size; `None` for the corpus's. A shorter corpus is repeated.
+    pub size_bytes: Option<u64>,
+    /// The patterns, in the order of the report; none measures memory only.
+    pub patterns: Vec<Pattern>,
+    /// Numbers of threads.
+    pub jobs: Vec<usize>,
+    /// How long one measurement lasts.
+    pub duration: Duration,
+    /// How many rounds.
+    pub repeat: usize,
+    /// The algorithm, in uzram and whatever it is compared with.
+    pub algorithm: Algorithm,
+    /// How threads share uzram's compression streams.
+    pub streams: StreamDesign,
+    /// What to compare with.
+    pub against: Vec<Against>,
+    /// Seeds which pages are taken.
+    pub seed: u64,
+    /// Set it, from a signal handler say, and the run ends with an error after removing what it
+    /// added to the kernel.
+    pub stop: Arc<AtomicBool>,
+}
+
+const MAX_JOBS: usize = 256;
+pub(crate) const MAX_REPEAT: usize = 1000;
+const MAX_DURATION: Duration = Duration::from_hours(1);
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
+            size_bytes: None,
+            patterns: Pattern::ALL.to_vec(),
+            jobs: vec![1, 2],
+            duration: Duration::from_secs(1),
+            repeat: 5,
+            algorithm: Algorithm::default(),
+            streams: StreamDesign::PerCpu,
+            against: Vec::new(),
+            seed: 1,
+            stop: Arc::default(),
+        }
+    }
+}
+
+impl Options {
+    fn check(&self) -> Result<()> {
+        let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
+        if let Some(jobs) = self.jobs.iter().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
+            return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
+        }
+        if self.jobs.is_empty() && !self.patterns.is_empty() {
+            return bad("no number of jobs".to_owned(), "--jobs");
+        }
+        if !(1..=MAX_REPEAT).contains(&self.repeat) {
+            return bad(format!("{} rounds: it must be 1 to {MAX_REPEAT}", self.repeat), "--repeat");
+        }
+        if self.duration.is_zero() || self.duration > MAX_DURATION {
+            return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
+        }
+        Ok(())
+    }
+
+    fn load_corpus(&self) -> Result<Corpus> {
+        let corpus = self.corpus.load()?;
+        match self.against.contains(&Against::Codec) {
+            true => corpus.without_same_filled(),
+            false => Ok(corpus),
+        }
+    }
+
+    fn page_count(&self, corpus: &Corpus) -> Result<usize> {
+        let pages = self.size_bytes.map_or(corpus.page_count() as u64, bytes_to_pages);
+        if pages == 0 || pages > corpus::MAX_PAGES as u64 {
+            let most = uzram::units::format_size(pages_to_bytes(corpus::MAX_PAGES as u64));
+            return Err(Error::invalid(format!("the device must have a page at least and {most} at most"))
+                .with_setting("--size"));
+        }
+        Ok(pages as usize)
+    }
+}
+
+/// One thing that is measured. Its threads each take a worker.
+pub trait Target: Sync {
+    /// As it stands in the report.
+    fn name(&self) -> &'static str;
+
+    /// Stores corpus page p in page p.
+    fn fill(&self, corpus: &Corpus) -> Result<()>;
+
+    /// What one thread does its operations with.
+    fn worker(&self) -> Result<Box<dyn Worker + '_>>;
+}
+
+/// One thread's way to a target. Every target is called through this, at the same cost.
+pub trait Worker {
+    /// Reads a page into a buffer of the worker.
+    fn read(&mut self, page: usize) -> Result<&Page>;
+
+    /// Stores `contents`, a page of a corpus and thus aligned, in a page.
+    fn write(&mut self, page: usize, contents: &Page) -> Result<()>;
+}
+
+/// Fills a target one page after another, by one thread.
+fn fill_in_order(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Result<()> {
+    let mut worker = target.worker()?;
+    (0..page_count).try_for_each(|page| worker.write(page, corpus.page(page)))
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// `Invalid` names the option that cannot be. A kernel that has no zram, or does not let us have
+/// one, is no error: the report says why it is missing.
+pub fn run(options: Options) -> Result<Report> {
+    options.check()?;
+    let corpus = options.load_corpus()?;
+    let page_count = options.page_count(&corpus)?;
+    let size_bytes = pages_to_bytes(page_count as u64);
+    let mut notes = Vec::new();
+
+    let device = UzramDevice::new(&options.algorithm, options.streams, size_bytes)?;
+    let without_lru = match options.against.contains(&Against::NoLru) {
+        true => Some(UzramDevice::without_lru(&options.algorithm, options.streams, size_bytes)?),
+        false => None,
+    };
+    let codec = match options.against.contains(&Against::Codec) {
+        true => Some(codec_loop::CodecLoop::new(
+            options.algorithm.clone(),
+            uzram::zsmalloc::huge_threshold(uzram::device::DEFAULT_CHAIN_SIZE),
+            &corpus,
+            page_count,
+        )?),
+        false => None,
+    };
+    let kernel = match options.against.contains(&Against::Kernel) {
+        true => kernel::KernelDevice::add(&options.algorithm, size_bytes)
+            .inspect_err(|error| notes.push(format!("kernel zram left out: {error}")))
+            .ok(),
+        false => None,
+    };
+
+    let mut targets: Vec<&dyn Target> = vec![&device];
+    // Beside the device it differs least from.
+    targets.extend(without_lru.as_ref().map(|device| device as &dyn Target));
+    targets.extend(codec.as_ref().map(|codec| codec as &dyn Target));
+    targets.extend(kernel.as_ref().map(|kernel| kernel as &dyn Target));
+    for target in &targets {
+        target.fill(&corpus)?;
+        verify(*target, &corpus, page_count)?;
+        go_on(&options.stop)?;
+    }
+    let memory = Memory::new(&device.stats(), kernel.as_ref().map(kernel::KernelDevice::memory).transpose()?);
+    let rows = measure_all(&options, &targets, &corpus, page_count)?;
+    report::describe(&options, &targets, &mut notes);
+    Ok(Report { corpus_pages: corpus.page_count(), size_bytes, rows, memory, notes })
+}
+
+/// What the benchmarks of compaction, recompression and a backing file have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// The pages that are stored.
+    pub corpus: Source,
+    /// How long what is measured in one round lasts.
+    pub duration: Duration,
+    /// How many rounds.
+    pub repeat: usize,
+    /// What compresses the pages, in kernel zram as well.
+    pub algorithm: Algorithm,
+    /// Seeds which pages are used.
+    pub seed: u64,
+    /// Set it and the run ends with an error after removing what it added to the system.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Common {
+            corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
+            duration: Duration::from_secs(1),
+            repeat: 5,
+            algorithm: Algorithm::default(),
+            seed: 1,
+            stop: Arc::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Common {
+    /// Little of everything.
+    fn tiny(corpus_pages: usize, repeat: usize) -> Self {
+        let corpus = Source::Built(Kind::Mixed, corpus_pages);
+        Common { corpus, duration: Duration::from_millis(20), repeat, ..Common::default() }
+    }
+}
+
+/// Reads some pages of a target that was filled with a corpus.
+///
+/// # Errors
+/// `Corrupt`: one does not hold its page of the corpus.
+pub fn verify(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Result<()> {
+    const CHECKED_PAGES: usize = 4096;
+    let pages = (0..page_count).step_by(page_count.div_ceil(CHECKED_PAGES));
+    verify_pages(target, corpus, pages.map(|page| (page, page)))
+}
+
+/// Reads pages of a target, each given with the page of the corpus that it holds.
+fn verify_pages(
+    target: &dyn Target,
+    corpus: &Corpus,
+    mut pages: impl Iterator<Item = (usize, usize)>,
+) -> Result<()> {
+    let mut worker = target.worker()?;
+    pages.try_for_each(|(page, corpus_page)| {
+        let found = worker.read(page)?;
+        read_back(found, corpus.page(corpus_page), || format!("{}: page {page}", target.name()))
+    })
+}
+
+/// Every pattern, round by round, with all numbers of jobs and all targets in a round.
+fn measure_all(
+    options: &Options,
+    targets: &[&dyn Target],
+    corpus: &Corpus,
+    page_count: usize,
+) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    let mut written = false;
+    for &pattern in &options.patterns {
+        if written && pattern.reads() {
+            targets.iter().try_for_each(|target| target.fill(corpus))?;
+        }
+        written |= pattern.writes();
+        let cells = in_turn_by_jobs(options.repeat, &options.jobs, targets.len(), &options.stop, |turn| {
+            let plan = Plan {
+                pattern,
+                jobs: turn.jobs,
+                until: Until::Elapsed(options.duration),
+                seed: options.seed.wrapping_add(turn.round as u64),
+                corpus,
+                page_count,
+                stop: &options.stop,
+            };
+            measure(targets[turn.variant], &plan)
+        })?;
+        for (cell, &jobs) in cells.iter().zip(&options.jobs) {
+            rows.extend((0..targets.len()).map(|which| {
+                let against = (which > 0).then_some(&cell[0]);
+                Row::new(pattern, jobs, targets[which].name(), &cell[which], against)
+            }));
+        }
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! What a benchmark found, as a table for people and as JSON.
+
+use std::fmt;
+
+use serde::Serialize;
+use uzram::device::Stats;
+use uzram::units::format_size;
+
+use super::measure::{Measurement, SAMPLE_EVERY};
+use super::{Options, Pattern, Target};
+use crate::harness::stats::{median, median_ratio};
+
+/// One target under one pattern with one number of jobs. Figures are medians over the rounds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// fio's name of the pattern.
+    pub rw: &'static str,
+    /// Threads.
+    pub jobs: usize,
+    /// `uzram`, `no-lru`, `codec` or `kernel`.
+    pub target: &'static str,
+    /// 10^6 bytes a second, all jobs together.
+    pub mb_per_s: f64,
+    /// Half of the pages took at most this long.
+    pub p50_us: f64,
+    /// 99 of 100 pages took at most this long.
+    pub p99_us: f64,
+    /// 999 of 1000 pages took at most this long.
+    pub p999_us: f64,
+    /// uzram's throughput divided by this target's, the median of the rounds' ratios; none for
+    /// uzram itself.
+    pub ratio: Option<f64>,
+    /// `mb_per_s` of each round.
+    pub rounds_mb_per_s: Vec<f64>,
+}
+
+impl Row {
+    pub(super) fn new(
+        pattern: Pattern,
+        jobs: usize,
+        target: &'static str,
+        rounds: &[Measurement],
+        uzram: Option<&Vec<Measurement>>,
+    ) -> Row {
+        let speeds = |rounds: &[Measurement]| rounds.iter().map(|round| round.mb_per_s).collect::<Vec<_>>();
+        let quantile = |fraction| {
+            let values: Vec<_> = rounds.iter().map(|round| round.latencies.quantile_us(fraction)).collect();
+            median(&values)
+        };
+        let rounds_mb_per_s = speeds(rounds);
+        Row {
+            rw: pattern.name(),
+            jobs,
+            target,
+            mb_per_s: median(&rounds_mb_per_s),
+            p50_us: quantile(0.5),
+            p99_us: quantile(0.99),
+            p999_us: quantile(0.999),
+            ratio: uzram.map(|uzram| median_ratio(&speeds(uzram), &rounds_mb_per_s)),
+            rounds_mb_per_s,
+        }
+    }
+}
+
+/// What the filled uzram device took, before any pattern ran.
+#[derive(Clone, Debug, Serialize)]
+pub struct Memory {
+    /// Contents of the pages that hold data.
+    pub stored_bytes: u64,
+    /// Those contents, compressed.
+    pub compressed_bytes: u64,
+    /// Pool pages.
+    pub used_bytes: u64,
+    /// What the limit bounds: pool pages, metadata, free runs kept.
+    pub charged_bytes: u64,
+    /// Taken from the start, however little is stored.
+    pub fixed_bytes: u64,
+    /// Pages whose words are all equal.
+    pub same_pages: u64,
+    /// Pages stored raw.
+    pub huge_pages: u64,
+    /// `used_bytes / compressed_bytes`; none when nothing was compressed.
+    pub used_per_compressed: Option<f64>,
+    /// The same of the kernel's device, when it took part.
+    pub kernel: Option<KernelMemory>,
+}
+
+/// The kernel's `mm_stat` after the same fill.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelMemory {
+    /// orig_data_size.
+    pub stored_bytes: u64,
+    /// compr_data_size.
+    pub compressed_bytes: u64,
+    /// mem_used_total.
+    pub used_bytes: u64,
+    /// same_pages.
+    pub same_pages: u64,
+    /// huge_pages.
+    pub huge_pages: u64,
+    /// `used_bytes / compressed_bytes`; none when nothing was compressed.
+    pub used_per_compressed: Option<f64>,
+}
+
+pub(super) fn quotient(a: u64, b: u64) -> Option<f64> {
+    (b > 0).then(|| a as f64 / b as f64)
+}
+
+impl Memory {
+    pub(super) fn new(stats: &Stats, kernel: Option<KernelMemory>) -> Memory {
+        Memory {
+            stored_bytes: stats.orig_data_bytes,
+            compressed_bytes: stats.compr_data_bytes,
+            used_bytes: stats.mem_used_bytes,
+            charged_bytes: stats.mem_charged_bytes,
+            fixed_bytes: stats.mem_fixed_bytes,
+            same_pages: stats.same_pages,
+            huge_pages: stats.huge_pages,
+            used_per_compressed: quotient(stats.mem_used_bytes, stats.compr_data_bytes),
+            kernel,
+        }
+    }
+}
+
+impl KernelMemory {
+    pub(super) fn new(
+        stored_bytes: u64,
+        compressed_bytes: u64,
+        used_bytes: u64,
+        same_pages: u64,
+        huge_pages: u64,
+    ) -> KernelMemory {
+        let used_per_compressed = quotient(used_bytes, compressed_bytes);
+        KernelMemory {
+            stored_bytes,
+            compressed_bytes,
+            used_bytes,
+            same_pages,
+            huge_pages,
+            used_per_compressed,
+        }
+    }
+}
+
+/// Everything a run found. `Display` prints the tables; [`Report::to_json`] the JSON.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Pages of the corpus that were used.
+    pub corpus_pages: usize,
+    /// The device's size.
+    pub size_bytes: u64,
+    /// A row for each pattern, number of jobs and target, in this order.
+    pub rows: Vec<Row>,
+    /// The memory of the filled device.
+    pub memory: Memory,
+    /// What a reader must know to judge the figures, and what was left out and why.
+    pub notes: Vec<String>,
+}
+
+impl Report {
+    /// One line of JSON: `rows` and `memory`, and the keys around them. Figures that do not exist
+    /// are `null`.
+    pub fn to_json(&self) -> String {
+        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
+        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    }
+
+    /// The row of a target, if it was measured.
+    pub fn row(&self, rw: Pattern, jobs: usize, target: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.rw == rw.name() && row.jobs == jobs && row.target == target)
+    }
+}
+
+/// The notes every report has: how it was measured.
+pub(super) fn describe(options: &Options, targets: &[&dyn Target], notes: &mut Vec<String>) {
+    notes.push(format!(
+        "{} {} of {:.2} s, medians; every {SAMPLE_EVERY}th page timed; ratio = uzram / target, median of the rounds' ratios",
+        options.repeat,
+        if options.repeat == 1 { "round" } else { "interleaved rounds" },
+        options.duration.as_secs_f64()
+    ));
+    notes
+        .push("random writes store a corpus page drawn at random, sequential ones the corpus shifted".into());
+    for target in targets {
+        match target.name() {
+            "codec" => notes.push(
+                "codec: the bare loop on the same pages in the same order; same-filled pages left out of every target; pages that reach the huge threshold are copied".into(),
+            ),
+            "no-lru" => notes.push("no-lru: a uzram device with lru_design=none".into()),
+            "kernel" => notes.push("kernel: in process against a block device (O_DIRECT, a system call a page)".into()),
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let corpus_bytes = uzram::units::pages_to_bytes(self.corpus_pages as u64);
+        writeln!(f, "device {}, corpus {}", format_size(self.size_bytes), format_size(corpus_bytes))?;
+        if !self.rows.is_empty() {
+            writeln!(
+                f,
+                "\n{:<10} {:>4}  {:<7} {:>8} {:>8} {:>8} {:>8}  {:>6}",
+                "rw", "jobs", "target", "MB/s", "p50 µs", "p99 µs", "p99.9 µs", "ratio"
+            )?;
+        }
+        for row in &self.rows {
+            let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+            writeln!(
+                f,
+                "{:<10} {:>4}  {:<7} {:>8.0} {:>8.2} {:>8.2} {:>8.2}  {ratio:>6}",
+                row.rw, row.jobs, row.target, row.mb_per_s, row.p50_us, row.p99_us, row.p999_us
+            )?;
+        }
+        self.memory.fmt_table(f)?;
+        writeln!(f)?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+impl Memory {
+    fn fmt_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let times = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
+        writeln!(
+            f,
+            "\n{:<7} {:>11} {:>11} {:>11} {:>15} {:>11} {:>11}",
+            "memory", "stored", "compressed", "used", "used/compressed", "charged", "fixed"
+        )?;
+        writeln!(
+            f,
+            "{:<7} {:>11} {:>11} {:>11} {:>15} {:>11} {:>11}",
+            "uzram",
+            format_size(self.stored_bytes),
+            format_size(self.compressed_bytes),
+            format_size(self.used_bytes),
+            times(self.used_per_compressed),
+            format_size(self.charged_bytes),
+            format_size(self.fixed_bytes)
+        )?;
+        let Some(kernel) = &self.kernel else { return Ok(()) };
+        writeln!(
+            f,
+            "{:<7} {:>11} {:>11} {:>11} {:>15}",
+            "kernel",
+            format_size(kernel.stored_bytes),
+            format_size(kernel.compressed_bytes),
+            format_size(kernel.used_bytes),
+            times(kernel.used_per_compressed)
+        )
+    }
+}

@@ -1,0 +1,157 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+use uzram::codec;
+use uzram::units::PAGE_SIZE;
+
+/// A run of a few ms.
+fn tiny() -> Options {
+    Options {
+        corpus: Source::Built(Kind::Text, 24),
+        patterns: vec![Pattern::RandRead],
+        jobs: vec![1],
+        duration: Duration::from_millis(2),
+        repeat: 2,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn every_pattern_runs_beside_the_codec() {
+    let options = Options {
+        patterns: Pattern::ALL.to_vec(),
+        jobs: vec![1, 2],
+        against: vec![Against::Codec],
+        size_bytes: Some(64 * PAGE_SIZE as u64),
+        ..tiny()
+    };
+    let report = run(options).unwrap();
+    assert_eq!(report.rows.len(), 6 * 2 * 2);
+    for row in &report.rows {
+        assert!(row.mb_per_s > 0.0 && row.p50_us <= row.p99_us && row.p99_us <= row.p999_us, "{row:?}");
+        assert_eq!(row.ratio.is_some(), row.target == "codec");
+        assert_eq!(row.rounds_mb_per_s.len(), 2);
+    }
+    assert!(report.row(Pattern::Rw, 2, "codec").is_some());
+    let text = report.to_string();
+    assert!(text.contains("randwrite") && text.contains("memory"), "{text}");
+}
+
+#[test]
+fn a_device_without_an_lru_is_one_but_for_its_nodes() {
+    let options = Options { against: vec![Against::NoLru, Against::Codec], ..tiny() };
+    let report = run(options).unwrap();
+    let row = report.row(Pattern::RandRead, 1, "no-lru").unwrap();
+    assert!(row.mb_per_s > 0.0 && row.ratio.is_some(), "{row:?}");
+    assert!(report.notes.iter().any(|note| note.contains("lru_design=none")));
+
+    const PAGES: u64 = 1 << 20;
+    let (algorithm, streams) = (Algorithm::default(), StreamDesign::PerCpu);
+    let fixed_bytes = |device: UzramDevice| device.stats().mem_fixed_bytes;
+    let with = fixed_bytes(UzramDevice::new(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());
+    let without = fixed_bytes(UzramDevice::without_lru(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());
+    let nodes_bytes = uzram::lru::NODE_BYTES as u64 * PAGES;
+    assert!((nodes_bytes..nodes_bytes + (1 << 16)).contains(&(with - without)), "{}", with - without);
+}
+
+#[test]
+fn the_json_has_rows_and_memory() {
+    let json: serde_json::Value = serde_json::from_str(&run(tiny()).unwrap().to_json()).unwrap();
+    let row = &json["rows"][0];
+    assert_eq!((&row["rw"], &row["jobs"], &row["target"]), (&"randread".into(), &1.into(), &"uzram".into()));
+    for key in ["mb_per_s", "p50_us", "p99_us", "p999_us"] {
+        assert!(row[key].is_f64(), "{key}");
+    }
+    for key in ["stored_bytes", "compressed_bytes", "used_bytes", "fixed_bytes"] {
+        assert!(json["memory"][key].is_u64(), "{key}");
+    }
+}
+
+#[test]
+fn the_kernels_device_is_removed_again() {
+    let options = Options {
+        against: vec![Against::Kernel],
+        patterns: vec![Pattern::RandRead, Pattern::RandWrite],
+        ..tiny()
+    };
+    let report = run(options).unwrap();
+    match report.row(Pattern::RandWrite, 1, "kernel") {
+        Some(row) => assert!(row.mb_per_s > 0.0 && report.memory.kernel.is_some()),
+        None => {
+            let why = report.notes.iter().find(|note| note.starts_with("kernel zram left out")).unwrap();
+            println!("skipped: {why}");
+        }
+    }
+}
+
+#[test]
+fn an_algorithm_the_kernel_lacks_is_said_and_the_run_goes_on() {
+    let dictionary = codec::Dictionary::new("/nonexistent/dictionary", vec![7; 64]).unwrap();
+    let algorithm = Algorithm::new(codec::Kind::Zstd, None, Some(dictionary)).unwrap();
+    let device = kernel::KernelDevice::add(&algorithm, 1 << 20);
+    let error = device.err().unwrap();
+    assert!(!error.to_string().is_empty());
+}
+
+#[test]
+fn without_patterns_only_memory_is_measured() {
+    let report = run(Options { patterns: Vec::new(), jobs: Vec::new(), ..tiny() }).unwrap();
+    assert!(report.rows.is_empty() && report.size_bytes == 24 * PAGE_SIZE as u64);
+}
+
+#[test]
+fn an_option_that_cannot_be_is_named() {
+    let cases: [(Options, &str); 8] = [
+        (Options { jobs: vec![0], ..tiny() }, "--jobs"),
+        (Options { jobs: vec![100_000], ..tiny() }, "--jobs"),
+        (Options { jobs: Vec::new(), ..tiny() }, "--jobs"),
+        (Options { repeat: 0, ..tiny() }, "--repeat"),
+        (Options { duration: Duration::ZERO, ..tiny() }, "--seconds"),
+        (Options { size_bytes: Some(0), ..tiny() }, "--size"),
+        (Options { size_bytes: Some(u64::MAX), ..tiny() }, "--size"),
+        (Options { corpus: Source::File("/nonexistent".into()), ..tiny() }, "/nonexistent"),
+    ];
+    for (options, named) in cases {
+        let error = run(options).err().unwrap().to_string();
+        assert!(error.contains(named), "{named}: {error}");
+    }
+    assert!("disk".parse::<Against>().unwrap_err().to_string().contains("--against"));
+}
+
+#[test]
+fn the_stop_flag_ends_a_run() {
+    let options = Options { duration: Duration::from_secs(600), ..tiny() };
+    let stop = Arc::clone(&options.stop);
+    let run = std::thread::spawn(move || run(options));
+    std::thread::sleep(Duration::from_millis(50));
+    stop.store(true, Ordering::Relaxed);
+    assert_eq!(run.join().unwrap().err().unwrap().to_string(), "interrupted");
+}
+
+#[test]
+fn same_filled_pages_are_left_out_beside_the_codec() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("corpus.bin");
+    let mut contents = vec![0u8; 2 * PAGE_SIZE];
+    contents[..8].copy_from_slice(b"contents");
+    std::fs::write(&path, contents).unwrap();
+    for (against, wanted) in [(Vec::new(), 2), (vec![Against::Codec], 1)] {
+        let report = run(Options { corpus: Source::File(path.clone()), against, ..tiny() }).unwrap();
+        assert_eq!(report.corpus_pages, wanted);
+    }
+}
+
+#[test]
+fn the_bare_loop_copies_what_does_not_compress() {
+    let mut rng = fastrand::Rng::with_seed(11);
+    let noise: Vec<u8> = (0..PAGE_SIZE).map(|_| rng.u8(..)).collect();
+    let contents = [noise, vec![7; PAGE_SIZE]].concat();
+    let corpus = Corpus::from_bytes(&contents).unwrap();
+    let codec = codec_loop::CodecLoop::new(Algorithm::default(), 3625, &corpus, 5).unwrap();
+    verify(&codec, &corpus, 5).unwrap();
+    let mut worker = codec.worker().unwrap();
+    assert!(worker.write(0, corpus.page(1)).is_ok());
+    assert_eq!(worker.read(4).unwrap(), corpus.page(0));
+}

@@ -1,0 +1,113 @@
+//! The target this is all about: a uzram device, one page an operation. And one without an LRU, to see what
+//! knowing the cold pages costs.
+
+use std::sync::Arc;
+
+use uzram::Result;
+use uzram::codec::Algorithm;
+use uzram::device::{Device, OpenDevice, Stats};
+use uzram::lru::LruDesign;
+use uzram::stream::StreamDesign;
+use uzram::units::{Page, pages_to_bytes};
+use uzram::zsmalloc::ClassStat;
+
+use super::{Target, Worker, fill_in_order};
+use crate::harness::corpus::{AlignedPage, Corpus};
+
+/// A device of the engine, open.
+pub struct UzramDevice {
+    name: &'static str,
+    open: OpenDevice,
+    device: Arc<Device>,
+    page_count: usize,
+}
+
+impl UzramDevice {
+    /// A device that compresses so.
+    ///
+    /// # Errors
+    /// What the engine does not accept.
+    pub fn new(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
+        Self::with_attributes(&compressing(algorithm, streams), size_bytes)
+    }
+
+    /// The same without an LRU.
+    ///
+    /// # Errors
+    /// What the engine does not accept.
+    pub fn without_lru(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
+        let [algorithm, streams] = compressing(algorithm, streams);
+        let attributes = [algorithm, streams, ("lru_design", LruDesign::None.to_string())];
+        Ok(UzramDevice { name: "no-lru", ..Self::with_attributes(&attributes, size_bytes)? })
+    }
+
+    /// A device with these attributes.
+    ///
+    /// # Errors
+    /// What the engine does not accept.
+    pub fn with_attributes(attributes: &[(&str, String)], size_bytes: u64) -> Result<UzramDevice> {
+        let device = Device::new("bench")?;
+        attributes.iter().try_for_each(|(name, value)| device.set(name, value))?;
+        device.set("disksize", &size_bytes.to_string())?;
+        let page_count = uzram::units::page_of(size_bytes) as usize;
+        Ok(UzramDevice { name: "uzram", open: device.open()?, device, page_count })
+    }
+
+    /// The open device.
+    pub fn disk(&self) -> &OpenDevice {
+        &self.open
+    }
+
+    /// Its statistics.
+    pub fn stats(&self) -> Stats {
+        self.device.stats()
+    }
+
+    /// The statistics of its pool's size classes.
+    pub fn class_stats(&self) -> Vec<ClassStat> {
+        self.device.class_stats()
+    }
+
+    /// Sets an attribute.
+    ///
+    /// # Errors
+    /// What the engine does not accept.
+    pub fn set(&self, attribute: &str, value: &str) -> Result<()> {
+        self.device.set(attribute, value)
+    }
+}
+
+/// The attributes that say how a device compresses.
+fn compressing(algorithm: &Algorithm, streams: StreamDesign) -> [(&'static str, String); 2] {
+    [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())]
+}
+
+impl Target for UzramDevice {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn fill(&self, corpus: &Corpus) -> Result<()> {
+        fill_in_order(self, corpus, self.page_count)
+    }
+
+    fn worker(&self) -> Result<Box<dyn Worker + '_>> {
+        Ok(Box::new(DeviceWorker { open: &self.open, buffer: Box::new(AlignedPage([0; _])) }))
+    }
+}
+
+struct DeviceWorker<'a> {
+    open: &'a OpenDevice,
+    buffer: Box<AlignedPage>,
+}
+
+impl Worker for DeviceWorker<'_> {
+    fn read(&mut self, page: usize) -> Result<&Page> {
+        self.open.read(pages_to_bytes(page as u64), &mut self.buffer.0)?;
+        Ok(&self.buffer.0)
+    }
+
+    fn write(&mut self, page: usize, contents: &Page) -> Result<()> {
+        self.open.write(pages_to_bytes(page as u64), contents)
+    }
+}

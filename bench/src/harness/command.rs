@@ -1,0 +1,119 @@
+//! What the programs `uzram-bench` and `uzram-lab` share: one line for a failure, the exit status, the
+//! signals that end a run in order.
+//!
+//! The statuses are those of `uzram`: 0, it was done; 1, it was not; 2, the command line makes no sense
+//! and nothing was tried.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind as Kind};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use uzram::{Error, ErrorKind, Result};
+
+use super::process::find;
+
+const USAGE_STATUS: u8 = 2;
+
+/// Parses this process's command line, runs the command, and says on standard error how it failed.
+pub fn main<C: clap::Parser>(name: &str, run: impl FnOnce(&C) -> Result<()>) -> ExitCode {
+    let command = match C::try_parse() {
+        Ok(command) => command,
+        Err(error) => return usage(name, &error),
+    };
+    match run(&command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error_line(name, &error.to_string());
+            ExitCode::from(if error.kind() == ErrorKind::Invalid { USAGE_STATUS } else { 1 })
+        }
+    }
+}
+
+/// Prints a command's result. Succeeds if the reader has closed the pipe: `uzram lab list | head -1`.
+///
+/// # Errors
+/// `Io`: standard output cannot be written.
+pub fn print(text: &str) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::new(ErrorKind::Io, format!("cannot write the output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A flag that SIGINT and SIGTERM set.
+///
+/// # Errors
+/// `Io`: the system takes no handler.
+pub fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot handle signals: {error}")))?;
+    }
+    Ok(stop)
+}
+
+/// The path of this program.
+///
+/// # Errors
+/// `Io`: the system does not tell.
+pub fn this_program() -> Result<PathBuf> {
+    std::env::current_exe()
+        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot find this program: {error}")))
+}
+
+/// The path of the `uzram` program: beside this one, or in `PATH`.
+pub fn uzram_program() -> Option<PathBuf> {
+    let beside = this_program().ok().and_then(|program| Some(program.parent()?.join("uzram")));
+    beside.filter(|program| program.is_file()).or_else(|| find("uzram"))
+}
+
+/// Prints help if it was asked for, or one line about a command line that makes no sense.
+fn usage(name: &str, error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        Kind::DisplayHelp | Kind::DisplayVersion => {
+            // If the reader has closed the pipe, there is nobody to tell.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(USAGE_STATUS)
+        }
+        _ => {
+            error_line(name, &format!("{} (--help explains)", usage_line(error)));
+            ExitCode::from(USAGE_STATUS)
+        }
+    }
+}
+
+/// The first paragraph of clap's message in one line, and what was probably meant.
+fn usage_line(error: &clap::Error) -> String {
+    let message = error.to_string();
+    let paragraph = message.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let line = paragraph.collect::<Vec<_>>().join(" ");
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    let suggested =
+        [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let meant = suggested.into_iter().find_map(|kind| match error.get(kind)? {
+        ContextValue::String(name) => Some(name),
+        ContextValue::Strings(names) => names.first(),
+        _ => None,
+    });
+    match meant {
+        Some(name) => format!("{line}; did you mean `{name}`?"),
+        None => line.to_owned(),
+    }
+}
+
+/// One line on standard error; nobody may be reading it.
+fn error_line(name: &str, line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{name}: {line}");
+}

@@ -1,0 +1,273 @@
+//! Page corpora: what tests and benchmarks compress, taken from what the machine has.
+//!
+//! * text: sources, headers, JSON, Markdown and other documents;
+//! * binary: shared objects and programs;
+//! * heap: the live heap of this process while it holds parsed JSON, strings, maps, floats and a
+//!   sorted table;
+//! * mixed: the three, page by page in turn (text, binary, heap, text, …).
+//!
+//! Files are taken in the order of their paths, so a machine gives the same text and binary pages
+//! each time. Heap pages hold addresses, which differ from run to run; everything else about them
+//! is seeded. Contents differ between machines: compare only measurements of one run.
+//!
+//! A machine with too few files repeats what it has; one with none gets generated text.
+
+mod files;
+mod generated;
+mod heap;
+
+use std::fmt;
+use std::fs::File;
+use std::io::{BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use uzram::units::{PAGE_SIZE, Page};
+use uzram::{Error, ErrorKind, Result};
+
+/// The most pages a corpus may have (16 GiB), so that a wrong file or flag cannot eat the memory.
+pub const MAX_PAGES: usize = 1 << 22;
+
+/// Pages of a built corpus when nothing else is said: 64 MiB.
+pub const DEFAULT_CORPUS_PAGES: usize = 64 << 8;
+
+/// Where the pages come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// A file of pages.
+    File(PathBuf),
+    /// Built from what the machine has, this many pages.
+    Built(Kind, usize),
+}
+
+impl Source {
+    /// The pages.
+    ///
+    /// # Errors
+    /// As [`load`] and [`build`].
+    pub fn load(&self) -> Result<Corpus> {
+        match self {
+            Source::File(path) => load(path),
+            Source::Built(kind, pages) => build(*kind, *pages),
+        }
+    }
+}
+
+/// What the pages are taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Sources, headers, JSON, Markdown.
+    Text,
+    /// Shared objects and programs.
+    Binary,
+    /// The live heap of this process.
+    Heap,
+    /// The other three, page by page in turn.
+    Mixed,
+}
+
+impl Kind {
+    /// Every kind, in the order they are written and listed.
+    pub const ALL: [Kind; 4] = [Kind::Text, Kind::Binary, Kind::Heap, Kind::Mixed];
+
+    /// Its name, which is also the stem of its file.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Kind::Text => "text",
+            Kind::Binary => "binary",
+            Kind::Heap => "heap",
+            Kind::Mixed => "mixed",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Kind {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Kind::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| {
+            Error::invalid(format!("'{text}' is not a corpus: write text, binary, heap or mixed"))
+        })
+    }
+}
+
+/// A page aligned in memory as a page, as O_DIRECT wants its buffers.
+#[derive(Clone)]
+#[repr(C, align(4096))]
+pub struct AlignedPage(pub Page);
+
+/// A sequence of pages, at least one.
+pub struct Corpus {
+    pages: Vec<AlignedPage>,
+}
+
+impl Corpus {
+    /// A corpus of the whole pages in `bytes`; a partial page at the end is left out.
+    ///
+    /// # Errors
+    /// `Invalid` when `bytes` is shorter than a page.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Corpus> {
+        let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
+        Corpus::new(pages.iter().map(|page| AlignedPage(*page)).collect())
+    }
+
+    fn new(pages: Vec<AlignedPage>) -> Result<Corpus> {
+        if pages.is_empty() {
+            return Err(Error::invalid("the corpus is empty: it needs at least one page of 4096 bytes")
+                .with_setting("--corpus"));
+        }
+        Ok(Corpus { pages })
+    }
+
+    /// How many pages it has.
+    pub fn page_count(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Page `i`, counted round the corpus again when it is shorter.
+    #[inline]
+    pub fn page(&self, i: usize) -> &Page {
+        &self.pages[i % self.pages.len()].0
+    }
+
+    /// Every page, in order.
+    pub fn pages(&self) -> impl Iterator<Item = &Page> {
+        self.pages.iter().map(|page| &page.0)
+    }
+
+    /// The corpus without its same-filled pages (all machine words equal).
+    ///
+    /// # Errors
+    /// `Invalid` when nothing else is in it.
+    pub fn without_same_filled(&self) -> Result<Corpus> {
+        let pages: Vec<_> = self.pages.iter().filter(|page| !is_same_filled(&page.0)).cloned().collect();
+        if pages.is_empty() {
+            return Err(Error::invalid("every page of the corpus is same-filled; a codec has nothing to do")
+                .with_setting("--corpus"));
+        }
+        Corpus::new(pages)
+    }
+
+    /// Writes the pages to a file.
+    ///
+    /// # Errors
+    /// `Io`, naming the file.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let write = || {
+            let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
+            self.pages().try_for_each(|page| file.write_all(page))?;
+            file.flush()
+        };
+        write().map_err(|error| io_error("cannot write the corpus", path, &error))
+    }
+}
+
+/// Fails unless what was read is what was written: figures of a target that returns wrong bytes mean
+/// nothing. `what` names it.
+///
+/// # Errors
+/// `Corrupt`.
+#[inline]
+pub fn read_back(found: &[u8], written: &[u8], what: impl FnOnce() -> String) -> Result<()> {
+    match found == written {
+        true => Ok(()),
+        false => {
+            let what = format!("{} does not read back as it was written", what());
+            Err(Error::new(ErrorKind::Corrupt, what))
+        }
+    }
+}
+
+/// Whether all machine words of a page are equal; such a page needs no codec and no allocation.
+pub fn is_same_filled(page: &Page) -> bool {
+    let (words, _) = page.as_chunks::<8>();
+    words.iter().all(|word| *word == words[0])
+}
+
+/// Builds a corpus of `pages` pages.
+///
+/// # Errors
+/// `Invalid` when `pages` is 0 or above [`MAX_PAGES`].
+pub fn build(kind: Kind, pages: usize) -> Result<Corpus> {
+    if pages == 0 || pages > MAX_PAGES {
+        return Err(Error::invalid(format!("a corpus has 1 to {MAX_PAGES} pages, not {pages}")));
+    }
+    let bytes = match kind {
+        Kind::Text => files::text(pages * PAGE_SIZE),
+        Kind::Binary => files::binary(pages * PAGE_SIZE),
+        Kind::Heap => heap::live_pages(pages),
+        Kind::Mixed => {
+            let each = pages.div_ceil(3);
+            let heap = heap::live_pages(each);
+            interleave(&[files::text(each * PAGE_SIZE), files::binary(each * PAGE_SIZE), heap], pages)
+        }
+    };
+    Corpus::from_bytes(&bytes)
+}
+
+/// `pages` pages taken from the parts in turn.
+fn interleave(parts: &[Vec<u8>; 3], pages: usize) -> Vec<u8> {
+    let mut mixed = Vec::with_capacity(pages * PAGE_SIZE);
+    for i in 0..pages {
+        let start = i / parts.len() * PAGE_SIZE;
+        mixed.extend_from_slice(&parts[i % parts.len()][start..start + PAGE_SIZE]);
+    }
+    mixed
+}
+
+/// Reads a corpus from a file: whole pages, a partial one at the end is left out.
+///
+/// # Errors
+/// `Io` when the file cannot be read; `Invalid` when it holds less than a page or more than
+/// [`MAX_PAGES`].
+pub fn load(path: &Path) -> Result<Corpus> {
+    let failed = |error: &std::io::Error| io_error("cannot read the corpus", path, error);
+    let mut file = File::open(path).map_err(|error| failed(&error))?;
+    let metadata = file.metadata().map_err(|error| failed(&error))?;
+    let page_count = metadata.len() / PAGE_SIZE as u64;
+    if !metadata.is_file() || page_count == 0 || page_count > MAX_PAGES as u64 {
+        return Err(Error::invalid(format!(
+            "'{}' is no corpus: it must be a file of 1 to {MAX_PAGES} pages of 4096 bytes",
+            path.display()
+        ))
+        .with_setting("--corpus"));
+    }
+    let mut pages = Vec::with_capacity(page_count as usize);
+    let mut page = [0; PAGE_SIZE];
+    for _ in 0..page_count {
+        file.read_exact(&mut page).map_err(|error| failed(&error))?;
+        pages.push(AlignedPage(page));
+    }
+    Corpus::new(pages)
+}
+
+/// Writes `text.bin`, `binary.bin`, `heap.bin` and `mixed.bin`, `mib` MiB each, into `dir`, which
+/// is created when it is missing. Returns their paths.
+///
+/// # Errors
+/// `Invalid` for a size out of bounds, `Io` when a file cannot be written.
+pub fn write_all(dir: &Path, mib: usize) -> Result<Vec<PathBuf>> {
+    std::fs::create_dir_all(dir).map_err(|error| io_error("cannot create the directory", dir, &error))?;
+    let pages = mib.saturating_mul((1 << 20) / PAGE_SIZE);
+    Kind::ALL
+        .into_iter()
+        .map(|kind| {
+            let path = dir.join(format!("{kind}.bin"));
+            build(kind, pages)?.save(&path)?;
+            Ok(path)
+        })
+        .collect()
+}
+
+fn io_error(what: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("{what} '{}': {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+//! Running fio, and reading its report.
+
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::harness::process::run_to_end;
+
+/// What fio needs beyond its runtime to start, and to end.
+const SLACK: Duration = Duration::from_secs(60);
+
+/// fio with one job, called `bench`.
+pub fn command() -> Command {
+    let mut command = Command::new("fio");
+    command.args(["--name=bench", "--group_reporting", "--output-format=json"]);
+    command
+}
+
+/// Runs it, for as long as `runtime` and some more at most, and returns how fast it read or wrote: 10^6 bytes a
+/// second. `direction` is `read` or `write`.
+///
+/// # Errors
+/// `Io`, with fio's last words.
+pub fn speed(mut command: Command, direction: &str, runtime: Duration) -> Result<f64> {
+    let io_error =
+        |error: std::io::Error| Error::new(ErrorKind::Io, format!("fio's report cannot be had: {error}"));
+    let results = tempfile::NamedTempFile::new().map_err(io_error)?;
+    command.arg(format!("--output={}", results.path().display()));
+    run_to_end(&mut command, runtime + SLACK)?;
+    parsed(&std::fs::read_to_string(results.path()).map_err(io_error)?, direction)
+}
+
+/// The throughput in fio's JSON.
+fn parsed(text: &str, direction: &str) -> Result<f64> {
+    let json: Value = serde_json::from_str(text)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("fio's report is no JSON: {error}")))?;
+    let job = &json["jobs"][0];
+    match (job["error"].as_i64(), job[direction]["bw_bytes"].as_f64()) {
+        (Some(0), Some(speed)) if speed > 0.0 => Ok(speed / 1e6),
+        (error, _) => {
+            Err(Error::new(ErrorKind::Io, format!("fio reports error {error:?} and no {direction}s")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn fios_report_is_understood_or_refused() {
+        let good = r#"{"jobs":[{"error":0,"read":{"bw_bytes":2500000},"write":{"bw_bytes":0}}]}"#;
+        assert_eq!(parsed(good, "read").unwrap(), 2.5);
+        for bad in [r#"{"jobs":[]}"#, "", r#"{"jobs":[{"error":5,"write":{"bw_bytes":9}}]}"#] {
+            assert!(parsed(bad, "write").is_err(), "{bad}");
+        }
+        assert!(parsed(good, "write").is_err(), "nothing was written");
+    }
+}

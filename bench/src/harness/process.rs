@@ -1,0 +1,196 @@
+//! Other programs as child processes: run to their end, or ended with whoever holds them.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use uzram::{Error, ErrorKind, Result};
+
+const END_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked whether something has happened.
+pub const POLL: Duration = Duration::from_millis(5);
+/// How much of what a program said last goes into an error.
+const LAST_WORDS_BYTES: u64 = 1024;
+/// Where programs for administrators are, which is not in every user's path.
+const ADMIN_DIRS: &str = "/usr/sbin:/sbin";
+
+/// Whether a program cannot be run here.
+pub fn is_missing(name: &str) -> bool {
+    let version = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    !version.is_ok_and(|status| status.success())
+}
+
+/// The path of a program in `PATH` or among those for administrators. (Not every program can be asked
+/// whether it runs.)
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(std::env::split_paths(OsStr::new(ADMIN_DIRS)));
+    dirs.map(|dir| dir.join(name)).find(|program| program.is_file())
+}
+
+/// Runs a program to its end, which must be a success within `timeout`; returns what it printed.
+///
+/// # Errors
+/// `Io`, with its last words.
+pub fn run_to_end(command: &mut Command, timeout: Duration) -> Result<String> {
+    let mut process = Process::start(command)?;
+    let deadline = Instant::now() + timeout;
+    while !process.has_ended()? {
+        if Instant::now() > deadline {
+            return Err(process.failure("did not end in time"));
+        }
+        thread::sleep(POLL);
+    }
+    match process.child.wait() {
+        Ok(status) if status.success() => Ok(process.printed()),
+        Ok(status) => Err(process.failure(&format!("failed ({status})"))),
+        Err(error) => Err(process.failure(&format!("cannot be waited for ({error})"))),
+    }
+}
+
+/// A child process; dropping it ends it.
+pub struct Process {
+    name: String,
+    child: Child,
+    /// Where its standard output goes.
+    printed: File,
+    /// Where its standard error goes.
+    said: File,
+}
+
+impl Process {
+    /// Starts it, in a process group of its own.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(command: &mut Command) -> Result<Process> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let failed =
+            |error: std::io::Error| Error::new(ErrorKind::Io, format!("cannot start {name}: {error}"));
+        let printed = tempfile::tempfile().map_err(failed)?;
+        let said = tempfile::tempfile().map_err(failed)?;
+        // What is typed at the terminal reaches us alone, who end the child when it is time: a daemon in the midst of
+        // things is not to hear of it first.
+        command.process_group(0).stdin(Stdio::null());
+        command.stdout(printed.try_clone().map_err(failed)?).stderr(said.try_clone().map_err(failed)?);
+        let child = command.spawn().map_err(failed)?;
+        Ok(Process { name, child, printed, said })
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// It cannot be waited for.
+    pub fn has_ended(&mut self) -> Result<bool> {
+        match self.child.try_wait() {
+            Ok(status) => Ok(status.is_some()),
+            Err(error) => Err(Error::new(ErrorKind::Io, format!("cannot wait for {}: {error}", self.name))),
+        }
+    }
+
+    /// What it has printed so far.
+    pub fn printed(&self) -> String {
+        text_from(&self.printed, 0)
+    }
+
+    /// An error with the end of what the program said.
+    pub fn failure(&self, what: &str) -> Error {
+        let len = self.said.metadata().map_or(0, |metadata| metadata.len());
+        let words = text_from(&self.said, len.saturating_sub(LAST_WORDS_BYTES));
+        Error::new(ErrorKind::Io, format!("{} {what}: {}", self.name, words.trim()))
+    }
+}
+
+/// What is in a file that another process may be writing to, which has its offset from us. What cannot be read is
+/// not worth a second error.
+fn text_from(file: &File, offset: u64) -> String {
+    let len = file.metadata().map_or(0, |metadata| metadata.len());
+    let mut bytes = vec![0; len.saturating_sub(offset) as usize];
+    match file.read_exact_at(&mut bytes, offset) {
+        Ok(()) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(_) => String::new(),
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        // The child has not been waited for, so its number is still its own.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let deadline = Instant::now() + END_TIMEOUT;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            if Instant::now() > deadline {
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                return;
+            }
+            thread::sleep(POLL);
+        }
+    }
+}
+
+/// A runtime directory for a daemon: its owner's alone.
+///
+/// # Errors
+/// It cannot be made.
+pub fn runtime_dir() -> Result<TempDir> {
+    tempfile::Builder::new()
+        .prefix(&format!("uzram-bench-{}-", std::process::id()))
+        .permissions(std::fs::Permissions::from_mode(0o700))
+        .tempdir()
+        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_program_that_fails_is_quoted() {
+        let error = run_to_end(Command::new("sh").args(["-c", "echo no luck >&2; exit 3"]), TIMEOUT);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("no luck") && error.contains('3'), "{error}");
+        let error = run_to_end(&mut Command::new("/nonexistent/program"), TIMEOUT).unwrap_err();
+        assert!(error.to_string().contains("cannot start /nonexistent/program"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_ended() {
+        let start = Instant::now();
+        let error = run_to_end(Command::new("sleep").arg("60"), Duration::from_millis(30)).unwrap_err();
+        assert!(error.to_string().contains("in time") && start.elapsed() < Duration::from_secs(20));
+    }
+
+    #[test]
+    fn what_a_program_prints_is_told() {
+        let printed = run_to_end(Command::new("sh").args(["-c", "echo one; echo two"]), TIMEOUT).unwrap();
+        assert_eq!(printed, "one\ntwo\n");
+    }
+
+    #[test]
+    fn signals_from_the_terminal_do_not_reach_a_child() {
+        let script = "echo $$; cut -d ' ' -f 5 /proc/$$/stat";
+        let printed = run_to_end(Command::new("sh").args(["-c", script]), TIMEOUT).unwrap();
+        let [pid, group] = printed.lines().collect::<Vec<_>>()[..] else { panic!("{printed}") };
+        assert_eq!(pid, group);
+    }
+
+    #[test]
+    fn programs_are_found() {
+        assert!(find("sh").is_some_and(|path| path.ends_with("sh")));
+        assert_eq!(find("no-such-program"), None);
+    }
+}

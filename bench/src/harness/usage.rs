@@ -1,0 +1,98 @@
+//! What a thread has cost so far: processor time and context switches, as the kernel counts them.
+
+use std::mem::MaybeUninit;
+use std::ops::{AddAssign, Sub};
+use std::time::Duration;
+
+use uzram::{Error, ErrorKind, Result};
+
+/// Processor time and context switches (getrusage(2)).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// In user space.
+    pub user: Duration,
+    /// In the kernel.
+    pub system: Duration,
+    /// Times the thread gave the processor away, to sleep.
+    pub voluntary_switches: u64,
+    /// Times it was taken from it.
+    pub involuntary_switches: u64,
+}
+
+impl Usage {
+    /// Of the calling thread since it started.
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub fn of_this_thread() -> Result<Usage> {
+        let mut now = MaybeUninit::<libc::timespec>::zeroed();
+        let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+        // SAFETY: the pointers are to memory for one `timespec` and one `rusage`, which the calls
+        // fill; a `rusage` of zeros is valid as well.
+        let (answer, usage) = unsafe {
+            // The kernel brings the thread's running time up to date for this clock only; without
+            // it, getrusage misses what ran since the last tick, some ms.
+            let answer = libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, now.as_mut_ptr())
+                | libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+            (answer, usage.assume_init())
+        };
+        if answer != 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(Error::new(ErrorKind::Io, format!("cannot read the processor time used: {error}")));
+        }
+        // None of them is ever negative.
+        let micros =
+            |time: libc::timeval| time.tv_sec.unsigned_abs() * 1_000_000 + time.tv_usec.unsigned_abs();
+        Ok(Usage {
+            user: Duration::from_micros(micros(usage.ru_utime)),
+            system: Duration::from_micros(micros(usage.ru_stime)),
+            voluntary_switches: usage.ru_nvcsw.unsigned_abs(),
+            involuntary_switches: usage.ru_nivcsw.unsigned_abs(),
+        })
+    }
+}
+
+impl Sub for Usage {
+    type Output = Usage;
+
+    fn sub(self, earlier: Usage) -> Usage {
+        Usage {
+            user: self.user.saturating_sub(earlier.user),
+            system: self.system.saturating_sub(earlier.system),
+            voluntary_switches: self.voluntary_switches - earlier.voluntary_switches,
+            involuntary_switches: self.involuntary_switches - earlier.involuntary_switches,
+        }
+    }
+}
+
+impl AddAssign for Usage {
+    fn add_assign(&mut self, other: Usage) {
+        self.user += other.user;
+        self.system += other.system;
+        self.voluntary_switches += other.voluntary_switches;
+        self.involuntary_switches += other.involuntary_switches;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_sleeps_and_works_is_seen_to() {
+        let start = Usage::of_this_thread().unwrap();
+        (0..3).for_each(|_| std::thread::sleep(Duration::from_millis(1)));
+        let began = std::time::Instant::now();
+        let mut used = Usage::default();
+        while used.user + used.system < Duration::from_millis(5) {
+            assert!(began.elapsed() < Duration::from_secs(10), "{used:?}");
+            used = Usage::of_this_thread().unwrap() - start;
+        }
+        assert!(used.voluntary_switches >= 3, "{used:?}");
+        let mut twice = used;
+        twice += used;
+        assert_eq!(twice.user, 2 * used.user);
+    }
+}

@@ -1,0 +1,149 @@
+//! The program `uzram-bench`, which `uzram bench` runs: its command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use uzram::codec::Algorithm;
+use uzram::stream::StreamDesign;
+use uzram::units::parse_size;
+use uzram::{Error, ErrorKind, Result};
+use uzram_bench::block::{Programs, SwapUser};
+use uzram_bench::engine::{self, Against, Pattern, backing};
+use uzram_bench::harness::{Source, command};
+use uzram_bench::targets;
+
+/// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
+///
+/// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of
+/// all targets are interleaved, so that a noisy machine disturbs each of them alike.
+#[derive(Parser)]
+#[command(
+    name = "uzram-bench",
+    bin_name = "uzram bench",
+    version,
+    args_conflicts_with_subcommands = true,
+    after_help = "Example: uzram bench --rw randread,randwrite --jobs 1,2 --against codec --json"
+)]
+struct Args {
+    /// A file whose pages are stored [default: a mixture of this machine's files and of a live heap]
+    #[arg(long, value_name = "FILE")]
+    corpus: Option<PathBuf>,
+    /// The size of the device [default: the corpus's]; a shorter corpus is repeated
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: Option<u64>,
+    /// Access patterns
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "PATTERN,…",
+        default_value = "read,randread,write,randwrite,rw,randrw"
+    )]
+    rw: Vec<Pattern>,
+    /// Numbers of threads
+    #[arg(long, value_delimiter = ',', value_name = "N,…", default_values_t = [1, 2], value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: Vec<u16>,
+    /// Seconds that each pattern runs for in each round
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+    /// Rounds; the table shows medians
+    #[arg(long, value_name = "R", default_value_t = 5)]
+    repeat: usize,
+    /// Compression, as `uzram up` takes it
+    #[arg(long, value_name = "NAME", default_value = "lz4")]
+    algorithm: Algorithm,
+    /// Who may compress at once: percpu, or the number of streams on a locked list
+    #[arg(long, value_name = "percpu|N", default_value = "percpu")]
+    streams: StreamDesign,
+    /// What else to run: codec, the compressor alone; kernel, a zram device of this kernel (as root);
+    /// no-lru, a device that does not keep track of its cold pages
+    #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
+    against: Vec<Against>,
+    /// Measure what the project promises, over NBD too where fio and nbdkit are installed, as root of block
+    /// devices and swap too, and print each promise with its figure; of the other options only --seconds,
+    /// --repeat, --backing-dir and --json count
+    #[arg(long)]
+    targets: bool,
+    /// With --targets, the folder for files of pages that leave memory; they take some hundred MiB, and go
+    #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
+    backing_dir: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    #[command(hide = true)]
+    SwapUser(SwapUserArgs),
+}
+
+/// Be the program whose memory a benchmark of swap has moved out: the benchmark starts it.
+#[derive(clap::Args)]
+struct SwapUserArgs {
+    /// The folder of the cgroup to enter
+    #[arg(long, value_name = "DIR")]
+    cgroup: PathBuf,
+    /// A file of pages to fill memory with
+    #[arg(long, value_name = "FILE")]
+    pages: PathBuf,
+    /// How much memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    size: u64,
+}
+
+fn main() -> ExitCode {
+    command::main("uzram-bench", |args: &Args| match &args.command {
+        Some(Command::SwapUser(args)) => swap_user(args),
+        None => command::print(&measure(args)?),
+    })
+}
+
+/// Runs the benchmark, or all targets; returns the text to print.
+fn measure(args: &Args) -> Result<String> {
+    let duration = Duration::try_from_secs_f64(args.seconds)
+        .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))?;
+    if args.targets { run_targets(args, duration) } else { run_bench(args, duration) }
+}
+
+fn run_bench(args: &Args, duration: Duration) -> Result<String> {
+    let defaults = engine::Options::default();
+    let report = engine::run(engine::Options {
+        corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
+        size_bytes: args.size,
+        patterns: args.rw.clone(),
+        jobs: args.jobs.iter().copied().map(usize::from).collect(),
+        duration,
+        repeat: args.repeat,
+        algorithm: args.algorithm.clone(),
+        streams: args.streams,
+        against: args.against.clone(),
+        stop: command::stop_flag()?,
+        ..defaults
+    })?;
+    Ok(if args.json { format!("{}\n", report.to_json()) } else { report.to_string() })
+}
+
+fn run_targets(args: &Args, duration: Duration) -> Result<String> {
+    let bench = command::this_program()?;
+    let report = targets::run(&targets::Options {
+        programs: command::uzram_program().map(|uzram| Programs { uzram, bench }),
+        duration,
+        repeat: args.repeat,
+        backing: backing::Options { dir: args.backing_dir.clone(), ..backing::Options::default() },
+        stop: command::stop_flag()?,
+        ..targets::Options::default()
+    })?;
+    Ok(if args.json { format!("{}\n", report.to_json()) } else { report.to_string() })
+}
+
+/// Is the program that is swapped out, and prints its times.
+fn swap_user(args: &SwapUserArgs) -> Result<()> {
+    let user = SwapUser { cgroup: args.cgroup.clone(), pages: args.pages.clone(), size_bytes: args.size };
+    let json = serde_json::to_string(&user.run()?)
+        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot print the times: {error}")))?;
+    command::print(&format!("{json}\n"))
+}

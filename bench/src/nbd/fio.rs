@@ -1,0 +1,96 @@
+//! One run of fio, and the buffers it writes from.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use uzram::units::PAGE_SIZE;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::harness::corpus::Corpus;
+use crate::harness::fio;
+
+const IO_DEPTH: usize = 16;
+/// How often the buffers get new contents.
+const REFRESH: Duration = Duration::from_millis(1);
+
+/// What fio is to do.
+pub(super) struct Fio {
+    pub(super) rw: &'static str,
+    pub(super) jobs: usize,
+    pub(super) duration: Duration,
+    pub(super) seed: u64,
+}
+
+impl Fio {
+    /// Runs it on a server's disk, which is as large as the corpus; 10^6 bytes a second.
+    pub(super) fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
+        let buffers = Buffers::new()?;
+        let mut command = fio::command();
+        command.args(["--ioengine=nbd", "--bs=4k", "--time_based", "--norandommap", "--scramble_buffers=0"]);
+        command.arg(format!("--uri={uri}")).arg(format!("--rw={}", self.rw));
+        command.arg(format!("--iodepth={IO_DEPTH}")).arg(format!("--numjobs={}", self.jobs));
+        command.arg(format!("--size={}", corpus.page_count() * PAGE_SIZE));
+        command
+            .arg(format!("--runtime={}ms", self.duration.as_millis()))
+            .arg(format!("--randseed={}", self.seed));
+        let writes = self.rw.contains("write");
+        if writes {
+            command.arg(format!("--mem=mmapshared:{}", buffers.path()));
+        }
+        let ended = AtomicBool::new(false);
+        let direction = if writes { "write" } else { "read" };
+        thread::scope(|scope| {
+            if writes {
+                thread::Builder::new()
+                    .spawn_scoped(scope, || buffers.keep_fresh(corpus, self.seed, &ended))
+                    .map_err(io_error)?;
+            }
+            let speed = fio::speed(command, direction, self.duration);
+            ended.store(true, Ordering::Relaxed);
+            speed
+        })
+    }
+}
+
+/// The memory fio writes from: a memory file that fio maps shared, all its jobs the same pages.
+struct Buffers {
+    file: File,
+}
+
+impl Buffers {
+    fn new() -> Result<Buffers> {
+        let file =
+            File::from(memfd_create("fio-buffers", MemfdFlags::CLOEXEC).map_err(|e| io_error(e.into()))?);
+        // Twice what fio needs: it maps without growing the file.
+        file.set_len((2 * IO_DEPTH * PAGE_SIZE) as u64).map_err(io_error)?;
+        Ok(Buffers { file })
+    }
+
+    /// Where another process finds it.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// Puts random pages of the corpus into the buffers, again and again until fio has ended: at
+    /// its start fio fills them with noise.
+    fn keep_fresh(&self, corpus: &Corpus, seed: u64, ended: &AtomicBool) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        while !ended.load(Ordering::Relaxed) {
+            for buffer in 0..IO_DEPTH {
+                let page = corpus.page(rng.usize(..corpus.page_count()));
+                // Memory that cannot be written leaves what was there.
+                let _ = self.file.write_all_at(page, (buffer * PAGE_SIZE) as u64);
+            }
+            thread::sleep(REFRESH);
+        }
+    }
+}
+
+fn io_error(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("the NBD benchmark's files: {error}"))
+}

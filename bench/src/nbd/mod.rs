@@ -1,0 +1,137 @@
+//! fio's NBD engine against a uzram server and against nbdkit's memory plugin, 4 KiB pages,
+//! 16 requests in flight.
+//!
+//! nbdkit's `malloc` allocator compresses nothing: it is the cost of the protocol alone. Its
+//! `zstd` allocator is the compressed memory one could have before.
+//!
+//! Every disk is filled with the corpus before it is read. fio has no way to write pages of a
+//! file: its own buffers hold noise, which no server could compress. So fio maps its buffers
+//! shared from a file of ours, and while it runs their contents are replaced by random pages of
+//! the corpus, a thousand times a second; what arrives is the corpus's mix. Some pages go out
+//! while they are replaced, and are half one page and half another.
+//!
+//! Both servers of a comparison run for the whole of it, idle while the other is measured; rounds
+//! alternate, and which comes first turns.
+
+mod fio;
+mod report;
+mod server;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use uzram::units::pages_to_bytes;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::harness::corpus::{self, Corpus};
+use crate::harness::process::{is_missing, run_to_end};
+use crate::harness::rounds::in_turn;
+use fio::Fio;
+pub use report::{Report, Row};
+use server::Server;
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The `uzram` program. It is started as
+    /// `PROGRAM up --runtime-dir DIR --size BYTES --algorithm A` and must listen on `DIR/nbd.sock`.
+    pub program: PathBuf,
+    /// A file of pages; the disks are as large as it is.
+    pub corpus: PathBuf,
+    /// Numbers of fio jobs, each a connection of its own.
+    pub jobs: Vec<usize>,
+    /// How long one measurement lasts.
+    pub duration: Duration,
+    /// How many rounds.
+    pub repeat: usize,
+    /// Set it and the run ends with an error after stopping what it started.
+    pub stop: Arc<AtomicBool>,
+}
+
+/// One comparison: a pattern, and the two servers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Comparison {
+    pub(crate) rw: &'static str,
+    /// uzram's algorithm.
+    pub(crate) algorithm: &'static str,
+    /// nbdkit's allocator.
+    pub(crate) allocator: &'static str,
+    /// The ratio uzram / nbdkit to reach.
+    pub(crate) wanted_ratio: f64,
+}
+
+/// Reads come first: they want the disks as they were filled.
+pub(crate) const COMPARISONS: [Comparison; 3] = [
+    Comparison { rw: "randread", algorithm: "lz4", allocator: "malloc", wanted_ratio: 1.2 },
+    Comparison { rw: "randwrite", algorithm: "lz4", allocator: "malloc", wanted_ratio: 0.6 },
+    Comparison { rw: "randwrite", algorithm: "zstd", allocator: "zstd", wanted_ratio: 3.0 },
+];
+
+/// The programs this needs besides uzram; the first that is missing, if one is.
+pub fn missing_program() -> Option<&'static str> {
+    ["nbdkit", "fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
+}
+
+/// fio cannot measure for less.
+pub const MIN_DURATION: Duration = Duration::from_millis(100);
+
+/// Runs every comparison.
+///
+/// # Errors
+/// `Unsupported` when a program is missing, `Io` with its last words when one fails, `Invalid` for
+/// an option that cannot be.
+pub fn run(options: &Options) -> Result<Report> {
+    check(options)?;
+    let corpus = corpus::load(&options.corpus)?;
+    let size_bytes = pages_to_bytes(corpus.page_count() as u64);
+    let mut rows = Vec::new();
+    for comparison in &COMPARISONS {
+        let uzram = Server::uzram(&options.program, comparison.algorithm, size_bytes)?;
+        let nbdkit = Server::nbdkit(comparison.allocator, size_bytes)?;
+        for server in [&uzram, &nbdkit] {
+            fill(server, &options.corpus)?;
+        }
+        for &jobs in &options.jobs {
+            rows.push(compare(options, comparison, jobs, &corpus, [&uzram, &nbdkit])?);
+        }
+    }
+    Ok(Report { size_bytes, rows, notes: report::notes(options) })
+}
+
+fn check(options: &Options) -> Result<()> {
+    if let Some(name) = missing_program() {
+        return Err(Error::new(ErrorKind::Unsupported, format!("the program {name} is missing: install it")));
+    }
+    if options.repeat == 0 || options.duration < MIN_DURATION {
+        return Err(Error::invalid("fio needs a round at least, of 0.1 s at least").with_setting("--seconds"));
+    }
+    match options.jobs.iter().find(|jobs| !(1..=64).contains(*jobs)) {
+        Some(jobs) => Err(Error::invalid(format!("{jobs} jobs: it must be 1 to 64")).with_setting("--jobs")),
+        None => Ok(()),
+    }
+}
+
+fn fill(server: &Server, corpus: &Path) -> Result<()> {
+    run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
+}
+
+/// The rounds of one row.
+fn compare(
+    options: &Options,
+    comparison: &Comparison,
+    jobs: usize,
+    corpus: &Corpus,
+    servers: [&Server; 2],
+) -> Result<Row> {
+    let [uzram, nbdkit] = in_turn(options.repeat, &options.stop, |round, which| {
+        let fio = Fio { rw: comparison.rw, jobs, duration: options.duration, seed: round as u64 + 1 };
+        fio.run(servers[which].uri(), corpus)
+    })?;
+    Ok(Row::new(comparison, jobs, uzram, nbdkit))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+//! Servers as child processes: started, and waited for until they listen.
+
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use uzram::Result;
+
+use crate::harness::process::{POLL, Process, runtime_dir};
+
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A server on a Unix socket in a folder of its own. Dropping it ends the process.
+pub(super) struct Server {
+    uri: String,
+    _process: Process,
+    /// After the process: it may still use its socket while it ends.
+    _dir: TempDir,
+}
+
+impl Server {
+    /// A uzram server.
+    pub(super) fn uzram(program: &Path, algorithm: &str, size_bytes: u64) -> Result<Server> {
+        let dir = runtime_dir()?;
+        let mut command = Command::new(program);
+        command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--algorithm", algorithm]);
+        command.arg("--size").arg(size_bytes.to_string());
+        Server::start(&mut command, dir)
+    }
+
+    /// nbdkit's memory plugin with one of its allocators.
+    pub(super) fn nbdkit(allocator: &str, size_bytes: u64) -> Result<Server> {
+        let dir = runtime_dir()?;
+        let mut command = Command::new("nbdkit");
+        command.args(["--foreground", "--exit-with-parent", "--unix"]).arg(dir.path().join("nbd.sock"));
+        command.args(["memory", &size_bytes.to_string(), &format!("allocator={allocator}")]);
+        Server::start(&mut command, dir)
+    }
+
+    fn start(command: &mut Command, dir: TempDir) -> Result<Server> {
+        let socket = dir.path().join("nbd.sock");
+        let mut process = Process::start(command)?;
+        let deadline = Instant::now() + START_TIMEOUT;
+        while UnixStream::connect(&socket).is_err() {
+            if process.has_ended()? {
+                return Err(process.failure("ended before it listened"));
+            }
+            if Instant::now() > deadline {
+                return Err(process.failure("does not listen after 20 s"));
+            }
+            thread::sleep(POLL);
+        }
+        let uri = format!("nbd+unix:///?socket={}", percent_encoded(socket.as_os_str()));
+        Ok(Server { uri, _process: process, _dir: dir })
+    }
+
+    /// What a client connects to.
+    pub(super) fn uri(&self) -> &str {
+        &self.uri
+    }
+}
+
+/// A path as it stands in the query of a URI.
+fn percent_encoded(path: &OsStr) -> String {
+    path.as_bytes().iter().fold(String::new(), |mut out, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
+                out.push(char::from(*byte))
+            }
+            _ => {
+                // Writing to a string cannot fail.
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+        out
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_path_is_encoded_for_a_uri() {
+        assert_eq!(percent_encoded(OsStr::new("/tmp/a b+c/n.sock")), "/tmp/a%20b%2Bc/n.sock");
+    }
+
+    #[test]
+    fn a_server_that_does_not_start_says_why() {
+        let error = Server::uzram(Path::new("/bin/false"), "lz4", 1 << 20).err().unwrap().to_string();
+        assert!(error.contains("/bin/false ended before it listened"), "{error}");
+    }
+}

@@ -1,0 +1,620 @@
+//! The figures this program is judged by, measured in one go and printed beside what was wanted.
+//!
+//! Nearly all are ratios of two things measured in the same run, on the mixed corpus, with lz4 where
+//! nothing else is said; hit ratios are compared by their difference, and measure no time. A target that
+//! cannot be measured on a machine says why.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use serde::Serialize;
+use uzram::lru::LruDesign;
+use uzram::units::format_size;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::block;
+use crate::engine::backing;
+use crate::engine::compaction::{self, Compactor};
+use crate::engine::hit_ratio::{self, Trace};
+use crate::engine::recompression;
+use crate::engine::{self, Against, Common, Pattern};
+use crate::harness::corpus::{self, Kind};
+use crate::harness::stats::median;
+use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
+use crate::nbd;
+
+/// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better
+/// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU came
+/// to ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms in four runs, from 0.94 to
+/// 1.02 by 150 of 20 ms, and from 0.97 to 1.01 by 250 of 20 ms in five runs.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// How to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the targets over NBD, of block devices and of swap run; without it they are not measured.
+    pub programs: Option<block::Programs>,
+    /// How long one measurement lasts.
+    pub duration: Duration,
+    /// How many rounds.
+    pub repeat: usize,
+    /// Pages of the mixed corpus, and of the device it fills.
+    pub corpus_pages: usize,
+    /// The size of the device whose memory is measured beside one of the corpus's size.
+    pub large_size_bytes: u64,
+    /// The size of the device that is scattered and compacted.
+    pub compacted_size_bytes: u64,
+    /// The size of the device that is recompressed.
+    pub recompressed_size_bytes: u64,
+    /// Where files of cold pages are put and how large they are; the rest of it is set by the other options.
+    pub backing: backing::Options,
+    /// How much block devices and swap are measured with.
+    pub block: block::Amounts,
+    /// Pages that the traces use which the LRU is judged by.
+    pub trace_pages: u32,
+    /// Uses of each trace.
+    pub trace_uses: usize,
+    /// Set it and the run ends with an error after removing what it added and started.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let traces = hit_ratio::Options::default();
+        Options {
+            programs: None,
+            duration: Duration::from_secs(1),
+            repeat: 5,
+            corpus_pages: DEFAULT_CORPUS_PAGES,
+            large_size_bytes: 1 << 30,
+            compacted_size_bytes: 256 << 20,
+            recompressed_size_bytes: 1 << 30,
+            backing: backing::Options::default(),
+            block: block::Amounts::default(),
+            trace_pages: traces.pages,
+            trace_uses: traces.uses,
+            stop: Arc::default(),
+        }
+    }
+}
+
+/// Which side of the wanted figure is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// The figure or more.
+    AtLeast,
+    /// The figure or less.
+    AtMost,
+}
+
+/// One target and what was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct Target {
+    /// What is measured.
+    pub name: String,
+    /// Which side of `wanted` is good.
+    pub bound: Bound,
+    /// The figure to reach: a ratio, unless the name says what else.
+    pub wanted: f64,
+    /// The figure measured; none when it could not be.
+    pub measured: Option<f64>,
+}
+
+impl Target {
+    /// A figure that should be `wanted` or more.
+    pub fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
+        Target { name: name.into(), bound: Bound::AtLeast, wanted, measured }
+    }
+
+    /// A figure that should be `wanted` or less.
+    pub fn at_most(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
+        Target { name: name.into(), bound: Bound::AtMost, wanted, measured }
+    }
+
+    /// Whether it is reached; none when it was not measured.
+    pub fn is_met(&self) -> Option<bool> {
+        self.measured.map(|measured| match self.bound {
+            Bound::AtLeast => measured >= self.wanted,
+            Bound::AtMost => measured <= self.wanted,
+        })
+    }
+}
+
+/// Every target.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// In the order they are printed.
+    pub targets: Vec<Target>,
+    /// How it was measured, and why some figures are missing.
+    pub notes: Vec<String>,
+    /// The throughputs behind the ratios.
+    pub bench: engine::Report,
+    /// The throughputs beside a device without an LRU.
+    pub lru_cost: engine::Report,
+    /// The hit ratios beside an exact LRU's.
+    pub hit_ratios: hit_ratio::Report,
+    /// What compaction brings and costs.
+    pub compaction: compaction::Report,
+    /// What recompression brings and costs.
+    pub recompression: recompression::Report,
+    /// What a backing file brings and costs, when there could be one.
+    pub backing: Option<backing::Report>,
+    /// The throughputs over NBD, when they were measured.
+    pub nbd: Option<nbd::Report>,
+    /// Block devices and swap, what could be measured of them.
+    pub block: Option<block::Report>,
+}
+
+/// Measures every target.
+///
+/// # Errors
+/// As [`engine::run`]. A comparison that is not possible here is no error but a note.
+pub fn run(options: &Options) -> Result<Report> {
+    let mut notes = Vec::new();
+    let dir = tempfile::tempdir()
+        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
+    let path = dir.path().join("mixed.bin");
+    corpus::build(Kind::Mixed, options.corpus_pages)?.save(&path)?;
+
+    let base = engine::Options {
+        corpus: Source::File(path.clone()),
+        duration: options.duration,
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+        ..engine::Options::default()
+    };
+    let speed = engine::run(engine::Options {
+        patterns: vec![Pattern::RandRead, Pattern::RandWrite],
+        jobs: vec![1, 2],
+        against: vec![Against::Codec, Against::Kernel],
+        ..base.clone()
+    })?;
+    let lru_cost = engine::run(engine::Options {
+        patterns: vec![Pattern::RandRead, Pattern::RandWrite],
+        jobs: vec![1, 2],
+        against: vec![Against::NoLru],
+        ..in_slices(base.clone())
+    })?;
+    let memory = engine::Options { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
+    let small = engine::run(memory.clone())?;
+    let large = engine::run(engine::Options { size_bytes: Some(options.large_size_bytes), ..memory })?;
+
+    let common = Common {
+        corpus: Source::File(path.clone()),
+        duration: options.duration,
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+        ..Common::default()
+    };
+    let size_bytes = options.compacted_size_bytes;
+    let compaction = compaction::run(&compaction::Options { common: common.clone(), size_bytes })?;
+    let recompression = recompression::run(&recompression::Options {
+        common: common.clone(),
+        size_bytes: options.recompressed_size_bytes,
+        ..recompression::Options::default()
+    })?;
+
+    let hit_ratios = hit_ratio::run(&hit_ratio::Options {
+        pages: options.trace_pages,
+        uses: options.trace_uses,
+        stop: Arc::clone(&options.stop),
+        ..hit_ratio::Options::default()
+    })?;
+
+    let mut targets = speed_targets(&speed);
+    targets.extend(lru_cost_targets(&lru_cost));
+    targets.extend(hit_ratio_targets(&hit_ratios));
+    targets.push(memory_target(&small, 1.065, &mut notes));
+    targets.push(memory_target(&large, 1.02, &mut notes));
+    targets.extend(compaction_targets(&compaction));
+    targets.extend(recompression_targets(&recompression, &mut notes));
+    let backing = backing_report(&backing::Options { common, ..options.backing.clone() }, &mut notes)?;
+    targets.extend(backing_targets(backing.as_ref()));
+    let nbd = nbd_report(options, path.clone(), &mut notes)?;
+    targets.extend(nbd_targets(nbd.as_ref()));
+    let block = block_report(options, path, &mut notes)?;
+    targets.extend(block_targets(&options.block, block.as_ref()));
+    Ok(Report {
+        targets,
+        notes,
+        bench: speed,
+        lru_cost,
+        hit_ratios,
+        compaction,
+        recompression,
+        backing,
+        nbd,
+        block,
+    })
+}
+
+/// Those that the in-process benchmark answers.
+fn speed_targets(report: &engine::Report) -> Vec<Target> {
+    let ratio = |rw, jobs, target| report.row(rw, jobs, target).and_then(|row| row.ratio);
+    let mut targets = Vec::new();
+    for (rw, what, wanted) in [(Pattern::RandWrite, "encode", 0.90), (Pattern::RandRead, "decode", 0.85)] {
+        let name = format!("{rw}, 1 job / the bare {what} loop");
+        targets.push(Target::at_least(name, wanted, ratio(rw, 1, "codec")));
+    }
+    for rw in [Pattern::RandWrite, Pattern::RandRead] {
+        let name = format!("{rw}, gain from 1 to 2 jobs / the bare codec's");
+        targets.push(Target::at_least(name, 0.95, scaling(report, rw)));
+    }
+    for (rw, wanted) in [(Pattern::RandRead, 1.4), (Pattern::RandWrite, 1.1)] {
+        for jobs in [1, 2] {
+            let name = format!("{rw}, {} / kernel zram", jobs_text(jobs));
+            targets.push(Target::at_least(name, wanted, ratio(rw, jobs, "kernel")));
+        }
+    }
+    targets
+}
+
+/// As long as these, in rounds of at most [`SLICE`].
+fn in_slices(options: engine::Options) -> engine::Options {
+    let slices = options.repeat as u128 * options.duration.as_nanos() / SLICE.as_nanos();
+    let repeat = usize::try_from(slices).unwrap_or(engine::MAX_REPEAT).max(options.repeat);
+    engine::Options {
+        duration: options.duration.min(SLICE),
+        repeat: repeat.min(engine::MAX_REPEAT),
+        ..options
+    }
+}
+
+/// What a device pays for knowing which pages are cold.
+fn lru_cost_targets(report: &engine::Report) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for rw in [Pattern::RandRead, Pattern::RandWrite] {
+        for jobs in [1, 2] {
+            let name = format!("{rw}, {} / a device without an LRU", jobs_text(jobs));
+            let ratio = report.row(rw, jobs, "no-lru").and_then(|row| row.ratio);
+            targets.push(Target::at_least(name, 0.97, ratio));
+        }
+    }
+    targets
+}
+
+/// What uzram gains from a second job, divided by what the bare codec gains; in each round, then
+/// the median.
+fn scaling(report: &engine::Report, rw: Pattern) -> Option<f64> {
+    let rounds = |jobs, target| report.row(rw, jobs, target).map(|row| &row.rounds_mb_per_s);
+    let (uzram_1, uzram_2) = (rounds(1, "uzram")?, rounds(2, "uzram")?);
+    let (codec_1, codec_2) = (rounds(1, "codec")?, rounds(2, "codec")?);
+    let gains: Vec<_> = (0..uzram_1.len())
+        .map(|round| (uzram_2[round] / uzram_1[round]) / (codec_2[round] / codec_1[round]))
+        .collect();
+    Some(median(&gains))
+}
+
+/// Those of the LRU's choice of cold pages, for the design that devices have unless told otherwise.
+fn hit_ratio_targets(report: &hit_ratio::Report) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for trace in Trace::ALL {
+        let wanted_points = match trace {
+            Trace::Zipf | Trace::Loop => -1.0,
+            Trace::ScanThroughZipf => 0.0,
+        };
+        for percent in hit_ratio::MEMORY_PERCENT {
+            let row = report.row(trace, percent, LruDesign::default().name());
+            let name = format!("hits, {}, {percent} % in memory: points above exact LRU", trace.name());
+            targets.push(Target::at_least(name, wanted_points, row.map(hit_ratio::Row::points)));
+        }
+    }
+    targets
+}
+
+fn memory_target(report: &engine::Report, wanted: f64, notes: &mut Vec<String>) -> Target {
+    let size = format_size(report.size_bytes);
+    if let Some(ratio) = report.memory.kernel.as_ref().and_then(|kernel| kernel.used_per_compressed) {
+        notes.push(format!("kernel zram's own pool memory / compressed at {size}: {ratio:.3}"));
+    }
+    let name = format!("pool memory / compressed after filling {size} in order");
+    Target::at_most(name, wanted, report.memory.used_per_compressed)
+}
+
+/// Those of a pool that was scattered and compacted, and of reads meanwhile.
+fn compaction_targets(report: &compaction::Report) -> Vec<Target> {
+    let density = &report.density;
+    let mut targets = vec![
+        Target::at_most("scattered, then compacted: pool memory / ideal", 1.05, density.used_per_ideal()),
+        Target::at_most("the same: chunks held / memory in use there", 1.1, density.chunks_per_charged()),
+        Target::at_most("the same: pool memory / kernel zram's", 0.98, density.used_per_kernel()),
+    ];
+    for jobs in [1, 2] {
+        let row = report.reads(jobs, Compactor::Background);
+        let name = |what| format!("randread, {}, {what} during compaction / idle", jobs_text(jobs));
+        targets.push(Target::at_least(name("speed"), 0.9, row.map(|row| row.speed_ratio)));
+        targets.push(Target::at_most(name("p99.9"), 2.0, row.map(|row| row.p999_ratio)));
+    }
+    targets
+}
+
+/// Those of reads while pages are compressed again; what that takes and wins is a note.
+fn recompression_targets(report: &recompression::Report, notes: &mut Vec<String>) -> Vec<Target> {
+    if let Some(ratio) = report.used_ratio() {
+        let (size, elapsed_s) = (format_size(report.size_bytes), report.elapsed_s);
+        let (from, to) = (&report.algorithm, report.again);
+        notes.push(format!("recompression of {size} from {from} to {to}: {elapsed_s:.1} s, pool memory {ratio:.3} of what it was"));
+    }
+    let target = |jobs| {
+        let name = format!("randread, {}, speed during recompression / idle", jobs_text(jobs));
+        Target::at_least(name, 0.85, report.reads(jobs).map(|row| row.speed_ratio))
+    };
+    [1, 2].map(target).into()
+}
+
+/// The benchmark of a backing file, or a note that says why there is none.
+fn backing_report(options: &backing::Options, notes: &mut Vec<String>) -> Result<Option<backing::Report>> {
+    match options.obstacle()? {
+        Some(obstacle) => {
+            notes.push(format!("backing not measured: {obstacle}"));
+            Ok(None)
+        }
+        None => backing::run(options).map(Some),
+    }
+}
+
+fn backing_targets(report: Option<&backing::Report>) -> Vec<Target> {
+    let written = report.map(|report| &report.written);
+    let fullest = report.and_then(backing::Report::fullest);
+    vec![
+        Target::at_least(
+            "writeback, compressed bytes / fio's sequential 1 MiB writes",
+            0.8,
+            written.and_then(|written| written.speed_ratio),
+        ),
+        Target::at_most(
+            "backing bytes / compressed while nothing dies",
+            1.05,
+            written.and_then(backing::Written::bytes_ratio),
+        ),
+        Target::at_most(
+            format!(
+                "backing bytes written / compressed, overwritten with {} % live",
+                backing::MOST_LIVE_PERCENT
+            ),
+            2.0,
+            fullest.and_then(backing::Overwrites::bytes_ratio),
+        ),
+        Target::at_most(
+            "reads of the backing file / random read-back",
+            1.0,
+            written.and_then(backing::Written::reads_ratio),
+        ),
+        Target::at_least(
+            "Zipf access, 4 x the limit: speed / what hits and misses come to",
+            0.8,
+            report.map(|report| report.zipf.speed_ratio),
+        ),
+    ]
+}
+
+/// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
+/// an error.
+fn nbd_report(options: &Options, corpus: PathBuf, notes: &mut Vec<String>) -> Result<Option<nbd::Report>> {
+    let Some(programs) = options.programs.clone() else {
+        notes.push("NBD not measured: no uzram program was found".into());
+        return Ok(None);
+    };
+    if let Some(name) = nbd::missing_program() {
+        notes.push(format!("NBD not measured: the program {name} is missing"));
+        return Ok(None);
+    }
+    nbd::run(&nbd::Options {
+        program: programs.uzram,
+        corpus,
+        jobs: vec![1, 2],
+        duration: options.duration.max(nbd::MIN_DURATION),
+        repeat: options.repeat,
+        stop: Arc::clone(&options.stop),
+    })
+    .map(Some)
+}
+
+fn nbd_targets(report: Option<&nbd::Report>) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for comparison in &nbd::COMPARISONS {
+        for jobs in [1, 2] {
+            let (rw, algorithm, allocator) = (comparison.rw, comparison.algorithm, comparison.allocator);
+            let row = report.and_then(|report| report.row(rw, jobs, algorithm));
+            targets.push(Target::at_least(
+                format!("NBD {rw}, {}, {algorithm} / nbdkit memory {allocator}", jobs_text(jobs)),
+                comparison.wanted_ratio,
+                row.map(|row| row.ratio),
+            ));
+        }
+    }
+    targets
+}
+
+/// The benchmark of block devices and swap, or a note that says why there is none. What it had to leave out, its own
+/// notes say.
+fn block_report(
+    options: &Options,
+    corpus: PathBuf,
+    notes: &mut Vec<String>,
+) -> Result<Option<block::Report>> {
+    let Some(programs) = options.programs.clone() else {
+        notes.push("block devices and swap not measured: no uzram program was found".into());
+        return Ok(None);
+    };
+    block::run(&block::Options {
+        programs,
+        corpus,
+        repeat: options.repeat,
+        amounts: options.block.clone(),
+        stop: Arc::clone(&options.stop),
+    })
+    .map(Some)
+}
+
+fn block_targets(amounts: &block::Amounts, report: Option<&block::Report>) -> Vec<Target> {
+    let ext4 = report.and_then(|report| report.file_system("ext4"));
+    let swap = report.and_then(|report| report.swap.as_ref());
+    let idle = report.and_then(block::Report::largest_idle);
+    let swapped = format_size(amounts.swapped_bytes);
+    let idle_size = format_size(amounts.idle_sizes_bytes.iter().copied().max().unwrap_or_default());
+    vec![
+        Target::at_least(
+            "ext4, fs_mark: files/s / kernel zram",
+            0.6,
+            ext4.and_then(|ext4| ext4.files_per_s.ratio),
+        ),
+        Target::at_least(
+            "ext4, large file written and synced: speed / kernel zram",
+            0.8,
+            ext4.and_then(|ext4| ext4.write_mb_per_s.ratio),
+        ),
+        Target::at_least(
+            "ext4, large file read: speed / kernel zram",
+            0.8,
+            ext4.and_then(|ext4| ext4.read_mb_per_s.ratio),
+        ),
+        Target::at_most(
+            format!("swap-out of {swapped}: time / kernel zram"),
+            1.2,
+            swap.and_then(|swap| swap.swap_out_ms.ratio),
+        ),
+        Target::at_most(
+            "its fault-in: time / kernel zram",
+            2.2,
+            swap.and_then(|swap| swap.fault_in_ms.ratio),
+        ),
+        Target::at_most(
+            format!("idle swap daemon of {idle_size}: % CPU"),
+            0.1,
+            idle.map(|idle| idle.cpu_percent),
+        ),
+        Target::at_most(
+            "the same: MiB resident beyond the slot table",
+            20.0,
+            idle.map(|idle| idle.resident_bytes as f64 / f64::from(1 << 20)),
+        ),
+    ]
+}
+
+fn jobs_text(jobs: usize) -> &'static str {
+    if jobs == 1 { "1 job" } else { "2 jobs" }
+}
+
+impl Report {
+    /// One line of JSON.
+    pub fn to_json(&self) -> String {
+        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
+        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    }
+}
+
+/// Prints each target beside what was measured.
+pub struct Targets<'a>(pub &'a [Target]);
+
+impl fmt::Display for Targets<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.0.iter().map(|target| target.name.chars().count()).max().unwrap_or_default();
+        writeln!(f, "{:<width$} {:>8} {:>9}", "target", "wanted", "measured")?;
+        for target in self.0 {
+            let sign = match target.bound {
+                Bound::AtLeast => '≥',
+                Bound::AtMost => '≤',
+            };
+            let wanted = format!("{sign} {}", target.wanted);
+            let measured =
+                target.measured.map_or_else(|| "-".to_owned(), |measured| format!("{measured:.3}"));
+            let verdict = match target.is_met() {
+                Some(true) => "met",
+                Some(false) => "MISSED",
+                None => "not measured",
+            };
+            writeln!(f, "{:<width$} {wanted:>8} {measured:>9}  {verdict}", target.name)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", Targets(&self.targets))?;
+        writeln!(f)?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
+        write!(f, "\n{}\n{}\n{}\n{}", self.bench, self.lru_cost, self.hit_ratios, self.compaction)?;
+        write!(f, "\n{}", self.recompression)?;
+        if let Some(backing) = &self.backing {
+            write!(f, "\n{backing}")?;
+        }
+        if let Some(nbd) = &self.nbd {
+            write!(f, "\n{nbd}")?;
+        }
+        match &self.block {
+            Some(block) => write!(f, "\n{block}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_bound_has_a_good_side() {
+        let mut target = Target::at_least("speed", 1.5, Some(1.5));
+        assert_eq!(target.is_met(), Some(true));
+        target.bound = Bound::AtMost;
+        target.measured = Some(1.6);
+        assert_eq!(target.is_met(), Some(false));
+        target.measured = None;
+        assert_eq!(target.is_met(), None);
+    }
+
+    #[test]
+    fn slices_take_as_long_as_the_rounds_did() {
+        let sliced = |duration_ms, repeat| {
+            let duration = Duration::from_millis(duration_ms);
+            let options = in_slices(engine::Options { duration, repeat, ..engine::Options::default() });
+            (options.duration.as_millis(), options.repeat)
+        };
+        assert_eq!(sliced(1000, 5), (20, 250));
+        assert_eq!(sliced(500, 3), (20, 75));
+        assert_eq!(sliced(20, 3), (20, 3));
+        assert_eq!(sliced(2, 3), (2, 3), "shorter ones stay");
+        assert_eq!(sliced(60_000, 5), (20, engine::MAX_REPEAT), "no more rounds than there may be");
+    }
+
+    #[test]
+    fn every_target_is_listed_measured_or_not() {
+        let options = Options {
+            duration: Duration::from_millis(2),
+            repeat: 1,
+            corpus_pages: 48,
+            large_size_bytes: 1 << 20,
+            compacted_size_bytes: 1 << 20,
+            recompressed_size_bytes: 1 << 20,
+            // Measured by its own tests.
+            backing: backing::Options { dir: "/nonexistent".into(), ..backing::Options::default() },
+            trace_pages: 1000,
+            trace_uses: 5000,
+            ..Options::default()
+        };
+        let report = run(&options).unwrap();
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 5 + 6 + 7);
+        let measured =
+            |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
+        assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
+        assert!(measured("randread, gain from 1 to 2 jobs / the bare codec's").unwrap() > 0.0);
+        assert!(measured("randwrite, 2 jobs / a device without an LRU").unwrap() > 0.0);
+        let points = measured("hits, scan through Zipf, 5 % in memory: points above exact LRU").unwrap();
+        assert!((-100.0..100.0).contains(&points), "{points}");
+        assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);
+        assert_eq!(measured("its fault-in: time / kernel zram"), None);
+        let text = report.to_string();
+        assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");
+        assert!(text.contains("backing not measured") && text.contains("/nonexistent"), "{text}");
+        let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+        assert_eq!(json["targets"][0]["bound"], "at_least");
+    }
+}

@@ -1,0 +1,58 @@
+//! The program `uzram-bench`: how it fails, and what it prints.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Ended, finish};
+
+fn bench(args: &[&str]) -> Ended {
+    finish(env!("CARGO_BIN_EXE_uzram-bench"), args)
+}
+
+#[test]
+fn what_makes_no_sense_is_one_line() {
+    for (args, mentions) in [
+        (&["--rw", "sideways"][..], "sideways"),
+        (&["--jobs", "0"], "--jobs"),
+        (&["--streams", "1025"], "must have 1 to 1024"),
+        (&["--seconds", "NaN"], "--seconds"),
+        (&["--seconds", "0"], "--seconds"),
+        (&["--repeat", "0"], "--repeat"),
+        (&["--aginst", "codec"], "did you mean `--against`?"),
+    ] {
+        let ended = bench(args);
+        let line = ended.complaint("uzram-bench", 2);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+    let ended = bench(&["--corpus", "/nonexistent"]);
+    assert!(ended.complaint("uzram-bench", 1).contains("/nonexistent"), "{}", ended.stderr);
+}
+
+#[test]
+fn help_speaks_of_the_word_that_users_type() {
+    let text = bench(&["--help"]).ok();
+    assert!(text.contains("Usage: uzram bench ") && !text.contains("swap-user"), "{text}");
+}
+
+#[test]
+fn a_short_run_prints_a_table_or_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("pages");
+    let pages: Vec<u8> = (0..64 << 12).map(|at| (at / 7) as u8).collect();
+    std::fs::write(&corpus, pages).unwrap();
+    let args = ["--seconds", "0.01", "--repeat", "1", "--rw", "randwrite", "--jobs", "1", "--corpus"];
+    let args = [&args[..], &[corpus.to_str().unwrap()]].concat();
+    assert!(bench(&args).ok().contains("randwrite"));
+    let json = bench(&[&args[..], &["--json"]].concat()).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["rows"][0]["target"], "uzram");
+}
+
+#[test]
+fn the_program_that_is_swapped_out_says_what_it_lacks() {
+    let args = ["swap-user", "--cgroup", "/nonexistent", "--pages", "/dev/null", "--size", "1M"];
+    let ended = bench(&args);
+    let line = ended.complaint("uzram-bench", 1);
+    assert!(line.contains("/nonexistent/cgroup.procs"), "{line}");
+}

@@ -1,0 +1,40 @@
+//! `uzram bench` and `uzram lab`: programs of their own, which this process becomes (execve(2)). The daemon
+//! locks its memory, so what measures it is not part of it.
+
+use std::convert::Infallible;
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::failure::{Failure, Result};
+
+/// Passed on as they are, `--help` too.
+#[derive(clap::Args)]
+#[command(disable_help_flag = true)]
+pub struct Args {
+    /// Arguments of the program
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
+    arguments: Vec<OsString>,
+}
+
+/// Becomes the program of that name: the one beside this program's file, or the first in `PATH`.
+///
+/// # Errors
+/// There is none, or it cannot be run.
+pub fn run(name: &str, args: &Args) -> Result<Infallible> {
+    let Some(program) = find(name) else {
+        return Err(Failure::line(format!(
+            "the program {name} is neither beside uzram nor in PATH: `cargo build --release` builds both; install them in one directory"
+        )));
+    };
+    let error = Command::new(&program).args(&args.arguments).exec();
+    Err(Failure::line(format!("cannot run {}: {error}", program.display())))
+}
+
+fn find(name: &str) -> Option<PathBuf> {
+    let beside = env::current_exe().ok().and_then(|program| Some(program.parent()?.to_owned()));
+    let path = env::var_os("PATH").unwrap_or_default();
+    beside.into_iter().chain(env::split_paths(&path)).map(|dir| dir.join(name)).find(|path| path.is_file())
+}

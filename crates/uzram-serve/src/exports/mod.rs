@@ -1,0 +1,197 @@
+//! The devices of a daemon, and who may reach which.
+//!
+//! A device is reached in two ways: over NBD, by whomever a listener lets in, and through its file, by root's programs
+//! and by the kernel, whose loop device makes it a disk for file systems and swap. Nobody may read or change beneath
+//! the kernel what the kernel believes to be its own. So, for each device:
+//!
+//! - While its file is open for writing (it is *attached*, say), it is not exported. With [`Export::Always`] it is, for
+//!   reading only.
+//! - Its file is not opened for writing while an NBD client may write, nor, without [`Export::Always`], while one is
+//!   connected.
+//! - A client that was let in for reading stays a reader, whatever happens later.
+//!
+//! A listener may name the devices that it serves ([`Exports::only`]).
+//!
+//! Locks: the list's, then an entry's `Users`, then a device's own. Held while names are compared and users counted,
+//! never while a device is made, opened, emptied or used.
+
+mod entry;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uzram::device::Device;
+use uzram::named::hint;
+use uzram::{Error, ErrorKind, Result};
+
+use entry::Entry;
+
+pub use entry::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, OpenFile, Users};
+
+/// A list of devices, shared by all who hold a clone of it. Each has its own name; the first that is exported is also
+/// the default export, which NBD clients ask for with the empty name.
+#[derive(Clone, Default)]
+pub struct Exports {
+    devices: Arc<RwLock<Vec<Arc<Entry>>>>,
+    /// The names that NBD clients see; `None` for all.
+    only: Option<Arc<[String]>>,
+}
+
+impl Exports {
+    /// Offers `devices`, in this order, each with the default policy; their names differ.
+    pub fn new(devices: impl IntoIterator<Item = Arc<Device>>) -> Self {
+        Exports::with_policies(devices.into_iter().map(|device| (device, ExportPolicy::default())))
+    }
+
+    /// Offers devices, in this order, each with a policy; their names differ.
+    pub fn with_policies(devices: impl IntoIterator<Item = (Arc<Device>, ExportPolicy)>) -> Self {
+        let entry = |(device, policy)| Arc::new(Entry::new(device, policy));
+        Exports { devices: Arc::new(RwLock::new(devices.into_iter().map(entry).collect())), only: None }
+    }
+
+    /// Returns the same list, of which NBD clients see only these names, whether there are such devices yet or not.
+    pub fn only(&self, names: Arc<[String]>) -> Self {
+        Exports { devices: Arc::clone(&self.devices), only: Some(names) }
+    }
+
+    /// Adds a device to the end of the list.
+    ///
+    /// # Errors
+    /// `Busy` when the list has one of that name.
+    pub fn add(&self, device: Arc<Device>, policy: ExportPolicy) -> Result<()> {
+        let mut devices = self.write();
+        if devices.iter().any(|other| other.device.name() == device.name()) {
+            return Err(Error::new(
+                ErrorKind::Busy,
+                format!("there is a device '{}' already", device.name()),
+            ));
+        }
+        devices.push(Arc::new(Entry::new(device, policy)));
+        Ok(())
+    }
+
+    /// Frees a device and removes it from the list.
+    ///
+    /// # Errors
+    /// `NotFound` when the list has none of that name; `Busy` while it is in use.
+    pub fn remove(&self, name: &str) -> Result<()> {
+        let device = self.named(name)?;
+        // From here on nobody can open it.
+        device.remove()?;
+        self.write().retain(|other| !Arc::ptr_eq(&other.device, &device));
+        Ok(())
+    }
+
+    /// Returns the export that an NBD client names; names compare as bytes. Connecting may still be refused. An export
+    /// that no NBD client may ever use is not found.
+    pub fn find(&self, name: &[u8]) -> Option<NamedExport> {
+        let devices = self.read();
+        let mut shown = devices.iter().filter(|entry| self.shows(entry));
+        let entry = if name.is_empty() {
+            shown.find(|entry| entry.access(&entry.users()).is_some())
+        } else {
+            shown.find(|entry| entry.device.name().as_bytes() == name)
+        };
+        entry.map(|entry| NamedExport { entry: Arc::clone(entry) })
+    }
+
+    /// Returns the names of all that NBD clients may use now, in order.
+    pub fn exported(&self) -> Vec<String> {
+        let devices = self.read();
+        let shown = devices.iter().filter(|entry| self.shows(entry));
+        let usable = shown.filter(|entry| entry.access(&entry.users()).is_some());
+        usable.map(|entry| entry.device.name().to_owned()).collect()
+    }
+
+    /// Whether NBD clients may ever use a device.
+    fn shows(&self, entry: &Entry) -> bool {
+        let name = entry.device.name();
+        entry.policy.export != Export::Never
+            && self.only.as_ref().is_none_or(|only| only.iter().any(|shown| shown == name))
+    }
+
+    /// Opens a device's file, for writing or not.
+    ///
+    /// # Errors
+    /// `Busy` when an NBD client forbids it, or the device is uninitialised; `NotFound` when it has been removed.
+    pub fn open_file(&self, device: &Arc<Device>, writes: bool) -> Result<OpenFile> {
+        let found = self.read().iter().find(|entry| Arc::ptr_eq(&entry.device, device)).cloned();
+        let entry = found
+            .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("'{}' was removed", device.name())))?;
+        entry.open_file(writes)
+    }
+
+    /// Returns the number of open files of a device beside `own` ones. Waits up to `patience` until there are none: a
+    /// block device that was just detached closes its file a moment later.
+    pub fn other_files(&self, name: &str, own: usize, patience: Duration) -> usize {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.users(name).files().saturating_sub(own) {
+                0 => return 0,
+                others if Instant::now() >= deadline => return others,
+                _ => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    /// Returns the number of users of a device, by kind; none if there is no such device.
+    pub fn users(&self, name: &str) -> Users {
+        let devices = self.read();
+        devices
+            .iter()
+            .find(|entry| entry.device.name() == name)
+            .map(|entry| *entry.users())
+            .unwrap_or_default()
+    }
+
+    /// Returns the device of a name.
+    ///
+    /// # Errors
+    /// `NotFound`, with the names there are.
+    pub fn named(&self, name: &str) -> Result<Arc<Device>> {
+        let devices = self.read();
+        let found = devices.iter().find(|entry| entry.device.name() == name);
+        found.map(|entry| Arc::clone(&entry.device)).ok_or_else(|| {
+            let names: Vec<&str> = devices.iter().map(|entry| entry.device.name()).collect();
+            let known = if names.is_empty() { "this daemon has none".to_owned() } else { hint(name, &names) };
+            Error::new(ErrorKind::NotFound, format!("no device '{name}'; {known}"))
+        })
+    }
+
+    /// Returns all devices, in order, exported or not.
+    pub fn devices(&self) -> Vec<Arc<Device>> {
+        self.read().iter().map(|entry| Arc::clone(&entry.device)).collect()
+    }
+
+    /// A panic cannot leave the list half changed, so a poisoned lock is as good as any.
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Entry>>> {
+        self.devices.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Arc<Entry>>> {
+        self.devices.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An export that an NBD client has named.
+pub struct NamedExport {
+    entry: Arc<Entry>,
+}
+
+impl NamedExport {
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.entry.device
+    }
+
+    /// Lets a client in.
+    ///
+    /// # Errors
+    /// `Permission` when the device is not exported now; `Busy` when it is uninitialised.
+    pub fn connect(self) -> Result<ExportedDevice> {
+        self.entry.connect()
+    }
+}

@@ -1,0 +1,53 @@
+//! Writes to an attribute's file set the attribute. Some take their time over it, so the device's pool does it.
+
+use std::sync::Arc;
+
+use fuser::{Errno, ReplyWrite};
+use uzram::device::{Attribute, Device};
+
+use super::disk::errno;
+use crate::device_pool::DevicePool;
+
+/// The longest text that an attribute takes.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+
+/// Sets an attribute to what is written to its file.
+pub(super) fn write(
+    device: Arc<Device>,
+    attribute: &'static Attribute,
+    pool: &DevicePool,
+    offset: u64,
+    data: &[u8],
+    reply: ReplyWrite,
+) {
+    let text = str::from_utf8(data).ok().filter(|_| offset == 0 && data.len() <= MAX_TEXT_BYTES);
+    let Some(value) = text.map(str::to_owned) else { return reply.error(Errno::EINVAL) };
+    let len = data.len() as u32;
+    let permit = pool.try_acquire(value.len());
+    let set = move || match set(&device, attribute, &value) {
+        Ok(()) => reply.written(len),
+        Err(errno) => reply.error(errno),
+    };
+    match permit {
+        Some(permit) => pool.start(Box::new(move || {
+            set();
+            drop(permit);
+        })),
+        None => set(),
+    }
+}
+
+fn set(device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno> {
+    let (name, value) = (attribute.name, value.trim_end());
+    match device.set(name, value) {
+        Ok(()) => {
+            tracing::info!(device = device.name(), attribute = name, value, "attribute set");
+            Ok(())
+        }
+        Err(error) => {
+            // The program that writes gets a number only.
+            tracing::warn!(device = device.name(), attribute = name, value, %error, "attribute not set");
+            Err(errno(&error))
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Requests to a device's disk file.
+//!
+//! The thread that received a request carries it out as far as that need not wait for a backing device or for memory.
+//! The rest goes to the device's [`DevicePool`], so that the thread is free for other requests; without a permit for
+//! that, the thread waits itself. A task drops its hold on the device before it replies, and its permit last.
+
+use std::sync::Arc;
+
+use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
+use uzram::Error;
+use uzram::device::{PageState, Wait};
+use uzram::units::PAGE_SIZE;
+
+use super::thread_buffer::{allocate, reply_from_buffer};
+use crate::OpenFile;
+use crate::device_pool::DevicePool;
+
+/// The thread that received a request zeroes so much of a disk: what takes no longer than the longest read.
+const ZERO_AT_ONCE_BYTES: u64 = 16 << 20;
+
+/// A disk file that is open, and the threads that wait for its device.
+#[derive(Clone)]
+pub(super) struct Disk {
+    pub file: OpenFile,
+    pub pool: Arc<DevicePool>,
+}
+
+impl Disk {
+    pub fn read(&self, offset: u64, len: usize, reply: ReplyData) {
+        let device = &self.file.device;
+        let len = self.clamp(offset, len);
+        if len == 0 {
+            return reply.data(&[]);
+        }
+        reply_from_buffer(len, reply, |out, reply| {
+            let done = match device.read_some(offset, out, Wait::No) {
+                Ok(done) if done < len => done,
+                read => return reply_data(reply, read, out),
+            };
+            let Some(permit) = self.pool.try_acquire(0) else {
+                let read = device.read_some(offset + done as u64, &mut out[done..], Wait::Yes);
+                return reply_data(reply, read, out);
+            };
+            let device = Arc::clone(device);
+            self.pool.start(Box::new(move || {
+                reply_from_buffer(len, reply, |out, reply| {
+                    // From the start: keeping what was read would take memory.
+                    let read = device.read_some(offset, out, Wait::Yes);
+                    drop(device);
+                    reply_data(reply, read, out);
+                });
+                drop(permit);
+            }));
+        });
+    }
+
+    pub fn write(&self, offset: u64, data: &[u8], reply: ReplyWrite) {
+        let device = &self.file.device;
+        let len = data.len();
+        let done = match device.write_some(offset, data, Wait::No) {
+            Ok(done) if done < len => done,
+            written => return reply_written(reply, written.map(drop), len),
+        };
+        let (rest, offset) = (&data[done..], offset + done as u64);
+        let (Some(permit), Ok(mut copy)) = (self.pool.try_acquire(rest.len()), allocate(rest.len())) else {
+            return reply_written(reply, device.write(offset, rest), len);
+        };
+        copy.copy_from_slice(rest);
+        let device = Arc::clone(device);
+        self.pool.start(Box::new(move || {
+            let written = device.write(offset, &copy);
+            drop((device, copy));
+            reply_written(reply, written, len);
+            drop(permit);
+        }));
+    }
+
+    /// Makes a range read as zeros, as a hole unless it is to stay `allocated`: all of it, or nothing if it goes past
+    /// the end of the disk.
+    pub fn zero(&self, offset: u64, len: u64, allocated: bool, reply: ReplyEmpty) {
+        let device = &self.file.device;
+        if offset.checked_add(len).is_none_or(|end| end > device.size_bytes()) {
+            return reply.error(Errno::EINVAL);
+        }
+        // No page is cut in two, of which neither part would be freed.
+        let at_once = len.min(ZERO_AT_ONCE_BYTES - offset % PAGE_SIZE as u64);
+        let done = match device.zero_some(offset, at_once, allocated, Wait::No) {
+            Ok(done) if done < len => done,
+            zeroed => return reply_zeroed(reply, zeroed),
+        };
+        let (offset, len) = (offset + done, len - done);
+        let Some(permit) = self.pool.try_acquire(0) else {
+            return reply_zeroed(reply, device.zero_some(offset, len, allocated, Wait::Yes));
+        };
+        let device = Arc::clone(device);
+        self.pool.start(Box::new(move || {
+            let zeroed = device.zero_some(offset, len, allocated, Wait::Yes);
+            drop(device);
+            reply_zeroed(reply, zeroed);
+            drop(permit);
+        }));
+    }
+
+    /// Returns where the next data or hole begins, lseek(2).
+    pub fn seek(&self, offset: u64, for_data: bool) -> Result<u64, Errno> {
+        let device = &self.file.device;
+        let (mut at, end) = (offset, device.size_bytes());
+        if at >= end {
+            return Err(Errno::ENXIO);
+        }
+        while at < end {
+            let extent = device.extent(at, end - at).map_err(|error| errno(&error))?;
+            if (extent.state != PageState::Hole) == for_data {
+                return Ok(at);
+            }
+            at += extent.len_bytes;
+        }
+        // Every file has a hole behind its end.
+        if for_data { Err(Errno::ENXIO) } else { Ok(end) }
+    }
+
+    /// Returns how much of a request lies before the end of the disk.
+    fn clamp(&self, offset: u64, len: usize) -> usize {
+        let left = self.file.device.size_bytes().saturating_sub(offset);
+        usize::try_from(left).map_or(len, |left| left.min(len))
+    }
+}
+
+fn reply_data(reply: ReplyData, read: uzram::Result<usize>, bytes: &[u8]) {
+    match read {
+        Ok(_) => reply.data(bytes),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+fn reply_written(reply: ReplyWrite, written: uzram::Result<()>, len: usize) {
+    match written {
+        // The protocol's lengths have 32 bits, and so have those of requests.
+        Ok(()) => reply.written(len as u32),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+fn reply_zeroed(reply: ReplyEmpty, zeroed: uzram::Result<u64>) {
+    match zeroed {
+        Ok(_) => reply.ok(),
+        Err(error) => reply.error(errno(&error)),
+    }
+}
+
+/// Returns the errno that a program sees of an error.
+pub(super) fn errno(error: &Error) -> Errno {
+    Errno::from_i32(error.errno())
+}

@@ -1,0 +1,55 @@
+//! The memory of a thread that serves the kernel: one buffer for what it reads, which it keeps for life, and the pages
+//! in which requests arrive. On the way of a read or write nothing is allocated.
+
+use std::cell::{Cell, RefCell};
+
+use fuser::{Errno, ReplyData};
+use uzram::mem::{ZeroedPages, leave_out_of_cores};
+
+use super::MAX_IO_BYTES;
+
+thread_local! {
+    /// What this thread reads goes here.
+    static BUFFER: RefCell<Option<ZeroedPages>> = const { RefCell::new(None) };
+    /// Where the pages begin and end in which this thread's requests have their data.
+    static RECEIVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+}
+
+/// Lends `len` bytes of this thread's buffer to `reply_with`, which answers a read from them. Answers with an error
+/// when there is no memory for them.
+pub(super) fn reply_from_buffer(len: usize, reply: ReplyData, reply_with: impl FnOnce(&mut [u8], ReplyData)) {
+    BUFFER.with_borrow_mut(|buffer| match room_in(buffer, len) {
+        Ok(room) => reply_with(room, reply),
+        Err(errno) => reply.error(errno),
+    });
+}
+
+/// Touches every page of this thread's buffer, so that no later read has to wait for memory.
+pub(super) fn touch() -> Result<(), Errno> {
+    BUFFER.with_borrow_mut(|buffer| room_in(buffer, MAX_IO_BYTES).map(|room| room.fill(0)))
+}
+
+/// Returns the first `len` bytes of a thread's buffer, which is made if it is missing or too small.
+fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
+    let kept = match buffer.take() {
+        Some(kept) if kept.len() >= len => kept,
+        _ => allocate(MAX_IO_BYTES.max(len))?,
+    };
+    let buffer = buffer.insert(kept);
+    Ok(&mut buffer[..len])
+}
+
+/// Allocates `len` zeroed bytes.
+pub(super) fn allocate(len: usize) -> Result<ZeroedPages, Errno> {
+    ZeroedPages::new(len).map_err(|_| Errno::ENOMEM)
+}
+
+/// Keeps what this thread receives out of core files. It receives everything into one buffer of the FUSE library's.
+pub(super) fn keep_secret(data: &[u8]) {
+    let (start, end) = (data.as_ptr().addr(), data.as_ptr().addr() + data.len());
+    let (known_start, known_end) = RECEIVED.get();
+    if start < known_start || known_end < end {
+        leave_out_of_cores(data);
+        RECEIVED.set((start, end));
+    }
+}

@@ -1,0 +1,288 @@
+//! Who is connected, and how many may be.
+//!
+//! **Clients.** A connection becomes a client when it has chosen an export, not when it connects: connecting alone keeps
+//! no client out. Of the server's `max_clients` places, some are reserved for each listener:
+//! - a sixteenth, and at least one, for the first listener, which is the socket in the runtime directory;
+//! - another sixteenth, and at least one each, divided among the others;
+//! - none when there are fewer than two places for each listener.
+//!
+//! **Handshakes.** Each listener has places of its own for these: an eighth of `max_clients`, and at least 64. When all
+//! are taken, newcomers wait in the listener's queue until one is free, or until the oldest handshake has lasted
+//! [`connections::HANDSHAKE_TURN`] and gives way. An honest one takes milliseconds.
+//!
+//! **The log.** Refused clients and handshakes that are cut off are counted; every [`REPORT_PERIOD`] one line a listener
+//! reports them.
+//!
+//! **CPUs.** Threads of clients get a short [time slice](super::time_slice) once there are more of them than CPUs.
+//!
+//! `connections` has the state, this file what changes it.
+//!
+//! Lock: `Registry::connections`, a leaf; held for a few map operations, a `shutdown(2)`, or as many calls to the scheduler as
+//! there are CPUs, never while waiting (a condition variable aside).
+
+mod connections;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::gettid;
+
+use super::address::ListenAddress;
+use super::clients::{Client, Kicked, Peer, TrafficCounters};
+use super::socket::Closer;
+use connections::{ConnectionEntry, Connections, ListenerConnections, TurnedAway, reserved_places};
+
+pub(super) use connections::Accept;
+
+/// Handshakes in progress at once on a listener, at least.
+const MIN_HANDSHAKES: usize = 64;
+/// How long a stopping server lets its connections send their last replies.
+const STOP_GRACE: Duration = Duration::from_millis(500);
+/// How long `kick` waits for a connection to end.
+const KICK_GRACE: Duration = Duration::from_secs(1);
+/// How often the log reports connections that were turned away.
+const REPORT_PERIOD: Duration = Duration::from_secs(10);
+
+/// The connections that exist.
+pub(super) struct Registry {
+    connections: Mutex<Connections>,
+    /// Signalled whenever a connection has ended.
+    ended: Condvar,
+    /// Readable when the acceptor has something to do: a place for a handshake is free, or there is something to log.
+    acceptor_wake: OwnedFd,
+    max_clients: usize,
+    max_handshakes: usize,
+    /// CPUs that the process may use.
+    cpus: usize,
+}
+
+/// A connection that is registered, until this is dropped.
+pub(super) struct Registration<'a> {
+    registry: &'a Registry,
+    listener: usize,
+    id: u64,
+    peer: Peer,
+    traffic: Arc<TrafficCounters>,
+}
+
+/// Returns the number of places for handshakes of each listener.
+pub(super) fn max_handshakes(max_clients: usize) -> usize {
+    (max_clients / 8).max(MIN_HANDSHAKES)
+}
+
+impl Registry {
+    /// A registry without connections, for at most `max_clients` clients that share `cpus`.
+    ///
+    /// # Errors
+    /// The system's, when it refuses a descriptor.
+    pub fn new(
+        max_clients: usize,
+        cpus: usize,
+        listeners: impl ExactSizeIterator<Item = ListenAddress>,
+    ) -> io::Result<Self> {
+        let reserved = reserved_places(max_clients, listeners.len());
+        let listeners = listeners.zip(reserved).map(|(address, reserved)| ListenerConnections {
+            address,
+            reserved,
+            handshakes: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            turned_away: TurnedAway::default(),
+            reported: None,
+            acceptor_waits: false,
+        });
+        Ok(Registry {
+            connections: Mutex::new(Connections { listeners: listeners.collect(), next_id: 1 }),
+            ended: Condvar::new(),
+            acceptor_wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            max_clients,
+            max_handshakes: max_handshakes(max_clients),
+            cpus,
+        })
+    }
+
+    /// A panic cannot leave the maps half changed, so a poisoned lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake_acceptor(&self) {
+        // It fails only when the counter is full, and then it is readable already.
+        let _ = rustix::io::write(&self.acceptor_wake, &1u64.to_ne_bytes());
+    }
+
+    /// A descriptor that becomes readable when the acceptor has something to do.
+    pub fn acceptor_wake(&self) -> BorrowedFd<'_> {
+        self.acceptor_wake.as_fd()
+    }
+
+    /// Makes [`acceptor_wake`](Self::acceptor_wake) unreadable again.
+    pub fn clear_wake(&self) {
+        // Fails when it is not readable.
+        let _ = rustix::io::read(&self.acceptor_wake, &mut [0u8; 8]);
+    }
+
+    /// Returns when a listener may accept another connection. If not now, the acceptor is woken when a place is free.
+    pub fn when_to_accept(&self, listener: usize, now: Instant) -> Accept {
+        let mut connections = self.lock();
+        let listener_state = &mut connections.listeners[listener];
+        let accept = listener_state.when_to_accept(self.max_handshakes, now);
+        listener_state.acceptor_waits = accept != Accept::Now;
+        accept
+    }
+
+    /// Returns whether a newcomer that is there can be accepted; if not, the oldest handshake gives way, once its turn is
+    /// over, and must end first.
+    pub fn make_way(&self, listener: usize, now: Instant) -> bool {
+        let mut connections = self.lock();
+        let listener_state = &mut connections.listeners[listener];
+        if listener_state.handshakes.len() < self.max_handshakes {
+            return true;
+        }
+        if listener_state.when_to_accept(self.max_handshakes, now) == Accept::Now
+            && let Some(oldest) = listener_state.handshakes.values_mut().next()
+        {
+            oldest.end();
+            listener_state.turned_away.gave_way += 1;
+        }
+        false
+    }
+
+    /// Registers a new connection; `None` when its listener has no place for another client.
+    pub fn admit(&self, listener: usize, closer: Closer, peer: Peer) -> Option<Registration<'_>> {
+        let mut connections = self.lock();
+        if !connections.has_client_place(listener, self.max_clients) {
+            connections.listeners[listener].turned_away.refused += 1;
+            return None;
+        }
+        let id = connections.next_id;
+        connections.next_id += 1;
+        let traffic = Arc::default();
+        let connection = ConnectionEntry {
+            closer,
+            peer,
+            connected: Instant::now(),
+            since: SystemTime::now(),
+            thread: None,
+            export: None,
+            traffic: Arc::clone(&traffic),
+            is_ending: false,
+        };
+        connections.listeners[listener].handshakes.insert(id, connection);
+        Some(Registration { registry: self, listener, id, peer, traffic })
+    }
+
+    /// Logs connections that were turned away. Returns when the next ones are due.
+    pub fn log_turned_away(&self, now: Instant) -> Option<Instant> {
+        let mut connections = self.lock();
+        let mut next = None;
+        for listener_state in &mut connections.listeners {
+            if listener_state.turned_away == TurnedAway::default() {
+                continue;
+            }
+            match listener_state.reported.map(|reported| reported + REPORT_PERIOD).filter(|due| *due > now) {
+                Some(due) => next = next.into_iter().chain([due]).min(),
+                None => listener_state.log_turned_away(now, self.max_clients),
+            }
+        }
+        next
+    }
+
+    /// Ends all connections, and lets them finish for [`STOP_GRACE`].
+    pub fn close_all(&self) {
+        let connections = self.lock();
+        connections.all().for_each(|(_, connection)| connection.closer.end_input());
+        let waited =
+            self.ended.wait_timeout_while(connections, STOP_GRACE, |left| left.all().next().is_some());
+        let (connections, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        connections.all().for_each(|(_, connection)| connection.closer.close());
+    }
+
+    /// Returns all connections, in the order in which they came.
+    pub fn list(&self) -> Vec<Client> {
+        self.lock().list()
+    }
+
+    /// Ends a connection, and waits for that for at most [`KICK_GRACE`].
+    pub fn kick(&self, id: u64) -> Kicked {
+        let mut connections = self.lock();
+        let Some(connection) = connections.connection(id) else { return Kicked::Unknown };
+        connection.end();
+        let peer = connection.peer;
+        tracing::info!(id, %peer, "client kicked");
+        let waited =
+            self.ended.wait_timeout_while(connections, KICK_GRACE, |left| left.connection(id).is_some());
+        let timed_out = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
+        if timed_out { Kicked::Ending } else { Kicked::Gone }
+    }
+}
+
+impl Registration<'_> {
+    /// The connection's number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Who it is.
+    pub fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// Where its thread shows the requests that it has counted.
+    pub fn traffic(&self) -> &TrafficCounters {
+        &self.traffic
+    }
+
+    /// Ends the handshake and makes the connection a client; `false` when there is no place for it.
+    pub fn become_client(&self, export: &str) -> bool {
+        let mut connections = self.registry.lock();
+        let has_place = connections.has_client_place(self.listener, self.registry.max_clients);
+        let listener_state = &mut connections.listeners[self.listener];
+        if has_place && let Some(mut connection) = listener_state.handshakes.remove(&self.id) {
+            connection.export = Some(export.to_owned());
+            let thread = gettid();
+            connection.thread = Some(thread);
+            listener_state.clients.insert(self.id, connection);
+            connections.shorten_time_slices(self.registry.cpus, thread);
+        } else {
+            listener_state.turned_away.refused += 1;
+        }
+        self.handshake_ended(connections);
+        has_place
+    }
+
+    /// Counts a connection that timed out as too slow, unless it is a client.
+    pub fn timed_out(&self) {
+        let mut connections = self.registry.lock();
+        let listener_state = &mut connections.listeners[self.listener];
+        listener_state.turned_away.too_slow += u64::from(listener_state.handshakes.contains_key(&self.id));
+        self.handshake_ended(connections);
+    }
+
+    /// Wakes the acceptor if it waits for a place or has something to log.
+    fn handshake_ended(&self, mut connections: MutexGuard<'_, Connections>) {
+        let listener_state = &mut connections.listeners[self.listener];
+        let has_work = std::mem::take(&mut listener_state.acceptor_waits)
+            || listener_state.turned_away != TurnedAway::default();
+        drop(connections);
+        if has_work {
+            self.registry.wake_acceptor();
+        }
+    }
+}
+
+impl Drop for Registration<'_> {
+    fn drop(&mut self) {
+        let mut connections = self.registry.lock();
+        let listener_state = &mut connections.listeners[self.listener];
+        listener_state.handshakes.remove(&self.id);
+        listener_state.clients.remove(&self.id);
+        self.handshake_ended(connections);
+        self.registry.ended.notify_all();
+    }
+}

@@ -1,0 +1,189 @@
+//! Who may connect, who gives way, and what the log tells of it, with real sockets and no server.
+#![allow(clippy::unwrap_used)]
+
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::sync::{Barrier, mpsc};
+use std::thread;
+
+use rustix::thread::gettid;
+
+use super::connections::HANDSHAKE_TURN;
+use super::*;
+use crate::nbd::socket::Socket;
+use crate::nbd::time_slice;
+
+const PEER: Peer = Peer::Unix { pid: 1, uid: 1 };
+
+fn registry(max_clients: usize, listeners: usize) -> Registry {
+    let address = |_| ListenAddress::Unix("/x".into());
+    Registry::new(max_clients, usize::MAX, (0..listeners).map(address)).unwrap()
+}
+
+/// A connection's closer, and its other end.
+fn connection() -> (Closer, UnixStream) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    (Socket::new(ours.into()).closer(), theirs)
+}
+
+fn admit(registry: &Registry, listener: usize) -> Option<Registration<'_>> {
+    registry.admit(listener, connection().0, PEER)
+}
+
+/// As many clients of a listener as there are places for.
+fn fill(registry: &Registry, listener: usize) -> Vec<Registration<'_>> {
+    let next = || admit(registry, listener).filter(|place| place.become_client("e"));
+    std::iter::from_fn(next).collect()
+}
+
+#[test]
+fn clients_are_counted_when_they_are_ready() {
+    let registry = registry(2, 1);
+    let mut connections: Vec<_> = (0..5).map(|_| admit(&registry, 0).unwrap()).collect();
+    assert!(connections[4].become_client("e") && connections[0].become_client("e"));
+    assert!(!connections[1].become_client("e"), "there are two already");
+    assert!(admit(&registry, 0).is_none());
+    connections.remove(4);
+    let sixth = admit(&registry, 0).unwrap();
+    assert!(sixth.become_client("e"));
+    assert!(admit(&registry, 0).is_none());
+}
+
+#[test]
+fn threads_of_more_clients_than_cpus_all_have_short_slices() {
+    let registry = Registry::new(8, 2, std::iter::once(ListenAddress::Unix("/x".into()))).unwrap();
+    let usual = time_slice::slice_ns(gettid()).unwrap();
+    let (registry, all_told) = (&registry, &Barrier::new(5));
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for _ in 0..4 {
+            let (came, comes) = mpsc::channel();
+            scope.spawn(move || {
+                let place = admit(registry, 0).unwrap();
+                assert!(place.become_client("e"));
+                came.send(gettid()).unwrap();
+                all_told.wait();
+            });
+            threads.push(comes.recv().unwrap());
+            let slices: Vec<_> = threads.iter().map(|id| time_slice::slice_ns(*id).unwrap()).collect();
+            let are_short = slices.iter().all(|slice| *slice < usual);
+            let are_usual = slices.iter().all(|slice| *slice == usual);
+            let has_slices = usual != 0;
+            assert!(if threads.len() > 2 && has_slices { are_short } else { are_usual }, "{slices:?}");
+        }
+        all_told.wait();
+    });
+}
+
+#[test]
+fn places_are_kept_for_each_listener_and_more_for_the_first() {
+    assert_eq!(reserved_places(256, 1).collect::<Vec<_>>(), [16]);
+    assert_eq!(reserved_places(256, 2).collect::<Vec<_>>(), [16, 16]);
+    assert_eq!(reserved_places(256, 4).collect::<Vec<_>>(), [16, 5, 5, 5]);
+    assert_eq!(reserved_places(4, 2).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(reserved_places(3, 2).collect::<Vec<_>>(), [0, 0]);
+    for max_clients in 1..2000 {
+        for listeners in 1..40 {
+            assert!(
+                reserved_places(max_clients, listeners).sum::<usize>() <= max_clients,
+                "{max_clients} {listeners}"
+            );
+        }
+    }
+}
+
+#[test]
+fn no_listener_can_take_what_is_kept_for_another() {
+    let registry = registry(256, 3);
+    let reserved: Vec<usize> = reserved_places(256, 3).collect();
+    let greedy = fill(&registry, 1);
+    assert_eq!(greedy.len(), 256 - reserved[0] - reserved[2]);
+    let first = fill(&registry, 0);
+    let third = fill(&registry, 2);
+    assert_eq!((first.len(), third.len()), (reserved[0], reserved[2]));
+    // What a greedy one gives up goes to whoever comes first.
+    drop(greedy);
+    assert_eq!(fill(&registry, 2).len(), 256 - reserved[0] - reserved[1] - reserved[2]);
+    drop((first, third));
+    assert_eq!(fill(&registry, 0).len(), 256 - reserved[1] - reserved[2]);
+}
+
+#[test]
+fn a_handshake_gives_way_after_its_turn_and_newcomers_wait_until_then() {
+    let registry = registry(1000, 2);
+    assert_eq!(registry.max_handshakes, 125);
+    thread::scope(|scope| {
+        let (closer, mut client) = connection();
+        let client_place = registry.admit(0, closer, PEER).unwrap();
+        assert!(client_place.become_client("e"));
+        client.set_nonblocking(true).unwrap();
+        let began = Instant::now();
+        let mut waiting = Vec::new();
+        while registry.make_way(0, began) {
+            let (closer, theirs) = connection();
+            waiting.push((registry.admit(0, closer, PEER).unwrap(), theirs));
+        }
+        assert_eq!(waiting.len(), 125);
+        // All of them have their turn: nobody was told to go.
+        let Accept::NotBefore(Some(turn_ends)) = registry.when_to_accept(0, began) else {
+            panic!("there is no room")
+        };
+        assert!(turn_ends >= began + HANDSHAKE_TURN);
+        assert!(waiting.iter().all(|(_, theirs)| theirs.set_nonblocking(true).is_ok()));
+        let is_open = |mut theirs: &UnixStream| theirs.read(&mut [0]).is_err();
+        assert!(waiting.iter().all(|(_, theirs)| is_open(theirs)));
+        assert_eq!(registry.when_to_accept(1, began), Accept::Now, "each listener has its own places");
+
+        // Later the oldest is told to go, and nobody else until it has.
+        let later = turn_ends + HANDSHAKE_TURN;
+        assert_eq!(registry.when_to_accept(0, later), Accept::Now);
+        assert!(!registry.make_way(0, later) && !registry.make_way(0, later));
+        assert_eq!(registry.when_to_accept(0, later), Accept::NotBefore(None));
+        assert!(!is_open(&waiting[0].1) && waiting[1..].iter().all(|(_, theirs)| is_open(theirs)));
+        registry.clear_wake();
+        let (oldest, _) = waiting.remove(0);
+        scope.spawn(move || drop(oldest));
+        let mut news = [rustix::event::PollFd::new(&registry.acceptor_wake, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut news, None).unwrap();
+        assert!(registry.make_way(0, later));
+        assert_eq!(client.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    });
+}
+
+#[test]
+fn the_log_is_told_at_once_and_then_now_and_then() {
+    let registry = registry(1, 1);
+    let _client = fill(&registry, 0);
+    let now = Instant::now();
+    // `fill` was refused once.
+    assert_eq!(registry.log_turned_away(now), None);
+    assert_eq!(registry.log_turned_away(now), None, "there is nothing to tell");
+    assert!(admit(&registry, 0).is_none() && admit(&registry, 0).is_none());
+    assert_eq!(registry.lock().listeners[0].turned_away.refused, 2);
+    assert_eq!(registry.log_turned_away(now), Some(now + REPORT_PERIOD));
+    assert_eq!(registry.log_turned_away(now + REPORT_PERIOD), None);
+    assert_eq!(registry.lock().listeners[0].turned_away.refused, 0);
+}
+
+#[test]
+fn clients_are_listed_and_kicked() {
+    let registry = registry(10, 2);
+    assert_eq!(registry.kick(1), Kicked::Unknown);
+    let (closer, mut theirs) = connection();
+    let place = registry.admit(1, closer, PEER).unwrap();
+    assert_eq!(registry.list()[0].export, None);
+    assert!(place.become_client("zram0"));
+    let other = admit(&registry, 0).unwrap();
+    let listed: Vec<_> = registry.list().into_iter().map(|client| (client.id, client.export)).collect();
+    assert_eq!(listed, [(place.id(), Some("zram0".to_owned())), (other.id(), None)]);
+    let id = place.id();
+    thread::scope(|scope| {
+        let kick = scope.spawn(|| registry.kick(id));
+        assert_eq!(theirs.read(&mut [0]).unwrap(), 0);
+        drop(place);
+        assert_eq!(kick.join().unwrap(), Kicked::Gone);
+    });
+    // One whose thread is busy.
+    assert_eq!(registry.kick(other.id()), Kicked::Ending);
+    assert_eq!(registry.list().len(), 1);
+}

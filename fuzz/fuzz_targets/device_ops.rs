@@ -1,4 +1,0 @@
-//! See [`uzram_fuzz::device_ops`].
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| uzram_fuzz::device_ops::run(data));

@@ -1,4 +1,0 @@
-//! See [`uzram_fuzz::nbd_transmission`].
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| uzram_fuzz::nbd_transmission::run(data));

@@ -1,0 +1,342 @@
+//! Any bytes as a client's whole session, greeting answered or not.
+//!
+//! The first byte tears the messages and says whether the second device has a size; the rest is what
+//! the client sends.
+//!
+//! Promises: the session ends; every option is answered as a naive reading of the same bytes expects,
+//! in words where it is refused; and when it is over, no device is in use. The devices live from one
+//! input to the next, empty again.
+
+use std::cell::RefCell;
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use uzram::device::{Device, OpenDevice};
+use uzram_serve::Exports;
+use uzram_serve::nbd::proto::{self, info, option, reply, transmission_flags};
+use uzram_serve::nbd::{Buffers, serve_stream};
+
+use crate::input::Input;
+use crate::wire::{self, Header, Heard, Wire};
+
+const SIZE_BYTES: u64 = 64 << 10;
+const OTHER_SIZE_BYTES: u64 = 4 << 10;
+/// As many options, and as long ones, as the server hears out.
+const MAX_OPTIONS: usize = 256;
+const MAX_OPTION_BYTES: u32 = 64 << 10;
+
+/// What lives from one input to the next.
+struct Bench {
+    /// Without and with a size of `zram1`.
+    exports: [Exports; 2],
+    /// `zram0`, and both of that name `zram1`.
+    devices: [Arc<Device>; 3],
+    open: [OpenDevice; 2],
+    buffers: Buffers,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let device = |name, size_bytes: u64| {
+            let device = Device::new(name).expect("a good name");
+            if size_bytes > 0 {
+                device.set("disksize", &size_bytes.to_string()).expect("memory");
+            }
+            device
+        };
+        let (first, unsized_, sized) =
+            (device("zram0", SIZE_BYTES), device("zram1", 0), device("zram1", OTHER_SIZE_BYTES));
+        let exports =
+            [&unsized_, &sized].map(|second| Exports::new([Arc::clone(&first), Arc::clone(second)]));
+        let open = [&first, &sized].map(|device| device.open().expect("it has a size"));
+        let buffers = Buffers::new(0).expect("memory");
+        Bench { exports, devices: [first, unsized_, sized], open, buffers }
+    }
+
+    fn users(&self) -> [usize; 3] {
+        [0, 1, 2].map(|index| Arc::strong_count(&self.devices[index]))
+    }
+}
+
+thread_local! {
+    static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
+}
+
+/// Runs one input.
+///
+/// # Panics
+/// When a promise is broken; that is what it is for.
+pub fn run(bytes: &[u8]) {
+    BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
+}
+
+fn run_on(bench: &mut Bench, bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let first = input.byte();
+    let said = input.rest();
+    let users = bench.users();
+    let mut wire = Wire::new(said, first >> 1);
+    let exports = &bench.exports[usize::from(first & 1)];
+    let result = serve_stream(&mut wire, exports, &mut bench.buffers);
+    let mut client = Client {
+        said: Heard(said),
+        heard: Heard(&wire.heard),
+        sizes: [SIZE_BYTES, if first & 1 == 0 { 0 } else { OTHER_SIZE_BYTES }],
+        headers: None,
+        contexts: None,
+    };
+    let end = client.follow();
+    let kind = result.err().map(|error| error.kind());
+    match end {
+        End::Chosen => {
+            assert!(
+                matches!(kind, None | Some(ErrorKind::InvalidData | ErrorKind::UnexpectedEof)),
+                "{kind:?}"
+            );
+            bench.open.iter().for_each(|open| open.discard(0, open.size_bytes()).expect("in range"));
+        }
+        End::Ended(expected) => {
+            assert_eq!(kind, expected);
+            assert!(client.heard.0.is_empty(), "more was said than asked for");
+        }
+    }
+    assert_eq!(bench.users(), users, "nobody has a device open when the session is over");
+}
+
+/// How a handshake ends: with an export, or with this result.
+enum End {
+    Chosen,
+    Ended(Option<ErrorKind>),
+}
+
+/// A naive reading of what the client said, beside what it heard.
+struct Client<'a> {
+    said: Heard<'a>,
+    heard: Heard<'a>,
+    /// Of `zram0` and `zram1`; 0 is a device without a size.
+    sizes: [u64; 2],
+    /// The option that negotiated headers, if one did.
+    headers: Option<u32>,
+    /// The device for which contexts are set, and whether any are.
+    contexts: Option<(usize, bool)>,
+}
+
+impl Client<'_> {
+    fn follow(&mut self) -> End {
+        let torn = End::Ended(Some(ErrorKind::UnexpectedEof));
+        let violation = End::Ended(Some(ErrorKind::InvalidData));
+        let heard = &mut self.heard;
+        assert_eq!((heard.u64(), heard.u64(), heard.u16()), (proto::NBDMAGIC, proto::IHAVEOPT, 3));
+        if self.said.0.len() < 4 {
+            return torn;
+        }
+        let flags = self.said.u32();
+        if flags > 3 {
+            return violation;
+        }
+        for _ in 0..MAX_OPTIONS {
+            if self.said.0.len() < 16 {
+                return torn;
+            }
+            let (magic, asked, len_bytes) = (self.said.u64(), self.said.u32(), self.said.u32());
+            if magic != proto::IHAVEOPT || len_bytes > MAX_OPTION_BYTES {
+                return violation;
+            }
+            if self.said.0.len() < len_bytes as usize {
+                return torn;
+            }
+            let data = self.said.take(len_bytes as usize);
+            match asked {
+                option::EXPORT_NAME => return self.export_name(data, flags & 2 == 0),
+                option::ABORT => {
+                    self.expect(asked, reply::ACK);
+                    return End::Ended(None);
+                }
+                option::GO if self.info(asked, data) => return End::Chosen,
+                option::GO => {}
+                option::INFO => drop(self.info(asked, data)),
+                option::LIST if data.is_empty() => {
+                    for name in [b"zram0", b"zram1"] {
+                        let told = self.expect(asked, reply::SERVER);
+                        assert_eq!(told, [&5u32.to_be_bytes()[..], name].concat());
+                    }
+                    self.expect(asked, reply::ACK);
+                }
+                option::STRUCTURED_REPLY
+                    if data.is_empty() && self.headers == Some(option::EXTENDED_HEADERS) =>
+                {
+                    self.expect(asked, reply::ERR_EXT_HEADER_REQD);
+                }
+                option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if data.is_empty() => {
+                    self.expect(asked, reply::ACK);
+                    self.headers = Some(asked);
+                }
+                option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS => {
+                    self.expect(asked, reply::ERR_INVALID);
+                }
+                option::LIST_META_CONTEXT => drop(self.meta_contexts(asked, data)),
+                option::SET_META_CONTEXT => self.contexts = self.meta_contexts(asked, data),
+                _ => {
+                    let refused = self.any_reply(asked).0;
+                    assert_ne!(refused & 1 << 31, 0, "option {asked} is answered with {refused}");
+                }
+            }
+        }
+        violation
+    }
+
+    /// The next reply: its type and its data.
+    fn any_reply(&mut self, asked: u32) -> (u32, Vec<u8>) {
+        assert_eq!((self.heard.u64(), self.heard.u32()), (proto::NBD_REP_MAGIC, asked));
+        let (kind, len_bytes) = (self.heard.u32(), self.heard.u32());
+        let data = self.heard.take(len_bytes as usize).to_vec();
+        let in_words = str::from_utf8(&data).is_ok_and(|text| !text.is_empty());
+        assert!(kind & 1 << 31 == 0 || in_words, "option {asked} is refused in words");
+        (kind, data)
+    }
+
+    /// The next reply, which is of this type.
+    fn expect(&mut self, asked: u32, kind: u32) -> Vec<u8> {
+        let (told, data) = self.any_reply(asked);
+        assert_eq!(told, kind, "option {asked}");
+        data
+    }
+
+    fn find(name: &[u8]) -> Option<usize> {
+        [&b"zram0"[..], b"zram1"].iter().position(|other| *other == name).or(name.is_empty().then_some(0))
+    }
+
+    fn flags(&self, device: usize) -> u16 {
+        use transmission_flags::*;
+        let always = HAS_FLAGS | SEND_FLUSH | SEND_FUA | SEND_TRIM | SEND_WRITE_ZEROES | CAN_MULTI_CONN;
+        let df = if self.headers.is_some() { SEND_DF } else { 0 };
+        let filters = self.headers == Some(option::EXTENDED_HEADERS) && self.contexts == Some((device, true));
+        always | SEND_CACHE | SEND_FAST_ZERO | df | if filters { BLOCK_STATUS_PAYLOAD } else { 0 }
+    }
+
+    fn export_name(&mut self, name: &[u8], with_zeroes: bool) -> End {
+        let found = Self::find(name).filter(|_| self.headers != Some(option::EXTENDED_HEADERS));
+        let Some(device) = found else { return End::Ended(Some(ErrorKind::InvalidData)) };
+        if self.sizes[device] == 0 {
+            return End::Ended(Some(ErrorKind::Other));
+        }
+        let flags = self.flags(device);
+        assert_eq!((self.heard.u64(), self.heard.u16()), (self.sizes[device], flags));
+        assert!(!with_zeroes || self.heard.take(124) == [0; 124]);
+        End::Chosen
+    }
+
+    /// `INFO` and `GO`; whether it succeeds.
+    fn info(&mut self, asked: u32, data: &[u8]) -> bool {
+        let Some((name, kinds)) = split_info(data) else {
+            self.expect(asked, reply::ERR_INVALID);
+            return false;
+        };
+        let Some(device) = Self::find(name).filter(|device| self.sizes[*device] > 0) else {
+            self.expect(asked, reply::ERR_UNKNOWN);
+            return false;
+        };
+        let told = self.expect(asked, reply::INFO);
+        let export =
+            [&[0, 0][..], &self.sizes[device].to_be_bytes(), &self.flags(device).to_be_bytes()].concat();
+        assert_eq!(told, export);
+        for kind in [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE] {
+            if kinds.chunks(2).any(|asked| asked == kind.to_be_bytes()) {
+                assert_eq!(self.expect(asked, reply::INFO)[..2], kind.to_be_bytes());
+            }
+        }
+        self.expect(asked, reply::ACK);
+        true
+    }
+
+    /// Both context options: the device, and whether any were selected, when it succeeds.
+    fn meta_contexts(&mut self, asked: u32, data: &[u8]) -> Option<(usize, bool)> {
+        let split = split_queries(data).filter(|_| self.headers.is_some());
+        let Some((name, queries)) = split else {
+            self.expect(asked, reply::ERR_INVALID);
+            return None;
+        };
+        let Some(device) = Self::find(name) else {
+            self.expect(asked, reply::ERR_UNKNOWN);
+            return None;
+        };
+        if !queries.iter().all(|query| query.contains(&b':')) {
+            self.expect(asked, reply::ERR_INVALID);
+            return None;
+        }
+        let lists = asked == option::LIST_META_CONTEXT;
+        let mut any = false;
+        for (name, namespace) in [(&b"base:allocation"[..], &b"base:"[..]), (b"uzram:state", b"uzram:")] {
+            let named =
+                queries.contains(&name) || lists && (queries.is_empty() || queries.contains(&namespace));
+            if named {
+                assert_eq!(self.expect(asked, reply::META_CONTEXT)[4..], *name);
+                any = true;
+            }
+        }
+        self.expect(asked, reply::ACK);
+        Some((device, any))
+    }
+}
+
+/// The name and the kinds of information, when all adds up.
+fn split_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (len, rest) = data.split_first_chunk::<4>()?;
+    let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+    let (count, kinds) = rest.split_first_chunk::<2>()?;
+    (kinds.len() == 2 * usize::from(u16::from_be_bytes(*count))).then_some((name, kinds))
+}
+
+/// The name and the queries, when all adds up.
+fn split_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
+    let (len, rest) = data.split_first_chunk::<4>()?;
+    let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+    let (count, mut rest) = rest.split_first_chunk::<4>()?;
+    let mut queries = Vec::new();
+    while !rest.is_empty() {
+        let (len, after) = rest.split_first_chunk::<4>()?;
+        let (query, after) = after.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+        queries.push(query);
+        rest = after;
+    }
+    (queries.len() == u32::from_be_bytes(*count) as usize).then_some((name, queries))
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<Vec<u8>> {
+    let ask_all = wire::info_request(b"zram1", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
+    let read = Header { flags: 0, command: 0, cookie: 1, offset: 0, len_bytes: 512 };
+    let (long_read, read) = (read.bytes(true), read.bytes(false));
+    let structured = wire::option(option::STRUCTURED_REPLY, &[]);
+    let extended = wire::option(option::EXTENDED_HEADERS, &[]);
+    let go = wire::option(option::GO, &wire::info_request(b"", &[]));
+    let both = wire::context_request(b"", &[b"base:allocation", b"uzram:state"]);
+    let wild = wire::context_request(b"zram1", &[b"base:", b"uzram:", b"x-y:z"]);
+    let (list, set) = (option::LIST_META_CONTEXT, option::SET_META_CONTEXT);
+    let sessions = [
+        [structured.clone(), wire::option(option::INFO, &ask_all), go.clone(), read.clone()].concat(),
+        [wire::option(option::LIST, &[]), wire::option(option::EXPORT_NAME, b"zram0"), read].concat(),
+        [wire::option(option::LIST, b"x"), wire::option(99, b"?"), wire::option(option::ABORT, &[])].concat(),
+        [
+            structured.clone(),
+            wire::option(option::GO, &ask_all),
+            wire::option(option::EXPORT_NAME, b"nonesuch"),
+        ]
+        .concat(),
+        [structured.clone(), wire::option(set, &both), wire::option(list, &wild), go.clone()].concat(),
+        [extended.clone(), structured, wire::option(set, &both), go.clone(), long_read].concat(),
+        [wire::option(list, &both), extended.clone(), wire::option(set, &wild), wire::option(set, b"?"), go]
+            .concat(),
+        [
+            extended,
+            wire::option(list, &wire::context_request(b"", &[])),
+            wire::option(option::EXPORT_NAME, b""),
+        ]
+        .concat(),
+    ];
+    let with_flags =
+        |(first, flags, session): (u8, u8, Vec<u8>)| [&[first, 0, 0, 0, flags], &session[..]].concat();
+    std::iter::zip([(1, 3), (0, 2), (7, 1), (0, 3), (1, 3), (0, 3), (1, 3), (0, 3)], sessions)
+        .map(|((first, flags), session)| with_flags((first, flags, session)))
+        .collect()
+}

@@ -1,0 +1,340 @@
+//! What a table found: rows, as JSON for programs and as text for people.
+//!
+//! The JSON is one object: `table`, `series`, and `rows`, each with
+//!
+//! * `case`, `jobs` (threads, or what the table says);
+//! * `before` and `after` (where a design came after the table's own `after`, that is `before`), each
+//!   with the `design` and its `values`: for every quantity an array with
+//!   one number a round. Entries of one place in `before` and `after` were measured in one round,
+//!   one shortly after the other. Units are in the names; `…_per_page`, `…_per_write` and
+//!   `…_per_object` are counts divided by pages or objects. A quantity that a case does not have is
+//!   not there. What callgrind counts (`instructions_per_page` and the like) is counted once, an
+//!   array of one, and exact where a job is one thread.
+//! * `ratio`, the median over the rounds of elapsed seconds before / after: above 1 the design
+//!   after is faster; from `ratio_low` to `ratio_high` its interval, and `p` of the rank test;
+//! * `published`: what the series' author measured, in the same form but with one number for each
+//!   quantity and a `ratio` (above 1 the design after is faster); `null` if nothing was published.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Column, Options, Series, Table, Unit};
+use uzram_bench::harness::rounds::Values;
+use uzram_bench::harness::stats::{PairedRatio, coverage, median};
+
+/// One design and what was measured of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Side {
+    /// Its name.
+    pub design: String,
+    /// The quantities.
+    pub values: Values,
+}
+
+impl Side {
+    /// The median of a quantity.
+    pub fn median(&self, quantity: &str) -> Option<f64> {
+        self.values.get(quantity).filter(|rounds| !rounds.is_empty()).map(|rounds| median(rounds))
+    }
+
+    /// The mean of a quantity: what counts of rare events are judged by.
+    pub fn mean(&self, quantity: &str) -> Option<f64> {
+        let rounds = self.values.get(quantity).filter(|rounds| !rounds.is_empty())?;
+        Some(rounds.iter().sum::<f64>() / rounds.len() as f64)
+    }
+}
+
+/// What the series' author measured of one design.
+#[derive(Clone, Debug, Serialize)]
+pub struct PublishedSide {
+    /// As the author calls it.
+    pub design: &'static str,
+    /// The figure that stands in the table.
+    #[serde(skip)]
+    pub figure: String,
+    /// All of them.
+    pub values: BTreeMap<&'static str, f64>,
+}
+
+/// What the series' author measured for a row.
+#[derive(Clone, Debug, Serialize)]
+pub struct Published {
+    /// The design before.
+    pub before: PublishedSide,
+    /// The design after.
+    pub after: PublishedSide,
+    /// How many times faster the design after was.
+    pub ratio: f64,
+}
+
+/// A design before against the one after, in one case with one number of jobs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The case, or the table's name for all of them.
+    pub case: String,
+    /// How many at the same time.
+    pub jobs: usize,
+    /// The design before.
+    pub before: Side,
+    /// The design after.
+    pub after: Side,
+    /// The median of the rounds' elapsed seconds before / after.
+    pub ratio: f64,
+    /// Where its interval begins.
+    pub ratio_low: f64,
+    /// Where it ends.
+    pub ratio_high: f64,
+    /// The rank test's p.
+    pub p: f64,
+    /// What the series' author measured.
+    pub published: Option<Published>,
+}
+
+impl Row {
+    /// Compares two designs; `None` when there is no elapsed time to compare.
+    pub(crate) fn new(
+        case: &str,
+        jobs: usize,
+        before: Side,
+        after: Side,
+        published: Option<Published>,
+    ) -> Option<Row> {
+        let elapsed_s = |side: &Side| side.values.get("elapsed_s").cloned().unwrap_or_default();
+        let compared = PairedRatio::new(&elapsed_s(&before), &elapsed_s(&after))?;
+        Some(Row {
+            case: case.to_owned(),
+            jobs,
+            before,
+            after,
+            ratio: compared.ratio,
+            ratio_low: compared.low,
+            ratio_high: compared.high,
+            p: compared.p,
+            published,
+        })
+    }
+}
+
+impl Row {
+    /// How the processor time of the designs compares. It leaves out what threads waited for, and other
+    /// programs on the machine disturb it less than elapsed time.
+    pub fn processor_time(&self) -> Option<PairedRatio> {
+        let seconds = |side: &Side| -> Option<Vec<f64>> {
+            let (user, system) = (side.values.get("user_s")?, side.values.get("system_s")?);
+            Some(user.iter().zip(system).map(|(user, system)| user + system).collect())
+        };
+        PairedRatio::new(&seconds(&self.before)?, &seconds(&self.after)?)
+    }
+}
+
+/// What a table found. `Display` prints it; [`Report::to_json`] gives the JSON.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The table's name.
+    pub table: &'static str,
+    /// The patch series: title, author, date.
+    pub series: String,
+    /// For each case and number of jobs a row for each design before, then one for each beyond.
+    pub rows: Vec<Row>,
+    /// How it was measured, and what was left out and why.
+    #[serde(skip)]
+    pub notes: Vec<String>,
+    /// What the rows say, in words.
+    #[serde(skip)]
+    pub verdict: Vec<String>,
+    #[serde(skip)]
+    columns: &'static [Column],
+    #[serde(skip)]
+    unit: Unit,
+    /// Columns that the names of designs take.
+    #[serde(skip)]
+    design_width: usize,
+}
+
+impl Report {
+    pub(super) fn new(table: &dyn Table, options: &Options, rows: Vec<Row>, left_out: Vec<String>) -> Report {
+        let series: Series = table.series();
+        let mut notes = vec![how(options)];
+        notes.extend(table.legend());
+        notes.push(format!("published: {series}"));
+        notes.extend(left_out);
+        let verdict = table.verdict(&rows);
+        let series = series.to_string();
+        let designs = table.designs().all();
+        let design_width = designs.iter().map(|design| design.chars().count()).max().unwrap_or(0).max(7);
+        let (columns, unit) = (table.columns(), table.unit());
+        Report { table: table.name(), series, rows, notes, verdict, columns, unit, design_width }
+    }
+
+    /// One line of JSON.
+    pub fn to_json(&self) -> String {
+        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
+        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+    }
+}
+
+/// How the figures came about.
+fn how(options: &Options) -> String {
+    format!(
+        "{} rounds of {:.2} s a measurement, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",
+        options.rounds.rounds,
+        options.rounds.duration.as_secs_f64(),
+        100.0 * coverage(options.rounds.rounds)
+    )
+}
+
+/// As wide as its heading, and wide enough for most figures.
+fn width(column: &Column) -> usize {
+    column.heading.chars().count().max(6)
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.table, self.series)?;
+        for case in self.rows.chunk_by(|a, b| a.case == b.case) {
+            self.fmt_case(f, case)?;
+        }
+        self.fmt_counts(f)?;
+        writeln!(f)?;
+        self.notes.iter().try_for_each(|note| wrap(f, note))?;
+        writeln!(f, "\nVerdict")?;
+        self.verdict.iter().try_for_each(|paragraph| wrap(f, paragraph))
+    }
+}
+
+impl Report {
+    fn fmt_case(&self, f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
+        let case = rows.first().map_or("", |row| &row.case);
+        write!(f, "\n{case}\n{:>4} {:<2$}", "jobs", "design", self.design_width)?;
+        for column in self.columns {
+            write!(f, " {:>1$}", column.heading, width(column))?;
+        }
+        writeln!(f, "  {:<17} {:>6} {:>11} {:>5}", "gain", "p", "published", "gain")?;
+        for group in rows.chunk_by(|a, b| a.jobs == b.jobs) {
+            let mut jobs = group.first().map_or_else(String::new, |row| row.jobs.to_string());
+            let (before, beyond) = split(group);
+            for row in before {
+                self.fmt_side(f, &jobs, &row.before)?;
+                fmt_gain(f, row)?;
+                match &row.published {
+                    Some(published) => {
+                        writeln!(f, " {:>11} {:>5.2}", published.before.figure, published.ratio)?;
+                    }
+                    None => writeln!(f)?,
+                }
+                jobs.clear();
+            }
+            let Some(row) = before.first() else { continue };
+            self.fmt_side(f, "", &row.after)?;
+            match &row.published {
+                Some(published) => writeln!(f, "  {:24} {:>11}", "", published.after.figure)?,
+                None => writeln!(f)?,
+            }
+            for row in beyond {
+                self.fmt_side(f, "", &row.after)?;
+                fmt_gain(f, row)?;
+                writeln!(f)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn fmt_side(&self, f: &mut fmt::Formatter<'_>, jobs: &str, side: &Side) -> fmt::Result {
+        write!(f, "{jobs:>4} {:<1$}", side.design, self.design_width)?;
+        for column in self.columns {
+            match side.median(column.value) {
+                Some(value) => {
+                    let value = value * column.scale;
+                    write!(f, " {value:>0$.1$}", width(column), column.decimals)?;
+                }
+                None => write!(f, " {:>1$}", "-", width(column))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// What callgrind counted, if it did.
+    fn fmt_counts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.unit.counts();
+        let instructions = |side: &Side| side.median(names[0]);
+        let counted = |row: &&Row| instructions(&row.after).is_some();
+        let rows: Vec<Row> = self.rows.iter().filter(counted).cloned().collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let width = self.design_width;
+        writeln!(
+            f,
+            "\ncallgrind, one job, for each {}\n{:<10} {:<width$} {:>13} {:>10} {:>15}  instructions before / after",
+            self.unit.name(),
+            "case",
+            "design",
+            "instructions",
+            "branches",
+            "mispredictions"
+        )?;
+        let line = |f: &mut fmt::Formatter<'_>, case: &str, side: &Side| {
+            let [instructions, branches, mispredictions] =
+                names.map(|name| side.median(name).unwrap_or(f64::NAN));
+            let design = &side.design;
+            write!(
+                f,
+                "{case:<10} {design:<width$} {instructions:>13.1} {branches:>10.1} {mispredictions:>15.2}"
+            )
+        };
+        let ratio = |f: &mut fmt::Formatter<'_>, row: &Row| match instructions(&row.before)
+            .zip(instructions(&row.after))
+        {
+            Some((before, after)) => writeln!(f, "  {:.4}", before / after),
+            None => writeln!(f),
+        };
+        for case in rows.chunk_by(|a, b| a.case == b.case) {
+            let (before, beyond) = split(case);
+            for (i, row) in before.iter().enumerate() {
+                line(f, if i == 0 { &row.case } else { "" }, &row.before)?;
+                ratio(f, row)?;
+            }
+            if let Some(row) = before.first() {
+                line(f, "", &row.after)?;
+                writeln!(f)?;
+            }
+            for row in beyond {
+                line(f, "", &row.after)?;
+                ratio(f, row)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows of one case and number of jobs, apart: those before the table's `after`, those beyond.
+fn split(rows: &[Row]) -> (&[Row], &[Row]) {
+    let same = rows.iter().take_while(|row| row.after.design == rows[0].after.design).count();
+    rows.split_at(same)
+}
+
+/// How two designs compare.
+fn fmt_gain(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
+    let interval = format!("{:.2} [{:.2}, {:.2}]", row.ratio, row.ratio_low, row.ratio_high);
+    write!(f, "  {interval:<17} {:>6.3}", row.p)
+}
+
+/// A paragraph in lines of at most 100 columns, the second and later ones indented.
+fn wrap(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    const COLUMNS: usize = 100;
+    let mut column = 0;
+    for word in text.split(' ') {
+        let len = word.chars().count();
+        if column > 0 && column + 1 + len > COLUMNS {
+            write!(f, "\n  {word}")?;
+            column = 2 + len;
+        } else {
+            let space = if column > 0 { " " } else { "" };
+            write!(f, "{space}{word}")?;
+            column += space.len() + len;
+        }
+    }
+    writeln!(f)
+}

@@ -1,0 +1,109 @@
+//! Runs a table: for each case the harness's rounds ([`measure_case`]), calibrated on the design after,
+//! and a row for each design that is compared.
+
+use std::collections::BTreeMap;
+
+use uzram::{Error, ErrorKind, Result};
+
+use super::report::{Report, Row, Side};
+use super::{Options, Table, Values, callgrind};
+use uzram_bench::harness::go_on;
+use uzram_bench::harness::rounds::measure_case;
+
+/// Quantities that the total of all cases adds up.
+const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
+
+/// Runs a table.
+///
+/// # Errors
+/// `Invalid` names the option that cannot be; anything else is what kept a design from being
+/// measured.
+pub fn run(table: &dyn Table, options: &Options) -> Result<Report> {
+    let cases = options.resolve(table)?;
+    let designs = table.designs();
+    (options.rounds.progress)(&format!("{}: preparing", table.name()));
+    let mut experiment = table.open(&options.corpus, &designs.all())?;
+    let mut rows = Vec::new();
+    // The seconds of all cases, by number of jobs and design.
+    let mut totals: BTreeMap<usize, Vec<Values>> = BTreeMap::new();
+    let mut notes = Vec::new();
+    for (case, jobs) in &cases {
+        (options.rounds.progress)(&format!("{}: {case}", table.name()));
+        experiment.begin(case)?;
+        let what = format!("{}: {case}", table.name());
+        let all = designs.all().len();
+        let calibrated = designs.before.len();
+        let mut cells = measure_case(experiment.as_mut(), &what, jobs, &options.rounds, all, calibrated)?;
+        for (jobs, cells) in jobs.iter().zip(&cells) {
+            let totals = totals.entry(*jobs).or_insert_with(|| vec![Values::new(); cells.len()]);
+            totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
+        }
+        if let Some(program) = &options.callgrind {
+            (options.rounds.progress)(&format!("{}: {case} under callgrind", table.name()));
+            count(table, case, program, jobs, &mut cells, &mut notes)?;
+            go_on(&options.rounds.stop)?;
+        }
+        for (jobs, cells) in jobs.iter().zip(&cells) {
+            rows.extend(rows_of(table, case, *jobs, cells)?);
+        }
+    }
+    if let Some(total) = table.total().filter(|_| cases.len() == table.cases().len()) {
+        for (jobs, totals) in &totals {
+            rows.extend(rows_of(table, total, *jobs, totals)?);
+        }
+    }
+    Ok(Report::new(table, options, rows, notes))
+}
+
+/// Adds a case to the total, round by round.
+fn add_up(total: &mut Values, case: &Values) {
+    for name in ADDED_UP {
+        let Some(rounds) = case.get(name) else { continue };
+        let sums = total.entry(name).or_insert_with(|| vec![0.0; rounds.len()]);
+        sums.iter_mut().zip(rounds).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+/// Adds callgrind's counts of one job to that row's values, or a note that says why there are none.
+fn count(
+    table: &dyn Table,
+    case: &str,
+    program: &callgrind::Program,
+    jobs: &[usize],
+    cells: &mut [Vec<Values>],
+    notes: &mut Vec<String>,
+) -> Result<()> {
+    let Some(cell) = jobs.iter().position(|jobs| *jobs == 1).and_then(|one| cells.get_mut(one)) else {
+        return Ok(());
+    };
+    if !callgrind::is_there() {
+        if notes.is_empty() {
+            notes.push("callgrind left out: the program valgrind is missing".to_owned());
+        }
+        return Ok(());
+    }
+    let designs = table.designs().all();
+    for (values, counts) in cell.iter_mut().zip(program.count(table, case, &designs)?) {
+        values.extend(counts.into_iter().map(|(name, value)| (name, vec![value])));
+    }
+    Ok(())
+}
+
+/// The rows of one case and number of jobs: each design before against `after`, and `after` against
+/// each beyond. `cells` are in the order of [`Designs::all`](super::Designs::all).
+fn rows_of(table: &dyn Table, case: &str, jobs: usize, cells: &[Values]) -> Result<Vec<Row>> {
+    let designs = table.designs();
+    let side = |(design, values): (String, &Values)| Side { design, values: values.clone() };
+    let sides: Vec<Side> = designs.all().into_iter().zip(cells).map(side).collect();
+    let (before, others) = sides.split_at(designs.before.len().min(sides.len()));
+    let Some((after, beyond)) = others.split_first() else { return Ok(Vec::new()) };
+    let before = before.iter().enumerate().map(|(i, side)| (side, after, table.published(case, jobs, i)));
+    let beyond = beyond.iter().map(|side| (after, side, None));
+    let row = |(before, after, published): (&Side, &Side, _)| {
+        Row::new(case, jobs, before.clone(), after.clone(), published).ok_or_else(|| {
+            let what = format!("{case}, {jobs} jobs: a measurement took no time at all");
+            Error::new(ErrorKind::Invalid, what).with_setting("--seconds")
+        })
+    };
+    before.chain(beyond).map(row).collect()
+}

@@ -1,0 +1,271 @@
+//! The table `lru-batch`: page faults that put pages into an LRU with one lock, against one with batch locks.
+//!
+//! The series is "lru_lock scalability", an RFC by Daniel Jordan and Steve Sistare of 2018 that was not merged.
+//! Its figures are those of will-it-scale's `page_fault1`: each task maps 128 MiB, writes to every page, and
+//! unmaps it all, again and again. Here a task is a thread that takes a page of an arena, clears it, adds it to
+//! the LRU and uses it, 32768 times, then takes all of them out of the LRU in bulk and gives them back. The
+//! arena's cache of free runs stands for the kernel's per-CPU page lists, whose batch the series made a setting
+//! as well: the zone's lock then no longer hides `lru_lock`.
+//!
+//! Every design has an LRU of its own and all share the arena. Each measurement runs twice: the first run is
+//! clocked; in the second, a quarter as long, so is every hold of `lru_lock`, which costs time.
+
+mod published;
+mod tasks;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use uzram::Result;
+use uzram::device::DEFAULT_RUN_CACHE_BATCH_PAGES;
+use uzram::lru::{Batched, Batching, DEFAULT_PAGEVEC_PAGES, LruConfig, LruStats, SingleLock};
+use uzram::mem::Arena;
+
+use crate::experiment::{
+    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+};
+use tasks::Faults;
+use uzram_bench::harness::{CLOCKED, Part, Source, Span, Usage, clocked, cpus, kept_arena};
+
+/// See the [module's documentation](self).
+pub struct LruBatch;
+
+/// The only case.
+const CASE: &str = "page-fault";
+/// Numbers of tasks.
+const JOBS: [usize; 4] = [1, 2, 4, 8];
+
+const SINGLE_LOCK: &str = "single-lock";
+const ZONE_BATCH: &str = "zone-batch";
+const ONE_PASS: &str = "one-pass";
+const TWO_PASSES: &str = "two-passes";
+const AFTER: &str = "splice";
+const LONG_BATCHES: &str = "batch-56";
+
+/// The series' setting of the per-CPU page lists' batch.
+const ZONE_BATCH_PAGES: usize = 310;
+/// How many times as long batches were tried: `LRU_BATCH_MAX`, and with it the pagevec that fills them.
+const LONGER: usize = 4;
+
+/// What one column of the table is.
+#[derive(Clone, Copy)]
+struct Setup {
+    /// None for a single lock.
+    batching: Option<Batching>,
+    zone_batch_pages: usize,
+    pagevec_pages: usize,
+}
+
+/// A single lock, and per-CPU page lists as they were.
+const BEFORE: Setup = Setup {
+    batching: None,
+    zone_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
+    pagevec_pages: DEFAULT_PAGEVEC_PAGES,
+};
+
+const fn batched(two_passes: bool, splice: bool, longer: usize) -> Setup {
+    Setup {
+        batching: Some(Batching {
+            locks: 32,
+            max_pages: (DEFAULT_PAGEVEC_PAGES * longer) as u32,
+            two_passes,
+            splice,
+        }),
+        zone_batch_pages: ZONE_BATCH_PAGES,
+        pagevec_pages: DEFAULT_PAGEVEC_PAGES * longer,
+    }
+}
+
+/// The designs: the series' steps up to the one after, and what it tried beyond.
+const DESIGNS: [(&str, Setup); 6] = [
+    (SINGLE_LOCK, BEFORE),
+    (ZONE_BATCH, Setup { zone_batch_pages: ZONE_BATCH_PAGES, ..BEFORE }),
+    (ONE_PASS, batched(false, false, 1)),
+    (TWO_PASSES, batched(true, false, 1)),
+    (AFTER, batched(true, true, 1)),
+    (LONG_BATCHES, batched(true, true, LONGER)),
+];
+/// The place of the one after.
+const AFTER_AT: usize = 4;
+
+impl Table for LruBatch {
+    fn name(&self) -> &'static str {
+        "lru-batch"
+    }
+
+    fn about(&self) -> &'static str {
+        "page faults with an LRU: one lock for its lists, against locks for batches of its pages"
+    }
+
+    fn series(&self) -> Series {
+        Series {
+            title: "lru_lock scalability",
+            author: "Daniel Jordan and Steve Sistare",
+            date: "January 2018",
+        }
+    }
+
+    fn cases(&self) -> Vec<&'static str> {
+        vec![CASE]
+    }
+
+    fn jobs(&self, _: &str) -> Vec<usize> {
+        JOBS.to_vec()
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Page
+    }
+
+    fn designs(&self) -> Designs {
+        Designs::of(&DESIGNS, AFTER_AT)
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: [Column; 8] = [
+            Column::new("faults_per_s", "k/s", 1e-3, 0),
+            Column::new("ns_per_page", "ns/page", 1.0, 1),
+            Column::new("lru_locks_per_page", "lru", 1000.0, 1),
+            Column::new("lru_lock_contended_share", "cont%", 100.0, 2),
+            Column::new("lru_lock_hold_ns_per_page", "held", 1.0, 1),
+            Column::new("batch_locks_per_page", "batch", 1000.0, 1),
+            Column::new("batch_lock_contended_share", "cont%", 100.0, 2),
+            Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
+        ];
+        &COLUMNS
+    }
+
+    fn legend(&self) -> Vec<String> {
+        vec![
+            format!(
+                "{SINGLE_LOCK}: before the series; {ZONE_BATCH}: and free pages come and go {ZONE_BATCH_PAGES} at a time, not {DEFAULT_RUN_CACHE_BATCH_PAGES}, as in all that follow; {ONE_PASS}: and batches of {DEFAULT_PAGEVEC_PAGES} pages with 32 locks; {TWO_PASSES}: and pages that are no sentinels are taken out first; {AFTER}: and a pagevec's pages are linked before lru_lock is taken; {LONG_BATCHES}: the same with batches and pagevecs of {} pages",
+                DEFAULT_PAGEVEC_PAGES * LONGER
+            ),
+            format!(
+                "gain: in lines above {AFTER} that of {AFTER} over the line's design, below it that of the line's design over {AFTER}"
+            ),
+            "k/s: thousands of pages a second that were taken, cleared, added, used, removed and given back, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, times that lock was taken, sleeps, times a task waited for a lock or the system; cont%: how many of the takings of the lock on the left found it taken; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
+            published::legend(),
+        ]
+    }
+
+    fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+        let setups = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<Vec<_>>>()?;
+        Ok(Box::new(Lrus { setups, memory: None }))
+    }
+
+    fn published(&self, _: &str, jobs: usize, before: usize) -> Option<Published> {
+        published::of(jobs, before)
+    }
+
+    fn counted_function(&self) -> &'static str {
+        CLOCKED
+    }
+
+    fn verdict(&self, rows: &[Row]) -> Vec<String> {
+        verdict::of(rows, cpus())
+    }
+}
+
+/// An LRU for each design, twice, and the pages for all of them.
+struct Lrus {
+    setups: Vec<Setup>,
+    memory: Option<Memory>,
+}
+
+struct Memory {
+    /// How many tasks it is for.
+    jobs: usize,
+    arena: Arena,
+    /// For each design an LRU to be clocked, and one that measures its holds of `lru_lock`.
+    lrus: Vec<[Box<dyn Faults>; 2]>,
+}
+
+impl Memory {
+    fn new(setups: &[Setup], jobs: usize) -> Result<Self> {
+        // What the CPUs' caches and the tail of a pass hold comes on top.
+        const SPARE_PAGES: u64 = 1 << 14;
+        let arena = kept_arena(jobs as u64 * tasks::MAPPED_PAGES + SPARE_PAGES)?;
+        let pages = arena.reserved_pages() as u64;
+        let lrus = setups.iter().map(|setup| Ok([lru(setup, pages, false)?, lru(setup, pages, true)?]));
+        let lrus = lrus.collect::<Result<_>>()?;
+        Ok(Memory { jobs, arena, lrus })
+    }
+}
+
+fn lru(setup: &Setup, pages: u64, times_holds: bool) -> Result<Box<dyn Faults>> {
+    let options = LruConfig {
+        pagevec_pages: setup.pagevec_pages,
+        batching: setup.batching.unwrap_or_default(),
+        times_holds,
+        ..LruConfig::new(pages)
+    };
+    Ok(match setup.batching {
+        None => Box::new(uzram::lru::Lru::<SingleLock>::new(&options)?),
+        Some(_) => Box::new(uzram::lru::Lru::<Batched>::new(&options)?),
+    })
+}
+
+/// The run that measures holds does one part in so many of the clocked run's work.
+const COUNTED_SHARE: u64 = 4;
+
+impl Experiment for Lrus {
+    fn begin(&mut self, _: &str) -> Result<()> {
+        Ok(())
+    }
+
+    fn clocked_share(&self) -> f64 {
+        1.0 / (1.0 + 1.0 / COUNTED_SHARE as f64)
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let memory = match self.memory.take().filter(|memory| memory.jobs >= plan.jobs) {
+            Some(memory) => memory,
+            None => Memory::new(&self.setups, plan.jobs)?,
+        };
+        let Memory { arena, lrus, .. } = self.memory.insert(memory);
+        arena.set_run_cache_batch_pages(self.setups[plan.design].zone_batch_pages)?;
+        let [clocked_lru, counted_lru] = &lrus[plan.design];
+        let (ended, counts) = clocked_lru.run(arena, plan, clocked)?;
+        let counted = Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan };
+        let (ended_too, held_counts) = counted_lru.run(arena, &counted, unclocked)?;
+        let mut sample = sample(&ended, &counts);
+        let hold_ns = held_counts.lru_lock_hold_ns as f64 / pages_of(&ended_too);
+        sample.values.push(("lru_lock_hold_ns_per_page", hold_ns));
+        Ok(sample)
+    }
+}
+
+/// Runs a task of which only the holds of `lru_lock` are measured.
+fn unclocked(part: Part<'_>) -> Result<(Span, u64)> {
+    let now = Instant::now();
+    Ok((Span { start: now, end: now, usage: Usage::default() }, part()?))
+}
+
+fn pages_of(ended: &[(Span, u64)]) -> f64 {
+    ended.iter().map(|(_, pages)| pages).sum::<u64>().max(1) as f64
+}
+
+fn sample(ended: &[(Span, u64)], counts: &LruStats) -> Sample {
+    let (elapsed, usage): (Duration, Usage) = Span::together(ended.iter().map(|(span, _)| *span));
+    let pages = pages_of(ended);
+    let (elapsed_s, cpu) = (elapsed.as_secs_f64(), usage.user + usage.system);
+    let share = |of: u64, all: u64| of as f64 / all.max(1) as f64;
+    let values = vec![
+        ("user_s", usage.user.as_secs_f64()),
+        ("system_s", usage.system.as_secs_f64()),
+        ("faults_per_s", pages / elapsed_s.max(1e-9)),
+        ("ns_per_page", 1e9 * elapsed_s / pages),
+        ("cpu_ns_per_page", 1e9 * cpu.as_secs_f64() / pages),
+        ("lru_locks_per_page", counts.lru_locks as f64 / pages),
+        ("lru_lock_contended_share", share(counts.lru_locks_contended, counts.lru_locks)),
+        ("batch_locks_per_page", counts.batch_locks as f64 / pages),
+        ("batch_lock_contended_share", share(counts.batch_locks_contended, counts.batch_locks)),
+        ("voluntary_switches_per_page", usage.voluntary_switches as f64 / pages),
+        ("involuntary_switches_per_page", usage.involuntary_switches as f64 / pages),
+    ];
+    Sample { elapsed, values }
+}

@@ -1,0 +1,127 @@
+//! The tasks: each takes pages one by one, as page faults do, and gives them back all at once, as unmapping
+//! does.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use uzram::lru::{Lru, LruLocks, LruStats};
+use uzram::mem::{Account, Arena, Gfp, Run};
+use uzram::units::PAGE_SIZE;
+use uzram::{Error, ErrorKind, Result};
+
+use crate::experiment::Plan;
+use uzram_bench::harness::{Gate, Part, Span, run_together};
+
+/// What a task maps at a time: 128 MiB.
+pub(super) const MAPPED_PAGES: u64 = 128 << 8;
+/// Pages that are removed from the LRU at once: about what the kernel gathers when it unmaps.
+const GATHERED_PAGES: usize = 512;
+/// One page in so many is looked at before it is given back.
+const CHECKED: usize = 61;
+
+/// How a task is run: clocked, or not.
+pub(super) type How = fn(Part<'_>) -> Result<(Span, u64)>;
+
+/// An LRU of any design.
+pub(super) trait Faults {
+    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each by way of `how`. Answers what that
+    /// gave for each, with its number of pages, and what was counted of the locks meanwhile.
+    ///
+    /// # Errors
+    /// `NoMemory` when there is too little, `Corrupt` when a page does not hold what its task wrote, or
+    /// something is left in the lists.
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)>;
+}
+
+impl<D: LruLocks> Faults for Lru<D> {
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)> {
+        let before = self.stats();
+        let pages_each = plan.work.div_ceil(plan.jobs as u64);
+        let ended = run_together((0..plan.jobs).map(|number| {
+            move |gate: &Gate| {
+                let mut task = Task { lru: self, arena, number: number as u64 + 1, mapped: Vec::new() };
+                task.mapped.reserve_exact(pages_each.min(MAPPED_PAGES) as usize);
+                gate.pass();
+                how(&mut || task.run(pages_each, plan.stop))
+            }
+        }))?;
+        self.drain_all();
+        if !self.is_empty() {
+            let what = format!("pages are left in the lists of '{}' that nobody has", D::NAME);
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
+        let counted = self.stats().since(&before);
+        Ok((ended, counted))
+    }
+}
+
+/// A task and the pages that it has.
+struct Task<'a, D: LruLocks> {
+    lru: &'a Lru<D>,
+    arena: &'a Arena,
+    number: u64,
+    mapped: Vec<(Run, u64)>,
+}
+
+impl<D: LruLocks> Task<'_, D> {
+    /// Maps and unmaps until so many pages were, and answers how many it were.
+    fn run(&mut self, pages: u64, stop: &AtomicBool) -> Result<u64> {
+        let mut done = 0;
+        while done < pages && !stop.load(Ordering::Relaxed) {
+            let wanted = (pages - done).min(MAPPED_PAGES);
+            for _ in 0..wanted {
+                self.fault()?;
+            }
+            self.unmap()?;
+            done += wanted;
+        }
+        Ok(done)
+    }
+
+    /// A page fault: a cleared page that is in the LRU, and the write that it was for.
+    #[inline]
+    fn fault(&mut self) -> Result<()> {
+        let run = self.arena.alloc_run(1, Account::Pool, Gfp::MayWait)?;
+        self.arena.commit(Account::Pool, run.page, 1)?;
+        let content = self.content(self.mapped.len());
+        let page = self.arena.address(run.page);
+        // SAFETY: the page was just taken, is committed, and is this task's alone until it gives it back.
+        unsafe { page.write_bytes(0, PAGE_SIZE) };
+        self.lru.add(run.page);
+        // SAFETY: as above; a page is aligned for a word.
+        unsafe { page.cast::<u64>().write(content) };
+        self.lru.mark(run.page);
+        self.mapped.push((run, 1));
+        Ok(())
+    }
+
+    /// Takes all pages out of the LRU and gives them back.
+    fn unmap(&mut self) -> Result<()> {
+        let mut doomed = [0; GATHERED_PAGES];
+        for (gathered, runs) in self.mapped.chunks(GATHERED_PAGES).enumerate() {
+            let mut count = 0;
+            for (run, _) in runs {
+                if self.lru.doom(run.page) {
+                    doomed[count] = run.page;
+                    count += 1;
+                }
+            }
+            self.lru.remove_doomed(&mut doomed[..count]);
+            for (at, (run, _)) in runs.iter().enumerate().step_by(CHECKED) {
+                // SAFETY: the page is still this task's, which wrote a word to it.
+                let found = unsafe { self.arena.address(run.page).cast::<u64>().read() };
+                if found != self.content(gathered * GATHERED_PAGES + at) {
+                    let what = format!("page {} of a task holds what another wrote", run.page);
+                    return Err(Error::new(ErrorKind::Corrupt, what));
+                }
+            }
+            self.arena.free_runs(Account::Pool, runs);
+        }
+        self.mapped.clear();
+        Ok(())
+    }
+
+    /// What the task writes to the page that it mapped as its nth.
+    fn content(&self, nth: usize) -> u64 {
+        self.number << u32::BITS | nth as u64
+    }
+}

@@ -1,0 +1,82 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::experiment::testing::{assert_complete, assert_measured, begun, plan, rounds};
+use crate::experiment::{self, run};
+use uzram_bench::harness::corpus::Kind;
+
+fn corpus() -> Source {
+    Source::Built(Kind::Mixed, 64)
+}
+
+/// The whole table, short: what is measured is measured, whatever it comes to.
+#[test]
+fn every_value_of_the_short_form_is_measured() {
+    let options = experiment::Options {
+        rounds: rounds(1, Duration::from_micros(500)),
+        corpus: corpus(),
+        ..experiment::Options::default()
+    };
+    let report = run(&LruBatch, &options).unwrap();
+    // Four numbers of tasks, four designs before and one beyond.
+    assert_eq!(report.rows.len(), 4 * 5);
+    for row in &report.rows {
+        assert_measured(row, 1);
+        assert_complete(&LruBatch, row);
+        let is_published = [1, 4].contains(&row.jobs)
+            && [SINGLE_LOCK, ZONE_BATCH, TWO_PASSES].contains(&row.before.design.as_str());
+        assert_eq!(row.published.is_some(), is_published, "{} {}", row.jobs, row.before.design);
+    }
+    let text = report.to_string();
+    for said in ["splice", "batch-56", "706 k/s", "12081 / 12551", "Verdict"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    println!("{text}");
+}
+
+/// How often locks are taken is no matter of chance with one task.
+#[test]
+fn each_step_takes_its_locks() {
+    let stop = AtomicBool::new(false);
+    let mut lrus = begun(&LruBatch, &corpus(), CASE);
+    const PAGES: u64 = 20 * 14 * 512;
+    let mut lru_locks = |design: usize| {
+        let values = lrus.measure(&plan(design, 1, PAGES, &stop)).unwrap().values;
+        let value = |name: &str| values.iter().find(|value| value.0 == name).unwrap().1;
+        assert!(value("lru_lock_hold_ns_per_page") > 0.0 && value("ns_per_page") > 1.0);
+        assert_eq!(value("batch_locks_per_page") > 0.0, design >= 2);
+        value("lru_locks_per_page")
+    };
+    let locks: Vec<f64> = (0..DESIGNS.len()).map(&mut lru_locks).collect();
+    let is_about = |at: usize, wanted: f64| {
+        let of = locks[at] / wanted;
+        assert!((0.9..1.1).contains(&of), "{}: {} of {wanted}", DESIGNS[at].0, locks[at]);
+    };
+    // A pagevec of 14 is put in at once, and 32 pages are taken out.
+    is_about(0, 1.0 / 14.0 + 1.0 / 32.0);
+    is_about(1, 1.0 / 14.0 + 1.0 / 32.0);
+    // A batch is put in under one hold and taken out under another: in one pass each of its pages that goes makes
+    // the next a sentinel.
+    is_about(2, 2.0 / 14.0);
+    // In two passes the two edges of each batch go, 16 at a time, of 512 pages that are removed together.
+    is_about(3, 1.0 / 14.0 + 5.0 / 512.0);
+    is_about(4, 1.0 / 14.0 + 5.0 / 512.0);
+    is_about(5, 1.0 / 56.0 + 2.0 / 512.0);
+}
+
+#[test]
+fn a_measurement_that_is_stopped_ends() {
+    let stop = AtomicBool::new(true);
+    for design in 0..DESIGNS.len() {
+        begun(&LruBatch, &corpus(), CASE).measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+    }
+}
+
+#[test]
+fn what_is_no_design_is_refused() {
+    let error = LruBatch.open(&corpus(), &["frozen".to_owned()]).err().unwrap();
+    assert!(error.to_string().contains("single-lock, zone-batch"), "{error}");
+}

@@ -1,0 +1,213 @@
+//! What the rows of the table come to, in words. All figures in it are those of the rows, or published
+//! ones.
+
+use super::{AFTER, DESIGNS, LONG_BATCHES, ONE_PASS, SINGLE_LOCK, TWO_PASSES, ZONE_BATCH, published};
+use crate::experiment::{Row, Side};
+use uzram_bench::harness::stats::{PairedRatio, can_judge};
+
+/// CPUs for which the authors' gain is looked for.
+const MANY_CPUS: f64 = 16.0;
+
+/// The verdict on a machine with so many CPUs.
+pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
+    let mut verdict = vec![one_task(rows)];
+    verdict.extend(more_tasks(rows));
+    verdict.extend(locks(rows));
+    verdict.extend(many_cpus(rows, cpus));
+    verdict.extend(longer(rows));
+    verdict
+}
+
+fn tasks(jobs: usize) -> String {
+    format!("{jobs} task{}", if jobs == 1 { "" } else { "s" })
+}
+
+fn row<'a>(rows: &'a [Row], jobs: usize, before: &str) -> Option<&'a Row> {
+    rows.iter().find(|row| row.jobs == jobs && row.before.design == before)
+}
+
+/// A design's figures with so many tasks.
+fn side<'a>(rows: &'a [Row], jobs: usize, design: &str) -> Option<&'a Side> {
+    let sides = rows.iter().filter(|row| row.jobs == jobs).flat_map(|row| [&row.before, &row.after]);
+    sides.into_iter().find(|side| side.design == design)
+}
+
+fn interval(ratio: f64, low: f64, high: f64) -> String {
+    format!("{ratio:.3} [{low:.3}, {high:.3}]")
+}
+
+/// Elapsed and processor time of a row, in words.
+fn gain(row: &Row) -> String {
+    let elapsed = interval(row.ratio, row.ratio_low, row.ratio_high);
+    match row.processor_time() {
+        Some(PairedRatio { ratio, low, high, .. }) => {
+            format!("{elapsed}, by processor time {}", interval(ratio, low, high))
+        }
+        None => elapsed,
+    }
+}
+
+/// Whether batch locks cost a single task anything.
+fn one_task(rows: &[Row]) -> String {
+    let (Some(all), Some(locks)) = (row(rows, 1, SINGLE_LOCK), row(rows, 1, ZONE_BATCH)) else {
+        return "One task: not measured, so nothing is said of it.".to_owned();
+    };
+    if !can_judge(locks.after.values.get("elapsed_s").map_or(0, Vec::len)) {
+        return "One task: not judged; it takes 5 rounds or more to tell a difference from the noise."
+            .to_owned();
+    }
+    // A loss that cannot be told from none is none.
+    let loses = locks.ratio_high < 1.0;
+    format!(
+        "One task{}: batch locks are to cost it nothing. {AFTER} is {} times as fast as {ZONE_BATCH}, which has the same zone batch and one lock, and {} times as fast as {SINGLE_LOCK}.",
+        if loses { ", MISSED" } else { "" },
+        gain(locks),
+        gain(all)
+    )
+}
+
+/// What more tasks gain here, beside what was published.
+fn more_tasks(rows: &[Row]) -> Option<String> {
+    let of = |jobs: usize| {
+        let (all, locks) = (row(rows, jobs, SINGLE_LOCK)?, row(rows, jobs, ZONE_BATCH)?);
+        let published =
+            published::gain(jobs).map_or_else(String::new, |gain| format!(", published {gain:.3}"));
+        Some(format!(
+            "{}: {} over {SINGLE_LOCK}{published}, {} over {ZONE_BATCH}",
+            tasks(jobs),
+            gain(all),
+            gain(locks)
+        ))
+    };
+    let mut counts: Vec<usize> = rows.iter().map(|row| row.jobs).filter(|jobs| *jobs > 1).collect();
+    counts.dedup();
+    let lines: Vec<String> = counts.into_iter().filter_map(of).collect();
+    (!lines.is_empty()).then(|| format!("More tasks, {AFTER}: {}.", lines.join("; ")))
+}
+
+/// How often each design takes `lru_lock`.
+fn locks(rows: &[Row]) -> Option<String> {
+    let most = rows.iter().map(|row| row.jobs).max()?;
+    let of = |(design, _): &(&str, _)| {
+        let side = side(rows, most, design)?;
+        Some(format!(
+            "{:.1} ({design}, {:.2} % contended)",
+            1000.0 * side.median("lru_locks_per_page")?,
+            100.0 * side.mean("lru_lock_contended_share")?
+        ))
+    };
+    let lines = DESIGNS.iter().map(of).collect::<Option<Vec<_>>>()?;
+    Some(format!("lru_lock, times it is taken for 1000 pages with {}: {}.", tasks(most), lines.join(", ")))
+}
+
+/// What more CPUs would make of it, as far as the time for which `lru_lock` is held tells.
+fn many_cpus(rows: &[Row], cpus: usize) -> Option<String> {
+    // With more tasks than CPUs some holders are preempted, which is another matter.
+    let jobs = rows.iter().map(|row| row.jobs).filter(|jobs| *jobs <= cpus).max()?;
+    let full = |design: &str| {
+        let side = side(rows, jobs, design)?;
+        let held_ns = side.median("lru_lock_hold_ns_per_page").filter(|ns| *ns > 0.0)?;
+        let cpu_ns = side.median("cpu_ns_per_page").filter(|ns| *ns > 0.0)?;
+        Some((held_ns, cpu_ns, cpu_ns / held_ns))
+    };
+    let (before, after) = (full(ZONE_BATCH)?, full(AFTER)?);
+    let share = |(held_ns, cpu_ns, _): (f64, f64, f64)| 100.0 * MANY_CPUS * held_ns / cpu_ns;
+    Some(format!(
+        "What more CPUs change, from {} here: lru_lock is held for {:.1} ns of a page's {:.0} with {ZONE_BATCH} and for {:.1} of {:.0} with {AFTER}. So {:.0} CPUs that do nothing else would have it held all the time with {ZONE_BATCH}, and {:.0} with {AFTER}; {MANY_CPUS:.0} CPUs want it for {:.0} % and {:.0} % of the time, before counting that a lock in demand takes longer to hand over. With 16 processes the authors gained {:.3}.",
+        tasks(jobs),
+        before.0,
+        before.1,
+        after.0,
+        after.1,
+        before.2,
+        after.2,
+        share(before),
+        share(after),
+        published::gain(16)?
+    ))
+}
+
+/// What each step gave, and longer batches.
+fn longer(rows: &[Row]) -> Option<String> {
+    let mut counts: Vec<usize> = rows.iter().map(|row| row.jobs).collect();
+    counts.dedup();
+    let of = |jobs: usize| {
+        let ns = |design| side(rows, jobs, design)?.median("cpu_ns_per_page");
+        let steps = [SINGLE_LOCK, ZONE_BATCH, ONE_PASS, TWO_PASSES, AFTER, LONG_BATCHES];
+        let steps = steps.iter().map(|design| Some(format!("{:.0}", ns(design)?)));
+        Some(format!("{} with {}", steps.collect::<Option<Vec<_>>>()?.join(", "), tasks(jobs)))
+    };
+    let lines: Vec<String> = counts.into_iter().filter_map(of).collect();
+    (!lines.is_empty()).then(|| {
+        format!(
+            "The steps, processor ns a page of {SINGLE_LOCK}, {ZONE_BATCH}, {ONE_PASS}, {TWO_PASSES}, {AFTER}, {LONG_BATCHES}: {}.",
+            lines.join("; ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::experiment::Values;
+
+    /// What a design measured in every one of 9 rounds.
+    fn measured(design: &str, elapsed_s: f64, lru_locks: f64, held_ns: f64) -> Side {
+        let values: Values = [
+            ("elapsed_s", elapsed_s),
+            ("user_s", 0.5 * elapsed_s),
+            ("system_s", 0.25),
+            ("cpu_ns_per_page", 400.0 * elapsed_s),
+            ("lru_locks_per_page", lru_locks),
+            ("lru_lock_contended_share", 0.125),
+            ("lru_lock_hold_ns_per_page", held_ns),
+        ]
+        .map(|(quantity, value)| (quantity, vec![value; 9]))
+        .into();
+        Side { design: design.to_owned(), values }
+    }
+
+    /// The rows of a turn in which the designs before splice took `ratio` times as long as it.
+    fn turn(jobs: usize, ratio: f64) -> Vec<Row> {
+        let after = || measured(AFTER, 1.0, 0.05, 5.0);
+        let row = |before, after| Row::new("page-fault", jobs, before, after, None).unwrap();
+        let step = |design| row(measured(design, ratio, 0.1, 40.0), after());
+        let mut rows: Vec<Row> = [SINGLE_LOCK, ZONE_BATCH, ONE_PASS, TWO_PASSES].map(step).into();
+        rows.push(row(after(), measured(LONG_BATCHES, 0.5, 0.02, 2.0)));
+        rows
+    }
+
+    #[test]
+    fn what_was_promised_and_held_is_said() {
+        let rows = [turn(1, 1.0), turn(2, 1.25), turn(4, 1.5)].concat();
+        let verdict = of(&rows, 2).join("\n");
+        for said in [
+            "One task: batch locks are to cost it nothing. splice is 1.000 [1.000, 1.000], by processor time 1.000",
+            "4 tasks: 1.500 [1.500, 1.500], by processor time 1.333 [1.333, 1.333] over single-lock, published 1.047,",
+            "with 4 tasks: 100.0 (single-lock, 12.50 % contended), 100.0 (zone-batch",
+            "50.0 (splice, 12.50 % contended), 20.0 (batch-56",
+            // 1.25 * 400 / 40 and 400 / 5.
+            "from 2 tasks here: lru_lock is held for 40.0 ns of a page's 500 with zone-batch and for 5.0 of 400",
+            "So 12 CPUs",
+            "and 80 with splice; 16 CPUs want it for 128 % and 20 %",
+            "gained 1.282.",
+            "500, 500, 500, 500, 400, 200 with 2 tasks",
+        ] {
+            assert!(verdict.contains(said), "{said}: {verdict}");
+        }
+        assert!(!verdict.contains("MISSED"), "{verdict}");
+    }
+
+    #[test]
+    fn what_was_missed_or_not_measured_is_said_as_plainly() {
+        assert!(of(&turn(1, 0.97), 2)[0].starts_with("One task, MISSED:"));
+        let mut rows = turn(1, 0.5);
+        for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
+            side.values.values_mut().for_each(|rounds| rounds.truncate(4));
+        }
+        assert!(of(&rows, 2)[0].contains("not judged"));
+        assert_eq!(of(&[], 2), ["One task: not measured, so nothing is said of it."]);
+    }
+}

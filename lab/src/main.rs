@@ -1,0 +1,211 @@
+//! The program `uzram-lab`, which `uzram lab` runs: its command line.
+
+use std::fs::{self, Permissions};
+use std::io::{self, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::command;
+use uzram_bench::harness::rounds::RoundOptions;
+use uzram_lab::experiment::callgrind::{self, Program};
+use uzram_lab::experiment::{self, Designs, Options, TABLES, Table};
+
+/// Repeat kernel patch series: their before against their after, in this process.
+///
+/// Each table measures what one patch series changed, with both designs alternating, and shows what
+/// its author published beside it.
+#[derive(Parser)]
+#[command(
+    name = "uzram-lab",
+    bin_name = "uzram lab",
+    version,
+    after_help = "Example: uzram lab run streams --jobs 1,4 --case write,randwrite --json streams.json"
+)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the tables
+    List,
+    /// Run tables and print them
+    Run(RunArgs),
+    /// What runs under callgrind
+    #[command(hide = true)]
+    Work { table: String, case: String, design: String, corpus: PathBuf },
+}
+
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram lab run streams --seconds 0.05 --rounds 5 --jobs 1,2,4")]
+struct RunArgs {
+    /// Names of tables, as `uzram lab list` shows them
+    #[arg(required = true, value_name = "TABLE")]
+    tables: Vec<String>,
+    /// Seconds that one measurement takes, about
+    #[arg(long, value_name = "S", default_value_t = RoundOptions::default().duration.as_secs_f64())]
+    seconds: f64,
+    /// Rounds; in each, every design is measured once
+    #[arg(long, value_name = "N", default_value_t = RoundOptions::default().rounds)]
+    rounds: usize,
+    /// Numbers of jobs: threads, or what the table says [default: the table's]
+    #[arg(long, value_delimiter = ',', value_name = "N,…")]
+    jobs: Vec<usize>,
+    /// Cases [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
+    case: Vec<String>,
+    /// Count instructions, branches and mispredictions as well, with valgrind: minutes more
+    #[arg(long)]
+    callgrind: bool,
+    /// Write the figures to a file as well: a line of JSON for each table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    command::main("uzram-lab", |args: &Args| match &args.command {
+        Command::List => command::print(&list()?),
+        Command::Run(args) => run_tables(args),
+        Command::Work { table, case, design, corpus } => callgrind::work(table, case, design, corpus),
+    })
+}
+
+fn list() -> Result<String> {
+    let mut text = String::new();
+    for table in TABLES {
+        let options = Options::default();
+        let estimate = options.estimate(table)?;
+        let facts = [
+            ("series", table.series().to_string()),
+            ("designs", designs(&table.designs())),
+            ("cases", table.cases().join(" ")),
+            ("jobs", jobs(table)),
+            (
+                "takes",
+                format!(
+                    "about {} min: {} rounds of {} s a measurement, and one to warm up",
+                    // Filling devices and starting threads comes to a tenth.
+                    (estimate.as_secs_f64() * 1.1 / 60.0).ceil(),
+                    options.rounds.rounds,
+                    options.rounds.duration.as_secs_f64()
+                ),
+            ),
+        ];
+        text += &format!("{:<10} {}\n", table.name(), table.about());
+        facts.iter().for_each(|(name, fact)| text += &format!("{:<10} {name:<8} {fact}\n", ""));
+    }
+    Ok(text)
+}
+
+/// Which designs are compared with which.
+fn designs(designs: &Designs) -> String {
+    let mut text = format!("{} against {}", designs.after, designs.before.join(", "));
+    if !designs.beyond.is_empty() {
+        text += &format!("; {} against {}", designs.beyond.join(", "), designs.after);
+    }
+    text
+}
+
+/// The numbers of jobs, of each case where they differ.
+fn jobs(table: &dyn Table) -> String {
+    let jobs_of = |case: &&str| table.jobs(case).iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+    let cases = table.cases();
+    let jobs: Vec<String> = cases.iter().map(jobs_of).collect();
+    if jobs.windows(2).all(|pair| pair[0] == pair[1]) {
+        return jobs.into_iter().next().unwrap_or_default();
+    }
+    let named = cases.iter().zip(&jobs).map(|(case, jobs)| format!("{case}: {jobs}"));
+    named.collect::<Vec<_>>().join("; ")
+}
+
+fn run_tables(args: &RunArgs) -> Result<()> {
+    let tables: Vec<&dyn Table> =
+        args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
+    let duration = Duration::try_from_secs_f64(args.seconds)
+        .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))?;
+    let progress = if io::stderr().is_terminal() { show_progress } else { |_: &str| {} };
+    let options = Options {
+        cases: args.case.clone(),
+        jobs: args.jobs.clone(),
+        rounds: RoundOptions { rounds: args.rounds, duration, stop: command::stop_flag()?, progress },
+        callgrind: args.callgrind.then(this_program).transpose()?,
+        ..Options::default()
+    };
+    // Before minutes of measuring, say what cannot be.
+    tables.iter().try_for_each(|table| options.estimate(*table).map(drop))?;
+    let json = args.json.as_deref().map(JsonFile::create).transpose()?;
+    let mut lines = String::new();
+    // The file is written even if nobody reads the tables any more.
+    let mut printed = Ok(());
+    for (i, table) in tables.iter().enumerate() {
+        let outcome = experiment::run(*table, &options);
+        progress("");
+        let report = outcome?;
+        printed =
+            printed.and_then(|()| command::print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
+        lines += &format!("{}\n", report.to_json());
+    }
+    json.map_or(Ok(()), |json| json.write(&lines))?;
+    printed
+}
+
+fn this_program() -> Result<Program> {
+    Ok(Program { path: command::this_program()?, args: vec!["work".to_owned()] })
+}
+
+/// Shows one line in place of the last. Whoever closed standard error does not want to see it.
+fn show_progress(line: &str) {
+    let mut stderr = io::stderr().lock();
+    let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
+}
+
+/// The file that `--json` names. A file of that name is replaced at once when everything has been
+/// measured: who reads it finds the old figures or all of the new ones.
+struct JsonFile<'a> {
+    path: &'a Path,
+    target: Target,
+}
+
+enum Target {
+    /// A new file beside the one that it will replace.
+    Replacing(tempfile::NamedTempFile, PathBuf),
+    /// A pipe or a device, which can only be written to.
+    Open(fs::File),
+}
+
+impl<'a> JsonFile<'a> {
+    fn create(path: &'a Path) -> Result<JsonFile<'a>> {
+        let create = || -> io::Result<Target> {
+            // What a symbolic link leads to is replaced, not the link.
+            let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            if fs::metadata(&real).is_ok_and(|metadata| !metadata.is_file()) {
+                return fs::OpenOptions::new().write(true).open(&real).map(Target::Open);
+            }
+            let dir = real.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let file =
+                tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(dir)?;
+            Ok(Target::Replacing(file, real))
+        };
+        create().map(|target| JsonFile { path, target }).map_err(|error| failed(path, &error))
+    }
+
+    fn write(self, text: &str) -> Result<()> {
+        let write = match self.target {
+            Target::Open(mut file) => file.write_all(text.as_bytes()),
+            Target::Replacing(mut file, real) => file
+                .write_all(text.as_bytes())
+                .and_then(|()| file.persist(real).map(drop).map_err(|error| error.error)),
+        };
+        write.map_err(|error| failed(self.path, &error))
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Error {
+    Error::new(ErrorKind::Io, format!("cannot write the figures to '{}': {error}", path.display()))
+        .with_setting("--json")
+}

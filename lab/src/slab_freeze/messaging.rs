@@ -1,0 +1,123 @@
+//! Messages as `perf bench sched messaging` sends them: groups of 20 senders and 20 receivers, each
+//! sender sending to each receiver of its group in turn. A message's buffer is allocated by the
+//! sender and freed by the receiver, and a receiver's [`queue`] holds so many that slabs fill up on the
+//! way.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use uzram::mem::Arena;
+use uzram::slab::Policy;
+use uzram::{Error, Result};
+
+use super::objects::{Content, Objects};
+use super::queue::{Receiver, Sender, queue};
+use crate::experiment::Plan;
+use uzram_bench::harness::{Gate, Part, run_together};
+
+/// Senders of a group, and receivers.
+const SIDE: usize = 20;
+/// Bytes of a message; perf's default.
+const MESSAGE_BYTES: usize = 100;
+/// Bytes of a message's object.
+const OBJECT_BYTES: usize = 104;
+/// Messages that wait for a receiver: about what a Unix socket's buffer of 208 KiB has room for,
+/// which counts the buffers' own size.
+const QUEUE: usize = 256;
+/// The most groups: their threads are as many as some systems allow a user.
+const MAX_GROUPS: usize = 64;
+
+/// A message on its way.
+struct Message {
+    object: u32,
+    /// Its place in the group.
+    sender: u32,
+}
+
+/// A thread of a group.
+enum Member {
+    Sender { sender: usize, queues: Vec<Sender<Message>> },
+    Receiver(Receiver<Message>),
+}
+
+/// The cache that the messages come from.
+pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, groups: usize) -> Result<Vec<Objects<P>>> {
+    if groups > MAX_GROUPS {
+        let what = format!("{groups} groups of {} threads: there may be {MAX_GROUPS}", 2 * SIDE);
+        return Err(Error::invalid(what).with_setting("--jobs"));
+    }
+    // In each queue, taken from it and not freed yet, and one that each sender has in hand.
+    let in_flight = groups * SIDE * (2 * QUEUE + 1);
+    Ok(vec![Objects::new(arena, "message", OBJECT_BYTES, align_of::<u64>(), in_flight as u64)?])
+}
+
+/// Sends `plan.work` messages or a few more, so that all senders send alike.
+pub(super) fn run<P: Policy, T: Send>(
+    caches: &[Objects<P>],
+    plan: &Plan<'_>,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
+    let [messages] = caches else { return Ok(Vec::new()) };
+    let rounds = plan.work.div_ceil((plan.jobs * SIDE * SIDE) as u64);
+    let members = (0..plan.jobs).flat_map(|_| group());
+    run_together(members.map(|member| {
+        move |gate: &Gate| {
+            gate.pass();
+            match member {
+                Member::Sender { sender, queues } => {
+                    how(&mut || send(messages, plan, rounds, sender, &queues))
+                }
+                Member::Receiver(queue) => how(&mut || receive(messages, &queue)),
+            }
+        }
+    }))
+}
+
+/// A group.
+fn group() -> Vec<Member> {
+    let (queues, receivers): (Vec<_>, Vec<_>) = (0..SIDE).map(|_| queue(QUEUE)).unzip();
+    let senders = (0..SIDE).map(|sender| Member::Sender { sender, queues: queues.clone() });
+    senders.chain(receivers.into_iter().map(Member::Receiver)).collect()
+}
+
+/// Sends a message to each receiver, so many times.
+fn send<P: Policy>(
+    messages: &Objects<P>,
+    plan: &Plan<'_>,
+    rounds: u64,
+    sender: usize,
+    queues: &[Sender<Message>],
+) -> Result<u64> {
+    let mut content = Content::<MESSAGE_BYTES>::of(sender);
+    for round in 0..rounds {
+        let content = content.numbered(round);
+        for queue in queues {
+            let object = messages.take(content)?;
+            if !queue.send(Message { object, sender: sender as u32 }) {
+                // The receiver is gone, and says why.
+                return Ok(0);
+            }
+        }
+        if plan.stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    Ok(0)
+}
+
+/// Receives until all senders have ended; answers how many messages that were.
+fn receive<P: Policy>(messages: &Objects<P>, queue: &Receiver<Message>) -> Result<u64> {
+    // What each sender sends, and how many it has sent.
+    let mut expected: Vec<_> = (0..SIDE).map(|sender| (Content::<MESSAGE_BYTES>::of(sender), 0)).collect();
+    let (mut batch, mut received) = (Vec::new(), 0);
+    while queue.receive(&mut batch) {
+        for &Message { object, sender } in &batch {
+            let (content, number) = &mut expected[sender as usize];
+            // SAFETY: its sender took the object, and sent its number to this queue alone.
+            unsafe { messages.give_back(object, content.numbered(*number))? };
+            *number += 1;
+        }
+        received += batch.len() as u64;
+    }
+    Ok(received)
+}

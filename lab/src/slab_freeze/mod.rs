@@ -1,0 +1,261 @@
+//! The table `slab-freeze`: slab caches that freeze a slab as soon as it leaves the node partial list,
+//! against those that freeze it only while a CPU allocates from it.
+//!
+//! The series is Chengming Zhou's "slub: Delay freezing of CPU partial slabs" of 2023. Its cover letter
+//! measures two programs on a machine with 128 CPUs; here their threads and objects are repeated in this
+//! process, without the scheduler's and the network's share of the work:
+//!
+//! * `messaging`, as `perf bench sched messaging` does, a job being a group of 40 threads;
+//! * `rawpkt`, as stress-ng's `--rawpkt` does, a job being a thread.
+//!
+//! The series goes from `eager` to `delayed` in steps, which are designs of their own; `sheaves` came
+//! later. Every measurement has fresh caches. It runs twice: the first run is clocked; in the second, a
+//! quarter as long, the caches count what they do and for how long they hold `list_lock`, which costs
+//! time.
+
+mod counters;
+mod messaging;
+mod objects;
+mod published;
+mod queue;
+mod rawpkt;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use uzram::mem::Arena;
+use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
+use uzram::{Error, ErrorKind, Result};
+
+use crate::experiment::{
+    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+};
+use counters::{COUNTERS, Counting, counts};
+use objects::Objects;
+use uzram_bench::harness::{CLOCKED, Part, Source, Span, Usage, clocked, cpus};
+
+/// See the [module's documentation](self).
+pub struct SlabFreeze;
+
+/// Address space for all caches of a measurement.
+const ARENA_BYTES: u64 = 8 << 30;
+/// The counted run does one part in so many of the clocked run's work.
+const COUNTED_SHARE: u64 = 4;
+
+/// The designs, in the series' order.
+const DESIGNS: [(&str, Measure); 5] = [
+    (EagerFreeze::NAME, measure::<EagerFreeze>),
+    (OnPartial::NAME, measure::<OnPartial>),
+    (UnfreezeFirst::NAME, measure::<UnfreezeFirst>),
+    (DelayedFreeze::NAME, measure::<DelayedFreeze>),
+    (Sheaves::NAME, measure::<Sheaves>),
+];
+
+type Measure = fn(&Arc<Arena>, Case, &Plan<'_>) -> Result<Sample>;
+
+/// What the threads do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    Messaging,
+    Rawpkt,
+}
+
+impl Case {
+    const ALL: [Case; 2] = [Case::Messaging, Case::Rawpkt];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Case::Messaging => "messaging",
+            Case::Rawpkt => "rawpkt",
+        }
+    }
+
+    fn of(name: &str) -> Option<Case> {
+        Case::ALL.into_iter().find(|case| case.name() == name)
+    }
+
+    fn jobs(self) -> Vec<usize> {
+        match self {
+            Case::Messaging => vec![1, 2, published::MESSAGING_GROUPS],
+            Case::Rawpkt => vec![1, 2, 4, MOST_THREADS],
+        }
+    }
+}
+
+/// The most threads that rawpkt has unless the user wants others.
+const MOST_THREADS: usize = 8;
+
+impl Table for SlabFreeze {
+    fn name(&self) -> &'static str {
+        "slab-freeze"
+    }
+
+    fn about(&self) -> &'static str {
+        "slab caches: slabs frozen while a CPU keeps them against only while it allocates from them"
+    }
+
+    fn series(&self) -> Series {
+        Series { title: "slub: Delay freezing of CPU partial slabs", author: "Chengming Zhou", date: "2023" }
+    }
+
+    fn cases(&self) -> Vec<&'static str> {
+        Case::ALL.map(Case::name).to_vec()
+    }
+
+    fn jobs(&self, case: &str) -> Vec<usize> {
+        Case::of(case).map_or_else(Vec::new, Case::jobs)
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Object
+    }
+
+    fn designs(&self) -> Designs {
+        let name = |policy: &str| policy.to_owned();
+        Designs {
+            before: [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME].map(name).to_vec(),
+            after: name(DelayedFreeze::NAME),
+            beyond: vec![name(Sheaves::NAME)],
+        }
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: [Column; 7] = [
+            Column::new("elapsed_s", "elapsed", 1.0, 3),
+            Column::new("ns_per_object", "ns/obj", 1.0, 1),
+            Column::new("cmpxchg_double_per_object", "xchgs", 1000.0, 0),
+            Column::new("cmpxchg_double_fail_per_object", "failed", 1000.0, 2),
+            Column::new("list_lock_acquired_per_object", "locks", 1000.0, 1),
+            Column::new("list_lock_contended_per_object", "waits", 1000.0, 2),
+            Column::new("list_lock_hold_ns_per_object", "held", 1.0, 2),
+        ];
+        &COLUMNS
+    }
+
+    fn legend(&self) -> Vec<String> {
+        let steps = format!(
+            "{}: SLUB before the series; {}: with its patches 1 and 2 (a flag for slabs on the node partial list); {}: and 3 (unfrozen before the lock is taken); {}: all five; {}: arrays of free objects for each CPU on top of that, which came later",
+            EagerFreeze::NAME,
+            OnPartial::NAME,
+            UnfreezeFirst::NAME,
+            DelayedFreeze::NAME,
+            Sheaves::NAME
+        );
+        vec![
+            steps,
+            format!(
+                "gain: in lines above {0} that of {0} over the line's design, below it that of the line's design over {0}",
+                DelayedFreeze::NAME
+            ),
+            "elapsed: seconds; ns/obj: elapsed for an object allocated and freed; for 1000 objects: xchgs, exchanges of slab words (the kernel's cmpxchg_double), failed ones among them, locks, times list_lock was taken, waits, times it was not free; held: µs for which it was held for 1000 objects, reading the clock included".to_owned(),
+            "a job of messaging is a group of 20 senders and 20 receivers, one of rawpkt a thread".to_owned(),
+            "callgrind: exact for rawpkt only, as a job of messaging is many threads; valgrind has no restartable sequences, so fast paths are compare-exchanges there".to_owned(),
+            published::legend(),
+        ]
+    }
+
+    fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+        let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
+        Ok(Box::new(Caches { arena: Arc::new(Arena::new(ARENA_BYTES)?), designs, case: Case::Messaging }))
+    }
+
+    fn published(&self, case: &str, jobs: usize, before: usize) -> Option<Published> {
+        // The author measured the whole series, not its steps.
+        if before == 0 { published::of(Case::of(case)?, jobs) } else { None }
+    }
+
+    fn counted_function(&self) -> &'static str {
+        CLOCKED
+    }
+
+    fn verdict(&self, rows: &[Row]) -> Vec<String> {
+        verdict::of(rows, cpus())
+    }
+}
+
+/// Where the caches of each measurement are made.
+struct Caches {
+    arena: Arc<Arena>,
+    designs: Vec<Measure>,
+    case: Case,
+}
+
+impl Experiment for Caches {
+    fn begin(&mut self, case: &str) -> Result<()> {
+        self.case = Case::of(case).ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        self.designs[plan.design](&self.arena, self.case, plan)
+    }
+}
+
+/// Measures one design with caches of its own.
+fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result<Sample> {
+    let caches = match case {
+        Case::Messaging => messaging::caches::<P>(arena, plan.jobs)?,
+        Case::Rawpkt => rawpkt::caches(arena, plan.jobs)?,
+    };
+    let received = run(case, &caches, plan, clocked)?;
+    let objects = all_received(received.iter().map(|(_, received)| *received), plan)?;
+    let (elapsed, usage) = Span::together(received.iter().map(|(span, _)| *span));
+
+    let before = counts(&caches);
+    let counted = {
+        let _counting = Counting::start();
+        let plan = Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan };
+        all_received(run(case, &caches, &plan, |part| part())?.into_iter(), &plan)?
+    };
+    let counts: Vec<u64> = counts(&caches).into_iter().zip(before).map(|(now, then)| now - then).collect();
+    Ok(sample(elapsed, usage, objects, &counts, counted))
+}
+
+/// Runs each thread's part, which answers how many objects it received, by way of `how`, and answers what
+/// that gave for each.
+fn run<P: Policy, T: Send>(
+    case: Case,
+    caches: &[Objects<P>],
+    plan: &Plan<'_>,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
+    match case {
+        Case::Messaging => messaging::run(caches, plan, how),
+        Case::Rawpkt => rawpkt::run(caches, plan, how),
+    }
+}
+
+/// How many objects all threads received.
+///
+/// # Errors
+/// `Corrupt` when that is less than was to be sent, though nobody asked to stop.
+fn all_received(received: impl Iterator<Item = u64>, plan: &Plan<'_>) -> Result<u64> {
+    let received: u64 = received.sum();
+    if received < plan.work && !plan.stop.load(Ordering::Relaxed) {
+        let what = format!("{} objects were sent and {received} received", plan.work);
+        return Err(Error::new(ErrorKind::Corrupt, what));
+    }
+    Ok(received)
+}
+
+fn sample(elapsed: Duration, usage: Usage, objects: u64, counts: &[u64], counted: u64) -> Sample {
+    let per_object = |value: f64, objects: u64| value / objects.max(1) as f64;
+    let seconds = |name, time: Duration| (name, time.as_secs_f64());
+    let ns = |name, time: Duration| (name, per_object(time.as_secs_f64() * 1e9, objects));
+    let mut values = vec![
+        seconds("user_s", usage.user),
+        seconds("system_s", usage.system),
+        ns("ns_per_object", elapsed),
+        ns("cpu_ns_per_object", usage.user + usage.system),
+        ("voluntary_switches_per_object", per_object(usage.voluntary_switches as f64, objects)),
+        ("involuntary_switches_per_object", per_object(usage.involuntary_switches as f64, objects)),
+    ];
+    let counts = COUNTERS.iter().zip(counts);
+    values.extend(counts.map(|((_, name), count)| (*name, per_object(*count as f64, counted))));
+    Sample { elapsed, values }
+}

@@ -1,0 +1,275 @@
+//! Packets as stress-ng's `--rawpkt` sends them through the loopback device: each takes an object
+//! for its `struct sk_buff` and one for its data (the kernel's `skb_small_head`), and both are freed
+//! by another thread than the one that allocated them. Threads stand in a ring, each sending to the
+//! next.
+//!
+//! A thread has several sockets, each a queue. Its sender picks one for each packet; it reads them one
+//! after the other, each until it is empty. So packets of one slab live for different times: a slab
+//! fills up, one by one its objects come back, and it becomes partial long before it is empty. Between
+//! [`WINDOW`] / 2 and `WINDOW` packets are on their way to each thread all the time, many more than the
+//! slabs that a CPU may keep have room for; a single thread sends to itself.
+//!
+//! Threads that can neither send nor receive yield; who ends early says so, and the others end, too.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use uzram::Result;
+use uzram::cpu::Padded;
+use uzram::mem::Arena;
+use uzram::slab::Policy;
+
+use super::objects::{Content, Objects};
+use crate::experiment::Plan;
+use uzram_bench::harness::{Gate, Part, run_together};
+
+/// Objects of a packet, each from a cache of its own.
+pub(super) const CACHES: usize = 2;
+/// Bytes of a `struct sk_buff`, and of `skb_small_head`, on x86-64.
+const SKB_BYTES: usize = 256;
+const DATA_BYTES: usize = 704;
+/// A processor's cache line: both are aligned to it, and one of each is written and checked.
+const LINE_BYTES: usize = 64;
+
+/// Packets on their way to a thread.
+const WINDOW: u64 = 1024;
+/// Sockets of a thread.
+const SOCKETS: usize = 8;
+/// Packets that are sent before their receiver is told.
+const BATCH: u64 = 32;
+
+/// What goes from one thread to the next.
+struct Wire {
+    sockets: [Socket; SOCKETS],
+    /// Packets that the sender has put into the sockets: written by it alone.
+    sent: Padded<AtomicU64>,
+    /// Packets that the receiver has taken from them: written by it alone.
+    received: Padded<AtomicU64>,
+}
+
+/// A queue that never runs over, as no more packets than it has slots for are on their way.
+struct Socket {
+    /// Packets: the number of the skb, and that of its data in the upper half.
+    slots: Box<[AtomicU64]>,
+    /// How many were ever put in: written by the sender alone, which publishes the slots by it.
+    sent: Padded<AtomicU64>,
+}
+
+impl Wire {
+    fn new() -> Self {
+        let slots = || (0..WINDOW).map(|_| AtomicU64::new(0)).collect();
+        Wire {
+            sockets: std::array::from_fn(|_| Socket { slots: slots(), sent: Padded::default() }),
+            sent: Padded::default(),
+            received: Padded::default(),
+        }
+    }
+}
+
+impl Socket {
+    fn slot(&self, number: u64) -> &AtomicU64 {
+        &self.slots[(number % WINDOW) as usize]
+    }
+}
+
+/// The caches that packets come from.
+pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Vec<Objects<P>>> {
+    let in_flight = threads as u64 * (WINDOW + BATCH);
+    let cache = |name, size_bytes| Objects::new(arena, name, size_bytes, LINE_BYTES, in_flight);
+    Ok(vec![cache("skb", SKB_BYTES)?, cache("skb_small_head", DATA_BYTES)?])
+}
+
+/// Sends packets of `plan.work` objects or a few more, so that all threads send alike.
+pub(super) fn run<P: Policy, T: Send>(
+    caches: &[Objects<P>],
+    plan: &Plan<'_>,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
+    let [skbs, data] = caches else { return Ok(Vec::new()) };
+    let packets = plan.work.div_ceil((plan.jobs * CACHES) as u64);
+    let wires: Vec<Wire> = (0..plan.jobs).map(|_| Wire::new()).collect();
+    let broken = AtomicBool::new(false);
+    let jobs = (0..plan.jobs).map(|thread| {
+        let mut end = End::new(skbs, data, &wires, thread, plan.seed, &broken);
+        move |gate: &Gate| {
+            gate.pass();
+            how(&mut || end.run(plan, packets))
+        }
+    });
+    run_together(jobs)
+}
+
+/// A thread: what it sends and what it receives.
+struct End<'a, P: Policy> {
+    sender: Sender<'a, P>,
+    receiver: Receiver<'a, P>,
+    /// Whether a thread ended before its work was done, and nobody may wait for it.
+    broken: &'a AtomicBool,
+    complete: bool,
+}
+
+impl<'a, P: Policy> End<'a, P> {
+    /// The thread of that place in the ring.
+    fn new(
+        skbs: &'a Objects<P>,
+        data: &'a Objects<P>,
+        wires: &'a [Wire],
+        thread: usize,
+        seed: u64,
+        broken: &'a AtomicBool,
+    ) -> Self {
+        let sender = Sender {
+            wire: &wires[thread],
+            skbs,
+            data,
+            numbers: [0; SOCKETS],
+            content: Content::of(thread),
+            random: fastrand::Rng::with_seed(seed << 32 | thread as u64),
+        };
+        let from = (thread + wires.len() - 1) % wires.len();
+        let receiver = Receiver {
+            wire: &wires[from],
+            skbs,
+            data,
+            numbers: [0; SOCKETS],
+            next: 0,
+            content: Content::of(from),
+        };
+        End { sender, receiver, broken, complete: false }
+    }
+
+    /// Sends and receives so many packets; answers how many objects it received.
+    fn run(&mut self, plan: &Plan<'_>, packets: u64) -> Result<u64> {
+        let (mut sent, mut received) = (0, 0);
+        while sent < packets || received < packets {
+            let now = self.sender.send(sent, packets)?;
+            sent += now;
+            let taken = self.receiver.receive(received, packets)?;
+            received += taken;
+            if plan.stop.load(Ordering::Relaxed) || self.broken.load(Ordering::Relaxed) {
+                return Ok(CACHES as u64 * received);
+            }
+            if now + taken == 0 {
+                thread::yield_now();
+            }
+        }
+        self.complete = true;
+        Ok(CACHES as u64 * received)
+    }
+}
+
+impl<P: Policy> Drop for End<'_, P> {
+    fn drop(&mut self) {
+        if !self.complete {
+            self.broken.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+struct Sender<'a, P: Policy> {
+    wire: &'a Wire,
+    skbs: &'a Objects<P>,
+    data: &'a Objects<P>,
+    /// Packets that each socket was sent.
+    numbers: [u64; SOCKETS],
+    content: Content<LINE_BYTES>,
+    random: fastrand::Rng,
+}
+
+impl<P: Policy> Sender<'_, P> {
+    /// Sends a batch, or as many as there is room for, of `packets` in all; answers how many.
+    fn send(&mut self, sent: u64, packets: u64) -> Result<u64> {
+        let in_flight = sent - self.wire.received.load(Ordering::Acquire);
+        let batch = BATCH.min(packets - sent).min(WINDOW - in_flight);
+        for _ in 0..batch {
+            let socket = self.random.usize(..SOCKETS);
+            let number = self.numbers[socket];
+            let content = self.content.numbered(number);
+            let (skb, data) = (self.skbs.take(content)?, self.data.take(content)?);
+            let packet = u64::from(data) << 32 | u64::from(skb);
+            self.wire.sockets[socket].slot(number).store(packet, Ordering::Relaxed);
+            self.numbers[socket] += 1;
+        }
+        if batch > 0 {
+            for (socket, number) in self.wire.sockets.iter().zip(self.numbers) {
+                socket.sent.store(number, Ordering::Release);
+            }
+            self.wire.sent.store(sent + batch, Ordering::Release);
+        }
+        Ok(batch)
+    }
+}
+
+struct Receiver<'a, P: Policy> {
+    wire: &'a Wire,
+    skbs: &'a Objects<P>,
+    data: &'a Objects<P>,
+    /// Packets that were read from each socket.
+    numbers: [u64; SOCKETS],
+    /// The socket that is read next.
+    next: usize,
+    content: Content<LINE_BYTES>,
+}
+
+impl<P: Policy> Receiver<'_, P> {
+    /// Empties the next socket once enough packets wait, or all of them; answers how many it had.
+    fn receive(&mut self, received: u64, packets: u64) -> Result<u64> {
+        let sent = self.wire.sent.load(Ordering::Acquire);
+        if sent - received < WINDOW / 2 && sent < packets {
+            return Ok(0);
+        }
+        let socket = &self.wire.sockets[self.next];
+        let first = self.numbers[self.next];
+        let end = socket.sent.load(Ordering::Acquire);
+        for number in first..end {
+            let packet = socket.slot(number).load(Ordering::Relaxed);
+            let content = self.content.numbered(number);
+            // SAFETY: the sender took both objects and put their numbers into this slot alone, of
+            // which `sent` tells this thread, the only one that reads it.
+            unsafe {
+                self.skbs.give_back(packet as u32, content)?;
+                self.data.give_back((packet >> 32) as u32, content)?;
+            }
+        }
+        self.numbers[self.next] = end;
+        self.next = (self.next + 1) % SOCKETS;
+        self.wire.received.store(received + (end - first), Ordering::Release);
+        Ok(end - first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::{Duration, Instant};
+
+    use uzram::slab::DelayedFreeze;
+
+    use super::*;
+
+    /// A thread whose neighbour ended before its time does not wait for it.
+    #[test]
+    fn nobody_waits_for_who_is_gone() {
+        let arena = Arc::new(Arena::new(64 << 20).unwrap());
+        let caches = caches::<DelayedFreeze>(&arena, 2).unwrap();
+        let wires = [Wire::new(), Wire::new()];
+        let (stop, broken) = (AtomicBool::new(false), AtomicBool::new(false));
+        let plan = Plan { design: 0, jobs: 2, work: 0, seed: 0, stop: &stop };
+        let [mut waiting, gone] =
+            [0, 1].map(|thread| End::new(&caches[0], &caches[1], &wires, thread, 0, &broken));
+        thread::scope(|scope| {
+            let waiting = scope.spawn(move || waiting.run(&plan, 100_000));
+            drop(gone);
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while !waiting.is_finished() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+            let ended = waiting.is_finished();
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(waiting.join().unwrap().unwrap(), 0);
+            assert!(ended);
+        });
+    }
+}

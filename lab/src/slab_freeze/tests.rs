@@ -1,0 +1,122 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::*;
+use crate::experiment::testing::{assert_complete, assert_measured, begun, plan, rounds};
+use crate::experiment::{Options, Side, run};
+use uzram_bench::harness::corpus::Kind;
+
+/// The whole table, short: what is measured is measured, whatever it comes to.
+#[test]
+fn every_value_of_the_short_form_is_measured() {
+    let options = Options { rounds: rounds(1, Duration::from_millis(5)), ..Options::default() };
+    let report = run(&SlabFreeze, &options).unwrap();
+    // 3 and 4 numbers of jobs, with three designs before and one beyond.
+    assert_eq!(report.rows.len(), 7 * 4);
+    for row in &report.rows {
+        let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
+        assert_measured(row, 1);
+        assert_complete(&SlabFreeze, row);
+        for side in [&row.before, &row.after] {
+            assert!(COUNTERS.iter().all(|(_, counter)| side.values.contains_key(counter)), "{name}");
+            let time = |quantity| side.median(quantity).unwrap();
+            assert!(time("user_s") + time("system_s") > 0.0 && time("ns_per_object") > 1.0, "{name}");
+        }
+        // All designs did the same work.
+        let objects = |side: &Side| 1e9 * side.values["elapsed_s"][0] / side.values["ns_per_object"][0];
+        assert!((objects(&row.before) / objects(&row.after) - 1.0).abs() < 1e-6, "{name}");
+        let published = matches!((row.case.as_str(), row.jobs), ("messaging", 5) | ("rawpkt", 8));
+        assert_eq!(row.published.is_some(), published && row.before.design == "eager", "{name}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
+    let text = report.to_string();
+    for said in ["messaging", "rawpkt", "unfreeze-first", "sheaves", "7.042 s", "2.160 s", "Verdict"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    println!("{text}");
+}
+
+/// What the series changed is at work here: slabs fill up and come back by way of both partial lists,
+/// and each costs one exchange less when it is frozen late. With a single thread that is no matter of
+/// chance.
+#[test]
+fn slabs_go_round_by_way_of_both_partial_lists() {
+    let stop = AtomicBool::new(false);
+    let mut caches = open("rawpkt");
+    let mut counts = Vec::new();
+    for (i, (design, _)) in DESIGNS.iter().enumerate() {
+        let values = caches.measure(&plan(i, 1, 100_000, &stop)).unwrap().values;
+        let value = move |name: &str| values.iter().find(|value| value.0 == name).unwrap().1;
+        let passed = |names: &[&str]| {
+            for name in names {
+                assert!(value(&format!("{name}_per_object")) > 0.0, "{design}: {name}");
+            }
+        };
+        if *design == Sheaves::NAME {
+            passed(&["alloc_pcs", "free_pcs", "barn_get", "barn_put"]);
+        } else {
+            passed(&["cpu_partial_alloc", "cpu_partial_free", "cpu_partial_node", "cpu_partial_drain"]);
+            passed(&["alloc_from_partial", "free_add_partial", "free_slowpath", "alloc_fastpath"]);
+            passed(&["list_lock_acquired", "list_lock_hold_ns"]);
+        }
+        counts.push(value("cmpxchg_double_per_object"));
+    }
+    let [eager, on_partial, unfreeze_first, delayed, sheaves] = counts[..] else { unreachable!() };
+    assert!(delayed < 0.9 * eager.min(on_partial).min(unfreeze_first), "{counts:?}");
+    assert!(sheaves < 0.5 * delayed, "{counts:?}");
+}
+
+fn open(case: &str) -> Box<dyn Experiment> {
+    begun(&SlabFreeze, &Source::Built(Kind::Mixed, 1), case)
+}
+
+#[test]
+fn a_measurement_that_is_stopped_ends() {
+    let stop = AtomicBool::new(true);
+    for case in SlabFreeze.cases() {
+        for design in 0..DESIGNS.len() {
+            open(case).measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+        }
+    }
+}
+
+/// An arena so small that the objects in flight do not fit: some threads fail, and the others, which
+/// wait for them, do not wait for ever.
+#[test]
+fn memory_that_runs_out_is_an_error() {
+    let stop = AtomicBool::new(false);
+    for case in Case::ALL {
+        for (name, measure) in DESIGNS {
+            let arena = Arc::new(Arena::new(1 << 20).unwrap());
+            arena.set_limit_pages(20);
+            let error = measure(&arena, case, &plan(0, 4, 1 << 30, &stop)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{case:?}, {name}: {error}");
+        }
+    }
+}
+
+#[test]
+fn more_threads_than_there_may_be_are_refused() {
+    let stop = AtomicBool::new(false);
+    let error = open("messaging").measure(&plan(0, 65, 1, &stop)).unwrap_err();
+    assert!(error.to_string().contains("--jobs"), "{error}");
+    assert!(by_name(&DESIGNS, "frozen").unwrap_err().to_string().contains("eager, on-partial"));
+}
+
+#[test]
+fn an_object_that_holds_something_else_is_found_out() {
+    let arena = Arc::new(Arena::new(1 << 20).unwrap());
+    let objects = Objects::<DelayedFreeze>::new(&arena, "letters", 64, 8, 10).unwrap();
+    let mut content = objects::Content::<32>::of(3);
+    let object = objects.take(content.numbered(1)).unwrap();
+    // SAFETY: the object was taken just now, by this thread.
+    let error = unsafe { objects.give_back(object, content.numbered(2)) }.unwrap_err();
+    assert!(error.kind() == ErrorKind::Corrupt && error.to_string().contains("letters"), "{error}");
+    // SAFETY: it is still in use.
+    unsafe { objects.give_back(object, content.numbered(1)) }.unwrap();
+    assert_eq!(objects.info().active_objs, 0);
+}

@@ -1,0 +1,189 @@
+//! The table `streams`: zram's compression streams, a locked list of idle ones against one for each
+//! CPU.
+//!
+//! The series is Sergey Senozhatsky's "zram: user per-cpu compression streams" of 2016. His message
+//! measures six fio patterns with 1 to 10 jobs on 4 CPUs, with lists of 4 and of 8 streams against
+//! per-CPU ones; here the lists have as many streams as there are CPUs, and twice as many. The jobs
+//! are threads of this process on a [device](uzram::device) for each design, filled with the same
+//! pages: the benchmark's own patterns and measuring code, with lz4.
+
+mod published;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use uzram::Result;
+use uzram::codec::Algorithm;
+use uzram::stream::StreamDesign;
+use uzram::units::pages_to_bytes;
+
+use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
+use uzram_bench::engine::{Measurement, Plan as BenchPlan};
+use uzram_bench::engine::{Pattern, Target, Until, UzramDevice, mb_per_s, measure, verify};
+use uzram_bench::harness::corpus::Corpus;
+use uzram_bench::harness::{Source, cpus};
+
+/// See the [module's documentation](self).
+pub struct Streams;
+
+/// What the six patterns come to together.
+const ALL_SIX: &str = "all six";
+
+impl Table for Streams {
+    fn name(&self) -> &'static str {
+        "streams"
+    }
+
+    fn about(&self) -> &'static str {
+        "compression streams: a locked list of idle ones against one for each CPU"
+    }
+
+    fn series(&self) -> Series {
+        Series {
+            title: "zram: user per-cpu compression streams",
+            author: "Sergey Senozhatsky",
+            date: "May 2016",
+        }
+    }
+
+    fn cases(&self) -> Vec<&'static str> {
+        Pattern::ALL.iter().map(|pattern| pattern.name()).collect()
+    }
+
+    fn jobs(&self, _: &str) -> Vec<usize> {
+        (1..=published::JOBS).collect()
+    }
+
+    fn designs(&self) -> Designs {
+        let before = vec![cpus().to_string(), (2 * cpus()).to_string()];
+        Designs { before, after: StreamDesign::PerCpu.to_string(), beyond: Vec::new() }
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Page
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: [Column; 6] = [
+            Column::new("mb_per_s", "MB/s", 1.0, 0),
+            Column::new("elapsed_s", "elapsed", 1.0, 3),
+            Column::new("user_s", "user", 1.0, 3),
+            Column::new("system_s", "system", 1.0, 3),
+            Column::new("context_switches_per_page", "switches", 1000.0, 2),
+            Column::new("sleeps_per_write", "sleeps", 1000.0, 2),
+        ];
+        &COLUMNS
+    }
+
+    fn legend(&self) -> Vec<String> {
+        vec![
+            format!(
+                "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: 4 streams, 8 streams, per-cpu on 4 CPUs, in the kernel, lzo",
+                cpus(),
+                2 * cpus()
+            ),
+            "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
+            "read and randread take no stream here, as lz4 decodes without one: their rows show how far the noise goes".to_owned(),
+            "all six: seconds of the six patterns, of equal length here and of equal bytes in the published ones".to_owned(),
+        ]
+    }
+
+    fn total(&self) -> Option<&'static str> {
+        Some(ALL_SIX)
+    }
+
+    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+        let corpus = corpus.load()?;
+        let size_bytes = pages_to_bytes(corpus.page_count() as u64);
+        let devices = designs
+            .iter()
+            .map(|design| UzramDevice::new(&Algorithm::default(), design.parse()?, size_bytes))
+            .collect::<Result<_>>()?;
+        Ok(Box::new(Devices { corpus, devices, pattern: Pattern::Read, filled: false }))
+    }
+
+    fn published(&self, case: &str, jobs: usize, before: usize) -> Option<Published> {
+        match case {
+            ALL_SIX => published::of_all(jobs, before),
+            _ => published::of_pattern(case.parse().ok()?, jobs, before),
+        }
+    }
+
+    fn counted_function(&self) -> &'static str {
+        "uzram_bench::engine::measure::run_job"
+    }
+
+    fn verdict(&self, rows: &[Row]) -> Vec<String> {
+        verdict::of(rows, cpus())
+    }
+}
+
+/// A device for each design.
+struct Devices {
+    corpus: Corpus,
+    devices: Vec<UzramDevice>,
+    pattern: Pattern,
+    /// Whether every device holds the corpus as it is.
+    filled: bool,
+}
+
+impl Experiment for Devices {
+    fn begin(&mut self, case: &str) -> Result<()> {
+        self.pattern = case.parse()?;
+        if !self.filled {
+            for device in &self.devices {
+                device.fill(&self.corpus)?;
+                verify(device, &self.corpus, self.corpus.page_count())?;
+            }
+        }
+        self.filled = !self.pattern.writes();
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let device = &self.devices[plan.design];
+        let sleeps_before = device.stats().stream_sleeps;
+        let measured = measure(
+            device,
+            &BenchPlan {
+                pattern: self.pattern,
+                jobs: plan.jobs,
+                until: Until::Pages(plan.work.div_ceil(plan.jobs as u64)),
+                seed: plan.seed,
+                corpus: &self.corpus,
+                page_count: self.corpus.page_count(),
+                stop: plan.stop,
+            },
+        )?;
+        Ok(sample(self.pattern, &measured, device.stats().stream_sleeps - sleeps_before))
+    }
+}
+
+fn sample(pattern: Pattern, measured: &Measurement, sleeps: u64) -> Sample {
+    let Measurement { elapsed, pages_read, pages_written, usage, .. } = *measured;
+    let pages = pages_read + pages_written;
+    let per_page = |count: u64| count as f64 / pages as f64;
+    let mut values = vec![
+        ("mb_per_s", mb_per_s(pages, elapsed)),
+        ("user_s", usage.user.as_secs_f64()),
+        ("system_s", usage.system.as_secs_f64()),
+        ("voluntary_switches_per_page", per_page(usage.voluntary_switches)),
+        ("involuntary_switches_per_page", per_page(usage.involuntary_switches)),
+        ("context_switches_per_page", per_page(usage.voluntary_switches + usage.involuntary_switches)),
+    ];
+    if pattern.reads() {
+        values.push(("read_mb_per_s", mb_per_s(pages_read, elapsed)));
+    }
+    if pattern.writes() {
+        // The few pages of a mixed pattern may all be reads.
+        let per_write = |count: u64| count as f64 / pages_written.max(1) as f64;
+        values.push(("write_mb_per_s", mb_per_s(pages_written, elapsed)));
+        values.push((
+            "context_switches_per_write",
+            per_write(usage.voluntary_switches + usage.involuntary_switches),
+        ));
+        values.push(("sleeps_per_write", per_write(sleeps)));
+    }
+    Sample { elapsed, values }
+}

@@ -1,0 +1,70 @@
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use super::*;
+use crate::experiment::testing::{assert_measured, rounds};
+use crate::experiment::{Options, Side, run};
+use uzram_bench::harness::corpus::Kind;
+
+/// The whole table, short: what is measured is measured, whatever it comes to.
+#[test]
+fn every_value_of_the_short_form_is_measured() {
+    let jobs = 2 * cpus() + 1;
+    let options = Options {
+        jobs: vec![1, jobs],
+        rounds: rounds(2, Duration::from_millis(15)),
+        corpus: Source::Built(Kind::Mixed, 192),
+        ..Options::default()
+    };
+    let report = run(&Streams, &options).unwrap();
+    // Six patterns and all six, with two numbers of jobs, two lists each.
+    assert_eq!(report.rows.len(), 7 * 2 * 2);
+    let mut seconds = Vec::new();
+    for row in &report.rows {
+        let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
+        assert_measured(row, 2);
+        for side in [&row.before, &row.after] {
+            seconds.extend(&side.values["elapsed_s"]);
+            let cpu_s = side.median("user_s").unwrap() + side.median("system_s").unwrap();
+            assert!(cpu_s > 0.0, "{name}");
+        }
+        assert!(row.ratio_low <= row.ratio && row.ratio <= row.ratio_high, "{name}");
+        assert!(row.p > 0.0 && row.p <= 1.0, "{name}");
+        assert_eq!(row.published.is_some(), row.jobs <= published::JOBS, "{name}");
+        let Ok(pattern) = row.case.parse::<Pattern>() else { continue };
+        assert_eq!(row.after.values.contains_key("sleeps_per_write"), pattern.writes(), "{name}");
+        assert_eq!(row.after.values.contains_key("read_mb_per_s"), pattern.reads(), "{name}");
+        // All designs did the same work in every round.
+        let work = |side: &Side, round: usize| {
+            (side.values["mb_per_s"][round] * side.values["elapsed_s"][round] * 1e6).round()
+        };
+        let first = work(&row.before, 0);
+        for round in 0..2 {
+            assert_eq!((work(&row.before, round), work(&row.after, round)), (first, first), "{name}");
+        }
+    }
+    seconds.sort_unstable_by(f64::total_cmp);
+    seconds.dedup();
+    assert!(seconds.len() > 80, "only {} different times", seconds.len());
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
+    let text = report.to_string();
+    assert!(text.contains("randrw") && text.contains("Verdict") && !text.contains("NaN"), "{text}");
+    println!("{text}");
+}
+
+/// A list of one stream and more jobs than CPUs: a holder is preempted before long, and the others
+/// find the list empty.
+#[test]
+fn a_list_that_runs_dry_is_seen_to() {
+    let mut devices = Streams.open(&Source::Built(Kind::Mixed, 64), &["1".to_owned()]).unwrap();
+    devices.begin("randwrite").unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let slept = (0..50).any(|seed| {
+        let plan = Plan { design: 0, jobs: 2 * cpus(), work: 4000, seed, stop: &stop };
+        let sample = devices.measure(&plan).unwrap();
+        sample.values.iter().any(|(name, value)| *name == "sleeps_per_write" && *value > 0.0)
+    });
+    assert!(slept);
+}

@@ -1,0 +1,258 @@
+//! The table `zs-free`: pools whose frees look their class up under a lock of the pool and give pages back
+//! under the class's lock, against those that do neither.
+//!
+//! The series is Wenchao Hao's "mm/zsmalloc: reduce lock contention in zs_free()" of 2026, whose third patch
+//! is Xueyuan Chen's. Its cover letter measures how long it takes to unmap 256 MiB that were swapped out to
+//! zram, for 1, 2 and 4 processes at once. Here threads store the pages of the corpus, compressed before, in
+//! one pool, all at the same time, so that zspages hold objects of several; then each frees what it stored, in
+//! that order. Only the freeing is clocked. A job is a thread, and 256 MiB of pages each are stored at a time
+//! at most; more work than that is done in several passes.
+//!
+//! Two cases: with the arena's cache of free runs as a device has it, and without, so that every emptied
+//! zspage takes the arena's lock. Every measurement has a fresh pool. It runs twice: the first run is
+//! clocked; in the second, a quarter as long, the pool counts its locks and for how long its lists are locked,
+//! which costs time.
+
+mod passes;
+mod published;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use uzram::codec::Algorithm;
+use uzram::device::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES};
+use uzram::zsmalloc::design::{
+    CLASS_IN_WORD, ClassIndexed, ClassLocks, FREE_WITHOUT_POOL_LOCK, PAGES_AFTER_LOCK, Pinned, PoolLocks,
+    Split,
+};
+use uzram::zsmalloc::{LockCounts, huge_threshold};
+use uzram::{Error, Result};
+
+use crate::experiment::{
+    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+};
+use passes::{Memory, Passes};
+use uzram_bench::engine::Packed;
+use uzram_bench::harness::{CLOCKED, Source, Span, Usage, clocked, cpus};
+
+/// See the [module's documentation](self).
+pub struct ZsFree;
+
+/// Before the series, and its patches one by one.
+type ClassInWord = ClassLocks<{ CLASS_IN_WORD }>;
+type NoPoolLock = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK }>;
+/// Its last patch alone.
+type PagesAfterLock = ClassLocks<{ PAGES_AFTER_LOCK }>;
+
+/// The designs: those before, the one after, the one beyond.
+const DESIGNS: [(&str, Measure); 6] = [
+    (<Split>::NAME, measure::<Split>),
+    (ClassInWord::NAME, measure::<ClassInWord>),
+    (NoPoolLock::NAME, measure::<NoPoolLock>),
+    (PagesAfterLock::NAME, measure::<PagesAfterLock>),
+    (AFTER, measure::<ClassIndexed>),
+    (Pinned::NAME, measure::<Pinned>),
+];
+/// The place of the one after.
+const AFTER_AT: usize = 4;
+const BEFORE: &str = <Split>::NAME;
+const AFTER: &str = <ClassIndexed>::NAME;
+
+type Measure = fn(&Memory, &Packed, &Plan<'_>) -> Result<Sample>;
+
+/// Numbers of jobs that the author measured.
+const JOBS: [usize; 3] = [1, 2, 4];
+
+/// Whether CPUs keep free runs of pages for themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    RunCache,
+    NoRunCache,
+}
+
+impl Case {
+    const ALL: [Case; 2] = [Case::RunCache, Case::NoRunCache];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Case::RunCache => "run-cache",
+            Case::NoRunCache => "no-run-cache",
+        }
+    }
+
+    fn of(name: &str) -> Option<Case> {
+        Case::ALL.into_iter().find(|case| case.name() == name)
+    }
+
+    const fn batch_pages(self) -> usize {
+        match self {
+            Case::RunCache => DEFAULT_RUN_CACHE_BATCH_PAGES,
+            Case::NoRunCache => 0,
+        }
+    }
+}
+
+impl Table for ZsFree {
+    fn name(&self) -> &'static str {
+        "zs-free"
+    }
+
+    fn about(&self) -> &'static str {
+        "freeing in a zsmalloc pool: with the pool's lock and pages under the class's, against neither"
+    }
+
+    fn series(&self) -> Series {
+        Series {
+            title: "mm/zsmalloc: reduce lock contention in zs_free()",
+            author: "Wenchao Hao and Xueyuan Chen",
+            date: "2026",
+        }
+    }
+
+    fn cases(&self) -> Vec<&'static str> {
+        Case::ALL.map(Case::name).to_vec()
+    }
+
+    fn jobs(&self, _: &str) -> Vec<usize> {
+        JOBS.to_vec()
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Object
+    }
+
+    fn designs(&self) -> Designs {
+        Designs::of(&DESIGNS, AFTER_AT)
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: [Column; 8] = [
+            Column::new("full_size_ms", "ms", 1.0, 1),
+            Column::new("ns_per_object", "ns/obj", 1.0, 1),
+            Column::new("pool_locks_per_object", "pool", 1.0, 2),
+            Column::new("class_locks_per_object", "class", 1.0, 2),
+            Column::new("locked_frees_per_zspage", "arena", 1.0, 2),
+            Column::new("lists_hold_ns_per_object", "held", 1.0, 1),
+            Column::new("zspages_emptied_per_object", "empty", 1000.0, 1),
+            Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
+        ];
+        &COLUMNS
+    }
+
+    fn legend(&self) -> Vec<String> {
+        vec![
+            format!(
+                "{BEFORE}: before the series; {}: with its patch 1 (the class's number in the object word); {}: and 2 (a free takes no lock of the pool); {}: with patch 3 alone (pages go back after the class's lock was let go); {AFTER}: all three; {}: no lock to find an object either, which came later",
+                ClassInWord::NAME,
+                NoPoolLock::NAME,
+                PagesAfterLock::NAME,
+                Pinned::NAME
+            ),
+            format!(
+                "gain: in lines above {AFTER} that of {AFTER} over the line's design, below it that of the line's design over {AFTER}"
+            ),
+            "ms: what freeing 256 MiB of pages a thread comes to; ns/obj: elapsed for each object that a thread freed, any of them; for each object freed: pool and class, times that lock was taken, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each zspage that ran empty; for 1000 objects: empty, zspages that did, sleeps, times a thread waited for a lock or the system".to_owned(),
+            format!(
+                "{}: CPUs keep free runs of pages, {DEFAULT_RUN_CACHE_BATCH_PAGES} pages at a time, as a device's do; {}: they keep none",
+                Case::RunCache.name(),
+                Case::NoRunCache.name()
+            ),
+            published::legend(),
+        ]
+    }
+
+    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+        let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
+        // Same-filled pages never come to a pool.
+        let corpus = corpus.load()?.without_same_filled()?;
+        let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
+        Ok(Box::new(Pools { pages, designs, case: Case::RunCache, memory: None }))
+    }
+
+    fn published(&self, _: &str, jobs: usize, before: usize) -> Option<Published> {
+        // The authors measured the whole series, not its steps.
+        if before == 0 { published::of(jobs) } else { None }
+    }
+
+    fn counted_function(&self) -> &'static str {
+        CLOCKED
+    }
+
+    fn verdict(&self, rows: &[Row]) -> Vec<String> {
+        verdict::of(rows, cpus())
+    }
+}
+
+/// What is stored in each measurement's pool, and where.
+struct Pools {
+    pages: Packed,
+    designs: Vec<Measure>,
+    case: Case,
+    memory: Option<Memory>,
+}
+
+impl Experiment for Pools {
+    fn begin(&mut self, case: &str) -> Result<()> {
+        self.case = Case::of(case).ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
+        Ok(())
+    }
+
+    fn clocked_share(&self) -> f64 {
+        // Storing takes longer than freeing.
+        0.2
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let objects = passes::most_objects(plan.jobs) * plan.jobs as u64;
+        let fits = |memory: &Memory| memory.case == self.case && memory.objects >= objects;
+        let memory = match self.memory.take().filter(fits) {
+            Some(memory) => memory,
+            None => Memory::new(self.case, objects, self.pages.mean_bytes())?,
+        };
+        self.designs[plan.design](self.memory.insert(memory), &self.pages, plan)
+    }
+}
+
+/// The counted run does one part in so many of the clocked run's work.
+const COUNTED_SHARE: u64 = 4;
+
+/// Measures one design with pools of its own.
+fn measure<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
+    let freed = passes::run::<D, _>(memory, pages, plan, false, clocked)?;
+    // Counts need no more than one pass.
+    let work = plan.work.div_ceil(COUNTED_SHARE).min(passes::most_objects(plan.jobs) * plan.jobs as u64);
+    let counted = passes::run::<D, _>(memory, pages, &Plan { work, ..*plan }, true, |part| part())?;
+    Ok(sample(plan.jobs, &freed, &counted.counts))
+}
+
+fn sample(jobs: usize, freed: &Passes<(Span, u64)>, counts: &LockCounts) -> Sample {
+    let (mut elapsed, mut usage, mut objects) = (Duration::ZERO, Usage::default(), 0);
+    for ended in &freed.ended {
+        let (pass_elapsed, pass_usage) = Span::together(ended.iter().map(|(span, _)| *span));
+        elapsed += pass_elapsed;
+        usage += pass_usage;
+        objects += ended.iter().map(|(_, freed)| freed).sum::<u64>();
+    }
+    let per_object = |value: f64| value / objects.max(1) as f64;
+    let counted = |count: u64, of: u64| count as f64 / of.max(1) as f64;
+    let (elapsed_ns, cpu) = (elapsed.as_secs_f64() * 1e9, usage.user + usage.system);
+    let values = vec![
+        ("user_s", usage.user.as_secs_f64()),
+        ("system_s", usage.system.as_secs_f64()),
+        ("full_size_ms", per_object(elapsed_ns) * (jobs as u64 * passes::FULL_SIZE_PAGES) as f64 / 1e6),
+        ("ns_per_object", per_object(elapsed_ns)),
+        ("cpu_ns_per_object", per_object(cpu.as_secs_f64() * 1e9)),
+        ("voluntary_switches_per_object", per_object(usage.voluntary_switches as f64)),
+        ("involuntary_switches_per_object", per_object(usage.involuntary_switches as f64)),
+        ("pool_locks_per_object", counted(counts.pool_locks, counts.frees)),
+        ("class_locks_per_object", counted(counts.class_locks, counts.frees)),
+        ("lists_hold_ns_per_object", counted(counts.lists_hold_ns, counts.frees)),
+        ("zspages_emptied_per_object", counted(counts.runs_freed, counts.frees)),
+        ("equal_classes", freed.equal_classes),
+        ("locked_frees_per_zspage", counted(counts.runs_freed_locked, counts.runs_freed)),
+    ];
+    Sample { elapsed, values }
+}

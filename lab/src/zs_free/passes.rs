@@ -1,0 +1,148 @@
+//! Filling a pool and emptying it again, as often as the work asks for.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use uzram::mem::Arena;
+use uzram::units::PAGE_SIZE;
+use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolBuilder, PoolLocks};
+use uzram::{Error, ErrorKind, Result};
+
+use super::Case;
+use crate::experiment::Plan;
+use uzram_bench::engine::Packed;
+use uzram_bench::harness::{Gate, Part, kept_arena, run_together};
+
+/// What a thread stores at most before it frees: 256 MiB of pages, as the authors' processes had.
+pub(super) const FULL_SIZE_PAGES: u64 = 256 << 8;
+/// What all threads store at most, which bounds the memory.
+const MOST_PAGES: u64 = 8 * FULL_SIZE_PAGES;
+/// One object in so many is read back.
+const CHECKED: usize = 61;
+
+/// What a run gave.
+pub(super) struct Passes<T> {
+    /// Each thread's answer, pass by pass.
+    pub(super) ended: Vec<Vec<T>>,
+    /// What the pool counted while objects were freed.
+    pub(super) counts: LockCounts,
+    /// How many classes with as many objects each would meet as often by chance as those there were.
+    pub(super) equal_classes: f64,
+}
+
+/// Memory for the pools of a case, one after another.
+pub(super) struct Memory {
+    pub(super) arena: Arc<Arena>,
+    pub(super) case: Case,
+    /// How many objects at a time it is for.
+    pub(super) objects: u64,
+}
+
+impl Memory {
+    /// For so many objects of that length on average. What they leave stays in the arena.
+    pub(super) fn new(case: Case, objects: u64, mean_bytes: f64) -> Result<Self> {
+        const SPARE_PAGES: u64 = 1 << 14;
+        let pool_pages = (1.25 * objects as f64 * mean_bytes) as u64 / PAGE_SIZE as u64 + SPARE_PAGES;
+        let arena = kept_arena(pool_pages)?;
+        arena.set_run_cache_batch_pages(case.batch_pages())?;
+        Ok(Memory { arena: Arc::new(arena), case, objects })
+    }
+}
+
+/// How many objects each of so many threads stores at most before it frees.
+pub(super) fn most_objects(jobs: usize) -> u64 {
+    FULL_SIZE_PAGES.min(MOST_PAGES / jobs as u64)
+}
+
+/// Stores and frees `plan.work` objects or a few more, so that all threads free alike; the freeing by way
+/// of `how`.
+///
+/// # Errors
+/// `NoMemory` when there is too little, `Corrupt` when the pool does not hold what was stored, or something
+/// is left in it.
+pub(super) fn run<D: PoolLocks, T: Send>(
+    memory: &Memory,
+    pages: &Packed,
+    plan: &Plan<'_>,
+    count_locks: bool,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Passes<T>> {
+    let objects_each = plan.work.div_ceil(plan.jobs as u64);
+    let passes = objects_each.div_ceil(most_objects(plan.jobs)).max(1);
+    let objects_each = objects_each.div_ceil(passes);
+    // Handles that CPUs keep for themselves count as well.
+    const SPARE_OBJECTS: u64 = 1 << 16;
+    let objects = objects_each * plan.jobs as u64 + SPARE_OBJECTS;
+    let builder = PoolBuilder::new("zs-free").max_objects(objects).count_locks(count_locks);
+    let pool: Pool<D> = builder.build_in(Arc::clone(&memory.arena))?;
+    let mut done = Passes { ended: Vec::new(), counts: LockCounts::default(), equal_classes: 0.0 };
+    for pass in 0..passes {
+        if plan.stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let shift = (plan.seed + pass) as usize * 7919;
+        let handles = fill(&pool, pages, plan.jobs, objects_each as usize, shift)?;
+        done.equal_classes = equal_classes(&pool);
+        let before = pool.lock_counts();
+        done.ended.push(empty(&pool, handles, how)?);
+        done.counts += pool.lock_counts().since(&before);
+        if pool.pages_used() > 0 {
+            let what = format!("{} pages are left in an empty pool of '{}'", pool.pages_used(), D::NAME);
+            return Err(Error::new(ErrorKind::Corrupt, what));
+        }
+    }
+    Ok(done)
+}
+
+/// Has each thread store so many pages, all at the same time, and checks some of them.
+fn fill<D: PoolLocks>(
+    pool: &Pool<D>,
+    pages: &Packed,
+    jobs: usize,
+    objects_each: usize,
+    shift: usize,
+) -> Result<Vec<Vec<Handle>>> {
+    let of_thread = |thread: usize, object: usize| pages.page(thread * objects_each + object + shift);
+    let filled = run_together((0..jobs).map(|thread| {
+        move |gate: &Gate| {
+            gate.pass();
+            let store =
+                |object| pool.store_for(of_thread(thread, object), object as u32).map(Object::into_handle);
+            (0..objects_each).map(store).collect::<Result<Vec<Handle>>>()
+        }
+    }))?;
+    for (thread, handles) in filled.iter().enumerate() {
+        for (object, handle) in handles.iter().enumerate().step_by(CHECKED) {
+            if *pool.read(handle)? != *of_thread(thread, object) {
+                let what = format!("object {object} of thread {thread} is not what was stored");
+                return Err(Error::new(ErrorKind::Corrupt, what));
+            }
+        }
+    }
+    Ok(filled)
+}
+
+/// One by the chance that any two objects are of one class.
+fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
+    let used: Vec<f64> = pool.class_stats().iter().map(|class| class.obj_used as f64).collect();
+    let (all, squares) = (used.iter().sum::<f64>(), used.iter().map(|used| used * used).sum::<f64>());
+    if all > 0.0 { all * all / squares } else { 0.0 }
+}
+
+/// Has each thread free what it stored, all at the same time.
+fn empty<D: PoolLocks, T: Send>(
+    pool: &Pool<D>,
+    handles: Vec<Vec<Handle>>,
+    how: fn(Part<'_>) -> Result<T>,
+) -> Result<Vec<T>> {
+    run_together(handles.into_iter().map(|mut handles| {
+        move |gate: &Gate| {
+            gate.pass();
+            how(&mut || {
+                let freed = handles.len() as u64;
+                handles.drain(..).try_for_each(|handle| pool.free(handle))?;
+                Ok(freed)
+            })
+        }
+    }))
+}

@@ -1,0 +1,122 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use super::*;
+use crate::experiment::testing::{assert_complete, assert_measured, begun, plan, rounds};
+use crate::experiment::{Options, Side, run};
+use uzram_bench::harness::corpus::Kind;
+
+fn corpus() -> Source {
+    Source::Built(Kind::Mixed, 192)
+}
+
+/// The whole table, short: what is measured is measured, whatever it comes to.
+#[test]
+fn every_value_of_the_short_form_is_measured() {
+    let options =
+        Options { rounds: rounds(1, Duration::from_micros(500)), corpus: corpus(), ..Options::default() };
+    let report = run(&ZsFree, &options).unwrap();
+    // Two cases, three numbers of jobs, four designs before and one beyond.
+    assert_eq!(report.rows.len(), 2 * 3 * 5);
+    for row in &report.rows {
+        let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
+        assert_measured(row, 1);
+        assert_complete(&ZsFree, row);
+        for side in [&row.before, &row.after] {
+            // A free takes some ns at the least.
+            assert!(side.median("ns_per_object").unwrap() > 1.0, "{name}");
+        }
+        // All designs did the same work.
+        let objects = |side: &Side| 1e9 * side.values["elapsed_s"][0] / side.values["ns_per_object"][0];
+        assert!((objects(&row.before) / objects(&row.after) - 1.0).abs() < 1e-6, "{name}");
+        assert_eq!(row.published.is_some(), row.before.design == BEFORE, "{name}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
+    let text = report.to_string();
+    for said in ["no-run-cache", "pages-after-lock", "pinned", "63.0 ms", "202.9 -> 110.6 ms", "Verdict"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN") && !text.contains("inf") && !text.contains("Locks, MISSED"), "{text}");
+    println!("{text}");
+}
+
+fn open(case: &str) -> Box<dyn Experiment> {
+    begun(&ZsFree, &corpus(), case)
+}
+
+/// Which locks a free takes is no matter of chance.
+#[test]
+fn each_step_takes_its_locks_away() {
+    let stop = AtomicBool::new(false);
+    for case in ZsFree.cases() {
+        let mut pools = open(case);
+        for (i, (design, _)) in DESIGNS.iter().enumerate() {
+            for jobs in [1, 3] {
+                let values = pools.measure(&plan(i, jobs, 3000, &stop)).unwrap().values;
+                let value = |name: &str| values.iter().find(|value| value.0 == name).unwrap().1;
+                let (pool, arena) = match *design {
+                    "split" | "class-in-word" => (1.0, 1.0),
+                    "no-pool-lock" => (0.0, 1.0),
+                    "pages-after-lock" => (1.0, 0.0),
+                    _ => (0.0, 0.0),
+                };
+                let name = format!("{case}, {design}, {jobs} jobs");
+                assert_eq!(value("pool_locks_per_object"), pool, "{name}");
+                assert_eq!(value("locked_frees_per_zspage"), arena, "{name}");
+                assert_eq!(value("class_locks_per_object"), 1.0, "{name}");
+                assert!(value("lists_hold_ns_per_object") > 0.0, "{name}");
+                // The mixture is of many classes.
+                assert!(value("equal_classes") > 5.0, "{name}");
+                let emptied = value("zspages_emptied_per_object");
+                assert!(emptied > 0.05 && emptied < 1.0, "{name}: {emptied}");
+            }
+        }
+    }
+}
+
+/// More than threads store at a time is freed in passes, all of it.
+#[test]
+fn much_work_is_done_in_passes() {
+    let stop = AtomicBool::new(false);
+    let pages = Packed::new(&Algorithm::default(), 2000, &corpus().load().unwrap()).unwrap();
+    let jobs = 256;
+    let most = passes::most_objects(jobs);
+    assert!(
+        (1..passes::FULL_SIZE_PAGES).contains(&most) && passes::most_objects(1) == passes::FULL_SIZE_PAGES
+    );
+    let objects = 2 * passes::FULL_SIZE_PAGES;
+    let memory = Memory::new(Case::RunCache, objects, pages.mean_bytes()).unwrap();
+    let plan = plan(0, 2, objects + 2, &stop);
+    let free = || passes::run::<Pinned, _>(&memory, &pages, &plan, true, |part| part()).unwrap();
+    let freed = free();
+    let half = objects / 4 + 1;
+    assert_eq!(freed.ended, [[half; 2]; 2]);
+    assert_eq!((freed.counts.frees, freed.counts.allocs), (4 * half, 0));
+    // What was in use stays in the arena.
+    let charged_pages = memory.arena.charged_pages();
+    free();
+    let kept = memory.arena.charged_pages() as f64 / charged_pages as f64;
+    assert!((kept - 1.0).abs() < 0.01, "{kept}");
+    let pool_bytes = pages.mean_bytes() * objects as f64 / 2.0;
+    let untouched_pages = memory.arena.used_pages(uzram::mem::Account::Slab);
+    let kept_bytes = (charged_pages - untouched_pages) as f64 * 4096.0;
+    assert!(kept_bytes > pool_bytes, "{kept_bytes} of {pool_bytes}");
+}
+
+#[test]
+fn a_measurement_that_is_stopped_ends() {
+    let stop = AtomicBool::new(true);
+    for design in 0..DESIGNS.len() {
+        open("run-cache").measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+    }
+}
+
+#[test]
+fn what_is_no_case_and_no_design_is_refused() {
+    assert!(open("run-cache").begin("frozen").unwrap_err().to_string().contains("frozen"));
+    let error = ZsFree.open(&corpus(), &["frozen".to_owned()]).err().unwrap();
+    assert!(error.to_string().contains("split, class-in-word"), "{error}");
+}

@@ -1,0 +1,161 @@
+//! The table `zs-lock`: a pool with a lock for each size class and one for looking objects up, against a
+//! single lock.
+//!
+//! The series is Nhat Pham's "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks" of 2022. He
+//! shows that it costs next to nothing with fs_mark: 32 threads write files of 100 000 bytes to btrfs or ext4 on
+//! zram, which is full to 80 %. Here threads keep files of as many pages on a [device](uzram::device) for each
+//! design, each in a part of the disk that is its own and full to 80 % all the time: for each file that is
+//! written one is read, and one deleted. Pages are compressed, with lz4, so the pool's share of the work is
+//! what it is in use. A job is a thread; work is counted in pages written.
+
+mod files;
+mod published;
+mod verdict;
+
+#[cfg(test)]
+mod tests;
+
+use uzram::Result;
+use uzram::zsmalloc::PoolDesign;
+
+use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
+use files::{FILE_PAGES, Files};
+use uzram_bench::engine::UzramDevice;
+use uzram_bench::harness::corpus::Corpus;
+use uzram_bench::harness::{CLOCKED, Source, Span};
+
+/// See the [module's documentation](self).
+pub struct ZsLock;
+
+/// The only case.
+const CASE: &str = "files";
+/// Numbers of threads.
+const JOBS: [usize; 4] = [1, 2, 8, published::THREADS];
+
+const BEFORE: &str = PoolDesign::Split.name();
+const AFTER: &str = PoolDesign::Consolidated.name();
+const BEYOND: [&str; 2] = [PoolDesign::ClassIndexed.name(), PoolDesign::Pinned.name()];
+
+impl Table for ZsLock {
+    fn name(&self) -> &'static str {
+        "zs-lock"
+    }
+
+    fn about(&self) -> &'static str {
+        "a zsmalloc pool's locks: one for each class and one to find objects, against a single one"
+    }
+
+    fn series(&self) -> Series {
+        Series {
+            title: "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks",
+            author: "Nhat Pham",
+            date: "November 2022",
+        }
+    }
+
+    fn cases(&self) -> Vec<&'static str> {
+        vec![CASE]
+    }
+
+    fn jobs(&self, _: &str) -> Vec<usize> {
+        JOBS.to_vec()
+    }
+
+    fn unit(&self) -> Unit {
+        Unit::Page
+    }
+
+    fn designs(&self) -> Designs {
+        Designs {
+            before: vec![BEFORE.to_owned()],
+            after: AFTER.to_owned(),
+            beyond: BEYOND.map(str::to_owned).to_vec(),
+        }
+    }
+
+    fn columns(&self) -> &'static [Column] {
+        const COLUMNS: [Column; 6] = [
+            Column::new("files_per_s", "files/s", 1.0, 0),
+            Column::new("elapsed_s", "elapsed", 1.0, 3),
+            Column::new("user_s", "user", 1.0, 3),
+            Column::new("system_s", "system", 1.0, 3),
+            Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
+            Column::new("involuntary_switches_per_page", "preempt", 1000.0, 2),
+        ];
+        &COLUMNS
+    }
+
+    fn legend(&self) -> Vec<String> {
+        vec![
+            format!(
+                "{BEFORE}: a lock for each class, and one that readers share to find an object; {AFTER}: one lock for all of it; {}: a free takes its class's lock only (the table zs-free); {}: nor does finding an object take one",
+                BEYOND[0], BEYOND[1]
+            ),
+            format!(
+                "gain: that of {AFTER} over {BEFORE}; in lines below {AFTER} that of the line's design over {AFTER}"
+            ),
+            format!(
+                "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was taken from its CPU"
+            ),
+            published::legend(),
+        ]
+    }
+
+    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+        let corpus = corpus.load()?;
+        let disk = |design: &String| {
+            let attributes = [("pool_design", design.clone())];
+            Ok(Disk {
+                device: UzramDevice::with_attributes(&attributes, files::DISK_BYTES)?,
+                files: Files::default(),
+            })
+        };
+        let disks = designs.iter().map(disk).collect::<Result<_>>()?;
+        Ok(Box::new(Disks { corpus, disks }))
+    }
+
+    fn published(&self, _: &str, jobs: usize, _: usize) -> Option<Published> {
+        published::of(jobs)
+    }
+
+    fn counted_function(&self) -> &'static str {
+        CLOCKED
+    }
+
+    fn verdict(&self, rows: &[Row]) -> Vec<String> {
+        verdict::of(rows)
+    }
+}
+
+/// A device for each design.
+struct Disks {
+    corpus: Corpus,
+    disks: Vec<Disk>,
+}
+
+struct Disk {
+    device: UzramDevice,
+    files: Files,
+}
+
+impl Experiment for Disks {
+    fn begin(&mut self, _: &str) -> Result<()> {
+        self.disks.iter_mut().try_for_each(|disk| disk.files.fill(disk.device.disk(), &self.corpus))
+    }
+
+    fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
+        let Disk { device, files } = &mut self.disks[plan.design];
+        let ended = files.use_by_threads(device.disk(), &self.corpus, plan)?;
+        let pages = ended.iter().map(|(_, pages)| pages).sum::<u64>();
+        let (elapsed, usage) = Span::together(ended.iter().map(|(span, _)| *span));
+        let per_page = |count: u64| count as f64 / pages.max(1) as f64;
+        let values = vec![
+            ("files_per_s", pages as f64 / FILE_PAGES as f64 / elapsed.as_secs_f64()),
+            ("user_s", usage.user.as_secs_f64()),
+            ("system_s", usage.system.as_secs_f64()),
+            ("voluntary_switches_per_page", per_page(usage.voluntary_switches)),
+            ("involuntary_switches_per_page", per_page(usage.involuntary_switches)),
+        ];
+        Ok(Sample { elapsed, values })
+    }
+}

@@ -1,0 +1,169 @@
+//! The experiments on the command line: what they print, the file they write, and how they fail.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+#[path = "../../bench/tests/common/mod.rs"]
+mod common;
+
+use common::{Ended, PATIENCE, collect, start, wait_until};
+
+/// `uzram-lab args`.
+fn lab(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
+    command.args(args);
+    command
+}
+
+fn finish(mut command: Command) -> Ended {
+    collect(start(&mut command), PATIENCE)
+}
+
+#[test]
+fn the_list_says_what_each_table_is() {
+    let text = finish(lab(&["list"])).ok();
+    for said in [
+        "streams",
+        "user per-cpu compression streams",
+        "Sergey Senozhatsky",
+        "2016",
+        "randrw",
+        "min:",
+        "slab-freeze",
+        "Delay freezing of CPU partial slabs",
+        "delayed against eager, on-partial, unfreeze-first; sheaves against delayed",
+        "messaging: 1 2 5; rawpkt: 1 2 4 8",
+        "zs-lock",
+        "consolidated against split; class-indexed, pinned against consolidated",
+        "zs-free",
+        "lru-batch",
+        "reduce lock contention in zs_free()",
+        "class-indexed against split, class-in-word, no-pool-lock, pages-after-lock; pinned against class-indexed",
+    ] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+}
+
+#[test]
+fn what_cannot_be_run_is_one_line() {
+    for (args, status, mentions) in [
+        (&["slabs"][..], 2, "no table 'slabs', only: streams, slab-freeze, zs-lock, zs-free, lru-batch"),
+        (&["slab-freeze", "--case", "randread"], 2, "messaging, rawpkt"),
+        (&["zs-free", "--case", "randread"], 2, "run-cache, no-run-cache"),
+        (&["streams", "--case", "trim"], 2, "--case"),
+        (&["streams", "--jobs", "0"], 2, "--jobs"),
+        (&["streams", "--rounds", "0"], 2, "--rounds"),
+        (&["streams", "--seconds", "0"], 2, "--seconds"),
+        (&["streams", "--seconds=-1"], 2, "--seconds"),
+        (&["streams", "--seconds", "NaN"], 2, "--seconds"),
+        (&["streams", "--jobs", "2", "--callgrind"], 2, "--jobs"),
+        (&["streams", "--json", "/nonexistent/streams.json"], 1, "/nonexistent/streams.json"),
+    ] {
+        let ended = finish(lab(&[&["run"], args].concat()));
+        let line = ended.complaint("uzram-lab", status);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+/// The numbers at a place that must be an array of `rounds` measured values.
+fn measured(values: &Value, rounds: usize) -> Vec<f64> {
+    let numbers: Vec<f64> = values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    assert_eq!(numbers.len(), rounds);
+    assert!(numbers.iter().all(|number| *number >= 0.0));
+    numbers
+}
+
+#[test]
+fn a_short_run_prints_the_table_and_replaces_the_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, link) = (dir.path().join("old.json"), dir.path().join("link.json"));
+    fs::write(&file, "old").unwrap();
+    symlink(&file, &link).unwrap();
+    let mut command = lab(&["run", "streams", "--seconds", "0.01", "--rounds", "2"]);
+    command.args(["--jobs", "1,3", "--case", "randwrite", "--json"]).arg(&link);
+    let text = finish(command).ok();
+    for said in ["randwrite", "published", "Verdict", "Sergey Senozhatsky"] {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(text.lines().all(|line| line.chars().count() <= 104), "{text}");
+
+    assert!(link.is_symlink() && fs::read_dir(dir.path()).unwrap().count() == 2);
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(keys(&json), ["rows", "series", "table"].map(str::to_owned).into());
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "two lists, with 1 and 3 jobs");
+    let row_keys = ["after", "before", "case", "jobs", "p", "published", "ratio", "ratio_high", "ratio_low"];
+    for row in rows {
+        assert_eq!(keys(row), row_keys.map(str::to_owned).into());
+        for side in ["before", "after"] {
+            let values = &row[side]["values"];
+            for quantity in ["elapsed_s", "user_s", "system_s", "write_mb_per_s", "sleeps_per_write"] {
+                measured(&values[quantity], 2);
+            }
+            assert!(measured(&values["elapsed_s"], 2).iter().all(|seconds| *seconds > 0.0));
+        }
+        assert!(row["published"]["ratio"].is_f64());
+    }
+}
+
+/// Three short runs under valgrind, which may take a while each.
+#[test]
+fn callgrind_counts_what_a_page_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("streams.json");
+    let mut command = lab(&["run", "streams", "--seconds", "0.01", "--rounds", "1"]);
+    command.args(["--jobs", "1", "--case", "randwrite", "--callgrind", "--json"]).arg(&file);
+    let text = collect(start(&mut command), 2 * PATIENCE).ok();
+    if text.contains("the program valgrind is missing") {
+        println!("skipped: callgrind's counts: the program valgrind is missing");
+        return;
+    }
+    assert!(text.contains("mispredictions"), "{text}");
+    let json: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let count = |row: usize, side: &str, name: &str| measured(&json["rows"][row][side]["values"][name], 1)[0];
+    for name in ["instructions_per_page", "branches_per_page", "mispredictions_per_page"] {
+        let all = [count(0, "before", name), count(1, "before", name), count(0, "after", name)];
+        assert!(all.iter().all(|count| *count > 1.0), "{name}: {all:?}");
+    }
+    // A page is compressed in some ten thousand, of which the stream takes a few hundred.
+    let name = "instructions_per_page";
+    let (list, percpu) = (count(0, "before", name), count(0, "after", name));
+    assert!(percpu > 1000.0 && (list / percpu - 1.0).abs() < 0.1, "{list} {percpu}");
+}
+
+#[test]
+fn the_file_is_written_though_nobody_reads_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("streams.json");
+    let mut command = lab(&["run", "streams", "--seconds", "0.005", "--rounds", "1"]);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    command.args(["--jobs", "1", "--case", "read", "--json"]).arg(&file).stdout(writer);
+    let ended = collect(command.stderr(Stdio::piped()).spawn().unwrap(), PATIENCE);
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}", ended.stderr);
+    assert!(fs::read_to_string(&file).unwrap().starts_with("{\"table\":\"streams\""));
+}
+
+#[test]
+fn an_interrupted_run_leaves_the_file_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("old.json");
+    fs::write(&file, "old").unwrap();
+    let mut command = lab(&["run", "streams", "--seconds", "60", "--json"]);
+    let child = start(command.arg(&file));
+    // It is at work once the file that is to replace the old one is there.
+    wait_until("it is at work", || fs::read_dir(dir.path()).unwrap().count() > 1);
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let ended = collect(child, PATIENCE);
+    assert!(ended.complaint("uzram-lab", 1).ends_with("interrupted"), "{}", ended.stderr);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
