@@ -416,7 +416,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         &reclaim(200, 2, 250),
     ]
     .concat();
-    // PoolLocks, chain size, address space, objects, run cache.
+    // Design, chain size, address space, objects, run cache.
     let with = |settings: [u8; 5], ops: &[u8]| [&settings, ops].concat();
     let mut seeds: Vec<Vec<u8>> = (0..DESIGNS.len() as u8)
         .map(|design| {

@@ -170,7 +170,7 @@ fn work(cache: &Cache, seed: u64) -> Result<()> {
     for _ in 0..8000 {
         let key = popular(&mut random);
         if cache.get(key, &mut codec, &mut page)? {
-            assert!(page == fetch(key), "the cache answered another page");
+            assert!(page == fetch(key), "the cache returned another page");
         } else {
             cache.insert(key, &fetch(key), &mut codec)?;
         }

@@ -78,7 +78,7 @@ fn touch_stack() {
     std::hint::black_box(&mut [0u8; 512 << 10]);
 }
 
-/// Writes a page, as often as it takes; answers how often that failed for want of memory.
+/// Writes a page, as often as it takes; returns how often that failed for want of memory.
 fn write(disk: &OpenDevice, number: u64, page: &Page) -> u64 {
     let mut failures = 0;
     while let Err(error) = disk.write(number * PAGE_SIZE as u64, page) {
@@ -99,7 +99,7 @@ fn verify(disk: &OpenDevice, kinds: &[Page], number: u64, version: u64, read: &m
     assert!(read == wanted, "page {number}, version {version}");
 }
 
-/// What a thread does with its pages; answers its page faults, and its writes that failed.
+/// What a thread does with its pages; returns its page faults, and its writes that failed.
 fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
     let mine = || (0..DISK_PAGES).filter(|number| number % THREADS == thread);
     let (mut read, mut page) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
@@ -151,7 +151,7 @@ fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
     (minor_faults() - before, failures)
 }
 
-/// Fills a device with these settings from several threads, and answers their page faults.
+/// Fills a device with these settings from several threads, and returns their page faults.
 fn faults_with(settings: &[(&str, &str)]) -> i64 {
     populate_program();
     let kinds = kinds();

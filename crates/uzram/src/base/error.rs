@@ -37,7 +37,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The Linux errno a kernel device would answer.
+    /// The Linux errno a kernel device would return.
     pub const fn errno(self) -> i32 {
         match self {
             ErrorKind::Invalid | ErrorKind::OutOfRange => 22,
@@ -88,7 +88,7 @@ impl Error {
         self.kind
     }
 
-    /// The Linux errno a kernel device would answer.
+    /// The Linux errno a kernel device would return.
     pub const fn errno(&self) -> i32 {
         self.kind.errno()
     }

@@ -250,7 +250,7 @@ impl Device {
     /// Writes an attribute.
     ///
     /// # Errors
-    /// `NotFound`; `Permission` for one that can only be read; what the attribute answers.
+    /// `NotFound`; `Permission` for one that can only be read; what the attribute returns.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         self.set_interruptible(name, value, &|| true)
     }
@@ -371,7 +371,7 @@ impl Device {
         store.map(|store| store.class_stats()).unwrap_or_default()
     }
 
-    /// Opens the disk for I/O; until all are dropped, `reset` answers `Busy`.
+    /// Opens the disk for I/O; until all are dropped, `reset` fails with `Busy`.
     ///
     /// # Errors
     /// `Busy` while the device is uninitialised.

@@ -28,15 +28,15 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
     }
 
     /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front, and
-    /// answers those that were doomed meanwhile.
+    /// returns those that were doomed meanwhile.
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec;
 
     /// Moves those of the pages that are in the inactive list and promoted to the front of the active
-    /// list, and answers those that were doomed meanwhile.
+    /// list, and returns those that were doomed meanwhile.
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec;
 
     /// Takes those of the pages that are in a list and doomed out of it, and brings those to the front of
-    /// `pages` that got contents meanwhile, to be added again: answers how many.
+    /// `pages` that got contents meanwhile, to be added again: returns how many.
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
     /// Takes all locks, for scans.
@@ -62,7 +62,7 @@ pub struct Claimed {
 
 impl Lists {
     /// Claims the pages of a drained pagevec that are to be put into a list. The state of the nth for a list
-    /// has what `nth` answers at once.
+    /// has what `nth` returns at once.
     pub(super) fn claim(&self, pagevec: &Pagevec, mut nth: impl FnMut(List, usize) -> u32) -> Claimed {
         let mut claimed = Claimed { lists: [Pagevec::EMPTY; 2], promoted: Pagevec::EMPTY };
         for page in pagevec.pages() {

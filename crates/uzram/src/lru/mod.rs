@@ -11,7 +11,7 @@
 //! first, so that the lists are locked once for many of them; how, is the [`LruLocks`]: [`SingleLock`] or
 //! [`Batched`].
 //!
-//! What is answered about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
+//! What is returned about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
 //! to one at a time; and one that [`Lru::add`] was told of later than of [`Lru::doom`] is in the lists, or on its way.
 
 mod any;
@@ -124,7 +124,7 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// The first part of [`Lru::add`], for who has a lock on the page, and answers whether [`Lru::queue`] is
+    /// The first part of [`Lru::add`], for who has a lock on the page, and returns whether [`Lru::queue`] is
     /// to follow once that is let go.
     #[inline]
     pub fn arrive(&self, page: u32) -> bool {
@@ -208,7 +208,7 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// A page's contents are gone. Answers whether it is in a list, so that [`Lru::remove_doomed`] is to be
+    /// A page's contents are gone. Returns whether it is in a list, so that [`Lru::remove_doomed`] is to be
     /// told of it, sooner or later.
     #[inline]
     pub fn doom(&self, page: u32) -> bool {
@@ -241,7 +241,7 @@ impl<D: LruLocks> Lru<D> {
     /// Takes up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each is
     /// this caller's until it says [`Lru::put_back`] or [`Lru::evicted`], or another [`Lru::doom`].
     ///
-    /// Pages are looked at only once: where all are in use, it answers few or none.
+    /// Pages are looked at only once: where all are in use, it returns few or none.
     pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
         self.drain_all();
         let wanted = out.len().saturating_add(most);
@@ -294,7 +294,7 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// The contents of a page went elsewhere, whether it was given out or not. Answers as [`Lru::doom`].
+    /// The contents of a page went elsewhere, whether it was given out or not. Returns as [`Lru::doom`].
     pub fn leave(&self, page: u32) -> bool {
         if self.is_isolated(page) {
             self.evicted(page);
@@ -303,7 +303,7 @@ impl<D: LruLocks> Lru<D> {
         self.doom(page)
     }
 
-    /// A page was used whose contents are elsewhere. Answers whether it was not long ago that they went, or that
+    /// A page was used whose contents are elsewhere. Returns whether it was not long ago that they went, or that
     /// it was used: then it is to come back.
     pub fn refault(&self, page: u32) -> bool {
         let age = self.age();
@@ -406,7 +406,7 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Looks at up to `most` pages at the cold end of the inactive list, and answers at how many it did: those
+    /// Looks at up to `most` pages at the cold end of the inactive list, and returns at how many it did: those
     /// that were used become active, the others go out until there are `wanted`.
     fn scan(
         &self,

@@ -98,7 +98,7 @@ impl<P: Policy> Cache<P> {
         Ok(())
     }
 
-    /// Gives an object back that [`Cache::alloc`] answered. Nobody uses its bytes any more.
+    /// Gives an object back that [`Cache::alloc`] returned. Nobody uses its bytes any more.
     ///
     /// # Errors
     /// `Corrupt` when it is no object of this cache, or free already, as far as that is looked for
@@ -136,7 +136,7 @@ impl<P: Policy> Cache<P> {
     }
 
     /// Takes all free objects back from the CPUs, and gives every slab without objects in use back
-    /// to the arena; answers how many pages went back meanwhile. Allocations and frees may go on.
+    /// to the arena; returns how many pages went back meanwhile. Allocations and frees may go on.
     ///
     /// # Errors
     /// `Corrupt` when free objects were found damaged; everything else is done.

@@ -112,7 +112,7 @@ impl<F: Freeze> Core<F> {
         self.lists.push(&self.slabs, object)
     }
 
-    /// Takes 1 to `objects.len()` objects without the fast path, and answers how many.
+    /// Takes 1 to `objects.len()` objects without the fast path, and returns how many.
     ///
     /// # Errors
     /// As the arena; `NoSpace` when the cache holds as many as it can, `Corrupt` when a free list is
@@ -141,7 +141,7 @@ impl<F: Freeze> Core<F> {
         Ok(taken)
     }
 
-    /// Takes objects of this CPU's list and of the slabs there are, that of `made` last, and answers
+    /// Takes objects of this CPU's list and of the slabs there are, that of `made` last, and returns
     /// how many.
     ///
     /// # Errors
@@ -366,7 +366,7 @@ impl<F: Freeze> Core<F> {
         self.corrupt(object, how)
     }
 
-    /// Counts what happened since a word, now closed, was opened; answers its list.
+    /// Counts what happened since a word, now closed, was opened; returns its list.
     fn closed(&self, cpu: usize, own: &CpuSlabs, word: Word) -> FreeList {
         self.counters.add_all_for(cpu, FAST_PATHS, own.since_open(word));
         word.list
@@ -377,7 +377,7 @@ impl<F: Freeze> Core<F> {
         own.opening = Opening { len: list.len.into(), operations };
     }
 
-    /// Takes objects of a list of `slab`, and answers how many. Damage ends the list.
+    /// Takes objects of a list of `slab`, and returns how many. Damage ends the list.
     fn take_from(&self, slab: u32, list: &mut FreeList, objects: &mut [u32]) -> (usize, Result<()>) {
         let wanted = objects.len().min(usize::from(list.len));
         for (taken, object) in objects[..wanted].iter_mut().enumerate() {

@@ -336,7 +336,7 @@ impl Slabs {
     }
 
     /// The object after `at` in a chain of free objects that the caller owns, or may lose to
-    /// another thread meanwhile (the answer is then anything). `None` if what is there is no link.
+    /// another thread meanwhile (the result is then anything). `None` if what is there is no link.
     #[inline]
     pub(super) fn next(&self, slab: u32, at: u16) -> Option<u16> {
         self.next_in(self.start(slab), slab, at)
@@ -382,13 +382,13 @@ impl Slabs {
         &self.links[slab as usize * per_slab + usize::from(at)]
     }
 
-    /// Walks a chain of `len` objects (at least 1) from `first`, and answers its last one. `None`
+    /// Walks a chain of `len` objects (at least 1) from `first`, and returns its last one. `None`
     /// when it is damaged on the way.
     pub(super) fn last_of(&self, slab: u32, first: u16, len: u16) -> Option<u16> {
         (1..len).try_fold(first, |at, _| self.next(slab, at).filter(|next| *next != NONE))
     }
 
-    /// Makes a slab, and answers its number; all its objects are taken and form one chain from
+    /// Makes a slab, and returns its number; all its objects are taken and form one chain from
     /// place 0. Nobody else knows it.
     ///
     /// # Errors

@@ -54,7 +54,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         self.cache.populate()
     }
 
-    /// Puts a value into an object of its own, and answers the object's name.
+    /// Puts a value into an object of its own, and returns the object's name.
     ///
     /// # Errors
     /// As [`Cache::alloc`]; the value is dropped.
@@ -69,7 +69,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
     /// The value of an object.
     ///
     /// # Safety
-    /// `object` is in use: [`TypedCache::insert`] answered it, and nobody removes it while the reference
+    /// `object` is in use: [`TypedCache::insert`] returned it, and nobody removes it while the reference
     /// lives.
     #[inline]
     pub unsafe fn get(&self, object: u32) -> &T {
@@ -94,7 +94,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         Ok(())
     }
 
-    /// [`TypedCache::insert`], with the object given back when the answer is dropped.
+    /// [`TypedCache::insert`], with the object given back when the result is dropped.
     ///
     /// # Errors
     /// As [`Cache::alloc`]; the value is dropped.

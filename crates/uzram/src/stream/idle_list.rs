@@ -46,7 +46,7 @@ impl<S> IdleList<S> {
     /// Makes a list of `count` streams.
     ///
     /// # Errors
-    /// What `stream` answers for the first that cannot be made.
+    /// What `stream` returns for the first that cannot be made.
     pub fn new<E>(count: StreamCount, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
         let make = |_| stream().map(|stream| Padded(Mutex::new(&classes::STREAM, stream)));
         let list = List { idle: (0..count.get()).collect(), waiting: 0, sleeps: 0 };

@@ -48,7 +48,7 @@ impl<S> AnyStreams<S> {
     /// Makes the streams of `design`; per-CPU ones get [`SPARES_PER_CPU`] more when needed.
     ///
     /// # Errors
-    /// What `make` answers for the first that cannot be made.
+    /// What `make` returns for the first that cannot be made.
     pub fn new<E>(
         design: StreamDesign,
         make: impl Fn() -> Result<S, E> + Send + Sync + 'static,
@@ -63,7 +63,7 @@ impl<S> AnyStreams<S> {
 }
 
 impl<S> AnyStreams<S> {
-    /// Makes all streams now that may be needed, and answers whether that could be done.
+    /// Makes all streams now that may be needed, and returns whether that could be done.
     pub fn make_spares(&self) -> bool {
         match self {
             AnyStreams::PerCpu(streams) => streams.make_spares(),

@@ -11,7 +11,7 @@ use super::compact::{Budget, Effort};
 use super::design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
 use super::raw::RawPool;
 use super::read::RawRead;
-use super::reclaim::Emptied;
+use super::reclaim::Reclaimed;
 use super::stats::{ClassStat, PoolDesign};
 use super::store::Reserved;
 
@@ -152,7 +152,7 @@ impl AnyPool {
     }
 
     /// As [`RawPool::reclaim_coldest`].
-    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Emptied> {
+    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed> {
         each!(AnyPool::self, pool => pool.reclaim_coldest(most, evict))
     }
 

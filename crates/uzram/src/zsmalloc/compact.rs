@@ -9,7 +9,7 @@
 //! Reads and writes go on meanwhile. A class is locked for as long as nobody else waits for it, and
 //! looked at after each object; an object that is being read or written just stays where it is.
 //!
-//! An object is moved under its design's [`MigrationGuard`] lists, where nobody can find it: it is copied, its
+//! An object is moved under its design's [`MigrationGuard`], where nobody can find it: it is copied, its
 //! handle is led to the copy, and the old place is freed.
 
 use std::time::Duration;

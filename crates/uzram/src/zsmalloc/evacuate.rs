@@ -3,7 +3,7 @@
 //! The arena says which: it hides its emptiest chunks, so that new zspages lie in the others, until this
 //! is done. What could not be moved, being read or written, keeps its chunk.
 
-use crate::base::mem::{Account, Gfp, Hidden};
+use crate::base::mem::{Account, Gfp, HiddenChunks};
 
 use super::compact::Budget;
 use super::design::PoolLocks;
@@ -45,7 +45,7 @@ impl<D: PoolLocks> RawPool<D> {
     }
 
     /// Moves the zspages of a class out of the hidden chunks.
-    fn leave_chunks(&self, class: u8, hidden: &Hidden<'_>, budget: &mut Budget<'_>) -> i64 {
+    fn leave_chunks(&self, class: u8, hidden: &HiddenChunks<'_>, budget: &mut Budget<'_>) -> i64 {
         let mut freed = 0;
         // A zspage of which some objects stay behind comes to a group that is looked at later.
         for group in (1..=GROUP_FULL).rev() {
@@ -72,7 +72,7 @@ impl<D: PoolLocks> RawPool<D> {
         lists: &mut Lists,
         group: usize,
         left: &mut u32,
-        hidden: &Hidden<'_>,
+        hidden: &HiddenChunks<'_>,
     ) -> Option<u32> {
         let visits = VISITS_PER_HOLD.min(*left);
         for visit in 1..=visits {

@@ -113,7 +113,7 @@ impl<D: PoolLocks> RawPool<D> {
     }
 
     /// Puts an object that is in no use back into its zspage. If that has run empty, it is taken off the
-    /// lists, and answered.
+    /// lists, and returned.
     pub(super) fn put(&self, lists: &mut Lists, object: Location) -> Option<Emptied> {
         let (start, header_bytes) = self.place(object);
         let id = self.zspage_id_at(object.page);
@@ -171,7 +171,7 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Gives a descriptor back, and answers what it described: a run, and its committed pages.
+    /// Gives a descriptor back, and returns what it described: a run, and its committed pages.
     fn give_descriptor_back(&self, emptied: Emptied) -> (Run, u64) {
         // SAFETY: the zspage is empty and on no list.
         self.note(unsafe { self.zspages.free(emptied.zspage) });

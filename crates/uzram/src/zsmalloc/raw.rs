@@ -149,7 +149,7 @@ impl<D: PoolLocks> RawPool<D> {
     /// The descriptor of the zspage that starts at `page`.
     ///
     /// # Safety
-    /// An object of that zspage is in use, and stays where it is, as long as the answer lives.
+    /// An object of that zspage is in use, and stays where it is, as long as the result lives.
     #[inline]
     pub(super) unsafe fn zspage_at(&self, page: u32) -> &Descriptor {
         // SAFETY: the caller's promise.

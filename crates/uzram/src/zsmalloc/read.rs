@@ -19,7 +19,7 @@ impl<D: PoolLocks> RawPool<D> {
     ///
     /// # Safety
     /// The handle is in use and is not being freed; unless [`READS_OUTLIVE_FREES`], it is not freed
-    /// before the answer is dropped.
+    /// before the result is dropped.
     ///
     /// [`READS_OUTLIVE_FREES`]: super::design::PoolLocks::READS_OUTLIVE_FREES
     #[inline]

@@ -23,7 +23,7 @@ struct Isolated {
 
 /// What [`RawPool::reclaim_coldest`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Emptied {
+pub struct Reclaimed {
     /// Zspages that it looked at.
     pub looked_at: u64,
     /// Pages that are free by it.
@@ -32,7 +32,7 @@ pub struct Emptied {
 
 impl<D: PoolLocks> RawPool<D> {
     /// Empties the zspages that were stored into longest ago, until `pages` pages are free, or there is
-    /// none left to try; answers how many pages that freed. `evict` is told the owner of each object in
+    /// none left to try; returns the number of pages freed. `evict` is told the owner of each object in
     /// them, and is to free it. No lock is held meanwhile; the object may be gone already.
     ///
     /// # Errors
@@ -52,13 +52,13 @@ impl<D: PoolLocks> RawPool<D> {
     ///
     /// # Errors
     /// As [`RawPool::reclaim`].
-    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Emptied> {
+    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed> {
         let Some(lru) = &self.lru else {
             let what = "the pool does not keep the order of its zspages: make it with `reclaim`";
             return Err(Error::invalid(what).with_setting("reclaim"));
         };
         let (mut isolated, mut owners, mut emptied) =
-            (Vec::with_capacity(most), Vec::new(), Emptied::default());
+            (Vec::with_capacity(most), Vec::new(), Reclaimed::default());
         for _ in 0..lru.len().min(most as u64) {
             let Some((page, class)) = lru.coldest() else { break };
             emptied.looked_at += 1;
@@ -93,7 +93,7 @@ impl<D: PoolLocks> RawPool<D> {
         Some(Isolated { page, class, committed })
     }
 
-    /// Puts back what is left of an isolated zspage; answers how many pages are free.
+    /// Puts back what is left of an isolated zspage; returns how many pages are free.
     fn end_isolation(&self, lru: &Lru, isolated: &Isolated) -> u64 {
         let Isolated { page, class, committed } = *isolated;
         let mut lists = self.lists(class);

@@ -13,7 +13,7 @@ use super::raw::{LINE_BYTES, RawPool};
 use super::word::{Cell, Location};
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Stores a copy of `bytes` (1..=4096) for `owner`, and answers its handle.
+    /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle.
     ///
     /// # Errors
     /// As [`RawPool::reserve`]. Nothing is stored then.

@@ -58,12 +58,13 @@ pub trait Cell: Default + Send + Sync + 'static {
     /// Leads the handle to its object, which is written.
     fn publish(&self, object: Location);
 
-    /// Whether the handle leads to `object`, and it could be moved now. The lists of its class are
-    /// [`MigrationGuard`](super::design::MigrationGuard).
+    /// Whether the handle leads to `object`, and it could be moved now. The caller holds the
+    /// [`MigrationGuard`](super::design::MigrationGuard) of its class.
     fn is_movable(&self, object: Location) -> bool;
 
-    /// Leads the handle from one place to another, which has the same contents; answers false if the
-    /// object cannot be moved now. The lists of its class are [`MigrationGuard`](super::design::MigrationGuard).
+    /// Leads the handle from one place to another, which has the same contents; returns false if the
+    /// object cannot be moved now. The caller holds the [`MigrationGuard`](super::design::MigrationGuard)
+    /// of its class.
     fn relocate(&self, from: Location, to: Location) -> bool;
 
     /// Where the object of the cell at `cell` might be, if its word says enough: a hint, as others may be changing what is

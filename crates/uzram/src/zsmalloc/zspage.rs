@@ -148,7 +148,7 @@ impl Descriptors {
     /// `Corrupt` when it is found that it is none, or free already.
     ///
     /// # Safety
-    /// [`Descriptors::alloc`] answered it, and nobody uses it any more.
+    /// [`Descriptors::alloc`] returned it, and nobody uses it any more.
     pub(super) unsafe fn free(&self, id: u32) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.0.remove(id) }
@@ -276,7 +276,7 @@ impl Lists {
         self.objs_used / objs * u64::from(class.pages_per_zspage) + rest
     }
 
-    /// Makes the first zspage of a group its last, and answers it.
+    /// Makes the first zspage of a group its last, and returns it.
     pub(super) fn rotate(&mut self, all: &Descriptors, group: usize) -> Option<u32> {
         let first = self.heads[group];
         if first == NONE {
@@ -287,7 +287,7 @@ impl Lists {
     }
 
     /// The first `most` zspages of each group that has room, fullest group first, as long as
-    /// `f` does not answer.
+    /// `f` does not return.
     pub(super) fn find_with_room<R>(
         &mut self,
         all: &Descriptors,

@@ -92,7 +92,7 @@ impl<P: Policy> Fixture<P> {
         );
     }
 
-    /// Allocates so many objects, fills them, and answers what errors there were. All of them are of
+    /// Allocates so many objects, fills them, and returns the errors there were. All of them are of
     /// this cache, and nobody has them.
     fn alloc_600(&mut self) -> Vec<Error> {
         let claims = Claims::new(&self.arena);

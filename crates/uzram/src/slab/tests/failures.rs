@@ -12,7 +12,7 @@ for_every_policy!(
     no_object_is_refused_because_others_are_kept_free,
 );
 
-/// Allocates, frees and shrinks by a seed, and does again what failed. Answers whether a call of the
+/// Allocates, frees and shrinks by a seed, and does again what failed. Returns whether a call of the
 /// arena has failed.
 fn script<P: Policy>(arena: &Arc<Arena>, cache: Cache<P>, size: usize) -> bool {
     const SEED: u64 = 4;

@@ -34,7 +34,7 @@ use super::zspage::Lists;
 
 /// The locks of a design, and what is done under them.
 pub trait PoolLocks: Sized + Send + Sync + 'static {
-    /// Its name in settings and on paper.
+    /// Its name in settings and tables.
     const NAME: &'static str;
     /// A reader may go on reading when its object is freed; it is then released after the last one.
     /// Where not, the caller keeps the object from being freed while it is read.
@@ -51,10 +51,10 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     /// The locks for so many classes.
     fn new(classes: usize) -> Self;
 
-    /// PoolLocks the lists of a class.
+    /// Locks the lists of a class.
     fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
 
-    /// PoolLocks the lists of a class to move its objects.
+    /// Locks the lists of a class to move its objects.
     fn lock_for_migration(&self, class: u8, counts: &Counts) -> Self::MigrationGuard<'_>;
 
     /// Finds a handle's object, and keeps it where it is until [`PoolLocks::unpin`].
@@ -63,7 +63,7 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     /// The handle is in use, and not being freed.
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location;
 
-    /// Ends a pin; of a design that pins by holding the zspage, that hold. Answers the object if it was
+    /// Ends a pin; of a design that pins by holding the zspage, that hold. Returns the object if it was
     /// freed meanwhile and the caller is to release it, with the lists of its class.
     ///
     /// # Safety
@@ -76,7 +76,7 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
         None
     }
 
-    /// Finds a handle's object to free it: answers the object to release with the lists of its class,
+    /// Finds a handle's object to free it: returns the object to release with the lists of its class,
     /// unless a reader will do it.
     ///
     /// # Safety
@@ -96,7 +96,7 @@ pub trait MigrationGuard: DerefMut<Target = Lists> {
 /// Finds an object by its word, where nothing can move it: under the pool's lock, or the class's.
 ///
 /// # Safety
-/// The handle is in use, its object is not freed before the caller is done with the answer, and it
+/// The handle is in use, its object is not freed before the caller is done with the result, and it
 /// cannot be moved.
 #[inline]
 unsafe fn find<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {

@@ -58,7 +58,7 @@ pub(super) fn zspages(stat: &crate::zsmalloc::ClassStat) -> u64 {
     stat.zspages.iter().map(|count| u64::from(*count)).sum()
 }
 
-/// One zspage; notes the handles of its objects, and answers how many it has and its pages.
+/// One zspage; notes the handles of its objects, and returns how many it has and its pages.
 fn check_zspage<D: PoolLocks>(
     pool: &RawPool<D>,
     lists: &mut Lists,
