@@ -68,7 +68,7 @@ pub use base::mem::Arena;
 pub use device::{Device, DeviceBuilder, NamedBacking, OpenDevice};
 pub use lru::{Lru, LruConfig, LruStats};
 pub use slab::{Cache, CacheConfig, CacheInfo, TypedCache};
-pub use store::Store;
+pub use store::{Store, StoreBuilder};
 pub use zsmalloc::{ClassStat, Handle, LockCounts, Object, ObjectRead, Pool, PoolBuilder, SizeClass};
 
 pub use base::units;
