@@ -6,7 +6,7 @@
 
 use uzram::codec::Algorithm;
 use uzram::device::Device;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::{format_size, pages_to_bytes, parse_duration_s, parse_size};
 use uzram::{Error, ErrorKind};
 
@@ -55,7 +55,7 @@ pub fn run(bytes: &[u8]) {
 
 /// A thousand streams keep the same rules as a few, but take long to make.
 fn many_streams(name: &str, value: &str) -> bool {
-    let many = |design| matches!(design, Design::IdleList(count) if count.get() > 8);
+    let many = |design| matches!(design, StreamDesign::IdleList(count) if count.get() > 8);
     name == "streams" && value.parse().is_ok_and(many)
 }
 
@@ -122,7 +122,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
             let bytes = parse_size(value.strip_suffix("/day").unwrap_or(value)).expect("it was taken");
             assert_eq!(read(name), bytes.to_string());
         }
-        "streams" => assert_eq!(read(name).parse(), value.parse::<Design>()),
+        "streams" => assert_eq!(read(name).parse(), value.parse::<StreamDesign>()),
         "pool_design" | "lru_design" | "writeback_layout" | "reclaim" => {
             assert_eq!(read(name), value, "{name}");
         }

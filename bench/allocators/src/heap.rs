@@ -4,7 +4,7 @@
 use uzram::Result;
 use uzram::mem::{Arena, Gfp};
 use uzram::sync::Arc;
-use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, Options, Plain, Policy, Sheaves};
+use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, CacheConfig, Plain, Policy, Sheaves};
 
 use crate::measured::Measured;
 use crate::peers::{self, pointer};
@@ -74,7 +74,7 @@ impl<P: Policy> Slab<P> {
         let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
         let arena = Arc::new(Arena::new(reserve_bytes)?);
         let options =
-            Options { dropped_whole: true, ..Options::new("bench", size_bytes, ALIGN_BYTES, max_objects) };
+            CacheConfig { free_objects_on_drop: true, ..CacheConfig::new("bench", size_bytes, ALIGN_BYTES, max_objects) };
         Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
     }
 }

@@ -15,7 +15,7 @@ mod tests;
 
 use uzram::Result;
 use uzram::codec::Algorithm;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
 use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
@@ -57,7 +57,7 @@ impl Table for Streams {
 
     fn designs(&self) -> Designs {
         let before = vec![cpus().to_string(), (2 * cpus()).to_string()];
-        Designs { before, after: Design::PerCpu.to_string(), beyond: Vec::new() }
+        Designs { before, after: StreamDesign::PerCpu.to_string(), beyond: Vec::new() }
     }
 
     fn unit(&self) -> Unit {

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use uzram::zsmalloc::design::{Locks, Pinned};
+use uzram::zsmalloc::design::{Pinned, PoolLocks};
 
 use super::{AFTER, BEFORE, Case, ClassInWord, NoPoolLock, PagesAfterLock, published};
 use crate::experiment::{Row, Side};

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use uzram::device::Attribute;
 use uzram::lru::LruDesign;
 use uzram::store::WritebackLayout;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::{parse_duration_s, parse_size};
 use uzram::zsmalloc::PoolDesign;
 
@@ -67,7 +67,7 @@ pub struct DeviceArgs {
     chain: Option<u32>,
     /// Who may compress at once: percpu, or the number of streams on a locked list [default: the device's]
     #[arg(long, value_name = "percpu|N")]
-    streams: Option<Design>,
+    streams: Option<StreamDesign>,
     /// How its pool is locked: pinned, class-indexed, consolidated or split [default: the device's]
     #[arg(long, value_name = "NAME")]
     pool_design: Option<PoolDesign>,

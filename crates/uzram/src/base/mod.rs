@@ -1,6 +1,7 @@
 //! What everything else stands on.
 
 pub mod clock;
+pub mod counters;
 pub mod cpu;
 pub mod error;
 #[cfg(not(loom))]

@@ -97,7 +97,7 @@ pub(super) fn unit_bytes(suffix: &str) -> Option<u64> {
     }
 }
 
-/// Reads decimal digits and a unit, of which `unit` knows in lower case what it stands for. Answers why not, if it
+/// Reads decimal digits and a unit, of which `unit` knows in lower case what it stands for. Returns why not, if it
 /// cannot, and `too_much` for what does not fit 64 bits.
 fn parse_number(
     text: &str,

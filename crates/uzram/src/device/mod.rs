@@ -9,6 +9,7 @@
 
 pub mod attr;
 mod backing;
+mod builder;
 mod io;
 mod task;
 
@@ -23,6 +24,7 @@ pub use crate::store::{
 };
 pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
+pub use builder::DeviceBuilder;
 pub use io::{Extent, OpenDevice};
 
 use std::thread;
@@ -95,6 +97,7 @@ impl Default for Params {
 
 /// A snapshot of a device's statistics. Sizes are in bytes, the rest counts pages of 4096 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// The size of the disk.
@@ -329,7 +332,7 @@ impl Device {
     }
 
     /// What the lists of pages by their use have and did; nothing while uninitialised.
-    pub fn lru_stats(&self) -> lru::Stats {
+    pub fn lru_stats(&self) -> lru::LruStats {
         self.state.lock().store.as_ref().map(|store| store.lru_stats()).unwrap_or_default()
     }
 

@@ -8,7 +8,7 @@ use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page};
 use crate::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES, StatelessDecoder};
-use crate::stream::{AnyStreams, Design, Streams};
+use crate::stream::{AnyStreams, StreamDesign, Streams};
 
 /// A codec's states and a buffer for one compressed page.
 pub(super) struct Stream {
@@ -67,7 +67,7 @@ impl Codec {
     /// whenever a spare stream is made; that is now if they are `ready`, with all of their memory, before any is used.
     pub(super) fn new(
         algorithm: &Algorithm,
-        design: Design,
+        design: StreamDesign,
         ready: bool,
         bytes: &Arc<Counter>,
     ) -> Result<Self> {
