@@ -27,6 +27,7 @@ mod client;
 mod daemon;
 mod commands;
 
+pub use config::size_expr;
 pub use daemon::start;
 
 use std::process::ExitCode;

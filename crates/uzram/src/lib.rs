@@ -18,6 +18,6 @@ pub mod store;
 pub mod device;
 
 pub use base::error::{Error, ErrorKind, Result};
-pub use base::{cpu, mem, named, random, size_expr, sync, trusted_path, units, work};
+pub use base::{cpu, mem, named, random, sync, trusted_path, units, work};
 #[cfg(not(loom))]
 pub use base::{machine_memory, mountinfo};

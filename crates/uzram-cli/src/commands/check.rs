@@ -96,7 +96,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn config_text(path: &Path, plan: &Plan) -> String {
     let mut text = format!("ok: {}\n", path.display());
     for device in &plan.devices {
-        let size = device.settings.iter().find(|setting| setting.attribute == "disksize");
+        let size = device.settings.get("disksize");
         let size = size.and_then(|size| parse_size(&size.value).ok()).map_or_else(String::new, format_size);
         let attached = match device.attached {
             Attached::No => "",

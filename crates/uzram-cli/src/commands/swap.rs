@@ -20,8 +20,9 @@ use uzram_serve::swap_area::{ActiveArea, MAX_PRIORITY};
 use crate::client::attach::{attached, clear, left_by_dead, refuse_unrecorded, require_root};
 use crate::client::control::{end, print_json};
 use crate::client::daemon_client::{Daemon, device_path, understand};
+use crate::config::device_options::DeviceOptions;
 use crate::config::plan::{Attached, DevicePlan, FilesArgs, Plan, SwapPlan};
-use crate::config::settings::{DeviceArgs, parse_name};
+use crate::config::settings::parse_name;
 use crate::daemon::up::{self, READY};
 use crate::failure::{Context, Failure, Result, print};
 use crate::swap::switch_off::switch_off;
@@ -71,7 +72,7 @@ struct OnArgs {
     #[command(flatten)]
     files: FilesArgs,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: DeviceOptions,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }

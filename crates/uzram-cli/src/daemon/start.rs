@@ -4,12 +4,12 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use uzram::size_expr::Memory;
+use uzram::machine_memory::Memory;
 
 use crate::config::config_file;
 use crate::config::plan::{Attached, Plan};
 use crate::config::policy_file;
-use crate::config::settings::Setting;
+use crate::config::settings::{DeviceSettings, Setting};
 use crate::config::toml_text::Source;
 use crate::daemon::up::Args;
 use crate::failure::{Failure, Result};
@@ -69,7 +69,9 @@ pub fn plan(words: &[String], config: &str, memory: &Memory) -> std::result::Res
 /// # Errors
 /// What is wrong, as it is told.
 pub fn policy(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String> {
-    policy_file::settings(Source { name: "policy.toml", text }).map(values).map_err(told)
+    policy_file::settings(Source { name: "policy.toml", text })
+        .map(|settings| values(&settings))
+        .map_err(told)
 }
 
 fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned> {
@@ -81,15 +83,15 @@ fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned>
     let plan = checked(&args, args.config().map(parse).transpose()?)?;
     let devices = plan.devices.into_iter().map(|device| PlannedDevice {
         is_swap: matches!(device.attached, Attached::Swap(_)),
+        settings: values(&device.settings),
         name: device.name,
-        settings: values(device.settings),
     });
     let devices = devices.collect();
     Ok(Planned { devices, left_out: plan.left_out.len(), max_connections: plan.nbd.max_connections })
 }
 
-fn values(settings: Vec<Setting>) -> Vec<(&'static str, String)> {
-    settings.into_iter().map(|setting| (setting.attribute, setting.value)).collect()
+fn values(settings: &DeviceSettings) -> Vec<(&'static str, String)> {
+    settings.iter().map(|Setting { attribute, value, .. }| (*attribute, value.clone())).collect()
 }
 
 fn told(failure: Failure) -> String {

@@ -20,9 +20,10 @@ use uzram_serve::{Exports, fuse, nbd};
 
 use crate::client::attach::require_root;
 use crate::config::config_file::{self, ConfigFile};
+use crate::config::device_options::DeviceOptions;
 use crate::config::listen_args::ListenArgs;
 use crate::config::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
-use crate::config::settings::{DeviceArgs, parse_name};
+use crate::config::settings::parse_name;
 use crate::daemon::attachments::{Attachments, RETRY};
 use crate::daemon::attendant::Attendant;
 use crate::daemon::confine::{Needs, confine, hide};
@@ -55,13 +56,13 @@ pub struct Args {
     /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example, and `uzram
     /// check --config` checks one). SIGHUP then has the files of TLS read again, as `uzram reload` does, and does not end
     /// the daemon
-    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "ExportArgs", "attach", "exec"])]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceOptions", "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
     name: String,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: DeviceOptions,
     #[command(flatten)]
     export: ExportArgs,
     #[command(flatten)]
@@ -340,7 +341,7 @@ fn daemon_facts(control_socket: &Path, about: &About, warning: Option<String>) -
 /// What there is to know about a device.
 fn device_facts(plan: &DevicePlan, device: &Device) -> String {
     let stats = device.stats();
-    let chosen = plan.settings.iter().find(|setting| setting.attribute == "comp_algorithm");
+    let chosen = plan.settings.get("comp_algorithm");
     let algorithm = chosen.map(|setting| setting.value.clone()).or_else(|| {
         // The kernel's form is a list with the chosen one in brackets.
         let list = device.get("comp_algorithm").ok()?;

@@ -2,8 +2,8 @@ use super::policy::Relieved;
 use super::tests::page;
 use super::writeback_tests::place;
 use super::*;
+use crate::base::machine_memory::Memory;
 use crate::base::random::Random;
-use crate::base::size_expr::Memory;
 use std::time::{Duration, Instant};
 
 const CHUNK: u64 = CHUNK_PAGES as u64;

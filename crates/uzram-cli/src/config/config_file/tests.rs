@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::config::settings::Setting;
+use uzram::device::Device;
 
 const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 2 << 30 };
 
@@ -16,8 +18,7 @@ fn complaint(text: &str) -> String {
 }
 
 fn value<'a>(device: &'a DevicePlan, attribute: &str) -> Option<&'a str> {
-    let setting = device.settings.iter().find(|setting| setting.attribute == attribute)?;
-    Some(&setting.value)
+    device.settings.get(attribute).map(|setting| setting.value.as_str())
 }
 
 /// The example, its settings that are commented out with it; each file that it names is `policy`.
@@ -78,9 +79,7 @@ fn the_example_has_every_key_and_makes_sense() {
     assert_eq!(device.settings.last().unwrap().attribute, "disksize");
 
     let table: toml::Table = toml::from_str(&text).unwrap();
-    let options = Options::new(&MEMORY);
-    let options = options.parser.get_arguments().filter_map(clap::Arg::get_long);
-    for key in options.chain(USE_KEYS) {
+    for key in USE_KEYS {
         assert!(table["zram0"].get(key).is_some(), "the example has no {key}");
     }
     assert!(TOP_KEYS.iter().all(|key| table.contains_key(*key)));
@@ -97,7 +96,7 @@ fn the_example_s_attributes_are_those_of_a_device() {
     let lines = text.lines().filter(|line| !line.starts_with("writeback-") && !line.starts_with("force"));
     let config = parsed(&lines.collect::<Vec<_>>().join("\n")).unwrap();
     let device = Device::new(&config.devices[0].name).unwrap();
-    for Setting { origin, attribute, value } in &config.devices[0].settings {
+    for Setting { origin, attribute, value } in config.devices[0].settings.iter() {
         device.set(attribute, value).unwrap_or_else(|error| panic!("{origin}: {error}"));
     }
     assert_eq!(device.size_bytes(), 64 << 10);
