@@ -40,7 +40,7 @@ impl FilesArgs {
 }
 
 /// A daemon.
-pub struct Plan {
+pub struct DaemonPlan {
     /// Where its sockets are.
     pub runtime_dir: PathBuf,
     /// The devices that it has from the start.
@@ -108,14 +108,14 @@ pub struct SwapPlan {
     pub discard: bool,
 }
 
-impl Plan {
+impl DaemonPlan {
     /// A daemon in `runtime_dir` with these devices, and the defaults of everything else.
     ///
     /// # Errors
     /// The directory's path is too long for a socket.
-    pub fn new(runtime_dir: PathBuf, devices: Vec<DevicePlan>) -> Result<Plan> {
+    pub fn new(runtime_dir: PathBuf, devices: Vec<DevicePlan>) -> Result<DaemonPlan> {
         let nbd = nbd::ServerConfig::new(socket_path(&runtime_dir, NBD_SOCKET)?);
-        Ok(Plan {
+        Ok(DaemonPlan {
             runtime_dir,
             devices,
             left_out: Vec::new(),

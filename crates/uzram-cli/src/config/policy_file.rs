@@ -120,7 +120,7 @@ mod tests {
             let rest = line.strip_prefix("--policy ").unwrap();
             assert!(rest.starts_with(place) && rest.contains(why), "{text}: {line}");
         }
-        let long = format!("high = \"{}\"\nlow = {{}}", "x".repeat(100_000));
+        let long = format!("backing = \"/{}\"\nlow = {{}}", "x".repeat(100_000));
         let Err(Failure::Usage(line)) = settings(&long) else { panic!() };
         assert!(line.len() < 300, "{line}");
         // As deep as a file can be.

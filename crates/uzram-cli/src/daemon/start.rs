@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use uzram::machine_memory::Memory;
 
 use crate::config::config_file;
-use crate::config::plan::{Attached, Plan};
+use crate::config::plan::{Attached, DaemonPlan};
 use crate::config::policy_file;
 use crate::config::settings::{DeviceSettings, Setting};
 use crate::config::toml_text::Source;
-use crate::daemon::up::Args;
+use crate::daemon::up::UpArgs;
 use crate::failure::{Failure, Result};
 
 /// A runtime directory that is not looked at.
@@ -21,14 +21,14 @@ const ANY_DIR: &str = "/run/uzram";
 ///
 /// # Errors
 /// What is wrong with the file.
-pub(crate) fn plan_file(path: &Path) -> Result<Plan> {
+pub(crate) fn plan_file(path: &Path) -> Result<DaemonPlan> {
     let mut word = OsString::from("--config=");
     word.push(path);
-    let args = Args::from_words([word])?;
+    let args = UpArgs::from_words([word])?;
     checked(&args, Some(config_file::read(path)?))
 }
 
-fn checked(args: &Args, config: Option<config_file::ConfigFile>) -> Result<Plan> {
+fn checked(args: &UpArgs, config: Option<config_file::ConfigFile>) -> Result<DaemonPlan> {
     let plan = args.plan_with(config, PathBuf::from(ANY_DIR))?;
     plan.check()?;
     Ok(plan)
@@ -75,7 +75,7 @@ pub fn policy(text: &str) -> std::result::Result<Vec<(&'static str, String)>, St
 }
 
 fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned> {
-    let args = Args::from_words(words.iter().map(OsString::from))?;
+    let args = UpArgs::from_words(words.iter().map(OsString::from))?;
     let parse = |path: &Path| {
         let name = path.display().to_string();
         config_file::parse(Source { name: &name, text: config }, memory)

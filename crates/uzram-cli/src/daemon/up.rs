@@ -22,7 +22,7 @@ use crate::client::attach::require_root;
 use crate::config::config_file::{self, ConfigFile};
 use crate::config::device_options::DeviceOptions;
 use crate::config::listen_args::ListenArgs;
-use crate::config::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
+use crate::config::plan::{Attached, DaemonPlan, DevicePlan, ExportArgs, FilesArgs};
 use crate::config::settings::parse_name;
 use crate::daemon::attachments::{Attachments, RETRY};
 use crate::daemon::attendant::Attendant;
@@ -52,7 +52,7 @@ pub const READY: &str = "swap";
           uzram up --listen tcp:127.0.0.1:10809
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
-pub struct Args {
+pub struct UpArgs {
     /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example, and `uzram
     /// check --config` checks one). SIGHUP then has the files of TLS read again, as `uzram reload` does, and does not end
     /// the daemon
@@ -90,8 +90,8 @@ pub struct Args {
     runtime: RuntimeArgs,
 }
 
-impl Args {
-    fn plan(&self) -> Result<Plan> {
+impl UpArgs {
+    fn plan(&self) -> Result<DaemonPlan> {
         let config = self.config.as_deref().map(config_file::read).transpose()?;
         self.plan_with(config, self.runtime.path()?)
     }
@@ -100,9 +100,9 @@ impl Args {
     ///
     /// # Errors
     /// They make no sense.
-    pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<Args> {
-        let command = Args::augment_args(clap::Command::new("up").no_binary_name(true));
-        let args = command.try_get_matches_from(words).and_then(|matches| Args::from_arg_matches(&matches));
+    pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<UpArgs> {
+        let command = UpArgs::augment_args(clap::Command::new("up").no_binary_name(true));
+        let args = command.try_get_matches_from(words).and_then(|matches| UpArgs::from_arg_matches(&matches));
         args.map_err(|error| Failure::Usage(crate::failure::usage_line(&error)))
     }
 
@@ -115,7 +115,7 @@ impl Args {
     ///
     /// # Errors
     /// They make no sense together, or files that they name cannot be read.
-    pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<Plan> {
+    pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<DaemonPlan> {
         let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match config {
             Some(config) => config,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
@@ -124,11 +124,11 @@ impl Args {
             Some(path) => self.listen.clone().with_file(keys, path)?,
             None => self.listen.clone(),
         };
-        let plan = Plan::new(runtime_dir, devices)?;
+        let plan = DaemonPlan::new(runtime_dir, devices)?;
         let nbd = listen.config(plan.nbd)?;
         let absolute =
             |dir: &PathBuf| std::path::absolute(dir).context(|| format!("--mount {}", dir.display()));
-        Ok(Plan {
+        Ok(DaemonPlan {
             nbd,
             left_out,
             files: self.files.options(cpu_latency),
@@ -156,7 +156,7 @@ impl Args {
 ///
 /// # Errors
 /// The daemon cannot start.
-pub fn run(args: &Args) -> Result<u8> {
+pub fn run(args: &UpArgs) -> Result<u8> {
     live::start_log(args.log)?;
     serve(args.plan()?)
 }
@@ -165,7 +165,7 @@ pub fn run(args: &Args) -> Result<u8> {
 ///
 /// # Errors
 /// It cannot start.
-pub fn serve(plan: Plan) -> Result<u8> {
+pub fn serve(plan: DaemonPlan) -> Result<u8> {
     plan.check()?;
     // Before there are threads, which inherit it.
     let mut protection = if plan.swaps() { protect() } else { Vec::new() };
