@@ -14,7 +14,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use uzram::store::Layout;
+use uzram::store::WritebackLayout;
 use uzram::units::format_size;
 use uzram::{Error, Result};
 
@@ -129,7 +129,7 @@ pub fn run(options: &Options) -> Result<Report> {
 impl Report {
     /// What is written by the packed layout to the fullest file.
     pub fn fullest(&self) -> Option<&Overwrites> {
-        self.overwrites.iter().rfind(|row| row.layout == Layout::Packed.name())
+        self.overwrites.iter().rfind(|row| row.layout == WritebackLayout::Packed.name())
     }
 }
 

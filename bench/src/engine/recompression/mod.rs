@@ -10,7 +10,7 @@ use std::time::Instant;
 use serde::Serialize;
 use uzram::Result;
 use uzram::codec;
-use uzram::device::Stats;
+use uzram::device::DeviceStats;
 use uzram::units::{format_size, page_of};
 
 use super::report::quotient;
@@ -78,7 +78,7 @@ pub fn run(options: &Options) -> Result<Report> {
     verify(&device.device, &corpus, device.page_count())?;
     let reads =
         JOBS.into_iter().map(|jobs| reads::measure_row(options, &device, jobs)).collect::<Result<_>>()?;
-    let both = |figure: fn(&Stats) -> u64| [figure(&before), figure(&after)];
+    let both = |figure: fn(&DeviceStats) -> u64| [figure(&before), figure(&after)];
     Ok(Report {
         size_bytes: options.size_bytes,
         algorithm: options.common.algorithm.to_string(),
@@ -119,7 +119,7 @@ impl<'a> SteppedDevice<'a> {
         page_of(self.options.size_bytes) as usize
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> DeviceStats {
         self.device.stats()
     }
 

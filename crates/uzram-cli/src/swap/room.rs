@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use uzram::device::{Device, Stats};
+use uzram::device::{Device, DeviceStats};
 use uzram::machine_memory::{self, Memory};
 use uzram::units::format_size;
 use uzram::{Error, ErrorKind};
@@ -19,7 +19,7 @@ const POOL_SIXTEENTHS: u64 = 17;
 
 /// What a device's contents may take at most, beside its fixed cost: `mem_limit`, or all of its disk uncompressed, and
 /// its reserve.
-fn most_contents_bytes(device: &Stats) -> u64 {
+fn most_contents_bytes(device: &DeviceStats) -> u64 {
     let uncompressed_bytes = (device.disksize_bytes / 16).saturating_mul(POOL_SIXTEENTHS);
     let pool_bytes = uncompressed_bytes.saturating_add(device.reserve_bytes);
     match device.mem_limit_bytes {
@@ -80,7 +80,7 @@ fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> uzram::Result<()> {
 
 /// A line about the devices of `swap`, if together they may take more than the machine has.
 pub fn swap_warning(swap: &[Arc<Device>], memory: &Memory) -> Option<String> {
-    let stats: Vec<Stats> = swap.iter().map(|device| device.counts()).collect();
+    let stats: Vec<DeviceStats> = swap.iter().map(|device| device.counts()).collect();
     let contents_bytes: u64 = stats.iter().map(most_contents_bytes).sum();
     let fixed_bytes: u64 = stats.iter().map(|stats| stats.mem_fixed_bytes).sum();
     if contents_bytes.saturating_add(fixed_bytes) <= memory.ram_bytes {

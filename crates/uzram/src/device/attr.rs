@@ -24,7 +24,7 @@ pub(super) use table::TABLE;
 pub use text::AttributeText;
 
 use super::task::{Task, TaskProgress};
-use super::{Device, Params, Stats};
+use super::{Device, DeviceStats, Params};
 const BLOCK_STATE: &str = "block_state";
 
 /// One row of the table.
@@ -161,7 +161,7 @@ fn reset_mem_used_max(device: &Device, (): ()) -> Result<()> {
     Ok(())
 }
 
-fn mm_stat(stats: &Stats) -> String {
+fn mm_stat(stats: &DeviceStats) -> String {
     format!(
         "{:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8}",
         stats.orig_data_bytes,
@@ -176,7 +176,7 @@ fn mm_stat(stats: &Stats) -> String {
     )
 }
 
-fn io_stat(stats: &Stats) -> String {
+fn io_stat(stats: &DeviceStats) -> String {
     format!("{:8} {:8} {} {:8}", stats.failed_reads, stats.failed_writes, 0, stats.notify_free)
 }
 

@@ -2,20 +2,20 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::units::{parse_duration_s, parse_size};
-use crate::store::Policy;
+use crate::store::ReclaimPolicy;
 
 use super::super::Device;
 use super::lines;
 
 /// Changes the policy, of the store too if there is one.
-pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut Policy)) -> Result<()> {
+pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy)) -> Result<()> {
     try_change_policy(device, |policy| {
         change(policy);
         Ok(())
     })
 }
 
-fn try_change_policy(device: &Device, change: impl FnOnce(&mut Policy) -> Result<()>) -> Result<()> {
+fn try_change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>) -> Result<()> {
     let mut state = device.state.lock();
     let mut policy = state.params.config.policy;
     change(&mut policy)?;

@@ -5,7 +5,7 @@ use crate::base::units::pages_to_bytes;
 use crate::base::work::Unit;
 use crate::codec::Algorithm;
 use crate::lru::{LruDesign, MAX_PAGEVEC_PAGES};
-use crate::store::{Layout, MAX_BATCH_PAGES, MAX_WRITEBACK_BATCH, Reclaim, StreamAlloc};
+use crate::store::{MAX_BATCH_PAGES, MAX_WRITEBACK_BATCH, ReclaimOrder, StreamAlloc, WritebackLayout};
 use crate::stream::Design;
 use crate::zsmalloc::{CHAIN_SIZES, PoolDesign};
 
@@ -200,7 +200,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "how pages lie on the backing device: packed, compressed and many to an extent, or blocks, each in 4 KiB of \
                its own; before initialisation (uzram only)",
         get: Some(|device| device.state.lock().params.writeback_layout.to_string()),
-        set: before!(str::parse::<Layout>, |params, layout| params.writeback_layout = layout),
+        set: before!(str::parse::<WritebackLayout>, |params, layout| params.writeback_layout = layout),
     },
     Attribute {
         name: "bd_stat",
@@ -261,8 +261,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "reclaim",
         help: "in what order pages leave by themselves: pages, the coldest first, or zspages, all of the coldest zspage at a \
                time; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.reclaim.to_string()),
-        set: before!(str::parse::<Reclaim>, |params, reclaim| params.config.policy.reclaim = reclaim),
+        get: Some(|device| device.state.lock().params.config.policy.order.to_string()),
+        set: before!(str::parse::<ReclaimOrder>, |params, order| params.config.policy.order = order),
     },
     Attribute {
         name: "policy",

@@ -1,14 +1,16 @@
-//! Which pages leave memory.
+//! Which pages leave memory: the coldest first, or those of the coldest zspages.
+//!
+//! Lock order: `writeback`, then slots, which are tried only.
 
 use crate::base::clock::uptime_s;
 use crate::base::mem::CHUNK_PAGES;
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::store::slot::Tried;
 use crate::store::writeback::Pass;
 use crate::store::{Recompression, Store};
 use crate::zsmalloc::{Budget, Effort};
 
-use super::{Policy, Reclaim, needed_pages, used_pages};
+use super::{ReclaimOrder, ReclaimPolicy, needed_pages, used_pages};
 
 /// Pages that are taken from the cold end at a time.
 const PAGES_AT_ONCE: usize = 64;
@@ -22,27 +24,29 @@ const LOOKS_AT_ONCE: u64 = 1024;
 const PACKED_SHARE: u64 = 64;
 
 impl Store {
-    /// Has pages leave until the pool is below the low mark, and some in any case.
-    pub(in crate::store) fn relieve(&self) -> Relieved {
+    /// Reclaims pages until the pool is below the low watermark, and some in any case.
+    pub(in crate::store) fn reclaim(&self) -> Reclaimed {
         let lacks_reserve = self.arena.lacks_reserve();
-        if lacks_reserve && used_pages(&self.arena) <= self.keeper.high_pages.get() && self.pack_for_reserve()
+        if lacks_reserve
+            && used_pages(&self.arena) <= self.watermarks.high_pages.get()
+            && self.pack_for_reserve()
         {
-            return Relieved::Some;
+            return Reclaimed::Some;
         }
         // A writer may meet the limit below the mark, where free pages are no use to it.
         let least = self.least_pages();
         let now = needed_pages(&self.arena, &self.pool);
-        let goal = self.keeper.low_pages.get().min(now.saturating_sub(least));
-        let mut relief = Relief::begin(self, goal);
-        match self.keeper.policy().reclaim {
-            Reclaim::Pages => relief.pages(),
-            Reclaim::Zspages => relief.zspages(),
+        let goal = self.watermarks.low_pages.get().min(now.saturating_sub(least));
+        let mut reclaimer = Reclaimer::begin(self, goal);
+        match self.watermarks.policy().order {
+            ReclaimOrder::Pages => reclaimer.pages(),
+            ReclaimOrder::Zspages => reclaimer.zspages(),
         }
-        let relieved = relief.end();
+        let reclaimed = reclaimer.end();
         let has_packed = if lacks_reserve { self.pack_for_reserve() } else { self.pack(goal) };
         // What has become free is kept for reuse otherwise.
         self.arena.release_beyond_limit();
-        if has_packed { Relieved::Some } else { relieved }
+        if has_packed { Reclaimed::Some } else { reclaimed }
     }
 
     /// Pages that leave at least, when any do: a chunk of them where that is what is missing.
@@ -52,12 +56,12 @@ impl Store {
     }
 
     /// Whether so much has left that writers find room, even if nothing is left that can.
-    pub(super) fn is_relieved(&self) -> bool {
+    pub(super) fn has_reclaimed_enough(&self) -> bool {
         !self.arena.lacks_reserve()
             && used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
     }
 
-    /// Packs the pool if that is worth it; answers whether it freed anything.
+    /// Packs the pool if that is worth it; returns whether that freed anything.
     fn pack(&self, goal: u64) -> bool {
         let freeable = self.pool.freeable_pages();
         if freeable <= self.pool.pages_used() / PACKED_SHARE || used_pages(&self.arena) <= goal {
@@ -66,7 +70,7 @@ impl Store {
         self.compact_for_policy() > 0
     }
 
-    /// Packs the pool so that chunks are free; answers whether the reserve lacks none any more.
+    /// Packs the pool so that chunks are free; returns whether the reserve lacks none any more.
     fn pack_for_reserve(&self) -> bool {
         self.compact_for_policy();
         !self.arena.lacks_reserve()
@@ -74,27 +78,27 @@ impl Store {
 
     fn compact_for_policy(&self) -> u64 {
         let freed = self.pool.compact(Effort::Zspages, &mut Budget::unlimited());
-        self.keeper.decisions.packed_pages.add(freed);
+        self.watermarks.decisions.packed_pages.add(freed);
         freed
     }
 
-    /// Has pages leave that were not used for as long as the policy says. Answers whether it came to the end, before
+    /// Has pages leave that were not used for as long as the policy says. Returns whether it came to the end, before
     /// there was something more urgent to do.
-    pub(super) fn look_for_old(&self, policy: &Policy) -> bool {
-        self.keeper.decisions.looks.add(1);
+    pub(super) fn look_for_old(&self, policy: &ReclaimPolicy) -> bool {
+        self.watermarks.decisions.looks.add(1);
         self.recompress_old(policy.recompress_after_s) && self.write_back_old(policy.writeback_after_s)
     }
 
     /// The pages that hold an object and were not used for `age_s`; none for 0. It ends early when there is something
     /// more urgent to do.
-    fn old_pages(&self, age_s: u32) -> impl Iterator<Item = u64> {
-        let is_old = move |page: u64| {
+    fn old_pages(&self, age_s: u32) -> impl Iterator<Item = PageNo> {
+        let is_old = move |page: PageNo| {
             self.slots.peek(page).is_stored() && uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
         };
         let mut looks = 0u64;
-        let is_undisturbed = move |_: &u64| {
+        let is_undisturbed = move |_: &PageNo| {
             looks += 1;
-            !looks.is_multiple_of(LOOKS_AT_ONCE) || !self.keeper.is_urgent(&self.arena)
+            !looks.is_multiple_of(LOOKS_AT_ONCE) || !self.watermarks.is_urgent(&self.arena)
         };
         let pages = if age_s > 0 { 0..self.pages() } else { 0..0 };
         self.slots.touched(pages).take_while(is_undisturbed).filter(move |page| is_old(*page))
@@ -102,7 +106,7 @@ impl Store {
 
     fn recompress_old(&self, age_s: u32) -> bool {
         let what = self.within_algorithms(&Recompression::default());
-        let decisions = &self.keeper.decisions;
+        let decisions = &self.watermarks.decisions;
         if !self.can_recompress() {
             return true;
         }
@@ -111,18 +115,18 @@ impl Store {
                 Ok((_, smaller)) => decisions.old_recompressed.add(u64::from(smaller)),
                 Err(_) => decisions.failures.add(1),
             };
-            if self.keeper.is_urgent(&self.arena) {
+            if self.watermarks.is_urgent(&self.arena) {
                 return false;
             }
         }
-        !self.keeper.is_urgent(&self.arena)
+        !self.watermarks.is_urgent(&self.arena)
     }
 
     fn write_back_old(&self, age_s: u32) -> bool {
-        let Some(device) = &self.device else { return true };
-        let (mut pass, decisions) = (None, &self.keeper.decisions);
+        let Some(backing) = &self.backing else { return true };
+        let (mut pass, decisions) = (None, &self.watermarks.decisions);
         for page in self.old_pages(age_s) {
-            let pass = pass.get_or_insert_with(|| Pass::begin(self, device));
+            let pass = pass.get_or_insert_with(|| Pass::begin(self, backing));
             if pass.outcome().error.is_some() || pass.make_room().is_err() {
                 break;
             }
@@ -136,13 +140,13 @@ impl Store {
             decisions.old_written_back.add(outcome.written);
             decisions.failures.add(u64::from(outcome.error.is_some()));
         }
-        !self.keeper.is_urgent(&self.arena)
+        !self.watermarks.is_urgent(&self.arena)
     }
 }
 
 /// What came of having pages leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) enum Relieved {
+pub(in crate::store) enum Reclaimed {
     /// Some did, or what was left was packed.
     Some,
     /// None did, because they were in use; that may change any moment.
@@ -154,7 +158,7 @@ pub(in crate::store) enum Relieved {
 }
 
 /// Pages that leave until there is room.
-struct Relief<'a> {
+struct Reclaimer<'a> {
     store: &'a Store,
     pass: Option<Pass<'a>>,
     recompression: Recompression,
@@ -168,11 +172,11 @@ struct Relief<'a> {
     in_use: u64,
 }
 
-impl<'a> Relief<'a> {
+impl<'a> Reclaimer<'a> {
     fn begin(store: &'a Store, goal: u64) -> Self {
-        Relief {
+        Reclaimer {
             store,
-            pass: store.device.as_ref().map(|device| Pass::begin(store, device)),
+            pass: store.backing.as_ref().map(|backing| Pass::begin(store, backing)),
             recompression: store.within_algorithms(&Recompression::default()),
             goal,
             became_smaller: 0,
@@ -195,8 +199,8 @@ impl<'a> Relief<'a> {
             }
             left = left.saturating_sub(pages.len() as u64);
             for (at, page) in pages.iter().enumerate() {
-                self.store.prefetch_object(|ahead| pages.get(at + ahead).copied());
-                if !self.page(*page, || lru.is_isolated(*page)) {
+                self.store.prefetch_object(|ahead| pages.get(at + ahead).copied().map(PageNo));
+                if !self.page(PageNo(*page), || lru.is_isolated(*page)) {
                     lru.put_back(&[*page]);
                 }
             }
@@ -209,7 +213,7 @@ impl<'a> Relief<'a> {
         while left > 0 && self.goes_on() {
             let emptied = self.store.pool.reclaim_coldest(ZSPAGES_AT_ONCE, |pages| {
                 for page in pages {
-                    self.page(*page, || true);
+                    self.page(PageNo(*page), || true);
                 }
                 // The zspages are given back when their objects are gone.
                 self.pass.iter_mut().for_each(Pass::flush);
@@ -229,17 +233,16 @@ impl<'a> Relief<'a> {
         let may_win = !self.is_full || self.store.can_recompress();
         is_sound
             && may_win
-            && !self.store.keeper.ends()
+            && !self.store.watermarks.ends()
             && needed.saturating_sub(pending_bytes / PAGE_SIZE as u64) > self.goal
     }
 
-    /// Has a page become smaller or leave, if it still `is_cold` once its slot is locked. Answers whether it is about
+    /// Has a page become smaller or leave, if it still `is_cold` once its slot is locked. Returns whether it is about
     /// to leave.
-    fn page(&mut self, page: u32, is_cold: impl FnOnce() -> bool) -> bool {
-        let (store, decisions) = (self.store, &self.store.keeper.decisions);
+    fn page(&mut self, page: PageNo, is_cold: impl FnOnce() -> bool) -> bool {
+        let (store, decisions) = (self.store, &self.store.watermarks.decisions);
         decisions.looked_at.add(1);
-        let page = u64::from(page);
-        if page >= store.pages() {
+        if page.number() >= store.pages() {
             // An object's header said so, which is damaged; whose the object is nobody knows.
             decisions.failures.add(1);
             return false;
@@ -259,7 +262,7 @@ impl<'a> Relief<'a> {
             Ok((_, None)) => {
                 decisions.recompressed.add(1);
                 self.became_smaller += 1;
-                store.keeper.tell(None);
+                store.watermarks.notify_waiters(None);
                 return false;
             }
             Ok((tried, Some(slot))) => {
@@ -282,17 +285,17 @@ impl<'a> Relief<'a> {
     }
 
     /// Waits for what is on its way.
-    fn end(mut self) -> Relieved {
-        let decisions = &self.store.keeper.decisions;
+    fn end(mut self) -> Reclaimed {
+        let decisions = &self.store.watermarks.decisions;
         let outcome = self.pass.take().map(Pass::end).unwrap_or_default();
         decisions.written_back.add(outcome.written);
         decisions.kept.add(outcome.kept);
         decisions.failures.add(u64::from(outcome.error.is_some()));
         match outcome.error {
-            _ if self.became_smaller + outcome.written > 0 => Relieved::Some,
-            Some(_) => Relieved::Failed,
-            None if self.in_use + outcome.kept > 0 => Relieved::NotYet,
-            None => Relieved::None,
+            _ if self.became_smaller + outcome.written > 0 => Reclaimed::Some,
+            Some(_) => Reclaimed::Failed,
+            None if self.in_use + outcome.kept > 0 => Reclaimed::NotYet,
+            None => Reclaimed::None,
         }
     }
 }
@@ -300,20 +303,20 @@ impl<'a> Relief<'a> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::store::Config;
+    use crate::store::StoreBuilder;
 
     /// Of pages that were discarded since they were found nothing can leave later either; of one that is busy it can.
     #[test]
     fn a_page_that_is_gone_is_not_in_use() {
-        let store = Store::new(&Config::new("test", 1000)).expect("memory");
-        let mut relief = Relief::begin(&store, 0);
-        assert!(!relief.page(7, || true));
-        assert_eq!((relief.in_use, store.keeper.decisions.busy.get()), (0, 0));
-        assert_eq!(relief.end(), Relieved::None);
-        let held = store.slots.lock(7);
-        let mut relief = Relief::begin(&store, 0);
-        assert!(!relief.page(7, || true));
+        let store = Store::new(&StoreBuilder::new("test", 1000)).expect("memory");
+        let mut reclaimer = Reclaimer::begin(&store, 0);
+        assert!(!reclaimer.page(PageNo(7), || true));
+        assert_eq!((reclaimer.in_use, store.watermarks.decisions.busy.get()), (0, 0));
+        assert_eq!(reclaimer.end(), Reclaimed::None);
+        let held = store.slots.lock(PageNo(7));
+        let mut reclaimer = Reclaimer::begin(&store, 0);
+        assert!(!reclaimer.page(PageNo(7), || true));
         drop(held);
-        assert_eq!((relief.end(), store.keeper.decisions.busy.get()), (Relieved::NotYet, 1));
+        assert_eq!((reclaimer.end(), store.watermarks.decisions.busy.get()), (Reclaimed::NotYet, 1));
     }
 }
