@@ -7,14 +7,13 @@ use std::path::{Path, PathBuf};
 
 const LAYERS: [&str; 9] =
     ["base", "slab", "codec", "stream", "zsmalloc", "lru", "backing", "store", "device"];
-const BASE: [&str; 15] = [
+const BASE: [&str; 14] = [
     "error",
     "clock",
     "units",
     "named",
     "random",
     "trusted_path",
-    "size_expr",
     "mountinfo",
     "machine_memory",
     "thread",

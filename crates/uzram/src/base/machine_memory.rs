@@ -7,7 +7,15 @@ use std::path::Path;
 
 use super::error::{Error, ErrorKind, Result};
 use super::mountinfo::{self, MountInfo};
-use super::size_expr::Memory;
+
+/// The memory of a machine and of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// The machine's memory.
+    pub ram_bytes: u64,
+    /// The most memory that the process may have: all of it if nothing bounds it.
+    pub limit_bytes: u64,
+}
 
 /// Returns the memory of this machine and of this process's control group.
 ///

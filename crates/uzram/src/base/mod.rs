@@ -11,7 +11,6 @@ pub mod mem;
 pub mod mountinfo;
 pub mod named;
 pub mod random;
-pub mod size_expr;
 pub mod sync;
 #[cfg(not(loom))]
 pub(crate) mod thread;

@@ -86,7 +86,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
 }
 
 /// What a unit of a size stands for, written in lower case.
-pub(super) fn unit_bytes(suffix: &str) -> Option<u64> {
+pub fn unit_bytes(suffix: &str) -> Option<u64> {
     match suffix {
         "" | "b" => Some(1),
         "k" | "kb" | "kib" => Some(1 << 10),
