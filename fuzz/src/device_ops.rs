@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use tempfile::NamedTempFile;
-use uzram::device::{Device, OpenDevice, Stats};
+use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind};
 
@@ -171,7 +171,7 @@ impl<'a> Machine<'a> {
         let stats = self.device.stats();
         let bound_bytes = self.charged_bytes.max(stats.mem_limit_bytes);
         assert!(stats.mem_limit_bytes == 0 || stats.mem_charged_bytes <= bound_bytes, "grown over the limit");
-        let adds_up = |stats: &Stats| {
+        let adds_up = |stats: &DeviceStats| {
             stats.mem_used_bytes <= stats.mem_charged_bytes && stats.compr_data_bytes <= stats.mem_used_bytes
         };
         // Pages may leave by themselves between one count and the next.

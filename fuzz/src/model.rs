@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use uzram::device::{OpenDevice, PageState, Stats};
+use uzram::device::{DeviceStats, OpenDevice, PageState};
 use uzram::units::{PAGE_SIZE, bytes_to_pages, page_of};
 
 /// A naive disk.
@@ -170,7 +170,7 @@ impl Model {
     }
 
     /// The statistics count the pages that hold something, and those of one word.
-    pub fn check_stats(&self, stats: &Stats) {
+    pub fn check_stats(&self, stats: &DeviceStats) {
         let count = |wanted: &dyn Fn(usize) -> bool| {
             (0..self.pages.len()).filter(|page| wanted(*page)).count() as u64
         };

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use uzram::device::Stats;
+use uzram::device::DeviceStats;
 use uzram::units::format_size;
 
 use super::measure::{Measurement, SAMPLE_EVERY};
@@ -108,7 +108,7 @@ pub(super) fn quotient(a: u64, b: u64) -> Option<f64> {
 }
 
 impl Memory {
-    pub(super) fn new(stats: &Stats, kernel: Option<KernelMemory>) -> Memory {
+    pub(super) fn new(stats: &DeviceStats, kernel: Option<KernelMemory>) -> Memory {
         Memory {
             stored_bytes: stats.orig_data_bytes,
             compressed_bytes: stats.compr_data_bytes,

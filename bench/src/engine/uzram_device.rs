@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use uzram::Result;
 use uzram::codec::Algorithm;
-use uzram::device::{Device, OpenDevice, Stats};
+use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::lru::LruDesign;
 use uzram::stream::Design;
 use uzram::units::{Page, pages_to_bytes};
@@ -59,7 +59,7 @@ impl UzramDevice {
     }
 
     /// Its statistics.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> DeviceStats {
         self.device.stats()
     }
 

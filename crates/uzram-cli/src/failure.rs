@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use clap::error::{ContextKind, ContextValue};
+
 /// What begins the line of a failure on standard error.
 pub const PREFIX: &str = "uzram: ";
 
@@ -92,5 +94,29 @@ pub fn print(text: &str) -> Result<()> {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::ReaderLeft),
         Err(error) => Err(Failure::Line(format!("cannot write the output: {error}"))),
+    }
+}
+
+/// The first paragraph of clap's message in one line, and what was probably meant; what follows it is usage and advice.
+pub fn usage_line(error: &clap::Error) -> String {
+    let message = error.to_string();
+    let words: Vec<&str> = message
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.is_empty())
+        .flat_map(str::split_whitespace)
+        .collect();
+    let line = words.join(" ");
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    let suggested =
+        [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    let meant = suggested.into_iter().find_map(|kind| match error.get(kind)? {
+        ContextValue::String(name) => Some(name),
+        ContextValue::Strings(names) => names.first(),
+        _ => None,
+    });
+    match meant {
+        Some(name) => format!("{line}; did you mean `{name}`?"),
+        None => line.to_owned(),
     }
 }

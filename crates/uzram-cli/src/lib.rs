@@ -1,60 +1,47 @@
-//! The `uzram` program, as a library, so that its start can be tested ([`start`]): reads the command line and runs one command.
+//! The `uzram` program, as a library, so that its start can be tested ([`start`]): reads the command line and runs one
+//! command. Any failure is one line on standard error and a status.
 //!
-//! `up` is the daemon (`up`); `add`, `remove`, `list`, `stat`, `set`, `reset`, `slabinfo`, `clients`, `kick`, `reload`
-//! and `down` talk to it over its control socket (`client`, `clients`); `attach` and `detach` make block devices of
-//! its files (`attach`),
-//! `swap` a swap area (`swap`); `check` and `train` need no daemon; `bench` and `lab`
-//! are programs of their own (`sibling`). A failure of
-//! any of them is one line on standard error and a status.
+//! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as here
+//! (`tests/layers.rs` checks it).
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `failure` | how a command fails, and the status |
+//! | `system` | this process and this machine: runtime directory, descriptors, signals, users, locked memory |
+//! | `terminal` | what people see: tables, changing lines, the log |
+//! | `config` | what a daemon is told: the settings of a device, and the files and options they come from |
+//! | `swap` | what a swap area needs beside its device |
+//! | `client` | the commands that talk to a daemon; `attach` and `detach` |
+//! | `daemon` | `up` |
+//! | `commands` | `check`, `train`, `swap`, which is a client and starts a daemon, and `bench` and `lab`, programs of their own |
 //!
 //! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes
 //! no sense, and nothing was tried (`Failure::Usage`). `up --exec` has its command's, 128 + N if signal N ended it.
 
-mod accounts;
-mod attach;
-mod attachments;
-mod attendant;
-mod cgroups;
-mod check;
-mod client;
-mod clients;
-mod config_file;
-mod confine;
-mod daemon_client;
-mod descriptors;
-mod device_args;
-mod exec;
 mod failure;
-mod fresh_counts;
-mod interrupts;
-mod listen_args;
-mod live;
-mod notify;
-mod plan;
-mod policy_file;
-mod protect;
-mod room;
-mod runtime_dir;
-mod show;
-mod sibling;
-mod slabinfo;
-pub mod start;
-mod state_dir;
+mod system;
+mod terminal;
+mod config;
 mod swap;
-mod toml_text;
-mod train;
-mod up;
+mod client;
+mod daemon;
+mod commands;
+
+pub use daemon::start;
 
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
 use clap::{Parser, Subcommand};
 
-use attach::{AttachArgs, DetachArgs};
-use client::{
-    AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs,
+use client::attach::{self, AttachArgs, DetachArgs};
+use client::clients;
+use client::control::{
+    self, AddArgs, DownArgs, ListArgs, ReloadArgs, RemoveArgs, ResetArgs, SetArgs, SlabinfoArgs, StatArgs,
 };
-use failure::Failure;
+use commands::{check, sibling, swap as swap_commands, train};
+use daemon::{attendant, up};
+use failure::{Failure, usage_line};
+use terminal::live;
 
 #[derive(Parser)]
 #[command(
@@ -84,7 +71,7 @@ enum Command {
     #[command(hide = true)]
     Attendant(attendant::Args),
     Detach(DetachArgs),
-    Swap(swap::Args),
+    Swap(swap_commands::Args),
     Reload(ReloadArgs),
     Down(DownArgs),
     /// Measure a device beside what it is compared with
@@ -110,21 +97,21 @@ pub fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Up(args) => up::run(&args),
-        Command::Add(args) => client::add(&args).map(|()| 0),
-        Command::Remove(args) => client::remove(&args).map(|()| 0),
-        Command::List(args) => client::list(&args).map(|()| 0),
-        Command::Stat(args) => client::stat(&args).map(|()| 0),
-        Command::Set(args) => client::set(&args).map(|()| 0),
-        Command::Reset(args) => client::reset(&args).map(|()| 0),
-        Command::Slabinfo(args) => client::slabinfo(&args).map(|()| 0),
+        Command::Add(args) => control::add(&args).map(|()| 0),
+        Command::Remove(args) => control::remove(&args).map(|()| 0),
+        Command::List(args) => control::list(&args).map(|()| 0),
+        Command::Stat(args) => control::stat(&args).map(|()| 0),
+        Command::Set(args) => control::set(&args).map(|()| 0),
+        Command::Reset(args) => control::reset(&args).map(|()| 0),
+        Command::Slabinfo(args) => control::slabinfo(&args).map(|()| 0),
         Command::Clients(args) => clients::clients(&args).map(|()| 0),
         Command::Kick(args) => clients::kick(&args).map(|()| 0),
         Command::Attach(args) => attach::attach(&args).map(|()| 0),
         Command::Attendant(args) => attendant::run(&args).map(|()| 0),
         Command::Detach(args) => attach::detach(&args).map(|()| 0),
-        Command::Swap(args) => swap::run(&args),
-        Command::Reload(args) => client::reload(&args).map(|()| 0),
-        Command::Down(args) => client::down(&args).map(|()| 0),
+        Command::Swap(args) => swap_commands::run(&args),
+        Command::Reload(args) => control::reload(&args).map(|()| 0),
+        Command::Down(args) => control::down(&args).map(|()| 0),
         Command::Bench(args) => sibling::run("uzram-bench", &args).map(|never| match never {}),
         Command::Check(args) => check::run(&args).map(|()| 0),
         Command::Lab(args) => sibling::run("uzram-lab", &args).map(|never| match never {}),
@@ -161,30 +148,6 @@ fn usage(error: &clap::Error) -> ExitCode {
             live::error_line(&format!("{} (--help explains)", usage_line(error)));
             ExitCode::from(USAGE_STATUS)
         }
-    }
-}
-
-/// The first paragraph of clap's message in one line, and what was probably meant; what follows it is usage and advice.
-fn usage_line(error: &clap::Error) -> String {
-    let message = error.to_string();
-    let words: Vec<&str> = message
-        .lines()
-        .map(str::trim)
-        .take_while(|line| !line.is_empty())
-        .flat_map(str::split_whitespace)
-        .collect();
-    let line = words.join(" ");
-    let line = line.strip_prefix("error: ").unwrap_or(&line);
-    let suggested =
-        [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
-    let meant = suggested.into_iter().find_map(|kind| match error.get(kind)? {
-        ContextValue::String(name) => Some(name),
-        ContextValue::Strings(names) => names.first(),
-        _ => None,
-    });
-    match meant {
-        Some(name) => format!("{line}; did you mean `{name}`?"),
-        None => line.to_owned(),
     }
 }
 

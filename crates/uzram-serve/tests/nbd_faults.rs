@@ -55,7 +55,7 @@ impl Faulty {
         self.fio(&["--rw=randwrite", "--verify_only"])
     }
 
-    fn statistics(&self) -> uzram::device::Stats {
+    fn statistics(&self) -> uzram::device::DeviceStats {
         self.server.device.stats()
     }
 }

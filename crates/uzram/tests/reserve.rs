@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzram::ErrorKind;
-use uzram::device::{Device, OpenDevice, Stats};
+use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::units::{PAGE_SIZE, Page};
 
 use random::Random;
@@ -197,7 +197,7 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
     let most = RESERVE_BYTES + (8 << 20);
     let until = Instant::now() + Duration::from_secs(60);
     let is_settled =
-        |stats: Stats| stats.mem_charged_bytes <= most && stats.reserve_free_bytes >= RESERVE_BYTES;
+        |stats: DeviceStats| stats.mem_charged_bytes <= most && stats.reserve_free_bytes >= RESERVE_BYTES;
     while !is_settled(device.stats()) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }

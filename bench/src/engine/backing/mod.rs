@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use crate::harness::report::{Table, ratio_cell};
 use serde::Serialize;
-use uzram::store::Layout;
+use uzram::store::WritebackLayout;
 use uzram::units::format_size;
 use uzram::{Error, Result};
 
@@ -130,7 +130,7 @@ pub fn run(options: &BackingOptions) -> Result<BackingReport> {
 impl BackingReport {
     /// What is written by the packed layout to the fullest file.
     pub fn fullest(&self) -> Option<&Overwrites> {
-        self.overwrites.iter().rfind(|row| row.layout == Layout::Packed.name())
+        self.overwrites.iter().rfind(|row| row.layout == WritebackLayout::Packed.name())
     }
 }
 

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::store::{Layout, Policy};
+use uzram::store::{ReclaimPolicy, WritebackLayout};
 use uzram::units::pages_to_bytes;
 
 use super::super::report::quotient;
@@ -62,13 +62,13 @@ pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result
     let mut rows = Vec::new();
     for live_percent in LIVE_PERCENT {
         let page_count = pages_of(live_percent);
-        let mut packed = Overwritten::new(options, scratch, Layout::Packed, file_bytes, page_count)?;
+        let mut packed = Overwritten::new(options, scratch, WritebackLayout::Packed, file_bytes, page_count)?;
         packed.overwrite(SETTLED_AFTER * file_bytes)?;
         rows.push(packed.count(file_bytes)?);
     }
     let page_count = pages_of(MOST_LIVE_PERCENT);
     let blocks_bytes = blocks_file_bytes(page_count);
-    let blocks = Overwritten::new(options, scratch, Layout::Blocks, blocks_bytes, page_count)?;
+    let blocks = Overwritten::new(options, scratch, WritebackLayout::Blocks, blocks_bytes, page_count)?;
     rows.push(blocks.count(file_bytes)?);
     Ok(rows)
 }
@@ -93,7 +93,7 @@ fn blocks_file_bytes(page_count: usize) -> u64 {
 /// A store all of whose pages are on its file.
 struct Overwritten<'a> {
     options: &'a BackingOptions,
-    layout: Layout,
+    layout: WritebackLayout,
     pages: Pages<'a>,
     random: fastrand::Rng,
 }
@@ -102,12 +102,12 @@ impl<'a> Overwritten<'a> {
     fn new(
         options: &'a BackingOptions,
         scratch: &Scratch<'a>,
-        layout: Layout,
+        layout: WritebackLayout,
         file_bytes: u64,
         page_count: usize,
     ) -> Result<Self> {
         let file = scratch.file(layout.name(), file_bytes)?;
-        let mut pages = scratch.store(page_count, Some((file, layout)), Policy::default())?;
+        let mut pages = scratch.store(page_count, Some((file, layout)), ReclaimPolicy::default())?;
         for batch in (0..page_count as u32).collect::<Vec<_>>().chunks(batch_pages(page_count)) {
             batch.iter().try_for_each(|page| pages.write(*page, *page))?;
             pages.write_back()?;

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use uzram::store::{Layout, Policy, Reclaim};
+use uzram::store::{ReclaimOrder, ReclaimPolicy, WritebackLayout};
 use uzram::units::page_of;
 use uzram::{Error, ErrorKind, Result};
 
@@ -48,11 +48,11 @@ struct Round {
 
 /// Measures a row for each order.
 pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<Vec<ReclaimRow>> {
-    let rounds: [_; Reclaim::ALL.len()] =
+    let rounds: [_; ReclaimOrder::ALL.len()] =
         in_turn(options.common.repeat, &options.common.stop, |number, which| {
-            round(options, scratch, Reclaim::ALL[which], number)
+            round(options, scratch, ReclaimOrder::ALL[which], number)
         })?;
-    let row = |(order, rounds): (Reclaim, &Vec<Round>)| {
+    let row = |(order, rounds): (ReclaimOrder, &Vec<Round>)| {
         let middle = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
         ReclaimRow {
             order: order.name(),
@@ -61,14 +61,19 @@ pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result
             refault_percent: middle(|round| round.refault_percent),
         }
     };
-    Ok(Reclaim::ALL.into_iter().zip(&rounds).map(row).collect())
+    Ok(ReclaimOrder::ALL.into_iter().zip(&rounds).map(row).collect())
 }
 
-fn round(options: &BackingOptions, scratch: &Scratch<'_>, reclaim: Reclaim, number: usize) -> Result<Round> {
+fn round(
+    options: &BackingOptions,
+    scratch: &Scratch<'_>,
+    reclaim: ReclaimOrder,
+    number: usize,
+) -> Result<Round> {
     let page_count = page_of(options.reclaimed_size_bytes) as usize;
     let file = scratch.file("reclaimed", options.reclaimed_size_bytes)?;
-    let policy = Policy { reclaim, ..Policy::default() };
-    let mut pages = scratch.store(page_count, Some((file, Layout::Packed)), policy)?;
+    let policy = ReclaimPolicy { order: reclaim, ..ReclaimPolicy::default() };
+    let mut pages = scratch.store(page_count, Some((file, WritebackLayout::Packed)), policy)?;
     pages.fill()?;
     let accesses = accesses(page_count, options.common.seed.wrapping_add(number as u64));
     let (before, after) = accesses.split_at(USES_PER_PAGE[0] * page_count);

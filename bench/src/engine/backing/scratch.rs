@@ -7,8 +7,11 @@ use tempfile::TempDir;
 use uzram::backing::{FileBacking, FileOptions};
 use uzram::codec::Algorithm;
 use uzram::device::DEFAULT_CHAIN_SIZE;
-use uzram::store::{BackingOptions, BackingStats, Config, Layout, Policy, PolicyThread, Store, Writeback};
-use uzram::units::pages_to_bytes;
+use uzram::store::{
+    BackingOptions, BackingStats, PolicyThread, ReclaimPolicy, Store, StoreBuilder, Writeback,
+    WritebackLayout,
+};
+use uzram::units::{PageNo, pages_to_bytes};
 use uzram::zsmalloc::huge_threshold;
 use uzram::{Error, ErrorKind, Result};
 
@@ -52,15 +55,15 @@ impl<'a> Scratch<'a> {
     pub(super) fn store(
         &self,
         page_count: usize,
-        backing: Option<(Arc<FileBacking>, Layout)>,
-        policy: Policy,
+        backing: Option<(Arc<FileBacking>, WritebackLayout)>,
+        policy: ReclaimPolicy,
     ) -> Result<Pages<'a>> {
-        let store = Store::new(&Config {
-            algorithm: self.algorithm.clone(),
-            backing: backing.map(|(backing, layout)| BackingOptions { backing, layout, compressed: true }),
-            policy,
-            ..Config::new("bench", page_count as u64)
-        })?;
+        let mut builder =
+            StoreBuilder::new("bench", page_count as u64).algorithm(self.algorithm.clone()).policy(policy);
+        if let Some((backing, layout)) = backing {
+            builder = builder.backing(BackingOptions { backing, layout, compressed: true });
+        }
+        let store = builder.build()?;
         Ok(Pages {
             policy_thread: None,
             store: Arc::new(store),
@@ -119,12 +122,12 @@ impl Pages<'_> {
 
     #[inline]
     pub(super) fn read(&mut self, page: u32) -> Result<()> {
-        self.store.read(u64::from(page), &mut self.buffer.0)
+        self.store.read(PageNo(page), &mut self.buffer.0)
     }
 
     #[inline]
     pub(super) fn write(&mut self, page: u32, corpus_page: u32) -> Result<()> {
-        self.store.write(u64::from(page), self.corpus.page(corpus_page as usize))?;
+        self.store.write(PageNo(page), self.corpus.page(corpus_page as usize))?;
         self.contents[page as usize] = Some(corpus_page);
         Ok(())
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use uzram::Result;
 use uzram::backing::{Backing, Engine, MARK_BYTES};
-use uzram::store::{BackingStats, Layout, Policy};
+use uzram::store::{BackingStats, ReclaimPolicy, WritebackLayout};
 use uzram::units::page_of;
 
 use super::super::report::quotient;
@@ -118,7 +118,8 @@ pub(super) fn measure(
 fn round(options: &BackingOptions, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
     let file = scratch.file(NAME, options.written_size_bytes)?;
     let page_count = page_of(options.written_size_bytes) as usize;
-    let mut pages = scratch.store(page_count, Some((file, Layout::Packed)), Policy::default())?;
+    let mut pages =
+        scratch.store(page_count, Some((file, WritebackLayout::Packed)), ReclaimPolicy::default())?;
     pages.fill()?;
     go_on(&options.common.stop)?;
     let start = Instant::now();

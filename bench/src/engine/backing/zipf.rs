@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::store::{Layout, Policy};
+use uzram::store::{ReclaimPolicy, WritebackLayout};
 use uzram::units::{page_of, pages_to_bytes};
 
 use super::BackingOptions;
@@ -153,10 +153,10 @@ pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result
     let file_bytes = options.zipf_file_bytes();
     let store = |name: &str| {
         let file = scratch.file(name, file_bytes)?;
-        scratch.store(page_count, Some((file, Layout::Packed)), Policy::default())
+        scratch.store(page_count, Some((file, WritebackLayout::Packed)), ReclaimPolicy::default())
     };
     let accesses = accesses(page_count, options.common.seed);
-    let mut memory = Accessed::new(scratch.store(page_count, None, Policy::default())?, &accesses);
+    let mut memory = Accessed::new(scratch.store(page_count, None, ReclaimPolicy::default())?, &accesses);
     memory.pages.fill()?;
     let compressed_bytes = memory.pages.compressed_bytes();
     go_on(&options.common.stop)?;

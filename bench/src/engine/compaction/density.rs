@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use uzram::Result;
-use uzram::device::Stats;
+use uzram::device::DeviceStats;
 use uzram::units::{PAGE_SIZE, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
@@ -124,7 +124,7 @@ pub(super) fn measure(
 }
 
 impl Held {
-    fn of(stats: &Stats) -> Held {
+    fn of(stats: &DeviceStats) -> Held {
         Held {
             used_bytes: stats.mem_used_bytes,
             charged_bytes: stats.mem_charged_bytes,

@@ -11,7 +11,7 @@ use crate::harness::report::Table;
 use serde::Serialize;
 use uzram::Result;
 use uzram::codec;
-use uzram::device::Stats;
+use uzram::device::DeviceStats;
 use uzram::units::{format_size, page_of};
 
 use super::report::quotient;
@@ -79,7 +79,7 @@ pub fn run(options: &RecompressionOptions) -> Result<RecompressionReport> {
     verify(&device.device, &corpus, device.page_count())?;
     let reads =
         JOBS.into_iter().map(|jobs| reads::measure_row(options, &device, jobs)).collect::<Result<_>>()?;
-    let both = |figure: fn(&Stats) -> u64| [figure(&before), figure(&after)];
+    let both = |figure: fn(&DeviceStats) -> u64| [figure(&before), figure(&after)];
     Ok(RecompressionReport {
         size_bytes: options.size_bytes,
         algorithm: options.common.algorithm.to_string(),
@@ -120,7 +120,7 @@ impl<'a> SteppedDevice<'a> {
         page_of(self.options.size_bytes) as usize
     }
 
-    fn stats(&self) -> Stats {
+    fn stats(&self) -> DeviceStats {
         self.device.stats()
     }
 

@@ -1,20 +1,20 @@
-//! [`Stats`] as JSON. The engine knows no serialisation, so its fields are listed once more here;
+//! [`DeviceStats`] as JSON. The engine knows no serialisation, so its fields are listed once more here;
 //! the exhaustive pattern makes a new field a compile error rather than an omission.
 
 use serde::{Deserialize, Serialize};
-use uzram::device::Stats;
+use uzram::device::DeviceStats;
 
 macro_rules! mirror {
     ($($field:ident),* $(,)?) => {
-        /// The fields of [`Stats`], with the same names, units and meanings.
+        /// The fields of [`DeviceStats`], with the same names, units and meanings.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
         pub struct StatsJson {
-            $(#[doc = concat!("See [`Stats::", stringify!($field), "`].")] pub $field: u64,)*
+            $(#[doc = concat!("See [`DeviceStats::", stringify!($field), "`].")] pub $field: u64,)*
         }
 
-        impl From<Stats> for StatsJson {
-            fn from(stats: Stats) -> Self {
-                let Stats { $($field),* } = stats;
+        impl From<DeviceStats> for StatsJson {
+            fn from(stats: DeviceStats) -> Self {
+                let DeviceStats { $($field,)* .. } = stats;
                 StatsJson { $($field),* }
             }
         }

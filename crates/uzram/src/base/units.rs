@@ -1,5 +1,7 @@
 //! Bytes, pages, durations and their texts: the only place that converts between them.
 
+use std::fmt;
+
 use super::error::{Error, Result};
 
 /// A page, everywhere in uzram, whatever the host's page size.
@@ -9,6 +11,43 @@ pub const PAGE_SHIFT: u32 = 12;
 
 /// One page of contents.
 pub type Page = [u8; PAGE_SIZE];
+
+/// The number of a page of a store: a store has at most 2^32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PageNo(pub u32);
+
+impl PageNo {
+    /// The page that holds byte `offset` of a disk. The caller has checked that the disk ends behind it.
+    #[inline]
+    pub const fn of_byte(offset: u64) -> Self {
+        PageNo::from_number(page_of(offset))
+    }
+
+    /// The page of that number, which the caller knows to fit.
+    #[inline]
+    pub const fn from_number(number: u64) -> Self {
+        debug_assert!(number <= u32::MAX as u64, "a store has at most 2^32 pages");
+        PageNo(number as u32)
+    }
+
+    /// Its number, for ranges of pages: their end may be 2^32.
+    #[inline]
+    pub const fn number(self) -> u64 {
+        self.0 as u64
+    }
+
+    /// Its place in a table of all pages.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for PageNo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 /// The number of the page that holds byte `offset`.
 #[inline]

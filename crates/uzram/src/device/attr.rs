@@ -22,7 +22,7 @@ mod text;
 pub use text::AttributeText;
 
 use super::task::{Task, TaskProgress};
-use super::{Device, Params, Stats};
+use super::{Device, DeviceStats, Params};
 use Set::Value;
 use algorithms::{
     comp_algorithm, recomp_algorithm, set_algorithm_params, set_comp_algorithm, set_recomp_algorithm,
@@ -241,7 +241,7 @@ pub(super) static TABLE: &[Attribute] = &[
         name: "reclaim",
         help: "in what order pages leave by themselves: pages, the coldest first, or zspages, all of the coldest zspage at a \
                time; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.reclaim.to_string()),
+        get: Some(|device| device.state.lock().params.config.policy.order.to_string()),
         set: Some(Value(set_reclaim)),
     },
     Attribute {
@@ -483,7 +483,7 @@ fn set_mem_used_max(device: &Device, value: &str) -> Result<()> {
     Ok(())
 }
 
-fn mm_stat(stats: &Stats) -> String {
+fn mm_stat(stats: &DeviceStats) -> String {
     format!(
         "{:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8} {:8}",
         stats.orig_data_bytes,
@@ -498,7 +498,7 @@ fn mm_stat(stats: &Stats) -> String {
     )
 }
 
-fn io_stat(stats: &Stats) -> String {
+fn io_stat(stats: &DeviceStats) -> String {
     format!("{:8} {:8} {} {:8}", stats.failed_reads, stats.failed_writes, 0, stats.notify_free)
 }
 

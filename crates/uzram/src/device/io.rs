@@ -1,18 +1,34 @@
-//! Byte ranges of an open device, cut into pages.
+//! An open device: byte ranges, cut into pages.
+//!
+//! Each request is checked against the disk's size once; from there on its pages have numbers that exist
+//! ([`PageNo`]). No lock is taken here.
 
 use std::ops::Range;
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
-use crate::base::units::{PAGE_SIZE, bytes_to_pages, offset_in_page, page_of, pages_to_bytes};
-use crate::store::{PageState, Wait};
+use crate::base::units::{PAGE_SIZE, PageNo, bytes_to_pages, offset_in_page, page_of, pages_to_bytes};
+use crate::store::{PageState, Store, Wait};
 
-use super::{Device, InUse};
+use super::{Device, State};
 
 /// A device opened for I/O. Many threads may use one, and many may be open.
 pub struct OpenDevice {
-    store: InUse,
+    // Dropped before its user is: `reset` finds nobody who still has the store.
+    store: Arc<Store>,
+    user: User,
     size_bytes: u64,
+}
+
+/// A user of a device, counted until it is dropped.
+struct User {
+    device: Arc<Device>,
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.device.users.sub(1);
+    }
 }
 
 /// A range of bytes whose pages are all in the same state.
@@ -26,7 +42,7 @@ pub struct Extent {
 
 /// The part of one page that a byte range covers.
 struct Piece {
-    page: u64,
+    page: PageNo,
     /// Where it starts in the page.
     at: usize,
     len: usize,
@@ -40,7 +56,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
         (at < end).then(|| {
             let in_page = offset_in_page(at);
             let len = (PAGE_SIZE - in_page).min(usize::try_from(end - at).unwrap_or(PAGE_SIZE));
-            let piece = Piece { page: page_of(at), at: in_page, len };
+            let piece = Piece { page: PageNo::of_byte(at), at: in_page, len };
             at += len as u64;
             piece
         })
@@ -63,22 +79,16 @@ fn covered_bytes(offset: u64, len: u64, pages: u64) -> u64 {
     pages_to_bytes(pages).saturating_sub(offset_in_page(offset) as u64).min(len)
 }
 
-/// Whether something was done: not, where it would have had to wait.
-fn unless_waiting(done: Result<()>) -> Result<bool> {
-    match done {
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
-        done => done.map(|()| true),
-    }
-}
-
 impl OpenDevice {
-    pub(super) fn new(store: InUse, size_bytes: u64) -> Self {
-        OpenDevice { store, size_bytes }
+    /// Counts a user of `device`, whose lock is held by whoever has its `state`: nobody resets it before.
+    pub(super) fn new(store: Arc<Store>, device: Arc<Device>, state: &State) -> Self {
+        device.users.add(1);
+        OpenDevice { store, user: User { device }, size_bytes: state.disksize_bytes }
     }
 
-    /// The device this opens.
+    /// The device that is open.
     pub fn device(&self) -> &Arc<Device> {
-        &self.store.user.0
+        &self.user.device
     }
 
     /// The size of the disk.
@@ -101,7 +111,7 @@ impl OpenDevice {
     /// # Errors
     /// As [`OpenDevice::read`].
     pub fn read_some(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<usize> {
-        self.fill(offset, buf, wait, |_| false)
+        self.fill(offset, buf, wait, false)
     }
 
     /// As [`OpenDevice::read_some`], but stops before the first page of zeros after the first piece
@@ -110,38 +120,36 @@ impl OpenDevice {
     /// # Errors
     /// As [`OpenDevice::read`].
     pub fn read_until_zeros(&self, offset: u64, buf: &mut [u8], wait: Wait) -> Result<usize> {
-        self.fill(offset, buf, wait, |page| self.store.zero_pages(page, 1) > 0)
+        self.fill(offset, buf, wait, true)
     }
 
-    /// Fills `buf` until a page after the first is `beyond` what is wanted, or it would have to wait.
+    /// Fills `buf` until a read would have to wait or, if it `stops_at_zeros`, a page after the first is known for zeros.
     #[inline]
-    fn fill(&self, offset: u64, buf: &mut [u8], wait: Wait, beyond: impl Fn(u64) -> bool) -> Result<usize> {
+    fn fill(&self, offset: u64, buf: &mut [u8], wait: Wait, stops_at_zeros: bool) -> Result<usize> {
         self.check(offset, buf.len() as u64, false)?;
         let mut done = 0;
-        for piece in pieces(offset, buf.len() as u64) {
-            if done > 0 && beyond(piece.page) {
+        for Piece { page, at, len } in pieces(offset, buf.len() as u64) {
+            if stops_at_zeros && done > 0 && self.store.zero_pages(page, 1) > 0 {
                 break;
             }
-            if !self.read_piece(&piece, &mut buf[done..done + piece.len], wait)? {
-                break;
+            let part = &mut buf[done..done + len];
+            let read = match part.try_into() {
+                Ok(whole) => self.store.read_wait(page, whole, wait),
+                Err(_) => self.store.read_part(page, at, part, wait),
+            };
+            match read {
+                Ok(()) => done += len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
             }
-            done += piece.len;
         }
         Ok(done)
     }
 
-    /// Whether a piece was read: not, where that would have to wait and must not.
-    fn read_piece(&self, piece: &Piece, part: &mut [u8], wait: Wait) -> Result<bool> {
-        unless_waiting(match part.try_into() {
-            Ok(whole) => self.store.read_wait(piece.page, whole, wait),
-            Err(_) => self.store.read_part(piece.page, piece.at, part, wait),
-        })
-    }
-
     /// What the disk holds from byte `offset` on, and how far that stays the same. It looks at the
     /// pages of the `len` bytes, one after another, until one differs: `len`, which is at least 1,
-    /// bounds the work and the answer. Nothing is read or locked, and each page is answered for with
-    /// a state that it was in during the call.
+    /// bounds the work and the result. Nothing is read or locked; the state of each page is one that
+    /// it was in during the call.
     ///
     /// # Errors
     /// `OutOfRange` beyond the end, and for no bytes at all.
@@ -150,7 +158,7 @@ impl OpenDevice {
             return Err(Error::new(ErrorKind::OutOfRange, "no bytes have no state"));
         }
         self.check(offset, len, false)?;
-        let (state, pages) = self.store.extent(page_of(offset), pages_touched(offset, len));
+        let (state, pages) = self.store.extent(PageNo::of_byte(offset), pages_touched(offset, len));
         Ok(Extent { len_bytes: covered_bytes(offset, len, pages), state })
     }
 
@@ -161,7 +169,10 @@ impl OpenDevice {
     /// `OutOfRange` beyond the end.
     pub fn zero_bytes(&self, offset: u64, len: u64) -> Result<u64> {
         self.check(offset, len, false)?;
-        let pages = self.store.zero_pages(page_of(offset), pages_touched(offset, len));
+        if len == 0 {
+            return Ok(0);
+        }
+        let pages = self.store.zero_pages(PageNo::of_byte(offset), pages_touched(offset, len));
         Ok(covered_bytes(offset, len, pages))
     }
 
@@ -183,21 +194,19 @@ impl OpenDevice {
     pub fn write_some(&self, offset: u64, data: &[u8], wait: Wait) -> Result<usize> {
         self.check(offset, data.len() as u64, true)?;
         let mut done = 0;
-        for piece in pieces(offset, data.len() as u64) {
-            if !self.write_piece(&piece, &data[done..done + piece.len], wait)? {
-                break;
+        for Piece { page, at, len } in pieces(offset, data.len() as u64) {
+            let part = &data[done..done + len];
+            let written = match part.try_into() {
+                Ok(whole) => self.store.write_wait(page, whole, wait),
+                Err(_) => self.store.write_part(page, at, part, wait),
+            };
+            match written {
+                Ok(()) => done += len,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
             }
-            done += piece.len;
         }
         Ok(done)
-    }
-
-    /// Whether a piece was written: not, where that would have to wait and must not.
-    fn write_piece(&self, piece: &Piece, part: &[u8], wait: Wait) -> Result<bool> {
-        unless_waiting(match part.try_into() {
-            Ok(whole) => self.store.write_wait(piece.page, whole, wait),
-            Err(_) => self.store.write_part(piece.page, piece.at, part, wait),
-        })
     }
 
     /// Frees the whole pages of the range, which read as zeros afterwards; what it covers of other
@@ -242,8 +251,10 @@ impl OpenDevice {
         while let Some(Piece { page, at, len: piece_len }) = pieces(offset + done, len - done).next() {
             let mut zeroed_len = piece_len as u64;
             if piece_len < PAGE_SIZE {
-                if !unless_waiting(self.store.zero_part(page, at, piece_len, allocate, wait))? {
-                    break;
+                match self.store.zero_part(page, at, piece_len, allocate, wait) {
+                    Ok(()) => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error),
                 }
             } else if allocate {
                 self.store.zero(page);

@@ -25,7 +25,6 @@ pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
 pub use io::{Extent, OpenDevice};
 
-use std::ops::Deref;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -33,7 +32,9 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::lru;
-use crate::store::{BackingOptions, BackingStats, Config, Layout, PolicyThread, Store, WritebackLimit};
+use crate::store::{
+    BackingOptions, BackingStats, PolicyThread, Store, StoreBuilder, WritebackLayout, WritebackLimit,
+};
 use crate::zsmalloc::ClassStat;
 
 /// How long `reset` waits for the end of what it has told to end: what waits for a backing device may take longer.
@@ -67,11 +68,11 @@ struct State {
 #[derive(Clone)]
 struct Params {
     /// Of the store, but for its name, its size, and where its cold pages go.
-    config: Config,
+    config: StoreBuilder,
     backing: Option<NamedBacking>,
     /// Of the next backing: whether it may hold something else.
     backing_force: bool,
-    writeback_layout: Layout,
+    writeback_layout: WritebackLayout,
     compressed_writeback: bool,
     writeback_limit: WritebackLimit,
     /// None for what suits the layout.
@@ -81,10 +82,10 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Params {
-            config: Config::new("", 0),
+            config: StoreBuilder::new("", 0),
             backing: None,
             backing_force: false,
-            writeback_layout: Layout::default(),
+            writeback_layout: WritebackLayout::default(),
             compressed_writeback: true,
             writeback_limit: WritebackLimit::default(),
             writeback_batch: None,
@@ -94,7 +95,8 @@ impl Default for Params {
 
 /// A snapshot of a device's statistics. Sizes are in bytes, the rest counts pages of 4096 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
+#[non_exhaustive]
+pub struct DeviceStats {
     /// The size of the disk.
     pub disksize_bytes: u64,
     /// The size, uncompressed, of the pages that hold something (mm_stat `orig_data_size`).
@@ -172,7 +174,7 @@ pub struct Stats {
 impl Params {
     /// Whether pages can be written to a backing device so.
     fn check_layout(&self) -> Result<()> {
-        if self.writeback_layout == Layout::Packed && !self.compressed_writeback {
+        if self.writeback_layout == WritebackLayout::Packed && !self.compressed_writeback {
             let what = "packed pages are written as they are compressed: set compressed_writeback to 1, or \
                         writeback_layout to blocks";
             return Err(Error::invalid(what).with_setting("compressed_writeback"));
@@ -268,7 +270,7 @@ impl Device {
         let pages = bytes_to_pages(attr::parse_disksize(disksize.trim())?);
         let backing_dev = backing_dev.map(str::trim).filter(|text| *text != "none");
         let state = self.state.lock();
-        Config { pages, ..state.params.config.clone() }.check()?;
+        StoreBuilder { pages, ..state.params.config.clone() }.check()?;
         match backing_dev {
             Some(text) => state.params.check_layout().and_then(|()| NamedBacking::check(text)),
             None => Ok(()),
@@ -276,22 +278,22 @@ impl Device {
     }
 
     /// The statistics now; all zero while uninitialised but for the limit.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> DeviceStats {
         let tables = self.state.lock().store.clone().map_or(0, |store| store.table_resident_bytes());
-        Stats { mem_tables_bytes: tables as u64, ..self.counts() }
+        DeviceStats { mem_tables_bytes: tables as u64, ..self.counts() }
     }
 
     /// The statistics but for `mem_tables_bytes`, which takes the system a while to count.
-    pub fn counts(&self) -> Stats {
+    pub fn counts(&self) -> DeviceStats {
         let (store, disksize_bytes, limit_pages) = {
             let state = self.state.lock();
             (state.store.clone(), state.disksize_bytes, state.params.config.limit_pages)
         };
         let Some(store) = store else {
-            return Stats { mem_limit_bytes: pages_to_bytes(limit_pages), ..Stats::default() };
+            return DeviceStats { mem_limit_bytes: pages_to_bytes(limit_pages), ..DeviceStats::default() };
         };
         let (stats, backing) = (store.stats(), store.backing_stats());
-        Stats {
+        DeviceStats {
             disksize_bytes,
             orig_data_bytes: pages_to_bytes(stats.pages_stored),
             compr_data_bytes: stats.compr_data_bytes,
@@ -373,11 +375,11 @@ impl Device {
     /// `Busy` while the device is uninitialised.
     pub fn open(self: &Arc<Self>) -> Result<OpenDevice> {
         let state = self.state.lock();
-        let Some(in_use) = InUse::new(Arc::clone(self), &state) else {
+        let Some(store) = state.store.clone() else {
             let what = format!("'{}' has no size yet", self.name);
             return Err(Error::new(ErrorKind::Busy, what).with_setting("disksize"));
         };
-        Ok(OpenDevice::new(in_use, state.disksize_bytes))
+        Ok(OpenDevice::new(store, Arc::clone(self), &state))
     }
 
     /// Makes the store: the disk has `bytes` bytes from now on, rounded up to whole pages.
@@ -392,8 +394,8 @@ impl Device {
         let backing = params.backing_options()?;
         let recompresses = params.config.recompression.iter().any(Option::is_some);
         let is_backed = backing.is_some();
-        let config = Config { name: self.name.clone(), pages, backing, ..params.config.clone() };
-        let store = Arc::new(Store::new(&config)?);
+        let config = StoreBuilder { name: self.name.clone(), pages, backing, ..params.config.clone() };
+        let store = Arc::new(config.build()?);
         if is_backed {
             store.change_writeback_limit(|limit| *limit = params.writeback_limit);
             params.writeback_batch.iter().for_each(|writes| store.set_writeback_batch(*writes));
@@ -444,39 +446,6 @@ impl Device {
             self.interrupt();
             thread::sleep(TASKS_LOOK_EVERY);
         }
-    }
-}
-
-/// A device's store, kept from `reset` by one who uses it.
-struct InUse {
-    // Let go before its user is.
-    store: Arc<Store>,
-    user: User,
-}
-
-/// A user of a device, until it is dropped.
-struct User(Arc<Device>);
-
-impl InUse {
-    /// None while there is no store. The device's lock keeps it from being reset before its user is counted.
-    fn new(device: Arc<Device>, state: &State) -> Option<Self> {
-        let store = Arc::clone(state.store.as_ref()?);
-        device.users.add(1);
-        Some(InUse { store, user: User(device) })
-    }
-}
-
-impl Deref for InUse {
-    type Target = Store;
-
-    fn deref(&self) -> &Store {
-        &self.store
-    }
-}
-
-impl Drop for User {
-    fn drop(&mut self) {
-        self.0.users.sub(1);
     }
 }
 

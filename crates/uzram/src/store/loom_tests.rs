@@ -1,14 +1,18 @@
 //! The whole path of a page under loom: slot lock, pin, free, zsmalloc, slab, arena.
 
 use super::*;
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::lru::LruDesign;
+use crate::stream::Design;
+use crate::zsmalloc::PoolDesign;
 use loom::thread;
 
 fn store(pages: u64) -> Arc<Store> {
     Arc::new(Store::new(&config(pages)).expect("store"))
 }
 
-pub(super) fn config(pages: u64) -> Config {
-    Config {
+pub(super) fn config(pages: u64) -> StoreBuilder {
+    StoreBuilder {
         // The fewest classes: loom makes all their locks anew for each interleaving.
         chain_size: 1,
         pool_design: PoolDesign::Pinned,
@@ -16,7 +20,7 @@ pub(super) fn config(pages: u64) -> Config {
         lru_design: LruDesign::None,
         lru_pagevec_pages: 1,
         run_cache_batch_pages: 0,
-        ..Config::new("test", pages)
+        ..StoreBuilder::new("test", pages)
     }
 }
 
@@ -29,7 +33,7 @@ pub(super) fn contents(seed: u8) -> Page {
 
 pub(super) fn read(store: &Store, page: u64) -> u8 {
     let mut read = [0; PAGE_SIZE];
-    store.read(page, &mut read).expect("sound");
+    store.read(PageNo::from_number(page), &mut read).expect("sound");
     let seed = read[PAGE_SIZE - 1];
     assert!(seed == 0 || read == contents(seed), "a page of two writes");
     seed
@@ -49,13 +53,13 @@ pub(super) fn model(f: impl Fn() + Sync + Send + 'static) {
 fn loom_store_reads_against_overwriting() {
     model(|| {
         let store = store(2);
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         let writer = {
             let store = Arc::clone(&store);
             thread::spawn(move || {
-                store.write(0, &contents(2)).expect("memory");
+                store.write(PageNo(0), &contents(2)).expect("memory");
                 // Takes the memory of the first object, if it is free.
-                store.write(1, &contents(3)).expect("memory");
+                store.write(PageNo(1), &contents(3)).expect("memory");
             })
         };
         assert!(matches!(read(&store, 0), 1 | 2));
@@ -72,9 +76,9 @@ fn loom_store_writes_against_writing() {
         let store = store(1);
         let writer = {
             let store = Arc::clone(&store);
-            thread::spawn(move || store.write(0, &contents(2)).expect("memory"))
+            thread::spawn(move || store.write(PageNo(0), &contents(2)).expect("memory"))
         };
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         writer.join().expect("no panic");
         assert!(matches!(read(&store, 0), 1 | 2));
         assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 1);
@@ -86,12 +90,12 @@ fn loom_store_writes_against_writing() {
 fn loom_store_reads_against_discarding() {
     model(|| {
         let store = store(1);
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         let reader = {
             let store = Arc::clone(&store);
             thread::spawn(move || assert!(matches!(read(&store, 0), 0 | 1)))
         };
-        store.discard(0);
+        store.discard(PageNo(0));
         reader.join().expect("no panic");
         assert_eq!((read(&store, 0), store.stats().pages_stored), (0, 0));
         assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 0);
@@ -104,13 +108,13 @@ fn loom_store_reads_against_discarding() {
 fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
     model(|| {
         let streams = Design::IdleList(1.try_into().expect("in range"));
-        let config = Config { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
+        let config = StoreBuilder { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
         let store = Arc::new(Store::new(&config).expect("store"));
         let writer = {
             let store = Arc::clone(&store);
-            thread::spawn(move || store.write(0, &contents(1)).expect("memory"))
+            thread::spawn(move || store.write(PageNo(0), &contents(1)).expect("memory"))
         };
-        store.write(1, &contents(2)).expect("memory");
+        store.write(PageNo(1), &contents(2)).expect("memory");
         writer.join().expect("no panic");
         assert_eq!((read(&store, 0), read(&store, 1)), (1, 2));
         assert!((1..=2).contains(&store.stats().writestall));
@@ -126,15 +130,15 @@ fn loom_store_states_against_writing() {
         let writer = {
             let store = Arc::clone(&store);
             thread::spawn(move || {
-                store.write(0, &contents(1)).expect("memory");
-                store.zero(0);
+                store.write(PageNo(0), &contents(1)).expect("memory");
+                store.zero(PageNo(0));
             })
         };
-        let states = [(); 2].map(|()| store.extent(0, 1).0);
+        let states = [(); 2].map(|()| store.extent(PageNo(0), 1).0);
         use PageState::*;
         let order = |state| [Hole, Compressed, Zero].iter().position(|other| *other == state);
         assert!(order(states[0]).is_some() && order(states[0]) <= order(states[1]), "{states:?}");
         writer.join().expect("no panic");
-        assert_eq!(store.extent(0, 1), (Zero, 1));
+        assert_eq!(store.extent(PageNo(0), 1), (Zero, 1));
     });
 }

@@ -10,10 +10,9 @@
 use std::ops::{Range, RangeInclusive};
 use std::slice;
 
-use crate::base::clock::uptime_s;
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::base::work::{Unit, Work};
 
 use super::slot::{Contents, Peek, SlotGuard};
@@ -128,7 +127,7 @@ impl Store {
                 if left == 0 {
                     break;
                 }
-                let (tried, smaller) = self.recompress_page(u64::from(page), what)?;
+                let (tried, smaller) = self.recompress_page(page, what)?;
                 left -= u64::from(tried);
                 recompressed += u64::from(smaller);
                 work.step()?;
@@ -148,11 +147,11 @@ impl Store {
         is_wanted: impl Fn(Peek) -> bool,
         from: Cursor,
         work: &Work<'_>,
-    ) -> Result<(Vec<u32>, u64, Option<Cursor>)> {
+    ) -> Result<(Vec<PageNo>, u64, Option<Cursor>)> {
         let candidates = || {
             let touched = pages.iter().flat_map(|pages| self.slots.touched(pages.clone()));
             let peeks = work.while_wanted(touched).map(|page| (page, self.slots.peek(page)));
-            peeks.filter(|(page, peek)| is_wanted(*peek) && from.is_before(bucket_of(*peek), *page))
+            peeks.filter(|(page, peek)| is_wanted(*peek) && from.is_before(bucket_of(*peek), page.number()))
         };
         let mut counts = [0usize; BUCKETS];
         candidates().for_each(|(_, peek)| counts[bucket_of(peek)] += 1);
@@ -162,21 +161,23 @@ impl Store {
             last -= 1;
             count += counts[last];
         }
-        let mut found: Vec<(usize, u64)> = Vec::with_capacity(count.min(CANDIDATES));
+        let mut found: Vec<(usize, PageNo)> = Vec::with_capacity(count.min(CANDIDATES));
         let buckets = candidates().map(|(page, peek)| (bucket_of(peek), page));
         found.extend(buckets.filter(|(bucket, _)| *bucket >= last).take(CANDIDATES));
         work.check()?;
         let next = match found.last() {
             // A bucket of more: the pages were in order.
-            Some((bucket, page)) if count > CANDIDATES => Some(Cursor { bucket: *bucket, page: page + 1 }),
+            Some((bucket, page)) if count > CANDIDATES => {
+                Some(Cursor { bucket: *bucket, page: page.number() + 1 })
+            }
             _ => last.checked_sub(1).map(|bucket| Cursor { bucket, page: 0 }),
         };
         found.sort_unstable_by_key(|(bucket, page)| (std::cmp::Reverse(*bucket), *page));
-        Ok((found.into_iter().map(|(_, page)| page as u32).collect(), all, next))
+        Ok((found.into_iter().map(|(_, page)| page).collect(), all, next))
     }
 
     /// Compresses a page again if it still may win by it: whether that was tried, and whether it became smaller.
-    pub(super) fn recompress_page(&self, page: u64, what: &Recompression) -> Result<(bool, bool)> {
+    pub(super) fn recompress_page(&self, page: PageNo, what: &Recompression) -> Result<(bool, bool)> {
         let (tried, slot) = self.recompress_locked(self.slots.lock(page), page, what)?;
         Ok((tried, slot.is_none()))
     }
@@ -186,7 +187,7 @@ impl Store {
     pub(super) fn recompress_locked<'a>(
         &self,
         mut slot: SlotGuard<'a>,
-        page: u64,
+        page: PageNo,
         what: &Recompression,
     ) -> Result<(bool, Option<SlotGuard<'a>>)> {
         let Contents::Stored { checksum, .. } = slot.contents() else { return Ok((false, Some(slot))) };
@@ -194,7 +195,7 @@ impl Store {
             return Ok((false, Some(slot)));
         }
         let mut contents = [0; PAGE_SIZE];
-        self.load(&slot, page, &mut contents)?;
+        self.read_locked(&slot, page, &mut contents)?;
         // It was looked at.
         slot.set_idle(false);
         let old_class_bytes = self.pool.class_bytes(slot.peek().len_bytes());
@@ -210,7 +211,7 @@ impl Store {
             let stored = codec.with(|stream| {
                 let len = stream.encoder.encode(&contents, &mut stream.compressed);
                 let len = len.filter(|len| *len < self.pool.huge_threshold() && is_wanted(*len))?;
-                let handle = self.pool.store(&stream.compressed[..len], page as u32, Gfp::MayWait);
+                let handle = self.pool.store(&stream.compressed[..len], page.0, Gfp::MayWait);
                 Some(handle.map(|handle| Contents::Stored { handle, len: len as u16, checksum, priority }))
             });
             if let Some(new) = stored.transpose()? {
@@ -225,9 +226,9 @@ impl Store {
         Ok((tried, Some(slot)))
     }
 
-    /// Switches a slot to a smaller object of the same page.
+    /// Publishes a smaller object of the same page. That is no use of it: the LRU is not told.
     fn replace_smaller(&self, mut slot: SlotGuard<'_>, new: Contents) {
-        let old = self.exchange(&mut slot, new);
+        let old = self.publish(&mut slot, new);
         self.counters.local().pages_recompressed.add(1);
         drop(slot);
         self.free(old);
@@ -254,66 +255,4 @@ impl Store {
         let last = self.recompression.iter().rposition(Option::is_some);
         last.map_or(0, |at| at as u8 + 1)
     }
-
-    /// Marks pages that hold an object as idle: all, or those that were not used for `age_s` seconds. Of the
-    /// others the mark is taken away.
-    pub fn mark_idle(&self, age_s: Option<u32>) {
-        // Nobody interrupts it.
-        let _ = self.mark_idle_interruptible(age_s, &Work::uninterruptible(Unit::Pages));
-    }
-
-    /// The same, as long as the work is wanted.
-    ///
-    /// # Errors
-    /// `Interrupted`.
-    pub fn mark_idle_interruptible(&self, age_s: Option<u32>, work: &Work<'_>) -> Result<()> {
-        let now_s = uptime_s();
-        let pages = self.slots.touched(0..self.pages());
-        for page in work.while_wanted(pages).filter(|page| self.slots.peek(*page).is_stored()) {
-            let mut slot = self.slots.lock(page);
-            let idle_s = now_s.saturating_sub(self.slots.used_s(page));
-            slot.set_idle(age_s.is_none_or(|age_s| idle_s >= age_s));
-            drop(slot);
-            work.step()?;
-        }
-        work.check()
-    }
-
-    /// Tells `line` of each page that holds something, from `pages` on: its number, when it was used last, in
-    /// seconds of the system's uptime, and how it is kept. Goes on as long as that answers so.
-    pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
-        for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
-            let peek = self.slots.peek(page);
-            if peek.is_same() || peek.is_stored() || peek.is_backed() {
-                let state = BlockState {
-                    same: peek.is_same(),
-                    backed: peek.is_backed(),
-                    huge: peek.is_huge(),
-                    idle: peek.is_idle(),
-                    recompressed: peek.priority() > 0,
-                    incompressible: peek.is_incompressible(),
-                };
-                if !line(page, self.slots.used_s(page), state) {
-                    break;
-                }
-            }
-        }
-    }
-}
-
-/// How a page is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BlockState {
-    /// As one word.
-    pub same: bool,
-    /// On the backing device.
-    pub backed: bool,
-    /// As it is.
-    pub huge: bool,
-    /// Marked as idle, and not used since.
-    pub idle: bool,
-    /// By another algorithm than writes are.
-    pub recompressed: bool,
-    /// No algorithm made it smaller.
-    pub incompressible: bool,
 }

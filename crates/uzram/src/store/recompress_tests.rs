@@ -1,6 +1,7 @@
 use super::tests::{config, recompression};
 use super::*;
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 /// A page that lz4 makes smaller, and zstd more so.
 fn words(seed: u64) -> Page {
@@ -31,7 +32,7 @@ fn words(seed: u64) -> Page {
 }
 
 fn store(names: [&str; MAX_RECOMPRESSION]) -> Store {
-    Store::new(&Config { recompression: recompression(names), ..config(1000) }).expect("store")
+    Store::new(&StoreBuilder { recompression: recompression(names), ..config(1000) }).expect("store")
 }
 
 fn states(store: &Store) -> Vec<(u64, String)> {
@@ -49,7 +50,7 @@ fn states(store: &Store) -> Vec<(u64, String)> {
 fn assert_contents(store: &Store, pages: std::ops::Range<u64>) {
     let mut out = [0; PAGE_SIZE];
     for page in pages {
-        store.read(page, &mut out).expect("sound");
+        store.read(PageNo::from_number(page), &mut out).expect("sound");
         assert_eq!(out, words(page), "page {page}");
     }
 }
@@ -57,8 +58,8 @@ fn assert_contents(store: &Store, pages: std::ops::Range<u64>) {
 #[test]
 fn pages_become_smaller_and_read_the_same() {
     let store = store(["zstd:9", "", ""]);
-    (0..100).for_each(|page| store.write(page, &words(page)).expect("memory"));
-    store.write(500, &[3; PAGE_SIZE]).expect("memory");
+    (0..100).for_each(|page| store.write(PageNo::from_number(page), &words(page)).expect("memory"));
+    store.write(PageNo(500), &[3; PAGE_SIZE]).expect("memory");
     let before = store.stats();
     assert_eq!(store.recompress(&Recompression::default()), Ok(100));
     let after = store.stats();
@@ -69,7 +70,7 @@ fn pages_become_smaller_and_read_the_same() {
     assert_eq!(store.recompress(&Recompression::default()), Ok(0));
     assert_contents(&store, 0..100);
     // A page that is written is compressed as pages are written.
-    store.write(7, &words(7)).expect("memory");
+    store.write(PageNo(7), &words(7)).expect("memory");
     assert_eq!(store.recompress(&Recompression::default()), Ok(1));
     assert_contents(&store, 0..100);
 }
@@ -77,12 +78,12 @@ fn pages_become_smaller_and_read_the_same() {
 #[test]
 fn only_what_was_asked_for_is_tried() {
     let store = store(["zstd:9", "", "deflate:9"]);
-    (0..20).for_each(|page| store.write(page, &words(page)).expect("memory"));
+    (0..20).for_each(|page| store.write(PageNo::from_number(page), &words(page)).expect("memory"));
     let mut random = Random::new(1);
     for page in 20..30 {
         let mut noise = [0; PAGE_SIZE];
         random.fill(&mut noise);
-        store.write(page, &noise).expect("memory");
+        store.write(PageNo::from_number(page), &noise).expect("memory");
     }
     let default = Recompression::default;
     let idle = Candidates { idle: true, ..Candidates::default() };
@@ -92,7 +93,7 @@ fn only_what_was_asked_for_is_tried() {
     store.mark_idle(None);
     assert!(states(&store).iter().all(|(_, state)| state.contains('i')));
     let mut out = [0; PAGE_SIZE];
-    (0..4).for_each(|page| store.read(page, &mut out).expect("sound"));
+    (0..4).for_each(|page| store.read(PageNo::from_number(page), &mut out).expect("sound"));
     assert_eq!(store.recompress(&Recompression { candidates: idle, max_pages: 5, ..default() }), Ok(0));
     // Those that take most came first, and no algorithm made them smaller.
     let marked: Vec<u64> =
@@ -105,7 +106,7 @@ fn only_what_was_asked_for_is_tried() {
     assert_eq!(store.recompress(&least), Ok(0), "they are larger, and stay so");
     // Pages that were tried are not idle any more.
     store.mark_idle(None);
-    (0..4).for_each(|page| store.read(page, &mut out).expect("sound"));
+    (0..4).for_each(|page| store.read(PageNo::from_number(page), &mut out).expect("sound"));
     let one = Recompression { candidates: idle, priorities: 3..=3, ..default() };
     let by_deflate = store.recompress(&one).expect("memory");
     assert_eq!(by_deflate, 16, "but for the pages that were read");
@@ -130,10 +131,10 @@ fn pages_are_used_meanwhile() {
                 if random.below(3) == 0 {
                     let seed = random.next() % 100;
                     last[at] = Some(seed);
-                    store.write(page, &words(seed)).expect("memory");
+                    store.write(PageNo::from_number(page), &words(seed)).expect("memory");
                 }
                 let mut out = [0; PAGE_SIZE];
-                store.read(page, &mut out).expect("sound");
+                store.read(PageNo::from_number(page), &mut out).expect("sound");
                 assert_eq!(out, last[at].map_or([0; PAGE_SIZE], words), "page {page}");
             }
             busy.sub(1);

@@ -1,15 +1,19 @@
-use super::policy::Relieved;
+use super::policy::Reclaimed;
 use super::tests::page;
 use super::writeback_tests::place;
 use super::*;
+use crate::base::error::{Error, ErrorKind};
+use crate::base::mem::CHUNK_PAGES;
 use crate::base::random::Random;
 use crate::base::size_expr::Memory;
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::zsmalloc::PoolDesign;
 use std::time::{Duration, Instant};
 
 const CHUNK: u64 = CHUNK_PAGES as u64;
 
-fn config(pages: u64, reserve_chunks: u64) -> Config {
-    Config { reserve_pages: reserve_chunks * CHUNK, ..Config::new("test", pages) }
+fn config(pages: u64, reserve_chunks: u64) -> StoreBuilder {
+    StoreBuilder { reserve_pages: reserve_chunks * CHUNK, ..StoreBuilder::new("test", pages) }
 }
 
 /// Pages that do not compress.
@@ -20,14 +24,16 @@ fn noise(seed: u64) -> Page {
 
 /// Writes pages that do not compress, from `from` on, until one fails; answers which, and how.
 fn write_until_it_fails(store: &Store, from: u64) -> (u64, Error) {
-    (from..).find_map(|at| Some((at, store.write(at, &noise(at)).err()?))).expect("it fails some time")
+    (from..)
+        .find_map(|at| Some((at, store.write(PageNo::from_number(at), &noise(at)).err()?)))
+        .expect("it fails some time")
 }
 
 /// The first `pages` pages are as [`write_until_it_fails`] left them.
 fn verify(store: &Store, pages: u64) {
     let mut read = [0; PAGE_SIZE];
     for at in 0..pages {
-        store.read(at, &mut read).expect("sound");
+        store.read(PageNo::from_number(at), &mut read).expect("sound");
         assert!(read == noise(at), "page {at}");
     }
 }
@@ -35,7 +41,7 @@ fn verify(store: &Store, pages: u64) {
 /// Tries a write again until it succeeds.
 fn write_at_last(store: &Store, at: u64) {
     let until = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = store.write(at, &noise(at)) {
+    while let Err(error) = store.write(PageNo::from_number(at), &noise(at)) {
         assert!(Instant::now() < until, "{error}");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -59,7 +65,9 @@ fn a_reserve_must_fit_into_the_machine_and_into_the_cgroup() {
 /// A reserve is whole chunks, and at least two: that is what the limit must leave room for.
 #[test]
 fn a_limit_below_the_whole_reserve_is_refused() {
-    let check = |limit_pages| Config { limit_pages, reserve_pages: 1, ..Config::new("test", 1000) }.check();
+    let check = |limit_pages| {
+        StoreBuilder { limit_pages, reserve_pages: 1, ..StoreBuilder::new("test", 1000) }.check()
+    };
     let error = check(2 * CHUNK - 1).expect_err("the reserve takes more");
     assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("mem_limit")));
     check(2 * CHUNK).expect("the reserve fits");
@@ -79,13 +87,13 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
     // One chunk for pages, one for what leads to them.
     assert!((CHUNK - 16..=CHUNK).contains(&pages), "{pages}");
     // Old contents stay, and can be read, discarded, and made anew from what that frees.
-    assert!(store.write(0, &noise(pages)).is_err());
-    assert!(store.write_part(1, 7, &[0; 100], Wait::Yes).is_err());
+    assert!(store.write(PageNo(0), &noise(pages)).is_err());
+    assert!(store.write_part(PageNo(1), 7, &[0; 100], Wait::Yes).is_err());
     assert_eq!((store.stats().reserve_drained, store.stats().failed_writes), (3, 3));
     verify(&store, pages);
     store.discard_pages(0..20);
-    (0..16).for_each(|at| store.write(at, &noise(at)).expect("there is room again"));
-    store.zero(19);
+    (0..16).for_each(|at| store.write(PageNo::from_number(at), &noise(at)).expect("there is room again"));
+    store.zero(PageNo(19));
     // The refiller was told, and goes on trying.
     store.arena.hold_refills(false);
     write_at_last(&store, pages);
@@ -94,14 +102,14 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
         assert!(Instant::now() < until, "{:?}", store.stats());
         std::thread::sleep(Duration::from_millis(5));
     }
-    (16..20).for_each(|at| store.write(at, &noise(at)).expect("it is full"));
+    (16..20).for_each(|at| store.write(PageNo::from_number(at), &noise(at)).expect("it is full"));
     verify(&store, pages + 1);
 }
 
 #[test]
 fn a_write_fails_at_the_limit_until_that_is_raised() {
     for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
-        let config = Config { limit_pages: 4 * CHUNK, stream_alloc, ..config(16 << 10, 4) };
+        let config = StoreBuilder { limit_pages: 4 * CHUNK, stream_alloc, ..config(16 << 10, 4) };
         let store = Store::new(&config).expect("store");
         let (pages, error) = write_until_it_fails(&store, 0);
         assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
@@ -130,51 +138,51 @@ fn mixed(seed: u64) -> Page {
 /// Has pages leave as long as the store's policy is woken for that.
 fn relieve_while_awake(store: &Store) {
     let mut turns = 0;
-    while store.keeper.is_urgent(&store.arena) {
-        assert_eq!(store.relieve(), Relieved::Some, "{:?}", store.policy_stats());
+    while store.watermarks.is_urgent(&store.arena) {
+        assert_eq!(store.reclaim(), Reclaimed::Some, "{:?}", store.policy_stats());
         turns += 1;
         assert!(turns < 1000, "it has no end: {:?}", store.policy_stats());
     }
-    store.keeper.is_awake.set(0);
+    store.watermarks.is_awake.set(0);
 }
 
 /// At the limit the refiller can do nothing: pages leave before the reserve is used up, and whole chunks become free.
 #[test]
 fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
-    for reclaim in Reclaim::ALL {
-        let policy = Policy { reclaim, ..Policy::default() };
-        let config = Config { limit_pages: 16 * CHUNK, policy, ..config(24 << 10, 4) };
-        let place = place(128 << 20, Layout::Packed, true, config);
+    for order in ReclaimOrder::ALL {
+        let policy = ReclaimPolicy { order, ..ReclaimPolicy::default() };
+        let config = StoreBuilder { limit_pages: 16 * CHUNK, policy, ..config(24 << 10, 4) };
+        let place = place(128 << 20, WritebackLayout::Packed, true, config);
         let store = &place.store;
-        store.keeper.is_awake.set(0);
+        store.watermarks.is_awake.set(0);
         let (mut random, mut turns) = (Random::new(3), 0);
         // The others stay scattered between those that leave.
         for at in (0..24 << 10).chain((0..8 << 10).map(|_| random.below(24 << 10) as u64)) {
             // The refiller is given its time; nothing is refused for the limit.
             let until = Instant::now() + Duration::from_secs(20);
-            while let Err(error) = store.write(at, &mixed(at)) {
+            while let Err(error) = store.write(PageNo::from_number(at), &mixed(at)) {
                 let is_in_time = Instant::now() < until;
                 assert!(is_in_time && error.setting() == Some("reserve"), "{error}: {:?}", store.stats());
                 std::thread::sleep(Duration::from_millis(1));
             }
-            if store.keeper.is_awake.get() != 0 {
+            if store.watermarks.is_awake.get() != 0 {
                 relieve_while_awake(store);
                 let stats = store.stats();
                 // The refiller may still be filling one.
                 let is_at_limit = stats.charged_pages == 16 * CHUNK;
-                assert!(!is_at_limit || stats.reserve_free_pages >= 3 * CHUNK, "{reclaim}: {stats:?}");
+                assert!(!is_at_limit || stats.reserve_free_pages >= 3 * CHUNK, "{order}: {stats:?}");
                 turns += 1;
             }
         }
-        assert!(turns > 2, "{reclaim}: {:?}", store.policy_stats());
-        assert_eq!(store.stats().limit_refused, 0, "{reclaim}");
+        assert!(turns > 2, "{order}: {:?}", store.policy_stats());
+        assert_eq!(store.stats().limit_refused, 0, "{order}");
         let mut read = [0; PAGE_SIZE];
         for at in 0..24 << 10 {
-            store.read(at, &mut read).expect("sound");
-            assert!(read == mixed(at), "{reclaim}: page {at}");
+            store.read(PageNo::from_number(at), &mut read).expect("sound");
+            assert!(read == mixed(at), "{order}: page {at}");
         }
         // Pages that are read do not come back at the price of the reserve.
-        assert!(store.stats().reserve_free_pages >= 3 * CHUNK, "{reclaim}: {:?}", store.stats());
+        assert!(store.stats().reserve_free_pages >= 3 * CHUNK, "{order}: {:?}", store.stats());
     }
 }
 
@@ -182,8 +190,8 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
 #[test]
 fn marks_are_of_what_the_reserve_leaves() {
     let marks = |limit_chunks: u64, reserve_chunks: u64| {
-        let config = Config { limit_pages: limit_chunks * CHUNK, ..config(8 << 10, reserve_chunks) };
-        let place = place(8 << 20, Layout::Packed, true, config);
+        let config = StoreBuilder { limit_pages: limit_chunks * CHUNK, ..config(8 << 10, reserve_chunks) };
+        let place = place(8 << 20, WritebackLayout::Packed, true, config);
         let stats = place.store.policy_stats();
         let mark = |name| stats.iter().find(|(of, _)| *of == name).map(|(_, pages)| *pages).expect("a mark");
         (mark("high_pages"), mark("low_pages"))
@@ -197,8 +205,8 @@ fn marks_are_of_what_the_reserve_leaves() {
 #[test]
 fn a_write_that_the_limit_refuses_is_counted() {
     // All of it is there from the beginning, so that no write can find it on its way.
-    let config = Config { limit_pages: 4 * CHUNK, ..config(16 << 10, 4) };
-    let place = place(64 << 20, Layout::Packed, true, config);
+    let config = StoreBuilder { limit_pages: 4 * CHUNK, ..config(16 << 10, 4) };
+    let place = place(64 << 20, WritebackLayout::Packed, true, config);
     // Without the policy's thread nothing leaves.
     let (pages, error) = write_until_it_fails(&place.store, 0);
     assert_eq!(error.setting(), Some("mem_limit"));
@@ -211,17 +219,17 @@ fn a_write_that_the_limit_refuses_is_counted() {
 
 #[test]
 fn a_reserve_that_cannot_be_is_refused() {
-    let refused = |config: Config| {
+    let refused = |config: StoreBuilder| {
         let error = Store::new(&config).err().expect("refused");
         (error.kind(), error.setting())
     };
-    let limited = Config { limit_pages: 2 * CHUNK - 1, ..config(1024, 2) };
+    let limited = StoreBuilder { limit_pages: 2 * CHUNK - 1, ..config(1024, 2) };
     let error = Store::new(&limited).err().expect("refused");
     assert!(error.to_string().contains("at least 4 MiB"), "{error}");
     assert_eq!(refused(limited), (ErrorKind::Invalid, Some("mem_limit")));
     // All of it may be the reserve: it has what the first page takes.
-    let store = Store::new(&Config { limit_pages: 2 * CHUNK, ..config(1024, 2) }).expect("store");
-    store.write(0, &noise(0)).expect("there is room");
+    let store = Store::new(&StoreBuilder { limit_pages: 2 * CHUNK, ..config(1024, 2) }).expect("store");
+    store.write(PageNo(0), &noise(0)).expect("there is room");
     assert_eq!(refused(config(1024, 1 << 20)), (ErrorKind::NoMemory, Some("reserve")));
     assert_eq!(refused(config(1024, 100)), (ErrorKind::Invalid, Some("reserve")));
     // The tables alone are too large.
@@ -255,7 +263,7 @@ fn fixed_tables_are_there_from_the_beginning() {
 
 fn write_at_last_of(store: &Store, at: u64, contents: &Page) {
     let until = Instant::now() + Duration::from_secs(60);
-    while let Err(error) = store.write(at, contents) {
+    while let Err(error) = store.write(PageNo::from_number(at), contents) {
         assert!(Instant::now() < until, "{error}");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -266,11 +274,11 @@ fn write_at_last_of(store: &Store, at: u64, contents: &Page) {
 fn a_scattered_store_is_packed_by_whole_chunks() {
     let pages = 24 << 10;
     for design in PoolDesign::ALL {
-        let config = Config { pool_design: design, compact_threshold_percent: 0, ..config(pages, 3) };
+        let config = StoreBuilder { pool_design: design, compact_threshold_percent: 0, ..config(pages, 3) };
         let store = Store::new(&config).expect("store");
         let contents = |at: u64| page(&mut Random::new(at));
         (0..pages).for_each(|at| write_at_last_of(&store, at, &contents(at)));
-        (0..pages).filter(|at| at % 5 > 0).for_each(|at| store.discard(at));
+        (0..pages).filter(|at| at % 5 > 0).for_each(|at| store.discard(PageNo::from_number(at)));
         let before = store.arena.chunks_in_use();
         store.compact();
         let after = store.arena.chunks_in_use();
@@ -278,10 +286,11 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         let until = Instant::now() + Duration::from_secs(60);
         // What is being filled or emptied is charged.
         let is_resident =
-            |stats: Stats| pages_to_bytes(stats.charged_pages) as usize == store.arena.resident_bytes();
+            |stats: StoreStats| pages_to_bytes(stats.charged_pages) as usize == store.arena.resident_bytes();
         // What CPUs kept may come back later, and one more chunk is kept then.
-        let is_due =
-            |stats: Stats| (3 * CHUNK..=4 * CHUNK).contains(&stats.reserve_free_pages) && is_resident(stats);
+        let is_due = |stats: StoreStats| {
+            (3 * CHUNK..=4 * CHUNK).contains(&stats.reserve_free_pages) && is_resident(stats)
+        };
         while !is_due(store.stats()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -290,7 +299,7 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         assert!(Instant::now() < until && is_whole, "{design}: {stats:?}");
         let mut read = [0; PAGE_SIZE];
         for at in 0..pages {
-            store.read(at, &mut read).expect("sound");
+            store.read(PageNo::from_number(at), &mut read).expect("sound");
             let wanted = if at % 5 > 0 { [0; PAGE_SIZE] } else { contents(at) };
             assert!(read == wanted, "{design}: page {at}");
         }

@@ -20,7 +20,7 @@ use crate::base::cpu::prefetch;
 use crate::base::error::Result;
 use crate::base::mem::{Entry, Table};
 use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, Stamp, WaitTable, fence};
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::table_pages::{Span, TablePages};
 
@@ -264,34 +264,36 @@ impl Slots {
 
     /// Waits for the slot of `page`.
     #[inline]
-    pub(super) fn lock(&self, page: u64) -> SlotGuard<'_> {
-        let slot = &self.table[page as usize];
-        let lock = slot.lock.lock(&self.waiters, page as usize);
-        self.table_pages.touch(page);
+    pub(super) fn lock(&self, page: PageNo) -> SlotGuard<'_> {
+        let slot = &self.table[page.index()];
+        let lock = slot.lock.lock(&self.waiters, page.index());
+        self.table_pages.touch(page.number());
         SlotGuard { lock, slot }
     }
 
     /// Locks the slot of `page` if that takes no waiting, unless the page is known to hold nothing.
-    pub(super) fn try_lock(&self, page: u64) -> Tried<'_> {
-        if !self.table_pages.is_present(page) {
+    pub(super) fn try_lock(&self, page: PageNo) -> Tried<'_> {
+        if !self.table_pages.is_present(page.number()) {
             return Tried::Empty;
         }
-        let slot = &self.table[page as usize];
-        let Some(lock) = slot.lock.try_lock(&self.waiters, page as usize) else { return Tried::Busy };
-        self.table_pages.touch(page);
+        let slot = &self.table[page.index()];
+        let Some(lock) = slot.lock.try_lock(&self.waiters, page.index()) else { return Tried::Busy };
+        self.table_pages.touch(page.number());
         Tried::Locked(SlotGuard { lock, slot })
     }
 
     /// Those of `pages` that may hold something. The rest of a large disk costs neither time nor memory.
-    pub(super) fn touched(&self, pages: Range<u64>) -> impl Iterator<Item = u64> {
-        self.table_pages.spans(pages).filter(|span| span.is_present).flat_map(|span| span.slots)
+    pub(super) fn touched(&self, pages: Range<u64>) -> impl Iterator<Item = PageNo> {
+        let spans = self.table_pages.spans(pages).filter(|span| span.is_present);
+        spans.flat_map(|span| span.slots.map(PageNo::from_number))
     }
 
     /// Has `discard` called for those of `pages` that hold something, and gives the memory of slots back that all
     /// hold nothing then.
-    pub(super) fn discard(&self, pages: Range<u64>, mut discard: impl FnMut(u64)) {
+    pub(super) fn discard(&self, pages: Range<u64>, mut discard: impl FnMut(PageNo)) {
         for span in self.table_pages.spans(pages).filter(|span| span.is_present) {
-            span.slots.clone().filter(|page| !self.is_free_and_zero(*page)).for_each(&mut discard);
+            let slots = span.slots.clone().map(PageNo::from_number);
+            slots.filter(|page| !self.is_free_and_zero(*page)).for_each(&mut discard);
             self.release_if_empty(span.slots.end - 1);
         }
     }
@@ -335,19 +337,19 @@ impl Slots {
 
     /// Whether `page` holds nothing and nobody is changing that.
     #[inline]
-    pub(super) fn is_empty(&self, page: u64) -> bool {
-        !self.table_pages.is_present(page) || self.is_free_and_zero(page)
+    pub(super) fn is_empty(&self, page: PageNo) -> bool {
+        !self.table_pages.is_present(page.number()) || self.is_free_and_zero(page)
     }
 
     #[inline]
-    fn is_free_and_zero(&self, page: u64) -> bool {
-        self.table[page as usize].lock.is_free_and_zero()
+    fn is_free_and_zero(&self, page: PageNo) -> bool {
+        self.table[page.index()].lock.is_free_and_zero()
     }
 
     /// The state of `page`, without waiting for its lock: one that it was in while this was asked.
     #[inline]
-    pub(super) fn state(&self, page: u64) -> PageState {
-        if self.table_pages.is_present(page) { self.peek(page).state() } else { PageState::Hole }
+    pub(super) fn state(&self, page: PageNo) -> PageState {
+        if self.table_pages.is_present(page.number()) { self.peek(page).state() } else { PageState::Hole }
     }
 
     /// How many of `pages`, from the first on, are in a state that is wanted: each in one that it was in while this
@@ -357,6 +359,7 @@ impl Slots {
         for Span { slots, is_present } in self.table_pages.spans(pages) {
             let len = slots.end - slots.start;
             let wanted = if is_present {
+                let slots = slots.map(PageNo::from_number);
                 slots.take_while(|page| is_wanted(self.peek(*page).state())).count() as u64
             } else if is_wanted(PageState::Hole) {
                 len
@@ -373,27 +376,27 @@ impl Slots {
 
     /// Brings the slot of `page` nearer, for a [`Slots::lock`] soon.
     #[inline]
-    pub(super) fn prefetch(&self, page: u64) {
-        prefetch(&raw const self.table[page as usize]);
+    pub(super) fn prefetch(&self, page: PageNo) {
+        prefetch(&raw const self.table[page.index()]);
     }
 
     /// What is known of `page`, one of [`Slots::touched`], without waiting for its lock.
     #[inline]
-    pub(super) fn peek(&self, page: u64) -> Peek {
-        Peek(self.table[page as usize].lock.peek())
+    pub(super) fn peek(&self, page: PageNo) -> Peek {
+        Peek(self.table[page.index()].lock.peek())
     }
 
     /// When `page` was used last, in seconds of the system's uptime; 0 for never.
-    pub(super) fn used_s(&self, page: u64) -> u32 {
-        self.table[page as usize].used_s.get()
+    pub(super) fn used_s(&self, page: PageNo) -> u32 {
+        self.table[page.index()].used_s.get()
     }
 
     /// The handle that `page` holds, or any other number: for hints. None if its slot is not in memory, which reading
     /// it would bring there.
     #[inline]
-    pub(super) fn peek_handle(&self, page: u64) -> Option<u32> {
-        let is_present = self.table_pages.is_present(page);
-        is_present.then(|| self.table[page as usize].what.load(Ordering::Relaxed) as u32)
+    pub(super) fn peek_handle(&self, page: PageNo) -> Option<u32> {
+        let is_present = self.table_pages.is_present(page.number());
+        is_present.then(|| self.table[page.index()].what.load(Ordering::Relaxed) as u32)
     }
 }
 
@@ -454,7 +457,7 @@ impl SlotGuard<'_> {
         }
     }
 
-    /// Replaces what the page holds and answers what it held. The old object, if any, is the
+    /// Replaces what the page holds and returns what it held. The old object, if any, is the
     /// caller's to free once the lock is let go.
     #[inline]
     pub(super) fn replace(&mut self, new: Contents) -> Contents {
@@ -493,35 +496,38 @@ mod tests {
         let (mut before, mut state_before) = (Contents::Empty, S::Hole);
         let states = [S::Zero, S::Same, S::Compressed, S::Huge, S::Backed, S::Hole];
         for (contents, state) in std::iter::zip(all, states) {
-            let mut slot = slots.lock(1);
+            let mut slot = slots.lock(PageNo(1));
             assert_eq!(slot.replace(contents), before);
-            assert_eq!(slots.state(1), state_before, "the new state is not published yet");
+            assert_eq!(slots.state(PageNo(1)), state_before, "the new state is not published yet");
             drop(slot);
-            assert_eq!(slots.lock(1).contents(), contents);
-            assert_eq!((slots.is_empty(1), slots.state(1)), (contents == Contents::Empty, state));
+            assert_eq!(slots.lock(PageNo(1)).contents(), contents);
+            assert_eq!(
+                (slots.is_empty(PageNo(1)), slots.state(PageNo(1))),
+                (contents == Contents::Empty, state)
+            );
             (before, state_before) = (contents, state);
         }
         for page in [0, 2] {
-            assert_eq!(slots.lock(page).contents(), Contents::Empty);
+            assert_eq!(slots.lock(PageNo::from_number(page)).contents(), Contents::Empty);
         }
     }
 
     #[test]
     fn a_slot_that_is_not_in_memory_is_not_busy() {
         let slots = Slots::new(3).expect("memory");
-        assert!(matches!(slots.try_lock(1), Tried::Empty));
-        let held = slots.lock(1);
-        assert!(matches!(slots.try_lock(1), Tried::Busy));
-        assert!(matches!(slots.try_lock(2), Tried::Locked(_)), "it is in memory beside the other");
+        assert!(matches!(slots.try_lock(PageNo(1)), Tried::Empty));
+        let held = slots.lock(PageNo(1));
+        assert!(matches!(slots.try_lock(PageNo(1)), Tried::Busy));
+        assert!(matches!(slots.try_lock(PageNo(2)), Tried::Locked(_)), "it is in memory beside the other");
         drop(held);
-        assert!(slots.try_lock(1).locked().is_some());
+        assert!(slots.try_lock(PageNo(1)).locked().is_some());
     }
 
     #[test]
     fn a_write_back_is_forgotten_when_the_page_is_used_or_changed() {
         let slots = Slots::new(1).expect("memory");
         let stored = |handle| Contents::Stored { handle, len: 4096, checksum: 0, priority: 3 };
-        let mut slot = slots.lock(0);
+        let mut slot = slots.lock(PageNo(0));
         slot.replace(stored(1));
         slot.set_writing(255);
         slot.set_idle(true);

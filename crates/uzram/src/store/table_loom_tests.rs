@@ -3,6 +3,7 @@
 use super::slot::{Contents, Slots};
 use super::*;
 use crate::base::sync::{AtomicU32, Ordering};
+use crate::base::units::PageNo;
 use loom::thread;
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
@@ -16,12 +17,14 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
 /// The slots of a page of the table, of which the second holds something.
 fn slots() -> Arc<Slots> {
     let slots = Slots::new(2).expect("memory");
-    slots.lock(1).replace(Contents::Same(9));
+    slots.lock(PageNo(1)).replace(Contents::Same(9));
     Arc::new(slots)
 }
 
 fn discard(slots: &Slots, page: u64) {
-    slots.discard(page..page + 1, |page| _ = slots.lock(page).replace(Contents::Empty));
+    slots.discard(PageNo::from_number(page..page + 1), |page| {
+        _ = slots.lock(PageNo::from_number(page)).replace(Contents::Empty)
+    });
 }
 
 fn spawn(slots: &Arc<Slots>, run: impl FnOnce(&Slots) + 'static) -> thread::JoinHandle<()> {
@@ -35,16 +38,16 @@ fn loom_table_page_leaves_against_a_writer() {
     model(|| {
         let slots = slots();
         let writer = spawn(&slots, |slots| {
-            slots.lock(0).replace(Contents::Same(1));
-            assert_eq!(slots.state(0), PageState::Same);
+            slots.lock(PageNo(0)).replace(Contents::Same(1));
+            assert_eq!(slots.state(PageNo(0)), PageState::Same);
         });
         discard(&slots, 1);
         writer.join().expect("no panic");
-        assert_eq!(slots.lock(0).contents(), Contents::Same(1));
-        assert!(slots.is_empty(1));
+        assert_eq!(slots.lock(PageNo(0)).contents(), Contents::Same(1));
+        assert!(slots.is_empty(PageNo(1)));
         assert_eq!(slots.table_pages(), 1);
         discard(&slots, 0);
-        assert_eq!((slots.table_pages(), slots.state(0)), (0, PageState::Hole));
+        assert_eq!((slots.table_pages(), slots.state(PageNo(0))), (0, PageState::Hole));
     });
 }
 
@@ -56,14 +59,14 @@ fn loom_table_page_leaves_against_a_reader() {
         let is_written = Arc::new(AtomicU32::new(0));
         let told = Arc::clone(&is_written);
         let writer = spawn(&slots, move |slots| {
-            slots.lock(0).replace(Contents::Same(1));
+            slots.lock(PageNo(0)).replace(Contents::Same(1));
             told.store(1, Ordering::Release);
         });
         let reader = spawn(&slots, move |slots| {
             if is_written.load(Ordering::Acquire) == 1 {
-                assert_eq!(slots.state(0), PageState::Same);
+                assert_eq!(slots.state(PageNo(0)), PageState::Same);
                 assert_eq!(slots.run(0..1, |state| state == PageState::Same), 1);
-                assert!(!slots.is_empty(0));
+                assert!(!slots.is_empty(PageNo(0)));
             }
         });
         discard(&slots, 1);
@@ -77,11 +80,11 @@ fn loom_table_page_leaves_against_a_reader() {
 fn loom_table_page_is_emptied_by_two() {
     model(|| {
         let slots = slots();
-        slots.lock(0).replace(Contents::Same(1));
+        slots.lock(PageNo(0)).replace(Contents::Same(1));
         let other = spawn(&slots, |slots| discard(slots, 0));
         discard(&slots, 1);
         other.join().expect("no panic");
-        assert!(slots.is_empty(0) && slots.is_empty(1));
+        assert!(slots.is_empty(PageNo(0)) && slots.is_empty(PageNo(1)));
         assert_eq!(slots.table_pages(), 0);
     });
 }
@@ -92,7 +95,7 @@ fn loom_table_page_leaves_against_those_who_wait() {
     model(|| {
         let slots = slots();
         let add = |slots: &Slots| {
-            let mut slot = slots.lock(0);
+            let mut slot = slots.lock(PageNo(0));
             let before = match slot.contents() {
                 Contents::Same(word) => word,
                 _ => 0,
@@ -102,7 +105,7 @@ fn loom_table_page_leaves_against_those_who_wait() {
         let others = [spawn(&slots, add), spawn(&slots, add)];
         discard(&slots, 1);
         others.into_iter().for_each(|other| other.join().expect("no panic"));
-        assert_eq!(slots.lock(0).contents(), Contents::Same(2));
+        assert_eq!(slots.lock(PageNo(0)).contents(), Contents::Same(2));
     });
 }
 
@@ -111,12 +114,12 @@ fn loom_table_page_leaves_against_those_who_wait() {
 fn loom_table_page_that_is_refused_stays() {
     model(|| {
         let slots = Arc::new(Slots::new(2).expect("memory"));
-        drop(slots.lock(1));
-        let other = spawn(&slots, |slots| _ = slots.lock(0).replace(Contents::Same(1)));
+        drop(slots.lock(PageNo(1)));
+        let other = spawn(&slots, |slots| _ = slots.lock(PageNo(0)).replace(Contents::Same(1)));
         slots.release_if_empty_by(1, |_| false);
         other.join().expect("no panic");
-        assert_eq!(slots.lock(0).contents(), Contents::Same(1));
-        assert_eq!((slots.table_pages(), slots.state(1)), (1, PageState::Hole));
+        assert_eq!(slots.lock(PageNo(0)).contents(), Contents::Same(1));
+        assert_eq!((slots.table_pages(), slots.state(PageNo(1))), (1, PageState::Hole));
         discard(&slots, 0);
         assert_eq!(slots.table_pages(), 0);
     });

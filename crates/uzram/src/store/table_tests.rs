@@ -4,10 +4,11 @@ use super::tests::{config, join_all};
 use super::*;
 use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-fn store_on_pages_of(host_page_bytes: usize, config: &Config) -> Store {
+fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
     with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
 }
 
@@ -20,23 +21,23 @@ fn unwritten_space_takes_no_memory_of_the_table() {
     let before = store.table_resident_bytes();
     let start = Instant::now();
     store.discard_pages(0..TIB_PAGES);
-    assert_eq!(store.extent(5, TIB_PAGES - 5), (PageState::Hole, TIB_PAGES - 5));
-    assert_eq!(store.zero_pages(0, TIB_PAGES), TIB_PAGES);
-    store.prefetch_object(|ahead| Some(ahead as u32));
+    assert_eq!(store.extent(PageNo(5), TIB_PAGES - 5), (PageState::Hole, TIB_PAGES - 5));
+    assert_eq!(store.zero_pages(PageNo(0), TIB_PAGES), TIB_PAGES);
+    store.prefetch_object(|ahead| Some(PageNo(ahead as u32)));
     let mut read = [1; PAGE_SIZE];
     for page in (0..TIB_PAGES).step_by(1 << 20) {
-        store.read(page, &mut read).expect("a hole");
-        store.zero_part(page, 1, 1, false, Wait::No).expect("a hole");
+        store.read(PageNo::from_number(page), &mut read).expect("a hole");
+        store.zero_part(PageNo::from_number(page), 1, 1, false, Wait::No).expect("a hole");
     }
     assert_eq!(store.table_resident_bytes(), before);
     assert_eq!(store.slots.table_memory_bytes(), 0);
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     // One page does not make its neighbours cost anything.
-    store.zero(TIB_PAGES / 2);
+    store.zero(PageNo::from_number(TIB_PAGES / 2));
     let with_one = store.table_resident_bytes();
     assert!(with_one > before && with_one < before + (256 << 10), "{before} {with_one}");
     store.discard_pages(0..TIB_PAGES);
-    assert_eq!(store.extent(0, TIB_PAGES), (PageState::Hole, TIB_PAGES));
+    assert_eq!(store.extent(PageNo(0), TIB_PAGES), (PageState::Hole, TIB_PAGES));
     assert_eq!(store.slots.table_memory_bytes(), 0);
 }
 
@@ -49,9 +50,9 @@ fn the_table_shrinks_when_pages_are_discarded() {
         let before = store.table_resident_bytes();
         let table_bytes = (PAGES as usize) * slot::SLOT_BYTES;
         for discard_pages in [PAGES + 7, 1, 37] {
-            (0..PAGES + 7).for_each(|page| store.zero(page));
+            (0..PAGES + 7).for_each(|page| store.zero(PageNo::from_number(page)));
             assert!(store.table_resident_bytes() >= before + table_bytes);
-            assert_eq!(store.extent(0, PAGES + 7), (PageState::Zero, PAGES + 7));
+            assert_eq!(store.extent(PageNo(0), PAGES + 7), (PageState::Zero, PAGES + 7));
             let mut page = 0;
             while page < PAGES + 7 {
                 let end = (page + discard_pages).min(PAGES + 7);
@@ -64,21 +65,21 @@ fn the_table_shrinks_when_pages_are_discarded() {
             assert_eq!((store.slots.table_pages(), store.slots.table_memory_bytes()), (0, 0));
         }
         // A page that is left keeps its neighbours' slots.
-        (0..PAGES).for_each(|page| store.zero(page));
+        (0..PAGES).for_each(|page| store.zero(PageNo::from_number(page)));
         store.discard_pages(0..1000);
         store.discard_pages(1001..PAGES);
-        assert_eq!(store.extent(1000, 1), (PageState::Zero, 1));
-        assert_eq!((store.zero_pages(0, PAGES), store.slots.table_pages()), (PAGES, 1));
+        assert_eq!(store.extent(PageNo(1000), 1), (PageState::Zero, 1));
+        assert_eq!((store.zero_pages(PageNo(0), PAGES), store.slots.table_pages()), (PAGES, 1));
     }
 }
 
 /// With a reserve all of the table is there, and stays.
 #[test]
 fn a_table_of_a_store_with_a_reserve_stays() {
-    let store = Store::new(&Config { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");
+    let store = Store::new(&StoreBuilder { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");
     let before = (store.table_resident_bytes(), store.slots.table_memory_bytes());
     assert_eq!(before.1, (1 << 16) * slot::SLOT_BYTES);
-    (0..1 << 16).for_each(|page| store.zero(page));
+    (0..1 << 16).for_each(|page| store.zero(PageNo::from_number(page)));
     store.discard_pages(0..1 << 16);
     assert_eq!((store.table_resident_bytes(), store.slots.table_memory_bytes()), before);
     assert_eq!(store.slots.table_pages(), ((1 << 16) * slot::SLOT_BYTES / rustix::param::page_size()) as u64);
@@ -103,10 +104,10 @@ impl Worker<'_> {
     fn check(&self, at: usize) {
         let (page, byte) = (self.page(at), self.model[at]);
         let mut read = [0xff; PAGE_SIZE];
-        self.store.read(page, &mut read).expect("sound");
+        self.store.read(PageNo::from_number(page), &mut read).expect("sound");
         assert!(read.iter().all(|other| *other == byte), "page {page} holds {} and not {byte}", read[0]);
         let state = if byte == 0 { PageState::Hole } else { PageState::Same };
-        assert_eq!(self.store.extent(page, 1).0, state, "page {page}");
+        assert_eq!(self.store.extent(PageNo::from_number(page), 1).0, state, "page {page}");
     }
 
     fn run(mut self, events: usize) {
@@ -115,7 +116,9 @@ impl Worker<'_> {
             match self.random.below(8) {
                 0 => {
                     self.model[at] = 1 + self.random.below(255) as u8;
-                    self.store.write(self.page(at), &[self.model[at]; PAGE_SIZE]).expect("no limit");
+                    self.store
+                        .write(PageNo::from_number(self.page(at)), &[self.model[at]; PAGE_SIZE])
+                        .expect("no limit");
                 }
                 1..6 => {
                     // All that it has in some page of the table, so that these get empty often.
@@ -123,7 +126,7 @@ impl Worker<'_> {
                     for at in some {
                         if self.model[at] != 0 {
                             self.model[at] = 0;
-                            self.store.discard(self.page(at));
+                            self.store.discard(PageNo::from_number(self.page(at)));
                         }
                     }
                     let is_empty = self.store.slots.table_pages() == 0;
@@ -136,7 +139,7 @@ impl Worker<'_> {
         (0..self.model.len()).for_each(|at| self.check(at));
         self.store.discard_pages(0..0);
         for at in 0..self.model.len() {
-            self.store.discard(self.page(at));
+            self.store.discard(PageNo::from_number(self.page(at)));
         }
     }
 }
@@ -162,7 +165,7 @@ fn pages_come_and_go_beside_each_other() {
             }));
         });
         assert!(left.into_inner() > 0, "seed {seed}: no page of the table ever left");
-        assert_eq!(store.extent(0, pages), (PageState::Hole, pages), "seed {seed}");
+        assert_eq!(store.extent(PageNo(0), pages), (PageState::Hole, pages), "seed {seed}");
         // Not what the system counts: a slot that is looked at just after its page left shows it zeros.
         assert_eq!(store.slots.table_pages(), 0, "seed {seed}");
     }

@@ -1,10 +1,16 @@
+use super::slot::Contents;
+use super::write::{fill, same_word};
 use super::*;
+use crate::base::error::ErrorKind;
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 use crate::codec::Encoder;
+use crate::stream::Design;
+use crate::zsmalloc::{ClassStat, PoolDesign};
 
-pub(super) fn config(pages: u64) -> Config {
+pub(super) fn config(pages: u64) -> StoreBuilder {
     // Nothing happens by itself.
-    Config { compact_threshold_percent: 0, ..Config::new("test", pages) }
+    StoreBuilder { compact_threshold_percent: 0, ..StoreBuilder::new("test", pages) }
 }
 
 /// A list of so many streams.
@@ -13,26 +19,26 @@ fn list(count: usize) -> Design {
 }
 
 /// Every way to share streams, to treat one while memory is waited for, and to lock the pool.
-fn with_designs(base: &Config) -> Vec<Config> {
+fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
     let mut configs = Vec::new();
     for pool_design in PoolDesign::ALL {
         for streams in [Design::PerCpu, list(1), list(3)] {
             for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
-                configs.push(Config { pool_design, streams, stream_alloc, ..base.clone() });
+                configs.push(StoreBuilder { pool_design, streams, stream_alloc, ..base.clone() });
             }
         }
     }
     configs
 }
 
-fn configs(pages: u64) -> [Config; 5] {
+fn configs(pages: u64) -> [StoreBuilder; 5] {
     let base = config(pages);
     [
         base.clone(),
-        Config { checksum: true, chain_size: 4, ..base.clone() },
-        Config { algorithm: "zstd".parse().expect("known"), run_cache_batch_pages: 0, ..base.clone() },
-        Config { limit_pages: 40, chain_size: 8, ..base.clone() },
-        Config { recompression: recompression(["zstd:3", "", "deflate"]), checksum: true, ..base },
+        StoreBuilder { checksum: true, chain_size: 4, ..base.clone() },
+        StoreBuilder { algorithm: "zstd".parse().expect("known"), run_cache_batch_pages: 0, ..base.clone() },
+        StoreBuilder { limit_pages: 40, chain_size: 8, ..base.clone() },
+        StoreBuilder { recompression: recompression(["zstd:3", "", "deflate"]), checksum: true, ..base },
     ]
 }
 
@@ -104,7 +110,7 @@ fn a_recompression(random: &mut Random) -> Recompression {
 #[test]
 fn agrees_with_a_naive_model() {
     const PAGES: u64 = 60;
-    let configs: Vec<Config> = configs(PAGES).iter().flat_map(with_designs).collect();
+    let configs: Vec<StoreBuilder> = configs(PAGES).iter().flat_map(with_designs).collect();
     for (seed, config) in (0..).zip(&configs) {
         let mut random = Random::new(seed);
         let store = Store::new(config).expect("store");
@@ -130,16 +136,16 @@ fn agrees_with_a_naive_model() {
             let done = match random.below(8) {
                 0..=2 => {
                     expected = page(&mut random);
-                    store.write(number as u64, &expected)
+                    store.write(PageNo(number as u32), &expected)
                 }
                 3 => {
                     random.fill(&mut expected[at..at + len]);
-                    store.write_part(number as u64, at, &expected[at..at + len], Wait::Yes)
+                    store.write_part(PageNo(number as u32), at, &expected[at..at + len], Wait::Yes)
                 }
                 4 => {
                     expected[at..at + len].fill(0);
                     let allocate = random.below(2) == 0;
-                    let done = store.zero_part(number as u64, at, len, allocate, Wait::Yes);
+                    let done = store.zero_part(PageNo(number as u32), at, len, allocate, Wait::Yes);
                     if model[number].is_none() && !allocate {
                         assert_eq!(done, Ok(()), "there is nothing to zero");
                         continue;
@@ -147,13 +153,13 @@ fn agrees_with_a_naive_model() {
                     done
                 }
                 5 => {
-                    store.discard(number as u64);
+                    store.discard(PageNo(number as u32));
                     model[number] = None;
                     continue;
                 }
                 _ => {
                     let mut part = vec![1; len];
-                    store.read_part(number as u64, at, &mut part, Wait::Yes).expect("sound");
+                    store.read_part(PageNo(number as u32), at, &mut part, Wait::Yes).expect("sound");
                     assert_eq!(part, expected[at..at + len], "seed {seed} step {step}");
                     continue;
                 }
@@ -170,7 +176,7 @@ fn agrees_with_a_naive_model() {
             }
             // A failed request has changed nothing.
             let mut read = [1; PAGE_SIZE];
-            store.read(number as u64, &mut read).expect("sound");
+            store.read(PageNo(number as u32), &mut read).expect("sound");
             assert!(read == model[number].unwrap_or([0; PAGE_SIZE]), "seed {seed} step {step}: {done:?}");
         }
         assert!(written > 500 && refused > 10, "seed {seed}: {written} written, {refused} refused");
@@ -190,7 +196,7 @@ pub(super) fn join_all<'scope>(threads: impl IntoIterator<Item = std::thread::Sc
 #[test]
 fn reads_under_writes_are_whole_pages_of_theirs() {
     const PAGES: u64 = 64;
-    let zstd = Config { algorithm: "zstd".parse().expect("known"), checksum: true, ..config(PAGES) };
+    let zstd = StoreBuilder { algorithm: "zstd".parse().expect("known"), checksum: true, ..config(PAGES) };
     for config in with_designs(&config(PAGES)).into_iter().chain(with_designs(&zstd)) {
         let store = Store::new(&config).expect("store");
         // Page `number`, version `version`: its first word says so, the rest follows from it.
@@ -214,13 +220,15 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
                             store.compact();
                         }
                         match random.below(10) {
-                            0 => store.discard(number),
+                            0 => store.discard(PageNo::from_number(number)),
                             1..=4 => {
                                 let version = 1 + random.below(1000) as u64;
-                                store.write(number, &make(number, version)).expect("memory");
+                                store
+                                    .write(PageNo::from_number(number), &make(number, version))
+                                    .expect("memory");
                             }
                             _ => {
-                                store.read(number, &mut read).expect("sound");
+                                store.read(PageNo::from_number(number), &mut read).expect("sound");
                                 let word = u64::from_le_bytes(read[..8].try_into().expect("8 bytes"));
                                 let expected = if word == 0 {
                                     [0; PAGE_SIZE]
@@ -238,7 +246,7 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
         let stats = store.stats();
         let objects: u64 = store.class_stats().iter().map(|stat| stat.obj_used).sum();
         assert_eq!((stats.pages_stored - stats.same_pages, stats.corrupted), (objects, 0), "{config:?}");
-        (0..PAGES).for_each(|number| store.discard(number));
+        (0..PAGES).for_each(|number| store.discard(PageNo::from_number(number)));
         assert_eq!(store.stats().pool_pages, 0, "{config:?}");
     }
 }
@@ -248,14 +256,14 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
 #[test]
 fn shorter_contents_leave_nothing_of_longer_ones() {
     for pool_design in PoolDesign::ALL {
-        let store = Store::new(&Config { pool_design, ..config(4) }).expect("store");
+        let store = Store::new(&StoreBuilder { pool_design, ..config(4) }).expect("store");
         let mut contents = [0; PAGE_SIZE];
         for len in (8..PAGE_SIZE).rev().step_by(3) {
             contents[len..].fill(0);
             Random::new(len as u64).fill(&mut contents[..len]);
-            store.write(1, &contents).expect("memory");
+            store.write(PageNo(1), &contents).expect("memory");
             let mut read = [1; PAGE_SIZE];
-            store.read(1, &mut read).expect("sound");
+            store.read(PageNo(1), &mut read).expect("sound");
             assert!(read == contents, "{pool_design} {len}");
         }
     }
@@ -272,9 +280,13 @@ fn part_writes_of_one_page_do_not_undo_each_other() {
                 for round in 1..=200u8 {
                     for page in 0..4 {
                         let bytes = [round ^ thread as u8; 512];
-                        store.write_part(page, thread * 512, &bytes, Wait::Yes).expect("memory");
+                        store
+                            .write_part(PageNo::from_number(page), thread * 512, &bytes, Wait::Yes)
+                            .expect("memory");
                         let mut read = [0; 512];
-                        store.read_part(page, thread * 512, &mut read, Wait::Yes).expect("sound");
+                        store
+                            .read_part(PageNo::from_number(page), thread * 512, &mut read, Wait::Yes)
+                            .expect("sound");
                         assert_eq!(read, bytes);
                     }
                 }
@@ -285,33 +297,35 @@ fn part_writes_of_one_page_do_not_undo_each_other() {
 
 #[test]
 fn damage_is_an_error() {
-    let store = Store::new(&Config { checksum: true, ..config(8) }).expect("store");
+    let store = Store::new(&StoreBuilder { checksum: true, ..config(8) }).expect("store");
     let mut contents = [7; PAGE_SIZE];
     Random::new(1).fill(&mut contents);
-    store.write(3, &contents).expect("memory");
-    let Contents::Stored { handle, len, .. } = store.slots.lock(3).contents() else { panic!("stored") };
+    store.write(PageNo(3), &contents).expect("memory");
+    let Contents::Stored { handle, len, .. } = store.slots.lock(PageNo(3)).contents() else {
+        panic!("stored")
+    };
     // SAFETY: the slot holds the handle, and nobody frees it.
     let pinned = unsafe { store.pool.read(handle, 3, usize::from(len)) }.expect("sound");
     // SAFETY: nobody else uses the store; the page is huge, so its bytes are the page's.
     unsafe { pinned.as_ptr().cast_mut().add(100).write(!contents[100]) };
     drop(pinned);
-    assert_eq!(store.read(3, &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(store.read(PageNo(3), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(store.stats().failed_reads, 1);
     // A slot that names another page's object.
-    let other = store.slots.lock(3).contents();
-    store.slots.lock(4).replace(other);
-    assert_eq!(store.read(4, &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
+    let other = store.slots.lock(PageNo(3)).contents();
+    store.slots.lock(PageNo(4)).replace(other);
+    assert_eq!(store.read(PageNo(4), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
 #[test]
 fn a_full_store_takes_discards_and_then_writes() {
-    let store = Store::new(&Config { limit_pages: 100, ..config(1000) }).expect("store");
+    let store = Store::new(&StoreBuilder { limit_pages: 100, ..config(1000) }).expect("store");
     let mut random = Random::new(1);
     let mut contents = [0; PAGE_SIZE];
     let mut written = 0;
     let error = loop {
         random.fill(&mut contents);
-        match store.write(written, &contents) {
+        match store.write(PageNo::from_number(written), &contents) {
             Ok(()) => written += 1,
             Err(error) => break error,
         }
@@ -319,10 +333,10 @@ fn a_full_store_takes_discards_and_then_writes() {
     assert_eq!(error.setting(), Some("mem_limit"));
     assert!((90..100).contains(&written), "{written}");
     assert!(store.stats().charged_pages <= 100);
-    (0..10).for_each(|page| store.discard(page));
-    store.write(500, &contents).expect("there is room again");
+    (0..10).for_each(|page| store.discard(PageNo::from_number(page)));
+    store.write(PageNo(500), &contents).expect("there is room again");
     store.set_limit_pages(0);
-    store.write(501, &contents).expect("no limit any more");
+    store.write(PageNo(501), &contents).expect("no limit any more");
 }
 
 #[test]
@@ -332,7 +346,7 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
     let mut compressible = raw;
     compressible[2000..].fill(0);
     for pool_design in PoolDesign::ALL {
-        let with = |limit_pages| Config { pool_design, limit_pages, ..config(16) };
+        let with = |limit_pages| StoreBuilder { pool_design, limit_pages, ..config(16) };
         for limit_pages in 1..6 {
             let error = Store::new(&with(limit_pages)).err().unwrap_or_else(|| panic!("{limit_pages}"));
             assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("mem_limit")));
@@ -341,16 +355,16 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
         // The first pages come from one CPU; another that this thread was moved to has slabs of its own.
         let is_least = |_| {
             let store = Store::new(&with(6)).expect("store");
-            let is_stored = |(page, contents)| store.write(page, contents).is_ok();
+            let is_stored = |(page, contents)| store.write(PageNo::from_number(page), contents).is_ok();
             [(0, &raw), (1, &compressible)].into_iter().all(is_stored) && store.stats().charged_pages == 6
         };
         assert!((0..20).any(is_least), "{pool_design}");
         // Later, any limit does: it takes nothing away.
         let store = Store::new(&with(0)).expect("store");
-        store.write(0, &raw).expect("no limit");
+        store.write(PageNo(0), &raw).expect("no limit");
         store.set_limit_pages(1);
         let mut read = [0; PAGE_SIZE];
-        store.read(0, &mut read).expect("sound");
+        store.read(PageNo(0), &mut read).expect("sound");
         assert_eq!((store.stats().limit_pages, read == raw), (1, true));
     }
 }
@@ -371,7 +385,8 @@ fn one_busy_page_keeps_its_counts() {
 }
 
 fn one_busy_page(pool_design: PoolDesign) {
-    let store = Store::new(&Config { pool_design, limit_pages: 400, ..config(1 << 20) }).expect("store");
+    let store =
+        Store::new(&StoreBuilder { pool_design, limit_pages: 400, ..config(1 << 20) }).expect("store");
     let stop = std::sync::atomic::AtomicBool::new(false);
     let (mut stored, mut huge) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
     Random::new(3).fill(&mut stored[..2000]);
@@ -383,10 +398,10 @@ fn one_busy_page(pool_design: PoolDesign) {
                 scope.spawn(move || {
                     for round in 0..8000u64 {
                         match (round + thread) % 4 {
-                            0 => store.write(7, stored).expect("memory"),
-                            1 => store.write(7, huge).expect("memory"),
-                            2 => store.write(7, &[0xde; PAGE_SIZE]).expect("memory"),
-                            _ => store.discard(7),
+                            0 => store.write(PageNo(7), stored).expect("memory"),
+                            1 => store.write(PageNo(7), huge).expect("memory"),
+                            2 => store.write(PageNo(7), &[0xde; PAGE_SIZE]).expect("memory"),
+                            _ => store.discard(PageNo(7)),
                         }
                     }
                 })
@@ -407,7 +422,7 @@ fn one_busy_page(pool_design: PoolDesign) {
         assert!(ended.iter().all(Result::is_ok));
         join_all([watcher]);
     });
-    store.discard(7);
+    store.discard(PageNo(7));
     let stats = store.stats();
     let counts = [stats.pages_stored, stats.same_pages, stats.huge_pages, stats.compr_data_bytes];
     assert_eq!((counts, stats.pool_pages, stats.corrupted), ([0; 4], 0, 0), "{pool_design}");
@@ -417,11 +432,11 @@ fn one_busy_page(pool_design: PoolDesign) {
 /// old page.
 #[test]
 fn the_limit_holds_under_many_writers() {
-    let base = Config { limit_pages: 300, ..config(4096) };
+    let base = StoreBuilder { limit_pages: 300, ..config(4096) };
     with_designs(&base).iter().for_each(writers_at_the_limit);
 }
 
-fn writers_at_the_limit(config: &Config) {
+fn writers_at_the_limit(config: &StoreBuilder) {
     let store = Store::new(config).expect("store");
     let (mut done, mut refused) = (0, 0);
     std::thread::scope(|scope| {
@@ -437,18 +452,19 @@ fn writers_at_the_limit(config: &Config) {
                         let len = 8 + random.below(PAGE_SIZE - 8);
                         random.fill(&mut page[..len]);
                         page[..8].copy_from_slice(&(number << 32 | round).to_le_bytes());
-                        store.read(number, &mut read).expect("sound");
+                        store.read(PageNo::from_number(number), &mut read).expect("sound");
                         let old = read;
-                        match store.write(number, &page) {
+                        match store.write(PageNo::from_number(number), &page) {
                             Ok(()) => {
                                 held.push(number);
                                 counts.0 += 1;
                             }
                             Err(error) => {
                                 assert_eq!(error.setting(), Some("mem_limit"));
-                                store.read(number, &mut read).expect("sound");
+                                store.read(PageNo::from_number(number), &mut read).expect("sound");
                                 assert!(read == old, "a failed write changed the page");
-                                held.drain(..held.len().div_ceil(2)).for_each(|page| store.discard(page));
+                                held.drain(..held.len().div_ceil(2))
+                                    .for_each(|page| store.discard(PageNo::from_number(page)));
                                 counts.1 += 1;
                             }
                         }
@@ -484,25 +500,25 @@ fn writes_that_wait_for_memory_without_a_stream_are_counted() {
             expected_stalls += if config.stream_alloc == StreamAlloc::Released { more } else { 0 };
             assert_eq!(store.stats().writestall, expected_stalls, "{config:?}");
         };
-        store.write(0, &half).expect("memory");
+        store.write(PageNo(0), &half).expect("memory");
         stalls(&store, 1);
         // They fit into the chunk of 512 pages that the first has made usable.
-        (1..200).for_each(|page| store.write(page, &half).expect("memory"));
-        (200..300).for_each(|page| store.write(page, &huge).expect("memory"));
+        (1..200).for_each(|page| store.write(PageNo::from_number(page), &half).expect("memory"));
+        (200..300).for_each(|page| store.write(PageNo::from_number(page), &huge).expect("memory"));
         stalls(&store, 0);
         let mut read = [0; PAGE_SIZE];
         // Both need a new zspage. The old contents are `half`, and stay.
         for (page, contents) in [(10, &huge), (11, &quarter)] {
             store.arena.inject_faults(0, 1);
-            let error = store.write(page, contents).expect_err("no run at all");
+            let error = store.write(PageNo::from_number(page), contents).expect_err("no run at all");
             store.arena.inject_faults(0, 0);
             assert_eq!(error.kind(), ErrorKind::NoMemory);
             stalls(&store, 1);
-            store.read(page, &mut read).expect("sound");
+            store.read(PageNo::from_number(page), &mut read).expect("sound");
             assert!(read == half, "a failed write changed page {page}");
-            store.write(page, contents).expect("memory");
+            store.write(PageNo::from_number(page), contents).expect("memory");
             stalls(&store, 0);
-            store.read(page, &mut read).expect("sound");
+            store.read(PageNo::from_number(page), &mut read).expect("sound");
             assert!(read == *contents, "page {page}");
         }
         assert_eq!(store.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>(), 300);
@@ -518,19 +534,20 @@ fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
         let (mut small, mut large) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
         Random::new(1).fill(&mut small[..1000]);
         Random::new(2).fill(&mut large[..3000]);
-        (0..100).for_each(|page| store.write(page, &small).expect("memory"));
-        (0..100).for_each(|page| store.discard(page));
+        (0..100).for_each(|page| store.write(PageNo::from_number(page), &small).expect("memory"));
+        (0..100).for_each(|page| store.discard(PageNo::from_number(page)));
         let (stats, before) = (store.stats(), store.stats().charged_pages);
         assert!(stats.pool_pages == 0 && before > 20, "{stats:?}");
         store.set_limit_pages(before);
         // The free pages are kept in runs of a length that these have no use for.
-        (0..20).for_each(|page| store.write(page, &large).expect("as much as was freed"));
+        (0..20)
+            .for_each(|page| store.write(PageNo::from_number(page), &large).expect("as much as was freed"));
         let stalls = store.stats().writestall - stats.writestall;
         assert_eq!(stalls > 0, config.stream_alloc == StreamAlloc::Released, "{config:?}: {stalls}");
         assert!(store.stats().charged_pages <= before);
         let mut read = [0; PAGE_SIZE];
         for page in 0..20 {
-            store.read(page, &mut read).expect("sound");
+            store.read(PageNo::from_number(page), &mut read).expect("sound");
             assert!(read == large, "page {page}");
         }
     }
@@ -543,9 +560,9 @@ fn looking_at_an_empty_disk_takes_no_memory() {
         let mut page = [1; PAGE_SIZE];
         let before = resident_dirty_kib();
         for number in (0..1 << 24).step_by(199) {
-            store.read(number, &mut page).expect("empty");
-            store.discard(number);
-            store.zero_part(number, 5, 100, false, Wait::Yes).expect("empty");
+            store.read(PageNo::from_number(number), &mut page).expect("empty");
+            store.discard(PageNo::from_number(number));
+            store.zero_part(PageNo::from_number(number), 5, 100, false, Wait::Yes).expect("empty");
         }
         assert_eq!(page, [0; PAGE_SIZE]);
         resident_dirty_kib().saturating_sub(before)
@@ -567,7 +584,7 @@ fn resident_dirty_kib() -> u64 {
 #[test]
 fn a_scattered_store_is_compacted_by_itself() {
     let scattered = |compact_threshold_percent| {
-        let config = Config { compact_threshold_percent, compact_rate_bytes: 64 << 20, ..config(4096) };
+        let config = StoreBuilder { compact_threshold_percent, compact_rate_bytes: 64 << 20, ..config(4096) };
         let store = Store::new(&config).expect("store");
         let mut random = Random::new(1);
         let mut contents = [0; PAGE_SIZE];
@@ -576,10 +593,10 @@ fn a_scattered_store_is_compacted_by_itself() {
                 contents.fill(0);
                 let len = 256 + random.below(3000);
                 random.fill(&mut contents[..len]);
-                store.write(page, &contents).expect("memory");
+                store.write(PageNo::from_number(page), &contents).expect("memory");
             }
         }
-        (0..4096).filter(|page| page % 4 != 0).for_each(|page| store.discard(page));
+        (0..4096).filter(|page| page % 4 != 0).for_each(|page| store.discard(PageNo::from_number(page)));
         store
     };
     let freeable = |store: &Store| store.class_stats().iter().map(ClassStat::freeable_pages).sum::<u64>();

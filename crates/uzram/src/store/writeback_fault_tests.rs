@@ -2,19 +2,24 @@
 
 use std::time::Duration;
 
+use super::slot::Contents;
 use super::tests::config;
 use super::writeback_tests::{ALL, decided, expect, file, half_random, incompressible, place};
 use super::*;
 use crate::backing::{Direction, Fault, FaultKind, FileBacking, PanicPoint};
+use crate::base::error::ErrorKind;
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, PageNo};
+use std::ops::Range;
 
 /// A device that stalled and then failed is used again soon after it is well, however long it had stalled.
 #[test]
 fn a_device_that_is_well_again_is_used_soon() {
     const STALL: Duration = Duration::from_secs(3);
-    let place = place(32 << 20, Layout::Packed, true, Config { limit_pages: 256, ..config(4096) });
+    let place =
+        place(32 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 256, ..config(4096) });
     let policy = PolicyThread::start("test", &place.store).expect("a thread");
-    let write = |page: u64| place.store.write(page, &incompressible(page));
+    let write = |page: u64| place.store.write(PageNo::from_number(page), &incompressible(page));
     (0..600).for_each(|page| write(page).expect("others leave"));
     place.faults.add(Fault::always(FaultKind::Stall(STALL)));
     place.faults.add(Fault::always(FaultKind::Error));
@@ -35,15 +40,15 @@ fn a_device_that_is_well_again_is_used_soon() {
 #[test]
 fn cleaning_that_fails_gives_back_nothing() {
     const PAGES: u64 = 3000;
-    let place = place(8 << 20, Layout::Packed, true, config(PAGES));
+    let place = place(8 << 20, WritebackLayout::Packed, true, config(PAGES));
     let (store, mut random) = (&place.store, Random::new(3));
     let mut versions = vec![0; PAGES as usize];
-    (0..PAGES).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     let mut overwrite = |store: &Store| {
         for _ in 0..200 {
             let page = random.below(PAGES as usize);
             versions[page] += PAGES;
-            store.write(page as u64, &half_random(page as u64 + versions[page])).expect("memory");
+            store.write(PageNo(page as u32), &half_random(page as u64 + versions[page])).expect("memory");
         }
         versions.clone()
     };
@@ -69,13 +74,19 @@ fn cleaning_that_fails_gives_back_nothing() {
 /// An object whose header names a page that there is none of stays, and stops nobody.
 #[test]
 fn a_damaged_owner_stops_nobody() {
-    let policy = Policy { reclaim: Reclaim::Zspages, ..Policy::default() };
-    let place = place(32 << 20, Layout::Packed, true, Config { limit_pages: 512, policy, ..config(4096) });
+    let policy = ReclaimPolicy { order: ReclaimOrder::Zspages, ..ReclaimPolicy::default() };
+    let place = place(
+        32 << 20,
+        WritebackLayout::Packed,
+        true,
+        StoreBuilder { limit_pages: 512, policy, ..config(4096) },
+    );
     let store = &place.store;
     let policy = PolicyThread::start("test", store).expect("a thread");
-    (0..64).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    (0..64).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     for page in [3, 20, 41] {
-        let Contents::Stored { handle, len, .. } = store.slots.lock(page).contents() else {
+        let Contents::Stored { handle, len, .. } = store.slots.lock(PageNo::from_number(page)).contents()
+        else {
             panic!("stored")
         };
         // SAFETY: the slot holds the handle, and nobody frees it.
@@ -84,13 +95,16 @@ fn a_damaged_owner_stops_nobody() {
         unsafe { pinned.as_ptr().cast_mut().cast::<u32>().sub(1).write(u32::MAX - page as u32) };
     }
     for page in 64..2048 {
-        store.write(page, &half_random(page)).expect("others leave");
+        store.write(PageNo::from_number(page), &half_random(page)).expect("others leave");
     }
     assert_eq!(decided(store, "thread_died"), 0);
     let mut read = [0; PAGE_SIZE];
     for page in 0..2048 {
         match page {
-            3 | 20 | 41 => assert_eq!(store.read(page, &mut read).unwrap_err().kind(), ErrorKind::Corrupt),
+            3 | 20 | 41 => assert_eq!(
+                store.read(PageNo::from_number(page), &mut read).unwrap_err().kind(),
+                ErrorKind::Corrupt
+            ),
             _ => expect(store, page, &half_random(page)),
         }
     }
@@ -103,10 +117,11 @@ fn a_store_whose_backing_died_goes_on_in_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = Arc::new(file(dir.path(), 8 << 20));
     let backing: Arc<dyn crate::backing::Backing> = Arc::<FileBacking>::clone(&file);
-    let backing = Some(BackingOptions { backing, layout: Layout::Packed, compressed: true });
-    let store = Store::new(&Config { backing, ..config(200) }).expect("store");
-    let write =
-        |pages: Range<u64>| pages.for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    let backing = Some(BackingOptions { backing, layout: WritebackLayout::Packed, compressed: true });
+    let store = Store::new(&StoreBuilder { backing, ..config(200) }).expect("store");
+    let write = |pages: Range<u64>| {
+        pages.for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"))
+    };
     write(0..50);
     assert_eq!(store.write_back(&ALL), Ok(50));
     write(50..100);

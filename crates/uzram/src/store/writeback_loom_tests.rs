@@ -4,6 +4,8 @@
 use super::loom_tests::{config, contents, model, read};
 use super::*;
 use crate::backing::{Backing, Completion, Direction, Transfer};
+use crate::base::error::ErrorKind;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use loom::thread;
 
 /// As many blocks as there must be.
@@ -38,8 +40,9 @@ impl Backing for Memory {
 
 fn store(pages: u64) -> Arc<Store> {
     let memory = Memory(std::sync::Mutex::new(vec![0; (BLOCKS as usize) * PAGE_SIZE]));
-    let backing = BackingOptions { backing: Arc::new(memory), layout: Layout::Blocks, compressed: true };
-    Arc::new(Store::new(&Config { backing: Some(backing), ..config(pages) }).expect("store"))
+    let backing =
+        BackingOptions { backing: Arc::new(memory), layout: WritebackLayout::Blocks, compressed: true };
+    Arc::new(Store::new(&StoreBuilder { backing: Some(backing), ..config(pages) }).expect("store"))
 }
 
 fn write_back(store: &Store, page: u64) -> u64 {
@@ -58,10 +61,10 @@ fn held(store: &Store) -> (u64, u64) {
 fn loom_store_writeback_against_writing() {
     model(|| {
         let store = store(1);
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         let writer = {
             let store = Arc::clone(&store);
-            thread::spawn(move || store.write(0, &contents(2)).expect("memory"))
+            thread::spawn(move || store.write(PageNo(0), &contents(2)).expect("memory"))
         };
         write_back(&store, 0);
         writer.join().expect("no panic");
@@ -75,10 +78,10 @@ fn loom_store_writeback_against_writing() {
 fn loom_store_writeback_against_discarding() {
     model(|| {
         let store = store(1);
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         let discarder = {
             let store = Arc::clone(&store);
-            thread::spawn(move || store.discard(0))
+            thread::spawn(move || store.discard(PageNo(0)))
         };
         write_back(&store, 0);
         discarder.join().expect("no panic");
@@ -91,7 +94,7 @@ fn loom_store_writeback_against_discarding() {
 fn loom_store_writeback_against_reading() {
     model(|| {
         let store = store(1);
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         let reader = {
             let store = Arc::clone(&store);
             thread::spawn(move || assert_eq!(read(&store, 0), 1))
@@ -108,7 +111,7 @@ fn loom_store_writeback_against_reading() {
 fn loom_store_writeback_against_writeback() {
     model(|| {
         let store = store(1);
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         let other = {
             let store = Arc::clone(&store);
             thread::spawn(move || write_back(&store, 0))
@@ -124,11 +127,11 @@ fn loom_store_writeback_against_writeback() {
 fn loom_store_coming_back_against_writing() {
     model(|| {
         let store = store(1);
-        store.write(0, &contents(1)).expect("memory");
+        store.write(PageNo(0), &contents(1)).expect("memory");
         write_back(&store, 0);
         let writer = {
             let store = Arc::clone(&store);
-            thread::spawn(move || store.write(0, &contents(2)).expect("memory"))
+            thread::spawn(move || store.write(PageNo(0), &contents(2)).expect("memory"))
         };
         assert!(matches!(read(&store, 0), 1 | 2));
         writer.join().expect("no panic");
@@ -142,13 +145,13 @@ fn loom_store_coming_back_against_the_block_written_anew() {
     model(|| {
         let store = store(BLOCKS);
         for page in 0..BLOCKS {
-            store.write(page, &contents(1)).expect("memory");
+            store.write(PageNo::from_number(page), &contents(1)).expect("memory");
             write_back(&store, page);
         }
         let writer = {
             let store = Arc::clone(&store);
             thread::spawn(move || {
-                store.write(0, &contents(2)).expect("memory");
+                store.write(PageNo(0), &contents(2)).expect("memory");
                 // Its block is the only one that is free then, or is about to be.
                 let what = Writeback::of(0..1);
                 let written = store.write_back(&what).map_err(|error| error.kind());

@@ -4,14 +4,19 @@ use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
-use super::policy::Relieved;
+use super::policy::Reclaimed;
+use super::slot::{Backed, Contents};
 use super::tests::{config, page, recompression};
 use super::*;
 use crate::backing::{
     Direction, Fault, FaultKind, Faults, FaultyBacking, FileBacking, FileOptions, MARK_BYTES,
 };
+use crate::base::error::{Error, ErrorKind};
 use crate::base::mem::{HOST_PAGE_BYTES, with_host_pages_of};
 use crate::base::random::Random;
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::lru::LruDesign;
+use crate::zsmalloc::PoolDesign;
 
 /// A file of so many bytes that goes with the directory.
 pub(super) fn file(dir: &Path, size_bytes: u64) -> FileBacking {
@@ -26,12 +31,17 @@ pub(super) struct Place {
     _dir: tempfile::TempDir,
 }
 
-pub(super) fn place(size_bytes: u64, layout: Layout, compressed: bool, config: Config) -> Place {
+pub(super) fn place(
+    size_bytes: u64,
+    layout: WritebackLayout,
+    compressed: bool,
+    config: StoreBuilder,
+) -> Place {
     let dir = tempfile::tempdir().expect("a directory");
     let faulty = FaultyBacking::new(file(dir.path(), size_bytes), 1).expect("a thread");
     let faults = faulty.faults();
     let backing = Some(BackingOptions { backing: Arc::new(faulty), layout, compressed });
-    let store = Arc::new(Store::new(&Config { backing, ..config }).expect("store"));
+    let store = Arc::new(Store::new(&StoreBuilder { backing, ..config }).expect("store"));
     Place { store, faults, _dir: dir }
 }
 
@@ -40,13 +50,13 @@ pub(super) const ALL: Writeback = Writeback {
     pages: Vec::new(),
 };
 
-fn layouts() -> [(Layout, bool); 3] {
-    [(Layout::Packed, true), (Layout::Blocks, true), (Layout::Blocks, false)]
+fn layouts() -> [(WritebackLayout, bool); 3] {
+    [(WritebackLayout::Packed, true), (WritebackLayout::Blocks, true), (WritebackLayout::Blocks, false)]
 }
 
 pub(super) fn expect(store: &Store, page: u64, contents: &Page) {
     let mut read = [1; PAGE_SIZE];
-    store.read(page, &mut read).expect("sound");
+    store.read(PageNo::from_number(page), &mut read).expect("sound");
     assert!(read == *contents, "page {page}");
 }
 
@@ -59,7 +69,10 @@ fn pages_leave_whatever_the_hosts_pages() {
                 with_host_pages_of(host_page_bytes, || place(8 << 20, layout, compressed, config(100)));
             let (store, mut random) = (&place.store, Random::new(5));
             let model: Vec<Page> = (0..100).map(|_| page(&mut random)).collect();
-            model.iter().zip(0..).for_each(|(contents, page)| store.write(page, contents).expect("room"));
+            model
+                .iter()
+                .zip(0..)
+                .for_each(|(contents, page)| store.write(PageNo::from_number(page), contents).expect("room"));
             store.write_back(&ALL).expect("room");
             assert!((0..100).any(|page| state(store, page) == PageState::Backed));
             model.iter().zip(0..).for_each(|(contents, page)| expect(store, page, contents));
@@ -70,11 +83,14 @@ fn pages_leave_whatever_the_hosts_pages() {
 #[test]
 fn pages_leave_and_are_read_from_there() {
     for (layout, compressed) in layouts() {
-        for config in [config(500), Config { checksum: true, limit_pages: 2000, ..config(500) }] {
+        for config in [config(500), StoreBuilder { checksum: true, limit_pages: 2000, ..config(500) }] {
             let place = place(8 << 20, layout, compressed, config);
             let (store, mut random) = (&place.store, Random::new(5));
             let model: Vec<Page> = (0..500).map(|_| page(&mut random)).collect();
-            model.iter().zip(0..).for_each(|(contents, page)| store.write(page, contents).expect("room"));
+            model
+                .iter()
+                .zip(0..)
+                .for_each(|(contents, page)| store.write(PageNo::from_number(page), contents).expect("room"));
             let before = store.stats();
             let written = store.write_back(&ALL).expect("room");
             let stored = before.pages_stored - before.same_pages;
@@ -86,7 +102,7 @@ fn pages_leave_and_are_read_from_there() {
             let stats = store.backing_stats();
             assert_eq!((stats.pages, stats.pages_written_back), (stored, stored));
             assert_eq!(stats.object_bytes, before.compr_data_bytes);
-            if layout == Layout::Packed {
+            if layout == WritebackLayout::Packed {
                 let most = before.compr_data_bytes + stored * 24 + (1 << 16);
                 assert!(stats.written_bytes <= most, "{stats:?}");
             } else {
@@ -97,7 +113,7 @@ fn pages_leave_and_are_read_from_there() {
                 let stats = store.backing_stats();
                 assert!(stats.reads <= stored, "round {round}: {stats:?}");
             }
-            (0..500).for_each(|page| store.discard(page));
+            (0..500).for_each(|page| store.discard(PageNo::from_number(page)));
             let stats = store.backing_stats();
             assert_eq!((stats.pages, stats.held_bytes, stats.corrupted), (0, 0, 0));
             assert_eq!(store.stats().pages_stored, 0);
@@ -120,15 +136,16 @@ pub(super) fn half_random(seed: u64) -> Page {
 
 #[test]
 fn writes_beyond_the_limit_have_others_leave() {
-    let reclaims = Reclaim::ALL.into_iter().flat_map(|reclaim| Layout::ALL.map(|layout| (reclaim, layout)));
-    for (reclaim, layout) in reclaims {
-        let policy = Policy { reclaim, ..Policy::default() };
-        let limited = Config { limit_pages: 512, policy, ..config(4096) };
+    let reclaims =
+        ReclaimOrder::ALL.into_iter().flat_map(|order| WritebackLayout::ALL.map(|layout| (order, layout)));
+    for (order, layout) in reclaims {
+        let policy = ReclaimPolicy { order, ..ReclaimPolicy::default() };
+        let limited = StoreBuilder { limit_pages: 512, policy, ..config(4096) };
         let place = place(32 << 20, layout, true, limited);
         let store = &place.store;
         let policy = PolicyThread::start("test", store).expect("a thread");
         for page in 0..4096 {
-            store.write(page, &half_random(page)).expect("others leave");
+            store.write(PageNo::from_number(page), &half_random(page)).expect("others leave");
             assert!(store.stats().charged_pages <= 512);
         }
         for page in 0..4096 {
@@ -154,34 +171,36 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 fn state(store: &Store, page: u64) -> PageState {
-    store.extent(page, 1).0
+    store.extent(PageNo::from_number(page), 1).0
 }
 
 /// What becomes of a page to which something is done while it is being written: each pair has one outcome.
 #[test]
 fn what_is_done_to_a_page_that_is_being_written_counts() {
     for (layout, compressed) in layouts() {
-        let config = Config { recompression: recompression(["zstd:9", "", ""]), ..config(100) };
+        let config = StoreBuilder { recompression: recompression(["zstd:9", "", ""]), ..config(100) };
         let place = place(8 << 20, layout, compressed, config);
         let store = &place.store;
-        (0..20).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+        (0..20).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(FaultKind::Hold) });
         std::thread::scope(|scope| {
             let writing = scope.spawn(|| store.write_back(&ALL));
-            until("the write", || (0..20).all(|page| store.slots.lock(page).writing() != 0));
+            until("the write", || {
+                (0..20).all(|page| store.slots.lock(PageNo::from_number(page)).writing() != 0)
+            });
             let mut out = [0; PAGE_SIZE];
-            store.read(0, &mut out).expect("in memory");
-            store.read_wait(1, &mut out, Wait::No).expect("in memory");
-            store.write(2, &half_random(102)).expect("memory");
-            store.write_part(3, 100, &[3; 50], Wait::Yes).expect("memory");
-            store.discard(4);
-            store.zero(5);
-            store.discard(6);
-            store.write(6, &half_random(6)).expect("memory");
+            store.read(PageNo(0), &mut out).expect("in memory");
+            store.read_wait(PageNo(1), &mut out, Wait::No).expect("in memory");
+            store.write(PageNo(2), &half_random(102)).expect("memory");
+            store.write_part(PageNo(3), 100, &[3; 50], Wait::Yes).expect("memory");
+            store.discard(PageNo(4));
+            store.zero(PageNo(5));
+            store.discard(PageNo(6));
+            store.write(PageNo(6), &half_random(6)).expect("memory");
             store.compact();
             store.mark_idle(None);
-            store.write(7, &half_random(107)).expect("memory");
-            store.write(7, &half_random(7)).expect("memory");
+            store.write(PageNo(7), &half_random(107)).expect("memory");
+            store.write(PageNo(7), &half_random(7)).expect("memory");
             assert_eq!(store.backing_stats().pages, 0, "nothing was written yet");
             place.faults.clear();
             assert_eq!(writing.join().expect("no panic").expect("written"), 12);
@@ -207,26 +226,26 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
 /// Pages that are on the device: whoever does not want to wait is told, and others get them.
 #[test]
 fn who_does_not_want_to_wait_is_told() {
-    let place = place(8 << 20, Layout::Packed, true, config(100));
+    let place = place(8 << 20, WritebackLayout::Packed, true, config(100));
     let store = &place.store;
-    (0..20).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    (0..20).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     store.write_back(&ALL).expect("room");
     let before = store.stats();
     let mut out = [0; PAGE_SIZE];
     assert_eq!(
-        store.read_wait(0, &mut out, Wait::No).map_err(|error| error.kind()),
+        store.read_wait(PageNo(0), &mut out, Wait::No).map_err(|error| error.kind()),
         Err(ErrorKind::WouldBlock)
     );
     let after = store.stats();
     assert_eq!((after.pages_read, after.failed_reads), (before.pages_read, before.failed_reads));
-    store.write_wait(1, &half_random(101), Wait::No).expect("memory");
-    store.write_part(2, 0, &[9; 8], Wait::Yes).expect("read, changed and written");
+    store.write_wait(PageNo(1), &half_random(101), Wait::No).expect("memory");
+    store.write_part(PageNo(2), 0, &[9; 8], Wait::Yes).expect("read, changed and written");
     let mut changed = half_random(2);
     changed[..8].fill(9);
     expect(store, 1, &half_random(101));
     expect(store, 2, &changed);
-    store.read_wait(1, &mut out, Wait::No).expect("in memory");
-    store.read_wait(2, &mut out, Wait::No).expect("in memory");
+    store.read_wait(PageNo(1), &mut out, Wait::No).expect("in memory");
+    store.read_wait(PageNo(2), &mut out, Wait::No).expect("in memory");
 }
 
 /// Errors reach exactly the pages they concern, and nothing in memory is lost.
@@ -238,7 +257,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
     {
         let place = place(8 << 20, layout, compressed, config(400));
         let store = &place.store;
-        (0..400).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+        (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         let half = Writeback::of(0..200);
         assert_eq!(store.write_back(&half), Ok(200));
         // Writes fail: what is in memory stays, and what is on the device too.
@@ -258,7 +277,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
         }
         let mut out = [0; PAGE_SIZE];
         for page in 0..400 {
-            let read = store.read(page, &mut out).map_err(|error| error.kind());
+            let read = store.read(PageNo::from_number(page), &mut out).map_err(|error| error.kind());
             assert_eq!(read.is_ok(), !on_device.contains(&page), "page {page}: {read:?}");
         }
         assert_eq!(store.backing_stats().failed_reads, on_device.len() as u64);
@@ -275,15 +294,15 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
 fn a_wrong_bit_is_an_error_and_never_wrong_data() {
     for (layout, compressed) in layouts() {
         // A page that comes back is not read again.
-        let place = place(8 << 20, layout, compressed, Config { limit_pages: 300, ..config(300) });
+        let place = place(8 << 20, layout, compressed, StoreBuilder { limit_pages: 300, ..config(300) });
         let store = &place.store;
-        (0..100).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+        (0..100).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         store.write_back(&ALL).expect("room");
         place.faults.add(Fault { one_in: 2, ..Fault::always(FaultKind::FlipBit) });
         let (mut out, mut wrong) = ([0; PAGE_SIZE], 0);
         // Backwards, so that each read asks the device.
         for page in (0..100).rev() {
-            match store.read(page, &mut out) {
+            match store.read(PageNo::from_number(page), &mut out) {
                 Ok(()) => assert!(out == half_random(page), "page {page}"),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
@@ -304,16 +323,17 @@ fn a_wrong_bit_is_an_error_and_never_wrong_data() {
 /// for its last.
 #[test]
 fn a_write_that_was_lost_is_found_out() {
-    for layout in Layout::ALL {
+    for layout in WritebackLayout::ALL {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("backing");
-        let backing = Arc::new(file(dir.path(), if layout == Layout::Packed { 512 << 10 } else { 32 << 10 }));
+        let backing =
+            Arc::new(file(dir.path(), if layout == WritebackLayout::Packed { 512 << 10 } else { 32 << 10 }));
         let options = BackingOptions { backing, layout, compressed: true };
-        let store = Store::new(&Config { backing: Some(options), ..config(4) }).expect("store");
+        let store = Store::new(&StoreBuilder { backing: Some(options), ..config(4) }).expect("store");
         let place = |version: u64| {
-            store.write(0, &incompressible(version)).expect("memory");
+            store.write(PageNo(0), &incompressible(version)).expect("memory");
             store.write_back(&ALL).expect("room");
-            match store.slots.lock(0).contents() {
+            match store.slots.lock(PageNo(0)).contents() {
                 Contents::Backed(Backed { place, .. }) => place,
                 other => panic!("{other:?}"),
             }
@@ -323,7 +343,7 @@ fn a_write_that_was_lost_is_found_out() {
         let version = (1..1000).find(|version| place(*version) == first).expect("used anew");
         std::fs::write(&path, &old).expect("the file");
         let mut out = [0; PAGE_SIZE];
-        let error = store.read(0, &mut out).expect_err("it is version 0");
+        let error = store.read(PageNo(0), &mut out).expect_err("it is version 0");
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{layout}, version {version}");
     }
 }
@@ -334,7 +354,8 @@ fn failed_writes_leave_the_space_free() {
     for (layout, compressed) in layouts() {
         let place = place(2 << 20, layout, compressed, config(512));
         let store = &place.store;
-        (0..512).for_each(|page| store.write(page, &incompressible(page)).expect("memory"));
+        (0..512)
+            .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
         place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(FaultKind::Error) });
         for _ in 0..20 {
             let some = Writeback::of(0..100);
@@ -346,7 +367,7 @@ fn failed_writes_leave_the_space_free() {
         place.faults.clear();
         // All that the device has room for: an extent or two are kept for cleaning.
         let _ = store.write_back(&ALL);
-        let least = if layout == Layout::Blocks { 512 } else { 420 };
+        let least = if layout == WritebackLayout::Blocks { 512 } else { 420 };
         assert!(store.backing_stats().pages >= least, "{:?}", store.backing_stats());
         (0..512).for_each(|page| expect(store, page, &incompressible(page)));
     }
@@ -356,25 +377,26 @@ fn failed_writes_leave_the_space_free() {
 /// the buffer held before. (The kernel's 3bf1c285dc40.)
 #[test]
 fn nothing_of_others_is_written_behind_an_object() {
-    for layout in Layout::ALL {
+    for layout in WritebackLayout::ALL {
         let dir = tempfile::tempdir().expect("a directory");
         let backing = Arc::new(file(dir.path(), 2 << 20));
         let options = BackingOptions { backing, layout, compressed: true };
-        let store = Store::new(&Config { backing: Some(options), ..config(64) }).expect("store");
+        let store = Store::new(&StoreBuilder { backing: Some(options), ..config(64) }).expect("store");
         // Long ones first, in the same buffers.
-        (0..64).for_each(|page| store.write(page, &incompressible(page)).expect("memory"));
+        (0..64)
+            .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
         store.write_back(&ALL).expect("room");
         store.discard_pages(0..64);
         let mut letters = [0; PAGE_SIZE];
         Random::new(5).fill(&mut letters[..64]);
-        store.write(0, &letters).expect("memory");
+        store.write(PageNo(0), &letters).expect("memory");
         let compressed = store.stats().compr_data_bytes as usize;
-        let place = match store.write_back(&ALL).map(|_| store.slots.lock(0).contents()) {
+        let place = match store.write_back(&ALL).map(|_| store.slots.lock(PageNo(0)).contents()) {
             Ok(Contents::Backed(Backed { place, .. })) => MARK_BYTES + place as usize,
             other => panic!("{other:?}"),
         };
         let bytes = std::fs::read(dir.path().join("backing")).expect("the file");
-        let end = place + compressed + if layout == Layout::Packed { 16 } else { 0 };
+        let end = place + compressed + if layout == WritebackLayout::Packed { 16 } else { 0 };
         assert!(bytes[place..end].iter().any(|byte| *byte != 0));
         assert!(bytes[end..end.next_multiple_of(PAGE_SIZE)].iter().all(|byte| *byte == 0), "{layout}");
     }
@@ -384,16 +406,16 @@ fn nothing_of_others_is_written_behind_an_object() {
 #[test]
 fn a_device_that_is_mostly_full_is_cleaned() {
     const PAGES: u64 = 3000;
-    let place = place(8 << 20, Layout::Packed, true, config(PAGES));
+    let place = place(8 << 20, WritebackLayout::Packed, true, config(PAGES));
     let (store, mut random) = (&place.store, Random::new(3));
     let mut versions = vec![0; PAGES as usize];
-    (0..PAGES).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+    (0..PAGES).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
     store.write_back(&ALL).expect("room");
     for _ in 0..60 {
         for _ in 0..200 {
             let page = random.below(PAGES as usize);
             versions[page] += PAGES;
-            store.write(page as u64, &half_random(page as u64 + versions[page])).expect("memory");
+            store.write(PageNo(page as u32), &half_random(page as u64 + versions[page])).expect("memory");
         }
         store.write_back(&ALL).expect("room");
     }
@@ -405,7 +427,7 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     }
     // Full of living pages it refuses more, and takes some again when others go.
     let more = (0..PAGES).find(|page| {
-        store.write(*page, &incompressible(*page)).expect("memory");
+        store.write(PageNo::from_number(*page), &incompressible(*page)).expect("memory");
         store.write_back(&Writeback::of(*page..*page + 1)).is_err()
     });
     let full = more.expect("8 MiB are less than 12");
@@ -413,7 +435,7 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     assert_eq!(store.write_back(&ALL).map_err(|error| error.setting()), Err(Some("backing_dev")));
     (0..PAGES / 2).for_each(|page| {
         if page != full {
-            store.discard(page)
+            store.discard(PageNo::from_number(page))
         }
     });
     store.write_back(&ALL).expect("room");
@@ -436,7 +458,7 @@ fn a_limit_of_writes_is_kept() {
     for (layout, compressed) in layouts() {
         let place = place(8 << 20, layout, compressed, config(400));
         let store = &place.store;
-        (0..400).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+        (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: true, left: 50 });
         place.faults.add(Fault {
             times: 1,
@@ -452,7 +474,7 @@ fn a_limit_of_writes_is_kept() {
         let of_failure = 50 - given_back;
         assert!(stats.written_bytes <= (50 + 10 + of_failure) * PAGE_SIZE as u64, "{stats:?}");
         assert_eq!(store.writeback_limit().left, 0);
-        let least = if layout == Layout::Packed { 70 } else { 40 };
+        let least = if layout == WritebackLayout::Packed { 70 } else { 40 };
         assert!((least..=100).contains(&stats.pages), "{stats:?}");
         store.change_writeback_limit(|limit| *limit = WritebackLimit { enabled: false, left: 0 });
         store.write_back(&ALL).expect("no limit");
@@ -464,10 +486,12 @@ fn a_limit_of_writes_is_kept() {
 #[test]
 fn pages_that_were_written_together_are_read_together() {
     // No room for any to come back to.
-    let place = place(16 << 20, Layout::Packed, true, Config { limit_pages: 700, ..config(4096) });
+    let place =
+        place(16 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 700, ..config(4096) });
     let store = &place.store;
     let policy = PolicyThread::start("test", store).expect("a thread");
-    (0..4096).for_each(|page| store.write(page, &half_random(page)).expect("others leave"));
+    (0..4096)
+        .for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("others leave"));
     drop(policy);
     let before = store.backing_stats();
     (0..2000).for_each(|page| expect(store, page, &half_random(page)));
@@ -484,8 +508,8 @@ fn pages_that_were_written_together_are_read_together() {
 
 #[test]
 fn a_policy_writes_back_and_compresses_again_what_is_old() {
-    let config = Config { recompression: recompression(["zstd:3", "", ""]), ..config(200) };
-    let place = place(8 << 20, Layout::Packed, true, config);
+    let config = StoreBuilder { recompression: recompression(["zstd:3", "", ""]), ..config(200) };
+    let place = place(8 << 20, WritebackLayout::Packed, true, config);
     let store = &place.store;
     let words = |seed: u64| {
         let mut page = [0; PAGE_SIZE];
@@ -495,12 +519,12 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
         });
         page
     };
-    (0..200).for_each(|page| store.write(page, &words(page)).expect("memory"));
-    store.set_policy(Policy { recompress_after_s: 1, ..Policy::default() });
+    (0..200).for_each(|page| store.write(PageNo::from_number(page), &words(page)).expect("memory"));
+    store.set_policy(ReclaimPolicy { recompress_after_s: 1, ..ReclaimPolicy::default() });
     let policy = PolicyThread::start("test", store).expect("a thread");
     until("recompression", || decided(store, "old_recompressed") == 200);
     assert_eq!(store.backing_stats().pages, 0);
-    store.set_policy(Policy { writeback_after_s: 2, ..Policy::default() });
+    store.set_policy(ReclaimPolicy { writeback_after_s: 2, ..ReclaimPolicy::default() });
     until("writeback", || store.backing_stats().pages == 200);
     drop(policy);
     (0..200).for_each(|page| expect(store, page, &words(page)));
@@ -512,23 +536,25 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
 fn cold_pages_leave_and_busy_ones_stay() {
     for lru_design in [LruDesign::Batched, LruDesign::SingleLock] {
         // Nothing is collected: the order is that of the writes, on whichever CPUs.
-        let config = Config { lru_design, lru_pagevec_pages: 1, limit_pages: 1000, ..config(400) };
-        let place = place(8 << 20, Layout::Packed, true, config);
+        let config = StoreBuilder { lru_design, lru_pagevec_pages: 1, limit_pages: 1000, ..config(400) };
+        let place = place(8 << 20, WritebackLayout::Packed, true, config);
         let store = &place.store;
-        (0..400).for_each(|page| store.write(page, &half_random(page)).expect("memory"));
+        (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         let mut out = [0; PAGE_SIZE];
-        (0..2).for_each(|_| (0..40).for_each(|page| store.read(page, &mut out).expect("sound")));
-        store.zero(50);
+        (0..2).for_each(|_| {
+            (0..40).for_each(|page| store.read(PageNo::from_number(page), &mut out).expect("sound"))
+        });
+        store.zero(PageNo(50));
         let steps = Counter::new(0);
         std::thread::scope(|scope| {
             let busy = scope.spawn(|| {
-                let slot = store.slots.lock(53);
+                let slot = store.slots.lock(PageNo(53));
                 steps.set(1);
                 until("relief", || steps.get() == 2);
                 drop(slot);
             });
             until("somebody who is busy", || steps.get() == 1);
-            assert_eq!(store.relieve(), Relieved::Some);
+            assert_eq!(store.reclaim(), Reclaimed::Some);
             steps.set(2);
             busy.join().expect("no panic");
         });
@@ -540,23 +566,30 @@ fn cold_pages_leave_and_busy_ones_stay() {
         assert!((41..50).all(|page| left(&page)), "the first came first");
         let stats = store.lru_stats();
         assert_eq!((stats.evicted, stats.put_back), (gone, 1), "{stats:?}");
-        store.write(41, &half_random(1)).expect("memory");
+        store.write(PageNo(41), &half_random(1)).expect("memory");
         assert_eq!(store.lru_stats().refaulted, 1);
     }
-    let none = place(8 << 20, Layout::Packed, true, Config { lru_design: LruDesign::None, ..config(400) });
-    none.store.write(1, &half_random(1)).expect("memory");
-    assert_eq!(none.store.relieve(), Relieved::None, "there are no lists");
+    let none = place(
+        8 << 20,
+        WritebackLayout::Packed,
+        true,
+        StoreBuilder { lru_design: LruDesign::None, ..config(400) },
+    );
+    none.store.write(PageNo(1), &half_random(1)).expect("memory");
+    assert_eq!(none.store.reclaim(), Reclaimed::None, "there are no lists");
 }
 
 /// Nothing can leave, or no more may: then a write at the limit is refused, and not before.
 #[test]
 fn a_write_is_refused_when_nothing_can_leave() {
-    let limited = || Config { limit_pages: 256, ..config(4096) };
+    let limited = || StoreBuilder { limit_pages: 256, ..config(4096) };
     let fill = |store: &Store| {
-        (0..4096).find_map(|page| store.write(page, &incompressible(page)).err().map(|error| (page, error)))
+        (0..4096).find_map(|page| {
+            store.write(PageNo::from_number(page), &incompressible(page)).err().map(|error| (page, error))
+        })
     };
     // The device is full.
-    let first = place(1 << 20, Layout::Packed, true, limited());
+    let first = place(1 << 20, WritebackLayout::Packed, true, limited());
     let policy = PolicyThread::start("test", &first.store).expect("a thread");
     let (pages, error) = fill(&first.store).expect("2 MiB");
     assert_eq!((error.kind(), error.setting()), (ErrorKind::NoSpace, Some("mem_limit")));
@@ -565,8 +598,8 @@ fn a_write_is_refused_when_nothing_can_leave() {
     assert!(decided(&first.store, "writers_refused") == 1, "{:?}", first.store.policy_stats());
     drop(policy);
     // The day's budget is spent.
-    let policy = Policy { writeback_budget_bytes: 1 << 20, ..Policy::default() };
-    let second = place(32 << 20, Layout::Packed, true, Config { policy, ..limited() });
+    let policy = ReclaimPolicy { writeback_budget_bytes: 1 << 20, ..ReclaimPolicy::default() };
+    let second = place(32 << 20, WritebackLayout::Packed, true, StoreBuilder { policy, ..limited() });
     let policy = PolicyThread::start("test", &second.store).expect("a thread");
     let (pages, _) = fill(&second.store).expect("1 MiB and the budget");
     assert!((350..=520).contains(&pages), "{pages}");
@@ -574,11 +607,14 @@ fn a_write_is_refused_when_nothing_can_leave() {
     (0..pages).for_each(|page| expect(&second.store, page, &incompressible(page)));
     drop(policy);
     // The device is gone.
-    let third = place(32 << 20, Layout::Packed, true, limited());
+    let third = place(32 << 20, WritebackLayout::Packed, true, limited());
     let policy = PolicyThread::start("test", &third.store).expect("a thread");
-    (0..600).for_each(|page| third.store.write(page, &incompressible(page)).expect("others leave"));
+    (0..600).for_each(|page| {
+        third.store.write(PageNo::from_number(page), &incompressible(page)).expect("others leave")
+    });
     third.faults.add(Fault::always(FaultKind::Error));
-    let refused = (600..4096).find(|page| third.store.write(*page, &incompressible(*page)).is_err());
+    let refused = (600..4096)
+        .find(|page| third.store.write(PageNo::from_number(*page), &incompressible(*page)).is_err());
     assert!(refused.is_some());
     third.faults.clear();
     (0..refused.unwrap_or(0)).for_each(|page| expect(&third.store, page, &incompressible(page)));
@@ -594,15 +630,19 @@ fn everything_at_once_agrees_with_a_model() {
     let shapes = layouts();
     let each = EVENTS / (shapes.len() as u64 * THREADS);
     for (seed, (layout, compressed)) in (0..).zip(shapes) {
-        let config = Config {
+        let config = StoreBuilder {
             recompression: recompression(["zstd:1", "", ""]),
             pool_design: PoolDesign::ALL[seed as usize % PoolDesign::ALL.len()],
             checksum: seed == 1,
             limit_pages: 128,
             ..config(PAGES)
         };
-        let place =
-            place(if layout == Layout::Packed { 2 << 20 } else { 4 << 20 }, layout, compressed, config);
+        let place = place(
+            if layout == WritebackLayout::Packed { 2 << 20 } else { 4 << 20 },
+            layout,
+            compressed,
+            config,
+        );
         let store = &place.store;
         let policy = PolicyThread::start("test", store).expect("a thread");
         let models: Vec<_> = std::thread::scope(|scope| {
@@ -626,7 +666,7 @@ fn everything_at_once_agrees_with_a_model() {
         let stats = store.backing_stats();
         assert!(stats.pages_written_back > 1000 && stats.pages_kept > 0, "{stats:?}");
         assert!(stats.pages_returned > 0 && stats.failed_writes > 0, "{stats:?}");
-        if layout == Layout::Packed {
+        if layout == WritebackLayout::Packed {
             assert!(stats.cleaned_bytes > 0, "{stats:?}");
         }
         store.discard_pages(0..PAGES);
@@ -652,17 +692,17 @@ fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, ev
         let is_allowed =
             |error: &Error| matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupt | ErrorKind::NoSpace);
         match random.below(1000) {
-            0..=399 => match store.read(page, &mut out) {
+            0..=399 => match store.read(PageNo::from_number(page), &mut out) {
                 Ok(()) => assert!(out == *contents, "{}", told()),
                 Err(error) => assert!(is_allowed(&error), "{}: {error}", told()),
             },
-            400..=449 => match store.read_wait(page, &mut out, Wait::No) {
+            400..=449 => match store.read_wait(PageNo::from_number(page), &mut out, Wait::No) {
                 Ok(()) => assert!(out == *contents, "{}", told()),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock, "{}: {error}", told()),
             },
             450..=799 => {
                 let new = super::tests::page(&mut random);
-                match store.write(page, &new) {
+                match store.write(PageNo::from_number(page), &new) {
                     Ok(()) => *contents = new,
                     Err(error) => assert!(is_allowed(&error), "{}: {error}", told()),
                 }
@@ -671,13 +711,13 @@ fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, ev
                 let start = random.below(PAGE_SIZE);
                 let mut new = *contents;
                 random.fill(&mut new[start..]);
-                match store.write_part(page, start, &new[start..], Wait::Yes) {
+                match store.write_part(PageNo::from_number(page), start, &new[start..], Wait::Yes) {
                     Ok(()) => *contents = new,
                     Err(error) => assert!(is_allowed(&error), "{}: {error}", told()),
                 }
             }
             900..=979 => {
-                store.discard(page);
+                store.discard(PageNo::from_number(page));
                 *contents = [0; PAGE_SIZE];
             }
             980..=992 => {

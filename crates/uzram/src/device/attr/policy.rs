@@ -2,13 +2,13 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::units::{parse_duration_s, parse_size};
-use crate::store::Policy;
+use crate::store::ReclaimPolicy;
 
 use super::super::Device;
 use super::{lines, number_within, set_parsed};
 
 /// Changes the policy, of the store too if there is one, or leaves it as it was.
-fn change(device: &Device, change: impl FnOnce(&mut Policy) -> Result<()>) -> Result<()> {
+fn change(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>) -> Result<()> {
     let mut state = device.state.lock();
     let mut policy = state.params.config.policy;
     change(&mut policy)?;
@@ -74,7 +74,7 @@ pub(super) fn set_writeback_budget(device: &Device, value: &str) -> Result<()> {
 }
 
 pub(super) fn set_reclaim(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "reclaim", value, |params, reclaim| params.config.policy.reclaim = reclaim)
+    set_parsed(device, "reclaim", value, |params, order| params.config.policy.order = order)
 }
 
 pub(super) fn policy(device: &Device) -> String {

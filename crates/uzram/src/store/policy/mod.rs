@@ -1,28 +1,30 @@
-//! What leaves memory without anyone asking, and when.
+//! Reclaim: which pages leave memory without anyone asking, and when.
 //!
-//! A thread of the store looks after it. When the pool takes more than the policy's high mark, a writer wakes it, and
-//! pages leave until what would be left if the pool were packed is below the low mark. Each page is compressed
+//! A thread of the store carries it out. When the pool takes more than the policy's high watermark, a writer wakes it,
+//! and pages leave until what would be left if the pool were packed is below the low watermark. Each page is compressed
 //! again, if that was not tried and makes it fall into a smaller size class, or else written back. When that is not
 //! enough because what is left lies scattered, the pool is packed. Once a second or less often, pages that were not
 //! used for as long as the policy says are compressed again or written back.
 //!
-//! With a reserve the marks are of what the limit leaves beside it ([`Arena::limit_but_reserve_pages`]), and the thread
+//! With a reserve the watermarks are of what the limit leaves beside it ([`Arena::limit_but_reserve_pages`]), and the thread
 //! is woken, too, when the reserve lacks chunks at the limit: then the pool is packed until whole chunks are free, and
 //! pages leave as long as that is not enough.
 //!
 //! A writer that meets the limit waits until the thread has freed something, and fails only when nothing can leave
 //! or that takes too long. With a reserve it fails at once.
 //!
-//! - `keeper.rs`: the marks, and who waits for whom
-//! - `relieve.rs`: which pages leave
+//! - `watermarks.rs`: the watermarks, and who waits for whom
+//! - `room.rs`: what a write does at the limit
+//! - `reclaim.rs`: which pages leave
 //! - `thread.rs`: when
 //!
 //! Lock order: `policy` is a leaf; the thread holds no lock between its steps.
 
-mod keeper;
-mod relieve;
+mod reclaim;
+mod room;
 #[cfg(not(loom))]
 mod thread;
+mod watermarks;
 
 use crate::base::mem::{Account, Arena};
 use crate::base::named::named;
@@ -30,15 +32,16 @@ use crate::base::sync::Counter;
 use crate::zsmalloc::AnyPool;
 
 use super::Store;
-pub(super) use keeper::Keeper;
 #[cfg(all(test, not(loom)))]
-pub(super) use relieve::Relieved;
+pub(super) use reclaim::Reclaimed;
+pub(super) use room::Room;
 #[cfg(not(loom))]
 pub use thread::PolicyThread;
+pub(super) use watermarks::Watermarks;
 
-/// In what order pages leave. Reads and prints as `pages` or `zspages`.
+/// In what order pages are reclaimed. Reads and prints as `pages` or `zspages`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reclaim {
+pub enum ReclaimOrder {
     /// The coldest pages, wherever their objects lie.
     #[default]
     Pages,
@@ -46,24 +49,24 @@ pub enum Reclaim {
     Zspages,
 }
 
-impl Reclaim {
+impl ReclaimOrder {
     /// All of them.
-    pub const ALL: [Reclaim; 2] = [Reclaim::Pages, Reclaim::Zspages];
+    pub const ALL: [ReclaimOrder; 2] = [ReclaimOrder::Pages, ReclaimOrder::Zspages];
 
     /// Its name in settings.
     pub const fn name(self) -> &'static str {
         match self {
-            Reclaim::Pages => "pages",
-            Reclaim::Zspages => "zspages",
+            ReclaimOrder::Pages => "pages",
+            ReclaimOrder::Zspages => "zspages",
         }
     }
 }
 
-named!(Reclaim, "'{}' is no order to reclaim in: {}");
+named!(ReclaimOrder, "'{}' is no order to reclaim in: {}");
 
 /// A store's policy. It does something once there is a backing device or an algorithm to compress pages again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct ReclaimPolicy {
     /// Pages leave when the pool and its metadata come above so many in a hundred of the limit, 1 to 100, or
     /// with a reserve, of what the limit leaves beside that.
     pub high_percent: u64,
@@ -75,19 +78,19 @@ pub struct Policy {
     pub writeback_after_s: u32,
     /// The most bytes that are written to the backing device in a day; 0 for any.
     pub writeback_budget_bytes: u64,
-    /// In what order pages leave. A store keeps the one that it was made with.
-    pub reclaim: Reclaim,
+    /// In what order pages are reclaimed. A store keeps the one that it was made with.
+    pub order: ReclaimOrder,
 }
 
-impl Default for Policy {
+impl Default for ReclaimPolicy {
     fn default() -> Self {
-        Policy {
+        ReclaimPolicy {
             high_percent: 95,
             low_percent: 90,
             recompress_after_s: 0,
             writeback_after_s: 0,
             writeback_budget_bytes: 0,
-            reclaim: Reclaim::default(),
+            order: ReclaimOrder::default(),
         }
     }
 }
@@ -104,26 +107,26 @@ fn needed_pages(arena: &Arena, pool: &AnyPool) -> u64 {
 }
 
 impl Store {
-    /// Sets the policy anew, but for the order in which pages leave.
-    pub fn set_policy(&self, policy: Policy) {
-        self.keeper.set_policy(policy);
-        if let Some(device) = &self.device {
-            device.set_budget_bytes(policy.writeback_budget_bytes);
+    /// Sets the policy, but for its order, which stays.
+    pub fn set_policy(&self, policy: ReclaimPolicy) {
+        self.watermarks.set_policy(policy);
+        if let Some(backing) = &self.backing {
+            backing.set_budget_bytes(policy.writeback_budget_bytes);
         }
-        self.set_marks();
-        // It may have another time to wait for.
-        self.keeper.wake();
+        self.update_watermarks();
+        // The thread may have another time to wait for.
+        self.watermarks.wake();
     }
 
-    /// What the policy decided so far, and what it is about to: a name and a count each.
+    /// The watermarks, what they are compared with, and what the policy decided so far: a name and a count each.
     pub fn policy_stats(&self) -> Vec<(&'static str, u64)> {
-        let policy = self.keeper.policy();
-        let decisions = &self.keeper.decisions;
+        let policy = self.watermarks.policy();
+        let decisions = &self.watermarks.decisions;
         let pages = |pages: &Counter| if pages.get() == u64::MAX { 0 } else { pages.get() };
-        let budget_left = self.device.as_ref().and_then(|device| device.budget_left_bytes());
+        let budget_left = self.backing.as_ref().and_then(|backing| backing.budget_left_bytes());
         vec![
-            ("high_pages", pages(&self.keeper.high_pages)),
-            ("low_pages", pages(&self.keeper.low_pages)),
+            ("high_pages", pages(&self.watermarks.high_pages)),
+            ("low_pages", pages(&self.watermarks.low_pages)),
             ("used_pages", used_pages(&self.arena)),
             ("needed_pages", needed_pages(&self.arena, &self.pool)),
             ("recompress_after_s", u64::from(policy.recompress_after_s)),
@@ -145,17 +148,17 @@ impl Store {
             ("writers_refused", decisions.writers_refused.get()),
             ("stuck", decisions.stuck.get()),
             ("failures", decisions.failures.get()),
-            ("thread_died", u64::from(self.keeper.why_died().is_some())),
+            ("thread_died", u64::from(self.watermarks.why_died().is_some())),
         ]
     }
 
-    /// Computes the marks of the policy anew.
-    pub(in crate::store) fn set_marks(&self) {
-        self.keeper.set_marks(&self.arena, self.can_relieve());
+    /// Computes the watermarks from the policy and the limit.
+    pub(in crate::store) fn update_watermarks(&self) {
+        self.watermarks.update(&self.arena, self.can_reclaim());
     }
 
-    /// Whether pages can leave, or become smaller.
-    pub(in crate::store) fn can_relieve(&self) -> bool {
-        self.lru.is_some() && (self.device.is_some() || self.can_recompress())
+    /// Whether pages can leave memory, or become smaller.
+    pub(in crate::store) fn can_reclaim(&self) -> bool {
+        self.lru.is_some() && (self.backing.is_some() || self.can_recompress())
     }
 }

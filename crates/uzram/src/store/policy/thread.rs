@@ -7,7 +7,7 @@ use crate::base::sync::Arc;
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::store::Store;
 
-use super::relieve::Relieved;
+use super::reclaim::Reclaimed;
 
 /// How often it is looked for pages that were not used for long, at most and at least.
 const LOOK_AFTER: [u64; 2] = [1, 60];
@@ -36,10 +36,11 @@ impl PolicyThread {
     /// # Errors
     /// `NoMemory` when the system gives no thread.
     pub fn start(name: &str, store: &Arc<Store>) -> Result<Self> {
-        let died = |store: &mut Arc<Store>, why: &str| store.keeper.died(why);
+        let died = |store: &mut Arc<Store>, why: &str| store.watermarks.thread_died(why);
         let name = format!("uzram-{name}-policy");
-        let thread = spawn_relied_on(&name, Arc::clone(store), |store| store.keep(), died)?;
-        let mut state = store.keeper.state.lock();
+        let thread =
+            spawn_relied_on(&name, Arc::clone(store), |store| store.reclaim_until_told_to_end(), died)?;
+        let mut state = store.watermarks.state.lock();
         (state.thread, state.ends) = (Some(thread.thread().clone()), false);
         drop(state);
         Ok(PolicyThread { store: Arc::clone(store), thread: Some(thread) })
@@ -48,45 +49,45 @@ impl PolicyThread {
 
 impl Drop for PolicyThread {
     fn drop(&mut self) {
-        let mut state = self.store.keeper.state.lock();
+        let mut state = self.store.watermarks.state.lock();
         (state.thread, state.ends) = (None, true);
         drop(state);
-        self.store.keeper.freed.notify_all();
+        self.store.watermarks.freed.notify_all();
         self.thread.take().into_iter().for_each(join);
     }
 }
 
 impl Store {
     /// What the thread does until it is to end.
-    fn keep(&self) {
+    fn reclaim_until_told_to_end(&self) {
         if self.arena.has_reserve() {
             // Writers may wait for a lock that it has.
             touch_stack();
         }
-        let keeper = &self.keeper;
+        let watermarks = &self.watermarks;
         let (mut last_look, mut failing) = (Instant::now(), None);
-        while !keeper.ends() {
-            let policy = keeper.policy();
+        while !watermarks.ends() {
+            let policy = watermarks.policy();
             let first = [policy.recompress_after_s, policy.writeback_after_s];
             let after_s = first.into_iter().filter(|after_s| *after_s > 0).min().map(u64::from);
             let every = after_s
                 .map(|after_s| Duration::from_secs((after_s / LOOKS).clamp(LOOK_AFTER[0], LOOK_AFTER[1])));
             let is_due = every.is_some_and(|every| last_look.elapsed() >= every);
-            let is_urgent = keeper.is_urgent(&self.arena);
+            let is_urgent = watermarks.is_urgent(&self.arena);
             failing = failing.filter(|_| is_urgent);
             if is_urgent {
-                keeper.is_awake.set(1);
-                keeper.decisions.wakeups.add(1);
-                self.relieve_or_rest(&mut failing);
+                watermarks.is_awake.set(1);
+                watermarks.decisions.wakeups.add(1);
+                self.reclaim_or_rest(&mut failing);
             } else if is_due {
                 if self.look_for_old(&policy) {
                     last_look = Instant::now();
                 }
             } else {
-                keeper.is_awake.set(0);
+                watermarks.is_awake.set(0);
                 // Who does not see that yet has changed something before, which is seen here.
                 match every {
-                    _ if keeper.is_urgent(&self.arena) => {}
+                    _ if watermarks.is_urgent(&self.arena) => {}
                     Some(every) => std::thread::park_timeout(every.saturating_sub(last_look.elapsed())),
                     None => std::thread::park(),
                 }
@@ -95,30 +96,30 @@ impl Store {
     }
 
     /// Has pages leave, or rests where none can. `failing` says since when the backing device fails.
-    fn relieve_or_rest(&self, failing: &mut Option<Instant>) {
+    fn reclaim_or_rest(&self, failing: &mut Option<Instant>) {
         let began = Instant::now();
-        let relieved = match self.relieve() {
+        let reclaimed = match self.reclaim() {
             // Pages that were all marked as used the first time are not the second.
-            Relieved::None => self.relieve(),
-            relieved => relieved,
+            Reclaimed::None => self.reclaim(),
+            reclaimed => reclaimed,
         };
         let since = *failing.get_or_insert(began);
-        let is_failing = relieved == Relieved::Failed;
+        let is_failing = reclaimed == Reclaimed::Failed;
         *failing = failing.filter(|_| is_failing);
-        let (rest, is_stuck) = match relieved {
-            Relieved::Some => (Duration::ZERO, false),
-            Relieved::NotYet => (SHORTEST_REST, false),
-            Relieved::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
+        let (rest, is_stuck) = match reclaimed {
+            Reclaimed::Some => (Duration::ZERO, false),
+            Reclaimed::NotYet => (SHORTEST_REST, false),
+            Reclaimed::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
             // A writer met the limit before, and has not noticed yet.
-            Relieved::None if self.is_relieved() => (SHORTEST_REST, false),
-            Relieved::Failed | Relieved::None => {
+            Reclaimed::None if self.has_reclaimed_enough() => (SHORTEST_REST, false),
+            Reclaimed::Failed | Reclaimed::None => {
                 ((began.elapsed() * REST_FACTOR).clamp(LEAST_REST, MOST_REST), true)
             }
         };
         if !is_failing || is_stuck {
-            self.keeper.tell(is_stuck.then(|| Instant::now() + LEAST_REST));
+            self.watermarks.notify_waiters(is_stuck.then(|| Instant::now() + LEAST_REST));
         }
-        self.keeper.decisions.stuck.add(u64::from(is_stuck));
+        self.watermarks.decisions.stuck.add(u64::from(is_stuck));
         if !rest.is_zero() {
             std::thread::park_timeout(rest);
         }

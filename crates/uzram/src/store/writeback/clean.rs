@@ -23,7 +23,7 @@ impl Pass<'_> {
         for _ in 0..ROUNDS {
             // What was begun before may be about to free some.
             self.flush();
-            if self.device.log.has_room() || !self.clean_some() {
+            if self.backing.log.has_room() || !self.clean_some() {
                 return;
             }
         }
@@ -31,7 +31,7 @@ impl Pass<'_> {
 
     /// Cleans the extents with the fewest living bytes, and answers whether there are any.
     fn clean_some(&mut self) -> bool {
-        let log = &self.device.log;
+        let log = &self.backing.log;
         // Parts of blocks and of extents stay unused.
         let room_bytes =
             (log.free_bytes() + self.begun_bytes(Purpose::Moved)).saturating_sub(log.extent_bytes / 4);
@@ -53,7 +53,7 @@ impl Pass<'_> {
 
     /// Has the living objects of an extent written anew; answers whether all could be read.
     fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, bool) {
-        let log = &self.device.log;
+        let log = &self.backing.log;
         let (buffer, result) =
             log.backing.carry_out(Direction::Read, log.place(extent, 0), log.extent_bytes, buffer);
         log.counts.read_bytes.add(log.extent_bytes as u64);
@@ -83,9 +83,10 @@ impl Pass<'_> {
     /// Whether an object is its page's still. Who is busy with the page is about to change that, or is not asked.
     fn lives_at(&self, object: &Object, place: u64) -> bool {
         let backed = Backed { place, len: object.len, priority: object.priority };
-        let page = u64::from(object.page);
-        let slot =
-            (page < self.store.pages()).then(|| self.store.slots.try_lock(page)).and_then(Tried::locked);
+        let page = object.page;
+        let slot = (page.number() < self.store.pages())
+            .then(|| self.store.slots.try_lock(page))
+            .and_then(Tried::locked);
         slot.is_some_and(|slot| slot.contents() == Contents::Backed(backed))
     }
 }

@@ -13,10 +13,10 @@ use crate::backing::{Backing, Buffers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Entry, Table};
 use crate::base::sync::{Arc, AtomicU32, Counter, Mutex, Ordering, Stamp, classes};
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
-use super::{BackingOptions, Layout};
+use super::{BackingOptions, WritebackLayout};
 use crate::store::slot::Backed;
 
 /// What packed extents take, on a device that has room for many.
@@ -112,7 +112,7 @@ pub(super) enum Purpose {
 /// The space of a backing device, and what was counted about it.
 pub(in crate::store) struct Log {
     pub(super) backing: Arc<dyn Backing>,
-    pub(super) layout: Layout,
+    pub(super) layout: WritebackLayout,
     pub(super) compressed: bool,
     pub(super) extent_bytes: usize,
     extents: Table<Extent>,
@@ -157,10 +157,10 @@ impl Log {
             return Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_dev"));
         }
         let extent_bytes = match layout {
-            Layout::Packed => {
+            WritebackLayout::Packed => {
                 (len_bytes / MANY_EXTENTS).next_power_of_two().clamp(MIN_EXTENT_BYTES, MAX_EXTENT_BYTES)
             }
-            Layout::Blocks => BLOCK_BYTES as u64,
+            WritebackLayout::Blocks => BLOCK_BYTES as u64,
         };
         let count = len_bytes / extent_bytes;
         if count < LEAST_EXTENTS {
@@ -173,7 +173,7 @@ impl Log {
         Ok(Log {
             backing,
             layout,
-            compressed: compressed || layout == Layout::Packed,
+            compressed: compressed || layout == WritebackLayout::Packed,
             extent_bytes: extent_bytes as usize,
             extents: Table::new(count as usize)?,
             count,
@@ -206,8 +206,8 @@ impl Log {
     /// What an object of so many bytes takes of an extent.
     pub(super) fn footprint(&self, len_bytes: usize) -> usize {
         match self.layout {
-            Layout::Packed => (HEADER_BYTES + len_bytes).next_multiple_of(ALIGN_BYTES),
-            Layout::Blocks => BLOCK_BYTES,
+            WritebackLayout::Packed => (HEADER_BYTES + len_bytes).next_multiple_of(ALIGN_BYTES),
+            WritebackLayout::Blocks => BLOCK_BYTES,
         }
     }
 
@@ -241,11 +241,11 @@ impl Log {
         let of = &self.extents[extent as usize];
         let crc = object.crc(of.generation.get(), bytes);
         let start = match self.layout {
-            Layout::Packed => {
+            WritebackLayout::Packed => {
                 out[..HEADER_BYTES].copy_from_slice(&object.header(crc));
                 HEADER_BYTES
             }
-            Layout::Blocks => {
+            WritebackLayout::Blocks => {
                 of.crc.set(crc);
                 of.checksum.set(object.checksum);
                 0
@@ -263,17 +263,17 @@ impl Log {
         &self,
         bytes: &'a [u8],
         generation: u32,
-        page: u32,
+        page: PageNo,
         backed: Backed,
     ) -> Option<(u32, &'a [u8])> {
         let Backed { place, len, priority } = backed;
         match self.layout {
-            Layout::Packed => {
+            WritebackLayout::Packed => {
                 let (object, own) = Object::parse(bytes, generation)?;
                 (object.page == page && object.len == len && object.priority == priority)
                     .then_some((object.checksum, own))
             }
-            Layout::Blocks => {
+            WritebackLayout::Blocks => {
                 let of = &self.extents[self.extent_of(place) as usize];
                 let object = Object { page, checksum: of.checksum.get(), len, priority };
                 let own = bytes.get(..usize::from(len))?;
@@ -287,7 +287,7 @@ impl Log {
         let extent = {
             let mut free = self.free.lock();
             let kept = match purpose {
-                Purpose::New if self.layout == Layout::Packed => RESERVED_EXTENTS,
+                Purpose::New if self.layout == WritebackLayout::Packed => RESERVED_EXTENTS,
                 _ => 0,
             };
             if free.count <= kept {
@@ -313,7 +313,7 @@ impl Log {
 
     /// Whether pages that leave memory find an extent without cleaning.
     pub(super) fn has_room(&self) -> bool {
-        self.layout == Layout::Blocks || self.free.lock().count > RESERVED_EXTENTS
+        self.layout == WritebackLayout::Blocks || self.free.lock().count > RESERVED_EXTENTS
     }
 
     /// One more holds an extent, as somebody does already.
@@ -356,7 +356,7 @@ impl Log {
 
     /// Tells the device of extents that nothing is in them.
     pub(super) fn discard_emptied(&self) {
-        if self.layout == Layout::Blocks {
+        if self.layout == WritebackLayout::Blocks {
             // The kernel does not, one block at a time.
             return;
         }

@@ -22,6 +22,7 @@ use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::named;
 use crate::base::sync::Arc;
+use crate::base::units::PageNo;
 use crate::base::work::{Unit, Work};
 
 use super::recompress::Cursor;
@@ -31,7 +32,7 @@ pub(super) use writer::{BackingDevice, Pass};
 
 /// How pages lie on a backing device. Reads and prints as `packed` or `blocks`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Layout {
+pub enum WritebackLayout {
     /// Compressed objects one after another, in extents that are written at once.
     #[default]
     Packed,
@@ -39,15 +40,15 @@ pub enum Layout {
     Blocks,
 }
 
-impl Layout {
+impl WritebackLayout {
     /// All of them.
-    pub const ALL: [Layout; 2] = [Layout::Packed, Layout::Blocks];
+    pub const ALL: [WritebackLayout; 2] = [WritebackLayout::Packed, WritebackLayout::Blocks];
 
     /// Its name in settings.
     pub const fn name(self) -> &'static str {
         match self {
-            Layout::Packed => "packed",
-            Layout::Blocks => "blocks",
+            WritebackLayout::Packed => "packed",
+            WritebackLayout::Blocks => "blocks",
         }
     }
 
@@ -55,13 +56,13 @@ impl Layout {
     /// kernel's 32.
     pub(crate) const fn default_batch(self) -> u64 {
         match self {
-            Layout::Packed => 4,
-            Layout::Blocks => 32,
+            WritebackLayout::Packed => 4,
+            WritebackLayout::Blocks => 32,
         }
     }
 }
 
-named!(Layout, "'{}' is no layout of a backing device: {}");
+named!(WritebackLayout, "'{}' is no layout of a backing device: {}");
 
 /// Where a store's cold pages go.
 #[derive(Clone)]
@@ -69,7 +70,7 @@ pub struct BackingOptions {
     /// The bytes.
     pub backing: Arc<dyn Backing>,
     /// How pages lie there.
-    pub layout: Layout,
+    pub layout: WritebackLayout,
     /// Whether pages are written as they are compressed. Packed ones always are.
     pub compressed: bool,
 }
@@ -183,7 +184,7 @@ impl Store {
     /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] is spent, and
     /// the last error of the device, after which it has gone on; `Interrupted`, once what was begun is written.
     pub fn write_back_interruptible(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
-        let device = self.device.as_ref().ok_or_else(|| {
+        let backing = self.backing.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
         })?;
         let pages = match &what.pages[..] {
@@ -198,10 +199,10 @@ impl Store {
             work.expect(count);
             let mut at = 0;
             while at < candidates.len() {
-                let (mut pass, first) = (Pass::begin(self, device), at);
+                let (mut pass, first) = (Pass::begin(self, backing), at);
                 let refusal = loop {
                     self.prefetch_object(|ahead| candidates.get(at + ahead).copied());
-                    let added = self.add_if(&mut pass, u64::from(candidates[at]), what.candidates);
+                    let added = self.add_if(&mut pass, candidates[at], what.candidates);
                     at += 1;
                     let refusal = added.err().filter(|error| error.kind() != ErrorKind::Corrupt);
                     let refusal = refusal.or(work.step().err());
@@ -225,26 +226,26 @@ impl Store {
 
     /// Asks for what the pages to come are found by: they are cold, and so is that. `page` says which is how far ahead.
     #[inline]
-    pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<u32>) {
+    pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<PageNo>) {
         if let Some(page) = page(2 * AHEAD) {
-            self.slots.prefetch(u64::from(page));
+            self.slots.prefetch(page);
         }
         if let Some(page) = page(AHEAD) {
-            self.prefetch_held(u64::from(page));
-            self.lru.iter().for_each(|lru| lru.prefetch(page));
+            self.prefetch_held(page);
+            self.lru.iter().for_each(|lru| lru.prefetch(page.0));
         }
     }
 
     /// Starts to bring the object of a page, if it has one, into the cache.
     #[inline]
-    pub(super) fn prefetch_held(&self, page: u64) {
+    pub(super) fn prefetch_held(&self, page: PageNo) {
         if let Some(handle) = self.slots.peek_handle(page) {
             self.pool.prefetch(handle);
         }
     }
 
     /// Has a page written if it still is one of these.
-    fn add_if(&self, pass: &mut Pass<'_>, page: u64, candidates: Candidates) -> Result<()> {
+    fn add_if(&self, pass: &mut Pass<'_>, page: PageNo, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
         for _ in 0..TRIES {
             match self.slots.try_lock(page) {
@@ -259,33 +260,33 @@ impl Store {
 
     /// What may still be written.
     pub fn writeback_limit(&self) -> WritebackLimit {
-        self.device.as_ref().map(|device| device.allowance.limit()).unwrap_or_default()
+        self.backing.as_ref().map(|backing| backing.allowance.limit()).unwrap_or_default()
     }
 
     /// Changes what may still be written, and nothing is written meanwhile. Without a backing device there is nothing to
     /// change.
     pub fn change_writeback_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
-        if let Some(device) = &self.device {
-            device.allowance.change_limit(change);
+        if let Some(backing) = &self.backing {
+            backing.allowance.change_limit(change);
         }
     }
 
     /// Sets how many writes may be in flight at a time, from 1 to [`MAX_WRITEBACK_BATCH`].
     pub fn set_writeback_batch(&self, writes: u64) {
-        if let Some(device) = &self.device {
-            device.batch.set(writes.clamp(1, MAX_WRITEBACK_BATCH));
+        if let Some(backing) = &self.backing {
+            backing.batch.set(writes.clamp(1, MAX_WRITEBACK_BATCH));
         }
     }
 
     /// What the backing device holds and was asked for; all 0 without one.
     pub fn backing_stats(&self) -> BackingStats {
-        let Some(device) = &self.device else { return BackingStats::default() };
-        let counts = &device.log.counts;
+        let Some(backing) = &self.backing else { return BackingStats::default() };
+        let counts = &backing.log.counts;
         BackingStats {
             pages: counts.pages.get(),
             held_bytes: counts.held_bytes.get(),
-            extent_bytes: device.log.used_bytes(),
-            len_bytes: device.log.len_bytes(),
+            extent_bytes: backing.log.used_bytes(),
+            len_bytes: backing.log.len_bytes(),
             read_bytes: counts.read_bytes.get(),
             reads: counts.reads.get(),
             written_bytes: counts.written_bytes.get(),

@@ -12,7 +12,7 @@
 //! The generation changes whenever an extent is used anew, so that an old object, left over where a write got
 //! lost, is not taken for a new one.
 
-use crate::base::units::PAGE_SIZE;
+use crate::base::units::{PAGE_SIZE, PageNo};
 
 /// What a header takes.
 pub(super) const HEADER_BYTES: usize = 16;
@@ -23,7 +23,7 @@ const MARK: u8 = 0xb5;
 /// Whose an object is, and what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Object {
-    pub(super) page: u32,
+    pub(super) page: PageNo,
     /// Of the page; 0 where the store keeps none.
     pub(super) checksum: u32,
     pub(super) len: u16,
@@ -43,7 +43,7 @@ impl Object {
     /// What stands before its bytes.
     pub(super) fn header(&self, crc: u32) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
-        header[..4].copy_from_slice(&self.page.to_le_bytes());
+        header[..4].copy_from_slice(&self.page.0.to_le_bytes());
         header[4..8].copy_from_slice(&crc.to_le_bytes());
         header[8..12].copy_from_slice(&self.checksum.to_le_bytes());
         header[12..14].copy_from_slice(&self.len.to_le_bytes());
@@ -59,7 +59,7 @@ impl Object {
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let object = Object {
-            page: word(0),
+            page: PageNo(word(0)),
             checksum: word(8),
             len: u16::from_le_bytes([header[12], header[13]]),
             priority: header[14],
@@ -84,7 +84,7 @@ mod tests {
             let mut bytes = vec![0; 1 + random.below(PAGE_SIZE)];
             random.fill(&mut bytes);
             let object = Object {
-                page: random.next() as u32,
+                page: PageNo(random.next() as u32),
                 checksum: random.next() as u32,
                 len: bytes.len() as u16,
                 priority: random.below(4) as u8,

@@ -17,7 +17,7 @@ use crate::backing::{Buffer, Direction};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
 use crate::base::sync::{Counter, Mutex, classes};
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::BackingDevice;
 use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
@@ -62,9 +62,10 @@ impl Default for Streams {
 
 impl Streams {
     /// Who reads `page` at `place` next, if somebody does.
-    fn find(&self, page: u64, place: u64) -> Option<&Stream> {
-        let is_next = |stream: &&Stream| stream.next_page.get() == page && stream.next_place.get() == place;
-        self.streams.iter().find(is_next).filter(|_| page > 0)
+    fn find(&self, page: PageNo, place: u64) -> Option<&Stream> {
+        let is_next =
+            |stream: &&Stream| stream.next_page.get() == page.number() && stream.next_place.get() == place;
+        self.streams.iter().find(is_next).filter(|_| page.0 > 0)
     }
 
     /// Somebody read a page, and may read the one behind it.
@@ -83,12 +84,12 @@ impl Stream {
 
 impl Window {
     /// The object of a page, if it is in here, as it was written: its checksum and its bytes.
-    fn find(&self, log: &Log, page: u64, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
+    fn find(&self, log: &Log, page: PageNo, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
         let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
         let is_right =
             self.generation == generation && log.extent_of(self.start) == log.extent_of(backed.place);
-        log.find(bytes, generation, page as u32, backed).filter(|_| is_right)
+        log.find(bytes, generation, page, backed).filter(|_| is_right)
     }
 }
 
@@ -102,41 +103,41 @@ enum Found {
 
 impl Store {
     /// Reads a page, from the backing device if it is still there.
-    pub(in crate::store) fn read_back(
+    pub(in crate::store) fn read_from_backing(
         &self,
-        device: &BackingDevice,
-        page: u64,
+        backing: &BackingDevice,
+        page: PageNo,
         out: &mut Page,
     ) -> Result<()> {
         loop {
             let slot = self.slots.lock(page);
-            let Contents::Backed(backed) = slot.contents() else { return self.load(slot, page, out) };
-            let generation = device.log.generation_at(backed.place);
+            let Contents::Backed(backed) = slot.contents() else { return self.read_locked(slot, page, out) };
+            let generation = backing.log.generation_at(backed.place);
             drop(slot);
-            if let Found::Page = self.fetch(device, page, backed, generation, out)? {
+            if let Found::Page = self.read_object(backing, page, backed, generation, out)? {
                 return Ok(());
             }
         }
     }
 
     /// Locks a page's slot and reads the page. While the backing device is read, the slot is not locked.
-    pub(in crate::store) fn read_and_lock(
+    pub(in crate::store) fn lock_and_read_from_backing(
         &self,
-        device: &BackingDevice,
-        page: u64,
+        backing: &BackingDevice,
+        page: PageNo,
         out: &mut Page,
     ) -> Result<SlotGuard<'_>> {
         loop {
             let slot = self.slots.lock(page);
             let Contents::Backed(backed) = slot.contents() else {
-                self.load(&slot, page, out)?;
+                self.read_locked(&slot, page, out)?;
                 return Ok(slot);
             };
-            let generation = device.log.generation_at(backed.place);
+            let generation = backing.log.generation_at(backed.place);
             drop(slot);
-            if let Found::Page = self.fetch(device, page, backed, generation, out)? {
+            if let Found::Page = self.read_object(backing, page, backed, generation, out)? {
                 let slot = self.slots.lock(page);
-                if is_there(&slot, backed, generation, &device.log) {
+                if is_there(&slot, backed, generation, &backing.log) {
                     return Ok(slot);
                 }
             }
@@ -144,16 +145,16 @@ impl Store {
     }
 
     /// Reads the object of a page, which may come back to memory by that.
-    fn fetch(
+    fn read_object(
         &self,
-        device: &BackingDevice,
-        page: u64,
+        backing: &BackingDevice,
+        page: PageNo,
         backed: Backed,
         generation: u32,
         out: &mut Page,
     ) -> Result<Found> {
-        let log = &device.log;
-        let stream = device.streams.find(page, backed.place);
+        let log = &backing.log;
+        let stream = backing.streams.find(page, backed.place);
         let ahead = stream.and_then(|stream| stream.window.lock().take());
         let ahead = ahead.filter(|window| window.find(log, page, backed, generation).is_some());
         let (window, result) = match ahead {
@@ -174,21 +175,18 @@ impl Store {
             }
         };
         self.decode(backed.priority, bytes, out)?;
-        if self.checksum && crc32fast::hash(out) != checksum {
-            let what = "the stored page is damaged: its checksum is wrong";
-            return Err(Error::new(ErrorKind::Corrupt, what));
-        }
-        if self.returns(page) {
+        self.verify(checksum, out)?;
+        if self.should_return(page) {
             // Without room it stays where it is.
-            let _ = self.bring_back(log, page, backed, generation, bytes, checksum);
+            let _ = self.return_to_memory(log, page, backed, generation, bytes, checksum);
         }
         let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
         match stream {
             Some(stream) => {
                 *stream.window.lock() = Some(window);
-                stream.go_on(page + 1, next_place);
+                stream.go_on(page.number() + 1, next_place);
             }
-            None => device.streams.begin(page + 1, next_place),
+            None => backing.streams.begin(page.number() + 1, next_place),
         }
         Ok(Found::Page)
     }
@@ -210,23 +208,23 @@ impl Store {
     }
 
     /// Whether a page is at that place still.
-    fn is_at(&self, page: u64, backed: Backed, generation: u32, log: &Log) -> bool {
+    fn is_at(&self, page: PageNo, backed: Backed, generation: u32, log: &Log) -> bool {
         is_there(&self.slots.lock(page), backed, generation, log)
     }
 
     /// Whether a page that is used is to come back to memory.
-    fn returns(&self, page: u64) -> bool {
-        let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page as u32));
+    fn should_return(&self, page: PageNo) -> bool {
+        let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page.0));
         // It would take what is kept free for writes.
         let takes_reserve = self.arena.may_lack_reserve();
-        !takes_reserve && (is_recent || self.keeper.has_room(&self.arena, &self.pool))
+        !takes_reserve && (is_recent || self.watermarks.has_room(&self.arena, &self.pool))
     }
 
     /// Stores an object that was read where its page holds it, if it is still at that place.
-    fn bring_back(
+    fn return_to_memory(
         &self,
         log: &Log,
-        page: u64,
+        page: PageNo,
         backed: Backed,
         generation: u32,
         bytes: &[u8],
@@ -234,10 +232,10 @@ impl Store {
     ) -> Result<()> {
         let Backed { len, priority, .. } = backed;
         let handle = if log.compressed {
-            self.pool.store(bytes, page as u32, Gfp::MayWait).map(|handle| (handle, len, priority))
+            self.pool.store(bytes, page.0, Gfp::MayWait).map(|handle| (handle, len, priority))
         } else {
             let Ok(whole) = <&Page>::try_from(bytes) else { return Ok(()) };
-            match self.make(page, whole) {
+            match self.store_page(page, whole) {
                 Ok(Contents::Stored { handle, len, priority, .. }) => Ok((handle, len, priority)),
                 Ok(_) => return Ok(()),
                 Err(error) => Err(error),
@@ -248,7 +246,7 @@ impl Store {
         let slot = self.slots.lock(page);
         if is_there(&slot, backed, generation, log) {
             log.counts.pages_returned.add(1);
-            self.switch(slot, page, new);
+            self.replace(slot, page, new);
         } else {
             drop(slot);
             self.free(new);

@@ -3,7 +3,7 @@
 //! One thread at a time writes pages back, in a [`Pass`]. It copies objects into a buffer under their pages' slot
 //! locks, which it only tries, and notes in each slot the number of the write. When the buffer is full it is
 //! written, and others are filled meanwhile. When the write has ended, each page whose slot still has the number
-//! was neither used nor changed since: its slot is switched to the place on the device, and its memory is free.
+//! was neither used nor changed since: the place on the device is published in its slot, and its memory is free.
 //! All others stay as they are, and what was written of them is dead.
 //!
 //! Lock order: `writeback`, for as long as a pass takes, then slots, tried: a page that somebody is busy with is not
@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
-use crate::base::units::{PAGE_SIZE, Page};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
 use super::allowance::{Allowance, Charge};
 use super::log::{BLOCK_BYTES, Log, Purpose};
@@ -152,7 +152,7 @@ pub(in crate::store) struct Outcome {
 /// A thread's turn to write pages back. [`Pass::end`] ends it.
 pub(in crate::store) struct Pass<'a> {
     pub(super) store: &'a Store,
-    pub(super) device: &'a BackingDevice,
+    pub(super) backing: &'a BackingDevice,
     writer: MutexGuard<'a, Writer>,
     outcome: Outcome,
     /// Bytes of the objects that are being written and may leave memory.
@@ -161,9 +161,9 @@ pub(in crate::store) struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     /// Waits for the thread whose turn it is.
-    pub(in crate::store) fn begin(store: &'a Store, device: &'a BackingDevice) -> Self {
-        let writer = device.writer.lock();
-        Pass { store, device, writer, outcome: Outcome::default(), pending_bytes: 0 }
+    pub(in crate::store) fn begin(store: &'a Store, backing: &'a BackingDevice) -> Self {
+        let writer = backing.writer.lock();
+        Pass { store, backing, writer, outcome: Outcome::default(), pending_bytes: 0 }
     }
 
     /// Whether somebody else wants a turn.
@@ -186,7 +186,7 @@ impl<'a> Pass<'a> {
     /// # Errors
     /// `NoSpace` when the device is full of living objects; `Io` when no more may be written.
     pub(in crate::store) fn make_room(&mut self) -> Result<()> {
-        self.device.allowance.check()?;
+        self.backing.allowance.check()?;
         self.open(Purpose::New)
     }
 
@@ -194,23 +194,23 @@ impl<'a> Pass<'a> {
     ///
     /// # Errors
     /// `Corrupt` when the object is damaged; `Io` when no more may be written. The page stays.
-    pub(in crate::store) fn add(&mut self, mut slot: SlotGuard<'_>, page: u64) -> Result<()> {
+    pub(in crate::store) fn add(&mut self, mut slot: SlotGuard<'_>, page: PageNo) -> Result<()> {
         let Contents::Stored { handle, len, checksum, priority } = slot.contents() else { return Ok(()) };
-        let mut object = Object { page: page as u32, checksum, len, priority };
+        let mut object = Object { page, checksum, len, priority };
         let writer = &mut *self.writer;
         let Some(open) = &mut writer.open[Purpose::New as usize] else { return Ok(()) };
         let flight = &mut writer.flights[usize::from(open.number) - 1];
-        let log = &self.device.log;
+        let log = &self.backing.log;
         // SAFETY: the handle is the slot's, which stays locked until the bytes are copied.
-        let bytes = unsafe { self.store.pool.read(handle, page as u32, usize::from(len)) }?;
+        let bytes = unsafe { self.store.pool.read(handle, page.0, usize::from(len)) }?;
         if log.compressed {
-            flight.charge += self.device.allowance.charge(open.units_for(log.footprint(bytes.len())))?;
+            flight.charge += self.backing.allowance.charge(open.units_for(log.footprint(bytes.len())))?;
             open.put(log, flight, &object, &bytes, None, len);
         } else {
             let whole = &mut writer.whole;
             self.store.decode(priority, &bytes, whole)?;
             (object.len, object.priority) = (PAGE_SIZE as u16, 0);
-            flight.charge += self.device.allowance.charge(open.units_for(log.footprint(PAGE_SIZE)))?;
+            flight.charge += self.backing.allowance.charge(open.units_for(log.footprint(PAGE_SIZE)))?;
             open.put(log, flight, &object, &whole[..], None, len);
         }
         drop(bytes);
@@ -227,8 +227,8 @@ impl<'a> Pass<'a> {
         self.open(Purpose::Moved)?;
         let writer = &mut *self.writer;
         let Some(open) = &mut writer.open[Purpose::Moved as usize] else { return Ok(()) };
-        let (log, flight) = (&self.device.log, &mut writer.flights[usize::from(open.number) - 1]);
-        flight.charge += self.device.allowance.note(open.units_for(log.footprint(bytes.len())));
+        let (log, flight) = (&self.backing.log, &mut writer.flights[usize::from(open.number) - 1]);
+        flight.charge += self.backing.allowance.note(open.units_for(log.footprint(bytes.len())));
         open.put(log, flight, object, bytes, Some(from), 0);
         log.counts.cleaned_bytes.add(bytes.len() as u64);
         Ok(())
@@ -237,7 +237,7 @@ impl<'a> Pass<'a> {
     /// Writes what was added, and waits for the end of all writes.
     pub(in crate::store) fn end(mut self) -> Outcome {
         self.flush();
-        self.device.log.discard_emptied();
+        self.backing.log.discard_emptied();
         self.outcome
     }
 
@@ -252,17 +252,17 @@ impl<'a> Pass<'a> {
 
     /// Bytes of an extent that is to be filled further for that purpose.
     pub(super) fn begun_bytes(&self, purpose: Purpose) -> usize {
-        self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.device.log.extent_bytes - at)
+        self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.backing.log.extent_bytes - at)
     }
 
     /// A buffer that is not being filled.
     pub(super) fn spare_buffer(&self) -> Buffer {
-        self.device.buffers.take_waiting()
+        self.backing.buffers.take_waiting()
     }
 
     /// Sees to it that a buffer is open for that purpose, with room for the largest object.
     fn open(&mut self, purpose: Purpose) -> Result<()> {
-        let log = &self.device.log;
+        let log = &self.backing.log;
         let room_bytes = |at: usize| log.extent_bytes.saturating_sub(at);
         if let Some(open) = &self.writer.open[purpose as usize] {
             if room_bytes(open.start + open.fill) >= log.max_footprint() {
@@ -270,7 +270,7 @@ impl<'a> Pass<'a> {
             }
             self.start(purpose);
         }
-        while self.writer.in_flight >= self.device.batch.get() {
+        while self.writer.in_flight >= self.backing.batch.get() {
             self.finish_one();
         }
         let begun = self.writer.begun[purpose as usize].take();
@@ -291,7 +291,7 @@ impl<'a> Pass<'a> {
     }
 
     fn take_extent(&mut self, purpose: Purpose) -> Result<u32> {
-        let log = &self.device.log;
+        let log = &self.backing.log;
         if purpose == Purpose::New && !log.has_room() {
             // What is in flight may free more than cleaning does.
             self.clean();
@@ -311,7 +311,7 @@ impl<'a> Pass<'a> {
             writer.begun[purpose as usize] = Some((open.extent, open.start));
             return;
         }
-        let log = &self.device.log;
+        let log = &self.backing.log;
         // An extent that is not filled further has zeros at its end.
         let rest_bytes = log.extent_bytes - open.start;
         let len_bytes = open.fill.next_multiple_of(BLOCK_BYTES);
@@ -332,13 +332,13 @@ impl<'a> Pass<'a> {
             len_bytes,
             buffer: open.buffer,
             token: u64::from(open.number),
-            completion: Arc::<Finished>::clone(&self.device.finished),
+            completion: Arc::<Finished>::clone(&self.backing.finished),
         });
     }
 
     /// Waits for the end of a write, and does what is to be done then.
     fn finish_one(&mut self) {
-        let finished = &self.device.finished;
+        let finished = &self.backing.finished;
         let mut writes = finished.writes.lock();
         let (number, buffer, result) = loop {
             match writes.pop_front() {
@@ -352,8 +352,8 @@ impl<'a> Pass<'a> {
         let (extent, charge) = (flight.extent, std::mem::take(&mut flight.charge));
         let mut entries = std::mem::take(&mut flight.entries);
         if result.is_err() {
-            self.device.log.counts.failed_writes.add(1);
-            self.device.allowance.give_back(charge);
+            self.backing.log.counts.failed_writes.add(1);
+            self.backing.allowance.give_back(charge);
         }
         // A page that was added, used or changed, and added again counts with what was added last.
         for (at, entry) in entries.iter().enumerate().rev() {
@@ -372,33 +372,33 @@ impl<'a> Pass<'a> {
         let flight = &mut self.writer.flights[number as usize - 1];
         (flight.entries, flight.is_used) = (entries, false);
         self.writer.in_flight -= 1;
-        self.device.log.release(extent);
+        self.backing.log.release(extent);
         match result {
             // Those who wait for memory need not wait for the end.
-            Ok(()) => self.store.keeper.tell(None),
+            Ok(()) => self.store.watermarks.notify_waiters(None),
             Err(error) => self.outcome.error = Some(error),
         }
     }
 
     /// A page was written, or could not be.
     fn finish_new(&mut self, number: u8, extent: u32, entry: &Entry, is_written: bool) {
-        let (store, log) = (self.store, &self.device.log);
+        let (store, log) = (self.store, &self.backing.log);
         let Object { page, len, priority, .. } = entry.object;
         self.pending_bytes = self.pending_bytes.saturating_sub(u64::from(entry.pool_bytes));
-        let slot = store.slots.try_lock(u64::from(page)).locked().filter(|slot| slot.writing() == number);
+        let slot = store.slots.try_lock(page).locked().filter(|slot| slot.writing() == number);
         let Some(mut slot) = slot.filter(|_| is_written) else {
             self.outcome.kept += 1;
             log.counts.pages_kept.add(u64::from(is_written));
-            store.lru.iter().for_each(|lru| lru.put_back(&[page]));
+            store.lru.iter().for_each(|lru| lru.put_back(&[page.0]));
             return;
         };
         log.lives(extent, usize::from(len));
         let place = log.place(extent, entry.at as usize);
-        let old = store.exchange(&mut slot, Contents::Backed(Backed { place, len, priority }));
-        let is_listed = store.lru.as_ref().is_some_and(|lru| lru.leave(page));
+        let old = store.publish(&mut slot, Contents::Backed(Backed { place, len, priority }));
+        let is_listed = store.lru.as_ref().is_some_and(|lru| lru.leave(page.0));
         drop(slot);
         store.free(old);
-        self.writer.doomed.extend(is_listed.then_some(page));
+        self.writer.doomed.extend(is_listed.then_some(page.0));
         self.outcome.written += 1;
         log.counts.pages_written_back.add(1);
         log.counts.object_bytes.add(u64::from(entry.pool_bytes));
@@ -407,16 +407,16 @@ impl<'a> Pass<'a> {
     /// An object was moved: its page says so, if the old one still lives.
     fn finish_moved(&mut self, extent: u32, entry: &Entry, from: u64) {
         let Object { page, len, priority, .. } = entry.object;
-        let Some(mut slot) = self.store.slots.try_lock(u64::from(page)).locked() else { return };
+        let Some(mut slot) = self.store.slots.try_lock(page).locked() else { return };
         let old = Backed { place: from, len, priority };
         if slot.contents() != Contents::Backed(old) {
             return;
         }
-        self.device.log.lives(extent, usize::from(len));
-        let place = self.device.log.place(extent, entry.at as usize);
+        self.backing.log.lives(extent, usize::from(len));
+        let place = self.backing.log.place(extent, entry.at as usize);
         slot.replace(Contents::Backed(Backed { place, ..old }));
         drop(slot);
-        self.device.log.died(from, usize::from(len));
+        self.backing.log.died(from, usize::from(len));
     }
 }
 

@@ -1,0 +1,360 @@
+//! `uzram attach` and `uzram detach`: a device as a block device, `/dev/loopN` on its file.
+//!
+//! This is done by a process of its own, never by the daemon: a daemon that waits in a system call for its own answer
+//! cannot be ended, not even by SIGKILL. The daemon records what was attached ([`uzram_serve::record`]); it is found by
+//! that record, from the daemon while it lives, from its runtime directory when it is dead, and by nothing else.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use serde_json::json;
+use uzram_serve::control::FilesJson;
+use uzram_serve::fuse::{self, DISK, MAX_IO_BYTES};
+use uzram_serve::loop_device::{self, LoopAttachment, Use};
+use uzram_serve::mounts;
+use uzram_serve::record::{AttachedDevice, Record};
+use uzram_serve::swap_area;
+
+use crate::client::daemon_client::{Daemon, device_path};
+use crate::config::settings::parse_name;
+use crate::failure::{Context, Failure, Result, print};
+use crate::system::protect::unprotect;
+use crate::system::runtime_dir::{self, RuntimeArgs};
+
+/// How long a file system may take to let go of its device.
+const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a process that was killed may take to be gone: it may have gigabytes to give back.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Make a device of a running daemon a block device, and print which.
+///
+/// The daemon shows its devices as files (`uzram up --mount`); a loop device is put on the device's. As root. Meanwhile
+/// NBD clients cannot change the device, nor, unless it is always exported, read it.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram attach zram0     then: mkfs.ext4 /dev/loop0 && mount /dev/loop0 /mnt")]
+pub struct AttachArgs {
+    /// The device, as in zram0
+    #[arg(value_parser = parse_name)]
+    name: String,
+    /// Make it a swap area and switch it on, with this priority: for daemons that are protected for it
+    #[arg(long, hide = true, value_name = "PRIORITY", num_args = 0..=1)]
+    swap: Option<Option<u16>>,
+    /// Do not tell the daemon what is freed in the swap area
+    #[arg(long, hide = true, requires = "swap")]
+    no_discard: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Undo `uzram attach`. Refused while the block device is in use.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram detach zram0
+         uzram detach --force     clears what a daemon left that was killed")]
+pub struct DetachArgs {
+    /// The device, as in zram0
+    #[arg(value_parser = parse_name, required_unless_present = "force")]
+    name: Option<String>,
+    /// Clear what a dead daemon has left (swap, mounted file systems, loop devices, its own mount), and say what
+    #[arg(long, conflicts_with = "name")]
+    force: bool,
+    /// Detach this block device alone, and ask no daemon: NUMBER:DISKSEQ
+    #[arg(long, hide = true, conflicts_with = "force", value_parser = parse_attachment)]
+    attachment: Option<LoopAttachment>,
+    /// Switch a swap area off first, of whose contents the daemon keeps so many bytes in memory
+    #[arg(long, hide = true, requires = "attachment", value_name = "BYTES")]
+    swap_off: Option<u64>,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+fn parse_attachment(text: &str) -> std::result::Result<LoopAttachment, String> {
+    let parsed = text.split_once(':').and_then(|(number, diskseq)| {
+        Some(LoopAttachment { number: number.parse().ok()?, diskseq: diskseq.parse().ok()? })
+    });
+    parsed.ok_or_else(|| "write NUMBER:DISKSEQ".to_owned())
+}
+
+/// What [`parse_attachment`] reads.
+pub fn attachment_text(attachment: LoopAttachment) -> String {
+    format!("{}:{}", attachment.number, attachment.diskseq)
+}
+
+/// `uzram attach`; prints the block device.
+pub fn attach(args: &AttachArgs) -> Result<()> {
+    require_root()?;
+    let daemon = Daemon::at(&args.runtime)?;
+    let files = files_of(&daemon)?;
+    daemon.attribute(&args.name, "initstate")?;
+    if let Some(device) = attached(&daemon)?.into_iter().find(|device| device.name == args.name) {
+        let path = device.attachment.path();
+        return Err(Failure::Line(format!("{} is attached already, as {}", args.name, path.display())));
+    }
+    let failed = || format!("cannot attach {}", args.name);
+    let root = open_root(&files)?;
+    let disk = open_disk(&root, &args.name)?;
+    if args.swap.is_some() {
+        warm_up(&root, files.threads).context(|| "cannot prepare the daemon's threads".to_owned())?;
+    }
+    let attachment = LoopAttachment::attach(&disk).context(failed)?;
+    let used = record(&daemon, &args.name, attachment).and_then(|()| match args.swap {
+        Some(priority) => swap_on(attachment, &args.name, priority, !args.no_discard),
+        None => Ok(()),
+    });
+    if let Err(failure) = used {
+        // The first failure is the one to report.
+        let _ = attachment.detach();
+        return Err(failure);
+    }
+    print(&format!("{}\n", attachment.path().display()))
+}
+
+/// Has the daemon record what was attached.
+fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()> {
+    let path = format!("{}/attachment", device_path(name));
+    daemon.ask("PUT", &path, Some(&json!(attachment))).map(drop)
+}
+
+/// Makes a swap area of a block device, and switches it on.
+fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discard: bool) -> Result<()> {
+    let path = attachment.path();
+    let failed = || format!("cannot swap to {}", path.display());
+    let held = attachment
+        .hold()
+        .context(failed)?
+        .ok_or_else(|| Failure::Line(format!("{}: it is gone", failed())))?;
+    let size_bytes = held.size_bytes().context(failed)?;
+    // The kernel's list of swap areas is to show the device's own name, which is the same device as long as it is held.
+    swap_area::make(&held.path(), size_bytes, name)
+        .and_then(|()| swap_area::switch_on(&path, priority, discard))
+        .context(failed)
+}
+
+/// `uzram detach`
+pub fn detach(args: &DetachArgs) -> Result<()> {
+    require_root()?;
+    let Some(name) = &args.name else { return clear_dead(&args.runtime.path()?) };
+    let failed = || format!("cannot detach {name}");
+    if let Some(attachment) = args.attachment {
+        if let Some(kept_bytes) = args.swap_off {
+            unprotect();
+            crate::swap::switch_off::switch_off(attachment, kept_bytes)?;
+        }
+        return attachment.detach().context(failed);
+    }
+    let mut devices = attached(&Daemon::at(&args.runtime)?)?;
+    devices.retain(|device| device.name == *name);
+    if devices.is_empty() {
+        return Err(Failure::Line(format!("{name} is not attached")));
+    }
+    devices.into_iter().try_for_each(|device| device.attachment.detach().context(failed))
+}
+
+/// Fails unless this process may do what only root may.
+///
+/// # Errors
+/// It is another user's.
+pub fn require_root() -> Result<()> {
+    if rustix::process::geteuid().is_root() {
+        Ok(())
+    } else {
+        Err(Failure::line("block devices and swap are root's: run this as root"))
+    }
+}
+
+/// Where a daemon's devices are files.
+///
+/// # Errors
+/// There is no daemon, or it shows no files.
+pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
+    daemon.about()?.files.ok_or_else(|| {
+        Failure::line("the daemon shows its devices as no files: start it with --mount DIR, or with --attach")
+    })
+}
+
+/// What is attached to a daemon's files, by its record.
+///
+/// # Errors
+/// There is no daemon.
+pub fn attached(daemon: &Daemon) -> Result<Vec<AttachedDevice>> {
+    let answer = daemon.ask("GET", "/v1/attachments", None)?;
+    crate::client::daemon_client::understand(answer["attachments"].clone())
+}
+
+/// The root of a daemon's mount: what lies at its path now must be that very mount.
+fn open_root(files: &FilesJson) -> Result<OwnedFd> {
+    let shown = files.dir.display();
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::openat(CWD, &files.dir, flags, Mode::empty())
+        .context(|| format!("cannot open the daemon's files in '{shown}'"))?;
+    let mount = mounts::of(&root).context(|| format!("cannot find out what is mounted on '{shown}'"))?;
+    let uid = rustix::process::geteuid().as_raw();
+    if mount.device == files.device && mount.is_fuse_of(uid) {
+        Ok(root)
+    } else {
+        Err(Failure::Line(format!(
+            "'{shown}' is not where the daemon's files are mounted: its mount was moved, unmounted or covered"
+        )))
+    }
+}
+
+/// A device's file, open for a loop device.
+fn open_disk(root: &OwnedFd, name: &str) -> Result<OwnedFd> {
+    mounts::open_below(root, OsStr::new(name), OsStr::new(DISK), OFlags::RDWR | OFlags::DIRECT).map_err(|error| {
+        match Errno::from_io_error(&error) {
+            Some(Errno::BUSY) => Failure::Line(format!(
+                "cannot attach {name}: NBD clients have it open: disconnect them (`uzram clients`, `uzram kick`)"
+            )),
+            _ => Failure::Line(format!("cannot open the file of {name}: {error}")),
+        }
+    })
+}
+
+/// Has each of the daemon's threads touch what it needs.
+fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
+    let bytes = vec![0u8; MAX_IO_BYTES];
+    let write = |number| {
+        let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(root, fuse::warm_up_file(number), flags, Mode::empty())?;
+        rustix::io::pwrite(&file, &bytes, 0)?;
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || write(number))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        })
+    })
+}
+
+/// What the daemon of a runtime directory, if it is dead, has left: nothing while it lives.
+///
+/// # Errors
+/// Its record cannot be read, or the directory not be believed.
+pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
+    Ok(record_of_dead(dir)?.filter(|record| !record.is_empty()))
+}
+
+/// The record of the daemon of a runtime directory; `None` while the daemon lives. A directory of another user is not
+/// believed.
+fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
+    let Some(open) = runtime_dir::open_own(dir)? else { return Ok(Some(Record::default())) };
+    // One that is ending is soon gone.
+    let is_there = Daemon::in_dir(dir.to_owned())?.is_there();
+    let patience = if is_there { Duration::ZERO } else { DEATH_TIMEOUT };
+    if runtime_dir::wait_until_free(dir, patience)? { Ok(Some(Record::read(&open, dir)?)) } else { Ok(None) }
+}
+
+/// Clears what the dead daemon of a runtime directory has left, and says what.
+fn clear_dead(dir: &Path) -> Result<()> {
+    let done = clear(dir)?;
+    if done.is_empty() {
+        refuse_unrecorded(dir)?;
+        return print("nothing was left\n");
+    }
+    print(&done.concat())
+}
+
+/// Clears what the dead daemon of a runtime directory has left, by its record; a line for each thing that was done.
+///
+/// # Errors
+/// The daemon lives; something cannot be cleared.
+pub fn clear(dir: &Path) -> Result<Vec<String>> {
+    let record = record_of_dead(dir)?.ok_or_else(|| {
+        Failure::Line(format!(
+            "the daemon in '{}' lives: name the device to detach, or end the daemon first",
+            dir.display()
+        ))
+    })?;
+    let mut done = Vec::new();
+    for device in &record.attached {
+        clear_device(device.attachment, &device.name, &mut done)?;
+    }
+    if let Some(left) = &record.mount {
+        let uid = rustix::process::geteuid().as_raw();
+        if let Some(mount) = left.identity.find(uid).context(|| "cannot read what is mounted".to_owned())? {
+            let shown = mount.dir.display();
+            mounts::unmount(&mount, UnmountFlags::DETACH).context(|| format!("cannot unmount '{shown}'"))?;
+            done.push(format!("unmounted {shown}\n"));
+        }
+    }
+    Ok(done)
+}
+
+/// Fails when there are block devices that look as if they were a daemon's here, though no record says so: what they are
+/// is for their owner to say.
+///
+/// # Errors
+/// There are such.
+pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
+    // The path that a file had before its mount was detached begins at that mount's root.
+    let is_disk_of_none = |file: &Path| file.components().count() == 3 && file.ends_with(DISK);
+    // Of a directory that is not there (any more) nothing is known.
+    let may_be_here = |file: &Path| file.starts_with(dir) || !dir.exists();
+    let looks_ours = |file: &Path| is_disk_of_none(file) || file.ends_with(DISK) && may_be_here(file);
+    let found = loop_device::named(looks_ours);
+    if found.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
+    Err(Failure::Line(format!(
+        "there is no record in '{}' of a daemon that uses {}, and it is left alone: if it is not another daemon's, end its \
+         use (swapoff, umount) and free it (losetup -d)",
+        dir.display(),
+        names.join(", ")
+    )))
+}
+
+/// Ends every use of a device that answers no more, and frees it.
+fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) -> Result<()> {
+    let path = attachment.path();
+    let shown = path.display();
+    let deadline = Instant::now() + LET_GO_TIMEOUT;
+    // Held, so that it stays what it is.
+    let Some(held) = attachment.hold()? else { return Ok(()) };
+    loop {
+        match held.in_use()? {
+            None => break,
+            Some(Use::Swap) => {
+                held.switch_swap_off().context(|| format!("cannot switch swap on {shown} off"))?;
+                done.push(format!(
+                    "switched swap on {shown} ({name}) off: what was swapped out is lost, and programs that need it are \
+                     killed\n"
+                ));
+            }
+            Some(Use::Mounted(mount)) => {
+                let dir = mount.dir.display();
+                match mounts::unmount(&mount, UnmountFlags::DETACH) {
+                    Ok(()) => done.push(format!("unmounted {dir}: what {name} held of it is lost\n")),
+                    // Somebody else has just unmounted it, or it is covered.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                        return Err(Failure::Line(format!(
+                            "{shown} ({name}) is mounted on '{dir}', below something else: unmount that first"
+                        )));
+                    }
+                    Err(error) => return Err(Failure::Line(format!("cannot unmount '{dir}': {error}"))),
+                }
+            }
+            // A file system lets go a moment after it was unmounted.
+            Some(Use::Claimed) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
+            Some(Use::Claimed) => {
+                return Err(Failure::Line(format!(
+                    "{shown} ({name}) is used by something else, a file system that is still open, say: end that first"
+                )));
+            }
+        }
+    }
+    drop(held);
+    attachment.detach().context(|| format!("cannot free {shown}"))?;
+    done.push(format!("freed {shown}\n"));
+    Ok(())
+}

@@ -1,0 +1,338 @@
+//! The commands that talk to a running daemon, over HTTP on its control socket.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use uzram::device::Device;
+use uzram_serve::control::CacheJson;
+
+use crate::client::attach::{clear, left_by_dead};
+use crate::client::daemon_client::{Daemon, attribute_path, device_path, understand};
+use crate::config::plan::ExportArgs;
+use crate::config::settings::{DeviceArgs, parse_name};
+use crate::failure::{Failure, Result, print};
+use crate::system::interrupts::Interrupts;
+use crate::system::runtime_dir::{self, RuntimeArgs};
+use crate::system::state_dir;
+use crate::terminal::live::StatusLine;
+use crate::terminal::show::{self, DeviceJson};
+use crate::terminal::slabinfo;
+
+/// How long a daemon may take to end. It may have gigabytes to give back.
+const END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Add a device to a running daemon, which serves it beside those it has.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram add zram1 --size 4G --algorithm zstd")]
+pub struct AddArgs {
+    /// The device's name, as in zram1
+    #[arg(value_parser = parse_name)]
+    name: String,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    export: ExportArgs,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Remove a device from a running daemon, and everything it holds. Refused while a client has it open.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram remove zram1")]
+pub struct RemoveArgs {
+    /// The device, as in zram1
+    name: String,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// List the devices of a running daemon.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram list --json")]
+pub struct ListArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Show a device's statistics, or one attribute as the kernel's file would print it.
+#[derive(clap::Args)]
+#[command(after_help = "Examples: uzram stat zram0
+          uzram stat zram0 mm_stat
+          uzram stat zram0 --json")]
+pub struct StatArgs {
+    /// The device, as in zram0
+    name: String,
+    /// An attribute, as in mm_stat
+    attribute: Option<String>,
+    /// Print JSON: all attributes and statistics, or the one attribute
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Set attributes of a device, in the order given, up to the first that fails.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram set zram0 mem_limit=256M")]
+pub struct SetArgs {
+    /// The device, as in zram0
+    name: String,
+    /// What to set
+    #[arg(value_name = "ATTRIBUTE=VALUE", required = true, value_parser = parse_setting)]
+    settings: Vec<(String, String)>,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Free everything a device holds. It needs a new disksize before it can be used again.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram reset zram0 && uzram set zram0 disksize=2G")]
+pub struct ResetArgs {
+    /// The device, as in zram0
+    name: String,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Show the slab caches of a running daemon: handles, descriptors and requests, in the columns of the
+/// kernel's /proc/slabinfo.
+///
+/// Of the tunables, limit is cpu_partial_objs (the free objects that a CPU keeps in partial slabs), and
+/// batchcount sheaf_objs (those it keeps in an array, 0 for none).
+#[derive(clap::Args)]
+#[command(after_help = "Examples: uzram slabinfo
+          uzram slabinfo --stats | grep alloc_
+          uzram slabinfo --json | jq '.caches[] | {name, active_objs, slow: .stats.alloc_slowpath.total}'")]
+pub struct SlabinfoArgs {
+    /// Print each cache's counters, too: by the names of /sys/kernel/slab and in that format, the sum
+    /// and then the CPUs that are not 0. list_lock_hold_ns stays 0 without `uzram up --slab-timing`
+    #[arg(long)]
+    stats: bool,
+    /// Print JSON: everything
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Have a running daemon read the files of its TLS again: certificate, key and the authorities of clients.
+///
+/// Clients that come then meet what the files hold; those that are connected stay as they are, and so do all contents.
+/// What cannot be used is refused, and what was in force stays so.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram reload")]
+pub struct ReloadArgs {
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Stop the running daemon, and wait until it has ended. The contents of its devices are lost.
+///
+/// Refused while NBD clients, programs or mounted file systems use a device, or it is swapped to.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram down")]
+pub struct DownArgs {
+    /// Whoever uses its devices, unless they are swapped to: what is mounted is unmounted, and what was written is lost
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((attribute, value)) if !attribute.is_empty() => Ok((attribute.to_owned(), value.to_owned())),
+        _ => Err("write ATTRIBUTE=VALUE, as in mem_limit=256M".to_owned()),
+    }
+}
+
+/// `uzram add`; prints where the new device is.
+pub fn add(args: &AddArgs) -> Result<()> {
+    let settings = args.device.settings()?;
+    let backing = settings.iter().find(|setting| setting.attribute == "backing_dev");
+    backing.map_or(Ok(()), |backing| state_dir::make_for(&backing.value))?;
+    let attributes: BTreeMap<_, _> =
+        settings.into_iter().map(|setting| (setting.attribute, setting.value)).collect();
+    let ExportArgs { export, read_only } = args.export;
+    let body =
+        json!({ "name": args.name, "attributes": attributes, "export": export, "read_only": read_only });
+    let answer = Daemon::at(&args.runtime)?
+        .ask("POST", "/v1/devices", Some(&body))
+        .map_err(|failure| failure.map_line(|line| format!("cannot add {}: {line}", args.name)))?;
+    let uris: Vec<String> = understand(answer["uris"].clone())?;
+    print(&uris.iter().map(|uri| format!("{uri}\n")).collect::<String>())
+}
+
+/// `uzram remove`
+pub fn remove(args: &RemoveArgs) -> Result<()> {
+    Daemon::at(&args.runtime)?
+        .ask("DELETE", &device_path(&args.name), None)
+        .map_err(|failure| failure.map_line(|line| format!("cannot remove {}: {line}", args.name)))?;
+    Ok(())
+}
+
+/// `uzram list`
+pub fn list(args: &ListArgs) -> Result<()> {
+    let answer = Daemon::at(&args.runtime)?.ask("GET", "/v1/devices", None)?;
+    if args.json {
+        return print_json(&answer);
+    }
+    let devices: Vec<DeviceJson> = understand(answer["devices"].clone())?;
+    print(&show::device_table(&devices))
+}
+
+/// `uzram stat`
+pub fn stat(args: &StatArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    let Some(attribute) = &args.attribute else {
+        let answer = daemon.ask("GET", &device_path(&args.name), None)?;
+        if args.json {
+            return print_json(&answer);
+        }
+        let device: DeviceJson = understand(answer)?;
+        return print(&show::device_details(&device));
+    };
+    let answer = daemon.ask("GET", &attribute_path(&args.name, attribute), None)?;
+    if args.json {
+        return print_json(&answer);
+    }
+    let value: String = understand(answer["value"].clone())?;
+    print(&format!("{value}\n"))
+}
+
+/// `uzram set`
+pub fn set(args: &SetArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    let works = |attribute: &str| Device::attributes().iter().any(|row| row.name == attribute && row.works());
+    let interrupts = if args.settings.iter().any(|(attribute, _)| works(attribute)) {
+        Some(Interrupts::catch()?)
+    } else {
+        None
+    };
+    for (done, (attribute, value)) in args.settings.iter().enumerate() {
+        let (path, body) = (attribute_path(&args.name, attribute), json!({ "value": value }));
+        let answer = match &interrupts {
+            Some(interrupts) if interrupts.came() => Err(Failure::line("interrupted")),
+            Some(interrupts) if works(attribute) => {
+                let mut line = StatusLine::new();
+                daemon.ask_for_work(("PUT", &path, &body), interrupts, || {
+                    let Some(line) = &mut line else { return };
+                    progress_text(&daemon, &args.name, attribute)
+                        .into_iter()
+                        .for_each(|text| line.draw(text));
+                })
+            }
+            _ => daemon.ask("PUT", &path, Some(&body)),
+        };
+        answer.map_err(|failure| {
+            let applied: Vec<&str> = args.settings[..done].iter().map(|(name, _)| name.as_str()).collect();
+            let applied = match applied.as_slice() {
+                [] => String::new(),
+                names => format!(" (already set: {})", names.join(", ")),
+            };
+            failure
+                .map_line(|line| format!("cannot set {attribute} to '{}': {line}{applied}", shorten(value)))
+        })?;
+    }
+    Ok(())
+}
+
+/// How far the setting of an attribute has come, by the attribute `progress`: name, done, all or 0.
+fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String> {
+    let text = daemon.attribute(name, "progress").ok()?;
+    let numbers = text.lines().find_map(|line| line.strip_prefix(attribute)?.strip_prefix(' '))?;
+    let (done, all) = numbers.split_once(' ')?;
+    let (done, all): (u64, u64) = (done.parse().ok()?, all.parse().ok()?);
+    Some(match (done.saturating_mul(100)).checked_div(all) {
+        Some(percent) => format!("{attribute}: {done} of {all} pages, {percent} %"),
+        None => format!("{attribute}: {done}"),
+    })
+}
+
+/// `uzram reset`
+pub fn reset(args: &ResetArgs) -> Result<()> {
+    let path = format!("{}/reset", device_path(&args.name));
+    Daemon::at(&args.runtime)?
+        .ask("POST", &path, None)
+        .map_err(|failure| failure.map_line(|line| format!("cannot reset {}: {line}", args.name)))?;
+    Ok(())
+}
+
+/// `uzram slabinfo`
+pub fn slabinfo(args: &SlabinfoArgs) -> Result<()> {
+    let answer = Daemon::at(&args.runtime)?.ask("GET", "/v1/slabinfo", None)?;
+    if args.json {
+        return print_json(&answer);
+    }
+    let caches: Vec<CacheJson> = understand(answer["caches"].clone())?;
+    print(&slabinfo::text(&caches, args.stats))
+}
+
+/// `uzram reload`
+pub fn reload(args: &ReloadArgs) -> Result<()> {
+    Daemon::at(&args.runtime)?
+        .ask("POST", "/v1/reload", None)
+        .map_err(|failure| failure.map_line(|line| format!("cannot reload: {line}")))?;
+    Ok(())
+}
+
+/// `uzram down`
+pub fn down(args: &DownArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    end(&daemon, args.force)?;
+    if args.force && left_by_dead(&daemon.dir)?.is_some() {
+        return print(&clear(&daemon.dir)?.concat());
+    }
+    Ok(())
+}
+
+/// Has a daemon end, and waits for it.
+///
+/// # Errors
+/// There is none; somebody uses its devices, unless it is forced; it has not ended in time.
+pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
+    daemon.ask("POST", "/v1/shutdown", Some(&json!({ "force": force })))?;
+    if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
+        Ok(())
+    } else {
+        Err(Failure::Line(format!(
+            "the daemon in '{}' is still ending after {} s",
+            daemon.dir.display(),
+            END_TIMEOUT.as_secs()
+        )))
+    }
+}
+
+/// The beginning of a value, as much as a message should quote.
+fn shorten(value: &str) -> String {
+    const MAX_CHARS: usize = 60;
+    match value.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
+    }
+}
+
+/// Prints an answer as it is.
+///
+/// # Errors
+/// Standard output is gone.
+pub fn print_json(value: &Value) -> Result<()> {
+    print(&format!("{value:#}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_setting_is_split_at_the_first_sign() {
+        assert_eq!(parse_setting("a=b=c").unwrap(), ("a".to_owned(), "b=c".to_owned()));
+        assert_eq!(parse_setting("a=").unwrap(), ("a".to_owned(), String::new()));
+        assert!(parse_setting("a").is_err() && parse_setting("=a").is_err());
+    }
+}

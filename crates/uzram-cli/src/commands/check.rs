@@ -1,0 +1,330 @@
+//! `uzram check`: what works on this machine, how we know, and what follows from it; or whether a configuration file makes
+//! sense here.
+//!
+//! Each probe tries the thing itself where that leaves nothing behind, and reads what the kernel says
+//! about it elsewhere. A probe never fails: "no" with a reason is its answer. A configuration file is read and checked by
+//! what `uzram up` does first.
+
+use std::fmt::Write;
+use std::fs::{self, OpenOptions};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+use rustix::io_uring::{io_uring_params, io_uring_setup};
+use rustix::mm::{UserfaultfdFlags, userfaultfd};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
+use uzram::units::{format_size, parse_size};
+
+use crate::config::plan::{Attached, Plan};
+use crate::daemon::start;
+use crate::failure::{Context, Result, print};
+use crate::system::process_status::status_field;
+
+/// Show what works on this machine, how that was checked, and what follows; or check a configuration file.
+#[derive(clap::Args)]
+#[command(after_help = "Examples: uzram check --json
+          uzram check --config /etc/uzram.toml")]
+pub struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Instead, read a file as `uzram up --config` does, and start nothing: prints ok and the devices that there would be on
+    /// this machine, or fails with the first thing that makes no sense. Files of policies, dictionaries and TLS that it names
+    /// are read. Whether its backing files can be taken, its places be listened at, and memory and privileges suffice, is
+    /// known only when the daemon starts
+    #[arg(long, value_name = "FILE.toml", conflicts_with = "json")]
+    config: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Works {
+    Yes,
+    Partly,
+    No,
+}
+
+/// The answer of one probe.
+#[derive(Serialize)]
+struct Finding {
+    /// What was looked for.
+    name: &'static str,
+    works: Works,
+    /// What was tried, and what came of it.
+    checked_by: String,
+    /// What that means for the user.
+    follows: &'static str,
+}
+
+/// Probes and prints.
+///
+/// # Errors
+/// Standard output is closed or full; the file of `--config` cannot be read, or makes no sense.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(path) = &args.config {
+        return print(&config_text(path, &start::plan_file(path)?));
+    }
+    let capabilities = Capabilities::read();
+    let findings = [
+        fuse(&capabilities),
+        loop_devices(),
+        page_faults(),
+        io_uring(),
+        locked_memory(&capabilities),
+        capabilities.finding(),
+        kernel_zram(),
+    ];
+    if args.json {
+        let json = serde_json::to_string_pretty(&serde_json::json!({ "checks": findings }))
+            .context(|| "cannot write JSON".to_owned())?;
+        return print(&format!("{json}\n"));
+    }
+    let mut text = String::new();
+    for Finding { name, works, checked_by, follows } in &findings {
+        let works = match works {
+            Works::Yes => "yes",
+            Works::Partly => "partly",
+            Works::No => "no",
+        };
+        let _ = writeln!(text, "{name:<14} {works:<6} {checked_by}; {follows}");
+    }
+    print(&text)
+}
+
+/// What a file makes of this machine's memory: a line for each device, and for each that is for other machines.
+fn config_text(path: &Path, plan: &Plan) -> String {
+    let mut text = format!("ok: {}\n", path.display());
+    for device in &plan.devices {
+        let size = device.settings.iter().find(|setting| setting.attribute == "disksize");
+        let size = size.and_then(|size| parse_size(&size.value).ok()).map_or_else(String::new, format_size);
+        let attached = match device.attached {
+            Attached::No => "",
+            Attached::Block => ", block device",
+            Attached::Swap(_) => ", swap",
+        };
+        let _ = writeln!(text, "{}: {size}{attached}", device.name);
+    }
+    plan.left_out.iter().for_each(|line| text += &format!("{line}\n"));
+    text
+}
+
+/// Opens a device node for reading and writing, and says how that went.
+fn try_open(path: &str) -> (bool, String) {
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(_) => (true, format!("{path} opens")),
+        Err(error) => (false, format!("{path}: {error}")),
+    }
+}
+
+fn fuse(capabilities: &Capabilities) -> Finding {
+    let (opens, mut checked_by) = try_open("/dev/fuse");
+    let helper = find_program("fusermount3");
+    let can_mount = capabilities.has(Capability::SysAdmin) || helper.is_some();
+    checked_by.push_str(match (capabilities.has(Capability::SysAdmin), &helper) {
+        (true, _) => ", and CAP_SYS_ADMIN may mount",
+        (false, Some(_)) => ", and fusermount3 mounts",
+        (false, None) => ", but without CAP_SYS_ADMIN or fusermount3 nothing mounts",
+    });
+    let (works, follows) = match (opens, can_mount) {
+        (true, true) => (Works::Yes, "a device can be shown as a file: uzram up --mount"),
+        (true, false) => (Works::Partly, "install fuse3, or run as root, to show a device as a file"),
+        (false, _) => (Works::No, "a device cannot be shown as a file; NBD needs none of this"),
+    };
+    Finding { name: "FUSE", works, checked_by, follows }
+}
+
+fn loop_devices() -> Finding {
+    // Opening it creates nothing; only its ioctls do.
+    let (opens, checked_by) = try_open("/dev/loop-control");
+    let (works, follows) = if opens {
+        (Works::Yes, "that file can be a block device, or swap: uzram attach, uzram swap on")
+    } else {
+        (Works::No, "no block device from a file here; use NBD")
+    };
+    Finding { name: "loop", works, checked_by, follows }
+}
+
+fn page_faults() -> Finding {
+    /// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h: only faults that user code makes.
+    const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
+    let name = "userfaultfd";
+    let attempt = |flags: UserfaultfdFlags| {
+        // SAFETY: no range is registered on the new descriptor, which is closed at once: no page
+        // fault of this process is ever handed to it.
+        unsafe { userfaultfd(flags | UserfaultfdFlags::CLOEXEC) }
+    };
+    let full = match attempt(UserfaultfdFlags::empty()) {
+        Ok(_) => {
+            return Finding {
+                name,
+                works: Works::Yes,
+                checked_by: "userfaultfd(2) succeeds".to_owned(),
+                follows: "a process's own memory can be paged, system calls included",
+            };
+        }
+        Err(errno) => errno,
+    };
+    match attempt(USER_MODE_ONLY) {
+        Ok(_) => Finding {
+            name,
+            works: Works::Partly,
+            checked_by: format!("userfaultfd(2): {full}; with UFFD_USER_MODE_ONLY it succeeds"),
+            follows: "memory can be paged unless a system call touches it; CAP_SYS_PTRACE or sysctl \
+                      vm.unprivileged_userfaultfd=1 lifts that",
+        },
+        Err(errno) => Finding {
+            name,
+            works: Works::No,
+            checked_by: format!("userfaultfd(2): {errno}"),
+            follows: "a process's own memory cannot be paged",
+        },
+    }
+}
+
+fn io_uring() -> Finding {
+    let mut params = io_uring_params::default();
+    // SAFETY: `params` is zeroed, so no flag makes the kernel read an address or a descriptor in it;
+    // the ring is closed at once, unused.
+    let result = unsafe { io_uring_setup(2, &mut params) };
+    let (works, checked_by, follows) = match result {
+        Ok(_) => {
+            (Works::Yes, "io_uring_setup(2) succeeds".to_owned(), "many requests can go in one system call")
+        }
+        Err(errno) => {
+            let hint = match errno {
+                Errno::PERM => " (sysctl kernel.io_uring_disabled, or a seccomp filter)",
+                Errno::NOSYS => " (not in this kernel)",
+                _ => "",
+            };
+            (Works::No, format!("io_uring_setup(2): {errno}{hint}"), "plain reads and writes are used")
+        }
+    };
+    Finding { name: "io_uring", works, checked_by, follows }
+}
+
+fn locked_memory(capabilities: &Capabilities) -> Finding {
+    let name = "locked memory";
+    if capabilities.has(Capability::IpcLock) {
+        return Finding {
+            name,
+            works: Works::Yes,
+            checked_by: "CAP_IPC_LOCK is held".to_owned(),
+            follows: "the daemon can keep all of its memory out of swap",
+        };
+    }
+    match getrlimit(Resource::Memlock).current {
+        None => Finding {
+            name,
+            works: Works::Yes,
+            checked_by: "RLIMIT_MEMLOCK is unlimited".to_owned(),
+            follows: "the daemon can keep all of its memory out of swap",
+        },
+        Some(bytes) => Finding {
+            name,
+            works: if bytes > 0 { Works::Partly } else { Works::No },
+            checked_by: format!("RLIMIT_MEMLOCK is {}, and CAP_IPC_LOCK is not held", format_size(bytes)),
+            follows: "a device used as swap could wait for itself; raise `ulimit -l` first",
+        },
+    }
+}
+
+fn kernel_zram() -> Finding {
+    let control = Path::new("/sys/class/zram-control");
+    let devices = fs::read_dir("/sys/block")
+        .map(|entries| {
+            let is_zram = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("zram");
+            entries.flatten().filter(|entry| is_zram(&entry.file_name())).count()
+        })
+        .unwrap_or(0);
+    let (works, checked_by, follows) = if !control.exists() {
+        (
+            Works::No,
+            format!("{} does not exist", control.display()),
+            "bench --against kernel cannot run; try modprobe zram",
+        )
+    } else if rustix::fs::access(control.join("hot_add"), rustix::fs::Access::READ_OK).is_ok() {
+        (
+            Works::Yes,
+            format!("{}/hot_add is readable, zram devices: {devices}", control.display()),
+            "bench --against kernel can run",
+        )
+    } else {
+        (
+            Works::Partly,
+            format!("{} exists, but hot_add is not ours to read", control.display()),
+            "bench --against kernel needs root",
+        )
+    };
+    Finding { name: "kernel zram", works, checked_by, follows }
+}
+
+/// The capabilities that something here depends on; the numbers are bits, linux/capability.h.
+#[derive(Clone, Copy)]
+enum Capability {
+    IpcLock = 14,
+    SysPtrace = 19,
+    SysAdmin = 21,
+    SysNice = 23,
+}
+
+/// The effective capabilities of this process.
+struct Capabilities {
+    bits: u64,
+}
+
+impl Capabilities {
+    /// Reads them; none if the kernel does not say.
+    fn read() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        Capabilities { bits: effective_bits(&status).unwrap_or(0) }
+    }
+
+    const fn has(&self, capability: Capability) -> bool {
+        self.bits >> capability as u32 & 1 == 1
+    }
+
+    fn finding(&self) -> Finding {
+        let known = [
+            ("CAP_SYS_ADMIN", Capability::SysAdmin),
+            ("CAP_SYS_PTRACE", Capability::SysPtrace),
+            ("CAP_IPC_LOCK", Capability::IpcLock),
+            ("CAP_SYS_NICE", Capability::SysNice),
+        ];
+        let list = |held: bool| {
+            let names: Vec<&str> =
+                known.iter().filter(|(_, bit)| self.has(*bit) == held).map(|(name, _)| *name).collect();
+            if names.is_empty() { "none".to_owned() } else { names.join(" ") }
+        };
+        let (works, follows) = if self.has(Capability::SysAdmin) {
+            (Works::Yes, "mounts, loop devices and swap can be set up from here")
+        } else {
+            (Works::No, "mounts, loop devices and swap need root; NBD and the library do not")
+        };
+        let checked_by = format!("/proc/self/status: effective {}, missing {}", list(true), list(false));
+        Finding { name: "capabilities", works, checked_by, follows }
+    }
+}
+
+fn effective_bits(status: &str) -> Option<u64> {
+    u64::from_str_radix(status_field(status, "CapEff")?, 16).ok()
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_from_their_line() {
+        let status = "Name:\tx\nCapPrm:\tffff\nCapEff:\t0000000000204000\n";
+        let capabilities = Capabilities { bits: effective_bits(status).unwrap_or(0) };
+        assert!(capabilities.has(Capability::SysAdmin) && capabilities.has(Capability::IpcLock));
+        assert!(!capabilities.has(Capability::SysPtrace));
+        assert_eq!(effective_bits("CapEff:\tzz\n"), None);
+    }
+}

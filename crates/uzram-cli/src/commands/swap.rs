@@ -1,0 +1,357 @@
+//! `uzram swap on`, `off` and `status`: a swap area in compressed memory.
+//!
+//! The daemon runs in the background, protected from waiting for memory that only it can free ([`crate::system::protect`]).
+//! It ends in the safe order: first the kernel takes back what was swapped out, then the loop device goes, then the
+//! files, last the contents.
+
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use serde::Serialize;
+use serde_json::json;
+use uzram::units::format_size;
+use uzram_serve::control::{MeasureJson, StatsJson};
+use uzram_serve::record::AttachedDevice;
+use uzram_serve::swap_area::{ActiveArea, MAX_PRIORITY};
+
+use crate::client::attach::{attached, clear, left_by_dead, refuse_unrecorded, require_root};
+use crate::client::control::{end, print_json};
+use crate::client::daemon_client::{Daemon, device_path, understand};
+use crate::config::plan::{Attached, DevicePlan, FilesArgs, Plan, SwapPlan};
+use crate::config::settings::{DeviceArgs, parse_name};
+use crate::daemon::up::{self, READY};
+use crate::failure::{Context, Failure, Result, print};
+use crate::swap::switch_off::switch_off;
+use crate::system::descriptors::leave_caller;
+use crate::system::interrupts::Interrupts;
+use crate::system::runtime_dir::{RuntimeArgs, RuntimeDir};
+use crate::terminal::live::{self, LogLevel};
+use crate::terminal::show::ratio;
+
+/// Where the log of a daemon in the background goes, in its runtime directory.
+const LOG_FILE: &str = "uzram.log";
+
+/// Swap to compressed memory.
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: SwapCommand,
+}
+
+#[derive(clap::Subcommand)]
+enum SwapCommand {
+    On(Box<OnArgs>),
+    Off(OffArgs),
+    Status(StatusArgs),
+}
+
+/// Start a daemon in the background and swap to it; the swap area is active when this returns.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram swap on --size 4G --algorithm lz4")]
+struct OnArgs {
+    /// The device's name
+    #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
+    name: String,
+    /// Of two swap areas the one with the higher priority is used first
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=i64::from(MAX_PRIORITY)))]
+    priority: u16,
+    /// Do not have the kernel say what it no longer needs. What was swapped out then stays stored until its place is used
+    /// again, but places are used again first, before others that were never used
+    #[arg(long)]
+    no_discard: bool,
+    /// Stay in the foreground, until told to end; logs on standard error
+    #[arg(long)]
+    foreground: bool,
+    /// Be the daemon that this command starts in the background
+    #[arg(long, hide = true)]
+    detached: bool,
+    #[command(flatten)]
+    files: FilesArgs,
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Stop swapping to it: what was swapped out comes back to memory, and the daemon ends.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram swap off")]
+struct OffArgs {
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Show what is swapped out, what it takes, and how the daemon is protected.
+#[derive(clap::Args)]
+#[command(after_help = "Examples: uzram swap status
+          uzram swap status --json | jq '.areas[] | {path, used_bytes, failed: .stats.failed_writes}'")]
+struct StatusArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    runtime: RuntimeArgs,
+}
+
+/// Runs one of the commands; returns the status to exit with.
+///
+/// # Errors
+/// What the command could not do.
+pub fn run(args: &Args) -> Result<u8> {
+    match &args.command {
+        SwapCommand::On(args) => on(args),
+        SwapCommand::Off(args) => off(args).map(|()| 0),
+        SwapCommand::Status(args) => status(args).map(|()| 0),
+    }
+}
+
+fn on(args: &OnArgs) -> Result<u8> {
+    if args.detached {
+        leave_caller();
+    }
+    require_root()?;
+    let dir = args.runtime.path()?;
+    if let Some(left) = left_by_dead(&dir)? {
+        return Err(Failure::Line(format!(
+            "a daemon in '{}' died and left {}: `uzram swap off` clears it",
+            dir.display(),
+            left.describe()
+        )));
+    }
+    let serves = args.foreground || args.detached;
+    if serves {
+        live::start_log(LogLevel::Info)?;
+    }
+    let swap = SwapPlan { priority: Some(args.priority), discard: !args.no_discard };
+    let device = DevicePlan::new(&args.name, args.device.settings()?);
+    let device = DevicePlan { attached: Attached::Swap(swap), ..device };
+    let files = args.files.options(None);
+    let plan = Plan { ends_with_swap: true, files, ..Plan::new(dir.clone(), vec![device])? };
+    if args.detached {
+        // All paths are whole: where its caller is may be unmounted.
+        std::env::set_current_dir("/").context(|| "cannot go to '/'".to_owned())?;
+    }
+    if serves {
+        return up::serve(plan);
+    }
+    // Before there is a log.
+    plan.check()?;
+    let log_path = dir.join(LOG_FILE);
+    RuntimeDir::make(&dir)?;
+    // The log of one that runs stays as it is: the new one will say that it does.
+    let runs = Daemon::in_dir(dir)?.about().is_ok();
+    let log = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&log_path)
+        .context(|| format!("cannot write '{}'", log_path.display()))?;
+    if !runs {
+        log.set_len(0).context(|| format!("cannot clear '{}'", log_path.display()))?;
+    }
+    let mut daemon = own_program()?;
+    // The same command once more.
+    daemon.args(std::env::args_os().skip(1)).arg("--detached");
+    daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
+    let mut facts = String::new();
+    let Some(stdout) = child.stdout.take() else { return Err(Failure::line("the daemon has no output")) };
+    for line in BufReader::new(stdout).lines() {
+        let line = line.context(|| "cannot read the daemon's output".to_owned())?;
+        facts += &format!("{line}\n");
+        if line.split_ascii_whitespace().next() == Some(READY) {
+            return print(&facts).map(|()| 0);
+        }
+    }
+    // It has ended: what it said last is why.
+    let _ = child.wait();
+    let log = fs::read_to_string(&log_path).unwrap_or_default();
+    Err(Failure::printed_in(&log).unwrap_or_else(|| Failure::line("the daemon ended")))
+}
+
+/// This program, whatever has become of its file since it was started.
+///
+/// # Errors
+/// The kernel does not say which it is.
+fn own_program() -> Result<Command> {
+    let path = std::env::current_exe().context(|| "cannot find this program's file".to_owned())?;
+    // A package's update has replaced it, say.
+    let path = if path.exists() { path } else { "/proc/self/exe".into() };
+    Ok(Command::new(path))
+}
+
+/// What `uzram swap status --json` prints.
+#[derive(Serialize)]
+struct StatusJson {
+    /// The active swap areas on the daemon's devices; none of them is no failure.
+    areas: Vec<AreaJson>,
+    /// What the daemon was protected with, or gave up, and why not.
+    protection: Vec<MeasureJson>,
+    /// How fast CPUs are asked to wake for requests: `0 us`, `none`; null if the daemon shows no files.
+    cpu_latency: Option<String>,
+}
+
+/// An active swap area.
+#[derive(Serialize)]
+struct AreaJson {
+    /// The daemon's device, as in `zram0`.
+    name: String,
+    /// The block device that the kernel swaps to.
+    path: PathBuf,
+    /// Of two areas the one with the higher priority is used first.
+    priority: i32,
+    /// What it holds at most.
+    size_bytes: u64,
+    /// What it holds.
+    used_bytes: u64,
+    /// The statistics of the daemon's device, as `uzram stat --json` has them.
+    stats: StatsJson,
+}
+
+fn off(args: &OffArgs) -> Result<()> {
+    require_root()?;
+    let daemon = Daemon::at(&args.runtime)?;
+    let shown = daemon.dir.display();
+    let about = match daemon.about_if_running() {
+        Ok(Some(about)) => about,
+        Ok(None) => {
+            let why = format!("there is no swap to switch off: no daemon is running in '{shown}'");
+            return off_without_daemon(&daemon.dir, Failure::Line(why));
+        }
+        Err(failure) => return off_without_daemon(&daemon.dir, failure),
+    };
+    let areas = areas(&daemon)?;
+    if areas.is_empty() && !about.ends_with_swap {
+        return Err(Failure::Line(format!(
+            "there is no swap to switch off: the daemon in '{shown}' has no active swap area (`uzram down` ends it)"
+        )));
+    }
+    // It is an end in order: what came back is back, and the area stays on.
+    let interrupts = Interrupts::catch()?;
+    let go_on = || match interrupts.came() {
+        false => Ok(()),
+        true => Err(Failure::line("interrupted: what is still swapped to stays so, and its daemon runs")),
+    };
+    for (AttachedDevice { name, attachment }, _) in areas {
+        go_on()?;
+        switch_off(attachment, stats(&name, &daemon)?.kept_bytes())?;
+        attachment.detach().context(|| format!("cannot detach {name}"))?;
+    }
+    go_on()?;
+    drop(interrupts);
+    if about.ends_with_swap {
+        end(&daemon, false)?;
+        // It ended well: nobody will want to know what it said.
+        let _ = fs::remove_file(daemon.dir.join(LOG_FILE));
+    }
+    Ok(())
+}
+
+/// Clears what a dead daemon has left, if it has left anything.
+fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
+    match left_by_dead(dir)? {
+        Some(_) => print(&clear(dir)?.concat()),
+        None => {
+            refuse_unrecorded(dir)?;
+            Err(failure)
+        }
+    }
+}
+
+/// The active swap areas among a daemon's devices.
+fn areas(daemon: &Daemon) -> Result<Vec<(AttachedDevice, ActiveArea)>> {
+    let mut areas = Vec::new();
+    for device in attached(daemon)? {
+        let area = device.attachment.swap_area().context(|| "cannot read /proc/swaps".to_owned())?;
+        areas.extend(area.map(|area| (device, area)));
+    }
+    Ok(areas)
+}
+
+fn stats(name: &str, daemon: &Daemon) -> Result<StatsJson> {
+    let answer = daemon.ask("GET", &device_path(name), None)?;
+    understand(answer["stats"].clone())
+}
+
+fn status(args: &StatusArgs) -> Result<()> {
+    let daemon = Daemon::at(&args.runtime)?;
+    let shown = daemon.dir.display();
+    let about = match daemon.about_if_running() {
+        Ok(Some(about)) => about,
+        absent => {
+            if let Some(left) = left_by_dead(&daemon.dir)? {
+                return Err(Failure::Line(format!(
+                    "the daemon in '{shown}' is dead: what was swapped out is lost ({} is left, `uzram swap off` clears \
+                     it)",
+                    left.describe()
+                )));
+            }
+            absent?;
+            return Err(Failure::Line(format!(
+                "there is no swap: no daemon is running in '{shown}' (`uzram swap on` starts one)"
+            )));
+        }
+    };
+    let area_json = |(device, area): (AttachedDevice, ActiveArea)| {
+        let ActiveArea { path, size_bytes, used_bytes, priority } = area;
+        let stats = stats(&device.name, &daemon)?;
+        Ok(AreaJson { name: device.name, path, priority, size_bytes, used_bytes, stats })
+    };
+    let status = StatusJson {
+        areas: areas(&daemon)?.into_iter().map(area_json).collect::<Result<_>>()?,
+        protection: about.protection,
+        cpu_latency: about.files.map(|files| files.cpu_latency),
+    };
+    if args.json { print_json(&json!(status)) } else { print(&status_text(&status)) }
+}
+
+fn status_text(status: &StatusJson) -> String {
+    if status.areas.is_empty() {
+        return "no active swap area\n".to_owned();
+    }
+    let done = |measure: &MeasureJson| match &measure.refused {
+        None => "yes".to_owned(),
+        Some(why) => format!("no: {why}"),
+    };
+    let protection = status.protection.iter().map(|measure| (measure.what.as_str(), done(measure)));
+    let cpu_latency = status.cpu_latency.iter().map(|text| ("CPU latency", text.clone()));
+    let areas: String = status.areas.iter().map(area_text).collect();
+    areas + &rows_text(cpu_latency.chain(protection))
+}
+
+fn area_text(area: &AreaJson) -> String {
+    let stats = &area.stats;
+    let rows = [
+        ("device", format!("{}, {}, priority {}", area.name, area.path.display(), area.priority)),
+        ("size", format_size(area.size_bytes)),
+        ("swapped out", format_size(area.used_bytes)),
+        ("stored", format_size(stats.orig_data_bytes)),
+        (
+            "memory",
+            format!(
+                "{} (ratio {})",
+                format_size(stats.memory_bytes()),
+                ratio(stats.orig_data_bytes, stats.memory_bytes())
+            ),
+        ),
+        (
+            "reserve",
+            format!(
+                "{} free of {}, drained {} times",
+                format_size(stats.reserve_free_bytes),
+                format_size(stats.reserve_bytes),
+                stats.reserve_drained
+            ),
+        ),
+        ("refused at mem_limit", format!("{} writes", stats.limit_refused)),
+        ("failed writes, reads", format!("{}, {}", stats.failed_writes, stats.failed_reads)),
+    ];
+    rows_text(rows.into_iter())
+}
+
+fn rows_text<'a>(rows: impl Iterator<Item = (&'a str, String)>) -> String {
+    rows.map(|(what, value)| format!("{what:<24} {value}\n")).collect()
+}

@@ -1,0 +1,195 @@
+//! `uzram train`: makes a dictionary from sample pages, and measures on other pages what it brings.
+//!
+//! Pages are taken evenly from all files, at most so many that training takes seconds. Same-filled
+//! pages are left out, because no codec sees them, and pages that came before, because a page that
+//! was trained on says nothing about others.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::hash::BuildHasher;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
+use uzram::units::{PAGE_SIZE, Page, format_size, parse_size};
+
+use crate::failure::{Context, Failure, Result, print};
+use crate::terminal::live;
+
+/// Pages taken at most: 64 MiB, a thousand times the default size of a dictionary.
+const MAX_PAGES: u64 = 16384;
+/// The smallest dictionary that is trained.
+const LEAST_BYTES: u64 = 1 << 10;
+/// One page of so many is held out.
+const HELD_OUT_ONE_OF: usize = 8;
+
+/// Make a dictionary for lz4, lz4hc and zstd from files of sample pages.
+///
+/// Samples are what a device will hold: images, or memory, in pages of 4 KiB. One page in eight is
+/// held out, to measure what the dictionary brings for pages that it was not made from.
+#[derive(clap::Args)]
+#[command(after_help = "Example: uzram train image.raw -o /etc/uzram/pages.dict
+         uzram up --algorithm zstd:3,dict=/etc/uzram/pages.dict")]
+pub struct Args {
+    /// Files of pages; what is left of a page at a file's end is not used
+    #[arg(required = true, value_name = "CORPUS")]
+    corpora: Vec<PathBuf>,
+    /// The dictionary to write; a file that exists is left alone
+    #[arg(short, long, value_name = "DICT")]
+    output: PathBuf,
+    /// The dictionary's size, 1K to 1M
+    #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_dictionary_size)]
+    size: u64,
+    /// The level of zstd to measure with [default: zstd's own here]
+    #[arg(long, value_name = "L", allow_negative_numbers = true)]
+    level: Option<i32>,
+}
+
+fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    let can_be = (LEAST_BYTES..=MAX_DICTIONARY_BYTES as u64).contains(&bytes);
+    if can_be { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
+}
+
+/// Trains, measures, writes the dictionary and says what it did.
+///
+/// # Errors
+/// A file that cannot be read, pages that are too few, an output that exists or cannot be written.
+pub fn run(args: &Args) -> Result<()> {
+    let exists = || Failure::line(format!("{} exists: remove it or write another", args.output.display()));
+    if args.output.symlink_metadata().is_ok() {
+        return Err(exists());
+    }
+    let plain = Algorithm::new(Kind::Zstd, args.level, None).usage(|| "--level".to_owned())?;
+    let size_bytes = usize::try_from(args.size).context(|| "--size".to_owned())?;
+    let stage = Mutex::new("reading the samples".to_owned());
+    let now = |what: String| *stage.lock().unwrap_or_else(PoisonError::into_inner) = what;
+    let shown = || Some(stage.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    let (samples, bytes, (without, with)) = live::while_showing(shown, || {
+        let samples = Samples::take(&args.corpora)?;
+        now(format!("training on {} pages", samples.training.len()));
+        let bytes = train(&samples.training, size_bytes).context(|| "cannot train".to_owned())?;
+        now(format!("measuring with {} pages", samples.held_out.len()));
+        let stored =
+            measure(&samples.held_out, &plain, bytes.clone()).context(|| "cannot measure".to_owned())?;
+        Ok::<_, Failure>((samples, bytes, stored))
+    })?;
+    let len_bytes = bytes.len();
+
+    let mut file = match File::create_new(&args.output) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Err(exists()),
+        file => file.context(|| format!("cannot write {}", args.output.display()))?,
+    };
+    if let Err(error) = file.write_all(&bytes).and_then(|()| file.sync_all()) {
+        // Half a dictionary is none, and only ours: it did not exist before.
+        let _ = fs::remove_file(&args.output);
+        return Err(Failure::line(format!("cannot write {}: {error}", args.output.display())));
+    }
+
+    let ratio = |bytes: usize| (samples.held_out.len() * PAGE_SIZE) as f64 / bytes as f64;
+    let less_percent = 100.0 * (1.0 - with as f64 / without as f64);
+    print(&format!(
+        "pages       {} of {}; left out: {} same-filled, {} repeated\n\
+         trained on  {} pages\n\
+         dictionary  {len_bytes} bytes, {}\n\
+         held out    {} pages, with {plain}\n  \
+           ratio     {:.2} without the dictionary, {:.2} with it\n  \
+           stored    {} without, {} with it: {less_percent:.1} % less\n",
+        samples.taken,
+        samples.all,
+        samples.same_filled,
+        samples.repeated,
+        samples.training.len(),
+        args.output.display(),
+        samples.held_out.len(),
+        ratio(without),
+        ratio(with),
+        format_size(without as u64),
+        format_size(with as u64),
+    ))
+}
+
+/// Pages to train on, and others to measure with.
+#[derive(Default)]
+struct Samples {
+    training: Vec<Page>,
+    held_out: Vec<Page>,
+    /// Pages that the files have, and those read of them.
+    all: u64,
+    taken: u64,
+    same_filled: u64,
+    repeated: u64,
+}
+
+impl Samples {
+    /// Every so many pages of the files, as if they were one.
+    fn take(paths: &[PathBuf]) -> Result<Samples> {
+        let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
+        let all: u64 = files.iter().map(|(_, pages)| pages).sum();
+        let step = u64::max(1, all.div_ceil(MAX_PAGES));
+        let mut samples = Samples { all, ..Samples::default() };
+        let (hasher, mut seen) = (std::hash::RandomState::new(), HashSet::new());
+        // Where the next page is, from the start of the file at hand.
+        let mut next = 0;
+        for ((file, pages), path) in files.iter().zip(paths) {
+            while next < *pages {
+                let mut page = [0; PAGE_SIZE];
+                file.read_exact_at(&mut page, next * PAGE_SIZE as u64)
+                    .context(|| format!("cannot read {}", path.display()))?;
+                samples.add(page, |page| seen.insert(hasher.hash_one(page)));
+                next += step;
+            }
+            next -= pages;
+        }
+        if samples.held_out.is_empty() {
+            let used = samples.training.len();
+            return Err(Failure::line(format!("{used} different pages are too few to train on: give more")));
+        }
+        Ok(samples)
+    }
+
+    fn add(&mut self, page: Page, is_new: impl FnOnce(&Page) -> bool) {
+        self.taken += 1;
+        if is_same_filled(&page) {
+            self.same_filled += 1;
+        } else if !is_new(&page) {
+            self.repeated += 1;
+        } else if (self.training.len() + self.held_out.len()) % HELD_OUT_ONE_OF == HELD_OUT_ONE_OF - 1 {
+            self.held_out.push(page);
+        } else {
+            self.training.push(page);
+        }
+    }
+}
+
+/// Whether all machine words of a page are equal: such a page is stored without its contents.
+fn is_same_filled(page: &Page) -> bool {
+    let (words, _) = page.as_chunks::<8>();
+    words.iter().all(|word| *word == words[0])
+}
+
+/// A file and its number of whole pages.
+fn open(path: &Path) -> Result<(File, u64)> {
+    let cannot = || format!("cannot read {}", path.display());
+    let metadata = fs::metadata(path).context(cannot)?;
+    // Opening a FIFO would wait for its writer.
+    if !metadata.is_file() {
+        return Err(Failure::line(format!("{}: not a regular file", cannot())));
+    }
+    Ok((File::open(path).context(cannot)?, metadata.len() / PAGE_SIZE as u64))
+}
+
+/// Bytes stored for `pages` by `plain`, without and with the dictionary.
+fn measure(pages: &[Page], plain: &Algorithm, dictionary: Vec<u8>) -> uzram::Result<(usize, usize)> {
+    let dictionary = Dictionary::new("/trained", dictionary)?;
+    let with = Algorithm::new(plain.kind(), Some(plain.level()), Some(dictionary))?;
+    let stored_bytes = |algorithm: &Algorithm| -> uzram::Result<usize> {
+        let (mut encoder, mut out) = (Encoder::new(algorithm)?, [0; ROOM_BYTES]);
+        // What does not get smaller is stored as it is.
+        let stored = |page| encoder.encode(page, &mut out).unwrap_or(PAGE_SIZE).min(PAGE_SIZE);
+        Ok(pages.iter().map(stored).sum())
+    };
+    Ok((stored_bytes(plain)?, stored_bytes(&with)?))
+}

@@ -1,0 +1,339 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+
+const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 2 << 30 };
+
+fn parsed(text: &str) -> Result<ConfigFile> {
+    parse(Source { name: "u.toml", text }, &MEMORY)
+}
+
+fn complaint(text: &str) -> String {
+    match parsed(text) {
+        Err(Failure::Usage(line) | Failure::Line(line)) => line,
+        other => panic!("{text}: {other:?}"),
+    }
+}
+
+fn value<'a>(device: &'a DevicePlan, attribute: &str) -> Option<&'a str> {
+    let setting = device.settings.iter().find(|setting| setting.attribute == attribute)?;
+    Some(&setting.value)
+}
+
+/// The example, its settings that are commented out with it; each file that it names is `policy`.
+fn whole_example(policy: &Path) -> String {
+    let example = include_str!("../../../../../dist/uzram.toml");
+    let lines = example.lines().map(|line| match line.strip_prefix('#') {
+        Some(setting) if !setting.is_empty() && !setting.starts_with(' ') => setting,
+        _ => line,
+    });
+    let text = lines.collect::<Vec<_>>().join("\n");
+    text.replace("/etc/uzram-policy.toml", policy.to_str().unwrap())
+}
+
+#[test]
+fn the_example_has_every_key_and_makes_sense() {
+    let plain = parsed(include_str!("../../../../../dist/uzram.toml")).unwrap();
+    assert_eq!((plain.mount, plain.nbd, plain.devices.len()), (None, ListenArgs::default(), 1));
+    assert_eq!(plain.devices[0].attached, Attached::Swap(SwapPlan { priority: Some(100), discard: true }));
+
+    let dir = tempfile::tempdir().unwrap();
+    let policy = dir.path().join("policy.toml");
+    std::fs::write(&policy, "high = 80\nlow = 70\nwriteback.after = \"2h\"\n").unwrap();
+    let text = whole_example(&policy);
+    let whole = parsed(&text).unwrap();
+    assert_eq!(whole.mount.as_deref(), Some(Path::new("/run/uzram/mnt")));
+    assert_eq!(whole.cpu_latency, Some(CpuLatencyLimit::NONE));
+    let nbd = ListenArgs {
+        listen: vec!["tcp:127.0.0.1:10809".parse().unwrap()],
+        socket_owner: Some(0),
+        socket_group: Some(0),
+        socket_mode: Some(0o660),
+        tls_cert: Some("/etc/uzram/server-cert.pem".into()),
+        tls_key: Some("/etc/uzram/server-key.pem".into()),
+        tls_client_ca: Some("/etc/uzram/ca-cert.pem".into()),
+        tls_anyone: Some(false),
+        max_connections: Some(256),
+    };
+    assert_eq!(whole.nbd, nbd);
+    let device = &whole.devices[0];
+    assert_eq!(device.attached, Attached::Swap(SwapPlan { priority: Some(100), discard: false }));
+    for (attribute, wanted) in [
+        ("disksize", "4294967296"),
+        ("mem_limit", "4294967296"),
+        ("comp_algorithm", "lz4"),
+        ("recomp_algorithm", "algo=zstd:3"),
+        ("recompress_after", "10m"),
+        ("backing_dev", "/var/lib/uzram/cold.img:4G"),
+        ("backing_force", "1"),
+        ("checksum", "1"),
+        ("compact_rate", "64M"),
+        // The file of the policy, what comes before it as an option, and as an attribute.
+        ("policy_low", "70"),
+        ("writeback_after", "1h"),
+        ("policy_high", "90"),
+    ] {
+        assert_eq!(value(device, attribute), Some(wanted), "{attribute}");
+    }
+    assert_eq!(device.settings.last().unwrap().attribute, "disksize");
+
+    let table: toml::Table = toml::from_str(&text).unwrap();
+    let options = Options::new(&MEMORY);
+    let options = options.parser.get_arguments().filter_map(clap::Arg::get_long);
+    for key in options.chain(USE_KEYS) {
+        assert!(table["zram0"].get(key).is_some(), "the example has no {key}");
+    }
+    assert!(TOP_KEYS.iter().all(|key| table.contains_key(*key)));
+    assert!(text.contains(&format!("size = \"{DEFAULT_SIZE}\"\n")));
+}
+
+#[test]
+fn the_example_s_attributes_are_those_of_a_device() {
+    let dir = tempfile::tempdir().unwrap();
+    let policy = dir.path().join("policy.toml");
+    std::fs::write(&policy, "").unwrap();
+    let whole = whole_example(&policy).replace("/var/lib/uzram/cold.img:4G", "none");
+    let text = whole.replace("min(ram / 2, 4G)", "64K");
+    let lines = text.lines().filter(|line| !line.starts_with("writeback-") && !line.starts_with("force"));
+    let config = parsed(&lines.collect::<Vec<_>>().join("\n")).unwrap();
+    let device = Device::new(&config.devices[0].name).unwrap();
+    for Setting { origin, attribute, value } in &config.devices[0].settings {
+        device.set(attribute, value).unwrap_or_else(|error| panic!("{origin}: {error}"));
+    }
+    assert_eq!(device.size_bytes(), 64 << 10);
+}
+
+#[test]
+fn a_device_needs_nothing_but_a_name() {
+    let config = parsed("[zram0]\n[\"logs.1\"]\nsize = '8K'\nmem-limit = 0\n").unwrap();
+    let [first, second] = &config.devices[..] else { panic!("{config:?}") };
+    assert_eq!((first.name.as_str(), second.name.as_str()), ("zram0", "logs.1"));
+    assert_eq!(first.attached, Attached::No);
+    assert_eq!(value(first, "disksize"), Some("4294967296"));
+    assert_eq!(first.settings.len(), 1);
+    // Plain sizes are what they are on a command line: 0 is no limit.
+    assert_eq!((value(second, "disksize"), value(second, "mem_limit")), (Some("8192"), Some("0")));
+    // In the file's order.
+    let config = parsed("[b]\n[a]\n[c.attributes]\nchecksum = false\n").unwrap();
+    let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["b", "a", "c"]);
+    assert_eq!(value(&config.devices[2], "checksum"), Some("0"));
+}
+
+#[test]
+fn settings_say_where_they_come_from() {
+    let text = "\n[zram0]\nalgorithm = \"zstd\"\nmem-limit = 'limit/2'\n[zram0.attributes]\npolicy_high = 50\n\
+        algorithm_params = 'level=3'\npolicy_low = 40";
+    let config = parsed(text).unwrap();
+    let shown: Vec<_> = config.devices[0]
+        .settings
+        .iter()
+        .map(|Setting { origin, attribute, value }| format!("{origin}={value} ({attribute})"))
+        .collect();
+    let wanted = [
+        "u.toml:3: algorithm=zstd (comp_algorithm)",
+        "u.toml:4: mem-limit=1073741824 (mem_limit)",
+        "u.toml:6: attributes.policy_high=50 (policy_high)",
+        "u.toml:7: attributes.algorithm_params=level=3 (algorithm_params)",
+        "u.toml:8: attributes.policy_low=40 (policy_low)",
+        "u.toml:2: size=4294967296 (disksize)",
+    ];
+    assert_eq!(shown, wanted);
+}
+
+#[test]
+fn swap_space_is_a_block_device() {
+    let device = |keys: &str| parsed(&format!("[zram0]\n{keys}")).unwrap().devices.remove(0);
+    let swap = |priority, discard| Attached::Swap(SwapPlan { priority, discard });
+    for (keys, attached) in [
+        ("", Attached::No),
+        ("attach = true", Attached::Block),
+        ("swap = false", Attached::No),
+        ("swap = true", swap(None, true)),
+        ("swap = true\nattach = true", swap(None, true)),
+        ("swap-priority = 0", swap(Some(0), true)),
+        ("swap-priority = 32767\nswap-discard = false", swap(Some(32767), false)),
+        ("swap-discard = true\nswap = true", swap(None, true)),
+    ] {
+        assert_eq!(device(keys).attached, attached, "{keys}");
+    }
+    for (keys, why) in [
+        ("swap = false\nswap-priority = 3", "u.toml:3: swap-priority: the device is no swap space"),
+        ("swap-discard = true", "u.toml:2: swap-discard: the device is no swap space: write swap = true"),
+        ("swap = true\nattach = false", "u.toml:3: attach: swap space is a block device"),
+        ("swap-priority = 32768", "u.toml:2: swap-priority: write a number from 0 to 32767"),
+        ("swap-priority = -1", "u.toml:2: swap-priority: write a number from 0 to 32767"),
+        ("swap-priority = true", "u.toml:2: swap-priority: write a number from 0 to 32767"),
+        ("swap = 1", "u.toml:2: swap: write true or false"),
+        ("attach = 'yes'", "u.toml:2: attach: write true or false"),
+    ] {
+        let line = complaint(&format!("[zram0]\n{keys}"));
+        assert!(line.starts_with(why), "{keys}: {line}");
+    }
+}
+
+#[test]
+fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
+    let made = |limit: &str| {
+        let config = parsed(&format!("[a]\nhost-memory-limit = {limit}\n[b]\n")).unwrap();
+        config.devices.len() == 2
+    };
+    // This machine has 16 GiB.
+    for limit in ["'16G'", "'none'", "'ram'", "'32G / 2'", "'ram + 1M'"] {
+        assert!(made(limit), "{limit}");
+    }
+    for limit in ["'16383M'", "'8G'", "0", "'limit'", "'ram / 2'"] {
+        assert!(!made(limit), "{limit}");
+    }
+    let config = parsed("[a]\nhost-memory-limit = '2G'\n[b]\n").unwrap();
+    let line = "no device a: the machine has 16 GiB, more than its host-memory-limit, 2G";
+    assert_eq!((config.devices[0].name.as_str(), config.left_out), ("b", vec![line.to_owned()]));
+    let line = complaint("[a]\nhost-memory-limit = 'much'");
+    assert!(line.starts_with("u.toml:2: host-memory-limit: 'much' is not a size: column 1: "), "{line}");
+    // All may be for other machines.
+    assert!(parsed("[a]\nhost-memory-limit = 0\n").unwrap().devices.is_empty());
+    // What is wrong is wrong everywhere.
+    assert!(complaint("[a]\nhost-memory-limit = 0\nchain = 99999999999").starts_with("u.toml:3: chain: "));
+}
+
+#[test]
+fn a_file_without_a_device_is_refused() {
+    for text in ["", "\n# [zram0]\n", "mount = '/a'"] {
+        assert_eq!(
+            complaint(text),
+            "u.toml: there is no device in it: write a table for each, as in [zram0]",
+            "{text}"
+        );
+    }
+}
+
+/// zram-generator reads it as MiB, a command line as bytes.
+#[test]
+fn a_size_without_a_unit_is_refused() {
+    for (key, value) in [
+        ("size", "64"),
+        ("size", "'64'"),
+        ("size", "' 64 '"),
+        ("mem-limit", "64"),
+        ("reserve", "64"),
+        ("host-memory-limit", "64"),
+        ("writeback-budget", "64"),
+        ("writeback-budget", "'64/day'"),
+    ] {
+        let line = complaint(&format!("[zram0]\n{key} = {value}\n"));
+        assert!(line.starts_with(&format!("u.toml:2: {key}: '")), "{key} = {value}: {line}");
+        let readings = "64 has no unit: write 64M for MiB, as zram-generator reads it, or 64B for bytes";
+        assert!(line.ends_with(readings), "{key} = {value}: {line}");
+    }
+    let line = complaint("[zram0]\nsize = 'min(ram / 2, 4096)'\n");
+    assert!(line.contains("column 14: 4096 has no unit"), "{line}");
+    for (key, size, attribute, value) in
+        [("size", "8192B", "disksize", "8192"), ("mem-limit", "64m", "mem_limit", "67108864")]
+    {
+        let config = parsed(&format!("[zram0]\n{key} = '{size}'\n")).unwrap();
+        assert_eq!(self::value(&config.devices[0], attribute), Some(value));
+    }
+}
+
+#[test]
+fn a_file_that_makes_no_sense_says_where_and_why() {
+    for (text, begins, has) in [
+        (
+            "mnt = '/a'",
+            "u.toml:1: 'mnt = '/a'': unknown key `mnt`; ",
+            "mount, cpu-latency-us, listen, socket-owner, socket-group, socket-mode, tls-cert, tls-key, tls-client-ca, tls-anyone, max-connections, and a table for each",
+        ),
+        ("[[zram0]]", "u.toml:1: '[[zram0]]': unknown key `zram0`; there are", "as in [zram0]"),
+        (
+            "[zram0]\nalgoritm = 'lz4'",
+            "u.toml:2: 'algoritm = 'lz4'': unknown key `algoritm`; did you mean `algorithm`?",
+            "",
+        ),
+        ("[zram0]\nsawp = true", "u.toml:2: ", "unknown key `sawp`; did you mean `swap`?"),
+        ("[zram0]\nspace = true", "u.toml:2: ", "unknown key `space`; there are: size, algorithm, "),
+        (
+            "max-conections = 3",
+            "u.toml:1: 'max-conections = 3': unknown key `max-conections`; did you mean `max-connections`?",
+            "",
+        ),
+        ("[zram0.attributes]\ncheksum = 1", "u.toml:2: ", "unknown key `cheksum`; did you mean `checksum`?"),
+        (
+            "[zram0]\nname = 'a'",
+            "u.toml:2: ",
+            "attributes, attach, export, read-only, swap, swap-priority, swap-discard, host-memory-limit",
+        ),
+        ("[zram0]\nhelp = true", "u.toml:2: ", "unknown key"),
+        ("['../a']", "u.toml:1: '['../a']': ", "a name is a letter or digit"),
+        ("mount = ''", "u.toml:1: mount: write a path", ""),
+        ("[mount]", "u.toml:1: mount: write a path", ""),
+        ("cpu-latency-us = '1ms'", "u.toml:1: cpu-latency-us: write a number of microseconds from 0", ""),
+        ("listen = 3", "u.toml:1: listen: write a place", ""),
+        ("socket-owner = 'no such'", "u.toml:1: socket-owner: there is no user 'no such'", ""),
+        ("socket-group = -1", "u.toml:1: socket-group: there is no group '-1'", ""),
+        ("socket-mode = 660", "u.toml:1: socket-mode: write permissions as a text, as in", ""),
+        ("socket-mode = '0990'", "u.toml:1: socket-mode: write permissions in octal", ""),
+        ("tls-cert = ''", "u.toml:1: tls-cert: write a path", ""),
+        ("tls-key = true", "u.toml:1: tls-key: write a path", ""),
+        ("[tls-client-ca]", "u.toml:1: tls-client-ca: write a path", ""),
+        ("tls-anyone = 'yes'", "u.toml:1: tls-anyone: write true or false", ""),
+        ("max-connections = 0", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
+        ("max-connections = 65537", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
+        ("max-connections = '7'", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
+        ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is no place to listen", ""),
+        ("[zram0]\nsize = 'ram /'", "u.toml:2: size: 'ram /' is not a size: column 6: expected a size", ""),
+        ("[zram0]\nsize = true", "u.toml:2: size: it is neither true nor false", ""),
+        ("[zram0]\nsize = 1.5", "u.toml:2: size: invalid type: floating point", "a string, a whole number"),
+        ("[zram0]\nstreams = 0", "u.toml:2: streams: ", "0"),
+        ("[zram0]\npool-design = 'x'", "u.toml:2: pool-design: ", "x"),
+        ("[zram0]\nchain = -1", "u.toml:2: chain: -1 is not in 0..=4294967295", ""),
+        ("[zram0]\ncompact-threshold = 101", "u.toml:2: compact-threshold: 101 is not in 0..=100", ""),
+        (
+            "[zram0]\nwriteback-after = '1h'",
+            "u.toml:2: writeback-after: nothing to write pages to: give backing",
+            "",
+        ),
+        ("[zram0]\nattributes = 1", "u.toml:2: attributes: it is a table", ""),
+        (
+            "[zram0.attributes]\nsize = 1",
+            "u.toml:2: 'size = 1': unknown key `size`; there are: disksize, reset, ",
+            "",
+        ),
+        ("[zram0.attributes]\nmm_stat = 1", "u.toml:2: mm_stat: it can only be read", ""),
+        ("[zram0.attributes]\nchecksum = []", "u.toml:2: checksum: invalid type: sequence", ""),
+        (
+            "[zram0]\n[zram0.attributes]\ndisksize = 1",
+            "u.toml:3: attributes.disksize: u.toml:1: size sets it, too",
+            "",
+        ),
+        (
+            "[zram0]\nalgorithm = 'lz4'\n[zram0.attributes]\ncomp_algorithm = 'lz4'",
+            "u.toml:4: attributes.comp_algorithm: u.toml:2: algorithm sets it, too",
+            "",
+        ),
+        (
+            "[zram0.attributes]\nrecompress_after = '1h'",
+            "u.toml:2: attributes.recompress_after: nothing to compress pages again with: give recompress",
+            "",
+        ),
+        ("[zram0]\npolicy = '/nonexistent'", "u.toml:2: policy /nonexistent: No such file", ""),
+        ("[zram0]\n[zram0]", "u.toml:2: '[zram0]': ", "duplicate"),
+        ("[zram0]\nsize = '1G'\nsize = '2G'", "u.toml:3: 'size = '2G'': ", "duplicate"),
+        ("[zram0", "u.toml:1: '[zram0': ", ""),
+    ] {
+        let line = complaint(text);
+        assert!(line.starts_with(begins) && line.contains(has), "{text}: {line}");
+        assert!(!line.contains("--"), "{text}: {line}");
+    }
+    assert!(parsed(&format!("a = {}", "[".repeat(60_000))).is_err());
+}
+
+#[test]
+fn a_file_is_read_for_this_machine() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("uzram.toml");
+    let Err(Failure::Line(line)) = read(&path) else { panic!() };
+    assert!(line.starts_with(&format!("{}: No such file", path.display())), "{line}");
+    std::fs::write(&path, "[zram0]\nsize = 'ram'\n[zram0.attributes]\nchecksum = true\n").unwrap();
+    let ram: u64 = value(&read(&path).unwrap().devices[0], "disksize").unwrap().parse().unwrap();
+    assert!(ram > 1 << 20 && ram.is_multiple_of(4096));
+}

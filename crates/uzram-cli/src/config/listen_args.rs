@@ -1,0 +1,183 @@
+//! Where and how a daemon serves NBD: options of `uzram up`, and keys at the top of a configuration file, by the same names
+//! and with the same meaning.
+
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use uzram_serve::nbd::{Listen, ListenAddress, ServerConfig, SocketAccess, Tls, TlsFiles};
+
+use crate::failure::{Context, Failure, Result};
+use crate::system::accounts::{parse_group, parse_mode, parse_user};
+
+/// How many clients may be served at once.
+pub const MAX_CONNECTIONS: RangeInclusive<i64> = 1..=65536;
+
+/// What is said about the NBD server, in one place: on a command line or in a file.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListenArgs {
+    /// Serve at one more place, unix:PATH or tcp:ADDRESS:PORT, besides the socket in the runtime
+    /// directory; may be repeated. Behind NAME,NAME@ it serves these devices alone. Port 0 lets the system choose. Other
+    /// machines need TLS and --tls-client-ca. In another user's directory, a socket stays when root's daemon ends, which has
+    /// given up what it takes to remove it
+    #[arg(long, value_name = "PLACE")]
+    pub listen: Vec<Listen>,
+    /// Whose the sockets of the unix: places are, a name or number [default: the daemon's user]
+    #[arg(long, value_name = "USER", value_parser = parse_user)]
+    pub socket_owner: Option<u32>,
+    /// Their group [default: the daemon's]
+    #[arg(long, value_name = "GROUP", value_parser = parse_group)]
+    pub socket_group: Option<u32>,
+    /// Their permissions: who may write to a socket may read and change the disks that are served there [default: 0600]
+    #[arg(long, value_name = "MODE", value_parser = parse_mode)]
+    pub socket_mode: Option<u32>,
+    /// The certificate to speak TLS with (PEM, followed by its chain). TLS is then required over TCP
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of that certificate (PEM), which not every user may read
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Serve over TLS only clients with a certificate that one of these authorities signed (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Let other machines in over TLS without a certificate of theirs: everyone who can connect reads and changes the
+    /// disks; TLS only hides it from third parties
+    #[arg(long, num_args = 0, default_missing_value = "true", value_name = "BOOL")]
+    pub tls_anyone: Option<bool>,
+    /// The most clients served at once; more are refused. A sixteenth is kept for those who use the socket in the runtime
+    /// directory, another is divided among the --listen places [default: 256]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(MAX_CONNECTIONS))]
+    pub max_connections: Option<u32>,
+}
+
+impl ListenArgs {
+    /// Adds what a configuration file says. Places to listen at add up; everything else is said once.
+    ///
+    /// # Errors
+    /// An option is given that the file has, too.
+    pub fn with_file(mut self, file: ListenArgs, path: &Path) -> Result<ListenArgs> {
+        self.listen.extend(file.listen);
+        Ok(ListenArgs {
+            listen: self.listen,
+            socket_owner: once("socket-owner", self.socket_owner, file.socket_owner, path)?,
+            socket_group: once("socket-group", self.socket_group, file.socket_group, path)?,
+            socket_mode: once("socket-mode", self.socket_mode, file.socket_mode, path)?,
+            tls_cert: once("tls-cert", self.tls_cert, file.tls_cert, path)?,
+            tls_key: once("tls-key", self.tls_key, file.tls_key, path)?,
+            tls_client_ca: once("tls-client-ca", self.tls_client_ca, file.tls_client_ca, path)?,
+            tls_anyone: once("tls-anyone", self.tls_anyone, file.tls_anyone, path)?,
+            max_connections: once("max-connections", self.max_connections, file.max_connections, path)?,
+        })
+    }
+
+    /// What the server is told, beside what `config` says already.
+    ///
+    /// # Errors
+    /// A setting is there without one that it needs, or a file of TLS does not hold what it should.
+    pub fn config(self, mut config: ServerConfig) -> Result<ServerConfig> {
+        let access =
+            SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
+        let is_unix = |listen: &Listen| matches!(listen.address, ListenAddress::Unix(_));
+        if access != SocketAccess::default() && !self.listen.iter().any(is_unix) {
+            return Err(Failure::Usage(
+                "socket-owner, socket-group and socket-mode are for the sockets of listen, and there is none: give \
+                 listen a unix:PATH"
+                    .to_owned(),
+            ));
+        }
+        config.listen.extend(self.listen.into_iter().map(|listen| Listen { access, ..listen }));
+        config.tls_anyone = self.tls_anyone.unwrap_or(false);
+        if let Some(most) = self.max_connections {
+            config.max_connections = most as usize;
+        }
+        let files = match (self.tls_cert, self.tls_key) {
+            (Some(cert), Some(key)) => TlsFiles { cert, key, client_ca: self.tls_client_ca },
+            (Some(_), None) => return Err(lacks("tls-cert", "tls-key")),
+            (None, Some(_)) => return Err(lacks("tls-key", "tls-cert")),
+            (None, None) if self.tls_client_ca.is_some() => return Err(lacks("tls-client-ca", "tls-cert")),
+            (None, None) => return Ok(config),
+        };
+        config.tls = Some(Tls::load(&files).context(|| "cannot speak TLS".to_owned())?);
+        Ok(config)
+    }
+}
+
+/// What is said of a setting on the command line or in the file.
+fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
+    if option.is_some() && key.is_some() {
+        return Err(Failure::Usage(format!(
+            "--{name}: {} sets {name}, too: give it in one of them",
+            file.display()
+        )));
+    }
+    Ok(option.or(key))
+}
+
+fn lacks(name: &str, needed: &str) -> Failure {
+    Failure::Usage(format!(
+        "{name} is given without {needed}: give --{needed}, or {needed} in the file of --config"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn line<T: std::fmt::Debug>(result: Result<T>) -> String {
+        match result {
+            Err(Failure::Usage(line)) => line,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn options_and_keys_are_said_once_and_places_add_up() {
+        let place = |text: &str| text.parse::<Listen>().unwrap();
+        let whole = || ListenArgs {
+            listen: vec![place("unix:/a")],
+            socket_owner: Some(1),
+            socket_group: Some(2),
+            socket_mode: Some(0o660),
+            tls_cert: Some("c".into()),
+            tls_key: Some("k".into()),
+            tls_client_ca: Some("a".into()),
+            tls_anyone: Some(true),
+            max_connections: Some(3),
+        };
+        let path = Path::new("u.toml");
+        let nothing = ListenArgs::default;
+        assert_eq!(whole().with_file(nothing(), path).unwrap(), whole());
+        assert_eq!(nothing().with_file(whole(), path).unwrap(), whole());
+        let listen = || ListenArgs { listen: vec![place("unix:/a")], ..nothing() };
+        let places = |args: ListenArgs| args.with_file(listen(), path).unwrap().listen.len();
+        assert_eq!((places(nothing()), places(listen())), (1, 2));
+        for (name, option) in [
+            ("socket-owner", ListenArgs { socket_owner: Some(0), ..nothing() }),
+            ("socket-group", ListenArgs { socket_group: Some(2), ..nothing() }),
+            ("socket-mode", ListenArgs { socket_mode: Some(0), ..nothing() }),
+            ("tls-cert", ListenArgs { tls_cert: Some("d".into()), ..nothing() }),
+            ("tls-key", ListenArgs { tls_key: Some("k".into()), ..nothing() }),
+            ("tls-client-ca", ListenArgs { tls_client_ca: Some("d".into()), ..nothing() }),
+            ("tls-anyone", ListenArgs { tls_anyone: Some(true), ..nothing() }),
+            ("max-connections", ListenArgs { max_connections: Some(3), ..nothing() }),
+        ] {
+            let said = line(option.with_file(whole(), path));
+            assert_eq!(said, format!("--{name}: u.toml sets {name}, too: give it in one of them"));
+        }
+    }
+
+    #[test]
+    fn a_setting_that_needs_another_says_which() {
+        let config = |args: ListenArgs| line(args.config(ServerConfig::new("/unused")));
+        let (cert, key) = (Some(PathBuf::from("c")), Some(PathBuf::from("k")));
+        let said = config(ListenArgs { tls_cert: cert, ..ListenArgs::default() });
+        assert!(said.starts_with("tls-cert is given without tls-key"), "{said}");
+        let said = config(ListenArgs { tls_key: key.clone(), ..ListenArgs::default() });
+        assert!(said.starts_with("tls-key is given without tls-cert"), "{said}");
+        let said = config(ListenArgs { tls_client_ca: key, ..ListenArgs::default() });
+        assert!(said.starts_with("tls-client-ca is given without tls-cert"), "{said}");
+        let tcp = vec!["tcp:127.0.0.1:0".parse().unwrap()];
+        let said = config(ListenArgs { socket_mode: Some(0o660), listen: tcp, ..ListenArgs::default() });
+        assert!(said.ends_with("give listen a unix:PATH"), "{said}");
+    }
+}

@@ -1,0 +1,10 @@
+//! `uzram up`: a daemon, from its plan to its end.
+
+pub mod events;
+pub mod notify;
+pub mod confine;
+pub mod exec;
+pub mod attendant;
+pub mod attachments;
+pub mod up;
+pub mod start;

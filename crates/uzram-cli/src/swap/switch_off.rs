@@ -1,0 +1,76 @@
+//! Switching a swap area off: what was swapped out comes back to memory, so there must be room for it first.
+
+use std::fs;
+
+use rustix::io::Errno;
+use uzram::units::format_size;
+use uzram_serve::loop_device::LoopAttachment;
+use uzram_serve::swap_area;
+
+use crate::failure::{Context, Failure, Result};
+use crate::swap::cgroups::{Tight, find_tight};
+use crate::terminal::live;
+
+/// Switches a swap area off, of whose contents the daemon keeps `kept_bytes` in memory, unless memory would not suffice.
+///
+/// # Errors
+/// It would not: with the numbers; or the kernel could not.
+pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
+    let failed = || "cannot read /proc/swaps".to_owned();
+    // Held, so that it stays what it is.
+    let Some(held) = attachment.hold()? else { return Ok(()) };
+    let Some(area) = attachment.swap_area().context(failed)? else { return Ok(()) };
+    let active = swap_area::active().context(failed)?;
+    let others = active.iter().filter(|other| other.path != area.path);
+    let elsewhere_bytes: u64 = others.map(|other| other.size_bytes.saturating_sub(other.used_bytes)).sum();
+    let available_bytes = available_bytes()?;
+    // What the daemon keeps goes as it comes back.
+    let path = attachment.path();
+    let shown = path.display();
+    if area.used_bytes > available_bytes + elsewhere_bytes + kept_bytes {
+        return Err(Failure::Line(format!(
+            "swap on {shown} stays on: {} would come back, and there is room for {} ({} available, {} kept by the daemon \
+             for it, {} in other swap areas): end something first",
+            format_size(area.used_bytes),
+            format_size(available_bytes + elsewhere_bytes + kept_bytes),
+            format_size(available_bytes),
+            format_size(kept_bytes),
+            format_size(elsewhere_bytes),
+        )));
+    }
+    if let Some(Tight { dir, swapped_bytes, room_bytes }) = find_tight(area.used_bytes) {
+        return Err(Failure::Line(format!(
+            "swap on {shown} stays on: cgroup '{}' has {} swapped out, and its limit leaves room for {}: raise the limit, \
+             or end what runs in it",
+            dir.display(),
+            format_size(swapped_bytes),
+            format_size(room_bytes),
+        )));
+    }
+    let still_out = || {
+        let area = attachment.swap_area().ok()??;
+        Some(format!("swap on {shown}: {} still out", format_size(area.used_bytes)))
+    };
+    live::while_showing(still_out, || held.switch_swap_off()).map_err(|error| {
+        match Errno::from_io_error(&error) {
+            Some(Errno::NOMEM) => Failure::Line(format!(
+                "swap on {shown} stays on: the kernel found no memory for all of it: end something first"
+            )),
+            Some(Errno::INTR) => {
+                Failure::Line(format!("swap on {shown} stays on: switching it off was interrupted"))
+            }
+            _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
+        }
+    })
+}
+
+/// What programs can still get, by the kernel's estimate.
+fn available_bytes() -> Result<u64> {
+    let text = fs::read_to_string("/proc/meminfo").context(|| "cannot read /proc/meminfo".to_owned())?;
+    let available = text.lines().find_map(|line| {
+        line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    available
+        .map(|kib| kib << 10)
+        .ok_or_else(|| Failure::line("/proc/meminfo does not say what is available"))
+}

@@ -1,0 +1,9 @@
+//! What the daemon and its clients know of this process and this machine.
+
+pub mod process_status;
+pub mod accounts;
+pub mod descriptors;
+pub mod interrupts;
+pub mod protect;
+pub mod runtime_dir;
+pub mod state_dir;

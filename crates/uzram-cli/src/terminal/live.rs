@@ -1,0 +1,199 @@
+//! What is said on standard error: a daemon's log lines, and in a terminal one live line that stays below them, or that
+//! says how far a command has come.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use tracing_subscriber::filter::LevelFilter;
+use uzram::units::format_size;
+use uzram_serve::control::StatsJson;
+
+use crate::failure::{Context, PREFIX, Result};
+use crate::terminal::show::{per_second, ratio};
+
+/// Whether the live line is on the screen. Written and read with standard error locked.
+static SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// Back to the first column, and clear the line (ECMA-48 EL).
+const ERASE: &str = "\r\x1b[K";
+
+/// How much to log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogLevel {
+    /// Failures only.
+    Error,
+    /// And what looks wrong.
+    Warn,
+    /// And what is done at someone's request.
+    Info,
+    /// And what clients do.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// Sends this process's log to standard error.
+///
+/// # Errors
+/// It goes somewhere already.
+pub fn start_log(level: LogLevel) -> Result<()> {
+    let level = match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_target(false)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(|| AboveLiveLine)
+        // It would report a lost standard error on standard error, and panic.
+        .log_internal_errors(false)
+        .try_init()
+        .context(|| "cannot start the log".to_owned())
+}
+
+/// Prints on standard error, in place of the live line.
+pub fn note(text: &str) {
+    // With standard error gone there is nobody to tell, and no reason to stop.
+    let _ = AboveLiveLine.write_all(text.as_bytes());
+}
+
+/// Prints the line of a failure, as one line whatever it quotes.
+pub fn error_line(line: &str) {
+    let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    note(&format!("{PREFIX}{line}\n"));
+}
+
+/// Standard error, less the live line. Whoever writes to it writes whole lines.
+struct AboveLiveLine;
+
+impl Write for AboveLiveLine {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let mut stderr = io::stderr().lock();
+        if SHOWN.swap(false, Ordering::Relaxed) {
+            // At once, so that a terminal shows both or neither.
+            stderr.write_all(&[ERASE.as_bytes(), buf].concat())?;
+            return Ok(buf.len());
+        }
+        stderr.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// A line on a terminal that is written over again and again. Dropping it erases it.
+pub struct StatusLine(());
+
+impl StatusLine {
+    /// How often something that is waited for should be drawn.
+    pub const PERIOD: Duration = Duration::from_millis(250);
+
+    /// One on standard error, if that is a terminal.
+    pub fn new() -> Option<StatusLine> {
+        io::stderr().is_terminal().then_some(StatusLine(()))
+    }
+
+    /// Draws it, or draws it again. The text is ASCII.
+    pub fn draw(&mut self, mut text: String) {
+        let mut stderr = io::stderr().lock();
+        // A line that wraps cannot be erased. It is all ASCII: bytes are columns.
+        if let Ok(size) = rustix::termios::tcgetwinsize(&stderr)
+            && size.ws_col > 0
+        {
+            text.truncate(usize::from(size.ws_col) - 1);
+        }
+        if stderr.write_all(format!("{ERASE}{text}").as_bytes()).is_ok() {
+            SHOWN.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for StatusLine {
+    fn drop(&mut self) {
+        let _ = AboveLiveLine.write(b"");
+    }
+}
+
+/// Does something that takes its time, while another thread shows how far it has come, if standard error is a terminal.
+pub fn while_showing<R>(text: impl Fn() -> Option<String> + Send, work: impl FnOnce() -> R) -> R {
+    let Some(mut line) = StatusLine::new() else { return work() };
+    let (working, ended) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let show = move || {
+            while ended.recv_timeout(StatusLine::PERIOD) == Err(RecvTimeoutError::Timeout) {
+                text().into_iter().for_each(|text| line.draw(text));
+            }
+        };
+        // Without a thread nothing is shown.
+        let _ = thread::Builder::new().spawn_scoped(scope, show);
+        let done = work();
+        drop(working);
+        done
+    })
+}
+
+/// The live line: what is stored, what it costs, and how fast it moves. Dropping it erases it.
+pub struct LiveLine {
+    line: StatusLine,
+    last: StatsJson,
+    last_at: Instant,
+}
+
+impl LiveLine {
+    /// How often to redraw.
+    pub const PERIOD: Duration = Duration::from_secs(1);
+
+    /// A live line, if standard error is a terminal.
+    pub fn new(now: StatsJson) -> Option<LiveLine> {
+        StatusLine::new().map(|line| LiveLine { line, last: now, last_at: Instant::now() })
+    }
+
+    /// Draws it again.
+    pub fn draw(&mut self, now: StatsJson) {
+        let at = Instant::now();
+        self.line.draw(line(&self.last, &now, at - self.last_at));
+        (self.last, self.last_at) = (now, at);
+    }
+}
+
+fn line(last: &StatsJson, now: &StatsJson, elapsed: Duration) -> String {
+    let since = |now: u64, last: u64| per_second(now.saturating_sub(last), elapsed);
+    format!(
+        "stored {}  used {}  ratio {}  IOPS {:.0} read {:.0} write",
+        format_size(now.orig_data_bytes),
+        format_size(now.memory_bytes()),
+        ratio(now.orig_data_bytes, now.memory_bytes()),
+        since(now.pages_read, last.pages_read),
+        since(now.pages_written, last.pages_written),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_live_line_counts_what_happened_since() {
+        let last = StatsJson { pages_read: 100, pages_written: 50, ..StatsJson::default() };
+        let now = StatsJson {
+            orig_data_bytes: 3 << 20,
+            mem_charged_bytes: 1 << 20,
+            mem_tables_bytes: 1 << 20,
+            pages_read: 300,
+            // A reset device counts from zero again.
+            pages_written: 10,
+            ..last
+        };
+        let text = line(&last, &now, Duration::from_secs(2));
+        assert_eq!(text, "stored 3 MiB  used 2 MiB  ratio 1.50  IOPS 100 read 0 write");
+    }
+}

@@ -1,0 +1,207 @@
+//! What a [`Store`] is made with.
+//!
+//! A store is not made with a memory limit in which not even its first pages fit: every write would fail, of a device
+//! that looks sound. A store that exists takes any limit ([`Store::set_limit_pages`]): as with the kernel's `mem_limit`,
+//! one below what is in use takes nothing away and only stops growth.
+
+use crate::base::error::{Error, Result};
+use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
+use crate::base::units::{format_size, pages_to_bytes};
+use crate::codec::Algorithm;
+use crate::lru::{self, LruDesign};
+use crate::stream::Design;
+use crate::zsmalloc::PoolDesign;
+
+use super::{BackingOptions, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy, Store, StreamAlloc};
+
+/// The default of [`StoreBuilder::chain_size`]. Zspages are charged page by page, so that long ones waste nothing
+/// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
+/// memory is 1.024 x the compressed bytes at 64 MiB of data and 1.013 x at 1 GiB; with the
+/// kernel's 8 it is 1.028 x and 1.023 x.
+pub const DEFAULT_CHAIN_SIZE: usize = 16;
+/// The default of [`StoreBuilder::run_cache_batch_pages`].
+pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
+/// The default of [`StoreBuilder::compact_threshold_percent`].
+pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
+/// The default of [`StoreBuilder::compact_rate_bytes`]: some hundredths of what a core moves in a second.
+pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
+
+/// What a pool takes that holds one page of each kind, a compressed one and a huge one, each in a zspage of its own:
+/// two pages, and the first slabs of handles and of zspage descriptors, one page and three.
+const FIRST_PAGES: u64 = 6;
+
+/// Makes a [`Store`].
+#[derive(Clone, Debug)]
+pub struct StoreBuilder {
+    pub(crate) name: String,
+    pub(crate) pages: u64,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) recompression: [Option<Algorithm>; MAX_RECOMPRESSION],
+    pub(crate) chain_size: usize,
+    pub(crate) pool_design: PoolDesign,
+    pub(crate) lru_design: LruDesign,
+    pub(crate) lru_pagevec_pages: usize,
+    pub(crate) checksum: bool,
+    pub(crate) limit_pages: u64,
+    pub(crate) reserve_pages: u64,
+    pub(crate) run_cache_batch_pages: usize,
+    pub(crate) streams: Design,
+    pub(crate) stream_alloc: StreamAlloc,
+    pub(crate) compact_threshold_percent: u64,
+    pub(crate) compact_rate_bytes: u64,
+    pub(crate) backing: Option<BackingOptions>,
+    pub(crate) policy: ReclaimPolicy,
+}
+
+impl StoreBuilder {
+    /// A store of `pages` pages, 1..=[`MAX_PAGES`], with defaults for all else. `name` stands in statistics and names of
+    /// threads.
+    pub fn new(name: impl Into<String>, pages: u64) -> Self {
+        StoreBuilder {
+            name: name.into(),
+            pages,
+            algorithm: Algorithm::default(),
+            recompression: [const { None }; MAX_RECOMPRESSION],
+            chain_size: DEFAULT_CHAIN_SIZE,
+            pool_design: PoolDesign::default(),
+            lru_design: LruDesign::default(),
+            lru_pagevec_pages: lru::DEFAULT_PAGEVEC_PAGES,
+            checksum: false,
+            limit_pages: 0,
+            reserve_pages: 0,
+            run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
+            streams: Design::PerCpu,
+            stream_alloc: StreamAlloc::Held,
+            compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
+            compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
+            backing: None,
+            policy: ReclaimPolicy::default(),
+        }
+    }
+
+    /// How pages are compressed when they are written.
+    #[must_use]
+    pub fn algorithm(self, algorithm: Algorithm) -> Self {
+        StoreBuilder { algorithm, ..self }
+    }
+
+    /// How pages can be compressed again, by priority less 1.
+    #[must_use]
+    pub fn recompression(self, algorithms: [Option<Algorithm>; MAX_RECOMPRESSION]) -> Self {
+        StoreBuilder { recompression: algorithms, ..self }
+    }
+
+    /// The most pages of a zspage.
+    #[must_use]
+    pub fn chain_size(self, pages: usize) -> Self {
+        StoreBuilder { chain_size: pages, ..self }
+    }
+
+    /// How the pool is locked.
+    #[must_use]
+    pub fn pool_design(self, design: PoolDesign) -> Self {
+        StoreBuilder { pool_design: design, ..self }
+    }
+
+    /// How the LRU's lists are locked, or that there is no LRU: then nothing is reclaimed.
+    #[must_use]
+    pub fn lru_design(self, design: LruDesign) -> Self {
+        StoreBuilder { lru_design: design, ..self }
+    }
+
+    /// Pages that a CPU collects for the LRU's lists, 1 to [`lru::MAX_PAGEVEC_PAGES`].
+    #[must_use]
+    pub fn lru_pagevec_pages(self, pages: usize) -> Self {
+        StoreBuilder { lru_pagevec_pages: pages, ..self }
+    }
+
+    /// Whether each page carries a checksum that every read verifies.
+    #[must_use]
+    pub fn checksum(self, enabled: bool) -> Self {
+        StoreBuilder { checksum: enabled, ..self }
+    }
+
+    /// The most memory, as [`charged_pages`](super::StoreStats::charged_pages) counts it; 0 for no limit.
+    #[must_use]
+    pub fn limit_pages(self, pages: u64) -> Self {
+        StoreBuilder { limit_pages: pages, ..self }
+    }
+
+    /// Free memory that is kept ready, in pages, rounded up to chunks: with it no read, write or discard waits for
+    /// the system's; 0 for none.
+    #[must_use]
+    pub fn reserve_pages(self, pages: u64) -> Self {
+        StoreBuilder { reserve_pages: pages, ..self }
+    }
+
+    /// Pages that the CPUs' caches of free runs move at a time; 0 for no caches.
+    #[must_use]
+    pub fn run_cache_batch_pages(self, pages: usize) -> Self {
+        StoreBuilder { run_cache_batch_pages: pages, ..self }
+    }
+
+    /// How threads share compression streams.
+    #[must_use]
+    pub fn streams(self, design: Design) -> Self {
+        StoreBuilder { streams: design, ..self }
+    }
+
+    /// What becomes of a writer's stream while it waits for memory.
+    #[must_use]
+    pub fn stream_alloc(self, stream_alloc: StreamAlloc) -> Self {
+        StoreBuilder { stream_alloc, ..self }
+    }
+
+    /// The pool is compacted by itself when that frees so many in a hundred of its pages; 0 for never.
+    #[must_use]
+    pub fn compact_threshold_percent(self, percent: u64) -> Self {
+        StoreBuilder { compact_threshold_percent: percent, ..self }
+    }
+
+    /// Bytes of objects that are then moved in a second, at most.
+    #[must_use]
+    pub fn compact_rate_bytes(self, bytes: u64) -> Self {
+        StoreBuilder { compact_rate_bytes: bytes, ..self }
+    }
+
+    /// Where cold pages go.
+    #[must_use]
+    pub fn backing(self, backing: BackingOptions) -> Self {
+        StoreBuilder { backing: Some(backing), ..self }
+    }
+
+    /// Which pages are reclaimed by themselves, and when.
+    #[must_use]
+    pub fn policy(self, policy: ReclaimPolicy) -> Self {
+        StoreBuilder { policy, ..self }
+    }
+
+    /// Makes the store.
+    ///
+    /// # Errors
+    /// As [`StoreBuilder::check`]; `Invalid` for a setting out of range; `NoMemory` when the system refuses.
+    pub fn build(&self) -> Result<Store> {
+        Store::new(self)
+    }
+
+    /// Fails if no store could be made so, as far as that can be told without making one.
+    ///
+    /// # Errors
+    /// `Invalid` for a size that no disk can have, or a limit below what its first pages take.
+    pub fn check(&self) -> Result<()> {
+        if self.pages == 0 || self.pages > MAX_PAGES {
+            return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
+        }
+        let reserve_pages = reserve_chunks(self.reserve_pages).saturating_mul(u64::from(CHUNK_PAGES));
+        // The reserve is there as a whole before the first write, and has the two chunks that the first page needs.
+        let least_pages = reserve_pages.max(FIRST_PAGES);
+        if self.limit_pages == 0 || self.limit_pages >= least_pages {
+            return Ok(());
+        }
+        let least = format_size(pages_to_bytes(least_pages));
+        let needs = if reserve_pages > 0 { "its reserve" } else { "its first pages" };
+        let what =
+            format!("the memory limit leaves the device no room for {needs}: it takes at least {least}");
+        Err(Error::invalid(what).with_setting("mem_limit"))
+    }
+}

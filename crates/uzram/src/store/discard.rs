@@ -1,0 +1,64 @@
+//! Discards, and pages and parts of pages that become zeros.
+//!
+//! A discarded page is a hole: it holds nothing, and its slot may leave memory. A zeroed page takes its slot.
+
+use std::ops::Range;
+
+use crate::base::error::Result;
+use crate::base::units::PageNo;
+
+use super::publish::ListUpdate;
+use super::slot::Contents;
+use super::write::Part;
+use super::{Store, Wait};
+
+/// Discarded pages that are removed from the LRU's lists at once.
+const REMOVED_AT_ONCE: usize = 512;
+
+impl Store {
+    /// Discards a page: it reads as zeros.
+    pub fn discard(&self, page: PageNo) {
+        self.discard_pages(page.number()..page.number() + 1);
+    }
+
+    /// Discards the pages of these numbers: they read as zeros.
+    pub fn discard_pages(&self, pages: Range<u64>) {
+        let (mut doomed, mut count) = ([0; REMOVED_AT_ONCE], 0);
+        self.counters.local().notify_free.add(pages.end.saturating_sub(pages.start));
+        self.slots.discard(pages, |page| {
+            let mut slot = self.slots.lock(page);
+            let old = self.publish(&mut slot, Contents::Empty);
+            let update = self.note_in_lru(page, &old, &Contents::Empty);
+            drop(slot);
+            self.free(old);
+            if update == ListUpdate::Remove {
+                doomed[count] = page.0;
+                count += 1;
+            }
+            if let Some(lru) = self.lru.as_ref().filter(|_| count == REMOVED_AT_ONCE) {
+                lru.remove_doomed(&mut doomed);
+                count = 0;
+            }
+        });
+        if let Some(lru) = &self.lru {
+            lru.remove_doomed(&mut doomed[..count]);
+        }
+    }
+
+    /// Makes a page hold zeros: it is not a hole afterwards.
+    pub fn zero(&self, page: PageNo) {
+        self.replace(self.slots.lock(page), page, Contents::Same(0));
+        self.counters.local().pages_written.add(1);
+    }
+
+    /// Makes `len` bytes of a page from byte `at` on zeros. A hole stays a hole, unless `allocate`.
+    ///
+    /// # Errors
+    /// As [`Store::write_part`].
+    pub fn zero_part(&self, page: PageNo, at: usize, len: usize, allocate: bool, wait: Wait) -> Result<()> {
+        if !allocate && self.slots.is_empty(page) {
+            return Ok(());
+        }
+        self.change_part(page, at, Part::Zeros(len), wait)
+    }
+}

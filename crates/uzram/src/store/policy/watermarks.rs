@@ -1,0 +1,278 @@
+//! The watermarks of a store's policy, and who waits for its thread: it is woken above the high watermark, and writers
+//! wait for it at the limit.
+//!
+//! Lock: `policy`, a leaf.
+
+use std::time::Instant;
+
+use crate::base::mem::Arena;
+use crate::base::sync::{Condvar, Counter, Mutex, classes};
+use crate::zsmalloc::AnyPool;
+
+use super::{ReclaimPolicy, needed_pages, used_pages};
+
+/// The policy and its watermarks, who waits for its thread, and what that did.
+pub(in crate::store) struct Watermarks {
+    pub(super) settings: Mutex<ReclaimPolicy>,
+    /// The thread is woken when the pool has more pages; `u64::MAX` for never.
+    pub(super) high_pages: Counter,
+    /// And reclaims until it has fewer.
+    pub(super) low_pages: Counter,
+    /// Not 0 while the thread is at work, or about to be.
+    pub(in crate::store) is_awake: Counter,
+    pub(super) state: Mutex<State>,
+    /// Writers wait for it at the limit.
+    pub(super) freed: Condvar,
+    pub(super) decisions: Decisions,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) thread: Option<std::thread::Thread>,
+    pub(super) ends: bool,
+    /// Why the thread has ended, if nobody told it to.
+    died: Option<String>,
+    /// Writers that wait and were not notified yet.
+    pub(super) waiting: u64,
+    /// Times that the thread has freed something, or has found that it cannot.
+    rounds: u64,
+    /// Nothing could be reclaimed, the last time; until then no writer has it tried again.
+    stuck_until: Option<Instant>,
+}
+
+impl State {
+    fn is_stuck(&self, now: Instant) -> bool {
+        self.stuck_until.is_some_and(|until| now < until)
+    }
+}
+
+/// What was decided, and how often.
+#[derive(Debug, Default)]
+pub(super) struct Decisions {
+    pub(super) wakeups: Counter,
+    pub(super) looked_at: Counter,
+    pub(super) recompressed: Counter,
+    pub(super) not_smaller: Counter,
+    pub(super) written_back: Counter,
+    pub(super) kept: Counter,
+    pub(super) busy: Counter,
+    pub(super) packed_pages: Counter,
+    pub(super) looks: Counter,
+    pub(super) old_recompressed: Counter,
+    pub(super) old_written_back: Counter,
+    pub(super) writers_waited: Counter,
+    pub(super) writers_waited_ms: Counter,
+    pub(super) writers_refused: Counter,
+    pub(super) stuck: Counter,
+    pub(super) failures: Counter,
+}
+
+impl Watermarks {
+    /// Without watermarks: nothing is reclaimed.
+    pub(in crate::store) fn new(policy: ReclaimPolicy) -> Self {
+        Watermarks {
+            settings: Mutex::new(&classes::POLICY, policy),
+            high_pages: Counter::new(u64::MAX),
+            low_pages: Counter::new(u64::MAX),
+            is_awake: Counter::new(0),
+            state: Mutex::new(&classes::POLICY, State::default()),
+            freed: Condvar::new(),
+            decisions: Decisions::default(),
+        }
+    }
+
+    /// Computes the watermarks from the policy and the limit.
+    pub(in crate::store) fn update(&self, arena: &Arena, can_reclaim: bool) {
+        let policy = *self.settings.lock();
+        let mark = |percent: u64| match arena.limit_but_reserve_pages() {
+            0 => u64::MAX,
+            pages => (u128::from(pages) * u128::from(percent) / 100) as u64,
+        };
+        self.low_pages.set(mark(policy.low_percent));
+        self.high_pages.set(if can_reclaim { mark(policy.high_percent) } else { u64::MAX });
+    }
+
+    /// Whether there is room for pages that return to memory.
+    pub(in crate::store) fn has_room(&self, arena: &Arena, pool: &AnyPool) -> bool {
+        needed_pages(arena, pool) < self.low_pages.get()
+    }
+
+    /// Whether pages are to be reclaimed, because of the high watermark or, as `lacks_reserve` says, for the reserve.
+    #[inline]
+    fn is_above_high(&self, arena: &Arena, lacks_reserve: impl Fn(&Arena) -> bool) -> bool {
+        let high_pages = self.high_pages.get();
+        used_pages(arena) > high_pages || (high_pages < u64::MAX && lacks_reserve(arena))
+    }
+
+    /// Wakes the policy's thread if the pool is above its high watermark, or the reserve may lack chunks.
+    #[inline]
+    pub(in crate::store) fn wake_if_high(&self, arena: &Arena) {
+        if self.is_above_high(arena, Arena::may_lack_reserve) && self.is_awake.get() == 0 {
+            self.wake();
+        }
+    }
+
+    #[cold]
+    pub(super) fn wake(&self) {
+        self.is_awake.set(1);
+        let thread = self.state.lock().thread.clone();
+        thread.iter().for_each(std::thread::Thread::unpark);
+    }
+
+    /// Whether nothing could be reclaimed, a moment ago.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.state.lock().is_stuck(Instant::now())
+    }
+
+    /// Wakes the thread for writers that need room, and returns whether it can help.
+    fn wake_for_writer(&self, state: &State, now: Instant) -> bool {
+        let Some(thread) = state.thread.as_ref().filter(|_| !state.ends && !state.is_stuck(now)) else {
+            return false;
+        };
+        self.is_awake.set(1);
+        thread.unpark();
+        true
+    }
+
+    /// Waits until the thread has freed something, and returns whether it has.
+    pub(super) fn wait_for_reclaim(&self, until: Instant) -> bool {
+        let began = Instant::now();
+        let mut state = self.state.lock();
+        if !self.wake_for_writer(&state, began) {
+            return false;
+        }
+        let seen = state.rounds;
+        state.waiting += 1;
+        let mut now = began;
+        while state.rounds == seen && !state.ends && now < until {
+            state = state.wait_for(&self.freed, until - now);
+            now = Instant::now();
+        }
+        let was_told = state.rounds != seen;
+        state.waiting -= u64::from(!was_told);
+        let was_freed = was_told && state.stuck_until.is_none();
+        drop(state);
+        self.decisions.writers_waited.add(1);
+        self.decisions.writers_waited_ms.add((now - began).as_millis() as u64);
+        was_freed
+    }
+
+    /// Has the thread reclaim pages for writers that do not wait.
+    pub(super) fn request_reclaim(&self) {
+        let mut state = self.state.lock();
+        if self.wake_for_writer(&state, Instant::now()) {
+            state.waiting = state.waiting.max(1);
+        }
+    }
+
+    /// Wakes the writers that wait: something was freed, or nothing can be until `stuck_until`.
+    pub(in crate::store) fn notify_waiters(&self, stuck_until: Option<Instant>) {
+        let mut state = self.state.lock();
+        state.rounds += 1;
+        state.stuck_until = stuck_until;
+        // Some may not run for a while, and nothing more is to be reclaimed for them.
+        let was_awaited = std::mem::take(&mut state.waiting) > 0;
+        drop(state);
+        if was_awaited {
+            self.freed.notify_all();
+        }
+    }
+
+    /// The thread has ended without being told to: nobody waits for it any more.
+    pub(super) fn thread_died(&self, why: &str) {
+        let mut state = self.state.lock();
+        (state.thread, state.ends, state.died) = (None, true, Some(why.to_owned()));
+        drop(state);
+        self.freed.notify_all();
+    }
+
+    /// Why the thread has ended, if nobody told it to.
+    pub(super) fn why_died(&self) -> Option<String> {
+        self.state.lock().died.clone()
+    }
+
+    /// Sets the policy, but for its order: the pool keeps the LRU of one or the other.
+    pub(super) fn set_policy(&self, policy: ReclaimPolicy) {
+        let mut settings = self.settings.lock();
+        *settings = ReclaimPolicy { order: settings.order, ..policy };
+    }
+
+    /// The policy now.
+    pub(super) fn policy(&self) -> ReclaimPolicy {
+        *self.settings.lock()
+    }
+
+    /// Whether pages are to be reclaimed now, or the thread is to end.
+    pub(in crate::store) fn is_urgent(&self, arena: &Arena) -> bool {
+        if self.is_above_high(arena, Arena::lacks_reserve) {
+            return true;
+        }
+        let state = self.state.lock();
+        state.waiting > 0 || state.ends
+    }
+
+    pub(super) fn ends(&self) -> bool {
+        self.state.lock().ends
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::policy::room::MOST_WAIT;
+
+    /// Nothing more leaves for writers that were told already, however late they run.
+    #[test]
+    fn a_writer_that_was_told_is_not_waited_for() {
+        let watermarks = Watermarks::new(ReclaimPolicy::default());
+        watermarks.state.lock().thread = Some(std::thread::current());
+        for stuck_until in [None, Some(Instant::now() + MOST_WAIT)] {
+            watermarks.state.lock().stuck_until = None;
+            std::thread::scope(|scope| {
+                let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT));
+                while watermarks.state.lock().waiting == 0 {
+                    std::thread::yield_now();
+                }
+                watermarks.notify_waiters(stuck_until);
+                assert_eq!(watermarks.state.lock().waiting, 0);
+                let was_freed = writer.join().expect("no panic");
+                assert_eq!(was_freed, stuck_until.is_none());
+            });
+            assert_eq!(watermarks.state.lock().waiting, 0);
+        }
+    }
+
+    /// A writer that waits is let go when the thread dies, and those that come later do not wait.
+    #[test]
+    fn nobody_waits_for_a_thread_that_died() {
+        let watermarks = Watermarks::new(ReclaimPolicy::default());
+        watermarks.state.lock().thread = Some(std::thread::current());
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT));
+            while watermarks.state.lock().waiting == 0 {
+                std::thread::yield_now();
+            }
+            let began = Instant::now();
+            watermarks.thread_died("it was a test");
+            assert!(!writer.join().expect("no panic"));
+            assert!(!watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT));
+            assert!(began.elapsed() < MOST_WAIT / 2);
+        });
+        assert_eq!(watermarks.why_died().as_deref(), Some("it was a test"));
+    }
+
+    #[test]
+    fn a_writer_waits_no_longer_than_it_is_to() {
+        let watermarks = Watermarks::new(ReclaimPolicy::default());
+        assert!(!watermarks.wait_for_reclaim(Instant::now() + MOST_WAIT), "there is no thread to wait for");
+        watermarks.state.lock().thread = Some(std::thread::current());
+        assert!(
+            !watermarks.wait_for_reclaim(Instant::now() + Duration::from_millis(20)),
+            "nobody frees anything"
+        );
+        assert_eq!(watermarks.state.lock().waiting, 0);
+        assert_eq!(watermarks.decisions.writers_waited.get(), 1);
+    }
+}

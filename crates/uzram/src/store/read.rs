@@ -1,0 +1,162 @@
+//! Reads of pages and of parts of pages.
+//!
+//! The slot's lock is held only to pin the object that is read, where the pool's lock design allows that; the page is
+//! then decoded from its zspage straight into the caller's memory. A page that holds nothing is read without a lock. What
+//! is on the backing device is read by `writeback/read.rs`.
+
+use std::borrow::Borrow;
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+
+use super::slot::{Contents, SlotGuard};
+use super::stream::Codec;
+use super::write::fill;
+use super::{Store, Wait};
+
+impl Store {
+    /// Reads a page, and waits for the backing device if it is there.
+    ///
+    /// # Errors
+    /// As [`Store::read_wait`].
+    ///
+    /// # Panics
+    /// As all of these, when the page is beyond the end.
+    #[inline]
+    pub fn read(&self, page: PageNo, out: &mut Page) -> Result<()> {
+        self.read_wait(page, out, Wait::Yes)
+    }
+
+    /// Reads a page.
+    ///
+    /// # Errors
+    /// - `Corrupt` when what is stored does not decode to what was written
+    /// - `Io` when the backing device fails
+    /// - `WouldBlock` when the page is on the backing device and `wait` forbids to wait for it; counts as no read
+    ///
+    /// `out` is undefined after each of these.
+    #[inline]
+    pub fn read_wait(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<()> {
+        let read = if self.slots.is_empty(page) {
+            out.fill(0);
+            Ok(())
+        } else {
+            if let Some(lru) = &self.lru {
+                lru.prefetch(page.0);
+            }
+            let mut slot = self.slots.lock(page);
+            slot.touch();
+            let is_listed = slot.peek().is_object();
+            let read = match &self.backing {
+                Some(backing) if wait == Wait::Yes && slot.peek().is_backed() => {
+                    drop(slot);
+                    self.read_from_backing(backing, page, out)
+                }
+                _ => self.read_locked(slot, page, out),
+            };
+            if let Some(lru) = self.lru.as_ref().filter(|_| is_listed) {
+                lru.mark(page.0);
+            }
+            read
+        };
+        self.counters.local().read(&read);
+        read
+    }
+
+    /// Reads the part of a page from byte `at` on.
+    ///
+    /// # Errors
+    /// As [`Store::read_wait`].
+    pub fn read_part(&self, page: PageNo, at: usize, out: &mut [u8], wait: Wait) -> Result<()> {
+        let mut whole = [0; PAGE_SIZE];
+        self.read_wait(page, &mut whole, wait)?;
+        out.copy_from_slice(&whole[at..at + out.len()]);
+        Ok(())
+    }
+
+    /// Locks a page's slot and reads the page. The slot is not locked while the backing device is waited for.
+    ///
+    /// # Errors
+    /// As [`Store::read_wait`].
+    pub(super) fn lock_and_read(&self, page: PageNo, out: &mut Page, wait: Wait) -> Result<SlotGuard<'_>> {
+        match &self.backing {
+            Some(backing) if wait == Wait::Yes => self.lock_and_read_from_backing(backing, page, out),
+            _ => {
+                let slot = self.slots.lock(page);
+                self.read_locked(&slot, page, out)?;
+                Ok(slot)
+            }
+        }
+    }
+
+    /// Reads what a locked slot holds. Passed the guard, it unlocks the slot as soon as the pool allows; passed a
+    /// reference, the slot stays locked.
+    ///
+    /// # Errors
+    /// `Corrupt`; `WouldBlock` for a page on the backing device.
+    #[inline]
+    pub(super) fn read_locked<'a>(
+        &self,
+        slot: impl Borrow<SlotGuard<'a>>,
+        page: PageNo,
+        out: &mut Page,
+    ) -> Result<()> {
+        match slot.borrow().contents() {
+            Contents::Empty => out.fill(0),
+            Contents::Same(word) => fill(out, word),
+            Contents::Backed(_) => {
+                return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
+            }
+            Contents::Stored { handle, len, checksum, priority } => {
+                // SAFETY: the handle is the locked slot's. Whoever publishes other contents there frees it only after
+                // it has unlocked the slot. The lock is held until the bytes are no longer used, unless the pool lets
+                // reads outlive frees.
+                let bytes = unsafe { self.pool.read(handle, page.0, usize::from(len)) }?;
+                let kept = if self.pool.reads_outlive_frees() {
+                    drop(slot);
+                    None
+                } else {
+                    Some(slot)
+                };
+                self.decode(priority, &bytes, out)?;
+                drop(bytes);
+                drop(kept);
+                self.verify(checksum, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes an object.
+    #[inline]
+    pub(super) fn decode(&self, priority: u8, bytes: &[u8], out: &mut Page) -> Result<()> {
+        if bytes.len() == PAGE_SIZE {
+            out.copy_from_slice(bytes);
+            return Ok(());
+        }
+        match self.codec_of(priority) {
+            Some(codec) => codec.decode(bytes, out),
+            None => {
+                Err(Error::new(ErrorKind::Corrupt, "the stored page is damaged: no algorithm has its number"))
+            }
+        }
+    }
+
+    /// Fails if a decoded page does not have its checksum, where the store keeps checksums.
+    #[inline]
+    pub(super) fn verify(&self, checksum: u32, page: &Page) -> Result<()> {
+        if self.checksum && crc32fast::hash(page) != checksum {
+            return Err(Error::new(ErrorKind::Corrupt, "the stored page is damaged: its checksum is wrong"));
+        }
+        Ok(())
+    }
+
+    /// The codec of a priority; 0 is the one of writes.
+    #[inline]
+    pub(super) fn codec_of(&self, priority: u8) -> Option<&Codec> {
+        match usize::from(priority).checked_sub(1) {
+            None => Some(&self.codec),
+            Some(at) => self.recompression.get(at)?.as_ref(),
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Settings that a store takes while it is used.
+
+use crate::base::error::Result;
+
+use super::Store;
+
+impl Store {
+    /// Sets [`limit_pages`](super::StoreBuilder::limit_pages). Free memory beyond it goes back at once; what is in use
+    /// stays, and a limit below it only stops growth.
+    pub fn set_limit_pages(&self, pages: u64) {
+        self.arena.set_limit_pages(pages);
+        self.update_watermarks();
+        self.watermarks.wake_if_high(&self.arena);
+    }
+
+    /// Sets [`run_cache_batch_pages`](super::StoreBuilder::run_cache_batch_pages).
+    ///
+    /// # Errors
+    /// `Invalid` beyond [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
+    pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
+        self.arena.set_run_cache_batch_pages(pages)
+    }
+
+    /// Sets [`lru_pagevec_pages`](super::StoreBuilder::lru_pagevec_pages).
+    ///
+    /// # Errors
+    /// `Invalid` for 0, or beyond [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
+    pub fn set_lru_pagevec_pages(&self, pages: usize) -> Result<()> {
+        self.lru.as_ref().map_or(Ok(()), |lru| lru.set_pagevec_pages(pages))
+    }
+
+    /// Sets [`compact_threshold_percent`](super::StoreBuilder::compact_threshold_percent).
+    #[cfg(not(loom))]
+    pub fn set_compact_threshold_percent(&self, percent: u64) {
+        self.maintenance.set_threshold_percent(percent);
+    }
+
+    /// Sets [`compact_rate_bytes`](super::StoreBuilder::compact_rate_bytes).
+    #[cfg(not(loom))]
+    pub fn set_compact_rate_bytes(&self, bytes: u64) {
+        self.maintenance.set_rate_bytes_per_s(bytes);
+    }
+}

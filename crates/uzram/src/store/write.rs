@@ -1,0 +1,207 @@
+//! Writes of pages and of parts of pages.
+//!
+//! A page is compressed and stored where nobody finds it yet, then published in its slot under the slot's lock, then the
+//! object that the slot held is freed. A write that fails before publication leaves the old contents as they were.
+//!
+//! At the memory limit a write asks the policy to reclaim pages, and begins again once some were.
+//!
+//! Lock order: slot, stream, then the pool's or the LRU's. A whole page is compressed and stored before its slot is
+//! locked. A part of a page is read, changed and stored under the slot's lock. No writer waits for a backing device or
+//! for reclaim while it holds a slot.
+
+use crate::base::error::{Error, Result};
+use crate::base::mem::Gfp;
+use crate::base::units::{PAGE_SIZE, Page, PageNo};
+
+use super::policy::Room;
+use super::slot::Contents;
+use super::stream::Stream;
+use super::{Store, StreamAlloc, Wait};
+
+/// What overwrites a part of a page.
+#[derive(Clone, Copy)]
+pub(super) enum Part<'a> {
+    Bytes(&'a [u8]),
+    /// So many zeros.
+    Zeros(usize),
+}
+
+impl Part<'_> {
+    fn copy_to(self, page: &mut Page, at: usize) {
+        match self {
+            Part::Bytes(bytes) => page[at..at + bytes.len()].copy_from_slice(bytes),
+            Part::Zeros(len) => page[at..at + len].fill(0),
+        }
+    }
+}
+
+impl Store {
+    /// Writes a page. At the limit it waits until pages are reclaimed, if any can be.
+    ///
+    /// # Errors
+    /// As [`Store::write_wait`].
+    #[inline]
+    pub fn write(&self, page: PageNo, contents: &Page) -> Result<()> {
+        self.write_wait(page, contents, Wait::Yes)
+    }
+
+    /// Writes a page.
+    ///
+    /// # Errors
+    /// - `NoSpace` at the memory limit, when nothing can be reclaimed
+    /// - `WouldBlock` at the memory limit, when pages can be reclaimed and `wait` forbids to wait for that; counts as no
+    ///   write
+    /// - `NoMemory` when the system gives no more
+    ///
+    /// A store with a reserve never waits: it returns `NoSpace` at the limit, though pages may be reclaimed for the next
+    /// write, and `NoMemory` when the reserve is drained. The page keeps its old contents after each of these.
+    #[inline]
+    pub fn write_wait(&self, page: PageNo, contents: &Page, wait: Wait) -> Result<()> {
+        let mut deadline = None;
+        let new = loop {
+            let error = match self.store_page(page, contents) {
+                Ok(new) => break new,
+                Err(error) => error,
+            };
+            match self.request_room(error, wait, &mut deadline) {
+                Room::Freed => {}
+                Room::WouldBlock(error) => return Err(error),
+                Room::Refused(error) => return Err(self.count_failed_write(error)),
+            }
+        };
+        let mut slot = self.slots.lock(page);
+        let old = self.publish(&mut slot, new);
+        slot.touch();
+        let update = self.note_in_lru(page, &old, &new);
+        drop(slot);
+        self.free(old);
+        self.update_lists(page, update);
+        self.count_write();
+        Ok(())
+    }
+
+    /// Writes the part of a page from byte `at` on; the rest of it stays.
+    ///
+    /// # Errors
+    /// As [`Store::write_wait`] and [`Store::read_wait`].
+    pub fn write_part(&self, page: PageNo, at: usize, bytes: &[u8], wait: Wait) -> Result<()> {
+        self.change_part(page, at, Part::Bytes(bytes), wait)
+    }
+
+    /// Overwrites a part of a page from byte `at` on.
+    ///
+    /// A page on the backing device is read before its slot is locked, and the slot is unlocked before the write waits
+    /// for room: nobody who must not wait meets a holder who does.
+    pub(super) fn change_part(&self, page: PageNo, at: usize, part: Part<'_>, wait: Wait) -> Result<()> {
+        let (mut deadline, mut whole) = (None, [0; PAGE_SIZE]);
+        let (slot, new) = loop {
+            let slot = match self.lock_and_read(page, &mut whole, wait) {
+                Ok(slot) => slot,
+                Err(error) => return Err(self.count_failed_write(error)),
+            };
+            part.copy_to(&mut whole, at);
+            let error = match self.store_page(page, &whole) {
+                Ok(new) => break (slot, new),
+                Err(error) => error,
+            };
+            drop(slot);
+            match self.request_room(error, wait, &mut deadline) {
+                Room::Freed => {}
+                Room::WouldBlock(error) => return Err(error),
+                Room::Refused(error) => return Err(self.count_failed_write(error)),
+            }
+        };
+        self.replace(slot, page, new);
+        self.count_write();
+        Ok(())
+    }
+
+    /// Stores a page where nobody finds it yet. A page of one repeated word takes no object.
+    #[inline]
+    pub(super) fn store_page(&self, page: PageNo, contents: &Page) -> Result<Contents> {
+        if let Some(word) = same_word(contents) {
+            return Ok(Contents::Same(word));
+        }
+        let checksum = if self.checksum { crc32fast::hash(contents) } else { 0 };
+        self.slots.prefetch(page);
+        if let Some(lru) = &self.lru {
+            lru.prefetch(page.0);
+        }
+        let (handle, len) = match self.stream_alloc {
+            StreamAlloc::Held => self.codec.with(|stream| {
+                let bytes = self.compress(stream, page, contents);
+                self.pool.store(bytes, page.0, Gfp::MayWait).map(|handle| (handle, bytes.len()))
+            }),
+            StreamAlloc::Released => self.store_released(page, contents),
+        }?;
+        Ok(Contents::Stored { handle, len: len as u16, checksum, priority: 0 })
+    }
+
+    /// Returns what is stored of a page: its compressed bytes, or the page itself if it does not compress well enough.
+    #[inline]
+    fn compress<'a>(&self, stream: &'a mut Stream, page: PageNo, contents: &'a Page) -> &'a [u8] {
+        let len = stream.encoder.encode(contents, &mut stream.compressed);
+        // What is about to be replaced is cold: its misses can pass while the new object is stored.
+        self.prefetch_held(page);
+        match len.filter(|len| *len < self.pool.huge_threshold()) {
+            Some(len) => &stream.compressed[..len],
+            None => contents,
+        }
+    }
+
+    /// Stores a page without holding a stream while memory is waited for: see [`StreamAlloc::Released`].
+    fn store_released(&self, page: PageNo, contents: &Page) -> Result<(u32, usize)> {
+        let owner = page.0;
+        let stored = self.codec.with(|stream| {
+            let bytes = self.compress(stream, page, contents);
+            let handle = self.pool.store(bytes, owner, Gfp::NoWait);
+            handle.map(|handle| (handle, bytes.len())).map_err(|_| bytes.len())
+        });
+        let len = match stored {
+            Ok(stored) => return Ok(stored),
+            Err(len) => len,
+        };
+        self.counters.local().writestall.add(1);
+        let reserved = self.pool.reserve(len, Gfp::MayWait)?;
+        if len == PAGE_SIZE {
+            return reserved.write(contents, owner).map(|handle| (handle, len));
+        }
+        self.codec.with(|stream| {
+            // As long as before; were it not, the pool would find another object for it.
+            let bytes = self.compress(stream, page, contents);
+            reserved.write(bytes, owner).map(|handle| (handle, bytes.len()))
+        })
+    }
+
+    /// Counts a write, and wakes the policy's thread if the pool has grown above its high watermark.
+    #[inline]
+    fn count_write(&self) {
+        self.watermarks.wake_if_high(&self.arena);
+        self.counters.local().pages_written.add(1);
+    }
+
+    /// Counts a write that failed, by its reason, and returns the error. One that would block comes again, and is not
+    /// counted.
+    #[cold]
+    fn count_failed_write(&self, error: Error) -> Error {
+        self.watermarks.wake_if_high(&self.arena);
+        self.counters.local().failed_write(&error);
+        error
+    }
+}
+
+/// The word that fills the page, if one does.
+#[inline]
+pub(super) fn same_word(page: &Page) -> Option<u64> {
+    let (words, _) = page.as_chunks::<8>();
+    let (first, last) = (words[0], words[words.len() - 1]);
+    // Pages that start and end alike are rare: look at the rest only of those.
+    (first == last && words.iter().all(|word| *word == first)).then(|| u64::from_ne_bytes(first))
+}
+
+/// Fills a page with a word.
+#[inline]
+pub(super) fn fill(page: &mut Page, word: u64) {
+    let (words, _) = page.as_chunks_mut::<8>();
+    words.fill(word.to_ne_bytes());
+}
