@@ -11,7 +11,7 @@ use uzram::units::parse_size;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::block::{Programs, SwapUser};
 use uzram_bench::engine::{self, Against, Pattern, backing};
-use uzram_bench::harness::{Source, command};
+use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::targets;
 
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
@@ -110,8 +110,8 @@ fn measure(args: &Args) -> Result<String> {
 }
 
 fn run_bench(args: &Args, duration: Duration) -> Result<String> {
-    let defaults = engine::Options::default();
-    let report = engine::run(engine::Options {
+    let defaults = engine::BenchOptions::default();
+    let report = engine::run(engine::BenchOptions {
         corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
         size_bytes: args.size,
         patterns: args.rw.clone(),
@@ -124,20 +124,23 @@ fn run_bench(args: &Args, duration: Duration) -> Result<String> {
         stop: command::stop_flag()?,
         ..defaults
     })?;
-    Ok(if args.json { format!("{}\n", report.to_json()) } else { report.to_string() })
+    Ok(if args.json { format!("{}\n", to_json(&report)) } else { report.to_string() })
 }
 
 fn run_targets(args: &Args, duration: Duration) -> Result<String> {
     let bench = command::this_program()?;
-    let report = targets::run(&targets::Options {
+    let report = targets::run(&targets::TargetsOptions {
         programs: command::uzram_program().map(|uzram| Programs { uzram, bench }),
         duration,
         repeat: args.repeat,
-        backing: backing::Options { dir: args.backing_dir.clone(), ..backing::Options::default() },
+        backing: backing::BackingOptions {
+            dir: args.backing_dir.clone(),
+            ..backing::BackingOptions::default()
+        },
         stop: command::stop_flag()?,
-        ..targets::Options::default()
+        ..targets::TargetsOptions::default()
     })?;
-    Ok(if args.json { format!("{}\n", report.to_json()) } else { report.to_string() })
+    Ok(if args.json { format!("{}\n", to_json(&report)) } else { report.to_string() })
 }
 
 /// Is the program that is swapped out, and prints its times.

@@ -22,6 +22,7 @@ use crate::engine::hit_ratio::{self, Trace};
 use crate::engine::recompression;
 use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
+use crate::harness::report::{Table, ratio_cell};
 use crate::harness::stats::median;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
 use crate::nbd;
@@ -34,7 +35,7 @@ const SLICE: Duration = Duration::from_millis(20);
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct TargetsOptions {
     /// What the targets over NBD, of block devices and of swap run; without it they are not measured.
     pub programs: Option<block::Programs>,
     /// How long one measurement lasts.
@@ -50,7 +51,7 @@ pub struct Options {
     /// The size of the device that is recompressed.
     pub recompressed_size_bytes: u64,
     /// Where files of cold pages are put and how large they are; the rest of it is set by the other options.
-    pub backing: backing::Options,
+    pub backing: backing::BackingOptions,
     /// How much block devices and swap are measured with.
     pub block: block::Amounts,
     /// Pages that the traces use which the LRU is judged by.
@@ -61,10 +62,10 @@ pub struct Options {
     pub stop: Arc<AtomicBool>,
 }
 
-impl Default for Options {
+impl Default for TargetsOptions {
     fn default() -> Self {
-        let traces = hit_ratio::Options::default();
-        Options {
+        let traces = hit_ratio::HitRatioOptions::default();
+        TargetsOptions {
             programs: None,
             duration: Duration::from_secs(1),
             repeat: 5,
@@ -72,7 +73,7 @@ impl Default for Options {
             large_size_bytes: 1 << 30,
             compacted_size_bytes: 256 << 20,
             recompressed_size_bytes: 1 << 30,
-            backing: backing::Options::default(),
+            backing: backing::BackingOptions::default(),
             block: block::Amounts::default(),
             trace_pages: traces.pages,
             trace_uses: traces.uses,
@@ -126,62 +127,62 @@ impl Target {
 
 /// Every target.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct TargetsReport {
     /// In the order they are printed.
     pub targets: Vec<Target>,
     /// How it was measured, and why some figures are missing.
     pub notes: Vec<String>,
     /// The throughputs behind the ratios.
-    pub bench: engine::Report,
+    pub bench: engine::BenchReport,
     /// The throughputs beside a device without an LRU.
-    pub lru_cost: engine::Report,
+    pub lru_cost: engine::BenchReport,
     /// The hit ratios beside an exact LRU's.
-    pub hit_ratios: hit_ratio::Report,
+    pub hit_ratios: hit_ratio::HitRatioReport,
     /// What compaction brings and costs.
-    pub compaction: compaction::Report,
+    pub compaction: compaction::CompactionReport,
     /// What recompression brings and costs.
-    pub recompression: recompression::Report,
+    pub recompression: recompression::RecompressionReport,
     /// What a backing file brings and costs, when there could be one.
-    pub backing: Option<backing::Report>,
+    pub backing: Option<backing::BackingReport>,
     /// The throughputs over NBD, when they were measured.
-    pub nbd: Option<nbd::Report>,
+    pub nbd: Option<nbd::NbdReport>,
     /// Block devices and swap, what could be measured of them.
-    pub block: Option<block::Report>,
+    pub block: Option<block::BlockReport>,
 }
 
 /// Measures every target.
 ///
 /// # Errors
 /// As [`engine::run`]. A comparison that is not possible here is no error but a note.
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     let mut notes = Vec::new();
     let dir = tempfile::tempdir()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
     let path = dir.path().join("mixed.bin");
     corpus::build(Kind::Mixed, options.corpus_pages)?.save(&path)?;
 
-    let base = engine::Options {
+    let base = engine::BenchOptions {
         corpus: Source::File(path.clone()),
         duration: options.duration,
         repeat: options.repeat,
         stop: Arc::clone(&options.stop),
-        ..engine::Options::default()
+        ..engine::BenchOptions::default()
     };
-    let speed = engine::run(engine::Options {
+    let speed = engine::run(engine::BenchOptions {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
         against: vec![Against::Codec, Against::Kernel],
         ..base.clone()
     })?;
-    let lru_cost = engine::run(engine::Options {
+    let lru_cost = engine::run(engine::BenchOptions {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
         against: vec![Against::NoLru],
         ..in_slices(base.clone())
     })?;
-    let memory = engine::Options { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
+    let memory = engine::BenchOptions { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
     let small = engine::run(memory.clone())?;
-    let large = engine::run(engine::Options { size_bytes: Some(options.large_size_bytes), ..memory })?;
+    let large = engine::run(engine::BenchOptions { size_bytes: Some(options.large_size_bytes), ..memory })?;
 
     let common = Common {
         corpus: Source::File(path.clone()),
@@ -191,18 +192,18 @@ pub fn run(options: &Options) -> Result<Report> {
         ..Common::default()
     };
     let size_bytes = options.compacted_size_bytes;
-    let compaction = compaction::run(&compaction::Options { common: common.clone(), size_bytes })?;
-    let recompression = recompression::run(&recompression::Options {
+    let compaction = compaction::run(&compaction::CompactionOptions { common: common.clone(), size_bytes })?;
+    let recompression = recompression::run(&recompression::RecompressionOptions {
         common: common.clone(),
         size_bytes: options.recompressed_size_bytes,
-        ..recompression::Options::default()
+        ..recompression::RecompressionOptions::default()
     })?;
 
-    let hit_ratios = hit_ratio::run(&hit_ratio::Options {
+    let hit_ratios = hit_ratio::run(&hit_ratio::HitRatioOptions {
         pages: options.trace_pages,
         uses: options.trace_uses,
         stop: Arc::clone(&options.stop),
-        ..hit_ratio::Options::default()
+        ..hit_ratio::HitRatioOptions::default()
     })?;
 
     let mut targets = speed_targets(&speed);
@@ -212,13 +213,13 @@ pub fn run(options: &Options) -> Result<Report> {
     targets.push(memory_target(&large, 1.02, &mut notes));
     targets.extend(compaction_targets(&compaction));
     targets.extend(recompression_targets(&recompression, &mut notes));
-    let backing = backing_report(&backing::Options { common, ..options.backing.clone() }, &mut notes)?;
+    let backing = backing_report(&backing::BackingOptions { common, ..options.backing.clone() }, &mut notes)?;
     targets.extend(backing_targets(backing.as_ref()));
     let nbd = nbd_report(options, path.clone(), &mut notes)?;
     targets.extend(nbd_targets(nbd.as_ref()));
     let block = block_report(options, path, &mut notes)?;
     targets.extend(block_targets(&options.block, block.as_ref()));
-    Ok(Report {
+    Ok(TargetsReport {
         targets,
         notes,
         bench: speed,
@@ -233,7 +234,7 @@ pub fn run(options: &Options) -> Result<Report> {
 }
 
 /// Those that the in-process benchmark answers.
-fn speed_targets(report: &engine::Report) -> Vec<Target> {
+fn speed_targets(report: &engine::BenchReport) -> Vec<Target> {
     let ratio = |rw, jobs, target| report.row(rw, jobs, target).and_then(|row| row.ratio);
     let mut targets = Vec::new();
     for (rw, what, wanted) in [(Pattern::RandWrite, "encode", 0.90), (Pattern::RandRead, "decode", 0.85)] {
@@ -254,10 +255,10 @@ fn speed_targets(report: &engine::Report) -> Vec<Target> {
 }
 
 /// As long as these, in rounds of at most [`SLICE`].
-fn in_slices(options: engine::Options) -> engine::Options {
+fn in_slices(options: engine::BenchOptions) -> engine::BenchOptions {
     let slices = options.repeat as u128 * options.duration.as_nanos() / SLICE.as_nanos();
     let repeat = usize::try_from(slices).unwrap_or(engine::MAX_REPEAT).max(options.repeat);
-    engine::Options {
+    engine::BenchOptions {
         duration: options.duration.min(SLICE),
         repeat: repeat.min(engine::MAX_REPEAT),
         ..options
@@ -265,7 +266,7 @@ fn in_slices(options: engine::Options) -> engine::Options {
 }
 
 /// What a device pays for knowing which pages are cold.
-fn lru_cost_targets(report: &engine::Report) -> Vec<Target> {
+fn lru_cost_targets(report: &engine::BenchReport) -> Vec<Target> {
     let mut targets = Vec::new();
     for rw in [Pattern::RandRead, Pattern::RandWrite] {
         for jobs in [1, 2] {
@@ -279,7 +280,7 @@ fn lru_cost_targets(report: &engine::Report) -> Vec<Target> {
 
 /// What uzram gains from a second job, divided by what the bare codec gains; in each round, then
 /// the median.
-fn scaling(report: &engine::Report, rw: Pattern) -> Option<f64> {
+fn scaling(report: &engine::BenchReport, rw: Pattern) -> Option<f64> {
     let rounds = |jobs, target| report.row(rw, jobs, target).map(|row| &row.rounds_mb_per_s);
     let (uzram_1, uzram_2) = (rounds(1, "uzram")?, rounds(2, "uzram")?);
     let (codec_1, codec_2) = (rounds(1, "codec")?, rounds(2, "codec")?);
@@ -290,7 +291,7 @@ fn scaling(report: &engine::Report, rw: Pattern) -> Option<f64> {
 }
 
 /// Those of the LRU's choice of cold pages, for the design that devices have unless told otherwise.
-fn hit_ratio_targets(report: &hit_ratio::Report) -> Vec<Target> {
+fn hit_ratio_targets(report: &hit_ratio::HitRatioReport) -> Vec<Target> {
     let mut targets = Vec::new();
     for trace in Trace::ALL {
         let wanted_points = match trace {
@@ -306,7 +307,7 @@ fn hit_ratio_targets(report: &hit_ratio::Report) -> Vec<Target> {
     targets
 }
 
-fn memory_target(report: &engine::Report, wanted: f64, notes: &mut Vec<String>) -> Target {
+fn memory_target(report: &engine::BenchReport, wanted: f64, notes: &mut Vec<String>) -> Target {
     let size = format_size(report.size_bytes);
     if let Some(ratio) = report.memory.kernel.as_ref().and_then(|kernel| kernel.used_per_compressed) {
         notes.push(format!("kernel zram's own pool memory / compressed at {size}: {ratio:.3}"));
@@ -316,7 +317,7 @@ fn memory_target(report: &engine::Report, wanted: f64, notes: &mut Vec<String>) 
 }
 
 /// Those of a pool that was scattered and compacted, and of reads meanwhile.
-fn compaction_targets(report: &compaction::Report) -> Vec<Target> {
+fn compaction_targets(report: &compaction::CompactionReport) -> Vec<Target> {
     let density = &report.density;
     let mut targets = vec![
         Target::at_most("scattered, then compacted: pool memory / ideal", 1.05, density.used_per_ideal()),
@@ -333,7 +334,10 @@ fn compaction_targets(report: &compaction::Report) -> Vec<Target> {
 }
 
 /// Those of reads while pages are compressed again; what that takes and wins is a note.
-fn recompression_targets(report: &recompression::Report, notes: &mut Vec<String>) -> Vec<Target> {
+fn recompression_targets(
+    report: &recompression::RecompressionReport,
+    notes: &mut Vec<String>,
+) -> Vec<Target> {
     if let Some(ratio) = report.used_ratio() {
         let (size, elapsed_s) = (format_size(report.size_bytes), report.elapsed_s);
         let (from, to) = (&report.algorithm, report.again);
@@ -347,7 +351,10 @@ fn recompression_targets(report: &recompression::Report, notes: &mut Vec<String>
 }
 
 /// The benchmark of a backing file, or a note that says why there is none.
-fn backing_report(options: &backing::Options, notes: &mut Vec<String>) -> Result<Option<backing::Report>> {
+fn backing_report(
+    options: &backing::BackingOptions,
+    notes: &mut Vec<String>,
+) -> Result<Option<backing::BackingReport>> {
     match options.obstacle()? {
         Some(obstacle) => {
             notes.push(format!("backing not measured: {obstacle}"));
@@ -357,9 +364,9 @@ fn backing_report(options: &backing::Options, notes: &mut Vec<String>) -> Result
     }
 }
 
-fn backing_targets(report: Option<&backing::Report>) -> Vec<Target> {
+fn backing_targets(report: Option<&backing::BackingReport>) -> Vec<Target> {
     let written = report.map(|report| &report.written);
-    let fullest = report.and_then(backing::Report::fullest);
+    let fullest = report.and_then(backing::BackingReport::fullest);
     vec![
         Target::at_least(
             "writeback, compressed bytes / fio's sequential 1 MiB writes",
@@ -394,7 +401,11 @@ fn backing_targets(report: Option<&backing::Report>) -> Vec<Target> {
 
 /// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
 /// an error.
-fn nbd_report(options: &Options, corpus: PathBuf, notes: &mut Vec<String>) -> Result<Option<nbd::Report>> {
+fn nbd_report(
+    options: &TargetsOptions,
+    corpus: PathBuf,
+    notes: &mut Vec<String>,
+) -> Result<Option<nbd::NbdReport>> {
     let Some(programs) = options.programs.clone() else {
         notes.push("NBD not measured: no uzram program was found".into());
         return Ok(None);
@@ -403,7 +414,7 @@ fn nbd_report(options: &Options, corpus: PathBuf, notes: &mut Vec<String>) -> Re
         notes.push(format!("NBD not measured: the program {name} is missing"));
         return Ok(None);
     }
-    nbd::run(&nbd::Options {
+    nbd::run(&nbd::NbdOptions {
         program: programs.uzram,
         corpus,
         jobs: vec![1, 2],
@@ -414,7 +425,7 @@ fn nbd_report(options: &Options, corpus: PathBuf, notes: &mut Vec<String>) -> Re
     .map(Some)
 }
 
-fn nbd_targets(report: Option<&nbd::Report>) -> Vec<Target> {
+fn nbd_targets(report: Option<&nbd::NbdReport>) -> Vec<Target> {
     let mut targets = Vec::new();
     for comparison in &nbd::COMPARISONS {
         for jobs in [1, 2] {
@@ -433,15 +444,15 @@ fn nbd_targets(report: Option<&nbd::Report>) -> Vec<Target> {
 /// The benchmark of block devices and swap, or a note that says why there is none. What it had to leave out, its own
 /// notes say.
 fn block_report(
-    options: &Options,
+    options: &TargetsOptions,
     corpus: PathBuf,
     notes: &mut Vec<String>,
-) -> Result<Option<block::Report>> {
+) -> Result<Option<block::BlockReport>> {
     let Some(programs) = options.programs.clone() else {
         notes.push("block devices and swap not measured: no uzram program was found".into());
         return Ok(None);
     };
-    block::run(&block::Options {
+    block::run(&block::BlockOptions {
         programs,
         corpus,
         repeat: options.repeat,
@@ -451,10 +462,10 @@ fn block_report(
     .map(Some)
 }
 
-fn block_targets(amounts: &block::Amounts, report: Option<&block::Report>) -> Vec<Target> {
+fn block_targets(amounts: &block::Amounts, report: Option<&block::BlockReport>) -> Vec<Target> {
     let ext4 = report.and_then(|report| report.file_system("ext4"));
     let swap = report.and_then(|report| report.swap.as_ref());
-    let idle = report.and_then(block::Report::largest_idle);
+    let idle = report.and_then(block::BlockReport::largest_idle);
     let swapped = format_size(amounts.swapped_bytes);
     let idle_size = format_size(amounts.idle_sizes_bytes.iter().copied().max().unwrap_or_default());
     vec![
@@ -500,41 +511,34 @@ fn jobs_text(jobs: usize) -> &'static str {
     if jobs == 1 { "1 job" } else { "2 jobs" }
 }
 
-impl Report {
-    /// One line of JSON.
-    pub fn to_json(&self) -> String {
-        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
-        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
-    }
-}
-
 /// Prints each target beside what was measured.
 pub struct Targets<'a>(pub &'a [Target]);
 
 impl fmt::Display for Targets<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.0.iter().map(|target| target.name.chars().count()).max().unwrap_or_default();
-        writeln!(f, "{:<width$} {:>8} {:>9}", "target", "wanted", "measured")?;
+        let mut table = Table::new(["<target", "wanted", "measured", "<"]);
         for target in self.0 {
             let sign = match target.bound {
                 Bound::AtLeast => '≥',
                 Bound::AtMost => '≤',
             };
-            let wanted = format!("{sign} {}", target.wanted);
-            let measured =
-                target.measured.map_or_else(|| "-".to_owned(), |measured| format!("{measured:.3}"));
             let verdict = match target.is_met() {
                 Some(true) => "met",
                 Some(false) => "MISSED",
                 None => "not measured",
             };
-            writeln!(f, "{:<width$} {wanted:>8} {measured:>9}  {verdict}", target.name)?;
+            table.row([
+                target.name.clone(),
+                format!("{sign} {}", target.wanted),
+                ratio_cell(target.measured, 3),
+                verdict.to_owned(),
+            ]);
         }
-        Ok(())
+        write!(f, "{table}")
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for TargetsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", Targets(&self.targets))?;
         writeln!(f)?;
@@ -559,6 +563,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use crate::harness::to_json;
 
     #[test]
     fn a_bound_has_a_good_side() {
@@ -575,7 +580,8 @@ mod tests {
     fn slices_take_as_long_as_the_rounds_did() {
         let sliced = |duration_ms, repeat| {
             let duration = Duration::from_millis(duration_ms);
-            let options = in_slices(engine::Options { duration, repeat, ..engine::Options::default() });
+            let options =
+                in_slices(engine::BenchOptions { duration, repeat, ..engine::BenchOptions::default() });
             (options.duration.as_millis(), options.repeat)
         };
         assert_eq!(sliced(1000, 5), (20, 250));
@@ -587,7 +593,7 @@ mod tests {
 
     #[test]
     fn every_target_is_listed_measured_or_not() {
-        let options = Options {
+        let options = TargetsOptions {
             duration: Duration::from_millis(2),
             repeat: 1,
             corpus_pages: 48,
@@ -595,10 +601,13 @@ mod tests {
             compacted_size_bytes: 1 << 20,
             recompressed_size_bytes: 1 << 20,
             // Measured by its own tests.
-            backing: backing::Options { dir: "/nonexistent".into(), ..backing::Options::default() },
+            backing: backing::BackingOptions {
+                dir: "/nonexistent".into(),
+                ..backing::BackingOptions::default()
+            },
             trace_pages: 1000,
             trace_uses: 5000,
-            ..Options::default()
+            ..TargetsOptions::default()
         };
         let report = run(&options).unwrap();
         assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 5 + 6 + 7);
@@ -614,7 +623,7 @@ mod tests {
         let text = report.to_string();
         assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");
         assert!(text.contains("backing not measured") && text.contains("/nonexistent"), "{text}");
-        let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
         assert_eq!(json["targets"][0]["bound"], "at_least");
     }
 }

@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::wait_until;
-use uzram_bench::block::{Amounts, Compared, Options, Programs, Report, run};
+use uzram_bench::block::{Amounts, BlockOptions, BlockReport, Compared, Programs, run};
 use uzram_bench::harness::corpus::{Kind, build};
 use uzram_bench::harness::process::find;
 
@@ -52,9 +52,9 @@ fn programs_beside() -> Programs {
     Programs { uzram: bench.with_file_name("uzram"), bench: bench.to_owned() }
 }
 
-fn tiny(corpus: &Path) -> Options {
+fn tiny(corpus: &Path) -> BlockOptions {
     build(Kind::Mixed, 512).unwrap().save(corpus).unwrap();
-    Options {
+    BlockOptions {
         programs: programs_beside(),
         corpus: corpus.to_owned(),
         repeat: 1,
@@ -120,7 +120,7 @@ fn assert_compared(compared: &Compared) {
     assert!(compared.ratio.unwrap() > 0.0, "{compared:?}");
 }
 
-fn assert_complete(report: &Report) {
+fn assert_complete(report: &BlockReport) {
     for file_system in &report.file_systems {
         assert_compared(&file_system.files_per_s);
         assert_compared(&file_system.write_mb_per_s);
@@ -195,12 +195,12 @@ fn what_fails_leaves_nothing() {
     let options = tiny(&dir.path().join("pages"));
     // A program that cannot do it is no error, but a note.
     let programs = Programs { uzram: "/bin/false".into(), ..programs_beside() };
-    let report = run(&Options { programs, ..options.clone() }).unwrap();
+    let report = run(&BlockOptions { programs, ..options.clone() }).unwrap();
     assert!(report.file_systems.is_empty() && report.swap.is_none() && report.idle.is_empty());
     assert!(report.to_string().contains("not measured: /bin/false failed"), "{report}");
     // A file larger than the disk fails while it is written, with the file system mounted.
     let amounts = Amounts { file_bytes: 80 * MIB, ..options.amounts.clone() };
-    let error = run(&Options { amounts, ..options.clone() }).unwrap_err().to_string();
+    let error = run(&BlockOptions { amounts, ..options.clone() }).unwrap_err().to_string();
     assert!(error.contains("No space left"), "{error}");
     assert_nothing_left(&before);
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use uzram::{Error, ErrorKind, Result};
-use uzram_bench::harness::command;
 use uzram_bench::harness::rounds::RoundOptions;
+use uzram_bench::harness::{command, to_json};
 use uzram_lab::experiment::callgrind::{self, Program};
-use uzram_lab::experiment::{self, Designs, Options, TABLES, Table};
+use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
 
 /// Repeat kernel patch series: their before against their after, in this process.
 ///
@@ -78,12 +78,12 @@ fn main() -> ExitCode {
 fn list() -> Result<String> {
     let mut text = String::new();
     for table in TABLES {
-        let options = Options::default();
+        let options = LabOptions::default();
         let estimate = options.estimate(table)?;
         let facts = [
-            ("series", table.series().to_string()),
-            ("designs", designs(&table.designs())),
-            ("cases", table.cases().join(" ")),
+            ("series", table.reference()),
+            ("designs", designs(&(table.designs)())),
+            ("cases", table.case_names().join(" ")),
             ("jobs", jobs(table)),
             (
                 "takes",
@@ -96,7 +96,7 @@ fn list() -> Result<String> {
                 ),
             ),
         ];
-        text += &format!("{:<10} {}\n", table.name(), table.about());
+        text += &format!("{:<10} {}\n", table.name, table.about);
         facts.iter().for_each(|(name, fact)| text += &format!("{:<10} {name:<8} {fact}\n", ""));
     }
     Ok(text)
@@ -112,43 +112,43 @@ fn designs(designs: &Designs) -> String {
 }
 
 /// The numbers of jobs, of each case where they differ.
-fn jobs(table: &dyn Table) -> String {
-    let jobs_of = |case: &&str| table.jobs(case).iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
-    let cases = table.cases();
-    let jobs: Vec<String> = cases.iter().map(jobs_of).collect();
-    if jobs.windows(2).all(|pair| pair[0] == pair[1]) {
-        return jobs.into_iter().next().unwrap_or_default();
+fn jobs(table: &Series) -> String {
+    let text = |jobs: &[usize]| jobs.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
+    match table.cases {
+        [(_, first), others @ ..] if others.iter().all(|(_, jobs)| jobs == first) => text(first),
+        cases => {
+            let named: Vec<_> = cases.iter().map(|(case, jobs)| format!("{case}: {}", text(jobs))).collect();
+            named.join("; ")
+        }
     }
-    let named = cases.iter().zip(&jobs).map(|(case, jobs)| format!("{case}: {jobs}"));
-    named.collect::<Vec<_>>().join("; ")
 }
 
 fn run_tables(args: &RunArgs) -> Result<()> {
-    let tables: Vec<&dyn Table> =
+    let tables: Vec<&Series> =
         args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
     let duration = Duration::try_from_secs_f64(args.seconds)
         .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))?;
     let progress = if io::stderr().is_terminal() { show_progress } else { |_: &str| {} };
-    let options = Options {
+    let options = LabOptions {
         cases: args.case.clone(),
         jobs: args.jobs.clone(),
         rounds: RoundOptions { rounds: args.rounds, duration, stop: command::stop_flag()?, progress },
         callgrind: args.callgrind.then(this_program).transpose()?,
-        ..Options::default()
+        ..LabOptions::default()
     };
     // Before minutes of measuring, say what cannot be.
-    tables.iter().try_for_each(|table| options.estimate(*table).map(drop))?;
+    tables.iter().try_for_each(|table| options.estimate(table).map(drop))?;
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let mut lines = String::new();
     // The file is written even if nobody reads the tables any more.
     let mut printed = Ok(());
     for (i, table) in tables.iter().enumerate() {
-        let outcome = experiment::run(*table, &options);
+        let outcome = experiment::run(table, &options);
         progress("");
         let report = outcome?;
         printed =
             printed.and_then(|()| command::print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
-        lines += &format!("{}\n", report.to_json());
+        lines += &format!("{}\n", to_json(&report));
     }
     json.map_or(Ok(()), |json| json.write(&lines))?;
     printed

@@ -22,10 +22,11 @@ use clap::Parser;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
 use uzram_bench::harness::stats::{MAX_PAIRS, coverage};
+use uzram_bench::harness::to_json;
 
 use heap::{SIZES_BYTES, names};
 use measured::{Case, Round};
-use report::{Report, Time};
+use report::{AllocatorsReport, Time};
 
 /// Measure uzram's slab caches beside other allocators, in this process
 #[derive(Parser)]
@@ -57,7 +58,7 @@ fn main() -> ExitCode {
         (Some(allocator), Some(size_bytes)) => {
             memory::measure(allocator, size_bytes, args.objects as usize).map(|bytes| format!("{bytes}\n"))
         }
-        _ => run(&args).map(|report| if args.json { report.to_json() + "\n" } else { report.to_string() }),
+        _ => run(&args).map(|report| if args.json { to_json(&report) + "\n" } else { report.to_string() }),
     };
     match text {
         Ok(text) => {
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<Report> {
+fn run(args: &Args) -> Result<AllocatorsReport> {
     let duration = Duration::try_from_secs_f64(args.seconds).ok().filter(|duration| !duration.is_zero());
     let duration = duration.ok_or_else(|| {
         Error::invalid("a measurement lasts more than nothing, and not for ever").with_setting("--seconds")
@@ -88,7 +89,7 @@ fn run(args: &Args) -> Result<Report> {
         progress(&format!("memory, {size_bytes} bytes"));
         memory.extend(memory::measure_all(size_bytes, args.objects as usize)?);
     }
-    Ok(Report::new(times, memory, notes(args)))
+    Ok(AllocatorsReport::new(times, memory, notes(args)))
 }
 
 /// All rounds of a case, a row for each allocator.

@@ -66,7 +66,7 @@ impl Time {
 
 /// What was found. `Display` prints it.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct AllocatorsReport {
     /// In the order they are printed.
     pub targets: Vec<Target>,
     /// The times behind them.
@@ -77,9 +77,9 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Report {
+impl AllocatorsReport {
     /// Judges what was measured.
-    pub fn new(times: Vec<Time>, memory: Vec<Memory>, notes: Vec<String>) -> Report {
+    pub fn new(times: Vec<Time>, memory: Vec<Memory>, notes: Vec<String>) -> AllocatorsReport {
         let mut targets = Vec::new();
         for (case, allocator, wanted) in [
             (Case::SameThread, PLAIN, 1.0),
@@ -92,13 +92,7 @@ impl Report {
             }
         }
         targets.extend(SIZES_BYTES.map(|size_bytes| memory_target(&memory, size_bytes)));
-        Report { targets, times, memory, notes }
-    }
-
-    /// One line of JSON.
-    pub fn to_json(&self) -> String {
-        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
-        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+        AllocatorsReport { targets, times, memory, notes }
     }
 }
 
@@ -129,7 +123,7 @@ fn memory_target(memory: &[Memory], size_bytes: usize) -> Target {
     Target::at_most(format!("memory, 90 % freed, {size_bytes} bytes / the best other"), 1.0, ratio)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for AllocatorsReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", Targets(&self.targets))?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
@@ -166,6 +160,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use uzram_bench::harness::to_json;
 
     fn memory(allocator: &'static str, size_bytes: usize, resident_per_live: f64) -> Memory {
         Memory { allocator, size_bytes, resident_per_live }
@@ -181,7 +176,7 @@ mod tests {
         }
         let rows = [("uzram", 9.0), ("uzram eager", 1.0), ("system", 10.0), ("jemalloc", 8.0)];
         let memory = rows.map(|(allocator, kept)| memory(allocator, 256, kept)).to_vec();
-        let report = Report::new(times, memory, vec!["a note".into()]);
+        let report = AllocatorsReport::new(times, memory, vec!["a note".into()]);
         let judged = |name: &str| {
             let target = report.targets.iter().find(|target| target.name.starts_with(name)).unwrap();
             (target.measured, target.is_met())
@@ -199,7 +194,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("0.500 [0.500, 0.500]"), "{text}");
-        let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
         assert_eq!(json["times"][0]["case"], "same thread");
     }
 }

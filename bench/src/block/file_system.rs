@@ -21,7 +21,7 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::disk::{Attached, Mounted};
 use super::report::Compared;
-use super::{Options, PATIENCE, io_error, kernel_zram};
+use super::{BlockOptions, PATIENCE, io_error, kernel_zram};
 use crate::harness::process::{find, run_to_end, runtime_dir};
 use crate::harness::rounds::in_turn;
 use crate::harness::{go_on, read_back};
@@ -60,7 +60,7 @@ pub(super) fn obstacle() -> Option<String> {
 }
 
 /// Measures each file system that there is.
-pub(super) fn measure(options: &Options, notes: &mut Vec<String>) -> Result<Vec<FileSystem>> {
+pub(super) fn measure(options: &BlockOptions, notes: &mut Vec<String>) -> Result<Vec<FileSystem>> {
     let contents = fs::read(&options.corpus).map_err(|error| io_error(&options.corpus, error))?;
     let mut file_systems = Vec::new();
     for (name, size_bytes) in [("ext4", options.amounts.ext4_bytes), ("btrfs", options.amounts.btrfs_bytes)] {
@@ -87,7 +87,7 @@ fn obstacle_to(name: &str, size_bytes: u64) -> Result<Option<String>> {
 
 impl FileSystem {
     fn measure(
-        options: &Options,
+        options: &BlockOptions,
         name: &'static str,
         size_bytes: u64,
         contents: &[u8],
@@ -113,7 +113,7 @@ impl FileSystem {
     }
 }
 
-fn round(options: &Options, name: &str, device: &Path, contents: &[u8]) -> Result<Round> {
+fn round(options: &BlockOptions, name: &str, device: &Path, contents: &[u8]) -> Result<Round> {
     let dir = runtime_dir()?;
     let mount_point = dir.path().join("mnt");
     fs::create_dir(&mount_point).map_err(|error| io_error(&mount_point, error))?;

@@ -13,7 +13,7 @@ use uzram::units::bytes_to_pages;
 use uzram::{Error, ErrorKind, Result};
 
 use super::swap_area::SwapDaemon;
-use super::{Options, io_error};
+use super::{BlockOptions, io_error};
 use crate::harness::go_on;
 
 /// Of the slot table, for a page.
@@ -33,7 +33,7 @@ pub struct Idle {
 }
 
 /// Measures a daemon of each size, all of them at the same time.
-pub(super) fn measure(options: &Options) -> Result<Vec<Idle>> {
+pub(super) fn measure(options: &BlockOptions) -> Result<Vec<Idle>> {
     let sizes = &options.amounts.idle_sizes_bytes;
     let mut daemons = Vec::new();
     for size_bytes in sizes {

@@ -32,7 +32,7 @@ use crate::harness::go_on;
 use crate::harness::process::{run_to_end, runtime_dir};
 pub use file_system::FileSystem;
 pub use idle::Idle;
-pub use report::{Compared, Report};
+pub use report::{BlockReport, Compared};
 pub use swap::Swap;
 pub use swap_user::{SwapTimes, SwapUser};
 
@@ -54,7 +54,7 @@ pub struct Programs {
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BlockOptions {
     /// What is run.
     pub programs: Programs,
     /// A file of pages.
@@ -110,13 +110,13 @@ impl Default for Amounts {
 ///
 /// # Errors
 /// A corpus that cannot be read, a program that fails, contents that do not read back, a stop.
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &BlockOptions) -> Result<BlockReport> {
     let mut notes = Vec::new();
-    let mut report = Report::default();
+    let mut report = BlockReport::default();
     go_on(&options.stop)?;
     if let Some(obstacle) = disk_obstacle(&options.programs.uzram)? {
         notes.push(format!("file systems, swap and idle daemons not measured: {obstacle}"));
-        return Ok(Report { notes, ..report });
+        return Ok(BlockReport { notes, ..report });
     }
     match file_system::obstacle().map_or_else(kernel_obstacle, Some) {
         Some(obstacle) => notes.push(format!("file systems not measured: {obstacle}")),

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use uzram::units::format_size;
 
-use super::{FileSystem, Idle, Options, Swap};
+use super::{BlockOptions, FileSystem, Idle, Swap};
+use crate::harness::report::{Table, ratio_cell};
 use crate::harness::stats::{median, median_ratio};
 
 /// A figure of uzram's and of the kernel's zram; medians over the rounds.
@@ -28,7 +29,7 @@ impl Compared {
 
 /// Everything a run found.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Report {
+pub struct BlockReport {
     /// Each file system that could be measured.
     pub file_systems: Vec<FileSystem>,
     /// Swap, if it could be.
@@ -39,7 +40,7 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Report {
+impl BlockReport {
     /// What was found of a file system.
     pub fn file_system(&self, name: &str) -> Option<&FileSystem> {
         self.file_systems.iter().find(|file_system| file_system.name == name)
@@ -52,7 +53,7 @@ impl Report {
 }
 
 /// The notes: how it was measured, and then what was left out.
-pub(super) fn describe(options: &Options, report: &mut Report, left_out: Vec<String>) {
+pub(super) fn describe(options: &BlockOptions, report: &mut BlockReport, left_out: Vec<String>) {
     let rounds =
         if options.repeat == 1 { "1 round".into() } else { format!("{} interleaved rounds", options.repeat) };
     report
@@ -71,23 +72,29 @@ pub(super) fn describe(options: &Options, report: &mut Report, left_out: Vec<Str
     report.notes.extend(left_out);
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BlockReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<44} {:>10} {:>10}  {:>6}", "block devices and swap", "uzram", "kernel", "ratio")?;
+        let mut table = Table::new(["<block devices and swap", "uzram", "kernel", "ratio"]);
+        let mut row = |what: String, compared: &Compared, unit: f64| {
+            let figure = |value: f64| format!("{:.0}", value / unit);
+            let ratio = ratio_cell(compared.ratio, 2);
+            table.row([what, figure(compared.uzram), figure(compared.kernel), ratio]);
+        };
         for file_system in &self.file_systems {
             let name = file_system.name;
-            file_system.files_per_s.fmt_row(f, &format!("{name}, fs_mark, files/s"), 1.0)?;
-            file_system.write_mb_per_s.fmt_row(f, &format!("{name}, large file written, MB/s"), 1.0)?;
-            file_system.read_mb_per_s.fmt_row(f, &format!("{name}, large file read, MB/s"), 1.0)?;
+            row(format!("{name}, fs_mark, files/s"), &file_system.files_per_s, 1.0);
+            row(format!("{name}, large file written, MB/s"), &file_system.write_mb_per_s, 1.0);
+            row(format!("{name}, large file read, MB/s"), &file_system.read_mb_per_s, 1.0);
         }
         if let Some(swap) = &self.swap {
             let mib = f64::from(1 << 20);
-            swap.swap_out_ms.fmt_row(f, &format!("swap-out of {}, ms", format_size(swap.size_bytes)), 1.0)?;
-            swap.fault_in_ms.fmt_row(f, "its fault-in, page by page, ms", 1.0)?;
-            swap.swapped_bytes.fmt_row(f, "swapped, MiB", mib)?;
-            swap.cached_bytes.fmt_row(f, "in the swap cache, MiB", mib)?;
-            swap.left_bytes.fmt_row(f, "free, but still stored afterwards, KiB", 1024.0)?;
+            row(format!("swap-out of {}, ms", format_size(swap.size_bytes)), &swap.swap_out_ms, 1.0);
+            row("its fault-in, page by page, ms".into(), &swap.fault_in_ms, 1.0);
+            row("swapped, MiB".into(), &swap.swapped_bytes, mib);
+            row("in the swap cache, MiB".into(), &swap.cached_bytes, mib);
+            row("free, but still stored afterwards, KiB".into(), &swap.left_bytes, 1024.0);
         }
+        write!(f, "{table}")?;
         for idle in &self.idle {
             writeln!(
                 f,
@@ -100,13 +107,6 @@ impl fmt::Display for Report {
         }
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
-    }
-}
-
-impl Compared {
-    fn fmt_row(&self, f: &mut fmt::Formatter<'_>, what: &str, unit: f64) -> fmt::Result {
-        let ratio = self.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
-        writeln!(f, "{what:<44} {:>10.0} {:>10.0}  {ratio:>6}", self.uzram / unit, self.kernel / unit)
     }
 }
 

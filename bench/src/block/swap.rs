@@ -14,7 +14,7 @@ use super::cgroup::Cgroup;
 use super::report::Compared;
 use super::swap_area::{self, KernelSwap, SwapDaemon};
 use super::swap_user::SwapTimes;
-use super::{Options, PATIENCE};
+use super::{BlockOptions, PATIENCE};
 use crate::harness::process::run_to_end;
 use crate::harness::rounds::in_turn;
 
@@ -49,7 +49,7 @@ pub(super) fn obstacle() -> Option<String> {
 }
 
 /// Measures it.
-pub(super) fn measure(options: &Options) -> Result<Swap> {
+pub(super) fn measure(options: &BlockOptions) -> Result<Swap> {
     let area_bytes = options.amounts.swap_area_bytes;
     let rounds = in_turn(options.repeat, &options.stop, |_, which| {
         if which == 0 {
@@ -79,7 +79,7 @@ pub(super) fn measure(options: &Options) -> Result<Swap> {
 }
 
 /// Runs the program once, while one of the areas is on.
-fn round(options: &Options, left_bytes: impl Fn() -> Result<u64>) -> Result<Round> {
+fn round(options: &BlockOptions, left_bytes: impl Fn() -> Result<u64>) -> Result<Round> {
     let cgroup = Cgroup::new()?;
     let times = run_user(options, cgroup.dir())?;
     drop(cgroup);
@@ -87,7 +87,7 @@ fn round(options: &Options, left_bytes: impl Fn() -> Result<u64>) -> Result<Roun
     Ok(Round { times, left_bytes: left_bytes()? })
 }
 
-fn run_user(options: &Options, cgroup: &Path) -> Result<SwapTimes> {
+fn run_user(options: &BlockOptions, cgroup: &Path) -> Result<SwapTimes> {
     let mut command = Command::new(&options.programs.bench);
     command.args(["swap-user", "--cgroup"]).arg(cgroup).arg("--pages").arg(&options.corpus);
     command.arg("--size").arg(options.amounts.swapped_bytes.to_string());

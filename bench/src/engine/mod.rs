@@ -16,7 +16,7 @@
 //!   stores them without its codec, so there would be nothing to compare.
 //!
 //! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks them, one file each is a
-//! target, and [`Report`] prints.
+//! target, and [`BenchReport`] prints.
 
 pub mod backing;
 mod codec_loop;
@@ -47,7 +47,7 @@ pub use kernel_zram::KernelZram;
 pub use measure::{Measurement, Plan, Until, mb_per_s, measure};
 pub use packed::Packed;
 pub use pattern::Pattern;
-pub use report::{KernelMemory, Memory, Report, Row};
+pub use report::{BenchReport, KernelMemory, Memory, Row};
 pub use uzram_device::UzramDevice;
 
 /// What uzram is compared with.
@@ -79,7 +79,7 @@ impl std::str::FromStr for Against {
 
 /// What to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// The pages.
     pub corpus: Source,
     /// The device's size; `None` for the corpus's. A shorter corpus is repeated.
@@ -109,9 +109,9 @@ const MAX_JOBS: usize = 256;
 pub(crate) const MAX_REPEAT: usize = 1000;
 const MAX_DURATION: Duration = Duration::from_hours(1);
 
-impl Default for Options {
+impl Default for BenchOptions {
     fn default() -> Self {
-        Options {
+        BenchOptions {
             corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
             size_bytes: None,
             patterns: Pattern::ALL.to_vec(),
@@ -127,7 +127,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl BenchOptions {
     fn check(&self) -> Result<()> {
         let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
         if let Some(jobs) = self.jobs.iter().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
@@ -196,7 +196,7 @@ fn fill_in_order(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Res
 /// # Errors
 /// `Invalid` names the option that cannot be. A kernel that has no zram, or does not let us have
 /// one, is no error: the report says why it is missing.
-pub fn run(options: Options) -> Result<Report> {
+pub fn run(options: BenchOptions) -> Result<BenchReport> {
     options.check()?;
     let corpus = options.load_corpus()?;
     let page_count = options.page_count(&corpus)?;
@@ -237,7 +237,7 @@ pub fn run(options: Options) -> Result<Report> {
     let memory = Memory::new(&device.stats(), kernel.as_ref().map(kernel::KernelDevice::memory).transpose()?);
     let rows = measure_all(&options, &targets, &corpus, page_count)?;
     report::describe(&options, &targets, &mut notes);
-    Ok(Report { corpus_pages: corpus.page_count(), size_bytes, rows, memory, notes })
+    Ok(BenchReport { corpus_pages: corpus.page_count(), size_bytes, rows, memory, notes })
 }
 
 /// What the benchmarks of compaction, recompression and a backing file have in common.
@@ -304,7 +304,7 @@ fn verify_pages(
 
 /// Every pattern, round by round, with all numbers of jobs and all targets in a round.
 fn measure_all(
-    options: &Options,
+    options: &BenchOptions,
     targets: &[&dyn Target],
     corpus: &Corpus,
     page_count: usize,

@@ -7,7 +7,8 @@ use uzram::device::DeviceStats;
 use uzram::units::format_size;
 
 use super::measure::{Measurement, SAMPLE_EVERY};
-use super::{Options, Pattern, Target};
+use super::{BenchOptions, Pattern, Target};
+use crate::harness::report::{Table, ratio_cell};
 use crate::harness::stats::{median, median_ratio};
 
 /// One target under one pattern with one number of jobs. Figures are medians over the rounds.
@@ -142,9 +143,9 @@ impl KernelMemory {
     }
 }
 
-/// Everything a run found. `Display` prints the tables; [`Report::to_json`] the JSON.
+/// Everything a run found. `Display` prints the tables; the JSON has the fields as keys.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Pages of the corpus that were used.
     pub corpus_pages: usize,
     /// The device's size.
@@ -157,14 +158,7 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Report {
-    /// One line of JSON: `rows` and `memory`, and the keys around them. Figures that do not exist
-    /// are `null`.
-    pub fn to_json(&self) -> String {
-        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
-        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
-    }
-
+impl BenchReport {
     /// The row of a target, if it was measured.
     pub fn row(&self, rw: Pattern, jobs: usize, target: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.rw == rw.name() && row.jobs == jobs && row.target == target)
@@ -172,7 +166,7 @@ impl Report {
 }
 
 /// The notes every report has: how it was measured.
-pub(super) fn describe(options: &Options, targets: &[&dyn Target], notes: &mut Vec<String>) {
+pub(super) fn describe(options: &BenchOptions, targets: &[&dyn Target], notes: &mut Vec<String>) {
     notes.push(format!(
         "{} {} of {:.2} s, medians; every {SAMPLE_EVERY}th page timed; ratio = uzram / target, median of the rounds' ratios",
         options.repeat,
@@ -193,24 +187,26 @@ pub(super) fn describe(options: &Options, targets: &[&dyn Target], notes: &mut V
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let corpus_bytes = uzram::units::pages_to_bytes(self.corpus_pages as u64);
         writeln!(f, "device {}, corpus {}", format_size(self.size_bytes), format_size(corpus_bytes))?;
-        if !self.rows.is_empty() {
-            writeln!(
-                f,
-                "\n{:<10} {:>4}  {:<7} {:>8} {:>8} {:>8} {:>8}  {:>6}",
-                "rw", "jobs", "target", "MB/s", "p50 µs", "p99 µs", "p99.9 µs", "ratio"
-            )?;
-        }
+        let mut table =
+            Table::new(["<rw", "jobs", "<target", "MB/s", "p50 µs", "p99 µs", "p99.9 µs", "ratio"]);
         for row in &self.rows {
-            let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-            writeln!(
-                f,
-                "{:<10} {:>4}  {:<7} {:>8.0} {:>8.2} {:>8.2} {:>8.2}  {ratio:>6}",
-                row.rw, row.jobs, row.target, row.mb_per_s, row.p50_us, row.p99_us, row.p999_us
-            )?;
+            table.row([
+                row.rw.to_owned(),
+                row.jobs.to_string(),
+                row.target.to_owned(),
+                format!("{:.0}", row.mb_per_s),
+                format!("{:.2}", row.p50_us),
+                format!("{:.2}", row.p99_us),
+                format!("{:.2}", row.p999_us),
+                row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+            ]);
+        }
+        if !table.is_empty() {
+            write!(f, "\n{table}")?;
         }
         self.memory.fmt_table(f)?;
         writeln!(f)?;
@@ -220,32 +216,26 @@ impl fmt::Display for Report {
 
 impl Memory {
     fn fmt_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let times = |ratio: Option<f64>| ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
-        writeln!(
-            f,
-            "\n{:<7} {:>11} {:>11} {:>11} {:>15} {:>11} {:>11}",
-            "memory", "stored", "compressed", "used", "used/compressed", "charged", "fixed"
-        )?;
-        writeln!(
-            f,
-            "{:<7} {:>11} {:>11} {:>11} {:>15} {:>11} {:>11}",
-            "uzram",
+        let mut table =
+            Table::new(["<memory", "stored", "compressed", "used", "used/compressed", "charged", "fixed"]);
+        table.row([
+            "uzram".to_owned(),
             format_size(self.stored_bytes),
             format_size(self.compressed_bytes),
             format_size(self.used_bytes),
-            times(self.used_per_compressed),
+            ratio_cell(self.used_per_compressed, 3),
             format_size(self.charged_bytes),
-            format_size(self.fixed_bytes)
-        )?;
-        let Some(kernel) = &self.kernel else { return Ok(()) };
-        writeln!(
-            f,
-            "{:<7} {:>11} {:>11} {:>11} {:>15}",
-            "kernel",
-            format_size(kernel.stored_bytes),
-            format_size(kernel.compressed_bytes),
-            format_size(kernel.used_bytes),
-            times(kernel.used_per_compressed)
-        )
+            format_size(self.fixed_bytes),
+        ]);
+        if let Some(kernel) = &self.kernel {
+            table.row([
+                "kernel".to_owned(),
+                format_size(kernel.stored_bytes),
+                format_size(kernel.compressed_bytes),
+                format_size(kernel.used_bytes),
+                ratio_cell(kernel.used_per_compressed, 3),
+            ]);
+        }
+        write!(f, "\n{table}")
     }
 }

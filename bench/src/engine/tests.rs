@@ -3,24 +3,25 @@
 use std::sync::atomic::Ordering;
 
 use super::*;
+use crate::harness::to_json;
 use uzram::codec;
 use uzram::units::PAGE_SIZE;
 
 /// A run of a few ms.
-fn tiny() -> Options {
-    Options {
+fn tiny() -> BenchOptions {
+    BenchOptions {
         corpus: Source::Built(Kind::Text, 24),
         patterns: vec![Pattern::RandRead],
         jobs: vec![1],
         duration: Duration::from_millis(2),
         repeat: 2,
-        ..Options::default()
+        ..BenchOptions::default()
     }
 }
 
 #[test]
 fn every_pattern_runs_beside_the_codec() {
-    let options = Options {
+    let options = BenchOptions {
         patterns: Pattern::ALL.to_vec(),
         jobs: vec![1, 2],
         against: vec![Against::Codec],
@@ -41,7 +42,7 @@ fn every_pattern_runs_beside_the_codec() {
 
 #[test]
 fn a_device_without_an_lru_is_one_but_for_its_nodes() {
-    let options = Options { against: vec![Against::NoLru, Against::Codec], ..tiny() };
+    let options = BenchOptions { against: vec![Against::NoLru, Against::Codec], ..tiny() };
     let report = run(options).unwrap();
     let row = report.row(Pattern::RandRead, 1, "no-lru").unwrap();
     assert!(row.mb_per_s > 0.0 && row.ratio.is_some(), "{row:?}");
@@ -58,7 +59,7 @@ fn a_device_without_an_lru_is_one_but_for_its_nodes() {
 
 #[test]
 fn the_json_has_rows_and_memory() {
-    let json: serde_json::Value = serde_json::from_str(&run(tiny()).unwrap().to_json()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&to_json(&run(tiny()).unwrap())).unwrap();
     let row = &json["rows"][0];
     assert_eq!((&row["rw"], &row["jobs"], &row["target"]), (&"randread".into(), &1.into(), &"uzram".into()));
     for key in ["mb_per_s", "p50_us", "p99_us", "p999_us"] {
@@ -71,7 +72,7 @@ fn the_json_has_rows_and_memory() {
 
 #[test]
 fn the_kernels_device_is_removed_again() {
-    let options = Options {
+    let options = BenchOptions {
         against: vec![Against::Kernel],
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         ..tiny()
@@ -97,21 +98,21 @@ fn an_algorithm_the_kernel_lacks_is_said_and_the_run_goes_on() {
 
 #[test]
 fn without_patterns_only_memory_is_measured() {
-    let report = run(Options { patterns: Vec::new(), jobs: Vec::new(), ..tiny() }).unwrap();
+    let report = run(BenchOptions { patterns: Vec::new(), jobs: Vec::new(), ..tiny() }).unwrap();
     assert!(report.rows.is_empty() && report.size_bytes == 24 * PAGE_SIZE as u64);
 }
 
 #[test]
 fn an_option_that_cannot_be_is_named() {
-    let cases: [(Options, &str); 8] = [
-        (Options { jobs: vec![0], ..tiny() }, "--jobs"),
-        (Options { jobs: vec![100_000], ..tiny() }, "--jobs"),
-        (Options { jobs: Vec::new(), ..tiny() }, "--jobs"),
-        (Options { repeat: 0, ..tiny() }, "--repeat"),
-        (Options { duration: Duration::ZERO, ..tiny() }, "--seconds"),
-        (Options { size_bytes: Some(0), ..tiny() }, "--size"),
-        (Options { size_bytes: Some(u64::MAX), ..tiny() }, "--size"),
-        (Options { corpus: Source::File("/nonexistent".into()), ..tiny() }, "/nonexistent"),
+    let cases: [(BenchOptions, &str); 8] = [
+        (BenchOptions { jobs: vec![0], ..tiny() }, "--jobs"),
+        (BenchOptions { jobs: vec![100_000], ..tiny() }, "--jobs"),
+        (BenchOptions { jobs: Vec::new(), ..tiny() }, "--jobs"),
+        (BenchOptions { repeat: 0, ..tiny() }, "--repeat"),
+        (BenchOptions { duration: Duration::ZERO, ..tiny() }, "--seconds"),
+        (BenchOptions { size_bytes: Some(0), ..tiny() }, "--size"),
+        (BenchOptions { size_bytes: Some(u64::MAX), ..tiny() }, "--size"),
+        (BenchOptions { corpus: Source::File("/nonexistent".into()), ..tiny() }, "/nonexistent"),
     ];
     for (options, named) in cases {
         let error = run(options).err().unwrap().to_string();
@@ -122,7 +123,7 @@ fn an_option_that_cannot_be_is_named() {
 
 #[test]
 fn the_stop_flag_ends_a_run() {
-    let options = Options { duration: Duration::from_secs(600), ..tiny() };
+    let options = BenchOptions { duration: Duration::from_secs(600), ..tiny() };
     let stop = Arc::clone(&options.stop);
     let run = std::thread::spawn(move || run(options));
     std::thread::sleep(Duration::from_millis(50));
@@ -138,7 +139,7 @@ fn same_filled_pages_are_left_out_beside_the_codec() {
     contents[..8].copy_from_slice(b"contents");
     std::fs::write(&path, contents).unwrap();
     for (against, wanted) in [(Vec::new(), 2), (vec![Against::Codec], 1)] {
-        let report = run(Options { corpus: Source::File(path.clone()), against, ..tiny() }).unwrap();
+        let report = run(BenchOptions { corpus: Source::File(path.clone()), against, ..tiny() }).unwrap();
         assert_eq!(report.corpus_pages, wanted);
     }
 }

@@ -5,6 +5,7 @@
 //! * [`corpus`]: pages taken from what the machine has.
 //! * [`stats`]: medians, quantiles, and how sure a ratio of paired measurements is.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
+//! * [`report`]: columns of figures, JSON, lines of a paragraph.
 //! * [`command`]: what the programs `uzram-bench` and `uzram-lab` share.
 
 pub mod command;
@@ -12,6 +13,7 @@ pub mod corpus;
 pub mod fio;
 mod kept_arena;
 pub mod process;
+pub mod report;
 pub mod rounds;
 pub mod stats;
 pub mod threads;
@@ -19,6 +21,7 @@ pub mod usage;
 
 pub use corpus::{DEFAULT_CORPUS_PAGES, Source, read_back};
 pub use kept_arena::kept_arena;
+pub use report::to_json;
 pub use rounds::go_on;
 pub use threads::{CLOCKED, Gate, Part, Span, clocked, cpus, joined, run_together};
 pub use usage::Usage;

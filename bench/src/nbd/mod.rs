@@ -30,12 +30,12 @@ use crate::harness::corpus::{self, Corpus};
 use crate::harness::process::{is_missing, run_to_end};
 use crate::harness::rounds::in_turn;
 use fio::Fio;
-pub use report::{Report, Row};
+pub use report::{NbdReport, Row};
 use server::Server;
 
 /// What to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct NbdOptions {
     /// The `uzram` program. It is started as
     /// `PROGRAM up --runtime-dir DIR --size BYTES --algorithm A` and must listen on `DIR/nbd.sock`.
     pub program: PathBuf,
@@ -83,7 +83,7 @@ pub const MIN_DURATION: Duration = Duration::from_millis(100);
 /// # Errors
 /// `Unsupported` when a program is missing, `Io` with its last words when one fails, `Invalid` for
 /// an option that cannot be.
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &NbdOptions) -> Result<NbdReport> {
     check(options)?;
     let corpus = corpus::load(&options.corpus)?;
     let size_bytes = pages_to_bytes(corpus.page_count() as u64);
@@ -98,10 +98,10 @@ pub fn run(options: &Options) -> Result<Report> {
             rows.push(compare(options, comparison, jobs, &corpus, [&uzram, &nbdkit])?);
         }
     }
-    Ok(Report { size_bytes, rows, notes: report::notes(options) })
+    Ok(NbdReport { size_bytes, rows, notes: report::notes(options) })
 }
 
-fn check(options: &Options) -> Result<()> {
+fn check(options: &NbdOptions) -> Result<()> {
     if let Some(name) = missing_program() {
         return Err(Error::new(ErrorKind::Unsupported, format!("the program {name} is missing: install it")));
     }
@@ -120,7 +120,7 @@ fn fill(server: &Server, corpus: &Path) -> Result<()> {
 
 /// The rounds of one row.
 fn compare(
-    options: &Options,
+    options: &NbdOptions,
     comparison: &Comparison,
     jobs: usize,
     corpus: &Corpus,

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use uzram::units::format_size;
 
-use super::{Comparison, Options};
+use super::{Comparison, NbdOptions};
+use crate::harness::report::Table;
 use crate::harness::stats::{median, median_ratio};
 
 /// One pattern with one number of jobs, uzram beside nbdkit. Figures are medians over the rounds.
@@ -46,7 +47,7 @@ impl Row {
 
 /// Everything a run found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct NbdReport {
     /// The size of each disk.
     pub size_bytes: u64,
     /// A row for each comparison and number of jobs.
@@ -55,20 +56,14 @@ pub struct Report {
     pub notes: Vec<String>,
 }
 
-impl Report {
+impl NbdReport {
     /// The row of a pattern, a number of jobs and an algorithm, if it was measured.
     pub fn row(&self, rw: &str, jobs: usize, algorithm: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.rw == rw && row.jobs == jobs && row.algorithm == algorithm)
     }
-
-    /// One line of JSON.
-    pub fn to_json(&self) -> String {
-        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
-        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
-    }
 }
 
-pub(super) fn notes(options: &Options) -> Vec<String> {
+pub(super) fn notes(options: &NbdOptions) -> Vec<String> {
     vec![
         format!(
             "fio, nbd engine over a Unix socket, 4 KiB, iodepth 16; {} interleaved rounds of {:.1} s, medians",
@@ -79,28 +74,23 @@ pub(super) fn notes(options: &Options) -> Vec<String> {
     ]
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for NbdReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "NBD disks of {}", format_size(self.size_bytes))?;
-        writeln!(
-            f,
-            "\n{:<10} {:>4}  {:<6} {:>10}  {:<7} {:>11}  {:>6} {:>7}",
-            "rw", "jobs", "uzram", "uzram MB/s", "nbdkit", "nbdkit MB/s", "ratio", "wanted"
-        )?;
+        let headings = ["<rw", "jobs", "<uzram", "uzram MB/s", "<nbdkit", "nbdkit MB/s", "ratio", "wanted"];
+        let mut table = Table::new(headings);
         for row in &self.rows {
-            writeln!(
-                f,
-                "{:<10} {:>4}  {:<6} {:>10.0}  {:<7} {:>11.0}  {:>6.2} {:>7.2}",
-                row.rw,
-                row.jobs,
-                row.algorithm,
-                row.uzram_mb_per_s,
-                row.allocator,
-                row.nbdkit_mb_per_s,
-                row.ratio,
-                row.wanted_ratio
-            )?;
+            table.row([
+                row.rw.to_owned(),
+                row.jobs.to_string(),
+                row.algorithm.to_owned(),
+                format!("{:.0}", row.uzram_mb_per_s),
+                row.allocator.to_owned(),
+                format!("{:.0}", row.nbdkit_mb_per_s),
+                format!("{:.2}", row.ratio),
+                format!("{:.2}", row.wanted_ratio),
+            ]);
         }
+        write!(f, "NBD disks of {}\n\n{table}", format_size(self.size_bytes))?;
         writeln!(f)?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::harness::corpus::{Kind, build};
 use crate::harness::stats::median;
+use crate::harness::to_json;
 
 /// Says why a test cannot run here.
 fn skipped() -> bool {
@@ -49,7 +50,7 @@ fn two_servers_are_compared() {
     let script = "#!/bin/sh\nexec nbdkit -f --unix \"$3/nbd.sock\" memory \"$7\"\n";
     std::fs::write(&program, script).unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    let options = Options {
+    let options = NbdOptions {
         program,
         corpus: path,
         jobs: vec![1],
@@ -66,8 +67,8 @@ fn two_servers_are_compared() {
         );
     }
     assert!(report.to_string().contains("randwrite"));
-    assert!(report.to_json().contains("\"nbdkit_mb_per_s\""));
-    let stopped = Options { stop: Arc::new(AtomicBool::new(true)), ..options.clone() };
+    assert!(to_json(&report).contains("\"nbdkit_mb_per_s\""));
+    let stopped = NbdOptions { stop: Arc::new(AtomicBool::new(true)), ..options.clone() };
     assert_eq!(run(&stopped).err().unwrap().to_string(), "interrupted");
-    assert!(run(&Options { repeat: 0, ..options }).is_err());
+    assert!(run(&NbdOptions { repeat: 0, ..options }).is_err());
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 use uzram::{Error, ErrorKind, Result};
 
-use super::{Plan, Table, Unit};
+use super::{Plan, Series, Unit};
 use uzram_bench::harness::Source;
 use uzram_bench::harness::corpus::{self, Kind};
 
@@ -49,13 +49,13 @@ pub fn is_there() -> bool {
 /// What runs under callgrind.
 ///
 /// # Errors
-/// As those of [`Table::open`] and of its experiment.
+/// As those of [`Series::open`] and of its experiment.
 pub fn work(table: &str, case: &str, design: &str, corpus: &Path) -> Result<()> {
     let table = super::table(table)?;
-    let mut experiment = table.open(&Source::File(corpus.to_owned()), &[design.to_owned()])?;
+    let mut experiment = (table.open)(&Source::File(corpus.to_owned()), &[design.to_owned()])?;
     experiment.begin(case)?;
     let stop = AtomicBool::new(false);
-    let work = work_of(table.unit());
+    let work = work_of(table.unit);
     experiment.measure(&Plan { design: 0, jobs: 1, work, seed: 1, stop: &stop }).map(drop)
 }
 
@@ -63,7 +63,7 @@ impl Program {
     /// Counts what each design does for a unit of a case's work.
     pub(super) fn count(
         &self,
-        table: &dyn Table,
+        table: &Series,
         case: &str,
         designs: &[String],
     ) -> Result<Vec<Vec<(&'static str, f64)>>> {
@@ -77,9 +77,9 @@ impl Program {
         for design in designs {
             let mut command = Command::new("valgrind");
             command.args(["--tool=callgrind", "--branch-sim=yes", "--collect-atstart=no", "--quiet"]);
-            command.arg(format!("--toggle-collect={}", table.counted_function()));
+            command.arg(format!("--toggle-collect={}", table.counted_function));
             command.arg(format!("--callgrind-out-file={}", out.display()));
-            command.arg(&self.path).args(&self.args).args([table.name(), case, design]).arg(&corpus);
+            command.arg(&self.path).args(&self.args).args([table.name, case, design]).arg(&corpus);
             let output = command
                 .stdin(Stdio::null())
                 .output()
@@ -91,7 +91,7 @@ impl Program {
                 return Err(Error::new(ErrorKind::Io, what).with_setting("--callgrind"));
             }
             let text = fs::read_to_string(&out).map_err(|error| failed("no counts from callgrind", error))?;
-            counts.push(parse(&text, table.unit())?);
+            counts.push(parse(&text, table.unit)?);
         }
         Ok(counts)
     }

@@ -1,18 +1,19 @@
 //! Experiments: what a kernel patch series changed, measured here, a table for each series.
 //!
 //! A patch series is a *before* and an *after*. Both exist in the engine as designs that are chosen
-//! at run time, so one process can measure them against each other. A [`Table`] says which designs,
-//! under which cases and numbers of jobs, and what the series' author measured; its [`Experiment`]
-//! does one measurement. Everything else is here and the same for every table:
+//! at run time, so one process can measure them against each other. A [`Series`] says which designs,
+//! under which cases and numbers of jobs, what its author measured and what is expected; its
+//! [`Experiment`] does one measurement. Everything else is here and the same for every series:
 //!
-//! * `run`: rounds. Before and after alternate, in every order equally often, on the same
-//!   operations, each doing the same fixed amount of work, which is calibrated once for each case
-//!   and number of jobs; a first round warms up and is not counted.
+//! * `run`: the harness's rounds ([`uzram_bench::harness::rounds`]), in which the designs take turns on
+//!   the same operations.
+//! * `expect`: judges what was expected.
 //! * `report`: rows of medians, the ratio of the rounds' elapsed times with its interval and rank
 //!   test ([`uzram_bench::harness::stats::PairedRatio`]), as a table and as JSON.
 //! * `callgrind`: the slow mode, which counts instructions instead of seconds.
 
 pub mod callgrind;
+pub(crate) mod expect;
 mod report;
 mod run;
 
@@ -25,12 +26,10 @@ use std::time::Duration;
 
 use uzram::{Error, Result};
 
-use crate::lru_batch::LruBatch;
-use crate::slab_freeze::SlabFreeze;
-use crate::streams::Streams;
-use crate::zs_free::ZsFree;
-use crate::zs_lock::ZsLock;
-pub use report::{Published, PublishedSide, Report, Row, Side};
+use crate::{lru_batch, slab_freeze, streams, zs_free, zs_lock};
+
+pub use expect::{Bound, Expect, Figure, Jobs, interval, jobs_text, side};
+pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;
 use uzram_bench::harness::corpus::Kind;
 pub use uzram_bench::harness::rounds::{Experiment, Plan, RoundOptions, Sample, Values};
@@ -38,34 +37,18 @@ use uzram_bench::harness::stats::MAX_PAIRS;
 use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 
 /// Every table, in the order they are listed.
-pub static TABLES: [&dyn Table; 5] = [&Streams, &SlabFreeze, &ZsLock, &ZsFree, &LruBatch];
+pub static TABLES: [&Series; 5] =
+    [&streams::SERIES, &slab_freeze::SERIES, &zs_lock::SERIES, &zs_free::SERIES, &lru_batch::SERIES];
 
 /// The table of a name.
 ///
 /// # Errors
 /// `Invalid`, with the names there are.
-pub fn table(name: &str) -> Result<&'static dyn Table> {
-    TABLES.into_iter().find(|table| table.name() == name).ok_or_else(|| {
-        let names: Vec<_> = TABLES.iter().map(|table| table.name()).collect();
+pub fn table(name: &str) -> Result<&'static Series> {
+    TABLES.into_iter().find(|table| table.name == name).ok_or_else(|| {
+        let names: Vec<_> = TABLES.iter().map(|table| table.name).collect();
         Error::invalid(format!("there is no table '{name}', only: {}", names.join(", ")))
     })
-}
-
-/// A patch series.
-#[derive(Clone, Copy, Debug)]
-pub struct Series {
-    /// The title of the patch, or of the cover letter.
-    pub title: &'static str,
-    /// Who wrote it.
-    pub author: &'static str,
-    /// When it was merged.
-    pub date: &'static str,
-}
-
-impl std::fmt::Display for Series {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "\"{}\", {}, {}", self.title, self.author, self.date)
-    }
 }
 
 /// A quantity that a table's measurements have, and how it is printed.
@@ -145,60 +128,58 @@ impl Unit {
     }
 }
 
-/// What is measured for one patch series. To add one, implement this and [`Experiment`] in a module
-/// of the lab, and put it into [`TABLES`].
-pub trait Table: Sync {
+/// A kernel patch series, what is measured for it, and what it is expected to show. To add one, write
+/// such a static in a module of its own, with an [`Experiment`], and put it into [`TABLES`].
+pub struct Series {
     /// Its name on the command line.
-    fn name(&self) -> &'static str;
-
+    pub name: &'static str,
     /// What it compares, in a line.
-    fn about(&self) -> &'static str;
-
-    /// The series it repeats.
-    fn series(&self) -> Series;
-
-    /// The cases, in the order they are run.
-    fn cases(&self) -> Vec<&'static str>;
-
-    /// A case's numbers of jobs, unless the user wants others. A job is a thread, or what the table
-    /// says.
-    fn jobs(&self, case: &str) -> Vec<usize>;
-
+    pub about: &'static str,
+    /// The title of the patch, or of the cover letter.
+    pub title: &'static str,
+    /// Who wrote it.
+    pub author: &'static str,
+    /// When it was merged.
+    pub date: &'static str,
+    /// The cases in the order they are run, each with its numbers of jobs unless the user wants others. A
+    /// job is a thread, or what the legend says.
+    pub cases: &'static [(&'static str, &'static [usize])],
     /// What the work is counted in.
-    fn unit(&self) -> Unit;
-
+    pub unit: Unit,
     /// The designs that are compared.
-    fn designs(&self) -> Designs;
-
+    pub designs: fn() -> Designs,
     /// What is printed of a measurement.
-    fn columns(&self) -> &'static [Column];
-
+    pub columns: &'static [Column],
     /// What the columns mean, and the names of the designs: lines below the table.
-    fn legend(&self) -> Vec<String>;
-
-    /// Under what name the rows stand that add up the seconds of all cases, when all were run; none
+    pub legend: fn() -> Vec<String>,
+    /// Under what name the rows stand that add up the seconds of all cases, when all were run; `None`
     /// where cases have different numbers of jobs.
-    fn total(&self) -> Option<&'static str> {
-        None
-    }
-
-    /// Prepares to measure `designs`.
-    ///
-    /// # Errors
-    /// What keeps it from measuring.
-    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>>;
-
-    /// What the series' author measured for a case (or the total), of the design `before` (its place
-    /// in [`Designs`]) and of the one after.
-    fn published(&self, case: &str, jobs: usize, before: usize) -> Option<Published>;
-
+    pub total: Option<&'static str>,
     /// What callgrind is to count: the path of a function that does the measured work and nothing
     /// else. Counting is turned on when it is entered and off when it returns, so it must not call
     /// itself.
-    fn counted_function(&self) -> &'static str;
+    pub counted_function: &'static str,
+    /// Prepares to measure these designs.
+    pub open: fn(&Source, &[String]) -> Result<Box<dyn Experiment>>,
+    /// What the author measured for a case (or the total) and a number of jobs, of the design before at
+    /// a place in [`Designs`] and of the one after.
+    pub published: fn(&str, usize, usize) -> Option<Published>,
+    /// What it should show.
+    pub expectations: &'static [Expect],
+    /// What else the rows say, in words: paragraphs.
+    pub findings: fn(&[Row]) -> Vec<String>,
+}
 
-    /// What the rows say, in words: paragraphs.
-    fn verdict(&self, rows: &[Row]) -> Vec<String>;
+impl Series {
+    /// The title, the author and the date.
+    pub fn reference(&self) -> String {
+        format!("\"{}\", {}, {}", self.title, self.author, self.date)
+    }
+
+    /// The names of its cases.
+    pub fn case_names(&self) -> Vec<&'static str> {
+        self.cases.iter().map(|(name, _)| *name).collect()
+    }
 }
 
 /// What a table has for one of its designs, by the design's name.
@@ -215,7 +196,7 @@ pub(crate) fn by_name<T: Copy>(designs: &[(&'static str, T)], name: &str) -> Res
 
 /// How to run a table.
 #[derive(Clone)]
-pub struct Options {
+pub struct LabOptions {
     /// The cases; none for all of them.
     pub cases: Vec<String>,
     /// Numbers of jobs; none for the table's own.
@@ -231,9 +212,9 @@ pub struct Options {
 const MAX_JOBS: usize = 256;
 const MAX_DURATION: Duration = Duration::from_hours(1);
 
-impl Default for Options {
+impl Default for LabOptions {
     fn default() -> Self {
-        Options {
+        LabOptions {
             cases: Vec::new(),
             jobs: Vec::new(),
             rounds: RoundOptions::default(),
@@ -243,23 +224,23 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl LabOptions {
     /// What these options come to for a table: its cases, each with its numbers of jobs.
-    fn resolve(&self, table: &dyn Table) -> Result<Vec<(&'static str, Vec<usize>)>> {
+    fn resolve(&self, table: &Series) -> Result<Vec<(&'static str, Vec<usize>)>> {
         let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
-        let known = table.cases();
+        let known = table.case_names();
         if let Some(case) = self.cases.iter().find(|case| !known.contains(&case.as_str())) {
-            let name = table.name();
+            let name = table.name;
             return bad(format!("'{case}' is no case of {name}, which has: {}", known.join(", ")), "--case");
         }
-        let wanted = |case: &&str| self.cases.is_empty() || self.cases.iter().any(|wanted| wanted == case);
-        let jobs_of = |case| {
-            let mut jobs = if self.jobs.is_empty() { table.jobs(case) } else { self.jobs.clone() };
+        let wanted = |case: &str| self.cases.is_empty() || self.cases.iter().any(|wanted| wanted == case);
+        let jobs_of = |(case, jobs): &(&'static str, &[usize])| {
+            let mut jobs = if self.jobs.is_empty() { jobs.to_vec() } else { self.jobs.clone() };
             jobs.sort_unstable();
             jobs.dedup();
-            (case, jobs)
+            (*case, jobs)
         };
-        let cases: Vec<_> = known.into_iter().filter(wanted).map(jobs_of).collect();
+        let cases: Vec<_> = table.cases.iter().filter(|(case, _)| wanted(case)).map(jobs_of).collect();
         let jobs = || cases.iter().flat_map(|(_, jobs)| jobs);
         if let Some(jobs) = jobs().find(|jobs| !(1..=MAX_JOBS).contains(*jobs)) {
             return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
@@ -281,9 +262,9 @@ impl Options {
     ///
     /// # Errors
     /// An option that cannot be, for this table.
-    pub fn estimate(&self, table: &dyn Table) -> Result<Duration> {
+    pub fn estimate(&self, table: &Series) -> Result<Duration> {
         let turns: usize = self.resolve(table)?.iter().map(|(_, jobs)| jobs.len()).sum();
-        let measurements = turns * table.designs().all().len() * (self.rounds.rounds + 1);
+        let measurements = turns * (table.designs)().all().len() * (self.rounds.rounds + 1);
         Ok(self.rounds.duration * u32::try_from(measurements).unwrap_or(u32::MAX))
     }
 }

@@ -20,7 +20,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, Options, Series, Table, Unit};
+use super::{Column, LabOptions, Series, Unit, expect};
+use uzram_bench::harness::report::{Table, ratio_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
 
@@ -129,9 +130,9 @@ impl Row {
     }
 }
 
-/// What a table found. `Display` prints it; [`Report::to_json`] gives the JSON.
+/// What a table found. `Display` prints it; the JSON is above.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct LabReport {
     /// The table's name.
     pub table: &'static str,
     /// The patch series: title, author, date.
@@ -148,35 +149,33 @@ pub struct Report {
     columns: &'static [Column],
     #[serde(skip)]
     unit: Unit,
-    /// Columns that the names of designs take.
-    #[serde(skip)]
-    design_width: usize,
 }
 
-impl Report {
-    pub(super) fn new(table: &dyn Table, options: &Options, rows: Vec<Row>, left_out: Vec<String>) -> Report {
-        let series: Series = table.series();
+impl LabReport {
+    pub(super) fn new(
+        table: &Series,
+        options: &LabOptions,
+        rows: Vec<Row>,
+        left_out: Vec<String>,
+    ) -> LabReport {
+        let series = table.reference();
         let mut notes = vec![how(options)];
-        notes.extend(table.legend());
+        notes.extend((table.legend)());
+        let after = (table.designs)().after;
+        notes.push(format!(
+            "gain: of {after} over the line's design; in lines below {after}, of the line's design over {after}"
+        ));
         notes.push(format!("published: {series}"));
         notes.extend(left_out);
-        let verdict = table.verdict(&rows);
-        let series = series.to_string();
-        let designs = table.designs().all();
-        let design_width = designs.iter().map(|design| design.chars().count()).max().unwrap_or(0).max(7);
-        let (columns, unit) = (table.columns(), table.unit());
-        Report { table: table.name(), series, rows, notes, verdict, columns, unit, design_width }
-    }
-
-    /// One line of JSON.
-    pub fn to_json(&self) -> String {
-        // Only maps with keys that are no strings, and failing writers, make serde_json fail.
-        serde_json::to_string(self).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+        let mut verdict = expect::judge(table, &rows);
+        verdict.extend((table.findings)(&rows));
+        let (columns, unit) = (table.columns, table.unit);
+        LabReport { table: table.name, series, rows, notes, verdict, columns, unit }
     }
 }
 
 /// How the figures came about.
-fn how(options: &Options) -> String {
+fn how(options: &LabOptions) -> String {
     format!(
         "{} rounds of {:.2} s a measurement, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",
         options.rounds.rounds,
@@ -185,12 +184,7 @@ fn how(options: &Options) -> String {
     )
 }
 
-/// As wide as its heading, and wide enough for most figures.
-fn width(column: &Column) -> usize {
-    column.heading.chars().count().max(6)
-}
-
-impl fmt::Display for Report {
+impl fmt::Display for LabReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.table, self.series)?;
         for case in self.rows.chunk_by(|a, b| a.case == b.case) {
@@ -204,55 +198,38 @@ impl fmt::Display for Report {
     }
 }
 
-impl Report {
+impl LabReport {
     fn fmt_case(&self, f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
         let case = rows.first().map_or("", |row| &row.case);
-        write!(f, "\n{case}\n{:>4} {:<2$}", "jobs", "design", self.design_width)?;
-        for column in self.columns {
-            write!(f, " {:>1$}", column.heading, width(column))?;
-        }
-        writeln!(f, "  {:<17} {:>6} {:>11} {:>5}", "gain", "p", "published", "gain")?;
+        let columns = self.columns.iter().map(|column| column.heading);
+        let headings = ["jobs", "<design"].into_iter().chain(columns);
+        let mut table = Table::new(headings.chain(["<gain", "p", "published", "gain"]));
         for group in rows.chunk_by(|a, b| a.jobs == b.jobs) {
-            let mut jobs = group.first().map_or_else(String::new, |row| row.jobs.to_string());
             let (before, beyond) = split(group);
-            for row in before {
-                self.fmt_side(f, &jobs, &row.before)?;
-                fmt_gain(f, row)?;
-                match &row.published {
-                    Some(published) => {
-                        writeln!(f, " {:>11} {:>5.2}", published.before.figure, published.ratio)?;
-                    }
-                    None => writeln!(f)?,
-                }
-                jobs.clear();
+            for (i, row) in before.iter().enumerate() {
+                let jobs = if i == 0 { row.jobs.to_string() } else { String::new() };
+                let published = row.published.as_ref().map_or_else(Vec::new, |published| {
+                    vec![published.before.figure.clone(), format!("{:.2}", published.ratio)]
+                });
+                table.row([self.side_cells(jobs, &row.before), gain_cells(row), published].concat());
             }
             let Some(row) = before.first() else { continue };
-            self.fmt_side(f, "", &row.after)?;
-            match &row.published {
-                Some(published) => writeln!(f, "  {:24} {:>11}", "", published.after.figure)?,
-                None => writeln!(f)?,
-            }
+            let published = row.published.as_ref().map_or_else(Vec::new, |published| {
+                vec![String::new(), String::new(), published.after.figure.clone()]
+            });
+            table.row([self.side_cells(String::new(), &row.after), published].concat());
             for row in beyond {
-                self.fmt_side(f, "", &row.after)?;
-                fmt_gain(f, row)?;
-                writeln!(f)?;
+                table.row([self.side_cells(String::new(), &row.after), gain_cells(row)].concat());
             }
         }
-        Ok(())
+        write!(f, "\n{case}\n{table}")
     }
 
-    fn fmt_side(&self, f: &mut fmt::Formatter<'_>, jobs: &str, side: &Side) -> fmt::Result {
-        write!(f, "{jobs:>4} {:<1$}", side.design, self.design_width)?;
-        for column in self.columns {
-            match side.median(column.value) {
-                Some(value) => {
-                    let value = value * column.scale;
-                    write!(f, " {value:>0$.1$}", width(column), column.decimals)?;
-                }
-                None => write!(f, " {:>1$}", "-", width(column))?,
-            }
-        }
-        Ok(())
+    fn side_cells(&self, jobs: String, side: &Side) -> Vec<String> {
+        let cell = |column: &Column| {
+            ratio_cell(side.median(column.value).map(|value| value * column.scale), column.decimals)
+        };
+        [jobs, side.design.clone()].into_iter().chain(self.columns.iter().map(cell)).collect()
     }
 
     /// What callgrind counted, if it did.
@@ -261,51 +238,41 @@ impl Report {
         let instructions = |side: &Side| side.median(names[0]);
         let counted = |row: &&Row| instructions(&row.after).is_some();
         let rows: Vec<Row> = self.rows.iter().filter(counted).cloned().collect();
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let width = self.design_width;
-        writeln!(
-            f,
-            "\ncallgrind, one job, for each {}\n{:<10} {:<width$} {:>13} {:>10} {:>15}  instructions before / after",
-            self.unit.name(),
-            "case",
-            "design",
+        let cells = |case: &str, side: &Side| {
+            let decimals = [1, 1, 2];
+            let counts = names.iter().zip(decimals);
+            let counts = counts.map(|(name, decimals)| ratio_cell(side.median(name), decimals));
+            [case.to_owned(), side.design.clone()].into_iter().chain(counts).collect::<Vec<_>>()
+        };
+        let ratio = |row: &Row| {
+            let ratio = instructions(&row.before).zip(instructions(&row.after));
+            vec![ratio_cell(ratio.map(|(before, after)| before / after), 4)]
+        };
+        let mut table = Table::new([
+            "<case",
+            "<design",
             "instructions",
             "branches",
-            "mispredictions"
-        )?;
-        let line = |f: &mut fmt::Formatter<'_>, case: &str, side: &Side| {
-            let [instructions, branches, mispredictions] =
-                names.map(|name| side.median(name).unwrap_or(f64::NAN));
-            let design = &side.design;
-            write!(
-                f,
-                "{case:<10} {design:<width$} {instructions:>13.1} {branches:>10.1} {mispredictions:>15.2}"
-            )
-        };
-        let ratio = |f: &mut fmt::Formatter<'_>, row: &Row| match instructions(&row.before)
-            .zip(instructions(&row.after))
-        {
-            Some((before, after)) => writeln!(f, "  {:.4}", before / after),
-            None => writeln!(f),
-        };
+            "mispredictions",
+            "instructions before / after",
+        ]);
         for case in rows.chunk_by(|a, b| a.case == b.case) {
             let (before, beyond) = split(case);
             for (i, row) in before.iter().enumerate() {
-                line(f, if i == 0 { &row.case } else { "" }, &row.before)?;
-                ratio(f, row)?;
+                let case = if i == 0 { row.case.as_str() } else { "" };
+                table.row([cells(case, &row.before), ratio(row)].concat());
             }
             if let Some(row) = before.first() {
-                line(f, "", &row.after)?;
-                writeln!(f)?;
+                table.row(cells("", &row.after));
             }
             for row in beyond {
-                line(f, "", &row.after)?;
-                ratio(f, row)?;
+                table.row([cells("", &row.after), ratio(row)].concat());
             }
         }
-        Ok(())
+        match table.is_empty() {
+            true => Ok(()),
+            false => write!(f, "\ncallgrind, one job, for each {}\n{table}", self.unit.name()),
+        }
     }
 }
 
@@ -316,9 +283,8 @@ fn split(rows: &[Row]) -> (&[Row], &[Row]) {
 }
 
 /// How two designs compare.
-fn fmt_gain(f: &mut fmt::Formatter<'_>, row: &Row) -> fmt::Result {
-    let interval = format!("{:.2} [{:.2}, {:.2}]", row.ratio, row.ratio_low, row.ratio_high);
-    write!(f, "  {interval:<17} {:>6.3}", row.p)
+fn gain_cells(row: &Row) -> Vec<String> {
+    vec![format!("{:.2} [{:.2}, {:.2}]", row.ratio, row.ratio_low, row.ratio_high), format!("{:.3}", row.p)]
 }
 
 /// A paragraph in lines of at most 100 columns, the second and later ones indented.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use uzram::{Error, ErrorKind, Result};
 
-use super::report::{Report, Row, Side};
-use super::{Options, Table, Values, callgrind};
+use super::report::{LabReport, Row, Side};
+use super::{LabOptions, Series, Values, callgrind};
 use uzram_bench::harness::go_on;
 use uzram_bench::harness::rounds::measure_case;
 
@@ -18,19 +18,19 @@ const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 /// # Errors
 /// `Invalid` names the option that cannot be; anything else is what kept a design from being
 /// measured.
-pub fn run(table: &dyn Table, options: &Options) -> Result<Report> {
+pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     let cases = options.resolve(table)?;
-    let designs = table.designs();
-    (options.rounds.progress)(&format!("{}: preparing", table.name()));
-    let mut experiment = table.open(&options.corpus, &designs.all())?;
+    let designs = (table.designs)();
+    (options.rounds.progress)(&format!("{}: preparing", table.name));
+    let mut experiment = (table.open)(&options.corpus, &designs.all())?;
     let mut rows = Vec::new();
     // The seconds of all cases, by number of jobs and design.
     let mut totals: BTreeMap<usize, Vec<Values>> = BTreeMap::new();
     let mut notes = Vec::new();
     for (case, jobs) in &cases {
-        (options.rounds.progress)(&format!("{}: {case}", table.name()));
+        (options.rounds.progress)(&format!("{}: {case}", table.name));
         experiment.begin(case)?;
-        let what = format!("{}: {case}", table.name());
+        let what = format!("{}: {case}", table.name);
         let all = designs.all().len();
         let calibrated = designs.before.len();
         let mut cells = measure_case(experiment.as_mut(), &what, jobs, &options.rounds, all, calibrated)?;
@@ -39,7 +39,7 @@ pub fn run(table: &dyn Table, options: &Options) -> Result<Report> {
             totals.iter_mut().zip(cells).for_each(|(total, cell)| add_up(total, cell));
         }
         if let Some(program) = &options.callgrind {
-            (options.rounds.progress)(&format!("{}: {case} under callgrind", table.name()));
+            (options.rounds.progress)(&format!("{}: {case} under callgrind", table.name));
             count(table, case, program, jobs, &mut cells, &mut notes)?;
             go_on(&options.rounds.stop)?;
         }
@@ -47,12 +47,12 @@ pub fn run(table: &dyn Table, options: &Options) -> Result<Report> {
             rows.extend(rows_of(table, case, *jobs, cells)?);
         }
     }
-    if let Some(total) = table.total().filter(|_| cases.len() == table.cases().len()) {
+    if let Some(total) = table.total.filter(|_| cases.len() == table.cases.len()) {
         for (jobs, totals) in &totals {
             rows.extend(rows_of(table, total, *jobs, totals)?);
         }
     }
-    Ok(Report::new(table, options, rows, notes))
+    Ok(LabReport::new(table, options, rows, notes))
 }
 
 /// Adds a case to the total, round by round.
@@ -66,7 +66,7 @@ fn add_up(total: &mut Values, case: &Values) {
 
 /// Adds callgrind's counts of one job to that row's values, or a note that says why there are none.
 fn count(
-    table: &dyn Table,
+    table: &Series,
     case: &str,
     program: &callgrind::Program,
     jobs: &[usize],
@@ -82,7 +82,7 @@ fn count(
         }
         return Ok(());
     }
-    let designs = table.designs().all();
+    let designs = (table.designs)().all();
     for (values, counts) in cell.iter_mut().zip(program.count(table, case, &designs)?) {
         values.extend(counts.into_iter().map(|(name, value)| (name, vec![value])));
     }
@@ -91,13 +91,13 @@ fn count(
 
 /// The rows of one case and number of jobs: each design before against `after`, and `after` against
 /// each beyond. `cells` are in the order of [`Designs::all`](super::Designs::all).
-fn rows_of(table: &dyn Table, case: &str, jobs: usize, cells: &[Values]) -> Result<Vec<Row>> {
-    let designs = table.designs();
+fn rows_of(table: &Series, case: &str, jobs: usize, cells: &[Values]) -> Result<Vec<Row>> {
+    let designs = (table.designs)();
     let side = |(design, values): (String, &Values)| Side { design, values: values.clone() };
     let sides: Vec<Side> = designs.all().into_iter().zip(cells).map(side).collect();
     let (before, others) = sides.split_at(designs.before.len().min(sides.len()));
     let Some((after, beyond)) = others.split_first() else { return Ok(Vec::new()) };
-    let before = before.iter().enumerate().map(|(i, side)| (side, after, table.published(case, jobs, i)));
+    let before = before.iter().enumerate().map(|(i, side)| (side, after, (table.published)(case, jobs, i)));
     let beyond = beyond.iter().map(|side| (after, side, None));
     let row = |(before, after, published): (&Side, &Side, _)| {
         Row::new(case, jobs, before.clone(), after.clone(), published).ok_or_else(|| {

@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::{Experiment, Plan, RoundOptions, Row, Table};
+use super::{Experiment, Plan, RoundOptions, Row, Series};
 use uzram_bench::harness::Source;
 
 /// So many rounds, of measurements that take so long.
@@ -18,8 +18,8 @@ pub(crate) fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> 
 }
 
 /// All designs of a table, with a case begun.
-pub(crate) fn begun(table: &dyn Table, corpus: &Source, case: &str) -> Box<dyn Experiment> {
-    let mut experiment = table.open(corpus, &table.designs().all()).unwrap();
+pub(crate) fn begun(table: &Series, corpus: &Source, case: &str) -> Box<dyn Experiment> {
+    let mut experiment = (table.open)(corpus, &(table.designs)().all()).unwrap();
     experiment.begin(case).unwrap();
     experiment
 }
@@ -34,9 +34,9 @@ pub(crate) fn assert_measured(row: &Row, rounds: usize) {
 }
 
 /// All that the table prints was measured of both sides of a row.
-pub(crate) fn assert_complete(table: &dyn Table, row: &Row) {
+pub(crate) fn assert_complete(table: &Series, row: &Row) {
     for side in [&row.before, &row.after] {
         let is_there = |value| side.median(value).is_some();
-        assert!(table.columns().iter().all(|column| is_there(column.value)), "{}: {}", row.case, side.design);
+        assert!(table.columns.iter().all(|column| is_there(column.value)), "{}: {}", row.case, side.design);
     }
 }

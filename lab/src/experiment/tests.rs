@@ -1,86 +1,73 @@
 #![allow(clippy::unwrap_used)]
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
 
 use super::testing::rounds;
 use super::*;
+use uzram_bench::harness::to_json;
 
 /// What was measured: case, design, jobs, work, seed.
-type Log = Arc<Mutex<Vec<(String, usize, usize, u64, u64)>>>;
+type Log = Vec<(String, usize, usize, u64, u64)>;
 
-/// A table whose measurements take 2 µs a unit of work before and 1 µs after.
-#[derive(Default)]
-struct Clockwork {
-    log: Log,
-    /// Whether there is a design beyond, of 0.5 µs, and another number of jobs in case two.
-    beyond: bool,
+thread_local! {
+    /// Of this thread, which runs one test.
+    static LOG: RefCell<Log> = const { RefCell::new(Vec::new()) };
 }
+
+/// A series whose measurements take 2 µs a unit of work before and 1 µs after.
+static CLOCKWORK: Series = Series {
+    name: "clockwork",
+    about: "two speeds",
+    title: "clockwork: faster",
+    author: "Nobody",
+    date: "2000",
+    cases: &[("one", &[1, 3]), ("two", &[1, 3])],
+    unit: Unit::Page,
+    designs: || Designs { before: vec!["old".to_owned()], after: "new".to_owned(), beyond: Vec::new() },
+    columns: &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }],
+    legend: || vec!["elapsed: milliseconds".to_owned()],
+    total: Some("both"),
+    counted_function: "",
+    open: |_, designs| {
+        assert_eq!(designs, (CLOCKWORK.designs)().all());
+        Ok(Box::new(Measuring { case: String::new() }))
+    },
+    published: |_, _, _| None,
+    expectations: &[],
+    findings: |rows| vec![format!("{} rows", rows.len())],
+};
+
+/// The same with a design beyond, of 0.5 µs, and another number of jobs in case two.
+static BEYOND: Series = Series {
+    cases: &[("one", &[1, 3]), ("two", &[2])],
+    designs: || Designs {
+        before: vec!["old".to_owned()],
+        after: "new".to_owned(),
+        beyond: vec!["even-newer".to_owned()],
+    },
+    total: None,
+    open: |_, designs| {
+        assert_eq!(designs, (BEYOND.designs)().all());
+        Ok(Box::new(Measuring { case: String::new() }))
+    },
+    name: "clockwork",
+    about: "three speeds",
+    title: "clockwork: faster",
+    author: "Nobody",
+    date: "2000",
+    unit: Unit::Page,
+    columns: &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }],
+    legend: Vec::new,
+    counted_function: "",
+    published: |_, _, _| None,
+    expectations: &[],
+    findings: |_| Vec::new(),
+};
 
 struct Measuring {
-    log: Log,
     case: String,
-}
-
-impl Table for Clockwork {
-    fn name(&self) -> &'static str {
-        "clockwork"
-    }
-
-    fn about(&self) -> &'static str {
-        "two speeds"
-    }
-
-    fn series(&self) -> Series {
-        Series { title: "clockwork: faster", author: "Nobody", date: "2000" }
-    }
-
-    fn cases(&self) -> Vec<&'static str> {
-        vec!["one", "two"]
-    }
-
-    fn jobs(&self, case: &str) -> Vec<usize> {
-        if self.beyond && case == "two" { vec![2] } else { vec![1, 3] }
-    }
-
-    fn designs(&self) -> Designs {
-        let beyond = self.beyond.then(|| "even-newer".to_owned()).into_iter().collect();
-        Designs { before: vec!["old".to_owned()], after: "new".to_owned(), beyond }
-    }
-
-    fn unit(&self) -> Unit {
-        Unit::Page
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }]
-    }
-
-    fn legend(&self) -> Vec<String> {
-        vec!["elapsed: milliseconds".to_owned()]
-    }
-
-    fn total(&self) -> Option<&'static str> {
-        (!self.beyond).then_some("both")
-    }
-
-    fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        assert_eq!(designs, self.designs().all());
-        Ok(Box::new(Measuring { log: Arc::clone(&self.log), case: String::new() }))
-    }
-
-    fn published(&self, _: &str, _: usize, _: usize) -> Option<Published> {
-        None
-    }
-
-    fn counted_function(&self) -> &'static str {
-        ""
-    }
-
-    fn verdict(&self, rows: &[Row]) -> Vec<String> {
-        vec![format!("{} rows", rows.len())]
-    }
 }
 
 impl Experiment for Measuring {
@@ -91,21 +78,20 @@ impl Experiment for Measuring {
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let Plan { design, jobs, work, seed, .. } = *plan;
-        self.log.lock().unwrap().push((self.case.clone(), design, jobs, work, seed));
+        LOG.with_borrow_mut(|log| log.push((self.case.clone(), design, jobs, work, seed)));
         let elapsed = Duration::from_nanos(work * [2000, 1000, 500][design]);
         Ok(Sample { elapsed, values: vec![("user_s", 0.25)] })
     }
 }
 
-fn options() -> Options {
-    Options { rounds: rounds(4, Duration::from_millis(10)), ..Options::default() }
+fn options() -> LabOptions {
+    LabOptions { rounds: rounds(4, Duration::from_millis(10)), ..LabOptions::default() }
 }
 
 #[test]
 fn rounds_alternate_on_the_same_fixed_work() {
-    let table = Clockwork::default();
-    let report = run(&table, &options()).unwrap();
-    let log = table.log.lock().unwrap();
+    let report = run(&CLOCKWORK, &options()).unwrap();
+    let log = LOG.take();
     for case in ["one", "two"] {
         for jobs in [1, 3] {
             // After calibrating (seed 0, as the warm-up), rounds 0 to 4 of both designs.
@@ -133,8 +119,7 @@ fn rounds_alternate_on_the_same_fixed_work() {
 
 #[test]
 fn a_design_beyond_is_compared_with_the_one_after() {
-    let table = Clockwork { beyond: true, ..Clockwork::default() };
-    let report = run(&table, &options()).unwrap();
+    let report = run(&BEYOND, &options()).unwrap();
     let rows: Vec<_> = report.rows.iter().map(|row| (row.case.as_str(), row.jobs)).collect();
     // Each case with its own numbers of jobs, and no total.
     assert_eq!(rows, [("one", 1), ("one", 1), ("one", 3), ("one", 3), ("two", 2), ("two", 2)]);
@@ -149,20 +134,20 @@ fn a_design_beyond_is_compared_with_the_one_after() {
         .skip_while(|line| *line != "two")
         .skip(2)
         .take(3)
-        .map(|line| (line[5..15].trim(), line.contains("2.00 [")))
+        .map(|line| (line[6..16].trim(), line.contains("2.00 [")))
         .collect();
     // The work is calibrated on the design after.
     assert_eq!(gains, [("old", true), ("new", false), ("even-newer", true)], "{text}");
-    assert!(text.contains("     new           10.0\n"), "{text}");
+    assert!(text.contains("      new           10.0\n"), "{text}");
     // 3 numbers of jobs in all, 3 designs, 4 rounds and the warm-up.
-    assert_eq!(options().estimate(&table).unwrap(), Duration::from_millis(450));
+    assert_eq!(options().estimate(&BEYOND).unwrap(), Duration::from_millis(450));
 }
 
 #[test]
 fn the_json_has_the_documented_form() {
-    let options = Options { cases: vec!["two".to_owned()], jobs: vec![3], ..options() };
-    let report = run(&Clockwork::default(), &options).unwrap();
-    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    let options = LabOptions { cases: vec!["two".to_owned()], jobs: vec![3], ..options() };
+    let report = run(&CLOCKWORK, &options).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
     let wanted = serde_json::json!({
         "table": "clockwork",
         "series": "\"clockwork: faster\", Nobody, 2000",
@@ -180,19 +165,19 @@ fn the_json_has_the_documented_form() {
 
 #[test]
 fn an_option_that_cannot_be_is_named() {
-    let timed = |count, duration| Options { rounds: rounds(count, duration), ..options() };
+    let timed = |count, duration| LabOptions { rounds: rounds(count, duration), ..options() };
     let second = Duration::from_secs(1);
     let cases = [
-        (Options { cases: vec!["three".to_owned()], ..options() }, "--case"),
-        (Options { jobs: vec![1, 0], ..options() }, "--jobs"),
-        (Options { jobs: vec![257], ..options() }, "--jobs"),
+        (LabOptions { cases: vec!["three".to_owned()], ..options() }, "--case"),
+        (LabOptions { jobs: vec![1, 0], ..options() }, "--jobs"),
+        (LabOptions { jobs: vec![257], ..options() }, "--jobs"),
         (timed(0, second), "--rounds"),
         (timed(101, second), "--rounds"),
         (timed(4, Duration::ZERO), "--seconds"),
         (timed(4, 3601 * second), "--seconds"),
     ];
     for (options, named) in cases {
-        let error = run(&Clockwork::default(), &options).err().unwrap().to_string();
+        let error = run(&CLOCKWORK, &options).err().unwrap().to_string();
         assert!(error.contains(named), "{named}: {error}");
     }
     assert!(table("slabs").err().unwrap().to_string().contains("streams"));
@@ -202,11 +187,11 @@ fn an_option_that_cannot_be_is_named() {
 fn the_stop_flag_ends_a_run() {
     let options = options();
     options.rounds.stop.store(true, Ordering::Relaxed);
-    assert_eq!(run(&Clockwork::default(), &options).err().unwrap().to_string(), "interrupted");
+    assert_eq!(run(&CLOCKWORK, &options).err().unwrap().to_string(), "interrupted");
 }
 
 #[test]
 fn the_estimate_counts_every_measurement() {
     // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
-    assert_eq!(options().estimate(&Clockwork::default()).unwrap(), Duration::from_millis(400));
+    assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
 }

@@ -12,7 +12,7 @@
 
 mod published;
 mod tasks;
-mod verdict;
+mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -25,13 +25,10 @@ use uzram::lru::{Batched, Batching, DEFAULT_PAGEVEC_PAGES, LruConfig, LruStats, 
 use uzram::mem::Arena;
 
 use crate::experiment::{
-    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
 };
 use tasks::Faults;
 use uzram_bench::harness::{CLOCKED, Part, Source, Span, Usage, clocked, cpus, kept_arena};
-
-/// See the [module's documentation](self).
-pub struct LruBatch;
 
 /// The only case.
 const CASE: &str = "page-fault";
@@ -91,83 +88,64 @@ const DESIGNS: [(&str, Setup); 6] = [
 /// The place of the one after.
 const AFTER_AT: usize = 4;
 
-impl Table for LruBatch {
-    fn name(&self) -> &'static str {
-        "lru-batch"
-    }
+/// See the [module's documentation](self).
+pub static SERIES: Series = Series {
+    name: "lru-batch",
+    about: "page faults with an LRU: one lock for its lists, against locks for batches of its pages",
+    title: "lru_lock scalability",
+    author: "Daniel Jordan and Steve Sistare",
+    date: "January 2018",
+    cases: &[(CASE, &JOBS)],
+    unit: Unit::Page,
+    designs,
+    columns: &[
+        Column::new("faults_per_s", "k/s", 1e-3, 0),
+        Column::new("ns_per_page", "ns/page", 1.0, 1),
+        Column::new("lru_locks_per_page", "lru", 1000.0, 1),
+        Column::new("lru_lock_contended_share", "cont%", 100.0, 2),
+        Column::new("lru_lock_hold_ns_per_page", "held", 1.0, 1),
+        Column::new("batch_locks_per_page", "batch", 1000.0, 1),
+        Column::new("batch_lock_contended_share", "cont%", 100.0, 2),
+        Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
+    ],
+    legend,
+    total: None,
+    counted_function: CLOCKED,
+    open,
+    published,
+    expectations: &[Expect {
+        case: Some(CASE),
+        jobs: Jobs::Exactly(1),
+        before: Some(ZONE_BATCH),
+        figure: Figure::Speed,
+        bound: Bound::NotBelow(1.0),
+        published: None,
+    }],
+    findings: |rows| findings::of(rows, cpus()),
+};
 
-    fn about(&self) -> &'static str {
-        "page faults with an LRU: one lock for its lists, against locks for batches of its pages"
-    }
+fn designs() -> Designs {
+    Designs::of(&DESIGNS, AFTER_AT)
+}
 
-    fn series(&self) -> Series {
-        Series {
-            title: "lru_lock scalability",
-            author: "Daniel Jordan and Steve Sistare",
-            date: "January 2018",
-        }
-    }
+fn legend() -> Vec<String> {
+    vec![
+        format!(
+            "{SINGLE_LOCK}: before the series; {ZONE_BATCH}: and free pages come and go {ZONE_BATCH_PAGES} at a time, not {DEFAULT_RUN_CACHE_BATCH_PAGES}, as in all that follow; {ONE_PASS}: and batches of {DEFAULT_PAGEVEC_PAGES} pages with 32 locks; {TWO_PASSES}: and pages that are no sentinels are taken out first; {AFTER}: and a pagevec's pages are linked before lru_lock is taken; {LONG_BATCHES}: the same with batches and pagevecs of {} pages",
+            DEFAULT_PAGEVEC_PAGES * LONGER
+        ),
+        "k/s: thousands of pages a second that were taken, cleared, added, used, removed and given back, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, times that lock was taken, sleeps, times a task waited for a lock or the system; cont%: how many of the takings of the lock on the left found it taken; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
+        published::legend(),
+    ]
+}
 
-    fn cases(&self) -> Vec<&'static str> {
-        vec![CASE]
-    }
+fn open(_: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+    let setups = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<Vec<_>>>()?;
+    Ok(Box::new(Lrus { setups, memory: None }))
+}
 
-    fn jobs(&self, _: &str) -> Vec<usize> {
-        JOBS.to_vec()
-    }
-
-    fn unit(&self) -> Unit {
-        Unit::Page
-    }
-
-    fn designs(&self) -> Designs {
-        Designs::of(&DESIGNS, AFTER_AT)
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: [Column; 8] = [
-            Column::new("faults_per_s", "k/s", 1e-3, 0),
-            Column::new("ns_per_page", "ns/page", 1.0, 1),
-            Column::new("lru_locks_per_page", "lru", 1000.0, 1),
-            Column::new("lru_lock_contended_share", "cont%", 100.0, 2),
-            Column::new("lru_lock_hold_ns_per_page", "held", 1.0, 1),
-            Column::new("batch_locks_per_page", "batch", 1000.0, 1),
-            Column::new("batch_lock_contended_share", "cont%", 100.0, 2),
-            Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
-        ];
-        &COLUMNS
-    }
-
-    fn legend(&self) -> Vec<String> {
-        vec![
-            format!(
-                "{SINGLE_LOCK}: before the series; {ZONE_BATCH}: and free pages come and go {ZONE_BATCH_PAGES} at a time, not {DEFAULT_RUN_CACHE_BATCH_PAGES}, as in all that follow; {ONE_PASS}: and batches of {DEFAULT_PAGEVEC_PAGES} pages with 32 locks; {TWO_PASSES}: and pages that are no sentinels are taken out first; {AFTER}: and a pagevec's pages are linked before lru_lock is taken; {LONG_BATCHES}: the same with batches and pagevecs of {} pages",
-                DEFAULT_PAGEVEC_PAGES * LONGER
-            ),
-            format!(
-                "gain: in lines above {AFTER} that of {AFTER} over the line's design, below it that of the line's design over {AFTER}"
-            ),
-            "k/s: thousands of pages a second that were taken, cleared, added, used, removed and given back, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, times that lock was taken, sleeps, times a task waited for a lock or the system; cont%: how many of the takings of the lock on the left found it taken; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
-            published::legend(),
-        ]
-    }
-
-    fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        let setups = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<Vec<_>>>()?;
-        Ok(Box::new(Lrus { setups, memory: None }))
-    }
-
-    fn published(&self, _: &str, jobs: usize, before: usize) -> Option<Published> {
-        published::of(jobs, before)
-    }
-
-    fn counted_function(&self) -> &'static str {
-        CLOCKED
-    }
-
-    fn verdict(&self, rows: &[Row]) -> Vec<String> {
-        verdict::of(rows, cpus())
-    }
+fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
+    published::of(jobs, before)
 }
 
 /// An LRU for each design, twice, and the pages for all of them.

@@ -14,17 +14,17 @@ fn corpus() -> Source {
 /// The whole table, short: what is measured is measured, whatever it comes to.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
-    let options = experiment::Options {
+    let options = experiment::LabOptions {
         rounds: rounds(1, Duration::from_micros(500)),
         corpus: corpus(),
-        ..experiment::Options::default()
+        ..experiment::LabOptions::default()
     };
-    let report = run(&LruBatch, &options).unwrap();
+    let report = run(&SERIES, &options).unwrap();
     // Four numbers of tasks, four designs before and one beyond.
     assert_eq!(report.rows.len(), 4 * 5);
     for row in &report.rows {
         assert_measured(row, 1);
-        assert_complete(&LruBatch, row);
+        assert_complete(&SERIES, row);
         let is_published = [1, 4].contains(&row.jobs)
             && [SINGLE_LOCK, ZONE_BATCH, TWO_PASSES].contains(&row.before.design.as_str());
         assert_eq!(row.published.is_some(), is_published, "{} {}", row.jobs, row.before.design);
@@ -41,7 +41,7 @@ fn every_value_of_the_short_form_is_measured() {
 #[test]
 fn each_step_takes_its_locks() {
     let stop = AtomicBool::new(false);
-    let mut lrus = begun(&LruBatch, &corpus(), CASE);
+    let mut lrus = begun(&SERIES, &corpus(), CASE);
     const PAGES: u64 = 20 * 14 * 512;
     let mut lru_locks = |design: usize| {
         let values = lrus.measure(&plan(design, 1, PAGES, &stop)).unwrap().values;
@@ -71,12 +71,12 @@ fn each_step_takes_its_locks() {
 fn a_measurement_that_is_stopped_ends() {
     let stop = AtomicBool::new(true);
     for design in 0..DESIGNS.len() {
-        begun(&LruBatch, &corpus(), CASE).measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+        begun(&SERIES, &corpus(), CASE).measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
     }
 }
 
 #[test]
 fn what_is_no_design_is_refused() {
-    let error = LruBatch.open(&corpus(), &["frozen".to_owned()]).err().unwrap();
+    let error = (SERIES.open)(&corpus(), &["frozen".to_owned()]).err().unwrap();
     assert!(error.to_string().contains("single-lock, zone-batch"), "{error}");
 }

@@ -19,7 +19,7 @@ mod objects;
 mod published;
 mod queue;
 mod rawpkt;
-mod verdict;
+mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -33,14 +33,11 @@ use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, Unfree
 use uzram::{Error, ErrorKind, Result};
 
 use crate::experiment::{
-    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
 };
 use counters::{COUNTERS, Counting, counts};
 use objects::Objects;
 use uzram_bench::harness::{CLOCKED, Part, Source, Span, Usage, clocked, cpus};
-
-/// See the [module's documentation](self).
-pub struct SlabFreeze;
 
 /// Address space for all caches of a measurement.
 const ARENA_BYTES: u64 = 8 << 30;
@@ -78,104 +75,93 @@ impl Case {
     fn of(name: &str) -> Option<Case> {
         Case::ALL.into_iter().find(|case| case.name() == name)
     }
-
-    fn jobs(self) -> Vec<usize> {
-        match self {
-            Case::Messaging => vec![1, 2, published::MESSAGING_GROUPS],
-            Case::Rawpkt => vec![1, 2, 4, MOST_THREADS],
-        }
-    }
 }
 
+const MESSAGING_JOBS: [usize; 3] = [1, 2, published::MESSAGING_GROUPS];
+const RAWPKT_JOBS: [usize; 4] = [1, 2, 4, MOST_THREADS];
 /// The most threads that rawpkt has unless the user wants others.
 const MOST_THREADS: usize = 8;
 
-impl Table for SlabFreeze {
-    fn name(&self) -> &'static str {
-        "slab-freeze"
-    }
+/// See the [module's documentation](self).
+pub static SERIES: Series = Series {
+    name: "slab-freeze",
+    about: "slab caches: slabs frozen while a CPU keeps them against only while it allocates from them",
+    title: "slub: Delay freezing of CPU partial slabs",
+    author: "Chengming Zhou",
+    date: "2023",
+    cases: &[(Case::Messaging.name(), &MESSAGING_JOBS), (Case::Rawpkt.name(), &RAWPKT_JOBS)],
+    unit: Unit::Object,
+    designs,
+    columns: &[
+        Column::new("elapsed_s", "elapsed", 1.0, 3),
+        Column::new("ns_per_object", "ns/obj", 1.0, 1),
+        Column::new("cmpxchg_double_per_object", "xchgs", 1000.0, 0),
+        Column::new("cmpxchg_double_fail_per_object", "failed", 1000.0, 2),
+        Column::new("list_lock_acquired_per_object", "locks", 1000.0, 1),
+        Column::new("list_lock_contended_per_object", "waits", 1000.0, 2),
+        Column::new("list_lock_hold_ns_per_object", "held", 1.0, 2),
+    ],
+    legend,
+    total: None,
+    counted_function: CLOCKED,
+    open,
+    published,
+    expectations: &[
+        Expect {
+            case: Some(Case::Rawpkt.name()),
+            jobs: Jobs::AtLeast(2),
+            before: Some(EagerFreeze::NAME),
+            figure: Figure::Speed,
+            bound: Bound::AtLeast(1.05),
+            published: Some(published::RAWPKT_GAIN),
+        },
+        Expect {
+            case: Some(Case::Messaging.name()),
+            jobs: Jobs::AtLeast(1),
+            before: Some(EagerFreeze::NAME),
+            figure: Figure::Speed,
+            bound: Bound::AtLeast(0.98),
+            published: Some(published::MESSAGING_GAIN),
+        },
+    ],
+    findings: |rows| findings::of(rows, cpus()),
+};
 
-    fn about(&self) -> &'static str {
-        "slab caches: slabs frozen while a CPU keeps them against only while it allocates from them"
+fn designs() -> Designs {
+    let name = |policy: &str| policy.to_owned();
+    Designs {
+        before: [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME].map(name).to_vec(),
+        after: name(DelayedFreeze::NAME),
+        beyond: vec![name(Sheaves::NAME)],
     }
+}
 
-    fn series(&self) -> Series {
-        Series { title: "slub: Delay freezing of CPU partial slabs", author: "Chengming Zhou", date: "2023" }
-    }
+fn legend() -> Vec<String> {
+    let steps = format!(
+        "{}: SLUB before the series; {}: with its patches 1 and 2 (a flag for slabs on the node partial list); {}: and 3 (unfrozen before the lock is taken); {}: all five; {}: arrays of free objects for each CPU on top of that, which came later",
+        EagerFreeze::NAME,
+        OnPartial::NAME,
+        UnfreezeFirst::NAME,
+        DelayedFreeze::NAME,
+        Sheaves::NAME
+    );
+    vec![
+        steps,
+        "elapsed: seconds; ns/obj: elapsed for an object allocated and freed; for 1000 objects: xchgs, exchanges of slab words (the kernel's cmpxchg_double), failed ones among them, locks, times list_lock was taken, waits, times it was not free; held: µs for which it was held for 1000 objects, reading the clock included".to_owned(),
+        "a job of messaging is a group of 20 senders and 20 receivers, one of rawpkt a thread".to_owned(),
+        "callgrind: exact for rawpkt only, as a job of messaging is many threads; valgrind has no restartable sequences, so fast paths are compare-exchanges there".to_owned(),
+        published::legend(),
+    ]
+}
 
-    fn cases(&self) -> Vec<&'static str> {
-        Case::ALL.map(Case::name).to_vec()
-    }
+fn open(_: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+    let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
+    Ok(Box::new(Caches { arena: Arc::new(Arena::new(ARENA_BYTES)?), designs, case: Case::Messaging }))
+}
 
-    fn jobs(&self, case: &str) -> Vec<usize> {
-        Case::of(case).map_or_else(Vec::new, Case::jobs)
-    }
-
-    fn unit(&self) -> Unit {
-        Unit::Object
-    }
-
-    fn designs(&self) -> Designs {
-        let name = |policy: &str| policy.to_owned();
-        Designs {
-            before: [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME].map(name).to_vec(),
-            after: name(DelayedFreeze::NAME),
-            beyond: vec![name(Sheaves::NAME)],
-        }
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: [Column; 7] = [
-            Column::new("elapsed_s", "elapsed", 1.0, 3),
-            Column::new("ns_per_object", "ns/obj", 1.0, 1),
-            Column::new("cmpxchg_double_per_object", "xchgs", 1000.0, 0),
-            Column::new("cmpxchg_double_fail_per_object", "failed", 1000.0, 2),
-            Column::new("list_lock_acquired_per_object", "locks", 1000.0, 1),
-            Column::new("list_lock_contended_per_object", "waits", 1000.0, 2),
-            Column::new("list_lock_hold_ns_per_object", "held", 1.0, 2),
-        ];
-        &COLUMNS
-    }
-
-    fn legend(&self) -> Vec<String> {
-        let steps = format!(
-            "{}: SLUB before the series; {}: with its patches 1 and 2 (a flag for slabs on the node partial list); {}: and 3 (unfrozen before the lock is taken); {}: all five; {}: arrays of free objects for each CPU on top of that, which came later",
-            EagerFreeze::NAME,
-            OnPartial::NAME,
-            UnfreezeFirst::NAME,
-            DelayedFreeze::NAME,
-            Sheaves::NAME
-        );
-        vec![
-            steps,
-            format!(
-                "gain: in lines above {0} that of {0} over the line's design, below it that of the line's design over {0}",
-                DelayedFreeze::NAME
-            ),
-            "elapsed: seconds; ns/obj: elapsed for an object allocated and freed; for 1000 objects: xchgs, exchanges of slab words (the kernel's cmpxchg_double), failed ones among them, locks, times list_lock was taken, waits, times it was not free; held: µs for which it was held for 1000 objects, reading the clock included".to_owned(),
-            "a job of messaging is a group of 20 senders and 20 receivers, one of rawpkt a thread".to_owned(),
-            "callgrind: exact for rawpkt only, as a job of messaging is many threads; valgrind has no restartable sequences, so fast paths are compare-exchanges there".to_owned(),
-            published::legend(),
-        ]
-    }
-
-    fn open(&self, _: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
-        Ok(Box::new(Caches { arena: Arc::new(Arena::new(ARENA_BYTES)?), designs, case: Case::Messaging }))
-    }
-
-    fn published(&self, case: &str, jobs: usize, before: usize) -> Option<Published> {
-        // The author measured the whole series, not its steps.
-        if before == 0 { published::of(Case::of(case)?, jobs) } else { None }
-    }
-
-    fn counted_function(&self) -> &'static str {
-        CLOCKED
-    }
-
-    fn verdict(&self, rows: &[Row]) -> Vec<String> {
-        verdict::of(rows, cpus())
-    }
+fn published(case: &str, jobs: usize, before: usize) -> Option<Published> {
+    // The author measured the whole series, not its steps.
+    if before == 0 { published::of(Case::of(case)?, jobs) } else { None }
 }
 
 /// Where the caches of each measurement are made.

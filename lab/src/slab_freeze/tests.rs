@@ -5,20 +5,21 @@ use std::time::Duration;
 
 use super::*;
 use crate::experiment::testing::{assert_complete, assert_measured, begun, plan, rounds};
-use crate::experiment::{Options, Side, run};
+use crate::experiment::{LabOptions, Side, run};
 use uzram_bench::harness::corpus::Kind;
+use uzram_bench::harness::to_json;
 
 /// The whole table, short: what is measured is measured, whatever it comes to.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
-    let options = Options { rounds: rounds(1, Duration::from_millis(5)), ..Options::default() };
-    let report = run(&SlabFreeze, &options).unwrap();
+    let options = LabOptions { rounds: rounds(1, Duration::from_millis(5)), ..LabOptions::default() };
+    let report = run(&SERIES, &options).unwrap();
     // 3 and 4 numbers of jobs, with three designs before and one beyond.
     assert_eq!(report.rows.len(), 7 * 4);
     for row in &report.rows {
         let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
         assert_measured(row, 1);
-        assert_complete(&SlabFreeze, row);
+        assert_complete(&SERIES, row);
         for side in [&row.before, &row.after] {
             assert!(COUNTERS.iter().all(|(_, counter)| side.values.contains_key(counter)), "{name}");
             let time = |quantity| side.median(quantity).unwrap();
@@ -30,7 +31,7 @@ fn every_value_of_the_short_form_is_measured() {
         let published = matches!((row.case.as_str(), row.jobs), ("messaging", 5) | ("rawpkt", 8));
         assert_eq!(row.published.is_some(), published && row.before.design == "eager", "{name}");
     }
-    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
     assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
     let text = report.to_string();
     for said in ["messaging", "rawpkt", "unfreeze-first", "sheaves", "7.042 s", "2.160 s", "Verdict"] {
@@ -71,13 +72,13 @@ fn slabs_go_round_by_way_of_both_partial_lists() {
 }
 
 fn open(case: &str) -> Box<dyn Experiment> {
-    begun(&SlabFreeze, &Source::Built(Kind::Mixed, 1), case)
+    begun(&SERIES, &Source::Built(Kind::Mixed, 1), case)
 }
 
 #[test]
 fn a_measurement_that_is_stopped_ends() {
     let stop = AtomicBool::new(true);
-    for case in SlabFreeze.cases() {
+    for case in SERIES.case_names() {
         for design in 0..DESIGNS.len() {
             open(case).measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
         }

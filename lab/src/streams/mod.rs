@@ -8,7 +8,7 @@
 //! pages: the benchmark's own patterns and measuring code, with lz4.
 
 mod published;
-mod verdict;
+mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -18,104 +18,105 @@ use uzram::codec::Algorithm;
 use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
-use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
+use crate::experiment::{
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit,
+};
 use uzram_bench::engine::{Measurement, Plan as BenchPlan};
 use uzram_bench::engine::{Pattern, Target, Until, UzramDevice, mb_per_s, measure, verify};
 use uzram_bench::harness::corpus::Corpus;
 use uzram_bench::harness::{Source, cpus};
 
-/// See the [module's documentation](self).
-pub struct Streams;
+/// The patterns, each with 1 to 10 jobs.
+const CASES: &[(&str, &[usize])] = &{
+    const JOBS: [usize; published::JOBS] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+    let mut cases: [(&str, &[usize]); Pattern::ALL.len()] = [("", &JOBS); _];
+    let mut at = 0;
+    while at < cases.len() {
+        cases[at].0 = Pattern::ALL[at].name();
+        at += 1;
+    }
+    cases
+};
 
 /// What the six patterns come to together.
 const ALL_SIX: &str = "all six";
 
-impl Table for Streams {
-    fn name(&self) -> &'static str {
-        "streams"
-    }
+/// See the [module's documentation](self).
+pub static SERIES: Series = Series {
+    name: "streams",
+    about: "compression streams: a locked list of idle ones against one for each CPU",
+    title: "zram: user per-cpu compression streams",
+    author: "Sergey Senozhatsky",
+    date: "May 2016",
+    cases: CASES,
+    unit: Unit::Page,
+    designs,
+    columns: &[
+        Column::new("mb_per_s", "MB/s", 1.0, 0),
+        Column::new("elapsed_s", "elapsed", 1.0, 3),
+        Column::new("user_s", "user", 1.0, 3),
+        Column::new("system_s", "system", 1.0, 3),
+        Column::new("context_switches_per_page", "switches", 1000.0, 2),
+        Column::new("sleeps_per_write", "sleeps", 1000.0, 2),
+    ],
+    legend,
+    total: Some(ALL_SIX),
+    counted_function: "uzram_bench::engine::measure::run_job",
+    open,
+    published,
+    expectations: &[
+        Expect {
+            case: None,
+            jobs: Jobs::AtLeast(1),
+            before: None,
+            figure: Figure::Speed,
+            bound: Bound::NotBelow(1.0),
+            published: None,
+        },
+        Expect {
+            case: None,
+            jobs: Jobs::MoreThanCpus,
+            before: None,
+            figure: Figure::Most("sleeps_per_write"),
+            bound: Bound::AtMost(0.0),
+            published: None,
+        },
+    ],
+    findings: |rows| findings::of(rows, cpus()),
+};
 
-    fn about(&self) -> &'static str {
-        "compression streams: a locked list of idle ones against one for each CPU"
-    }
+fn designs() -> Designs {
+    let before = vec![cpus().to_string(), (2 * cpus()).to_string()];
+    Designs { before, after: StreamDesign::PerCpu.to_string(), beyond: Vec::new() }
+}
 
-    fn series(&self) -> Series {
-        Series {
-            title: "zram: user per-cpu compression streams",
-            author: "Sergey Senozhatsky",
-            date: "May 2016",
-        }
-    }
+fn legend() -> Vec<String> {
+    vec![
+        format!(
+            "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: 4 streams, 8 streams, per-cpu on 4 CPUs, in the kernel, lzo",
+            cpus(),
+            2 * cpus()
+        ),
+        "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
+        "read and randread take no stream here, as lz4 decodes without one: their rows show how far the noise goes".to_owned(),
+        "all six: seconds of the six patterns, of equal length here and of equal bytes in the published ones".to_owned(),
+    ]
+}
 
-    fn cases(&self) -> Vec<&'static str> {
-        Pattern::ALL.iter().map(|pattern| pattern.name()).collect()
-    }
+fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+    let corpus = corpus.load()?;
+    let size_bytes = pages_to_bytes(corpus.page_count() as u64);
+    let devices = designs
+        .iter()
+        .map(|design| UzramDevice::new(&Algorithm::default(), design.parse()?, size_bytes))
+        .collect::<Result<_>>()?;
+    Ok(Box::new(Devices { corpus, devices, pattern: Pattern::Read, filled: false }))
+}
 
-    fn jobs(&self, _: &str) -> Vec<usize> {
-        (1..=published::JOBS).collect()
-    }
-
-    fn designs(&self) -> Designs {
-        let before = vec![cpus().to_string(), (2 * cpus()).to_string()];
-        Designs { before, after: StreamDesign::PerCpu.to_string(), beyond: Vec::new() }
-    }
-
-    fn unit(&self) -> Unit {
-        Unit::Page
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: [Column; 6] = [
-            Column::new("mb_per_s", "MB/s", 1.0, 0),
-            Column::new("elapsed_s", "elapsed", 1.0, 3),
-            Column::new("user_s", "user", 1.0, 3),
-            Column::new("system_s", "system", 1.0, 3),
-            Column::new("context_switches_per_page", "switches", 1000.0, 2),
-            Column::new("sleeps_per_write", "sleeps", 1000.0, 2),
-        ];
-        &COLUMNS
-    }
-
-    fn legend(&self) -> Vec<String> {
-        vec![
-            format!(
-                "designs: a list of {0} idle streams (the CPUs here), one of {1}, one stream for each CPU; published: 4 streams, 8 streams, per-cpu on 4 CPUs, in the kernel, lzo",
-                cpus(),
-                2 * cpus()
-            ),
-            "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
-            "read and randread take no stream here, as lz4 decodes without one: their rows show how far the noise goes".to_owned(),
-            "all six: seconds of the six patterns, of equal length here and of equal bytes in the published ones".to_owned(),
-        ]
-    }
-
-    fn total(&self) -> Option<&'static str> {
-        Some(ALL_SIX)
-    }
-
-    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        let corpus = corpus.load()?;
-        let size_bytes = pages_to_bytes(corpus.page_count() as u64);
-        let devices = designs
-            .iter()
-            .map(|design| UzramDevice::new(&Algorithm::default(), design.parse()?, size_bytes))
-            .collect::<Result<_>>()?;
-        Ok(Box::new(Devices { corpus, devices, pattern: Pattern::Read, filled: false }))
-    }
-
-    fn published(&self, case: &str, jobs: usize, before: usize) -> Option<Published> {
-        match case {
-            ALL_SIX => published::of_all(jobs, before),
-            _ => published::of_pattern(case.parse().ok()?, jobs, before),
-        }
-    }
-
-    fn counted_function(&self) -> &'static str {
-        "uzram_bench::engine::measure::run_job"
-    }
-
-    fn verdict(&self, rows: &[Row]) -> Vec<String> {
-        verdict::of(rows, cpus())
+fn published(case: &str, jobs: usize, before: usize) -> Option<Published> {
+    match case {
+        ALL_SIX => published::of_all(jobs, before),
+        _ => published::of_pattern(case.parse().ok()?, jobs, before),
     }
 }
 

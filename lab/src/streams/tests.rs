@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use super::*;
 use crate::experiment::testing::{assert_measured, rounds};
-use crate::experiment::{Options, Side, run};
+use crate::experiment::{LabOptions, Side, run};
 use uzram_bench::harness::corpus::Kind;
+use uzram_bench::harness::to_json;
 
 /// The whole table, short: what is measured is measured, whatever it comes to.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
     let jobs = 2 * cpus() + 1;
-    let options = Options {
+    let options = LabOptions {
         jobs: vec![1, jobs],
         rounds: rounds(2, Duration::from_millis(15)),
         corpus: Source::Built(Kind::Mixed, 192),
-        ..Options::default()
+        ..LabOptions::default()
     };
-    let report = run(&Streams, &options).unwrap();
+    let report = run(&SERIES, &options).unwrap();
     // Six patterns and all six, with two numbers of jobs, two lists each.
     assert_eq!(report.rows.len(), 7 * 2 * 2);
     let mut seconds = Vec::new();
@@ -47,7 +48,7 @@ fn every_value_of_the_short_form_is_measured() {
     seconds.sort_unstable_by(f64::total_cmp);
     seconds.dedup();
     assert!(seconds.len() > 80, "only {} different times", seconds.len());
-    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
     assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
     let text = report.to_string();
     assert!(text.contains("randrw") && text.contains("Verdict") && !text.contains("NaN"), "{text}");
@@ -58,7 +59,7 @@ fn every_value_of_the_short_form_is_measured() {
 /// find the list empty.
 #[test]
 fn a_list_that_runs_dry_is_seen_to() {
-    let mut devices = Streams.open(&Source::Built(Kind::Mixed, 64), &["1".to_owned()]).unwrap();
+    let mut devices = (SERIES.open)(&Source::Built(Kind::Mixed, 64), &["1".to_owned()]).unwrap();
     devices.begin("randwrite").unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);
     let slept = (0..50).any(|seed| {

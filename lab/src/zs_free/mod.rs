@@ -15,7 +15,7 @@
 
 mod passes;
 mod published;
-mod verdict;
+mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -32,14 +32,11 @@ use uzram::zsmalloc::{LockCounts, huge_threshold};
 use uzram::{Error, Result};
 
 use crate::experiment::{
-    Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
 };
 use passes::{Memory, Passes};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::{CLOCKED, Source, Span, Usage, clocked, cpus};
-
-/// See the [module's documentation](self).
-pub struct ZsFree;
 
 /// Before the series, and its patches one by one.
 type ClassInWord = ClassLocks<{ CLASS_IN_WORD }>;
@@ -95,95 +92,102 @@ impl Case {
     }
 }
 
-impl Table for ZsFree {
-    fn name(&self) -> &'static str {
-        "zs-free"
-    }
+/// See the [module's documentation](self).
+pub static SERIES: Series = Series {
+    name: "zs-free",
+    about: "freeing in a zsmalloc pool: with the pool's lock and pages under the class's, against neither",
+    title: "mm/zsmalloc: reduce lock contention in zs_free()",
+    author: "Wenchao Hao and Xueyuan Chen",
+    date: "2026",
+    cases: &[(Case::RunCache.name(), &JOBS), (Case::NoRunCache.name(), &JOBS)],
+    unit: Unit::Object,
+    designs,
+    columns: &[
+        Column::new("full_size_ms", "ms", 1.0, 1),
+        Column::new("ns_per_object", "ns/obj", 1.0, 1),
+        Column::new("pool_locks_per_object", "pool", 1.0, 2),
+        Column::new("class_locks_per_object", "class", 1.0, 2),
+        Column::new("locked_frees_per_zspage", "arena", 1.0, 2),
+        Column::new("lists_hold_ns_per_object", "held", 1.0, 1),
+        Column::new("zspages_emptied_per_object", "empty", 1000.0, 1),
+        Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
+    ],
+    legend,
+    total: None,
+    counted_function: CLOCKED,
+    open,
+    published,
+    expectations: &[
+        Expect {
+            case: None,
+            jobs: Jobs::AtLeast(1),
+            before: Some(BEFORE),
+            figure: Figure::Most("pool_locks_per_object"),
+            bound: Bound::AtMost(0.0),
+            published: None,
+        },
+        Expect {
+            case: None,
+            jobs: Jobs::AtLeast(1),
+            before: Some(BEFORE),
+            figure: Figure::Most("locked_frees_per_zspage"),
+            bound: Bound::AtMost(0.0),
+            published: None,
+        },
+        speed(Case::RunCache, Jobs::Exactly(1), 1.05, published::GAINS[0]),
+        speed(Case::RunCache, Jobs::AtLeast(2), 1.4, published::GAINS[1]),
+        speed(Case::NoRunCache, Jobs::Exactly(1), 1.05, published::GAINS[0]),
+        speed(Case::NoRunCache, Jobs::AtLeast(2), 1.4, published::GAINS[1]),
+    ],
+    findings: |rows| findings::of(rows, cpus()),
+};
 
-    fn about(&self) -> &'static str {
-        "freeing in a zsmalloc pool: with the pool's lock and pages under the class's, against neither"
+/// How many times as fast as before the series a free should be.
+const fn speed(case: Case, jobs: Jobs, least: f64, published: f64) -> Expect {
+    Expect {
+        case: Some(case.name()),
+        jobs,
+        before: Some(BEFORE),
+        figure: Figure::Speed,
+        bound: Bound::AtLeast(least),
+        published: Some(published),
     }
+}
 
-    fn series(&self) -> Series {
-        Series {
-            title: "mm/zsmalloc: reduce lock contention in zs_free()",
-            author: "Wenchao Hao and Xueyuan Chen",
-            date: "2026",
-        }
-    }
+fn designs() -> Designs {
+    Designs::of(&DESIGNS, AFTER_AT)
+}
 
-    fn cases(&self) -> Vec<&'static str> {
-        Case::ALL.map(Case::name).to_vec()
-    }
+fn legend() -> Vec<String> {
+    vec![
+        format!(
+            "{BEFORE}: before the series; {}: with its patch 1 (the class's number in the object word); {}: and 2 (a free takes no lock of the pool); {}: with patch 3 alone (pages go back after the class's lock was let go); {AFTER}: all three; {}: no lock to find an object either, which came later",
+            ClassInWord::NAME,
+            NoPoolLock::NAME,
+            PagesAfterLock::NAME,
+            Pinned::NAME
+        ),
+        "ms: what freeing 256 MiB of pages a thread comes to; ns/obj: elapsed for each object that a thread freed, any of them; for each object freed: pool and class, times that lock was taken, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each zspage that ran empty; for 1000 objects: empty, zspages that did, sleeps, times a thread waited for a lock or the system".to_owned(),
+        format!(
+            "{}: CPUs keep free runs of pages, {DEFAULT_RUN_CACHE_BATCH_PAGES} pages at a time, as a device's do; {}: they keep none",
+            Case::RunCache.name(),
+            Case::NoRunCache.name()
+        ),
+        published::legend(),
+    ]
+}
 
-    fn jobs(&self, _: &str) -> Vec<usize> {
-        JOBS.to_vec()
-    }
+fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+    let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
+    // Same-filled pages never come to a pool.
+    let corpus = corpus.load()?.without_same_filled()?;
+    let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
+    Ok(Box::new(Pools { pages, designs, case: Case::RunCache, memory: None }))
+}
 
-    fn unit(&self) -> Unit {
-        Unit::Object
-    }
-
-    fn designs(&self) -> Designs {
-        Designs::of(&DESIGNS, AFTER_AT)
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: [Column; 8] = [
-            Column::new("full_size_ms", "ms", 1.0, 1),
-            Column::new("ns_per_object", "ns/obj", 1.0, 1),
-            Column::new("pool_locks_per_object", "pool", 1.0, 2),
-            Column::new("class_locks_per_object", "class", 1.0, 2),
-            Column::new("locked_frees_per_zspage", "arena", 1.0, 2),
-            Column::new("lists_hold_ns_per_object", "held", 1.0, 1),
-            Column::new("zspages_emptied_per_object", "empty", 1000.0, 1),
-            Column::new("voluntary_switches_per_object", "sleeps", 1000.0, 2),
-        ];
-        &COLUMNS
-    }
-
-    fn legend(&self) -> Vec<String> {
-        vec![
-            format!(
-                "{BEFORE}: before the series; {}: with its patch 1 (the class's number in the object word); {}: and 2 (a free takes no lock of the pool); {}: with patch 3 alone (pages go back after the class's lock was let go); {AFTER}: all three; {}: no lock to find an object either, which came later",
-                ClassInWord::NAME,
-                NoPoolLock::NAME,
-                PagesAfterLock::NAME,
-                Pinned::NAME
-            ),
-            format!(
-                "gain: in lines above {AFTER} that of {AFTER} over the line's design, below it that of the line's design over {AFTER}"
-            ),
-            "ms: what freeing 256 MiB of pages a thread comes to; ns/obj: elapsed for each object that a thread freed, any of them; for each object freed: pool and class, times that lock was taken, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each zspage that ran empty; for 1000 objects: empty, zspages that did, sleeps, times a thread waited for a lock or the system".to_owned(),
-            format!(
-                "{}: CPUs keep free runs of pages, {DEFAULT_RUN_CACHE_BATCH_PAGES} pages at a time, as a device's do; {}: they keep none",
-                Case::RunCache.name(),
-                Case::NoRunCache.name()
-            ),
-            published::legend(),
-        ]
-    }
-
-    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
-        // Same-filled pages never come to a pool.
-        let corpus = corpus.load()?.without_same_filled()?;
-        let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
-        Ok(Box::new(Pools { pages, designs, case: Case::RunCache, memory: None }))
-    }
-
-    fn published(&self, _: &str, jobs: usize, before: usize) -> Option<Published> {
-        // The authors measured the whole series, not its steps.
-        if before == 0 { published::of(jobs) } else { None }
-    }
-
-    fn counted_function(&self) -> &'static str {
-        CLOCKED
-    }
-
-    fn verdict(&self, rows: &[Row]) -> Vec<String> {
-        verdict::of(rows, cpus())
-    }
+fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
+    // The authors measured the whole series, not its steps.
+    if before == 0 { published::of(jobs) } else { None }
 }
 
 /// What is stored in each measurement's pool, and where.

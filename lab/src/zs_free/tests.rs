@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::experiment::testing::{assert_complete, assert_measured, begun, plan, rounds};
-use crate::experiment::{Options, Side, run};
+use crate::experiment::{LabOptions, Side, run};
 use uzram_bench::harness::corpus::Kind;
+use uzram_bench::harness::to_json;
 
 fn corpus() -> Source {
     Source::Built(Kind::Mixed, 192)
@@ -15,15 +16,18 @@ fn corpus() -> Source {
 /// The whole table, short: what is measured is measured, whatever it comes to.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
-    let options =
-        Options { rounds: rounds(1, Duration::from_micros(500)), corpus: corpus(), ..Options::default() };
-    let report = run(&ZsFree, &options).unwrap();
+    let options = LabOptions {
+        rounds: rounds(1, Duration::from_micros(500)),
+        corpus: corpus(),
+        ..LabOptions::default()
+    };
+    let report = run(&SERIES, &options).unwrap();
     // Two cases, three numbers of jobs, four designs before and one beyond.
     assert_eq!(report.rows.len(), 2 * 3 * 5);
     for row in &report.rows {
         let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
         assert_measured(row, 1);
-        assert_complete(&ZsFree, row);
+        assert_complete(&SERIES, row);
         for side in [&row.before, &row.after] {
             // A free takes some ns at the least.
             assert!(side.median("ns_per_object").unwrap() > 1.0, "{name}");
@@ -33,7 +37,7 @@ fn every_value_of_the_short_form_is_measured() {
         assert!((objects(&row.before) / objects(&row.after) - 1.0).abs() < 1e-6, "{name}");
         assert_eq!(row.published.is_some(), row.before.design == BEFORE, "{name}");
     }
-    let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
     assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
     let text = report.to_string();
     for said in ["no-run-cache", "pages-after-lock", "pinned", "63.0 ms", "202.9 -> 110.6 ms", "Verdict"] {
@@ -44,14 +48,14 @@ fn every_value_of_the_short_form_is_measured() {
 }
 
 fn open(case: &str) -> Box<dyn Experiment> {
-    begun(&ZsFree, &corpus(), case)
+    begun(&SERIES, &corpus(), case)
 }
 
 /// Which locks a free takes is no matter of chance.
 #[test]
 fn each_step_takes_its_locks_away() {
     let stop = AtomicBool::new(false);
-    for case in ZsFree.cases() {
+    for case in SERIES.case_names() {
         let mut pools = open(case);
         for (i, (design, _)) in DESIGNS.iter().enumerate() {
             for jobs in [1, 3] {
@@ -117,6 +121,6 @@ fn a_measurement_that_is_stopped_ends() {
 #[test]
 fn what_is_no_case_and_no_design_is_refused() {
     assert!(open("run-cache").begin("frozen").unwrap_err().to_string().contains("frozen"));
-    let error = ZsFree.open(&corpus(), &["frozen".to_owned()]).err().unwrap();
+    let error = (SERIES.open)(&corpus(), &["frozen".to_owned()]).err().unwrap();
     assert!(error.to_string().contains("split, class-in-word"), "{error}");
 }

@@ -10,7 +10,7 @@
 
 mod files;
 mod published;
-mod verdict;
+mod findings;
 
 #[cfg(test)]
 mod tests;
@@ -18,17 +18,18 @@ mod tests;
 use uzram::Result;
 use uzram::zsmalloc::PoolDesign;
 
-use crate::experiment::{Column, Designs, Experiment, Plan, Published, Row, Sample, Series, Table, Unit};
+use crate::experiment::{
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit,
+};
 use files::{FILE_PAGES, Files};
 use uzram_bench::engine::UzramDevice;
 use uzram_bench::harness::corpus::Corpus;
 use uzram_bench::harness::{CLOCKED, Source, Span};
 
-/// See the [module's documentation](self).
-pub struct ZsLock;
-
 /// The only case.
 const CASE: &str = "files";
+/// How far the interval of the speed may reach from 1.
+const WANTED: f64 = 0.03;
 /// Numbers of threads.
 const JOBS: [usize; 4] = [1, 2, 8, published::THREADS];
 
@@ -36,95 +37,76 @@ const BEFORE: &str = PoolDesign::Split.name();
 const AFTER: &str = PoolDesign::Consolidated.name();
 const BEYOND: [&str; 2] = [PoolDesign::ClassIndexed.name(), PoolDesign::Pinned.name()];
 
-impl Table for ZsLock {
-    fn name(&self) -> &'static str {
-        "zs-lock"
-    }
+/// See the [module's documentation](self).
+pub static SERIES: Series = Series {
+    name: "zs-lock",
+    about: "a zsmalloc pool's locks: one for each class and one to find objects, against a single one",
+    title: "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks",
+    author: "Nhat Pham",
+    date: "November 2022",
+    cases: &[(CASE, &JOBS)],
+    unit: Unit::Page,
+    designs,
+    columns: &[
+        Column::new("files_per_s", "files/s", 1.0, 0),
+        Column::new("elapsed_s", "elapsed", 1.0, 3),
+        Column::new("user_s", "user", 1.0, 3),
+        Column::new("system_s", "system", 1.0, 3),
+        Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
+        Column::new("involuntary_switches_per_page", "preempt", 1000.0, 2),
+    ],
+    legend,
+    total: None,
+    counted_function: CLOCKED,
+    open,
+    published,
+    expectations: &[Expect {
+        case: Some(CASE),
+        jobs: Jobs::Exactly(published::THREADS),
+        before: Some(BEFORE),
+        figure: Figure::Speed,
+        bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
+        published: Some(published::GAIN),
+    }],
+    findings: findings::of,
+};
 
-    fn about(&self) -> &'static str {
-        "a zsmalloc pool's locks: one for each class and one to find objects, against a single one"
+fn designs() -> Designs {
+    Designs {
+        before: vec![BEFORE.to_owned()],
+        after: AFTER.to_owned(),
+        beyond: BEYOND.map(str::to_owned).to_vec(),
     }
+}
 
-    fn series(&self) -> Series {
-        Series {
-            title: "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks",
-            author: "Nhat Pham",
-            date: "November 2022",
-        }
-    }
+fn legend() -> Vec<String> {
+    vec![
+        format!(
+            "{BEFORE}: a lock for each class, and one that readers share to find an object; {AFTER}: one lock for all of it; {}: a free takes its class's lock only (the table zs-free); {}: nor does finding an object take one",
+            BEYOND[0], BEYOND[1]
+        ),
+        format!(
+            "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was taken from its CPU"
+        ),
+        published::legend(),
+    ]
+}
 
-    fn cases(&self) -> Vec<&'static str> {
-        vec![CASE]
-    }
+fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
+    let corpus = corpus.load()?;
+    let disk = |design: &String| {
+        let attributes = [("pool_design", design.clone())];
+        Ok(Disk {
+            device: UzramDevice::with_attributes(&attributes, files::DISK_BYTES)?,
+            files: Files::default(),
+        })
+    };
+    let disks = designs.iter().map(disk).collect::<Result<_>>()?;
+    Ok(Box::new(Disks { corpus, disks }))
+}
 
-    fn jobs(&self, _: &str) -> Vec<usize> {
-        JOBS.to_vec()
-    }
-
-    fn unit(&self) -> Unit {
-        Unit::Page
-    }
-
-    fn designs(&self) -> Designs {
-        Designs {
-            before: vec![BEFORE.to_owned()],
-            after: AFTER.to_owned(),
-            beyond: BEYOND.map(str::to_owned).to_vec(),
-        }
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: [Column; 6] = [
-            Column::new("files_per_s", "files/s", 1.0, 0),
-            Column::new("elapsed_s", "elapsed", 1.0, 3),
-            Column::new("user_s", "user", 1.0, 3),
-            Column::new("system_s", "system", 1.0, 3),
-            Column::new("voluntary_switches_per_page", "sleeps", 1000.0, 2),
-            Column::new("involuntary_switches_per_page", "preempt", 1000.0, 2),
-        ];
-        &COLUMNS
-    }
-
-    fn legend(&self) -> Vec<String> {
-        vec![
-            format!(
-                "{BEFORE}: a lock for each class, and one that readers share to find an object; {AFTER}: one lock for all of it; {}: a free takes its class's lock only (the table zs-free); {}: nor does finding an object take one",
-                BEYOND[0], BEYOND[1]
-            ),
-            format!(
-                "gain: that of {AFTER} over {BEFORE}; in lines below {AFTER} that of the line's design over {AFTER}"
-            ),
-            format!(
-                "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was taken from its CPU"
-            ),
-            published::legend(),
-        ]
-    }
-
-    fn open(&self, corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
-        let corpus = corpus.load()?;
-        let disk = |design: &String| {
-            let attributes = [("pool_design", design.clone())];
-            Ok(Disk {
-                device: UzramDevice::with_attributes(&attributes, files::DISK_BYTES)?,
-                files: Files::default(),
-            })
-        };
-        let disks = designs.iter().map(disk).collect::<Result<_>>()?;
-        Ok(Box::new(Disks { corpus, disks }))
-    }
-
-    fn published(&self, _: &str, jobs: usize, _: usize) -> Option<Published> {
-        published::of(jobs)
-    }
-
-    fn counted_function(&self) -> &'static str {
-        CLOCKED
-    }
-
-    fn verdict(&self, rows: &[Row]) -> Vec<String> {
-        verdict::of(rows)
-    }
+fn published(_: &str, jobs: usize, _: usize) -> Option<Published> {
+    published::of(jobs)
 }
 
 /// A device for each design.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::experiment::testing::{assert_complete, assert_measured, rounds};
-use crate::experiment::{Options, Side, run};
+use crate::experiment::{LabOptions, Side, run};
 use uzram_bench::harness::corpus::Kind;
 
 fn corpus() -> Source {
@@ -16,14 +16,14 @@ fn corpus() -> Source {
 #[test]
 fn every_value_of_the_short_form_is_measured() {
     let options =
-        Options { rounds: rounds(2, Duration::from_millis(5)), corpus: corpus(), ..Options::default() };
-    let report = run(&ZsLock, &options).unwrap();
+        LabOptions { rounds: rounds(2, Duration::from_millis(5)), corpus: corpus(), ..LabOptions::default() };
+    let report = run(&SERIES, &options).unwrap();
     // Four numbers of jobs, with one design before and two beyond.
     assert_eq!(report.rows.len(), 4 * 3);
     for row in &report.rows {
         let name = format!("{} jobs, {} against {}", row.jobs, row.before.design, row.after.design);
         assert_measured(row, 2);
-        assert_complete(&ZsLock, row);
+        assert_complete(&SERIES, row);
         for side in [&row.before, &row.after] {
             assert!(side.median("user_s").unwrap() + side.median("system_s").unwrap() > 0.0, "{name}");
         }
@@ -45,7 +45,7 @@ fn every_value_of_the_short_form_is_measured() {
 fn disks_stay_full_to_four_fifths() {
     let corpus = corpus().load().unwrap();
     let stop = AtomicBool::new(false);
-    for design in ZsLock.designs().all() {
+    for design in (SERIES.designs)().all() {
         let device =
             UzramDevice::with_attributes(&[("pool_design", design.clone())], files::DISK_BYTES).unwrap();
         let disk = device.disk();
@@ -84,7 +84,7 @@ fn a_file_that_reads_back_otherwise_is_found_out() {
 
 #[test]
 fn a_measurement_that_is_stopped_ends() {
-    let mut disks = ZsLock.open(&corpus(), &[AFTER.to_owned()]).unwrap();
+    let mut disks = (SERIES.open)(&corpus(), &[AFTER.to_owned()]).unwrap();
     disks.begin(CASE).unwrap();
     let stop = AtomicBool::new(true);
     disks.measure(&Plan { design: 0, jobs: 3, work: 1 << 40, seed: 7, stop: &stop }).unwrap();

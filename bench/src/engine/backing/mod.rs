@@ -13,6 +13,7 @@ mod zipf;
 use std::fmt;
 use std::path::PathBuf;
 
+use crate::harness::report::{Table, ratio_cell};
 use serde::Serialize;
 use uzram::store::WritebackLayout;
 use uzram::units::format_size;
@@ -32,7 +33,7 @@ pub const DEFAULT_DIR: &str = "/var/tmp";
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BackingOptions {
     /// As of the others, but that pages of one word, repeated, are left out.
     pub common: Common,
     /// The folder in which one is made for the files, and removed.
@@ -47,9 +48,9 @@ pub struct Options {
     pub reclaimed_size_bytes: u64,
 }
 
-impl Default for Options {
+impl Default for BackingOptions {
     fn default() -> Self {
-        Options {
+        BackingOptions {
             common: Common::default(),
             dir: DEFAULT_DIR.into(),
             written_size_bytes: 512 << 20,
@@ -60,7 +61,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl BackingOptions {
     /// Room for a data set that does not become smaller, and for some of it that is dead.
     fn zipf_file_bytes(&self) -> u64 {
         self.limit_bytes * zipf::PAGES_PER_LIMIT / 4 * 5
@@ -94,7 +95,7 @@ impl Options {
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct BackingReport {
     /// All pages written back.
     pub written: Written,
     /// What is written to a file that is nearly full: packed, the fullest last, and then by the kernel's layout.
@@ -111,7 +112,7 @@ pub struct Report {
 ///
 /// # Errors
 /// A folder or a file that cannot be had, a page that does not read back, a stop.
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &BackingOptions) -> Result<BackingReport> {
     let corpus = options.load_corpus()?;
     let scratch = || {
         go_on(&options.common.stop)?;
@@ -123,23 +124,21 @@ pub fn run(options: &Options) -> Result<Report> {
     let overwrites = overwrites::measure(options, &scratch()?)?;
     let zipf = zipf::measure(options, &scratch()?)?;
     let reclaim = reclaim::measure(options, &scratch()?)?;
-    Ok(Report { written, overwrites, zipf, reclaim, notes })
+    Ok(BackingReport { written, overwrites, zipf, reclaim, notes })
 }
 
-impl Report {
+impl BackingReport {
     /// What is written by the packed layout to the fullest file.
     pub fn fullest(&self) -> Option<&Overwrites> {
         self.overwrites.iter().rfind(|row| row.layout == WritebackLayout::Packed.name())
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for BackingReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.written.fmt_lines(f)?;
-        writeln!(
-            f,
-            "\n{:<20} {:>9} {:>8} {:>7} {:>9} {:>11} {:>9} {:>9} {:>19}",
-            "random overwrites",
+        let mut table = Table::new([
+            "<random overwrites",
             "file",
             "pages",
             "live %",
@@ -147,9 +146,22 @@ impl fmt::Display for Report {
             "compressed",
             "written",
             "moved",
-            "written/compressed"
-        )?;
-        self.overwrites.iter().try_for_each(|row| row.fmt_row(f))?;
+            "written/compressed",
+        ]);
+        for row in &self.overwrites {
+            table.row([
+                row.layout.to_owned(),
+                format_size(row.file_bytes),
+                row.pages.to_string(),
+                format!("{:.1}", row.live_percent),
+                format!("{:.1}", row.extents_percent),
+                format_size(row.compressed_bytes),
+                format_size(row.written_bytes),
+                format_size(row.moved_bytes),
+                ratio_cell(row.bytes_ratio(), 3),
+            ]);
+        }
+        write!(f, "\n{table}")?;
         let zipf = &self.zipf;
         writeln!(
             f,
@@ -163,18 +175,16 @@ impl fmt::Display for Report {
             zipf.backing_per_s,
             zipf.speed_ratio
         )?;
-        writeln!(
-            f,
-            "\n{:<20} {:>14} {:>19} {:>11}",
-            "reclaim by", "MB freed / s", "freed/written back", "refaults %"
-        )?;
+        let mut table = Table::new(["<reclaim by", "MB freed / s", "freed/written back", "refaults %"]);
         for row in &self.reclaim {
-            writeln!(
-                f,
-                "{:<20} {:>14.0} {:>19.2} {:>11.2}",
-                row.order, row.freed_mb_per_s, row.freed_per_written, row.refault_percent
-            )?;
+            table.row([
+                row.order.to_owned(),
+                format!("{:.0}", row.freed_mb_per_s),
+                format!("{:.2}", row.freed_per_written),
+                format!("{:.2}", row.refault_percent),
+            ]);
         }
+        write!(f, "\n{table}")?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
@@ -201,24 +211,6 @@ impl Written {
             format_size(self.extent_bytes),
             self.device_reads,
             self.pages_read_back
-        )
-    }
-}
-
-impl Overwrites {
-    fn fmt_row(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:<20} {:>9} {:>8} {:>7.1} {:>9.1} {:>11} {:>9} {:>9} {:>19.3}",
-            self.layout,
-            format_size(self.file_bytes),
-            self.pages,
-            self.live_percent,
-            self.extents_percent,
-            format_size(self.compressed_bytes),
-            format_size(self.written_bytes),
-            format_size(self.moved_bytes),
-            self.bytes_ratio().unwrap_or(f64::NAN)
         )
     }
 }

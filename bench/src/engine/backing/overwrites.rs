@@ -11,7 +11,7 @@ use uzram::store::{ReclaimPolicy, WritebackLayout};
 use uzram::units::pages_to_bytes;
 
 use super::super::report::quotient;
-use super::Options;
+use super::BackingOptions;
 use super::scratch::{Pages, Scratch};
 use crate::harness::go_on;
 
@@ -55,7 +55,7 @@ impl Overwrites {
 }
 
 /// Measures a row for each share of the file with the packed layout, the most last, and then one with the kernel's.
-pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<Overwrites>> {
+pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<Vec<Overwrites>> {
     let file_bytes = options.overwritten_file_bytes;
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
     let pages_of = |live_percent| live_pages(file_bytes, live_percent, page_bytes);
@@ -74,7 +74,7 @@ pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<Ov
 }
 
 /// What both files take: the packed one, and a block for each of its pages.
-pub(super) fn files_bytes(options: &Options, scratch: &Scratch<'_>) -> Result<u64> {
+pub(super) fn files_bytes(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<u64> {
     let file_bytes = options.overwritten_file_bytes;
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
     Ok(file_bytes + blocks_file_bytes(live_pages(file_bytes, MOST_LIVE_PERCENT, page_bytes)))
@@ -92,7 +92,7 @@ fn blocks_file_bytes(page_count: usize) -> u64 {
 
 /// A store all of whose pages are on its file.
 struct Overwritten<'a> {
-    options: &'a Options,
+    options: &'a BackingOptions,
     layout: WritebackLayout,
     pages: Pages<'a>,
     random: fastrand::Rng,
@@ -100,7 +100,7 @@ struct Overwritten<'a> {
 
 impl<'a> Overwritten<'a> {
     fn new(
-        options: &'a Options,
+        options: &'a BackingOptions,
         scratch: &Scratch<'a>,
         layout: WritebackLayout,
         file_bytes: u64,

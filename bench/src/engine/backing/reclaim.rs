@@ -12,7 +12,7 @@ use uzram::store::{ReclaimOrder, ReclaimPolicy, WritebackLayout};
 use uzram::units::page_of;
 use uzram::{Error, ErrorKind, Result};
 
-use super::Options;
+use super::BackingOptions;
 use super::scratch::Scratch;
 use super::zipf::accesses;
 use crate::harness::go_on;
@@ -47,7 +47,7 @@ struct Round {
 }
 
 /// Measures a row for each order.
-pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<ReclaimRow>> {
+pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<Vec<ReclaimRow>> {
     let rounds: [_; ReclaimOrder::ALL.len()] =
         in_turn(options.common.repeat, &options.common.stop, |number, which| {
             round(options, scratch, ReclaimOrder::ALL[which], number)
@@ -64,7 +64,12 @@ pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<Vec<Re
     Ok(ReclaimOrder::ALL.into_iter().zip(&rounds).map(row).collect())
 }
 
-fn round(options: &Options, scratch: &Scratch<'_>, reclaim: ReclaimOrder, number: usize) -> Result<Round> {
+fn round(
+    options: &BackingOptions,
+    scratch: &Scratch<'_>,
+    reclaim: ReclaimOrder,
+    number: usize,
+) -> Result<Round> {
     let page_count = page_of(options.reclaimed_size_bytes) as usize;
     let file = scratch.file("reclaimed", options.reclaimed_size_bytes)?;
     let policy = ReclaimPolicy { order: reclaim, ..ReclaimPolicy::default() };

@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::*;
 use crate::harness::process::is_missing;
 
-fn tiny() -> Options {
-    Options {
+fn tiny() -> BackingOptions {
+    BackingOptions {
         common: Common::tiny(300, 1),
         dir: std::env::temp_dir(),
         written_size_bytes: 4 << 20,
@@ -23,7 +23,7 @@ fn tiny() -> Options {
 #[test]
 fn all_of_it_is_measured_and_the_files_go() {
     let dir = tempfile::tempdir().unwrap();
-    let report = run(&Options { dir: dir.path().to_owned(), ..tiny() }).unwrap();
+    let report = run(&BackingOptions { dir: dir.path().to_owned(), ..tiny() }).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 
     let Written { size_bytes, compressed_bytes, written_bytes, extent_bytes, .. } = report.written;
@@ -69,7 +69,7 @@ fn a_stop_ends_it_and_the_files_go() {
     let count = || fs::read_dir(dir.path()).unwrap().count();
     let stop = Arc::new(AtomicBool::new(false));
     let common = Common { stop: Arc::clone(&stop), repeat: 1000, ..tiny().common };
-    let options = Options { common, dir: dir.path().to_owned(), ..tiny() };
+    let options = BackingOptions { common, dir: dir.path().to_owned(), ..tiny() };
     thread::scope(|scope| {
         let running = scope.spawn(|| run(&options));
         while count() == 0 && !running.is_finished() {
@@ -84,9 +84,9 @@ fn a_stop_ends_it_and_the_files_go() {
 #[test]
 fn what_keeps_files_from_being_made_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let options = Options { dir: dir.path().to_owned(), ..tiny() };
+    let options = BackingOptions { dir: dir.path().to_owned(), ..tiny() };
     assert!(options.obstacle().unwrap().is_none());
-    let too_large = Options { written_size_bytes: 1 << 60, ..options.clone() };
+    let too_large = BackingOptions { written_size_bytes: 1 << 60, ..options.clone() };
     let obstacle = too_large.obstacle().unwrap().unwrap();
     assert!(obstacle.to_string().contains("room"), "{obstacle}");
     // Blocks take more than what is packed.
@@ -98,7 +98,7 @@ fn what_keeps_files_from_being_made_is_named() {
     assert!(files_bytes >= options.overwritten_file_bytes + blocks.file_bytes, "{files_bytes} {blocks:?}");
     drop(scratch);
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-    let missing = Options { dir: "/nonexistent".into(), ..tiny() };
+    let missing = BackingOptions { dir: "/nonexistent".into(), ..tiny() };
     for error in [missing.obstacle().unwrap().unwrap(), run(&missing).unwrap_err()] {
         assert!(error.to_string().contains("/nonexistent"), "{error}");
     }

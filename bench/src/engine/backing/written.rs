@@ -10,7 +10,7 @@ use uzram::store::{BackingStats, ReclaimPolicy, WritebackLayout};
 use uzram::units::page_of;
 
 use super::super::report::quotient;
-use super::Options;
+use super::BackingOptions;
 use super::scratch::Scratch;
 use crate::harness::fio;
 use crate::harness::go_on;
@@ -75,7 +75,11 @@ struct Round {
 }
 
 /// Measures it.
-pub(super) fn measure(options: &Options, scratch: &Scratch<'_>, notes: &mut Vec<String>) -> Result<Written> {
+pub(super) fn measure(
+    options: &BackingOptions,
+    scratch: &Scratch<'_>,
+    notes: &mut Vec<String>,
+) -> Result<Written> {
     let target = FioTarget::new(scratch, options.written_size_bytes)?;
     let has_fio = !is_missing("fio");
     if has_fio {
@@ -111,7 +115,7 @@ pub(super) fn measure(options: &Options, scratch: &Scratch<'_>, notes: &mut Vec<
 }
 
 /// Fills a store, writes all of it back, and reads some.
-fn round(options: &Options, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
+fn round(options: &BackingOptions, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
     let file = scratch.file(NAME, options.written_size_bytes)?;
     let page_count = page_of(options.written_size_bytes) as usize;
     let mut pages =

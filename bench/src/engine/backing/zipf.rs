@@ -12,7 +12,7 @@ use uzram::Result;
 use uzram::store::{ReclaimPolicy, WritebackLayout};
 use uzram::units::{page_of, pages_to_bytes};
 
-use super::Options;
+use super::BackingOptions;
 use super::scratch::{Pages, Scratch};
 use crate::engine::hit_ratio::Zipf;
 use crate::harness::go_on;
@@ -147,7 +147,7 @@ impl Round {
 }
 
 /// Measures it.
-pub(super) fn measure(options: &Options, scratch: &Scratch<'_>) -> Result<ZipfAccess> {
+pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<ZipfAccess> {
     let limit_pages = page_of(options.limit_bytes);
     let page_count = (PAGES_PER_LIMIT * limit_pages) as usize;
     let file_bytes = options.zipf_file_bytes();

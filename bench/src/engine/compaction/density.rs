@@ -16,7 +16,7 @@ use uzram::zsmalloc::ClassStat;
 use super::super::kernel::KernelDevice;
 use super::super::report::quotient;
 use super::super::{Target, UzramDevice, verify_pages};
-use super::Options;
+use super::CompactionOptions;
 use super::churn::{Churn, Halves};
 use crate::harness::corpus::Corpus;
 use crate::harness::go_on;
@@ -77,7 +77,7 @@ impl Density {
 
 /// Measures it; a kernel without zram is a note.
 pub(super) fn measure(
-    options: &Options,
+    options: &CompactionOptions,
     corpus: &Corpus,
     halves: &Halves,
     page_count: usize,
@@ -140,7 +140,7 @@ fn overwrites(page_count: usize) -> usize {
 /// Fills a target and scatters its pool; answers which corpus page each page then holds.
 fn scatter(
     target: &dyn Target,
-    options: &Options,
+    options: &CompactionOptions,
     corpus: &Corpus,
     halves: &Halves,
     page_count: usize,

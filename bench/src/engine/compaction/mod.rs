@@ -7,6 +7,7 @@ mod reads;
 
 use std::fmt;
 
+use crate::harness::report::Table;
 use serde::Serialize;
 use uzram::Result;
 use uzram::units::{format_size, page_of};
@@ -18,22 +19,22 @@ pub use reads::{Compactor, ReadRow};
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CompactionOptions {
     /// As of the others.
     pub common: Common,
     /// The size of the device; a shorter corpus is repeated.
     pub size_bytes: u64,
 }
 
-impl Default for Options {
+impl Default for CompactionOptions {
     fn default() -> Self {
-        Options { common: Common::default(), size_bytes: 256 << 20 }
+        CompactionOptions { common: Common::default(), size_bytes: 256 << 20 }
     }
 }
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct CompactionReport {
     /// The size of the device.
     pub size_bytes: u64,
     /// Memory before and after.
@@ -48,31 +49,29 @@ pub struct Report {
 ///
 /// # Errors
 /// A device that cannot be had, a page that does not read back, a stop.
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &CompactionOptions) -> Result<CompactionReport> {
     let corpus = options.common.corpus.load()?;
     let halves = Halves::new(&corpus, &options.common.algorithm)?;
     let page_count = page_of(options.size_bytes) as usize;
     let mut notes = Vec::new();
     let density = density::measure(options, &corpus, &halves, page_count, &mut notes)?;
     let reads = reads::measure(options, &corpus, &halves, page_count)?;
-    Ok(Report { size_bytes: options.size_bytes, density, reads, notes })
+    Ok(CompactionReport { size_bytes: options.size_bytes, density, reads, notes })
 }
 
-impl Report {
+impl CompactionReport {
     /// The reads by so many jobs beside that compactor.
     pub fn reads(&self, jobs: usize, compactor: Compactor) -> Option<&ReadRow> {
         self.reads.iter().find(|row| row.jobs == jobs && row.compactor == compactor)
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CompactionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.density.fmt_table(f, self.size_bytes)?;
         writeln!(f)?;
-        writeln!(
-            f,
-            "{:<16} {:>4} {:>8} {:>8} {:>8} {:>8}  {:>10} {:>12} {:>13}",
-            "randread beside",
+        let mut table = Table::new([
+            "<randread beside",
             "jobs",
             "MB/s",
             "p50 µs",
@@ -80,23 +79,22 @@ impl fmt::Display for Report {
             "p99.9 µs",
             "MB/s ratio",
             "p99.9 ratio",
-            "pages freed/s"
-        )?;
+            "pages freed/s",
+        ]);
         for row in &self.reads {
-            writeln!(
-                f,
-                "{:<16} {:>4} {:>8.0} {:>8.2} {:>8.2} {:>8.2}  {:>10.2} {:>12.2} {:>13.0}",
-                row.compactor.name(),
-                row.jobs,
-                row.mb_per_s,
-                row.p50_us,
-                row.p99_us,
-                row.p999_us,
-                row.speed_ratio,
-                row.p999_ratio,
-                row.compacted_per_s
-            )?;
+            table.row([
+                row.compactor.name().to_owned(),
+                row.jobs.to_string(),
+                format!("{:.0}", row.mb_per_s),
+                format!("{:.2}", row.p50_us),
+                format!("{:.2}", row.p99_us),
+                format!("{:.2}", row.p999_us),
+                format!("{:.2}", row.speed_ratio),
+                format!("{:.2}", row.p999_ratio),
+                format!("{:.0}", row.compacted_per_s),
+            ]);
         }
+        write!(f, "{table}")?;
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
@@ -112,23 +110,21 @@ impl Density {
             format_size(self.object_bytes),
             format_size(self.ideal_bytes)
         )?;
-        writeln!(
-            f,
-            "{:<10} {:>11} {:>11} {:>11} {:>12} {:>12} {:>15}",
-            "", "used", "charged", "chunks", "used/objects", "used/packed", "chunks/charged"
-        )?;
+        let mut table =
+            Table::new(["<", "used", "charged", "chunks", "used/objects", "used/packed", "chunks/charged"]);
         for (name, held) in [("scattered", &self.scattered), ("compacted", &self.compacted)] {
-            writeln!(
-                f,
-                "{name:<10} {:>11} {:>11} {:>11} {:>12.3} {:>12.3} {:>15.3}",
+            let ratio = |bytes: u64, of: u64| format!("{:.3}", bytes as f64 / of as f64);
+            table.row([
+                name.to_owned(),
                 format_size(held.used_bytes),
                 format_size(held.charged_bytes),
                 format_size(held.chunk_bytes),
-                held.used_bytes as f64 / self.object_bytes as f64,
-                held.used_bytes as f64 / self.ideal_bytes as f64,
-                held.chunk_bytes as f64 / held.charged_bytes as f64
-            )?;
+                ratio(held.used_bytes, self.object_bytes),
+                ratio(held.used_bytes, self.ideal_bytes),
+                ratio(held.chunk_bytes, held.charged_bytes),
+            ]);
         }
+        write!(f, "{table}")?;
         if let Some([scattered, compacted]) = self.kernel_used_bytes {
             writeln!(
                 f,
@@ -153,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_scattered_pool_is_packed_and_reads_go_on() {
-        let options = Options { common: Common::tiny(96, 2), size_bytes: 4 << 20 };
+        let options = CompactionOptions { common: Common::tiny(96, 2), size_bytes: 4 << 20 };
         let report = run(&options).unwrap();
         let Density { scattered, compacted, ideal_bytes, object_bytes, .. } = report.density;
         assert!(compacted.used_bytes < scattered.used_bytes, "{:?}", report.density);
@@ -177,7 +173,7 @@ mod tests {
     fn a_stop_ends_it() {
         let stop = Arc::new(AtomicBool::new(true));
         let common = Common { duration: Duration::from_secs(600), stop, ..Common::tiny(96, 1) };
-        let options = Options { common, size_bytes: 1 << 20 };
+        let options = CompactionOptions { common, size_bytes: 1 << 20 };
         assert_eq!(run(&options).unwrap_err().to_string(), "interrupted");
     }
 }

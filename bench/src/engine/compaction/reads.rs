@@ -13,7 +13,7 @@ use uzram::Result;
 use uzram::units::pages_to_bytes;
 
 use super::super::{Measurement, Pattern, Plan, Target, Until, UzramDevice};
-use super::Options;
+use super::CompactionOptions;
 use super::churn::{Churn, Halves};
 use crate::harness::corpus::Corpus;
 use crate::harness::joined;
@@ -86,7 +86,7 @@ struct Round {
 
 /// Measures a row for each compactor with 1 and with 2 jobs.
 pub(super) fn measure(
-    options: &Options,
+    options: &CompactionOptions,
     corpus: &Corpus,
     halves: &Halves,
     page_count: usize,

@@ -15,6 +15,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::harness::report::Table;
 use serde::Serialize;
 use uzram::lru::{Batched, LruLocks, SingleLock};
 use uzram::{Error, Result};
@@ -33,7 +34,7 @@ const MAX_USES: usize = 1 << 28;
 
 /// What to replay.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct HitRatioOptions {
     /// Pages there are.
     pub pages: u32,
     /// Uses of each trace.
@@ -44,9 +45,9 @@ pub struct Options {
     pub stop: Arc<AtomicBool>,
 }
 
-impl Default for Options {
+impl Default for HitRatioOptions {
     fn default() -> Self {
-        Options { pages: 100_000, uses: 1_000_000, seed: 1, stop: Arc::default() }
+        HitRatioOptions { pages: 100_000, uses: 1_000_000, seed: 1, stop: Arc::default() }
     }
 }
 
@@ -74,7 +75,7 @@ impl Row {
 
 /// The hit ratios. `Display` prints a table.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct HitRatioReport {
     /// Pages there were.
     pub pages: u32,
     /// Uses of each trace.
@@ -83,7 +84,7 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-impl Report {
+impl HitRatioReport {
     /// The row of one replay, if there is one.
     pub fn row(&self, trace: Trace, memory_percent: u32, design: &str) -> Option<&Row> {
         self.rows.iter().find(|row| {
@@ -97,8 +98,8 @@ impl Report {
 /// # Errors
 /// `Invalid` for too few or too many pages or uses, `Busy` when it is stopped, `NoMemory`; `Corrupt` for an
 /// LRU that does not do what it must.
-pub fn run(options: &Options) -> Result<Report> {
-    let Options { pages, uses, seed, ref stop } = *options;
+pub fn run(options: &HitRatioOptions) -> Result<HitRatioReport> {
+    let HitRatioOptions { pages, uses, seed, ref stop } = *options;
     if !(MIN_PAGES..=MAX_PAGES).contains(&pages) || !(1..=MAX_USES).contains(&uses) {
         return Err(Error::invalid(format!(
             "{uses} uses of {pages} pages: it must be 1 to {MAX_USES} of {MIN_PAGES} to {MAX_PAGES}"
@@ -124,7 +125,7 @@ pub fn run(options: &Options) -> Result<Report> {
             go_on(stop)?;
         }
     }
-    Ok(Report { pages, uses, rows })
+    Ok(HitRatioReport { pages, uses, rows })
 }
 
 /// Percent of the uses that found their page in memory.
@@ -136,27 +137,20 @@ fn replay(cache: &mut impl Cache, used: &[u32]) -> Result<f64> {
     Ok(hits as f64 / used.len() as f64 * 100.0)
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for HitRatioReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "hit ratios of {} uses of {} pages, percent\n", self.uses, self.pages)?;
-        writeln!(
-            f,
-            "{:<18} {:>6}  {:<11} {:>7} {:>9} {:>7}",
-            "trace", "memory", "design", "hits", "exact LRU", "points"
-        )?;
+        let mut table = Table::new(["<trace", "memory", "<design", "hits", "exact LRU", "points"]);
         for row in &self.rows {
-            writeln!(
-                f,
-                "{:<18} {:>4} %  {:<11} {:>7.2} {:>9.2} {:>+7.2}",
-                row.trace,
-                row.memory_percent,
-                row.design,
-                row.hit_percent,
-                row.exact_hit_percent,
-                row.points()
-            )?;
+            table.row([
+                row.trace.to_owned(),
+                format!("{} %", row.memory_percent),
+                row.design.to_owned(),
+                format!("{:.2}", row.hit_percent),
+                format!("{:.2}", row.exact_hit_percent),
+                format!("{:+.2}", row.points()),
+            ]);
         }
-        Ok(())
+        write!(f, "hit ratios of {} uses of {} pages, percent\n\n{table}", self.uses, self.pages)
     }
 }
 
@@ -167,8 +161,8 @@ mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
 
-    fn small() -> Options {
-        Options { pages: 2000, uses: 20_000, ..Options::default() }
+    fn small() -> HitRatioOptions {
+        HitRatioOptions { pages: 2000, uses: 20_000, ..HitRatioOptions::default() }
     }
 
     #[test]
@@ -205,10 +199,10 @@ mod tests {
     #[test]
     fn what_cannot_be_is_an_error() {
         for options in [
-            Options { pages: 3, ..small() },
-            Options { pages: u32::MAX, ..small() },
-            Options { uses: 0, ..small() },
-            Options { uses: usize::MAX, ..small() },
+            HitRatioOptions { pages: 3, ..small() },
+            HitRatioOptions { pages: u32::MAX, ..small() },
+            HitRatioOptions { uses: 0, ..small() },
+            HitRatioOptions { uses: usize::MAX, ..small() },
         ] {
             assert!(run(&options).unwrap_err().to_string().contains("must be 1 to"));
         }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+use crate::harness::report::Table;
 use serde::Serialize;
 use uzram::Result;
 use uzram::codec;
@@ -25,7 +26,7 @@ const JOBS: [usize; 2] = [1, 2];
 
 /// How to measure.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct RecompressionOptions {
     /// As of the others; by its algorithm pages are compressed when they are written.
     pub common: Common,
     /// The size of the device; a shorter corpus is repeated.
@@ -34,15 +35,15 @@ pub struct Options {
     pub again: codec::Kind,
 }
 
-impl Default for Options {
+impl Default for RecompressionOptions {
     fn default() -> Self {
-        Options { common: Common::default(), size_bytes: 1 << 30, again: codec::Kind::Zstd }
+        RecompressionOptions { common: Common::default(), size_bytes: 1 << 30, again: codec::Kind::Zstd }
     }
 }
 
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
-pub struct Report {
+pub struct RecompressionReport {
     /// The size of the device.
     pub size_bytes: u64,
     /// What compressed its pages when they were written.
@@ -65,7 +66,7 @@ pub struct Report {
 ///
 /// # Errors
 /// A device that cannot be had, a page that does not read back, a stop.
-pub fn run(options: &Options) -> Result<Report> {
+pub fn run(options: &RecompressionOptions) -> Result<RecompressionReport> {
     let corpus = options.common.corpus.load()?;
     let device = SteppedDevice::new(options, &corpus)?;
     let before = device.stats();
@@ -79,7 +80,7 @@ pub fn run(options: &Options) -> Result<Report> {
     let reads =
         JOBS.into_iter().map(|jobs| reads::measure_row(options, &device, jobs)).collect::<Result<_>>()?;
     let both = |figure: fn(&DeviceStats) -> u64| [figure(&before), figure(&after)];
-    Ok(Report {
+    Ok(RecompressionReport {
         size_bytes: options.size_bytes,
         algorithm: options.common.algorithm.to_string(),
         again: options.again.name(),
@@ -93,7 +94,7 @@ pub fn run(options: &Options) -> Result<Report> {
 
 /// A device whose pages are compressed again step by step.
 struct SteppedDevice<'a> {
-    options: &'a Options,
+    options: &'a RecompressionOptions,
     corpus: &'a Corpus,
     device: UzramDevice,
     /// Steps after which no page is left that was not tried.
@@ -102,7 +103,7 @@ struct SteppedDevice<'a> {
 
 impl<'a> SteppedDevice<'a> {
     /// Full of pages that were compressed once.
-    fn new(options: &'a Options, corpus: &'a Corpus) -> Result<Self> {
+    fn new(options: &'a RecompressionOptions, corpus: &'a Corpus) -> Result<Self> {
         let attributes = [
             ("comp_algorithm", options.common.algorithm.to_string()),
             ("recomp_algorithm", format!("algo={}", options.again.name())),
@@ -150,7 +151,7 @@ impl<'a> SteppedDevice<'a> {
     }
 }
 
-impl Report {
+impl RecompressionReport {
     /// The reads by so many jobs.
     pub fn reads(&self, jobs: usize) -> Option<&ReadRow> {
         self.reads.iter().find(|row| row.jobs == jobs)
@@ -163,7 +164,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for RecompressionReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [used_before, used_after] = self.used_bytes.map(format_size);
         let [compressed_before, compressed_after] = self.compressed_bytes.map(format_size);
@@ -180,25 +181,27 @@ impl fmt::Display for Report {
             f,
             "pool {used_before} before, {used_after} after; compressed {compressed_before}, {compressed_after}\n"
         )?;
-        writeln!(
-            f,
-            "{:<20} {:>10} {:>9} {:>13} {:>13} {:>11} {:>8}",
-            "randread during it", "idle MB/s", "MB/s", "idle p99.9 µs", "p99.9 µs", "MB/s ratio", "pages/s"
-        )?;
+        let mut table = Table::new([
+            "<randread during it",
+            "idle MB/s",
+            "MB/s",
+            "idle p99.9 µs",
+            "p99.9 µs",
+            "MB/s ratio",
+            "pages/s",
+        ]);
         for row in &self.reads {
-            writeln!(
-                f,
-                "{:<20} {:>10.0} {:>9.0} {:>13.2} {:>13.2} {:>11.2} {:>8.0}",
+            table.row([
                 format!("jobs: {}", row.jobs),
-                row.idle_mb_per_s,
-                row.mb_per_s,
-                row.idle_p999_us,
-                row.p999_us,
-                row.speed_ratio,
-                row.recompressed_per_s
-            )?;
+                format!("{:.0}", row.idle_mb_per_s),
+                format!("{:.0}", row.mb_per_s),
+                format!("{:.2}", row.idle_p999_us),
+                format!("{:.2}", row.p999_us),
+                format!("{:.2}", row.speed_ratio),
+                format!("{:.0}", row.recompressed_per_s),
+            ]);
         }
-        Ok(())
+        write!(f, "{table}")
     }
 }
 
@@ -212,8 +215,12 @@ mod tests {
 
     use super::*;
 
-    fn tiny() -> Options {
-        Options { common: Common::tiny(96, 2), size_bytes: 8 << 20, ..Options::default() }
+    fn tiny() -> RecompressionOptions {
+        RecompressionOptions {
+            common: Common::tiny(96, 2),
+            size_bytes: 8 << 20,
+            ..RecompressionOptions::default()
+        }
     }
 
     #[test]
@@ -255,7 +262,7 @@ mod tests {
     fn a_stop_ends_it() {
         let stop = Arc::new(AtomicBool::new(true));
         let common = Common { stop, duration: Duration::from_secs(600), ..tiny().common };
-        let options = Options { common, ..tiny() };
+        let options = RecompressionOptions { common, ..tiny() };
         assert_eq!(run(&options).unwrap_err().to_string(), "interrupted");
     }
 }

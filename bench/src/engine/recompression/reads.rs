@@ -13,7 +13,7 @@ use serde::Serialize;
 use uzram::Result;
 
 use super::super::{MAX_REPEAT, Measurement, Pattern, Plan, Until, measure};
-use super::{Options, SteppedDevice};
+use super::{RecompressionOptions, SteppedDevice};
 use crate::harness::joined;
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::{Histogram, median, median_ratio};
@@ -51,7 +51,11 @@ struct Round {
 }
 
 /// Measures the row of so many jobs.
-pub(super) fn measure_row(options: &Options, device: &SteppedDevice<'_>, jobs: usize) -> Result<ReadRow> {
+pub(super) fn measure_row(
+    options: &RecompressionOptions,
+    device: &SteppedDevice<'_>,
+    jobs: usize,
+) -> Result<ReadRow> {
     let slice = options.common.duration.min(SLICE);
     let slices = options.common.repeat as u128 * options.common.duration.as_nanos() / slice.as_nanos().max(1);
     let slices = usize::try_from(slices).unwrap_or(MAX_REPEAT).clamp(1, MAX_REPEAT);
@@ -63,7 +67,7 @@ pub(super) fn measure_row(options: &Options, device: &SteppedDevice<'_>, jobs: u
 }
 
 fn round(
-    options: &Options,
+    options: &RecompressionOptions,
     device: &SteppedDevice<'_>,
     jobs: usize,
     slice: Duration,

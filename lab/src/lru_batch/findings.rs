@@ -1,21 +1,15 @@
-//! What the rows of the table come to, in words. All figures in it are those of the rows, or published
-//! ones.
+//! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
 
 use super::{AFTER, DESIGNS, LONG_BATCHES, ONE_PASS, SINGLE_LOCK, TWO_PASSES, ZONE_BATCH, published};
-use crate::experiment::{Row, Side};
-use uzram_bench::harness::stats::{PairedRatio, can_judge};
+use crate::experiment::{Row, interval, side};
+use uzram_bench::harness::stats::PairedRatio;
 
 /// CPUs for which the authors' gain is looked for.
 const MANY_CPUS: f64 = 16.0;
 
 /// The verdict on a machine with so many CPUs.
 pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
-    let mut verdict = vec![one_task(rows)];
-    verdict.extend(more_tasks(rows));
-    verdict.extend(locks(rows));
-    verdict.extend(many_cpus(rows, cpus));
-    verdict.extend(longer(rows));
-    verdict
+    [more_tasks(rows), locks(rows), many_cpus(rows, cpus), longer(rows)].into_iter().flatten().collect()
 }
 
 fn tasks(jobs: usize) -> String {
@@ -24,16 +18,6 @@ fn tasks(jobs: usize) -> String {
 
 fn row<'a>(rows: &'a [Row], jobs: usize, before: &str) -> Option<&'a Row> {
     rows.iter().find(|row| row.jobs == jobs && row.before.design == before)
-}
-
-/// A design's figures with so many tasks.
-fn side<'a>(rows: &'a [Row], jobs: usize, design: &str) -> Option<&'a Side> {
-    let sides = rows.iter().filter(|row| row.jobs == jobs).flat_map(|row| [&row.before, &row.after]);
-    sides.into_iter().find(|side| side.design == design)
-}
-
-fn interval(ratio: f64, low: f64, high: f64) -> String {
-    format!("{ratio:.3} [{low:.3}, {high:.3}]")
 }
 
 /// Elapsed and processor time of a row, in words.
@@ -45,25 +29,6 @@ fn gain(row: &Row) -> String {
         }
         None => elapsed,
     }
-}
-
-/// Whether batch locks cost a single task anything.
-fn one_task(rows: &[Row]) -> String {
-    let (Some(all), Some(locks)) = (row(rows, 1, SINGLE_LOCK), row(rows, 1, ZONE_BATCH)) else {
-        return "One task: not measured, so nothing is said of it.".to_owned();
-    };
-    if !can_judge(locks.after.values.get("elapsed_s").map_or(0, Vec::len)) {
-        return "One task: not judged; it takes 5 rounds or more to tell a difference from the noise."
-            .to_owned();
-    }
-    // A loss that cannot be told from none is none.
-    let loses = locks.ratio_high < 1.0;
-    format!(
-        "One task{}: batch locks are to cost it nothing. {AFTER} is {} times as fast as {ZONE_BATCH}, which has the same zone batch and one lock, and {} times as fast as {SINGLE_LOCK}.",
-        if loses { ", MISSED" } else { "" },
-        gain(locks),
-        gain(all)
-    )
 }
 
 /// What more tasks gain here, beside what was published.
@@ -150,8 +115,15 @@ fn longer(rows: &[Row]) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use super::super::SERIES;
     use super::*;
-    use crate::experiment::Values;
+    use crate::experiment::expect::judge_on;
+    use crate::experiment::{Side, Values};
+
+    /// All that is said of rows on a machine with two CPUs.
+    fn said_of(rows: &[Row]) -> String {
+        [judge_on(&SERIES, rows, 2), of(rows, 2)].concat().join("\n")
+    }
 
     /// What a design measured in every one of 9 rounds.
     fn measured(design: &str, elapsed_s: f64, lru_locks: f64, held_ns: f64) -> Side {
@@ -182,9 +154,10 @@ mod tests {
     #[test]
     fn what_was_promised_and_held_is_said() {
         let rows = [turn(1, 1.0), turn(2, 1.25), turn(4, 1.5)].concat();
-        let verdict = of(&rows, 2).join("\n");
+        let verdict = said_of(&rows);
         for said in [
-            "One task: batch locks are to cost it nothing. splice is 1.000 [1.000, 1.000], by processor time 1.000",
+            "Speed, page-fault: splice should be at least 1.00, within the noise, times as fast as zone-batch with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.000 [1.000, 1.000]",
+            "By processor time: 1.000",
             "4 tasks: 1.500 [1.500, 1.500], by processor time 1.333 [1.333, 1.333] over single-lock, published 1.047,",
             "with 4 tasks: 100.0 (single-lock, 12.50 % contended), 100.0 (zone-batch",
             "50.0 (splice, 12.50 % contended), 20.0 (batch-56",
@@ -202,12 +175,12 @@ mod tests {
 
     #[test]
     fn what_was_missed_or_not_measured_is_said_as_plainly() {
-        assert!(of(&turn(1, 0.97), 2)[0].starts_with("One task, MISSED:"));
+        assert!(said_of(&turn(1, 0.97)).starts_with("Speed, page-fault, MISSED:"));
         let mut rows = turn(1, 0.5);
         for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
             side.values.values_mut().for_each(|rounds| rounds.truncate(4));
         }
-        assert!(of(&rows, 2)[0].contains("not judged"));
-        assert_eq!(of(&[], 2), ["One task: not measured, so nothing is said of it."]);
+        assert!(said_of(&rows).contains("not judged"));
+        assert_eq!(said_of(&[]), "Speed, page-fault: not measured with 1 job, so nothing is said of it.");
     }
 }

@@ -1,73 +1,19 @@
-//! What the rows of the table come to, in words. All figures in it are those of the rows, or published
-//! ones.
+//! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
 
 use std::fmt::Write;
 
 use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 
-use super::published::{self, CPUS_PER_NODE};
+use super::published::CPUS_PER_NODE;
 use super::{Case, rawpkt};
-use crate::experiment::{Row, Side};
-use uzram_bench::harness::stats::{can_judge, median};
+use crate::experiment::{Row, Side, jobs_text};
+use uzram_bench::harness::stats::median;
 
-/// How many times as fast as eager delayed should be.
-const RAWPKT_GAIN: f64 = 1.05;
-const MESSAGING_GAIN: f64 = 0.98;
-
-/// The verdict on a machine with so many CPUs.
+/// The findings on a machine with so many CPUs.
 pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
-    let series: Vec<&Row> = rows.iter().filter(|row| row.before.design == EagerFreeze::NAME).collect();
-    let of_case = |case: Case, least_jobs: usize| -> Vec<&Row> {
-        series.iter().copied().filter(|row| row.case == case.name() && row.jobs >= least_jobs).collect()
-    };
-    let (rawpkt, messaging) = (of_case(Case::Rawpkt, 2), of_case(Case::Messaging, 1));
-    let mut verdict = vec![
-        speed(Case::Rawpkt, "with 2 threads or more", &rawpkt, RAWPKT_GAIN),
-        speed(Case::Messaging, "with any number of groups", &messaging, MESSAGING_GAIN),
-    ];
-    verdict.extend(saved(rows));
-    verdict.extend(many_cpus(&of_case(Case::Rawpkt, 1), cpus));
-    verdict.extend(beyond(rows));
-    verdict
-}
-
-/// Whether delayed is as fast as it should be.
-fn speed(case: Case, with: &str, rows: &[&Row], wanted: f64) -> String {
-    let (name, after, before) = (case.name(), DelayedFreeze::NAME, EagerFreeze::NAME);
-    let rounds = rows.first().and_then(|row| row.after.values.get("elapsed_s")).map_or(0, Vec::len);
-    if rows.is_empty() {
-        return format!("Speed, {name}: not measured {with}, so nothing is said of it.");
-    }
-    if !can_judge(rounds) {
-        return format!(
-            "Speed, {name}: not judged; it takes 5 rounds or more to tell a difference from the noise."
-        );
-    }
-    let (reached, missed): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.ratio >= wanted);
-    let mut text = format!(
-        "Speed, {name}{}: {after} should be at least {wanted:.2} times as fast as {before} {with}, and is in {} of {} rows",
-        if missed.is_empty() { "" } else { ", MISSED" },
-        reached.len(),
-        rows.len()
-    );
-    for (what, rows) in [("reached", &reached), ("missed", &missed)] {
-        if !rows.is_empty() {
-            // Writing to a String cannot fail.
-            let _ = write!(text, "; {what} with {}", named(rows));
-        }
-    }
-    let _ = write!(text, ". Published: {:.2}.", published::gain(case));
-    text
-}
-
-fn jobs(row: &Row) -> String {
-    format!("{} job{}", row.jobs, if row.jobs == 1 { "" } else { "s" })
-}
-
-fn named(rows: &[&Row]) -> String {
-    let name =
-        |row: &&Row| format!("{}: {:.3} [{:.3}, {:.3}]", jobs(row), row.ratio, row.ratio_low, row.ratio_high);
-    rows.iter().map(name).collect::<Vec<_>>().join(", ")
+    let is_series = |row: &&Row| row.before.design == EagerFreeze::NAME && row.case == Case::Rawpkt.name();
+    let rawpkt: Vec<&Row> = rows.iter().filter(is_series).collect();
+    [saved(rows), many_cpus(&rawpkt, cpus)].into_iter().flatten().collect()
 }
 
 /// A quantity of a design for 1000 objects: the median of the rows of a case with 2 jobs or more.
@@ -80,9 +26,9 @@ fn per_1000(rows: &[Row], case: Case, design: &str, quantity: &str) -> Option<f6
     if medians.is_empty() { None } else { Some(1000.0 * median(&medians)) }
 }
 
-/// What each step saved.
+/// What each step saved, and the design that came later.
 fn saved(rows: &[Row]) -> Option<String> {
-    let steps = [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME, DelayedFreeze::NAME];
+    let steps = [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME, DelayedFreeze::NAME, Sheaves::NAME];
     let list = |case: Case, quantity: &str, decimals: usize| -> Option<String> {
         let values = steps.iter().map(|step| {
             let value = per_1000(rows, case, step, quantity)?;
@@ -137,7 +83,7 @@ fn many_cpus(rows: &[&Row], cpus: usize) -> Option<String> {
     let _ = write!(
         text,
         " {CPUS_PER_NODE} of the author's CPUs share a node's list_lock. For each object of rawpkt with {}, the locks of the two caches were held for {before_ns:.2} ns with {before} and {after_ns:.2} ns with {after}: {before_cpus:.0} CPUs that do nothing else would have them held all the time with {before}, {after_cpus:.0} with {after}",
-        jobs(row)
+        jobs_text(row.jobs)
     );
     let node = CPUS_PER_NODE as f64;
     let _ = if before_cpus < node {
@@ -157,38 +103,19 @@ fn many_cpus(rows: &[&Row], cpus: usize) -> Option<String> {
     Some(text)
 }
 
-/// What the design that came later gains.
-fn beyond(rows: &[Row]) -> Option<String> {
-    let mut gains = Vec::new();
-    for case in Case::ALL {
-        let later = rows.iter().filter(|row| row.after.design == Sheaves::NAME && row.case == case.name());
-        let ratios: Vec<f64> = later.map(|row| row.ratio).collect();
-        if ratios.is_empty() {
-            continue;
-        }
-        let (least, most) = ratios
-            .iter()
-            .fold((f64::INFINITY, 0.0f64), |(least, most), ratio| (least.min(*ratio), most.max(*ratio)));
-        let mut gain = format!("{:.2} ({least:.2} to {most:.2}) on {}", median(&ratios), case.name());
-        let exchanges = |design| per_1000(rows, case, design, "cmpxchg_double_per_object");
-        if let Some((after, later)) = exchanges(DelayedFreeze::NAME).zip(exchanges(Sheaves::NAME)) {
-            let _ = write!(gain, ", with {later:.0} exchanges for 1000 objects instead of {after:.0}");
-        }
-        gains.push(gain);
-    }
-    let (later, after) = (Sheaves::NAME, DelayedFreeze::NAME);
-    let gains = gains.join("; ");
-    (!gains.is_empty()).then(|| {
-        format!("Beyond the series, {later} are as many times as fast as {after}, median and range of the rows: {gains}.")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use super::super::SERIES;
     use super::*;
     use crate::experiment::Values;
+    use crate::experiment::expect::judge_on;
+
+    /// All that is said of rows on a machine with two CPUs.
+    fn said_of(rows: &[Row]) -> String {
+        [judge_on(&SERIES, rows, 2), of(rows, 2)].concat().join("\n")
+    }
 
     /// What a design measured in every one of 9 rounds.
     fn side(design: &str, elapsed_s: f64, exchanges: f64, held_ns: f64) -> Side {
@@ -222,24 +149,22 @@ mod tests {
     fn what_was_promised_and_held_is_said() {
         let rows = [turn(Case::Messaging, 1, 0.99), turn(Case::Rawpkt, 1, 0.5), turn(Case::Rawpkt, 2, 1.06)]
             .concat();
-        let verdict = of(&rows, 2).join("\n");
+        let verdict = said_of(&rows);
         assert!(
-            verdict.contains("is in 1 of 1 rows; reached with 2 jobs: 1.060 [1.060, 1.060]. Published: 1.13"),
+            verdict
+                .contains("is in 1 of 1 rows; reached with 2 jobs: 1.060 [1.060, 1.060]. Published: 1.130."),
             "{verdict}"
         );
         assert!(verdict.contains("is in 1 of 1 rows; reached with 1 job: 0.990"), "{verdict}");
-        assert!(verdict.contains("rawpkt: exchanges of slab words 1000 (eager), 1000 (on-partial), 1000 (unfreeze-first), 900 (delayed)"), "{verdict}");
+        assert!(verdict.contains("rawpkt: exchanges of slab words 1000 (eager), 1000 (on-partial), 1000 (unfreeze-first), 900 (delayed), 50 (sheaves)"), "{verdict}");
         // 50 ns an object, of which both locks are held for 4 or 2: 2 * 50 / 4 CPUs, or 2 * 50 / 2.
         assert!(verdict.contains("were held for 4.00 ns with eager and 2.00 ns with delayed: 25 CPUs that do nothing else would have them held all the time with eager, 50 with delayed. So 64 would wait"), "{verdict}");
         assert!(
             verdict.contains("taken 10.0 times in 1000.") && verdict.contains("2.00 times as long"),
             "{verdict}"
         );
-        assert!(
-            verdict
-                .contains("2.00 (2.00 to 2.00) on rawpkt, with 50 exchanges for 1000 objects instead of 900"),
-            "{verdict}"
-        );
+        assert!(verdict.contains("Beyond the series, sheaves against delayed"), "{verdict}");
+        assert!(verdict.contains("2.00 (2.00 to 2.00) in rawpkt"), "{verdict}");
         assert!(!verdict.contains("MISSED"), "{verdict}");
     }
 
@@ -247,9 +172,9 @@ mod tests {
     fn what_was_missed_is_said_as_plainly() {
         let rows = [turn(Case::Messaging, 5, 0.97), turn(Case::Rawpkt, 2, 1.04), turn(Case::Rawpkt, 4, 1.07)]
             .concat();
-        let verdict = of(&rows, 2).join("\n");
+        let verdict = said_of(&rows);
         for said in [
-            "Speed, rawpkt, MISSED: delayed should be at least 1.05 times as fast as eager with 2 threads or more, and is in 1 of 2 rows; reached with 4 jobs: 1.070",
+            "Speed, rawpkt, MISSED: delayed should be at least 1.05 times as fast as eager with 2 jobs or more, and is in 1 of 2 rows; reached with 4 jobs: 1.070",
             "missed with 2 jobs: 1.040",
             "Speed, messaging, MISSED:",
             "is in 0 of 1 rows; missed with 5 jobs: 0.970",
@@ -265,14 +190,14 @@ mod tests {
         for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
             side.values.insert("cpu_ns_per_object", vec![200.0; 9]);
         }
-        let verdict = of(&rows, 2).join("\n");
+        let verdict = said_of(&rows);
         // 64 of 100 CPUs, and of 200.
         assert!(verdict.contains("36 % of the time with eager and 68 % with delayed"), "{verdict}");
     }
 
     #[test]
     fn what_was_not_measured_is_not_judged() {
-        let verdict = of(&turn(Case::Rawpkt, 1, 1.0), 2).join("\n");
+        let verdict = said_of(&turn(Case::Rawpkt, 1, 1.0));
         assert!(
             verdict.contains("rawpkt: not measured") && verdict.contains("messaging: not measured"),
             "{verdict}"
@@ -281,7 +206,7 @@ mod tests {
         for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
             side.values.values_mut().for_each(|rounds| rounds.truncate(4));
         }
-        assert!(of(&rows, 2)[0].contains("not judged"), "{:?}", of(&rows, 2));
-        assert!(!verdict.contains("NaN") && !of(&[], 2).join("\n").contains("NaN"), "{verdict}");
+        assert!(said_of(&rows).contains("not judged"), "{}", said_of(&rows));
+        assert!(!verdict.contains("NaN") && !said_of(&[]).contains("NaN"), "{verdict}");
     }
 }

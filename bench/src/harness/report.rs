@@ -1,0 +1,85 @@
+//! What reports are made of: tables of figures, and JSON.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Headings and rows of cells, every column as wide as its widest cell. Figures stand right; the cells
+/// of a heading that begins with `<` stand left.
+pub struct Table {
+    headings: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table without rows.
+    pub fn new<S: Into<String>>(headings: impl IntoIterator<Item = S>) -> Table {
+        Table { headings: headings.into_iter().map(Into::into).collect(), rows: Vec::new() }
+    }
+
+    /// Adds a row; cells that are missing at its end stay empty.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// Whether it has no rows.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns: Vec<(&str, bool)> = self
+            .headings
+            .iter()
+            .map(|heading| heading.strip_prefix('<').map_or((heading.as_str(), false), |name| (name, true)))
+            .collect();
+        let chars = |text: &str| text.chars().count();
+        let width = |(at, (heading, _)): (usize, &(&str, bool))| {
+            let cells = self.rows.iter().filter_map(|row| row.get(at)).map(|cell| chars(cell));
+            cells.chain([chars(heading)]).max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = columns.iter().enumerate().map(width).collect();
+        let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+            let mut text = String::new();
+            for ((cell, width), (_, is_left)) in cells.zip(&widths).zip(&columns) {
+                let is_first = text.is_empty();
+                text += &match (is_first, is_left) {
+                    (true, true) => format!("{cell:<width$}"),
+                    (true, false) => format!("{cell:>width$}"),
+                    (false, true) => format!("  {cell:<width$}"),
+                    (false, false) => format!(" {cell:>width$}"),
+                };
+            }
+            writeln!(f, "{}", text.trim_end())
+        };
+        line(&mut columns.iter().map(|(heading, _)| *heading))?;
+        self.rows.iter().try_for_each(|row| line(&mut row.iter().map(String::as_str)))
+    }
+}
+
+/// A ratio in a cell, `-` if there is none.
+pub fn ratio_cell(ratio: Option<f64>, decimals: usize) -> String {
+    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.decimals$}"))
+}
+
+/// A report as one line of JSON; figures that do not exist are `null`.
+pub fn to_json(report: &impl Serialize) -> String {
+    // serde_json fails for keys that are no strings and for writers that fail: reports have neither.
+    serde_json::to_string(report).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let mut table = Table::new(["<who", "µs", "ratio"]);
+        table.row(["uzram", "12", "1.0"].map(str::to_owned));
+        table.row(["a".to_owned(), "3".to_owned()]);
+        assert_eq!(table.to_string(), "who   µs ratio\nuzram 12   1.0\na      3\n");
+        assert_eq!(ratio_cell(None, 2) + &ratio_cell(Some(1.0 / 3.0), 2), "-0.33");
+    }
+}

@@ -1,0 +1,287 @@
+//! What a series is expected to show: data ([`Expect`]), judged and put into words here for all series.
+//!
+//! A speed is judged from five rounds on: fewer do not tell a difference from the noise. Beside elapsed
+//! time stands processor time, which leaves out waiting and which other programs disturb less.
+
+use uzram_bench::harness::cpus;
+use uzram_bench::harness::stats::{PairedRatio, at_least, can_judge, coverage, median};
+
+use super::{Designs, Row, Series, Side};
+
+/// The most rows that are named one by one.
+const MOST_NAMED: usize = 6;
+/// Rows that miss a bound by chance with this probability or more are no miss.
+const CHANCE: f64 = 0.05;
+
+/// One figure that the design after should reach.
+#[derive(Clone, Copy, Debug)]
+pub struct Expect {
+    /// The case; all of them if `None`.
+    pub case: Option<&'static str>,
+    /// With how many jobs.
+    pub jobs: Jobs,
+    /// The design it is compared with; each of those before if `None`.
+    pub before: Option<&'static str>,
+    /// What is judged.
+    pub figure: Figure,
+    /// Where it should lie.
+    pub bound: Bound,
+    /// What the series' author measured, in the same unit.
+    pub published: Option<f64>,
+}
+
+/// Numbers of jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jobs {
+    /// This many.
+    Exactly(usize),
+    /// This many or more.
+    AtLeast(usize),
+    /// More than this machine has CPUs.
+    MoreThanCpus,
+}
+
+/// What is judged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// How many times as fast the design after is as the one before.
+    Speed,
+    /// A quantity of the design after: the most of all rounds.
+    Most(&'static str),
+}
+
+/// Where a figure should lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// Here or above.
+    AtLeast(f64),
+    /// Here or below.
+    AtMost(f64),
+    /// Its whole interval within these.
+    Within(f64, f64),
+    /// Its interval not wholly below, in no more rows than chance explains.
+    NotBelow(f64),
+}
+
+impl Jobs {
+    fn contain(self, jobs: usize, cpus: usize) -> bool {
+        match self {
+            Jobs::Exactly(wanted) => jobs == wanted,
+            Jobs::AtLeast(least) => jobs >= least,
+            Jobs::MoreThanCpus => jobs > cpus,
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Jobs::Exactly(jobs) => jobs_text(jobs),
+            Jobs::AtLeast(1) => "any number of jobs".to_owned(),
+            Jobs::AtLeast(least) => format!("{least} jobs or more"),
+            Jobs::MoreThanCpus => "more jobs than CPUs".to_owned(),
+        }
+    }
+}
+
+/// `1 job`, `2 jobs`.
+pub fn jobs_text(jobs: usize) -> String {
+    format!("{jobs} job{}", if jobs == 1 { "" } else { "s" })
+}
+
+/// A ratio and its interval.
+pub fn interval(ratio: f64, low: f64, high: f64) -> String {
+    format!("{ratio:.3} [{low:.3}, {high:.3}]")
+}
+
+/// The figures of a design in the rows of a number of jobs.
+pub fn side<'a>(rows: impl IntoIterator<Item = &'a Row>, jobs: usize, design: &str) -> Option<&'a Side> {
+    let sides = rows.into_iter().filter(|row| row.jobs == jobs).flat_map(|row| [&row.before, &row.after]);
+    sides.into_iter().find(|side| side.design == design)
+}
+
+/// Judges every expectation of a series, a paragraph each, and says what designs beyond it gain.
+pub(super) fn judge(series: &Series, rows: &[Row]) -> Vec<String> {
+    judge_on(series, rows, cpus())
+}
+
+/// The same on a machine with so many CPUs.
+pub(crate) fn judge_on(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
+    let designs = (series.designs)();
+    let mut paragraphs: Vec<String> =
+        series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus)).collect();
+    paragraphs
+        .extend(designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after)));
+    paragraphs
+}
+
+impl Expect {
+    fn judge(&self, series: &Series, designs: &Designs, rows: &[Row], cpus: usize) -> String {
+        let is_case = |case: &str| match self.case {
+            Some(wanted) => wanted == case,
+            None => series.cases.iter().any(|(name, _)| *name == case),
+        };
+        let is_before = |before: &str| self.before.is_none_or(|wanted| wanted == before);
+        let has_figure = |row: &Row| match self.figure {
+            Figure::Speed => true,
+            Figure::Most(quantity) => row.after.values.contains_key(quantity),
+        };
+        let rows: Vec<&Row> = rows
+            .iter()
+            .filter(|row| row.after.design == designs.after && is_before(&row.before.design))
+            .filter(|row| is_case(&row.case) && self.jobs.contain(row.jobs, cpus) && has_figure(row))
+            .collect();
+        let name = self.name();
+        let Some(first) = rows.first() else {
+            return format!("{name}: not measured with {}, so nothing is said of it.", self.jobs.words());
+        };
+        match self.figure {
+            Figure::Most(quantity) => self.judge_quantity(quantity, &designs.after, &rows),
+            Figure::Speed if !can_judge(rounds(first)) => {
+                format!("{name}: not judged; it takes 5 rounds or more to tell a difference from the noise.")
+            }
+            Figure::Speed => self.judge_speed(&designs.after, &rows),
+        }
+    }
+
+    fn name(&self) -> String {
+        let figure = match self.figure {
+            Figure::Speed => "Speed",
+            Figure::Most(quantity) => quantity,
+        };
+        self.case.map_or_else(|| figure.to_owned(), |case| format!("{figure}, {case}"))
+    }
+
+    fn judge_quantity(&self, quantity: &str, after: &str, rows: &[&Row]) -> String {
+        let most = |side: fn(&Row) -> &Side| {
+            let rounds = rows.iter().filter_map(|row| side(row).values.get(quantity)).flatten();
+            rounds.copied().fold(0.0, f64::max)
+        };
+        let (before, measured) = (most(|row| &row.before), most(|row| &row.after));
+        let is_met = match self.bound {
+            Bound::AtLeast(wanted) | Bound::NotBelow(wanted) => measured >= wanted,
+            Bound::AtMost(wanted) => measured <= wanted,
+            Bound::Within(low, high) => (low..=high).contains(&measured),
+        };
+        format!(
+            "{}{}: {after} should have {} with {}, and has {measured:.2} at most in {} rows; {} has {before:.2}.",
+            self.name(),
+            missed(is_met),
+            self.bound.words(),
+            self.jobs.words(),
+            rows.len(),
+            self.before.unwrap_or("what it is compared with")
+        )
+    }
+
+    fn judge_speed(&self, after: &str, rows: &[&Row]) -> String {
+        let (reached, missing): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| self.bound.holds(row));
+        let mut chance = String::new();
+        let mut is_met = missing.is_empty();
+        if let Bound::NotBelow(wanted) = self.bound {
+            let outside = (1.0 - coverage(rows.first().map_or(0, |row| rounds(row)))) / 2.0;
+            is_met = is_met || at_least(missing.len(), rows.len(), outside) > CHANCE;
+            let above = rows.iter().filter(|row| row.ratio_low > wanted).count();
+            chance = format!(
+                "; chance alone puts {:.1} of {} intervals below {wanted}, and as many above, where {above} lie",
+                rows.len() as f64 * outside,
+                rows.len()
+            );
+        }
+        let mut text = format!(
+            "{}{}: {after} should be {} times as fast as {} with {}, and is in {} of {} rows",
+            self.name(),
+            missed(is_met),
+            self.bound.words(),
+            self.before.unwrap_or("each design before"),
+            self.jobs.words(),
+            reached.len(),
+            rows.len()
+        );
+        for (what, rows) in [("reached", &reached), ("missed", &missing)] {
+            if !rows.is_empty() {
+                text += &format!("; {what} with {}", self.named(rows));
+            }
+        }
+        text += &chance;
+        text += ".";
+        text += &by_processor_time(rows).unwrap_or_default();
+        text += &self.published.map_or_else(String::new, |published| format!(" Published: {published:.3}."));
+        text
+    }
+
+    /// Rows by their number of jobs, and by what else tells them apart.
+    fn named(&self, rows: &[&Row]) -> String {
+        let name = |row: &&Row| {
+            let case = if self.case.is_none() { format!("{}, ", row.case) } else { String::new() };
+            let before =
+                if self.before.is_none() { format!(" against {}", row.before.design) } else { String::new() };
+            let ratio = interval(row.ratio, row.ratio_low, row.ratio_high);
+            format!("{case}{}{before}: {ratio}", jobs_text(row.jobs))
+        };
+        let mut names: Vec<String> = rows.iter().take(MOST_NAMED).map(name).collect();
+        if rows.len() > MOST_NAMED {
+            names.push(format!("{} more", rows.len() - MOST_NAMED));
+        }
+        names.join(", ")
+    }
+}
+
+impl Bound {
+    /// Whether a row's speed lies there.
+    fn holds(self, row: &Row) -> bool {
+        match self {
+            Bound::AtLeast(wanted) => row.ratio >= wanted,
+            Bound::AtMost(wanted) => row.ratio <= wanted,
+            Bound::Within(low, high) => row.ratio_low >= low && row.ratio_high <= high,
+            Bound::NotBelow(wanted) => row.ratio_high >= wanted,
+        }
+    }
+
+    fn words(self) -> String {
+        match self {
+            Bound::AtLeast(wanted) => format!("at least {wanted:.2}"),
+            Bound::AtMost(wanted) => format!("at most {wanted:.2}"),
+            Bound::Within(low, high) => format!("from {low:.2} to {high:.2}, with the whole interval,"),
+            Bound::NotBelow(wanted) => format!("at least {wanted:.2}, within the noise,"),
+        }
+    }
+}
+
+fn missed(is_met: bool) -> &'static str {
+    if is_met { "" } else { ", MISSED" }
+}
+
+/// Rounds that were measured.
+fn rounds(row: &Row) -> usize {
+    row.after.values.get("elapsed_s").map_or(0, Vec::len)
+}
+
+/// The processor time of a few rows.
+fn by_processor_time(rows: &[&Row]) -> Option<String> {
+    if rows.len() > MOST_NAMED {
+        return None;
+    }
+    let ratio = |row: &&Row| {
+        let PairedRatio { ratio, low, high, .. } = row.processor_time()?;
+        Some(format!("{} with {}", interval(ratio, low, high), jobs_text(row.jobs)))
+    };
+    let ratios = rows.iter().map(ratio).collect::<Option<Vec<_>>>()?;
+    Some(format!(" By processor time: {}.", ratios.join(", ")))
+}
+
+/// What a design that came after the series gains.
+fn beyond(series: &Series, rows: &[Row], design: &str, after: &str) -> Option<String> {
+    let gain = |(case, _): &(&str, &[usize])| {
+        let later = rows.iter().filter(|row| row.after.design == design && row.case == *case);
+        let ratios: Vec<f64> = later.map(|row| row.ratio).collect();
+        let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = ratios.iter().copied().fold(0.0, f64::max);
+        (!ratios.is_empty()).then(|| format!("{:.2} ({least:.2} to {most:.2}) in {case}", median(&ratios)))
+    };
+    let gains: Vec<String> = series.cases.iter().filter_map(gain).collect();
+    (!gains.is_empty()).then(|| {
+        format!(
+            "Beyond the series, {design} against {after}, times as fast, median and range of the rows: {}.",
+            gains.join(", ")
+        )
+    })
+}
