@@ -63,7 +63,10 @@ fn runs_freed_together_are_freed_like_others() {
             arena.set_run_cache_batch_pages(batch).expect("batch");
             lengths.iter().map(|pages| filled(arena, *pages, Account::Pool)).collect::<Vec<_>>()
         });
-        assert_eq!(runs[0], runs[1]);
+        // A thread that moves to another CPU goes on with that one's run cache.
+        if batch == 0 {
+            assert_eq!(runs[0], runs[1]);
+        }
         arenas[0].free_runs(Account::Pool, &[]);
         for some in runs[0].chunks(37) {
             let committed: Vec<(Run, u64)> = some.iter().map(|run| (*run, u64::from(run.pages))).collect();
@@ -76,7 +79,6 @@ fn runs_freed_together_are_freed_like_others() {
             let inner = arena.inner.lock();
             (0..inner.runs.groups()).map(|group| inner.runs.taken(group)).collect::<Vec<_>>()
         });
-        // Where the run caches of two CPUs took part, the two need not be alike.
         if batch == 0 {
             assert_eq!(taken[0], taken[1]);
         }
