@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use uzram::codec::Algorithm;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::parse_size;
 use uzram::{Error, ErrorKind, Result};
 use uzram_bench::block::{Programs, SwapUser};
@@ -55,7 +55,7 @@ struct Args {
     algorithm: Algorithm,
     /// Who may compress at once: percpu, or the number of streams on a locked list
     #[arg(long, value_name = "percpu|N", default_value = "percpu")]
-    streams: Design,
+    streams: StreamDesign,
     /// What else to run: codec, the compressor alone; kernel, a zram device of this kernel (as root);
     /// no-lru, a device that does not keep track of its cold pages
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]

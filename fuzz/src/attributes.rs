@@ -6,7 +6,7 @@
 
 use uzram::codec::Algorithm;
 use uzram::device::Device;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::{format_size, pages_to_bytes, parse_duration_s, parse_size};
 use uzram::{Error, ErrorKind};
 
@@ -55,7 +55,7 @@ pub fn run(bytes: &[u8]) {
 
 /// A thousand streams keep the same rules as a few, but take long to make.
 fn many_streams(name: &str, value: &str) -> bool {
-    let many = |design| matches!(design, Design::IdleList(count) if count.get() > 8);
+    let many = |design| matches!(design, StreamDesign::IdleList(count) if count.get() > 8);
     name == "streams" && value.parse().is_ok_and(many)
 }
 
@@ -122,8 +122,8 @@ fn check_taken(device: &Device, name: &str, value: &str) {
             let bytes = parse_size(value.strip_suffix("/day").unwrap_or(value)).expect("it was taken");
             assert_eq!(read(name), bytes.to_string());
         }
-        "streams" => assert_eq!(read(name).parse(), value.parse::<Design>()),
-        "stream_alloc" | "pool_design" | "lru_design" | "writeback_layout" | "reclaim" => {
+        "streams" => assert_eq!(read(name).parse(), value.parse::<StreamDesign>()),
+        "pool_design" | "lru_design" | "writeback_layout" | "reclaim" => {
             assert_eq!(read(name), value, "{name}");
         }
         "backing_dev" => assert_eq!((value, read(name).as_str()), ("none", "none")),
@@ -220,8 +220,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
         "comp_algorithm=deflate:12\nalgorithm_params=algo=deflate level=1 priority=0\ncomp_algorithm=lz4hc:9\n\
          algorithm_params=dict=/nonexistent level=2\ncomp_algorithm=lz4,dict=/nonexistent\ndisksize=1M\nalgorithm_params=level=2",
         "disksize=18446744073709551615\ndisksize=16777216T\nmem_limit=4194304T\nmem_limit=18446744073709551615\nmem_used_max=0\nmem_used_max=1",
-        "streams=2\nstream_alloc=released\ndisksize=64K\nstreams=percpu\ndebug_stat\nreset=1\nstreams= +1 \n\
-         streams=0\nstreams=1025\nstream_alloc=held\nstreams=percpu",
+        "streams=2\ndisksize=64K\nstreams=percpu\ndebug_stat\nreset=1\nstreams= +1 \n\
+         streams=0\nstreams=1025\nstreams=percpu",
         "backing_dev=none\nbacking_force=1\nbacking_dev=cold.img:1M\nwriteback_layout=blocks\ncompressed_writeback=0\ndisksize=64K\n\
          writeback=idle\nwriteback=page_index=3 page_indexes=0-15\nwriteback=page_index=16\nwriteback=type=huge\n\
          writeback_limit=7\nwriteback_limit_enable=1\nwriteback_batch_size=128\nbd_stat\nbacking\npolicy",

@@ -66,7 +66,6 @@ impl<'a> Machine<'a> {
             ("chain_size", (4 + input.byte() % 13).to_string()),
             ("run_cache_batch", input.one_of(&["0", "1", "32", "512"]).to_owned()),
             ("streams", input.one_of(&["percpu", "1", "percpu", "3"]).to_owned()),
-            ("stream_alloc", input.one_of(&["held", "released"]).to_owned()),
             ("reserve", input.one_of(&["0", "0", "1", "6M"]).to_owned()),
         ] {
             device.set(name, &value).expect(name);
@@ -296,7 +295,6 @@ impl<'a> Machine<'a> {
             ("chain_size", "8"),
             ("checksum", "1"),
             ("streams", "1"),
-            ("stream_alloc", "held"),
             ("reserve", "4M"),
             ("backing_dev", "none"),
             ("backing_force", "1"),

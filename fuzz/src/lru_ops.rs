@@ -11,7 +11,7 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use uzram::cpu;
-use uzram::lru::{Batched, Batching, List, Lru, MAX_PAGEVEC_PAGES, Options, SingleLock, Stats};
+use uzram::lru::{Batched, Batching, List, Lru, LruConfig, LruStats, MAX_PAGEVEC_PAGES, SingleLock};
 
 use crate::input::Input;
 
@@ -32,7 +32,7 @@ pub fn run(bytes: &[u8]) {
     let pages = input.one_of(&[300, 300, 40, 3]);
     let pagevec_pages = pagevec_pages(&mut input);
     let batchings = [batching(&mut input), batching(&mut input)];
-    let options = |batching| Options { pagevec_pages, batching, ..Options::new(u64::from(pages)) };
+    let options = |batching| LruConfig { pagevec_pages, batching, ..LruConfig::new(u64::from(pages)) };
     let batched = |batching| (batching, Lru::new(&options(batching)).expect("address space"));
     let mut machine = Machine {
         cpus,
@@ -396,9 +396,10 @@ impl Machine {
 }
 
 /// Statistics without what differs between designs. Nobody else uses the locks.
-fn flows(stats: Stats) -> Stats {
+fn flows(mut stats: LruStats) -> LruStats {
     assert_eq!((stats.lru_locks_contended, stats.batch_locks_contended), (0, 0));
-    Stats { lru_locks: 0, batch_locks: 0, ..stats }
+    (stats.lru_locks, stats.batch_locks) = (0, 0);
+    stats
 }
 
 /// Inputs to begin with.

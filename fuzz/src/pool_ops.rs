@@ -14,7 +14,8 @@ use uzram::sync::Arc;
 use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::design::ClassLocks;
 use uzram::zsmalloc::{
-    ClassIndexed, ClassStat, Consolidated, Design, Handle, Options, Pinned, Pool, SizeClass, Split,
+    ClassIndexed, ClassStat, Consolidated, Handle, Object, Pinned, Pool, PoolBuilder, PoolLocks, SizeClass,
+    Split,
 };
 use uzram::{Error, ErrorKind};
 
@@ -29,15 +30,12 @@ const HEADER_BYTES: usize = 8;
 const ROOMY_BYTES: u64 = 64 << 20;
 const ROOMY_OBJECTS: u64 = 1 << 20;
 
-/// Every design, in every layout of its object words.
+/// Every design.
 const DESIGNS: &[fn(&mut Input<'_>)] = &[
     operate::<Pinned>,
     operate::<Split>,
-    operate::<Split<u32>>,
     operate::<ClassIndexed>,
-    operate::<ClassIndexed<u32>>,
     operate::<Consolidated>,
-    operate::<Consolidated<u32>>,
     operate::<ClassLocks<1>>,
     operate::<ClassLocks<3>>,
     operate::<ClassLocks<4>>,
@@ -53,14 +51,17 @@ pub fn run(bytes: &[u8]) {
 }
 
 /// Makes a pool of one design, and runs what is left of the input on it.
-fn operate<D: Design>(input: &mut Input<'_>) {
+fn operate<D: PoolLocks>(input: &mut Input<'_>) {
     let chain_size = 4 + usize::from(input.byte()) % 13;
     let reserve_bytes = input.one_of(&[ROOMY_BYTES, ROOMY_BYTES, 8 << 20, 4 << 20]);
     let max_objects = input.one_of(&[ROOMY_OBJECTS, ROOMY_OBJECTS, 16]);
     let arena = Arc::new(Arena::new(reserve_bytes).expect("address space"));
-    let options =
-        Options { chain_size, count_locks: true, reclaim: true, ..Options::new("fuzz", max_objects) };
-    let pool = Pool::<D>::new(Arc::clone(&arena), &options).expect("in range");
+    let builder = PoolBuilder::new("fuzz")
+        .max_objects(max_objects)
+        .chain_size(chain_size)
+        .count_locks(true)
+        .reclaim(true);
+    let pool: Pool<D> = builder.build_in(Arc::clone(&arena)).expect("in range");
     let mut machine = Machine {
         arena: &arena,
         pool: &pool,
@@ -91,7 +92,7 @@ struct Entry {
 }
 
 /// A pool and its model: a map.
-struct Machine<'a, D: Design> {
+struct Machine<'a, D: PoolLocks> {
     arena: &'a Arena,
     pool: &'a Pool<D>,
     live: BTreeMap<u32, Entry>,
@@ -107,7 +108,7 @@ struct Machine<'a, D: Design> {
     charged_pages: u64,
 }
 
-impl<D: Design> Machine<'_, D> {
+impl<D: PoolLocks> Machine<'_, D> {
     fn step(&mut self, input: &mut Input<'_>) {
         match input.byte() % 16 {
             0..=3 => self.store_some(input),
@@ -142,7 +143,7 @@ impl<D: Design> Machine<'_, D> {
         let owner = self.next_owner;
         let mut bytes = vec![0; len];
         Random::new(u64::from(owner)).fill(&mut bytes);
-        match self.pool.store(&bytes, owner) {
+        match self.pool.store_for(&bytes, owner).map(Object::into_handle) {
             Ok(handle) => {
                 assert_eq!((handle.owner(), handle.len()), (owner, len));
                 self.live.insert(owner, Entry { handle, bytes });

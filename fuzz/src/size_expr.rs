@@ -3,8 +3,9 @@
 //! Promises: a text comes to what a naive evaluator, which splits it at its weakest operator, says; what is refused
 //! is refused with words; parentheses around it all change nothing; a plain size with a unit is the same as anywhere else.
 
-use uzram::size_expr::{MAX_CHARS, MAX_DEPTH, Memory, evaluate};
+use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
+use uzram_cli::size_expr::{MAX_CHARS, MAX_DEPTH, evaluate};
 
 use crate::input::Input;
 

@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use uzram::device::{Attribute, Device};
-use uzram::size_expr::Memory;
+use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
 use uzram_cli::start::{Planned, PlannedDevice, plan, policy};
 

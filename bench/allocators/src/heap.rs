@@ -3,8 +3,8 @@
 
 use uzram::Result;
 use uzram::mem::{Arena, Gfp};
+use uzram::slab::{Cache, CacheConfig, DelayedFreeze, EagerFreeze, Plain, Policy, Sheaves};
 use uzram::sync::Arc;
-use uzram::slab::{Cache, DelayedFreeze, EagerFreeze, Options, Plain, Policy, Sheaves};
 
 use crate::measured::Measured;
 use crate::peers::{self, pointer};
@@ -73,8 +73,10 @@ impl<P: Policy> Slab<P> {
         // Twice: room for what is not filled, and in small caches for a slab of each CPU.
         let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
         let arena = Arc::new(Arena::new(reserve_bytes)?);
-        let options =
-            Options { dropped_whole: true, ..Options::new("bench", size_bytes, ALIGN_BYTES, max_objects) };
+        let options = CacheConfig {
+            free_objects_on_drop: true,
+            ..CacheConfig::new("bench", size_bytes, ALIGN_BYTES, max_objects)
+        };
         Ok(Slab { cache: Cache::new(Arc::clone(&arena), options)?, arena })
     }
 }

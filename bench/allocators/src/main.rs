@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use uzram::{Error, ErrorKind, Result};
-use uzram_bench::harness::to_json;
 use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
 use uzram_bench::harness::stats::{MAX_PAIRS, coverage};
+use uzram_bench::harness::to_json;
 
 use heap::{SIZES_BYTES, names};
 use measured::{Case, Round};

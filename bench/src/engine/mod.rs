@@ -36,7 +36,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use uzram::codec::Algorithm;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::{Page, bytes_to_pages, pages_to_bytes};
 use uzram::{Error, Result};
 
@@ -95,7 +95,7 @@ pub struct BenchOptions {
     /// The algorithm, in uzram and whatever it is compared with.
     pub algorithm: Algorithm,
     /// How threads share uzram's compression streams.
-    pub streams: Design,
+    pub streams: StreamDesign,
     /// What to compare with.
     pub against: Vec<Against>,
     /// Seeds which pages are taken.
@@ -119,7 +119,7 @@ impl Default for BenchOptions {
             duration: Duration::from_secs(1),
             repeat: 5,
             algorithm: Algorithm::default(),
-            streams: Design::PerCpu,
+            streams: StreamDesign::PerCpu,
             against: Vec::new(),
             seed: 1,
             stop: Arc::default(),

@@ -49,7 +49,7 @@ fn a_device_without_an_lru_is_one_but_for_its_nodes() {
     assert!(report.notes.iter().any(|note| note.contains("lru_design=none")));
 
     const PAGES: u64 = 1 << 20;
-    let (algorithm, streams) = (Algorithm::default(), Design::PerCpu);
+    let (algorithm, streams) = (Algorithm::default(), StreamDesign::PerCpu);
     let fixed_bytes = |device: UzramDevice| device.stats().mem_fixed_bytes;
     let with = fixed_bytes(UzramDevice::new(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());
     let without = fixed_bytes(UzramDevice::without_lru(&algorithm, streams, pages_to_bytes(PAGES)).unwrap());

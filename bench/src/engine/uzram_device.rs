@@ -7,7 +7,7 @@ use uzram::Result;
 use uzram::codec::Algorithm;
 use uzram::device::{Device, DeviceStats, OpenDevice};
 use uzram::lru::LruDesign;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::{Page, pages_to_bytes};
 use uzram::zsmalloc::ClassStat;
 
@@ -27,7 +27,7 @@ impl UzramDevice {
     ///
     /// # Errors
     /// What the engine does not accept.
-    pub fn new(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
+    pub fn new(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         Self::with_attributes(&compressing(algorithm, streams), size_bytes)
     }
 
@@ -35,7 +35,7 @@ impl UzramDevice {
     ///
     /// # Errors
     /// What the engine does not accept.
-    pub fn without_lru(algorithm: &Algorithm, streams: Design, size_bytes: u64) -> Result<UzramDevice> {
+    pub fn without_lru(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         let [algorithm, streams] = compressing(algorithm, streams);
         let attributes = [algorithm, streams, ("lru_design", LruDesign::None.to_string())];
         Ok(UzramDevice { name: "no-lru", ..Self::with_attributes(&attributes, size_bytes)? })
@@ -78,7 +78,7 @@ impl UzramDevice {
 }
 
 /// The attributes that say how a device compresses.
-fn compressing(algorithm: &Algorithm, streams: Design) -> [(&'static str, String); 2] {
+fn compressing(algorithm: &Algorithm, streams: StreamDesign) -> [(&'static str, String); 2] {
     [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())]
 }
 

@@ -27,6 +27,7 @@ mod client;
 mod daemon;
 mod commands;
 
+pub use config::size_expr;
 pub use daemon::start;
 
 use std::process::ExitCode;
@@ -57,7 +58,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Up(Box<up::Args>),
+    Up(Box<up::UpArgs>),
     Add(AddArgs),
     Remove(RemoveArgs),
     List(ListArgs),
@@ -69,21 +70,21 @@ enum Command {
     Kick(clients::KickArgs),
     Attach(AttachArgs),
     #[command(hide = true)]
-    Attendant(attendant::Args),
+    Attendant(attendant::AttendantArgs),
     Detach(DetachArgs),
-    Swap(swap_commands::Args),
+    Swap(swap_commands::SwapArgs),
     Reload(ReloadArgs),
     Down(DownArgs),
     /// Measure a device beside what it is compared with
     ///
     /// Runs the program uzram-bench: `uzram bench --help` lists its options.
-    Bench(sibling::Args),
-    Check(check::Args),
+    Bench(sibling::SiblingArgs),
+    Check(check::CheckArgs),
     /// Repeat kernel patch series: their before against their after
     ///
     /// Runs the program uzram-lab: `uzram lab --help` lists its commands.
-    Lab(sibling::Args),
-    Train(train::Args),
+    Lab(sibling::SiblingArgs),
+    Train(train::TrainArgs),
 }
 
 /// The status for what makes no sense.

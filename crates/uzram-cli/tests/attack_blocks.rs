@@ -626,11 +626,11 @@ fn whatever_happens_nothing_is_left_without_a_word() {
         let (dir, moved) = (place.place.dir(), place.place.root().join("moved"));
         let daemon = daemon_in(&dir);
         let _guard = NotLeft(daemon);
-        let mut random = nbd::Random(seed ^ round);
+        let mut random = nbd::Random::new(seed ^ round);
         let mut script = || (0..4).map(|_| random.below(9)).collect::<Vec<_>>();
         let (one, other) = (script(), script());
         println!("{device}: {one:?} {other:?}");
-        let act = |what: u64| {
+        let act = |what: usize| {
             let run = |args: &[&str]| drop(place.place.run(args));
             match what {
                 0 => run(&["detach", "zram0"]),

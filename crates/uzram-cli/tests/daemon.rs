@@ -57,8 +57,8 @@ fn a_device_is_shown_set_and_reset() {
     assert_eq!(place.run(&["stat", "zram7", "mem_limit"]).ok(), "6291456\n");
     assert_eq!(place.run(&["reset", "zram7"]).ok(), "");
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "0\n");
-    assert_eq!(place.run(&["set", "zram7", "stream_alloc=released", "disksize=32M"]).ok(), "");
-    assert_eq!(place.run(&["stat", "zram7", "stream_alloc"]).ok(), "released\n");
+    assert_eq!(place.run(&["set", "zram7", "pool_design=split", "disksize=32M"]).ok(), "");
+    assert_eq!(place.run(&["stat", "zram7", "pool_design"]).ok(), "split\n");
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "33554432\n");
 
     // The daemon is gone when `down` returns: its successor can start at once.

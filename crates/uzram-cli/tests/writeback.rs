@@ -124,7 +124,7 @@ fn what_makes_no_sense_is_one_line() {
         place.run(&args).complaint(status).to_owned()
     };
     for (text, hint) in [
-        ("high = 95\nlowe = 3\n", "policy.toml:2: 'lowe = 3': unknown field `lowe`"),
+        ("high = 95\nlowe = 3\n", "policy.toml:2: 'lowe = 3': unknown key `lowe`; did you mean `low`?"),
         ("[writeback]\nafter = '1w'\n", "policy.toml:2: writeback.after: '1w' is not a duration"),
         ("high = 20\nlow = 30\n", "policy.toml:2: low: policy_low=30 would be above policy_high"),
         ("[recompress]\nafter = '1m'\n", "policy.toml:2: recompress.after: nothing to compress pages again"),

@@ -1,32 +1,32 @@
-//! A quantity that a server's clients share: bytes of memory, or places for something.
+//! A quantity that a server's clients share: bytes of memory, or a number of tasks.
 //!
-//! Whoever needs some takes a [`Share`], and gives it back by dropping it. Nobody waits: a share that is not
-//! there is refused, and its asker does with less.
+//! A caller takes a [`Share`] and returns it by dropping it. Nothing waits: when too little is left, taking fails, and the
+//! caller makes do with less.
 //!
 //! Locks: none; one atomic number.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// How much there is in all, and what is left of it.
+/// The total, and what is left of it.
 pub(crate) struct Budget {
     total: usize,
     left: AtomicUsize,
 }
 
-/// A part of a budget, given back on drop.
+/// A part of a budget, returned on drop.
 pub(crate) struct Share {
     budget: Arc<Budget>,
     amount: usize,
 }
 
 impl Budget {
-    /// A budget of which nothing is taken.
+    /// Makes a budget of which nothing is taken.
     pub fn new(total: usize) -> Arc<Self> {
         Arc::new(Budget { total, left: AtomicUsize::new(total) })
     }
 
-    /// All that there is, taken or not.
+    /// Returns the total, taken or not.
     pub fn total(&self) -> usize {
         self.total
     }
@@ -36,10 +36,10 @@ impl Budget {
         self.take_leaving(amount, 0)
     }
 
-    /// Takes a share, unless less than `rest` would be left then.
+    /// Takes a share; `None` when less than `rest` would be left then.
     pub fn take_leaving(self: &Arc<Self>, amount: usize, rest: usize) -> Option<Share> {
         let without = |left: usize| left.checked_sub(amount).filter(|left| *left >= rest);
-        // The number alone is shared: what a share is for, its owner makes.
+        // Relaxed: only the number is shared. What a share is for, its owner allocates itself.
         self.left.fetch_update(Relaxed, Relaxed, without).ok()?;
         Some(Share { budget: Arc::clone(self), amount })
     }

@@ -84,7 +84,7 @@ fn drain(stream: &mut impl Read) -> usize {
 
 /// Fills a device with what does not compress.
 fn filled(device: &Arc<Device>, len: usize) -> Vec<u8> {
-    let data = Random(1).bytes(len);
+    let data = Random::new(1).bytes(len);
     device.open().unwrap().write(0, &data).unwrap();
     data
 }
@@ -224,7 +224,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A write that waits has memory from the moment when it is handed over. One that does not has none, and may come
+/// A write that waits holds memory once it is offloaded. One that does not has none, and may come
 /// as slowly as it likes.
 #[test]
 fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
@@ -295,7 +295,7 @@ fn a_thousand_clients_that_come_at_once_are_served() {
 
 /// Gives the client back, which is still connected.
 fn write_and_read<S: Read + Write>(mut client: Client<S>, index: usize) -> Client<S> {
-    let (at, data) = ((index * PAGE) as u64, Random(index as u64).bytes(PAGE));
+    let (at, data) = ((index * PAGE) as u64, Random::new(index as u64).bytes(PAGE));
     assert_eq!(client.write(at, &data).error, 0);
     assert!(client.read(0, at, PAGE as u32).data() == data);
     client
@@ -383,7 +383,7 @@ fn floods_over_tls_leave_other_listeners_alone() {
 #[test]
 fn tls_works_without_shared_memory() {
     let secure = Secure::with(false, |config| config.shared_bytes = 0);
-    let data = Random(7).bytes(3 << 20);
+    let data = Random::new(7).bytes(3 << 20);
     for structured in [false, true] {
         let config = client_config(&secure.authority, None, &rustls::version::TLS13);
         let mut client = start_tls(secure.tcp(), config);

@@ -23,10 +23,10 @@ fn run(program: &str, arguments: &[&str]) -> Option<String> {
 
 /// Pages of every kind: zeros, text-like, random; not a whole number of pages.
 fn image(len: usize) -> Vec<u8> {
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     let mut image = Vec::with_capacity(len + 4096);
     while image.len() < len {
-        match random.below(3) {
+        match random.below_u64(3) {
             0 => image.resize(image.len() + 4096, 0),
             1 => image.extend(random.bytes(64).repeat(64)),
             _ => image.extend(random.bytes(4096)),
@@ -57,7 +57,7 @@ fn mapped() -> (TestServer, Map, Map) {
     let server = TestServer::new("64M");
     let disk = server.device.open().unwrap();
     let at = 1 << 20;
-    let noise = Random(seed()).bytes(8192);
+    let noise = Random::new(seed()).bytes(8192);
     disk.write(at, &[[0; 4096], [7; 4096]].concat()).unwrap();
     disk.write(at + 8192, &b"sixteen of text.".repeat(256)).unwrap();
     disk.write(at + 12288, &noise).unwrap();
@@ -103,7 +103,7 @@ fn nbdcopy_of_a_sparse_disk_moves_only_its_data() {
     const DATA_PAGES: u64 = 24 * 64;
     let server = TestServer::new("1G");
     let disk = server.device.open().unwrap();
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for place in 0..24u64 {
         disk.write(place * (41 << 20), &random.bytes(256 << 10)).unwrap();
     }
@@ -148,7 +148,7 @@ fn qemu_img_convert_sparse(program: &str) -> Option<()> {
     let (source, copy) = (server.directory().join("in.raw"), server.directory().join("out.raw"));
     let file = std::fs::File::create(&source).unwrap();
     file.set_len(1 << 30).unwrap();
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for place in 0..5u64 {
         std::os::unix::fs::FileExt::write_all_at(&file, &random.bytes(1 << 20), place * (200 << 20)).unwrap();
     }

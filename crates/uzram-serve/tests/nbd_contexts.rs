@@ -155,7 +155,7 @@ fn status_follows_the_commands() {
             assert_eq!(reply.statuses, expected, "page {page}");
         };
         let zero = u64::from(allocation::ZERO);
-        let (noise, text) = (Random(seed()).bytes(4096), b"sixteen of text.".repeat(256));
+        let (noise, text) = (Random::new(seed()).bytes(4096), b"sixteen of text.".repeat(256));
         expect(&mut client, 0, HOLE, state::HOLE);
         for (page, data, page_state) in
             [(0, &noise, state::HUGE), (1, &text, state::COMPRESSED), (2, &vec![7; 4096], state::SAME)]
@@ -202,17 +202,17 @@ fn status_follows_the_commands() {
 #[test]
 fn descriptors_agree_with_a_model() {
     const PAGES: u64 = 64;
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for headers in [Headers::Structured, Headers::Extended] {
         let server = TestServer::new("256K");
         let (mut client, base, own) = ready(&server, headers);
         let mut states = [state::HOLE; PAGES as usize];
         for page in 0..PAGES {
-            if random.below(3) > 0 && page > 0 {
+            if random.below_u64(3) > 0 && page > 0 {
                 // Long runs are worth more than short ones.
                 states[page as usize] = states[page as usize - 1];
             } else {
-                states[page as usize] = random.below(5) as u32;
+                states[page as usize] = random.below_u64(5) as u32;
             }
             let data = match states[page as usize] {
                 state::HOLE => continue,
@@ -229,8 +229,8 @@ fn descriptors_agree_with_a_model() {
             _ => 0,
         };
         for _ in 0..300 {
-            let offset = random.below(PAGES << 12);
-            let len = 1 + random.below((PAGES << 12) - offset);
+            let offset = random.below_u64(PAGES << 12);
+            let len = 1 + random.below_u64((PAGES << 12) - offset);
             let runs = |status: &dyn Fn(u32) -> u64| {
                 let mut runs: Vec<(u64, u64)> = Vec::new();
                 for byte in offset..offset + len {

@@ -60,7 +60,7 @@ fn extended_headers_are_the_last_word() {
 fn every_reply_is_a_chunk_that_gives_the_offset_back() {
     let server = TestServer::new("1M");
     let mut client = server.ready_with(Headers::Extended);
-    let data = Random(seed()).bytes(9000);
+    let data = Random::new(seed()).bytes(9000);
     assert_eq!(client.write(777, &data).offset, Some(777));
     let reply = client.read(0, 700, 10_000);
     assert_eq!((reply.offset, reply.error), (Some(700), 0));
@@ -180,15 +180,15 @@ fn a_payload_chooses_contexts_and_length() {
 fn pipelined_batches_agree_with_a_model() {
     const SIZE: u64 = 256 << 10;
     let server = TestServer::new("256K");
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     let (mut model, mut client) = (vec![0u8; SIZE as usize], server.ready_with(Headers::Extended));
     for _ in 0..100 {
         let (mut batch, mut expected) = (Vec::new(), Vec::new());
-        for cookie in 0..1 + random.below(30) {
-            let offset = random.below(SIZE);
-            let len = random.below((SIZE - offset).min(20_000)) + 1;
+        for cookie in 0..1 + random.below_u64(30) {
+            let offset = random.below_u64(SIZE);
+            let len = random.below_u64((SIZE - offset).min(20_000)) + 1;
             let range = offset as usize..(offset + len) as usize;
-            let command = [cmd::READ, cmd::WRITE, cmd::WRITE_ZEROES][random.below(3) as usize];
+            let command = [cmd::READ, cmd::WRITE, cmd::WRITE_ZEROES][random.below_u64(3) as usize];
             let payload = if command == cmd::WRITE { PAYLOAD } else { 0 };
             batch.extend(common::extended_request_bytes(payload, command, cookie, offset, len));
             let mut data = Vec::new();

@@ -99,13 +99,13 @@ fn negotiated(structured: bool) -> Vec<u8> {
 
 /// A session of requests that make sense on a device of 1 MiB, more or less.
 fn session(random: &mut Random) -> Vec<u8> {
-    let mut bytes = negotiated(random.below(2) == 0);
-    for cookie in 0..random.below(60) {
-        let command = [0, 0, 1, 1, 3, 4, 5, 6, 7][random.below(9) as usize];
-        let flags = if random.below(4) == 0 { random.below(16) as u16 } else { 0 };
-        let offset = random.below((1 << 20) + 100);
-        let longest = if random.below(10) == 0 { 400_000 } else { 20_000 };
-        let len = random.below(longest) as u32;
+    let mut bytes = negotiated(random.below_u64(2) == 0);
+    for cookie in 0..random.below_u64(60) {
+        let command = [0, 0, 1, 1, 3, 4, 5, 6, 7][random.below_u64(9) as usize];
+        let flags = if random.below_u64(4) == 0 { random.below_u64(16) as u16 } else { 0 };
+        let offset = random.below_u64((1 << 20) + 100);
+        let longest = if random.below_u64(10) == 0 { 400_000 } else { 20_000 };
+        let len = random.below_u64(longest) as u32;
         bytes.extend(request_bytes(flags, command, cookie, offset, len));
         if command == cmd::WRITE {
             bytes.extend(random.bytes(len as usize));
@@ -116,12 +116,12 @@ fn session(random: &mut Random) -> Vec<u8> {
 
 fn garbage(device: &Arc<Device>, seed: u64) {
     let exports = Exports::new([Arc::clone(device)]);
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let before_bytes = NOW_BYTES.load(Relaxed);
     for round in 0..3000 {
         let mut input = match round % 4 {
             0 => {
-                let len = random.below(300) as usize;
+                let len = random.below_u64(300) as usize;
                 random.bytes(len)
             }
             // Good beginnings, so that the garbage gets further.
@@ -130,16 +130,16 @@ fn garbage(device: &Arc<Device>, seed: u64) {
         };
         let len = input.len() as u64;
         match round % 4 {
-            2 => input.truncate(random.below(len + 1) as usize),
+            2 => input.truncate(random.below_u64(len + 1) as usize),
             3 => {
-                for _ in 0..1 + random.below(4) {
-                    input[random.below(len) as usize] ^= 1 << random.below(8);
+                for _ in 0..1 + random.below_u64(4) {
+                    input[random.below_u64(len) as usize] ^= 1 << random.below_u64(8);
                 }
             }
             _ => {}
         }
         let input_bytes = input.capacity();
-        let most = [1 + random.below(64) as usize, usize::MAX][round % 2];
+        let most = [1 + random.below_u64(64) as usize, usize::MAX][round % 2];
         PEAK_BYTES.store(NOW_BYTES.load(Relaxed), Relaxed);
         let mut client = Script::new(&input, most);
         // Which way it ends is the garbage's business; that it ends is ours.

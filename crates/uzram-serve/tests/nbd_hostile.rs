@@ -17,7 +17,7 @@ fn beside_a_good_client(server: &TestServer, attack: impl FnOnce()) {
     std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             let mut client = server.ready_with(Headers::Structured);
-            let (mut random, mut rounds) = (Random(seed()), 0);
+            let (mut random, mut rounds) = (Random::new(seed()), 0);
             while !done.load(Ordering::Relaxed) || rounds < 3 {
                 let data = random.bytes(10_000);
                 assert_eq!(client.write(5000, &data).error, 0);
@@ -122,12 +122,12 @@ fn options_without_sense_or_end() {
 #[test]
 fn disconnects_in_mid_payload() {
     let server = TestServer::new("32M");
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     beside_a_good_client(&server, || {
         for headers in ALL_HEADERS {
             for _ in 0..20 {
                 let mut client = server.ready_with(headers);
-                let (len, sent) = (1 + random.below(1 << 20), random.below(300_000));
+                let (len, sent) = (1 + random.below_u64(1 << 20), random.below_u64(300_000));
                 client.send(&header(headers, 0, cmd::WRITE, 16 << 20, len + sent));
                 client.send(&vec![1; sent as usize]);
             }

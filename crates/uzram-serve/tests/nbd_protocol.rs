@@ -226,7 +226,7 @@ fn disconnect_is_obeyed_after_all_replies() {
 #[test]
 fn long_requests_in_every_form() {
     let server = TestServer::new("40M");
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for (len, offset) in [(32 << 20, 4096), (32 << 20, 12_345), (252 << 10, 1), ((252 << 10) + 1, 4095)] {
         let data = random.bytes(len);
         let mut client = server.ready(true);
@@ -249,7 +249,7 @@ fn long_requests_in_every_form() {
 fn a_payload_that_comes_in_drops_is_one_write() {
     let server = TestServer::new("1M");
     let mut client = server.ready(true);
-    let data = Random(seed()).bytes(20_000);
+    let data = Random::new(seed()).bytes(20_000);
     client.request(0, cmd::WRITE, 4_000, 20_000, &[]);
     for piece in data.chunks(777) {
         client.send(piece);
@@ -264,7 +264,7 @@ fn a_payload_that_comes_in_drops_is_one_write() {
 fn pipelined_batches_agree_with_a_model() {
     const SIZE: u64 = 1 << 20;
     let server = TestServer::new("1M");
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for structured in [false, true] {
         let mut model = vec![0u8; SIZE as usize];
         let mut client = server.ready(structured);
@@ -272,13 +272,13 @@ fn pipelined_batches_agree_with_a_model() {
         for _ in 0..200 {
             let mut batch = Vec::new();
             let mut expected = Vec::new();
-            for cookie in 0..1 + random.below(40) {
-                let offset = random.below(SIZE);
-                let longest = if random.below(20) == 0 { SIZE - offset } else { 9_000 };
-                let len = random.below((SIZE - offset).min(longest)) + 1;
+            for cookie in 0..1 + random.below_u64(40) {
+                let offset = random.below_u64(SIZE);
+                let longest = if random.below_u64(20) == 0 { SIZE - offset } else { 9_000 };
+                let len = random.below_u64((SIZE - offset).min(longest)) + 1;
                 let range = offset as usize..(offset + len) as usize;
-                let fua = random.below(2) as u16;
-                let command = [cmd::READ, cmd::WRITE, cmd::WRITE_ZEROES][random.below(3) as usize];
+                let fua = random.below_u64(2) as u16;
+                let command = [cmd::READ, cmd::WRITE, cmd::WRITE_ZEROES][random.below_u64(3) as usize];
                 batch.extend(common::request_bytes(fua, command, cookie, offset, len as u32));
                 match command {
                     cmd::WRITE => {
@@ -325,7 +325,7 @@ fn a_full_device_names_the_setting() {
     let server = TestServer::new("64M");
     server.device.set("mem_limit", "1M").unwrap();
     let mut client = server.ready(true);
-    let data = Random(seed()).bytes(8 << 20);
+    let data = Random::new(seed()).bytes(8 << 20);
     let reply = client.write(0, &data);
     if reply.error == 0 {
         println!("skipped: this engine does not keep mem_limit");

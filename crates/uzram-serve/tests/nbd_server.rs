@@ -61,7 +61,7 @@ fn a_stale_socket_is_replaced_and_a_successors_is_left_alone() {
 fn two_clients_see_each_others_writes() {
     let server = TestServer::new("1M");
     let (mut a, mut b) = (server.ready(true), server.ready(false));
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for round in 0..100 {
         let data = random.bytes(5000);
         let (writer, reader) = if round % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
@@ -75,7 +75,7 @@ fn two_clients_see_each_others_writes() {
 fn a_client_killed_in_mid_write_disturbs_nobody() {
     let server = TestServer::new("32M");
     let mut steady = server.ready(true);
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for _ in 0..50 {
         let mut victim = server.ready(true);
         victim.request(0, cmd::WRITE, 16 << 20, 8 << 20, &[1; 100_000]);

@@ -47,15 +47,15 @@ fn rest(stream: &mut impl Read) -> Vec<u8> {
 fn data_survives_both_versions_of_tls() {
     let secure = Secure::new();
     let mut steady = secure.steady();
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         for structured in [false, true] {
             let mut client = start_tls(secure.tcp(), client_config(&secure.authority, None, version));
             let (size, _) = client.go(structured);
             assert_eq!(size, 32 << 20);
             for _ in 0..30 {
-                let len = 1 + random.below(700_000) as usize;
-                let offset = 4096 + random.below(31 << 20);
+                let len = 1 + random.below_u64(700_000) as usize;
+                let offset = 4096 + random.below_u64(31 << 20);
                 let data = random.bytes(len);
                 assert_eq!(client.write(offset, &data).error, 0);
                 assert!(client.read(0, offset, len as u32).data() == data);
@@ -104,7 +104,7 @@ fn records_may_be_torn_anywhere() {
     authority.write_all(dir.path());
     let tls = Tls::load(&files(dir.path(), true)).unwrap();
     let exports = Exports::new([device("4M")]);
-    let mut random = Random(seed());
+    let mut random = Random::new(seed());
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         for most_bytes in [1, 2, 7, 100, 5000, 20_000, 70_000] {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -120,7 +120,7 @@ fn records_may_be_torn_anywhere() {
                 let mut client = start_tls(client, client_config(&authority, identity, version));
                 client.go(true);
                 for _ in 0..4 {
-                    let len = 1 + random.below(20 * most_bytes.min(20_000) as u64) as usize;
+                    let len = 1 + random.below_u64(20 * most_bytes.min(20_000) as u64) as usize;
                     let data = random.bytes(len);
                     assert_eq!(client.write(77, &data).error, 0);
                     client.stream.conn.refresh_traffic_keys().unwrap_or_default();

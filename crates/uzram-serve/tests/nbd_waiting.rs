@@ -1,5 +1,5 @@
-//! Requests that wait for a backing device, or for memory: nobody else waits with them, and they are answered when
-//! they can be.
+//! Requests that wait for a backing device or for memory: no other request waits with them, and they are answered when
+//! they are done.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -80,7 +80,7 @@ fn at(page: u64) -> u64 {
 
 /// Fills pages with what does not compress.
 fn fill<S: Read + Write>(client: &mut Client<S>, pages: Range<u64>) -> Vec<u8> {
-    let data: Vec<u8> = pages.clone().flat_map(|page| Random(page).bytes(PAGE)).collect();
+    let data: Vec<u8> = pages.clone().flat_map(|page| Random::new(page).bytes(PAGE)).collect();
     assert_eq!(client.write(at(pages.start), &data).error, 0);
     data
 }
@@ -95,7 +95,7 @@ fn send_away(device: &Device, pages: Range<u64>) {
 /// What can be asked for while pages below 100 wait, and is answered.
 fn others_are_answered<S: Read + Write>(client: &mut Client<S>) {
     for page in [100, 101, 120] {
-        let data = Random(page).bytes(PAGE);
+        let data = Random::new(page).bytes(PAGE);
         assert_eq!(client.write(at(page), &data).error, 0);
         assert!(client.read(0, at(page), 4096).data() == data);
     }
@@ -138,7 +138,7 @@ fn changes_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, 
         for zero in [false, true] {
             send_away(device, 9..10);
             let shut = gate.shut(Direction::Read);
-            let new = if zero { vec![0; len] } else { Random(from as u64 + 1).bytes(len) };
+            let new = if zero { vec![0; len] } else { Random::new(from as u64 + 1).bytes(len) };
             let (command, payload) = if zero { (cmd::WRITE_ZEROES, &[][..]) } else { (cmd::WRITE, &new[..]) };
             let cookie = client.request(0, command, at(8) + from as u64, len as u32, payload);
             others_are_answered(client);
@@ -190,7 +190,7 @@ fn other_requests_of_an_encrypted_connection_go_on() {
     }
 }
 
-/// As many as are handed over, more than there is room for, and more than there are threads.
+/// As many as can be offloaded, more than there are permits for, and more than there are threads.
 #[test]
 fn many_wait_and_all_are_answered() {
     let (device, gate) = gated("16M", &[]);
@@ -240,7 +240,7 @@ fn long_requests_wait_as_well() {
         // One that begins within a page that is away.
         send_away(&device, 1000..1001);
         let shut = gate.shut(Direction::Read);
-        let new = Random(1).bytes(LEN - 100);
+        let new = Random::new(1).bytes(LEN - 100);
         let write = client.request(0, cmd::WRITE, at(1000) + 100, (LEN - 100) as u32, &new);
         others_are_answered(&mut client);
         drop(shut);
@@ -265,7 +265,7 @@ fn writes_wait_for_memory_alone() {
         let (mut written, mut waits) = (0, 0);
         for page in 0..PAGES {
             written += 1;
-            asked.push((client.request(0, cmd::WRITE, at(page), 4096, &Random(page).bytes(PAGE)), 0));
+            asked.push((client.request(0, cmd::WRITE, at(page), 4096, &Random::new(page).bytes(PAGE)), 0));
             let read = client.request(0, cmd::READ, at(1000), 4096, &[]);
             let replies = client.replies(&[(read, PAGE)]);
             assert_eq!(replies[&read].data(), [9; PAGE]);
@@ -281,7 +281,7 @@ fn writes_wait_for_memory_alone() {
         let replies = client.replies(&asked);
         assert!(asked.iter().all(|(cookie, _)| replies[cookie].error == 0));
         for page in 0..written {
-            assert!(client.read(0, at(page), 4096).data() == Random(page).bytes(PAGE), "{page}");
+            assert!(client.read(0, at(page), 4096).data() == Random::new(page).bytes(PAGE), "{page}");
         }
         assert_eq!(client.call(0, cmd::TRIM, 0, at(PAGES) as u32, &[]).error, 0);
     }
@@ -378,7 +378,7 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
     let asked: Vec<_> = (0..40).map(ask).collect();
     shut.wait_for(16);
-    // When this is answered, all of them are handed over.
+    // When this is answered, all of them are offloaded.
     assert_eq!(client.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
     let TestServer { thread: server, .. } = server;
     server.stop_handle().stop();
@@ -409,7 +409,7 @@ const WORKED_ON: u64 = 200;
 /// have left: all may be in use whenever they are to.
 fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
     const ROUNDS: Range<usize> = 15..1000;
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut model = vec![0; WORKED_ON as usize * PAGE];
     for round in 0..ROUNDS.end {
         if round >= ROUNDS.start && device.stats().pages_written_back > 0 {
@@ -421,9 +421,9 @@ fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
             // nothing.
             let mut asked = Vec::new();
             while from < model.len() && asked.len() < 20 {
-                let len = (1 + random.below(3 * PAGE as u64) as usize).min(model.len() - from);
+                let len = (1 + random.below_u64(3 * PAGE as u64) as usize).min(model.len() - from);
                 let (place, range) = (base + from as u64, from..from + len);
-                let (command, new) = match random.below(8) {
+                let (command, new) = match random.below_u64(8) {
                     0..3 => (cmd::READ, None),
                     3..7 => (cmd::WRITE, Some(random.bytes(len))),
                     _ => (cmd::WRITE_ZEROES, Some(vec![0; len])),
@@ -460,15 +460,15 @@ fn replies_of_pages_that_come_and_go_are_right() {
                 thread::spawn(move || work(client, &device, at(WORKED_ON * number), seed + number))
             })
             .collect();
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         while !clients.iter().all(|client| client.is_finished()) {
             if by_hand {
                 // Whether there is something to send away depends on the clients.
                 let _ = device.set("writeback", "page_indexes=0-599");
             }
-            let direction = if random.below(2) == 0 { Direction::Read } else { Direction::Write };
+            let direction = if random.below_u64(2) == 0 { Direction::Read } else { Direction::Write };
             let shut = gate.shut(direction);
-            thread::sleep(Duration::from_micros(random.below(3000)));
+            thread::sleep(Duration::from_micros(random.below_u64(3000)));
             drop(shut);
         }
         clients.into_iter().for_each(|client| client.join().unwrap());

@@ -2,21 +2,19 @@
 //!
 //! `cargo run --release --example compressed_cache [MEMORY_MIB]`
 //!
-//! Keys lead to [`Handle`]s; what is behind them, lz4's output, lies in a [`Pool`]. The pool's [`Arena`] has
-//! a limit. When it is met, [`Pool::reclaim`] names the entries to forget: they share the pages that were
+//! Keys lead to [`Handle`]s; what is behind them, lz4's output, lies in a [`Pool`] with a limit. When that is
+//! met, [`Pool::reclaim`] names the entries to forget: they share the pages that were
 //! stored into longest ago, so that forgetting them frees whole pages. (Forgetting as many entries in any
 //! order would only leave holes.)
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzram::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES};
-use uzram::mem::Arena;
 use uzram::random::Random;
 use uzram::units::{PAGE_SIZE, Page};
-use uzram::zsmalloc::{Handle, Options, Pool};
-use uzram::{ErrorKind, Result};
+use uzram::{ErrorKind, Handle, Object, Pool, Result};
 
 /// Maps that the keys are spread over, each with a lock, so that threads seldom wait for each other.
 const SHARDS: usize = 16;
@@ -26,7 +24,6 @@ const RECLAIM_PAGES: u64 = 32;
 /// Pages by number. All methods can be called from any number of threads.
 struct Cache {
     pool: Pool,
-    arena: Arc<Arena>,
     shards: [Mutex<HashMap<u32, Handle>>; SHARDS],
     /// Held by who makes room: others wait, and then find some.
     evicting: Mutex<()>,
@@ -53,14 +50,8 @@ impl Codec {
 impl Cache {
     /// An empty cache that takes at most `limit_bytes`, beside the map of its keys.
     fn new(limit_bytes: u64) -> Result<Self> {
-        let limit_pages = limit_bytes / PAGE_SIZE as u64;
-        // Address space is free; a page can hold many entries that compress well.
-        let arena = Arc::new(Arena::new(4 * limit_bytes)?);
-        arena.set_limit_pages(limit_pages);
-        let options = Options { reclaim: true, ..Options::new("cache", 64 * limit_pages) };
         Ok(Cache {
-            pool: Pool::new(Arc::clone(&arena), &options)?,
-            arena,
+            pool: Pool::builder("cache").limit_bytes(limit_bytes).reclaim(true).build()?,
             shards: Default::default(),
             evicting: Mutex::default(),
             hits: AtomicU64::new(0),
@@ -73,7 +64,7 @@ impl Cache {
         self.shards[key as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a page, and answers whether it was there.
+    /// Reads a page, and returns whether it was there.
     fn get(&self, key: u32, codec: &mut Codec, page: &mut Page) -> Result<bool> {
         let shard = self.shard(key);
         let Some(handle) = shard.get(&key) else {
@@ -95,7 +86,7 @@ impl Cache {
         let len = codec.encoder.encode(page, &mut codec.compressed).filter(|len| *len < PAGE_SIZE);
         let bytes = len.map_or(&page[..], |len| &codec.compressed[..len]);
         let handle = loop {
-            match self.pool.store(bytes, key) {
+            match self.pool.store_for(bytes, key).map(Object::into_handle) {
                 Err(error) if error.kind() == ErrorKind::NoSpace && self.make_room()? => {}
                 stored => break stored?,
             }
@@ -107,7 +98,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Forgets the coldest pages, and answers whether there were any.
+    /// Forgets the coldest pages, and returns whether there were any.
     fn make_room(&self) -> Result<bool> {
         let _alone = self.evicting.lock().unwrap_or_else(PoisonError::into_inner);
         let mut evicted = 0;
@@ -126,13 +117,13 @@ impl Cache {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let (hits, misses) = (count(&self.hits), count(&self.misses));
         let entries: usize = (0..SHARDS as u32).map(|key| self.shard(key).len()).sum();
-        let kib = |pages: u64| pages * PAGE_SIZE as u64 / 1024;
-        let charged = self.arena.charged_pages();
+        let (charged, limit) = (self.pool.charged_bytes(), self.pool.limit_bytes());
         println!("{:10} hits, {:.1} %", hits, 100.0 * hits as f64 / (hits + misses).max(1) as f64);
         println!("{misses:10} misses");
         println!("{entries:10} pages cached, {} evicted", count(&self.evicted));
-        println!("{:10} KiB in memory, of {} KiB", kib(charged), kib(self.arena.limit_pages()));
-        println!("{:10.2} times as much cached as memory taken", entries as f64 / charged.max(1) as f64);
+        println!("{:10} KiB in memory, of {} KiB", charged / 1024, limit / 1024);
+        let cached = entries * PAGE_SIZE;
+        println!("{:10.2} times as much cached as memory taken", cached as f64 / charged.max(1) as f64);
     }
 }
 
@@ -179,7 +170,7 @@ fn work(cache: &Cache, seed: u64) -> Result<()> {
     for _ in 0..8000 {
         let key = popular(&mut random);
         if cache.get(key, &mut codec, &mut page)? {
-            assert!(page == fetch(key), "the cache answered another page");
+            assert!(page == fetch(key), "the cache returned another page");
         } else {
             cache.insert(key, &fetch(key), &mut codec)?;
         }
@@ -219,7 +210,7 @@ mod tests {
         work_together(&cache).expect("memory");
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert!(count(&cache.hits) > 1000 && count(&cache.evicted) > 1000);
-        assert!(cache.arena.charged_pages() <= cache.arena.limit_pages());
+        assert!(cache.pool.charged_bytes() <= cache.pool.limit_bytes());
         cache.print();
     }
 }

@@ -1,23 +1,95 @@
 //! zram in user space: compressed memory without a kernel module.
 //!
-//! [`device::Device`] is a compressed RAM disk; [`store::Store`] holds its pages. Below them lie,
-//! each built only on those before it: `base`, `slab`, `codec`, `stream`, `zsmalloc`, `lru`, `backing`.
+//! Linux compresses cold memory with zram: a RAM disk whose pages are compressed, in an allocator made for that
+//! (zsmalloc). This crate is that stack as a library. It takes no privileges.
+//!
+//! - [`Device`] is the disk, with the kernel's attributes and life cycle.
+//! - [`Store`] is what lies below: page number to contents, with a memory limit, writeback to a file, and a
+//!   policy that keeps it all in bounds.
+//! - [`Pool`] stores byte strings of up to a page, packed tightly, for compressed caches of your own.
+//!
+//! ```
+//! use uzram::codec::Kind;
+//! use uzram::{Device, Result};
+//!
+//! fn main() -> Result<()> {
+//!     let device = Device::builder("zram0").algorithm(Kind::Zstd).mem_limit_bytes(64 << 20).build(256 << 20)?;
+//!     let disk = device.open()?;
+//!     disk.write(4096, &[7; 8192])?;
+//!
+//!     let mut read = [0; 8192];
+//!     disk.read(4096, &mut read)?;
+//!     assert_eq!(read, [7; 8192]);
+//!     assert!(device.stats().mem_used_bytes < 8192);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! Everything here can be used from any number of threads. Errors say which setting to change
+//! ([`Error::setting`]). Contents are memory: they are gone when the device is.
+//!
+//! # Features
+//!
+//! None is on by default, and each only adds.
+//!
+//! - `serde`: the statistics implement `serde::Serialize`.
+//! - `lock-stats`: counts acquisitions, contention, waiting and holding of every lock, by lock class, which costs
+//!   time.
+//!
+//! # Layers
+//!
+//! Each module is built only on those before it: base, `slab`, [`codec`], `stream`, `zsmalloc`, `lru`, `backing`,
+//! [`store`], [`device`]. [`designs`] lists the ways in which they can be locked. Hidden modules are for the
+//! programs of this project, and change with them.
 
 // loom's models use less than the product does.
 #![cfg_attr(loom, allow(dead_code))]
 
 mod base;
+#[doc(hidden)]
 pub mod slab;
 pub mod codec;
+#[doc(hidden)]
 pub mod stream;
+#[doc(hidden)]
 pub mod zsmalloc;
+#[doc(hidden)]
 pub mod lru;
+#[doc(hidden)]
 pub mod backing;
 pub mod store;
 #[cfg(not(loom))]
 pub mod device;
+pub mod designs;
 
 pub use base::error::{Error, ErrorKind, Result};
-pub use base::{cpu, mem, named, random, size_expr, sync, trusted_path, units, work};
+pub use base::mem::Arena;
+#[cfg(not(loom))]
+pub use device::{Device, DeviceBuilder, NamedBacking, OpenDevice};
+pub use lru::{Lru, LruConfig, LruStats};
+pub use slab::{Cache, CacheConfig, CacheInfo, TypedCache};
+pub use store::{Store, StoreBuilder};
+pub use zsmalloc::{ClassStat, Handle, LockCounts, Object, ObjectRead, Pool, PoolBuilder, SizeClass};
+
+pub use base::units;
+#[doc(hidden)]
+pub use base::{cpu, mem, named, random, sync, trusted_path, work};
+#[doc(hidden)]
 #[cfg(not(loom))]
 pub use base::{machine_memory, mountinfo};
+
+/// What users share among threads can be.
+#[cfg(not(loom))]
+const _: () = {
+    const fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<Device>();
+    is_send_and_sync::<OpenDevice>();
+    is_send_and_sync::<Store>();
+    is_send_and_sync::<Pool>();
+    is_send_and_sync::<Object<'_>>();
+    is_send_and_sync::<Lru<designs::Batched>>();
+    is_send_and_sync::<Cache>();
+    is_send_and_sync::<TypedCache<u64>>();
+    is_send_and_sync::<Arena>();
+    is_send_and_sync::<Error>();
+};

@@ -128,6 +128,9 @@ impl Unit {
     }
 }
 
+/// Makes the designs of these names ready to be measured, on pages of this source.
+pub type Open = fn(&Source, &[String]) -> Result<Box<dyn Experiment>>;
+
 /// A kernel patch series, what is measured for it, and what it is expected to show. To add one, write
 /// such a static in a module of its own, with an [`Experiment`], and put it into [`TABLES`].
 pub struct Series {
@@ -160,7 +163,7 @@ pub struct Series {
     /// itself.
     pub counted_function: &'static str,
     /// Prepares to measure these designs.
-    pub open: fn(&Source, &[String]) -> Result<Box<dyn Experiment>>,
+    pub open: Open,
     /// What the author measured for a case (or the total) and a number of jobs, of the design before at
     /// a place in [`Designs`] and of the one after.
     pub published: fn(&str, usize, usize) -> Option<Published>,

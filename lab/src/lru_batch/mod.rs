@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use uzram::Result;
 use uzram::device::DEFAULT_RUN_CACHE_BATCH_PAGES;
-use uzram::lru::{Batched, Batching, DEFAULT_PAGEVEC_PAGES, Options, SingleLock, Stats};
+use uzram::lru::{Batched, Batching, DEFAULT_PAGEVEC_PAGES, LruConfig, LruStats, SingleLock};
 use uzram::mem::Arena;
 
 use crate::experiment::{
@@ -175,11 +175,11 @@ impl Memory {
 }
 
 fn lru(setup: &Setup, pages: u64, times_holds: bool) -> Result<Box<dyn Faults>> {
-    let options = Options {
+    let options = LruConfig {
         pagevec_pages: setup.pagevec_pages,
         batching: setup.batching.unwrap_or_default(),
         times_holds,
-        ..Options::new(pages)
+        ..LruConfig::new(pages)
     };
     Ok(match setup.batching {
         None => Box::new(uzram::lru::Lru::<SingleLock>::new(&options)?),
@@ -227,7 +227,7 @@ fn pages_of(ended: &[(Span, u64)]) -> f64 {
     ended.iter().map(|(_, pages)| pages).sum::<u64>().max(1) as f64
 }
 
-fn sample(ended: &[(Span, u64)], counts: &Stats) -> Sample {
+fn sample(ended: &[(Span, u64)], counts: &LruStats) -> Sample {
     let (elapsed, usage): (Duration, Usage) = Span::together(ended.iter().map(|(span, _)| *span));
     let pages = pages_of(ended);
     let (elapsed_s, cpu) = (elapsed.as_secs_f64(), usage.user + usage.system);

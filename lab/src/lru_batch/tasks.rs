@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use uzram::lru::{Design, Lru, Stats};
+use uzram::lru::{Lru, LruLocks, LruStats};
 use uzram::mem::{Account, Arena, Gfp, Run};
 use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
@@ -29,11 +29,11 @@ pub(super) trait Faults {
     /// # Errors
     /// `NoMemory` when there is too little, `Corrupt` when a page does not hold what its task wrote, or
     /// something is left in the lists.
-    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, Stats)>;
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)>;
 }
 
-impl<D: Design> Faults for Lru<D> {
-    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, Stats)> {
+impl<D: LruLocks> Faults for Lru<D> {
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)> {
         let before = self.stats();
         let pages_each = plan.work.div_ceil(plan.jobs as u64);
         let ended = run_together((0..plan.jobs).map(|number| {
@@ -49,28 +49,20 @@ impl<D: Design> Faults for Lru<D> {
             let what = format!("pages are left in the lists of '{}' that nobody has", D::NAME);
             return Err(Error::new(ErrorKind::Corrupt, what));
         }
-        let now = self.stats();
-        let counted = Stats {
-            lru_locks: now.lru_locks - before.lru_locks,
-            lru_locks_contended: now.lru_locks_contended - before.lru_locks_contended,
-            lru_lock_hold_ns: now.lru_lock_hold_ns - before.lru_lock_hold_ns,
-            batch_locks: now.batch_locks - before.batch_locks,
-            batch_locks_contended: now.batch_locks_contended - before.batch_locks_contended,
-            ..Stats::default()
-        };
+        let counted = self.stats().since(&before);
         Ok((ended, counted))
     }
 }
 
 /// A task and the pages that it has.
-struct Task<'a, D: Design> {
+struct Task<'a, D: LruLocks> {
     lru: &'a Lru<D>,
     arena: &'a Arena,
     number: u64,
     mapped: Vec<(Run, u64)>,
 }
 
-impl<D: Design> Task<'_, D> {
+impl<D: LruLocks> Task<'_, D> {
     /// Maps and unmaps until so many pages were; returns how many.
     fn run(&mut self, pages: u64, stop: &AtomicBool) -> Result<u64> {
         let mut done = 0;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use uzram::mem::{Arena, Gfp};
-use uzram::slab::{Cache, CacheInfo, Options, Policy};
+use uzram::slab::{Cache, CacheConfig, CacheInfo, Policy};
 use uzram::{Error, ErrorKind, Result};
 
 /// Objects beside those in flight: what the slabs that CPUs hold have room for.
@@ -25,10 +25,10 @@ impl<P: Policy> Objects<P> {
         align_bytes: usize,
         in_flight: u64,
     ) -> Result<Self> {
-        let mut options = Options::new(name, size_bytes, align_bytes, 2 * in_flight + SLACK_OBJECTS);
+        let mut options = CacheConfig::new(name, size_bytes, align_bytes, 2 * in_flight + SLACK_OBJECTS);
         options.max_objects_setting = "--jobs";
         // After an error there are objects on their way that nobody will receive.
-        options.dropped_whole = true;
+        options.free_objects_on_drop = true;
         Ok(Objects { cache: Cache::new(Arc::clone(arena), options)?, size_bytes })
     }
 

@@ -15,7 +15,7 @@ mod tests;
 
 use uzram::Result;
 use uzram::codec::Algorithm;
-use uzram::stream::Design;
+use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
 use crate::experiment::{
@@ -87,7 +87,7 @@ pub static SERIES: Series = Series {
 
 fn designs() -> Designs {
     let before = vec![cpus().to_string(), (2 * cpus()).to_string()];
-    Designs { before, after: Design::PerCpu.to_string(), beyond: Vec::new() }
+    Designs { before, after: StreamDesign::PerCpu.to_string(), beyond: Vec::new() }
 }
 
 fn legend() -> Vec<String> {

@@ -1,6 +1,6 @@
 //! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
 
-use uzram::zsmalloc::design::Locks;
+use uzram::zsmalloc::design::PoolLocks;
 
 use super::{AFTER, BEFORE, Case, ClassInWord, NoPoolLock, PagesAfterLock};
 use crate::experiment::{Row, Side, jobs_text};

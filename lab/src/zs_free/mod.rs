@@ -25,7 +25,7 @@ use std::time::Duration;
 use uzram::codec::Algorithm;
 use uzram::device::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES};
 use uzram::zsmalloc::design::{
-    CLASS_IN_WORD, ClassIndexed, ClassLocks, Design, FREE_WITHOUT_POOL_LOCK, Locks, PAGES_AFTER_LOCK, Pinned,
+    CLASS_IN_WORD, ClassIndexed, ClassLocks, FREE_WITHOUT_POOL_LOCK, PAGES_AFTER_LOCK, Pinned, PoolLocks,
     Split,
 };
 use uzram::zsmalloc::{LockCounts, huge_threshold};
@@ -224,7 +224,7 @@ impl Experiment for Pools {
 const COUNTED_SHARE: u64 = 4;
 
 /// Measures one design with pools of its own.
-fn measure<D: Design>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
+fn measure<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
     let freed = passes::run::<D, _>(memory, pages, plan, false, clocked)?;
     // Counts need no more than one pass.
     let work = plan.work.div_ceil(COUNTED_SHARE).min(passes::most_objects(plan.jobs) * plan.jobs as u64);

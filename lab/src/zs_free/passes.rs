@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use uzram::mem::Arena;
 use uzram::units::PAGE_SIZE;
-use uzram::zsmalloc::{Design, Handle, LockCounts, Options, Pool};
+use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolBuilder, PoolLocks};
 use uzram::{Error, ErrorKind, Result};
 
 use super::Case;
@@ -60,7 +60,7 @@ pub(super) fn most_objects(jobs: usize) -> u64 {
 /// # Errors
 /// `NoMemory` when there is too little, `Corrupt` when the pool does not hold what was stored, or something
 /// is left in it.
-pub(super) fn run<D: Design, T: Send>(
+pub(super) fn run<D: PoolLocks, T: Send>(
     memory: &Memory,
     pages: &Packed,
     plan: &Plan<'_>,
@@ -73,8 +73,8 @@ pub(super) fn run<D: Design, T: Send>(
     // Handles that CPUs keep for themselves count as well.
     const SPARE_OBJECTS: u64 = 1 << 16;
     let objects = objects_each * plan.jobs as u64 + SPARE_OBJECTS;
-    let options = Options { count_locks, ..Options::new("zs-free", objects) };
-    let pool = Pool::<D>::new(Arc::clone(&memory.arena), &options)?;
+    let builder = PoolBuilder::new("zs-free").max_objects(objects).count_locks(count_locks);
+    let pool: Pool<D> = builder.build_in(Arc::clone(&memory.arena))?;
     let mut done = Passes { ended: Vec::new(), counts: LockCounts::default(), equal_classes: 0.0 };
     for pass in 0..passes {
         if plan.stop.load(Ordering::Relaxed) {
@@ -85,7 +85,7 @@ pub(super) fn run<D: Design, T: Send>(
         done.equal_classes = equal_classes(&pool);
         let before = pool.lock_counts();
         done.ended.push(empty(&pool, handles, how)?);
-        done.counts += since(&pool.lock_counts(), &before);
+        done.counts += pool.lock_counts().since(&before);
         if pool.pages_used() > 0 {
             let what = format!("{} pages are left in an empty pool of '{}'", pool.pages_used(), D::NAME);
             return Err(Error::new(ErrorKind::Corrupt, what));
@@ -95,7 +95,7 @@ pub(super) fn run<D: Design, T: Send>(
 }
 
 /// Has each thread store so many pages, all at the same time, and checks some of them.
-fn fill<D: Design>(
+fn fill<D: PoolLocks>(
     pool: &Pool<D>,
     pages: &Packed,
     jobs: usize,
@@ -106,7 +106,8 @@ fn fill<D: Design>(
     let filled = run_together((0..jobs).map(|thread| {
         move |gate: &Gate| {
             gate.pass();
-            let store = |object| pool.store(of_thread(thread, object), object as u32);
+            let store =
+                |object| pool.store_for(of_thread(thread, object), object as u32).map(Object::into_handle);
             (0..objects_each).map(store).collect::<Result<Vec<Handle>>>()
         }
     }))?;
@@ -122,14 +123,14 @@ fn fill<D: Design>(
 }
 
 /// One by the chance that any two objects are of one class.
-fn equal_classes<D: Design>(pool: &Pool<D>) -> f64 {
+fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
     let used: Vec<f64> = pool.class_stats().iter().map(|class| class.obj_used as f64).collect();
     let (all, squares) = (used.iter().sum::<f64>(), used.iter().map(|used| used * used).sum::<f64>());
     if all > 0.0 { all * all / squares } else { 0.0 }
 }
 
 /// Has each thread free what it stored, all at the same time.
-fn empty<D: Design, T: Send>(
+fn empty<D: PoolLocks, T: Send>(
     pool: &Pool<D>,
     handles: Vec<Vec<Handle>>,
     how: fn(Part<'_>) -> Result<T>,
@@ -144,17 +145,4 @@ fn empty<D: Design, T: Send>(
             })
         }
     }))
-}
-
-/// What was counted after `before`.
-fn since(now: &LockCounts, before: &LockCounts) -> LockCounts {
-    LockCounts {
-        allocs: now.allocs - before.allocs,
-        frees: now.frees - before.frees,
-        pool_locks: now.pool_locks - before.pool_locks,
-        class_locks: now.class_locks - before.class_locks,
-        lists_hold_ns: now.lists_hold_ns - before.lists_hold_ns,
-        runs_freed: now.runs_freed - before.runs_freed,
-        runs_freed_locked: now.runs_freed_locked - before.runs_freed_locked,
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use uzram::lru::{Design, Lru, Options};
+use uzram::lru::{Lru, LruConfig, LruLocks};
 use uzram::{Error, ErrorKind, Result};
 
 /// Memory for a number of pages.
@@ -50,7 +50,7 @@ const RECLAIM_PAGES: usize = 32;
 const MAX_TRIES: usize = 8;
 
 /// Evicts the pages that the engine's LRU calls the coldest.
-pub(super) struct EngineLru<D: Design> {
+pub(super) struct EngineLru<D: LruLocks> {
     lru: Lru<D>,
     capacity_pages: usize,
     in_memory: Vec<bool>,
@@ -58,10 +58,10 @@ pub(super) struct EngineLru<D: Design> {
     isolated: Vec<u32>,
 }
 
-impl<D: Design> EngineLru<D> {
+impl<D: LruLocks> EngineLru<D> {
     pub(super) fn new(pages: u32, capacity_pages: usize) -> Result<EngineLru<D>> {
         Ok(EngineLru {
-            lru: Lru::new(&Options::new(u64::from(pages)))?,
+            lru: Lru::new(&LruConfig::new(u64::from(pages)))?,
             capacity_pages,
             in_memory: vec![false; pages as usize],
             pages_in_memory: 0,
@@ -88,11 +88,11 @@ impl<D: Design> EngineLru<D> {
     }
 }
 
-fn broken<D: Design>(what: String) -> Error {
+fn broken<D: LruLocks>(what: String) -> Error {
     Error::new(ErrorKind::Corrupt, format!("the LRU of design {} {what}", D::NAME))
 }
 
-impl<D: Design> Cache for EngineLru<D> {
+impl<D: LruLocks> Cache for EngineLru<D> {
     fn touch(&mut self, page: u32) -> Result<bool> {
         if self.in_memory[page as usize] {
             self.lru.mark(page);
@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    fn keeps_what_fits<D: Design>() {
+    fn keeps_what_fits<D: LruLocks>() {
         let mut random = fastrand::Rng::with_seed(5);
         let mut cache = EngineLru::<D>::new(400, 100).unwrap();
         let mut hits = 0;

@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::harness::report::Table;
 use serde::Serialize;
-use uzram::lru::{Batched, Design, SingleLock};
+use uzram::lru::{Batched, LruLocks, SingleLock};
 use uzram::{Error, Result};
 
 use crate::harness::go_on;
@@ -58,7 +58,7 @@ pub struct Row {
     pub trace: &'static str,
     /// How much of the pages there was memory for.
     pub memory_percent: u32,
-    /// [`Design::NAME`].
+    /// [`LruLocks::NAME`].
     pub design: &'static str,
     /// Uses that found their page in memory.
     pub hit_percent: f64,

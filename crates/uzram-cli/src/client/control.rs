@@ -9,8 +9,9 @@ use uzram_serve::control::CacheJson;
 
 use crate::client::attach::{clear, left_by_dead};
 use crate::client::daemon_client::{Daemon, attribute_path, device_path, understand};
+use crate::config::device_options::DeviceOptions;
 use crate::config::plan::ExportArgs;
-use crate::config::settings::{DeviceArgs, parse_name};
+use crate::config::settings::{attributes_of, parse_name};
 use crate::failure::{Failure, Result, print};
 use crate::system::interrupts::Interrupts;
 use crate::system::runtime_dir::{self, RuntimeArgs};
@@ -30,7 +31,7 @@ pub struct AddArgs {
     #[arg(value_parser = parse_name)]
     name: String,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: DeviceOptions,
     #[command(flatten)]
     export: ExportArgs,
     #[command(flatten)]
@@ -153,10 +154,10 @@ fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
 /// `uzram add`; prints where the new device is.
 pub fn add(args: &AddArgs) -> Result<()> {
     let settings = args.device.settings()?;
-    let backing = settings.iter().find(|setting| setting.attribute == "backing_dev");
+    let backing = settings.get("backing_dev");
     backing.map_or(Ok(()), |backing| state_dir::make_for(&backing.value))?;
     let attributes: BTreeMap<_, _> =
-        settings.into_iter().map(|setting| (setting.attribute, setting.value)).collect();
+        settings.iter().map(|setting| (setting.attribute, &setting.value)).collect();
     let ExportArgs { export, read_only } = args.export;
     let body =
         json!({ "name": args.name, "attributes": attributes, "export": export, "read_only": read_only });
@@ -208,12 +209,14 @@ pub fn stat(args: &StatArgs) -> Result<()> {
 pub fn set(args: &SetArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let works = |attribute: &str| Device::attributes().iter().any(|row| row.name == attribute && row.works());
-    let interrupts = if args.settings.iter().any(|(attribute, _)| works(attribute)) {
+    let settings: Vec<_> =
+        args.settings.iter().flat_map(|(name, value)| attributes_of(name, value)).collect();
+    let interrupts = if settings.iter().any(|(attribute, _)| works(attribute)) {
         Some(Interrupts::catch()?)
     } else {
         None
     };
-    for (done, (attribute, value)) in args.settings.iter().enumerate() {
+    for (done, (attribute, value)) in settings.iter().enumerate() {
         let (path, body) = (attribute_path(&args.name, attribute), json!({ "value": value }));
         let answer = match &interrupts {
             Some(interrupts) if interrupts.came() => Err(Failure::line("interrupted")),
@@ -229,7 +232,7 @@ pub fn set(args: &SetArgs) -> Result<()> {
             _ => daemon.ask("PUT", &path, Some(&body)),
         };
         answer.map_err(|failure| {
-            let applied: Vec<&str> = args.settings[..done].iter().map(|(name, _)| name.as_str()).collect();
+            let applied: Vec<&str> = settings[..done].iter().map(|(name, _)| name.as_str()).collect();
             let applied = match applied.as_slice() {
                 [] => String::new(),
                 names => format!(" (already set: {})", names.join(", ")),

@@ -16,7 +16,7 @@ use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use uzram::units::{format_size, parse_size};
 
-use crate::config::plan::{Attached, Plan};
+use crate::config::plan::{Attached, DaemonPlan};
 use crate::daemon::start;
 use crate::failure::{Context, Result, print};
 use crate::system::process_status::status_field;
@@ -25,7 +25,7 @@ use crate::system::process_status::status_field;
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram check --json
           uzram check --config /etc/uzram.toml")]
-pub struct Args {
+pub struct CheckArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -61,7 +61,7 @@ struct Finding {
 ///
 /// # Errors
 /// Standard output is closed or full; the file of `--config` cannot be read, or makes no sense.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &CheckArgs) -> Result<()> {
     if let Some(path) = &args.config {
         return print(&config_text(path, &start::plan_file(path)?));
     }
@@ -93,10 +93,10 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// What a file makes of this machine's memory: a line for each device, and for each that is for other machines.
-fn config_text(path: &Path, plan: &Plan) -> String {
+fn config_text(path: &Path, plan: &DaemonPlan) -> String {
     let mut text = format!("ok: {}\n", path.display());
     for device in &plan.devices {
-        let size = device.settings.iter().find(|setting| setting.attribute == "disksize");
+        let size = device.settings.get("disksize");
         let size = size.and_then(|size| parse_size(&size.value).ok()).map_or_else(String::new, format_size);
         let attached = match device.attached {
             Attached::No => "",

@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 /// Passed on as they are, `--help` too.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
-pub struct Args {
+pub struct SiblingArgs {
     /// Arguments of the program
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENT")]
     arguments: Vec<OsString>,
@@ -23,7 +23,7 @@ pub struct Args {
 ///
 /// # Errors
 /// There is none, or it cannot be run.
-pub fn run(name: &str, args: &Args) -> Result<Infallible> {
+pub fn run(name: &str, args: &SiblingArgs) -> Result<Infallible> {
     let Some(program) = find(name) else {
         return Err(Failure::line(format!(
             "the program {name} is neither beside uzram nor in PATH: `cargo build --release` builds both; install them in one directory"

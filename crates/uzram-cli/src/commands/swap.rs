@@ -20,8 +20,9 @@ use uzram_serve::swap_area::{ActiveArea, MAX_PRIORITY};
 use crate::client::attach::{attached, clear, left_by_dead, refuse_unrecorded, require_root};
 use crate::client::control::{end, print_json};
 use crate::client::daemon_client::{Daemon, device_path, understand};
-use crate::config::plan::{Attached, DevicePlan, FilesArgs, Plan, SwapPlan};
-use crate::config::settings::{DeviceArgs, parse_name};
+use crate::config::device_options::DeviceOptions;
+use crate::config::plan::{Attached, DaemonPlan, DevicePlan, FilesArgs, SwapPlan};
+use crate::config::settings::parse_name;
 use crate::daemon::up::{self, READY};
 use crate::failure::{Context, Failure, Result, print};
 use crate::swap::switch_off::switch_off;
@@ -36,7 +37,7 @@ const LOG_FILE: &str = "uzram.log";
 
 /// Swap to compressed memory.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct SwapArgs {
     #[command(subcommand)]
     command: SwapCommand,
 }
@@ -71,7 +72,7 @@ struct OnArgs {
     #[command(flatten)]
     files: FilesArgs,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: DeviceOptions,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -100,7 +101,7 @@ struct StatusArgs {
 ///
 /// # Errors
 /// What the command could not do.
-pub fn run(args: &Args) -> Result<u8> {
+pub fn run(args: &SwapArgs) -> Result<u8> {
     match &args.command {
         SwapCommand::On(args) => on(args),
         SwapCommand::Off(args) => off(args).map(|()| 0),
@@ -129,7 +130,7 @@ fn on(args: &OnArgs) -> Result<u8> {
     let device = DevicePlan::new(&args.name, args.device.settings()?);
     let device = DevicePlan { attached: Attached::Swap(swap), ..device };
     let files = args.files.options(None);
-    let plan = Plan { ends_with_swap: true, files, ..Plan::new(dir.clone(), vec![device])? };
+    let plan = DaemonPlan { ends_with_swap: true, files, ..DaemonPlan::new(dir.clone(), vec![device])? };
     if args.detached {
         // All paths are whole: where its caller is may be unmounted.
         std::env::set_current_dir("/").context(|| "cannot go to '/'".to_owned())?;

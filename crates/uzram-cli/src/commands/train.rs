@@ -32,7 +32,7 @@ const HELD_OUT_ONE_OF: usize = 8;
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram train image.raw -o /etc/uzram/pages.dict
          uzram up --algorithm zstd:3,dict=/etc/uzram/pages.dict")]
-pub struct Args {
+pub struct TrainArgs {
     /// Files of pages; what is left of a page at a file's end is not used
     #[arg(required = true, value_name = "CORPUS")]
     corpora: Vec<PathBuf>,
@@ -57,7 +57,7 @@ fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
 ///
 /// # Errors
 /// A file that cannot be read, pages that are too few, an output that exists or cannot be written.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &TrainArgs) -> Result<()> {
     let exists = || Failure::line(format!("{} exists: remove it or write another", args.output.display()));
     if args.output.symlink_metadata().is_ok() {
         return Err(exists());

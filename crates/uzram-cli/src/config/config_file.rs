@@ -1,27 +1,14 @@
 //! `--config FILE.toml`: the devices of a daemon, and what they are used for, in a file.
 //!
 //! `dist/uzram.toml` is an example with all that can be in one. A table at the top is a device, named as the device.
-//! Its keys are the options of `uzram up` that make a device, by their names and with their meaning: they are read by
-//! the very parser of the command line. Those that take a SIZE also take an expression, such as `min(ram / 2, 4G)`
-//! ([`uzram::size_expr`]). The table `attributes` in it sets the device's attributes by their own names. A few
-//! keys more say what the device is used for: [`USE_KEYS`]. The other keys at the top are options of the daemon, by their
-//! names: [`TOP_KEYS`].
+//! Its keys are the settings of a device ([`settings_file`]), also in a table `attributes` in it, and those that say what
+//! the device is used for: [`USE_KEYS`]. The other keys at the top are options of the daemon, by their names: [`TOP_KEYS`].
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
-use std::error::Error as _;
-use std::fmt::Display;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
-use clap::{ArgAction, Args, FromArgMatches};
-use serde::Deserialize;
-use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
-use uzram::device::Device;
-use uzram::machine_memory;
-use uzram::named::hint;
-use uzram::size_expr::{self, Memory};
+use toml::de::DeValue;
+use uzram::machine_memory::{self, Memory};
 use uzram::units::{format_size, parse_size};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::nbd::Listen;
@@ -29,8 +16,11 @@ use uzram_serve::swap_area::MAX_PRIORITY;
 
 use crate::config::listen_args::{ListenArgs, MAX_CONNECTIONS};
 use crate::config::plan::{Attached, DevicePlan, ExportArgs, SwapPlan};
-use crate::config::settings::{DeviceArgs, Origin, Setting, parse_name};
-use crate::config::toml_text::{self, Source, Text};
+use crate::config::policy_file;
+use crate::config::settings::{DeviceSettings, SettingRow, parse_name};
+use crate::config::settings_file::{self, Kind};
+use crate::config::size_expr;
+use crate::config::toml_text::{self, Entry, Source};
 use crate::failure::{Context, Failure, Result};
 use crate::system::accounts::{parse_group, parse_mode, parse_user};
 
@@ -51,8 +41,9 @@ const TOP_KEYS: [&str; 11] = [
     "max-connections",
 ];
 /// Keys of a device, besides its options.
-const USE_KEYS: [&str; 8] =
-    [ATTRIBUTES, ATTACH, EXPORT, READ_ONLY, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
+const USE_KEYS: [&str; 9] =
+    [POLICY, ATTRIBUTES, ATTACH, EXPORT, READ_ONLY, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
+const POLICY: &str = "policy";
 const ATTRIBUTES: &str = "attributes";
 const ATTACH: &str = "attach";
 const EXPORT: &str = "export";
@@ -92,10 +83,9 @@ pub fn read(path: &Path) -> Result<ConfigFile> {
 /// # Errors
 /// It makes no sense: which line.
 pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
-    let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
     let mut config = ConfigFile::default();
-    for entry in entries(file, table.into_inner()) {
-        match entry.key.as_ref() {
+    for entry in toml_text::parse(file)? {
+        match entry.dashed().as_str() {
             "mount" => config.mount = Some(entry.path()?),
             "cpu-latency-us" => config.cpu_latency = Some(entry.cpu_latency()?),
             "listen" => config.nbd.listen = entry.places()?,
@@ -123,64 +113,8 @@ pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     Ok(config)
 }
 
-/// A key and its value.
-struct Entry<'a> {
-    file: Source<'a>,
-    key: Cow<'a, str>,
-    key_span: Range<usize>,
-    value: DeValue<'a>,
-    value_span: Range<usize>,
-}
-
-/// What a table has, in the file's order.
-fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> Vec<Entry<'a>> {
-    let mut entries: Vec<_> = table
-        .into_iter()
-        .map(|(key, value)| Entry {
-            file,
-            key_span: key.span(),
-            key: key.into_inner(),
-            value_span: value.span(),
-            value: value.into_inner(),
-        })
-        .collect();
-    entries.sort_by_key(|entry| entry.key_span.start);
-    entries
-}
-
-impl<'a> Entry<'a> {
-    fn unknown<'n>(&self, known: impl Iterator<Item = &'n str>) -> Failure {
-        let known: Vec<_> = known.collect();
-        self.file.failure(&self.key_span, format!("unknown key `{}`; {}", self.key, hint(&self.key, &known)))
-    }
-
-    /// File, line and key.
-    fn place(&self) -> String {
-        format!("{}: {}", self.file.at(&self.key_span), self.key)
-    }
-
-    fn wrong(&self, why: impl Display) -> Failure {
-        Failure::Usage(format!("{}: {why}", self.place()))
-    }
-
-    /// The value as attributes take it.
-    fn text(&self) -> Result<String> {
-        let value = Spanned::new(self.value_span.clone(), self.value.clone());
-        let text = Text::deserialize(ValueDeserializer::from(value));
-        text.map(|Text(text)| text).map_err(|error| self.wrong(error.message()))
-    }
-
-    fn boolean(&self) -> Result<bool> {
-        self.value.as_bool().ok_or_else(|| self.wrong("write true or false"))
-    }
-
-    fn table(self) -> Result<Vec<Entry<'a>>> {
-        match self.value {
-            DeValue::Table(table) => Ok(entries(self.file, table)),
-            _ => Err(self.wrong("it is a table")),
-        }
-    }
-
+/// Values of keys that are no settings of a device.
+impl Entry<'_> {
     fn path(&self) -> Result<PathBuf> {
         let path = self.value.as_str().filter(|path| !path.is_empty());
         let path = path.ok_or_else(|| self.wrong("write a path"))?;
@@ -214,15 +148,6 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// A size, plain or an expression. Plain ones are what they are on a command line, but have a unit, unless they are
-    /// 0: what copies zram-generator's configuration means MiB.
-    fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
-        match parse_size(text) {
-            Ok(bytes) if bytes == 0 || !text.trim_end().ends_with(|c: char| c.is_ascii_digit()) => Ok(bytes),
-            _ => size_expr::evaluate(text, memory).map_err(|error| self.wrong(error)),
-        }
-    }
-
     /// The most memory of a machine on which the device is made, and how it is written.
     fn most_ram(&self, memory: &Memory) -> Result<(u64, String)> {
         let text = self.text()?;
@@ -237,97 +162,13 @@ impl<'a> Entry<'a> {
         number.ok_or_else(|| self.wrong(format!("write a number from {} to {}", range.start(), range.end())))
     }
 
-    /// The attribute that the key names, and its value, which the device will check.
-    fn attribute(&self) -> Result<Setting> {
-        let rows = Device::attributes();
-        let name = self.key.as_ref();
-        let Some(row) = rows.iter().find(|row| row.name == name) else {
-            return Err(self.unknown(rows.iter().filter(|row| row.writable()).map(|row| row.name)));
-        };
-        if !row.writable() {
-            return Err(self.wrong("it can only be read"));
-        }
-        let origin = format!("{}: {ATTRIBUTES}.{name}", self.file.at(&self.key_span));
-        Ok(Setting { origin, attribute: row.name, value: self.text()? })
-    }
-}
-
-/// The options of a device that a file has, as words of a command line.
-struct Options<'m> {
-    parser: clap::Command,
-    memory: &'m Memory,
-    words: Vec<String>,
-    /// In which line each is.
-    lines: BTreeMap<String, String>,
-}
-
-impl<'m> Options<'m> {
-    fn new(memory: &'m Memory) -> Self {
-        let command = clap::Command::new("device").no_binary_name(true).disable_help_flag(true);
-        Options {
-            parser: DeviceArgs::augment_args(command),
-            memory,
-            words: Vec::new(),
-            lines: BTreeMap::new(),
+    /// A size that is no attribute's.
+    fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
+        match settings_file::size(self, text, memory)? {
+            Some(bytes) => Ok(bytes),
+            None => parse_size(text).map_err(|error| self.wrong(error)),
         }
     }
-
-    fn has(&self, option: &str) -> bool {
-        self.lines.contains_key(option)
-    }
-
-    /// Adds an option, if the value makes sense.
-    fn add(&mut self, entry: &Entry<'_>) -> Result<()> {
-        let name = entry.key.as_ref();
-        let Some(argument) = self.parser.get_arguments().find(|argument| argument.get_long() == Some(name))
-        else {
-            let options = self.parser.get_arguments().filter_map(clap::Arg::get_long);
-            return Err(entry.unknown(options.chain(USE_KEYS)));
-        };
-        let value_name = argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
-        let word = match argument.get_action() {
-            ArgAction::SetTrue => entry.boolean()?.then(|| format!("--{name}")),
-            _ if entry.value.is_bool() => return Err(entry.wrong("it is neither true nor false")),
-            _ if value_name == Some("SIZE") => {
-                let bytes = entry.size(&entry.text()?, self.memory)?;
-                Some(format!("--{name}={bytes}"))
-            }
-            _ if value_name == Some("SIZE/day") => {
-                let text = entry.text()?;
-                let size = text.strip_suffix("/day").unwrap_or(&text);
-                // What is no size is for the attribute to refuse.
-                if parse_size(size).is_ok() {
-                    entry.size(size, self.memory)?;
-                }
-                Some(format!("--{name}={text}"))
-            }
-            _ => Some(format!("--{name}={}", entry.text()?)),
-        };
-        self.lines.insert(name.to_owned(), entry.file.at(&entry.key_span));
-        if let Some(word) = word {
-            // By itself, so that what is wrong with it is known to be so.
-            self.parser.clone().try_get_matches_from([&word]).map_err(|error| entry.wrong(why(&error)))?;
-            self.words.push(word);
-        }
-        Ok(())
-    }
-
-    /// What the device is made of.
-    fn settings(self, attributes: Vec<Setting>, device: &Entry<'_>) -> Result<Vec<Setting>> {
-        let args = self
-            .parser
-            .try_get_matches_from(self.words)
-            .and_then(|matches| DeviceArgs::from_arg_matches(&matches))
-            .map_err(|error| device.wrong(why(&error)))?;
-        let device_line = device.file.at(&device.key_span);
-        let line = |option: &str| self.lines.get(option).unwrap_or(&device_line).clone();
-        args.settings_with(attributes, Origin::File(&line))
-    }
-}
-
-/// What is wrong with a value, without the words of a command line where that can be.
-fn why(error: &clap::Error) -> String {
-    error.source().map_or_else(|| crate::failure::usage_line(error), ToString::to_string)
 }
 
 /// What a device's keys say about swap space.
@@ -357,21 +198,23 @@ impl SwapKeys {
 }
 
 /// Adds a device, unless the machine has more memory than it is for.
-fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<()> {
+fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<()> {
     let name = parse_name(&entry.key).map_err(|why| entry.file.failure(&entry.key_span, why))?;
-    let table = match std::mem::replace(&mut entry.value, DeValue::Boolean(true)) {
-        DeValue::Table(table) => table,
-        _ => return Err(entry.wrong("a device is a table")),
-    };
-    let mut options = Options::new(memory);
+    let line = entry.file.at(&entry.key_span);
+    let kind = Kind::Config(memory);
+    let (mut settings, mut policy) = (DeviceSettings::default(), DeviceSettings::default());
     let mut swap = SwapKeys::default();
-    let (mut attach, mut most_ram, mut attributes) = (None, None, Vec::new());
+    let (mut attach, mut most_ram) = (None, None);
     let mut export = ExportArgs::default();
-    for key in entries(entry.file, table) {
-        match key.key.as_ref() {
+    for key in entry.table()? {
+        match key.dashed().as_str() {
             ATTRIBUTES => {
-                attributes = key.table()?.iter().map(Entry::attribute).collect::<Result<_>>()?;
+                let within = format!("{ATTRIBUTES}.");
+                key.table()?
+                    .into_iter()
+                    .try_for_each(|key| settings_file::read(&mut settings, key, &within, kind))?;
             }
+            POLICY => policy = policy_file::read(&key.place(), Path::new(&key.text()?))?,
             ATTACH => attach = Some((key.boolean()?, key)),
             EXPORT => export.export = Some(key.boolean()?),
             READ_ONLY => export.read_only = key.boolean()?,
@@ -385,13 +228,15 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
                 swap.how = Some(key.place());
             }
             HOST_MEMORY_LIMIT => most_ram = Some(key.most_ram(memory)?),
-            _ => options.add(&key)?,
+            _ if SettingRow::find(&key.key).is_some() || key.value.is_table() => {
+                settings_file::read(&mut settings, key, "", kind)?;
+            }
+            _ => return Err(key.unknown(kind.names().chain(USE_KEYS))),
         }
     }
-    if !options.has("size") {
-        let (key, value) = (Cow::Borrowed("size"), DeValue::String(Cow::Borrowed(DEFAULT_SIZE)));
-        let span = entry.key_span.clone();
-        options.add(&Entry { file: entry.file, key, key_span: span.clone(), value, value_span: span })?;
+    if let (None, Some((row, name))) = (settings.get("disksize"), SettingRow::find("size")) {
+        let bytes = size_expr::evaluate(DEFAULT_SIZE, memory).usage(|| format!("{line}: {name}"))?;
+        settings.add(row, name, &bytes.to_string(), &format!("{line}: {name}"))?;
     }
     let attached = match (swap.plan()?, attach) {
         (Some(_), Some((false, key))) => return Err(key.wrong("swap space is a block device")),
@@ -399,7 +244,7 @@ fn device(mut entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Res
         (None, Some((true, _))) => Attached::Block,
         (None, _) => Attached::No,
     };
-    let settings = options.settings(attributes, &entry)?;
+    let settings = settings.complete(policy, "")?;
     match most_ram {
         Some((most_bytes, most)) if memory.ram_bytes > most_bytes => {
             let has = format_size(memory.ram_bytes);

@@ -1,8 +1,11 @@
 //! What a daemon is told: settings of devices and how they are served, from options and files.
 
+pub mod size_expr;
 pub mod toml_text;
 pub mod settings;
+pub mod settings_file;
 pub mod policy_file;
+pub mod device_options;
 pub mod listen_args;
 pub mod plan;
 pub mod config_file;

@@ -8,7 +8,7 @@ use uzram::device::{Attribute, Device};
 use uzram_serve::fuse::CpuLatencyLimit;
 use uzram_serve::{Export, ExportPolicy, fuse, nbd};
 
-use crate::config::settings::Setting;
+use crate::config::settings::{DeviceSettings, Setting};
 use crate::failure::{Context, Failure, Result};
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
 use crate::system::state_dir;
@@ -40,7 +40,7 @@ impl FilesArgs {
 }
 
 /// A daemon.
-pub struct Plan {
+pub struct DaemonPlan {
     /// Where its sockets are.
     pub runtime_dir: PathBuf,
     /// The devices that it has from the start.
@@ -69,7 +69,7 @@ pub struct DevicePlan {
     /// Its name.
     pub name: String,
     /// The attributes to set, in this order.
-    pub settings: Vec<Setting>,
+    pub settings: DeviceSettings,
     /// What it becomes.
     pub attached: Attached,
     /// Whether NBD clients may reach it, and how, as its user says.
@@ -108,14 +108,14 @@ pub struct SwapPlan {
     pub discard: bool,
 }
 
-impl Plan {
+impl DaemonPlan {
     /// A daemon in `runtime_dir` with these devices, and the defaults of everything else.
     ///
     /// # Errors
     /// The directory's path is too long for a socket.
-    pub fn new(runtime_dir: PathBuf, devices: Vec<DevicePlan>) -> Result<Plan> {
+    pub fn new(runtime_dir: PathBuf, devices: Vec<DevicePlan>) -> Result<DaemonPlan> {
         let nbd = nbd::ServerConfig::new(socket_path(&runtime_dir, NBD_SOCKET)?);
-        Ok(Plan {
+        Ok(DaemonPlan {
             runtime_dir,
             devices,
             left_out: Vec::new(),
@@ -153,7 +153,7 @@ impl Plan {
 
 impl DevicePlan {
     /// A device that becomes nothing else.
-    pub fn new(name: &str, settings: Vec<Setting>) -> Self {
+    pub fn new(name: &str, settings: DeviceSettings) -> Self {
         DevicePlan { name: name.to_owned(), settings, attached: Attached::No, export: ExportArgs::default() }
     }
 
@@ -179,9 +179,8 @@ impl DevicePlan {
         for Setting { origin, attribute, value } in early {
             device.set(attribute, value).map_err(|error| Failure::of(origin, &error))?;
         }
-        let late = |attribute| self.settings.iter().find(|setting| setting.attribute == attribute);
-        let Some(disksize) = late("disksize") else { return Ok(()) };
-        let backing = late("backing_dev").map(|setting| setting.value.as_str());
+        let Some(disksize) = self.settings.get("disksize") else { return Ok(()) };
+        let backing = self.settings.get("backing_dev").map(|setting| setting.value.as_str());
         device
             .check(&disksize.value, backing)
             .map_err(|error| Failure::of(self.blame(&error, disksize), &error))
@@ -193,7 +192,7 @@ impl DevicePlan {
     /// It cannot be made so, or not here and now.
     pub fn make(&self) -> Result<Arc<Device>> {
         let device = self.device()?;
-        for setting in &self.settings {
+        for setting in self.settings.iter() {
             let Setting { origin, attribute, value } = setting;
             if *attribute == "backing_dev" {
                 state_dir::make_for(value)
@@ -231,7 +230,7 @@ impl DevicePlan {
 
     /// Attributes that are not the device's defaults because of what it becomes, and nothing else sets.
     pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let is_set = |attribute: &str| self.settings.iter().any(|setting| setting.attribute == attribute);
+        let is_set = |attribute: &str| self.settings.get(attribute).is_some();
         let swaps = self.is_swap();
         let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
         // It would take memory that is never given back, and tell nobody anything.
@@ -244,13 +243,17 @@ impl DevicePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::settings::SettingRow;
 
     #[test]
     fn a_swap_device_has_a_reserve_and_no_lists_without_use() {
         let defaults = |attached, set: &[&'static str]| {
-            let setting =
-                |attribute: &&'static str| Setting { origin: String::new(), attribute, value: String::new() };
-            let settings = set.iter().map(setting).collect();
+            let mut settings = DeviceSettings::default();
+            for (row, name) in set.iter().filter_map(|attribute| SettingRow::find(attribute)) {
+                let value =
+                    ["8M", "none"].into_iter().find(|value| settings.add(row, name, value, "").is_ok());
+                assert!(value.is_some(), "{name}");
+            }
             let plan = DevicePlan { attached, ..DevicePlan::new("a", settings) };
             plan.defaults().map(|(attribute, _)| attribute).collect::<Vec<_>>()
         };

@@ -1,15 +1,12 @@
 //! `--policy FILE.toml`: which pages leave memory, when, and where to, in a file.
 //!
-//! The file names attributes by keys of its own; their values go to the attributes as text, which check them. So
-//! there is one parser for each value, wherever it comes from.
+//! Its keys are those settings of a device that are marked as a policy's in the table of settings, by all of their names.
 
 use std::path::Path;
 
-use serde::Deserialize;
-use toml::Spanned;
-
-use crate::config::settings::Setting;
-use crate::config::toml_text::{self, Source, Text};
+use crate::config::settings::DeviceSettings;
+use crate::config::settings_file::{self, Kind};
+use crate::config::toml_text::{self, Source};
 use crate::failure::{Context, Result};
 
 /// What `--help` says.
@@ -34,41 +31,11 @@ it says. All of it may be left out:
     batch_size = 32                     # writeback_batch_size
 ";
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct PolicyFile {
-    backing: Option<Spanned<Text>>,
-    high: Option<Spanned<Text>>,
-    low: Option<Spanned<Text>>,
-    reclaim: Option<Spanned<Text>>,
-    #[serde(default)]
-    recompress: Recompress,
-    #[serde(default)]
-    writeback: Writeback,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Recompress {
-    algorithm: Option<Spanned<Text>>,
-    after: Option<Spanned<Text>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Writeback {
-    after: Option<Spanned<Text>>,
-    budget: Option<Spanned<Text>>,
-    layout: Option<Spanned<Text>>,
-    compressed: Option<Spanned<Text>>,
-    batch_size: Option<Spanned<Text>>,
-}
-
 /// The attributes that a file sets; `option` is what names the file, for messages.
 ///
 /// # Errors
-/// It cannot be read, or makes no sense: which file, line and key. Values are left to the attributes.
-pub fn read(option: &str, path: &Path) -> Result<Vec<Setting>> {
+/// It cannot be read, or makes no sense: which file, line and key.
+pub fn read(option: &str, path: &Path) -> Result<DeviceSettings> {
     let name = format!("{option} {}", path.display());
     let text = toml_text::read(path).context(|| name.clone())?;
     settings(Source { name: &name, text: &text })
@@ -78,47 +45,29 @@ pub fn read(option: &str, path: &Path) -> Result<Vec<Setting>> {
 ///
 /// # Errors
 /// It makes no sense.
-pub fn settings(source: Source<'_>) -> Result<Vec<Setting>> {
-    let file: PolicyFile = toml::from_str(source.text).map_err(|error| source.parser_failure(&error))?;
-    let PolicyFile { backing, high, low, reclaim, recompress, writeback } = file;
-    let Recompress { algorithm, after: recompress_after } = recompress;
-    let Writeback { after, budget, layout, compressed, batch_size } = writeback;
-    let values = [
-        ("backing", "backing_dev", backing),
-        ("high", "policy_high", high),
-        ("low", "policy_low", low),
-        ("reclaim", "reclaim", reclaim),
-        ("recompress.algorithm", "recomp_algorithm", algorithm),
-        ("recompress.after", "recompress_after", recompress_after),
-        ("writeback.after", "writeback_after", after),
-        ("writeback.budget", "writeback_budget", budget),
-        ("writeback.layout", "writeback_layout", layout),
-        ("writeback.compressed", "compressed_writeback", compressed),
-        ("writeback.batch_size", "writeback_batch_size", batch_size),
-    ];
-    let setting = |(key, attribute, value): (&str, &'static str, Option<Spanned<Text>>)| {
-        let value = value?;
-        let origin = format!("{}: {key}", source.at(&value.span()));
-        let Text(value) = value.into_inner();
-        let value = if attribute == "recomp_algorithm" { format!("algo={value}") } else { value };
-        Some(Setting { origin, attribute, value })
-    };
-    Ok(values.into_iter().filter_map(setting).collect())
+pub fn settings(source: Source<'_>) -> Result<DeviceSettings> {
+    let mut settings = DeviceSettings::default();
+    for entry in toml_text::parse(source)? {
+        settings_file::read(&mut settings, entry, "", Kind::Policy)?;
+    }
+    Ok(settings)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::config::settings::Setting;
     use crate::failure::Failure;
 
-    fn settings(text: &str) -> Result<Vec<Setting>> {
+    fn settings(text: &str) -> Result<DeviceSettings> {
         super::settings(Source { name: "--policy p.toml", text })
     }
 
     fn shown(text: &str) -> Vec<(String, &'static str, String)> {
-        let settings = settings(text).unwrap();
-        settings.into_iter().map(|Setting { origin, attribute, value }| (origin, attribute, value)).collect()
+        let shown =
+            |Setting { origin, attribute, value }: &Setting| (origin.clone(), *attribute, value.clone());
+        settings(text).unwrap().iter().map(shown).collect()
     }
 
     #[test]
@@ -149,10 +98,19 @@ mod tests {
     #[test]
     fn a_file_that_makes_no_sense_says_where_and_why() {
         for (text, place, why) in [
-            ("high = 90\nhgih = 95\n", "p.toml:2: 'hgih = 95': ", "unknown field `hgih`, expected one of"),
-            ("[writeback]\nafter = 1.5\n", "p.toml:2: 'after = 1.5': ", "a string, a whole number"),
-            ("high = [1]", "p.toml:1: 'high = [1]': ", "invalid type"),
-            ("writeback = 3", "p.toml:1: 'writeback = 3': ", "invalid type"),
+            ("high = 90\nhgih = 95\n", "p.toml:2: 'hgih = 95': ", "unknown key `hgih`; did you mean `high`?"),
+            ("[writeback]\naftr = 1", "p.toml:2: 'aftr = 1': ", "unknown key `aftr`; did you mean `after`?"),
+            ("[writeback]\nafter = 1.5\n", "p.toml:2: after: ", "a string, a whole number"),
+            ("high = [1]", "p.toml:1: high: ", "invalid type"),
+            ("high = 101", "p.toml:1: high: ", "'101' is no policy_high"),
+            (
+                "policy-high = 1\npolicy_high = 2",
+                "p.toml:2: policy_high: ",
+                "p.toml:1: policy-high sets it, too",
+            ),
+            ("high = 1\npolicy_high = 2", "p.toml:2: policy_high: ", "p.toml:1: high sets it, too"),
+            ("writeback = 3", "p.toml:1: 'writeback = 3': ", "unknown key"),
+            ("size = 3", "p.toml:1: 'size = 3': ", "unknown key"),
             ("\n\nlow 3", "p.toml:3: 'low 3': ", ""),
             ("low = 1\nlow = 2", "p.toml:2: 'low = 2': ", "duplicate"),
             ("low = \"", "p.toml:1: 'low = \"': ", ""),
@@ -162,7 +120,7 @@ mod tests {
             let rest = line.strip_prefix("--policy ").unwrap();
             assert!(rest.starts_with(place) && rest.contains(why), "{text}: {line}");
         }
-        let long = format!("high = \"{}\"\nlow = {{}}", "x".repeat(100_000));
+        let long = format!("backing = \"/{}\"\nlow = {{}}", "x".repeat(100_000));
         let Err(Failure::Usage(line)) = settings(&long) else { panic!() };
         assert!(line.len() < 300, "{line}");
         // As deep as a file can be.

@@ -1,84 +1,288 @@
-//! What a device is made of, as options of the commands that make one.
+//! The settings of a device: [`SETTINGS`] is the one table of them. The options of `up`, `add` and `swap on`, the files of
+//! `--config` and `--policy`, and `uzram set` all read names and values by it.
+//!
+//! A setting has its attribute's name. Short words are other names for it, accepted in the same places. In options and
+//! files '-' and '_' are the same. Values go to the attributes as text, and the attributes' own parsers check them, so that
+//! a wrong value gets the same message wherever it is written.
 
-use std::path::PathBuf;
+use std::ops::Deref;
 
-use uzram::device::Attribute;
-use uzram::lru::LruDesign;
-use uzram::store::WritebackLayout;
-use uzram::stream::Design;
-use uzram::units::{parse_duration_s, parse_size};
-use uzram::zsmalloc::PoolDesign;
+use uzram::ErrorKind;
+use uzram::device::{Attribute, Device};
+use uzram::units::parse_duration_s;
 
-use crate::config::policy_file;
 use crate::failure::{Failure, Result};
 
-/// The attribute of an option without a value.
-const FORCE: &str = "backing_force";
+/// How a value is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As the attribute takes it.
+    Text,
+    /// A size; in a file of `--config` also an expression.
+    Size,
+    /// The same, also with `/day` behind it.
+    SizePerDay,
+    /// 0 or 1; in files also true and false. An option without a value means 1.
+    Switch,
+    /// A path, and a size behind it.
+    Path,
+}
 
-/// Options of a new device. They are the keys of a device in a configuration file, too.
-#[derive(clap::Args)]
-pub struct DeviceArgs {
-    /// The size of the disk, uncompressed: a number and K, M, G or T
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = size_as_typed)]
-    size: String,
-    /// lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], and but for deflate
-    /// ,dict=PATH, with a dictionary that `uzram train` made [default: the device's]
-    #[arg(long, value_name = "NAME")]
-    pub algorithm: Option<String>,
-    /// By which pages are compressed again, on request or before the limit is met: written as --algorithm. With
-    /// AFTER, which has a unit as in 10m or 1h (what follows the last ':' is one if it reads as one), also those
-    /// that nobody used for so long
-    #[arg(long, value_name = "NAME[:AFTER]")]
-    recompress: Option<String>,
-    /// Where cold pages go: a block device, all of it unless a SIZE is given, or a file, which is made with that
-    /// SIZE if there is none. What follows the last ':' is a size if it reads as one. With --mem-limit, the
-    /// coldest pages leave before the limit is met
-    #[arg(long, value_name = "PATH[:SIZE]")]
-    backing: Option<String>,
-    /// Take a backing file or device that holds something else: what it holds is lost
-    #[arg(long)]
-    force: bool,
-    /// Write pages to the backing device that nobody used for so long, as in 90s, 10m or 1h [default: never]
-    #[arg(long, value_name = "DURATION")]
-    writeback_after: Option<String>,
-    /// The most bytes that go to the backing device in a day, as in 10G/day [default: any number]
-    #[arg(long, value_name = "SIZE/day")]
-    writeback_budget: Option<String>,
-    /// How pages lie there: packed, or blocks, each in 4 KiB of its own [default: the device's]
-    #[arg(long, value_name = "NAME")]
-    writeback_layout: Option<WritebackLayout>,
-    /// A TOML file that says which pages leave memory, when and where to. Options come before what it says
-    #[arg(long, value_name = "FILE.toml", long_help = policy_file::HELP)]
-    policy: Option<PathBuf>,
-    /// The most memory its contents may take, with metadata and free pages kept for reuse, beside the tables that are the
-    /// fixed cost [default: no limit]. Before it is met the coldest pages leave: compressed again with --recompress, written
-    /// to the backing device with --backing. A write that meets it waits for that, 20 s at most, or not at all with
-    /// --reserve, and then fails and leaves what was there before. NBD clients and programs that use the file or block
-    /// device get ENOSPC; for swap it is a write error, after which the kernel keeps the page in memory. Pages of zeros or of
-    /// another repeated word take no memory: they are written all the same, and discards work
-    #[arg(long, value_name = "SIZE", value_parser = size_as_typed)]
-    mem_limit: Option<String>,
-    /// Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this machine
-    /// swaps to [default: 8M for swap, else none]
-    #[arg(long, value_name = "SIZE", value_parser = size_as_typed)]
-    reserve: Option<String>,
-    /// The most pages in a zspage, 4 to 16 [default: the device's]
-    #[arg(long, value_name = "N")]
-    chain: Option<u32>,
-    /// Who may compress at once: percpu, or the number of streams on a locked list [default: the device's]
-    #[arg(long, value_name = "percpu|N")]
-    streams: Option<Design>,
-    /// How its pool is locked: pinned, class-indexed, consolidated or split [default: the device's]
-    #[arg(long, value_name = "NAME")]
-    pool_design: Option<PoolDesign>,
-    /// How the lists of its pages by their use are locked: batched, single-lock, or none for no lists
-    /// [default: none for swap of which no page leaves, else the device's]
-    #[arg(long, value_name = "NAME")]
-    lru_design: Option<LruDesign>,
-    /// Percent of the pool's memory that compaction must free to begin by itself, 0 for never
-    /// [default: the device's]
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(..=100))]
-    compact_threshold: Option<u8>,
+/// A row of the table.
+#[derive(Debug)]
+pub struct SettingRow {
+    /// Its name, which is the attribute's.
+    pub attribute: &'static str,
+    /// Other names for it, the one to recommend first. [`SettingRow::values`] says what their values are.
+    pub words: &'static [&'static str],
+    /// How its value is written.
+    pub form: Form,
+    /// How help names its value.
+    pub value_name: &'static str,
+    /// What help says of the option.
+    pub help: &'static str,
+    /// Whether a file of `--policy` may set it.
+    pub is_policy: bool,
+    /// The attribute without which it does nothing.
+    pub needs: Option<&'static str>,
+}
+
+const TEXT: SettingRow = SettingRow {
+    attribute: "",
+    words: &[],
+    form: Form::Text,
+    value_name: "NAME",
+    help: "",
+    is_policy: false,
+    needs: None,
+};
+const NUMBER: SettingRow = SettingRow { value_name: "N", ..TEXT };
+const SIZE: SettingRow = SettingRow { form: Form::Size, value_name: "SIZE", ..TEXT };
+const SWITCH: SettingRow = SettingRow { form: Form::Switch, value_name: "0|1", ..TEXT };
+/// What concerns the backing device, for policies too.
+const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_dev"), ..TEXT };
+
+/// The settings of a new device, in the order in which they are set.
+pub static SETTINGS: &[SettingRow] = &[
+    SettingRow {
+        attribute: "comp_algorithm",
+        words: &["algorithm"],
+        help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL]; all but deflate take ,dict=PATH, a \
+               dictionary that `uzram train` made [default: the device's]",
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "recomp_algorithm",
+        words: &["recompress", "recompress_algorithm"],
+        value_name: "algo=NAME",
+        help: "How pages are compressed again, on request or before the limit is met, with priority=1 to 3 behind it. \
+               --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; AFTER has a \
+               unit, as in 10m or 1h (what follows the last ':' is AFTER if it reads as one)",
+        is_policy: true,
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "algorithm_params",
+        value_name: "level=N",
+        help: "Parameters of an algorithm: level=N dict=PATH, and priority=N or algo=NAME for one of recompression",
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "recompress_after",
+        value_name: "DURATION",
+        help: "Compress pages again that nobody used for so long, as in 90s, 10m or 1h [default: never]",
+        is_policy: true,
+        needs: Some("recomp_algorithm"),
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "chain_size",
+        words: &["chain"],
+        help: "The most pages in a zspage, 4 to 16 [default: the device's]",
+        ..NUMBER
+    },
+    SettingRow {
+        attribute: "streams",
+        value_name: "percpu|N",
+        help: "Who may compress at once: percpu, or the number of streams on a locked list [default: the device's]",
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "checksum",
+        help: "Keep a checksum of each page, and verify it at each read",
+        ..SWITCH
+    },
+    SettingRow {
+        attribute: "pool_design",
+        help: "How its pool is locked: pinned, class-indexed, consolidated or split [default: the device's]",
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "lru_design",
+        help: "How the lists of its pages by their use are locked: batched, single-lock, or none for no lists \
+               [default: none for swap of which no page leaves, else the device's]",
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "lru_pagevec",
+        help: "Pages that each CPU collects before they enter these lists, 1 to 128 [default: the device's]",
+        ..NUMBER
+    },
+    SettingRow {
+        attribute: "run_cache_batch",
+        help: "Pages that the CPUs' caches of free runs move at a time, 0 to 512 [default: the device's]",
+        ..NUMBER
+    },
+    SettingRow {
+        attribute: "compact_threshold",
+        value_name: "PERCENT",
+        help: "Percent of the pool's memory that compaction must free to begin by itself, 0 for never \
+               [default: the device's]",
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "compact_rate",
+        help: "Bytes of objects that it then moves in a second at most, from 1M [default: the device's]",
+        ..SIZE
+    },
+    SettingRow {
+        attribute: "policy_high",
+        words: &["high"],
+        value_name: "PERCENT",
+        help: "Percent of mem_limit above which the coldest pages leave [default: the device's]",
+        is_policy: true,
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "policy_low",
+        words: &["low"],
+        value_name: "PERCENT",
+        help: "Percent of mem_limit below which no more pages leave [default: the device's]",
+        is_policy: true,
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "reclaim",
+        help: "In what order pages leave: pages, the coldest first, or zspages, all of the coldest zspage at a time \
+               [default: the device's]",
+        is_policy: true,
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "mem_limit",
+        help: "The most memory its contents may take, with metadata and free pages kept for reuse, beside the tables that \
+               are the fixed cost [default: no limit]. Before it is met the coldest pages leave: compressed again with \
+               --recompress, written to the backing device with --backing. A write that meets it waits for that, 20 s at \
+               most, or not at all with --reserve, and then fails and leaves what was there before. NBD clients and \
+               programs that use the file or block device get ENOSPC; for swap it is a write error, after which the \
+               kernel keeps the page in memory. Pages of zeros or of another repeated word take no memory: they are \
+               written all the same, and discards work",
+        ..SIZE
+    },
+    SettingRow {
+        attribute: "reserve",
+        help: "Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this \
+               machine swaps to [default: 8M for swap, else none]",
+        ..SIZE
+    },
+    SettingRow {
+        attribute: "writeback_after",
+        value_name: "DURATION",
+        help: "Write pages to the backing device that nobody used for so long, as in 90s, 10m or 1h [default: never]",
+        ..BACKED
+    },
+    SettingRow {
+        attribute: "writeback_budget",
+        form: Form::SizePerDay,
+        value_name: "SIZE/day",
+        help: "The most bytes that go to the backing device in a day, as in 10G/day [default: any number]",
+        ..BACKED
+    },
+    SettingRow {
+        attribute: "writeback_layout",
+        help: "How pages lie there: packed, or blocks, each in 4 KiB of its own [default: the device's]",
+        ..BACKED
+    },
+    SettingRow {
+        attribute: "compressed_writeback",
+        words: &["writeback_compressed"],
+        form: Form::Switch,
+        value_name: "0|1",
+        help: "Write pages there as they are compressed; 0 needs --writeback-layout blocks [default: 1]",
+        ..BACKED
+    },
+    SettingRow {
+        attribute: "writeback_batch_size",
+        value_name: "N",
+        help: "Writes there that are in flight at a time, 1 to 128 [default: the device's]",
+        ..BACKED
+    },
+    SettingRow {
+        attribute: "backing_force",
+        words: &["force"],
+        form: Form::Switch,
+        value_name: "0|1",
+        help: "Take a backing file or device that holds something else: what it holds is lost",
+        is_policy: false,
+        ..BACKED
+    },
+    SettingRow {
+        attribute: "backing_dev",
+        words: &["backing"],
+        form: Form::Path,
+        value_name: "PATH[:SIZE]",
+        help: "Where cold pages go: a block device, all of it unless a SIZE is given, or a file, which is made with that \
+               SIZE if there is none. What follows the last ':' is a size if it reads as one. With --mem-limit, the \
+               coldest pages leave before the limit is met",
+        is_policy: true,
+        ..TEXT
+    },
+    SettingRow {
+        attribute: "disksize",
+        words: &["size"],
+        help: "The size of the disk, uncompressed: a number and K, M, G or T [default: 1G]",
+        ..SIZE
+    },
+];
+
+impl SettingRow {
+    /// The row of a setting, by its attribute's name or another word for it.
+    pub fn find(name: &str) -> Option<(&'static SettingRow, &'static str)> {
+        let name = name.replace('-', "_");
+        SETTINGS.iter().find_map(|row| Some((row, row.names().find(|other| *other == name)?)))
+    }
+
+    /// Its names, the attribute's first.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
+        [self.attribute].into_iter().chain(self.words.iter().copied())
+    }
+
+    /// The attributes that a value sets which is written behind `name`, one of [`SettingRow::names`]: `recompress` sets two,
+    /// and an algorithm by itself becomes one of recompression.
+    pub fn values(&self, name: &str, text: &str) -> Vec<(&'static str, String)> {
+        let algorithm = |text: &str| ("recomp_algorithm", format!("algo={text}"));
+        match name {
+            "recompress" => {
+                let (again, after) = split_after(text);
+                let after = after.map(|after| ("recompress_after", after.to_owned()));
+                [algorithm(again)].into_iter().chain(after).collect()
+            }
+            "recompress_algorithm" => vec![algorithm(text)],
+            _ => vec![(self.attribute, text.to_owned())],
+        }
+    }
+}
+
+/// What `uzram set` sets by a name that may be a short word. The name of an attribute that can be set always means that
+/// attribute; a name that is neither is left to the daemon.
+pub fn attributes_of(name: &str, text: &str) -> Vec<(String, String)> {
+    let is_attribute = Device::attributes().iter().any(|row| row.name == name && row.writable());
+    match SettingRow::find(name).filter(|_| !is_attribute) {
+        Some((row, word)) => {
+            row.values(word, text).into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        }
+        None => vec![(name.to_owned(), text.to_owned())],
+    }
 }
 
 /// A value that was given, and the attribute it is for.
@@ -92,108 +296,76 @@ pub struct Setting {
     pub value: String,
 }
 
-/// Where options are written, for messages.
-#[derive(Clone, Copy)]
-pub enum Origin<'a> {
-    /// On a command line.
-    CommandLine,
-    /// As keys of a file: in which line an option is, as `FILE:LINE`.
-    File(&'a dyn Fn(&str) -> String),
-}
+/// What a device is made of: each attribute at most once.
+#[derive(Debug, Default)]
+pub struct DeviceSettings(Vec<Setting>);
 
-impl Origin<'_> {
-    /// An option such as `--size`, as its writer wrote it.
-    fn name(self, option: &str) -> &str {
-        match self {
-            Origin::CommandLine => option,
-            Origin::File(_) => option.trim_start_matches('-'),
-        }
-    }
-
-    /// The same, and where it is.
-    fn place(self, option: &str) -> String {
-        let name = self.name(option);
-        match self {
-            Origin::CommandLine => name.to_owned(),
-            Origin::File(line) => format!("{}: {name}", line(name)),
-        }
-    }
-}
-
-impl DeviceArgs {
-    /// The attributes to set, in this order.
+impl DeviceSettings {
+    /// Adds what is written behind a name of a row, at `origin`.
     ///
     /// # Errors
-    /// The file of `--policy` makes no sense, or something is set that would do nothing.
-    pub fn settings(&self) -> Result<Vec<Setting>> {
-        self.settings_with(Vec::new(), Origin::CommandLine)
-    }
-
-    /// The same, and `attributes` that were given by their own names, of options that are written elsewhere.
-    ///
-    /// # Errors
-    /// Further, an attribute is given twice, by its own name and by an option.
-    pub fn settings_with(&self, attributes: Vec<Setting>, origin: Origin<'_>) -> Result<Vec<Setting>> {
-        let read = |path| policy_file::read(&origin.place("--policy"), path);
-        let mut settings = self.policy.as_deref().map_or_else(|| Ok(Vec::new()), read)?;
-        let mut given: Vec<Setting> = self.options(origin).collect();
-        for attribute in attributes {
-            if let Some(option) = given.iter().find(|option| option.attribute == attribute.attribute) {
-                return Err(Failure::Usage(format!("{}: {} sets it, too", attribute.origin, option.origin)));
+    /// The attribute does not take the value, or is set already.
+    pub fn add(&mut self, row: &SettingRow, name: &str, text: &str, origin: &str) -> Result<()> {
+        for (attribute, value) in row.values(name, text) {
+            if let Some(other) = self.get(attribute) {
+                return Err(Failure::Usage(format!("{origin}: {} sets it, too", other.origin)));
             }
-            given.push(attribute);
+            let known = Device::attributes().iter().find(|row| row.name == attribute);
+            match known.map_or(Ok(()), |row: &Attribute| row.check(&value)) {
+                // Whether a file can be read is for whoever makes the device to find out.
+                Err(error) if error.kind() == ErrorKind::Invalid => return Err(Failure::of(origin, &error)),
+                _ => self.0.push(Setting { origin: origin.to_owned(), attribute, value }),
+            }
         }
-        settings.retain(|setting| given.iter().all(|option| option.attribute != setting.attribute));
-        settings.append(&mut given);
-        settings.sort_by_key(|setting| Attribute::turn(setting.attribute));
-        refuse_idle_settings(&settings, origin)?;
-        Ok(settings)
+        Ok(())
     }
 
-    /// The attributes that options set.
-    fn options<'a>(&self, origin: Origin<'a>) -> impl Iterator<Item = Setting> + use<'a> {
-        let (again, after) = self.recompress.as_deref().map(split_after).unzip();
-        let settings = [
-            ("--algorithm", "comp_algorithm", self.algorithm.clone()),
-            ("--recompress", "recomp_algorithm", again.map(|algorithm| format!("algo={algorithm}"))),
-            ("--recompress", "recompress_after", after.flatten().map(str::to_owned)),
-            ("--chain", "chain_size", self.chain.map(|pages| pages.to_string())),
-            ("--streams", "streams", self.streams.map(|design| design.to_string())),
-            ("--pool-design", "pool_design", self.pool_design.map(|design| design.to_string())),
-            ("--lru-design", "lru_design", self.lru_design.map(|design| design.to_string())),
-            (
-                "--compact-threshold",
-                "compact_threshold",
-                self.compact_threshold.map(|percent| percent.to_string()),
-            ),
-            ("--reserve", "reserve", self.reserve.clone()),
-            ("--mem-limit", "mem_limit", self.mem_limit.clone()),
-            ("--writeback-after", "writeback_after", self.writeback_after.clone()),
-            ("--writeback-budget", "writeback_budget", self.writeback_budget.clone()),
-            (
-                "--writeback-layout",
-                "writeback_layout",
-                self.writeback_layout.map(|layout| layout.to_string()),
-            ),
-            ("--force", FORCE, self.force.then(|| "1".to_owned())),
-            ("--backing", "backing_dev", self.backing.as_deref().map(from_root)),
-            ("--size", "disksize", Some(self.size.clone())),
-        ];
-        settings.into_iter().filter_map(move |(option, attribute, value)| {
-            let value = value?;
-            let place = origin.place(option);
-            let origin = match origin {
-                Origin::CommandLine if attribute != FORCE => format!("{place} {value}"),
-                _ => place,
+    /// The setting of an attribute.
+    pub fn get(&self, attribute: &str) -> Option<&Setting> {
+        self.0.iter().find(|setting| setting.attribute == attribute)
+    }
+
+    /// Adds those of a policy that are not given, and puts all into the order in which they are set. `prefix` stands before
+    /// the names where they are written, for messages.
+    ///
+    /// # Errors
+    /// Something is set that does nothing without something else.
+    pub fn complete(mut self, mut policy: DeviceSettings, prefix: &str) -> Result<Self> {
+        policy.0.retain(|setting| self.get(setting.attribute).is_none());
+        self.0.append(&mut policy.0);
+        let place = |name: &str| SETTINGS.iter().position(|row| row.attribute == name);
+        self.0.sort_by_key(|setting| (Attribute::turn(setting.attribute), place(setting.attribute)));
+        self.refuse_idle(prefix)?;
+        Ok(self)
+    }
+
+    /// Fails when something is set that does nothing without something else.
+    fn refuse_idle(&self, prefix: &str) -> Result<()> {
+        let is_missing = |needed: &&str| self.get(needed).is_none_or(|setting| setting.value == "none");
+        for Setting { origin, attribute, value } in &self.0 {
+            let row = SettingRow::find(attribute).map(|(row, _)| row);
+            // Not to take something takes nothing.
+            let row = row.filter(|row| row.attribute != "backing_force" || value != "0");
+            let Some(row) = row else { continue };
+            let Some(needed) = row.needs.filter(is_missing) else { continue };
+            let what = match row.attribute {
+                "recompress_after" => "compress pages again with",
+                "backing_force" => "take",
+                _ => "write pages to",
             };
-            Some(Setting { origin, attribute, value })
-        })
+            let word = SettingRow::find(needed).and_then(|(row, _)| row.words.first()).unwrap_or(&needed);
+            return Err(Failure::Usage(format!("{origin}: nothing to {what}: give {prefix}{word}")));
+        }
+        Ok(())
     }
 }
 
-/// A size, in its own words: attributes read them, and messages quote them.
-fn size_as_typed(text: &str) -> uzram::Result<String> {
-    parse_size(text).map(|_| text.to_owned())
+impl Deref for DeviceSettings {
+    type Target = [Setting];
+
+    fn deref(&self) -> &[Setting] {
+        &self.0
+    }
 }
 
 /// `ALGORITHM[:AFTER]`: what follows the last colon is a duration if it reads as one and has a unit.
@@ -206,34 +378,10 @@ fn split_after(text: &str) -> (&str, Option<&str>) {
 }
 
 /// A path from the root: the daemon may work in another directory. A size that follows it is not in the way.
-fn from_root(path: &str) -> String {
+pub fn from_root(path: &str) -> String {
     let absolute = if path == "none" { None } else { std::path::absolute(path).ok() };
-    // One that cannot be is refused as it stands.
+    // A path that cannot be made absolute is refused as it stands.
     absolute.and_then(|path| path.into_os_string().into_string().ok()).unwrap_or_else(|| path.to_owned())
-}
-
-/// Fails when something is set that does nothing without something else.
-fn refuse_idle_settings(settings: &[Setting], written: Origin<'_>) -> Result<()> {
-    let has = |attribute: &str| {
-        settings.iter().any(|setting| setting.attribute == attribute && setting.value != "none")
-    };
-    let needs = |setting: &&Setting| match setting.attribute {
-        "recompress_after" => !has("recomp_algorithm"),
-        "writeback_after"
-        | "writeback_budget"
-        | "writeback_layout"
-        | "writeback_batch_size"
-        | "compressed_writeback"
-        | FORCE => !has("backing_dev"),
-        _ => false,
-    };
-    let Some(Setting { origin, attribute, .. }) = settings.iter().find(needs) else { return Ok(()) };
-    let (what, option) = match *attribute {
-        "recompress_after" => ("compress pages again with", "--recompress"),
-        FORCE => ("take", "--backing"),
-        _ => ("write pages to", "--backing"),
-    };
-    Err(Failure::Usage(format!("{origin}: nothing to {what}: give {}", written.name(option))))
 }
 
 /// A name that needs no quoting in a URI, a path or a shell.
@@ -250,6 +398,39 @@ pub fn parse_name(text: &str) -> std::result::Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_has_every_attribute_that_a_new_device_can_be_given() {
+        // Those that do something to a device, or count what it does, are no settings of a new one.
+        let others = ["reset", "mem_used_max", "writeback_limit", "writeback_limit_enable"];
+        for row in Device::attributes().iter().filter(|row| row.writable() && !row.works()) {
+            let is_setting = SETTINGS.iter().any(|setting| setting.attribute == row.name);
+            assert_eq!(is_setting, !others.contains(&row.name), "{}", row.name);
+        }
+        let mut names: Vec<_> = SETTINGS.iter().flat_map(SettingRow::names).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all, "each name means one setting");
+    }
+
+    #[test]
+    fn a_setting_has_its_short_words_and_either_sign() {
+        for (name, attribute) in [
+            ("size", "disksize"),
+            ("mem-limit", "mem_limit"),
+            ("mem_limit", "mem_limit"),
+            ("chain", "chain_size"),
+        ] {
+            assert_eq!(SettingRow::find(name).map(|(row, _)| row.attribute), Some(attribute), "{name}");
+        }
+        let set = |name, text| attributes_of(name, text);
+        let own = |name: &str, text: &str| (name.to_owned(), text.to_owned());
+        assert_eq!(set("size", "1G"), [own("disksize", "1G")]);
+        assert_eq!(set("recompress", "type=idle"), [own("recompress", "type=idle")]);
+        assert_eq!(set("backing", "none"), [own("backing_dev", "none")]);
+        assert_eq!(set("nonesuch", "1"), [own("nonesuch", "1")]);
+    }
 
     #[test]
     fn what_follows_an_algorithm_is_a_duration_only_with_a_unit() {

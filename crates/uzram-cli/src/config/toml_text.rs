@@ -1,6 +1,9 @@
-//! What the files in TOML have in common: how they are read, what a value is, and how a failure says where it is.
+//! What the files in TOML have in common: how they are read, what a key and its value are, and how a failure says where
+//! it is. In keys '-' and '_' are the same.
 
-use std::fmt;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fmt::{self, Display};
 use std::fs::File;
 use std::io::Read;
 use std::ops::Range;
@@ -8,8 +11,11 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
+use uzram::named::hint;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 
 /// The largest file that is read.
 const MAX_FILE_BYTES: u64 = 64 << 10;
@@ -17,7 +23,7 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 const MAX_QUOTED_CHARS: usize = 60;
 
 /// A value as an attribute takes it: a string, a whole number, or 1 for true and 0 for false.
-pub struct Text(pub String);
+struct Text(String);
 
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -95,6 +101,90 @@ impl Source<'_> {
         match error.span() {
             Some(span) => self.failure(&span, error.message()),
             None => Failure::Usage(format!("{}: {}", self.name, error.message())),
+        }
+    }
+}
+
+/// The top of a file.
+///
+/// # Errors
+/// It is no TOML, or a key is given twice.
+pub fn parse(file: Source<'_>) -> failure::Result<Vec<Entry<'_>>> {
+    let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
+    entries(file, table.into_inner())
+}
+
+/// A key and its value.
+pub struct Entry<'a> {
+    pub file: Source<'a>,
+    pub key: Cow<'a, str>,
+    pub key_span: Range<usize>,
+    pub value: DeValue<'a>,
+    value_span: Range<usize>,
+}
+
+/// What a table has, in the file's order.
+fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entry<'a>>> {
+    let entry = |(key, value): (Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>)| Entry {
+        file,
+        key_span: key.span(),
+        key: key.into_inner(),
+        value_span: value.span(),
+        value: value.into_inner(),
+    };
+    let mut entries: Vec<_> = table.into_iter().map(entry).collect();
+    entries.sort_by_key(|entry| entry.key_span.start);
+    let mut seen: HashMap<String, String> = HashMap::new();
+    for entry in entries.iter().filter(|entry| !entry.value.is_table()) {
+        if let Some(other) = seen.insert(entry.dashed(), entry.place()) {
+            return Err(entry.wrong(format!("{other} sets it, too")));
+        }
+    }
+    Ok(entries)
+}
+
+impl<'a> Entry<'a> {
+    /// The key with '-' for '_'.
+    pub fn dashed(&self) -> String {
+        self.key.replace('_', "-")
+    }
+
+    /// A failure that names the key meant, or all that there are.
+    pub fn unknown<'n>(&self, known: impl Iterator<Item = &'n str>) -> Failure {
+        let known: Vec<_> = known.collect();
+        self.file.failure(&self.key_span, format!("unknown key `{}`; {}", self.key, hint(&self.key, &known)))
+    }
+
+    /// File, line and key.
+    pub fn place(&self) -> String {
+        self.place_of(&self.key)
+    }
+
+    /// The same, of a key that is written with those of the tables around it.
+    pub fn place_of(&self, key: &str) -> String {
+        format!("{}: {key}", self.file.at(&self.key_span))
+    }
+
+    pub fn wrong(&self, why: impl Display) -> Failure {
+        Failure::Usage(format!("{}: {why}", self.place()))
+    }
+
+    /// The value as attributes take it.
+    pub fn text(&self) -> failure::Result<String> {
+        let value = Spanned::new(self.value_span.clone(), self.value.clone());
+        let text = Text::deserialize(ValueDeserializer::from(value));
+        text.map(|Text(text)| text).map_err(|error| self.wrong(error.message()))
+    }
+
+    pub fn boolean(&self) -> failure::Result<bool> {
+        self.value.as_bool().ok_or_else(|| self.wrong("write true or false"))
+    }
+
+    /// The keys of a table.
+    pub fn table(self) -> failure::Result<Vec<Entry<'a>>> {
+        match self.value {
+            DeValue::Table(table) => entries(self.file, table),
+            _ => Err(self.wrong("it is a table")),
         }
     }
 }

@@ -35,7 +35,7 @@ const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Be the process that attaches and detaches for a daemon, which is at the other end of standard input: it is the daemon
 /// that starts it.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct AttendantArgs {
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
@@ -143,7 +143,7 @@ impl Attendant {
 ///
 /// # Errors
 /// No daemon is at the other end of standard input.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &AttendantArgs) -> Result<()> {
     let uid = rustix::process::geteuid();
     if !socket_peercred(io::stdin()).is_ok_and(|peer| peer.uid == uid) {
         return Err(Failure::line("daemons start this command by themselves, for what they attach"));

@@ -4,14 +4,14 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use uzram::size_expr::Memory;
+use uzram::machine_memory::Memory;
 
 use crate::config::config_file;
-use crate::config::plan::{Attached, Plan};
+use crate::config::plan::{Attached, DaemonPlan};
 use crate::config::policy_file;
-use crate::config::settings::Setting;
+use crate::config::settings::{DeviceSettings, Setting};
 use crate::config::toml_text::Source;
-use crate::daemon::up::Args;
+use crate::daemon::up::UpArgs;
 use crate::failure::{Failure, Result};
 
 /// A runtime directory that is not looked at.
@@ -21,14 +21,14 @@ const ANY_DIR: &str = "/run/uzram";
 ///
 /// # Errors
 /// What is wrong with the file.
-pub(crate) fn plan_file(path: &Path) -> Result<Plan> {
+pub(crate) fn plan_file(path: &Path) -> Result<DaemonPlan> {
     let mut word = OsString::from("--config=");
     word.push(path);
-    let args = Args::from_words([word])?;
+    let args = UpArgs::from_words([word])?;
     checked(&args, Some(config_file::read(path)?))
 }
 
-fn checked(args: &Args, config: Option<config_file::ConfigFile>) -> Result<Plan> {
+fn checked(args: &UpArgs, config: Option<config_file::ConfigFile>) -> Result<DaemonPlan> {
     let plan = args.plan_with(config, PathBuf::from(ANY_DIR))?;
     plan.check()?;
     Ok(plan)
@@ -69,11 +69,13 @@ pub fn plan(words: &[String], config: &str, memory: &Memory) -> std::result::Res
 /// # Errors
 /// What is wrong, as it is told.
 pub fn policy(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String> {
-    policy_file::settings(Source { name: "policy.toml", text }).map(values).map_err(told)
+    policy_file::settings(Source { name: "policy.toml", text })
+        .map(|settings| values(&settings))
+        .map_err(told)
 }
 
 fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned> {
-    let args = Args::from_words(words.iter().map(OsString::from))?;
+    let args = UpArgs::from_words(words.iter().map(OsString::from))?;
     let parse = |path: &Path| {
         let name = path.display().to_string();
         config_file::parse(Source { name: &name, text: config }, memory)
@@ -81,15 +83,15 @@ fn plan_text(words: &[String], config: &str, memory: &Memory) -> Result<Planned>
     let plan = checked(&args, args.config().map(parse).transpose()?)?;
     let devices = plan.devices.into_iter().map(|device| PlannedDevice {
         is_swap: matches!(device.attached, Attached::Swap(_)),
+        settings: values(&device.settings),
         name: device.name,
-        settings: values(device.settings),
     });
     let devices = devices.collect();
     Ok(Planned { devices, left_out: plan.left_out.len(), max_connections: plan.nbd.max_connections })
 }
 
-fn values(settings: Vec<Setting>) -> Vec<(&'static str, String)> {
-    settings.into_iter().map(|setting| (setting.attribute, setting.value)).collect()
+fn values(settings: &DeviceSettings) -> Vec<(&'static str, String)> {
+    settings.iter().map(|Setting { attribute, value, .. }| (*attribute, value.clone())).collect()
 }
 
 fn told(failure: Failure) -> String {

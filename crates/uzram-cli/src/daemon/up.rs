@@ -20,9 +20,10 @@ use uzram_serve::{Exports, fuse, nbd};
 
 use crate::client::attach::require_root;
 use crate::config::config_file::{self, ConfigFile};
+use crate::config::device_options::DeviceOptions;
 use crate::config::listen_args::ListenArgs;
-use crate::config::plan::{Attached, DevicePlan, ExportArgs, FilesArgs, Plan};
-use crate::config::settings::{DeviceArgs, parse_name};
+use crate::config::plan::{Attached, DaemonPlan, DevicePlan, ExportArgs, FilesArgs};
+use crate::config::settings::parse_name;
 use crate::daemon::attachments::{Attachments, RETRY};
 use crate::daemon::attendant::Attendant;
 use crate::daemon::confine::{Needs, confine, hide};
@@ -51,17 +52,17 @@ pub const READY: &str = "swap";
           uzram up --listen tcp:127.0.0.1:10809
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
-pub struct Args {
+pub struct UpArgs {
     /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example, and `uzram
     /// check --config` checks one). SIGHUP then has the files of TLS read again, as `uzram reload` does, and does not end
     /// the daemon
-    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceArgs", "ExportArgs", "attach", "exec"])]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceOptions", "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
     name: String,
     #[command(flatten)]
-    device: DeviceArgs,
+    device: DeviceOptions,
     #[command(flatten)]
     export: ExportArgs,
     #[command(flatten)]
@@ -89,8 +90,8 @@ pub struct Args {
     runtime: RuntimeArgs,
 }
 
-impl Args {
-    fn plan(&self) -> Result<Plan> {
+impl UpArgs {
+    fn plan(&self) -> Result<DaemonPlan> {
         let config = self.config.as_deref().map(config_file::read).transpose()?;
         self.plan_with(config, self.runtime.path()?)
     }
@@ -99,9 +100,9 @@ impl Args {
     ///
     /// # Errors
     /// They make no sense.
-    pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<Args> {
-        let command = Args::augment_args(clap::Command::new("up").no_binary_name(true));
-        let args = command.try_get_matches_from(words).and_then(|matches| Args::from_arg_matches(&matches));
+    pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<UpArgs> {
+        let command = UpArgs::augment_args(clap::Command::new("up").no_binary_name(true));
+        let args = command.try_get_matches_from(words).and_then(|matches| UpArgs::from_arg_matches(&matches));
         args.map_err(|error| Failure::Usage(crate::failure::usage_line(&error)))
     }
 
@@ -114,7 +115,7 @@ impl Args {
     ///
     /// # Errors
     /// They make no sense together, or files that they name cannot be read.
-    pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<Plan> {
+    pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<DaemonPlan> {
         let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match config {
             Some(config) => config,
             None => ConfigFile { devices: vec![self.device_plan()?], ..ConfigFile::default() },
@@ -123,11 +124,11 @@ impl Args {
             Some(path) => self.listen.clone().with_file(keys, path)?,
             None => self.listen.clone(),
         };
-        let plan = Plan::new(runtime_dir, devices)?;
+        let plan = DaemonPlan::new(runtime_dir, devices)?;
         let nbd = listen.config(plan.nbd)?;
         let absolute =
             |dir: &PathBuf| std::path::absolute(dir).context(|| format!("--mount {}", dir.display()));
-        Ok(Plan {
+        Ok(DaemonPlan {
             nbd,
             left_out,
             files: self.files.options(cpu_latency),
@@ -155,7 +156,7 @@ impl Args {
 ///
 /// # Errors
 /// The daemon cannot start.
-pub fn run(args: &Args) -> Result<u8> {
+pub fn run(args: &UpArgs) -> Result<u8> {
     live::start_log(args.log)?;
     serve(args.plan()?)
 }
@@ -164,7 +165,7 @@ pub fn run(args: &Args) -> Result<u8> {
 ///
 /// # Errors
 /// It cannot start.
-pub fn serve(plan: Plan) -> Result<u8> {
+pub fn serve(plan: DaemonPlan) -> Result<u8> {
     plan.check()?;
     // Before there are threads, which inherit it.
     let mut protection = if plan.swaps() { protect() } else { Vec::new() };
@@ -340,7 +341,7 @@ fn daemon_facts(control_socket: &Path, about: &About, warning: Option<String>) -
 /// What there is to know about a device.
 fn device_facts(plan: &DevicePlan, device: &Device) -> String {
     let stats = device.stats();
-    let chosen = plan.settings.iter().find(|setting| setting.attribute == "comp_algorithm");
+    let chosen = plan.settings.get("comp_algorithm");
     let algorithm = chosen.map(|setting| setting.value.clone()).or_else(|| {
         // The kernel's form is a list with the chosen one in brackets.
         let list = device.get("comp_algorithm").ok()?;

@@ -8,8 +8,7 @@
 use std::sync::Arc;
 
 use uzram::device::{Device, DeviceStats};
-use uzram::machine_memory;
-use uzram::size_expr::Memory;
+use uzram::machine_memory::{self, Memory};
 use uzram::units::format_size;
 use uzram::{Error, ErrorKind};
 

@@ -385,7 +385,7 @@ fn failure(error: &Error) -> Response {
         ErrorKind::Unsupported => 501,
         ErrorKind::NoMemory | ErrorKind::WouldBlock => 503,
         ErrorKind::NoSpace => 507,
-        ErrorKind::Corrupt | ErrorKind::Io => 500,
+        ErrorKind::Corrupt | ErrorKind::Io | _ => 500,
     };
     Response::error(status, &error.to_string(), error.errno(), error.setting())
 }

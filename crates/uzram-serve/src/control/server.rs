@@ -1,4 +1,4 @@
-//! Connections of the control API: a thread for each, a few at a time, none for long.
+//! Connections of the control API: a thread for each, with bounds on their number and time.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::http::{Ending, refusal};
 use super::{Api, exchange};
 
-/// What a client may cost.
+/// Bounds on what clients may cost.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections served at once; one more is answered 503.
@@ -114,28 +114,28 @@ fn accept(listener: &UnixListener, shared: &Arc<Shared>) {
     }
 }
 
-/// One of the connections counted in [`Shared::connections`], for as long as it lives.
-struct Seat(Arc<Shared>);
+/// Counts a connection in [`Shared::connections`] until it is dropped.
+struct ConnectionGuard(Arc<Shared>);
 
-impl Seat {
-    fn take(shared: &Arc<Shared>) -> Option<Seat> {
+impl ConnectionGuard {
+    fn take(shared: &Arc<Shared>) -> Option<ConnectionGuard> {
         let limit = shared.limits.connections;
         // Only the acceptor adds, so the count cannot pass the limit between the two steps.
         (shared.connections.load(Ordering::Relaxed) < limit).then(|| {
             shared.connections.fetch_add(1, Ordering::Relaxed);
-            Seat(Arc::clone(shared))
+            ConnectionGuard(Arc::clone(shared))
         })
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 fn admit(stream: UnixStream, shared: &Arc<Shared>) {
-    let Some(seat) = Seat::take(shared) else {
+    let Some(guard) = ConnectionGuard::take(shared) else {
         tracing::warn!(limit = shared.limits.connections, "control connection refused: too many");
         // An empty socket buffer takes these few bytes; a client that made sure otherwise gets none.
         let _ = stream.set_nonblocking(true);
@@ -143,7 +143,7 @@ fn admit(stream: UnixStream, shared: &Arc<Shared>) {
         return;
     };
     let spawned = thread::Builder::new().name("control-client".to_owned()).spawn(move || {
-        converse(&stream, &seat.0);
+        converse(&stream, &guard.0);
     });
     if let Err(error) = spawned {
         tracing::warn!(%error, "no thread for a control connection");

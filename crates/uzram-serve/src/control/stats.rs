@@ -1,5 +1,5 @@
-//! [`DeviceStats`] as JSON. The engine knows no serialisation, so its fields are listed once more here;
-//! the exhaustive pattern makes a new field a compile error rather than an omission.
+//! [`DeviceStats`] as JSON. The engine knows no serialisation, so its fields are listed once more here; a test finds one
+//! that is missing.
 
 use serde::{Deserialize, Serialize};
 use uzram::device::DeviceStats;
@@ -57,7 +57,6 @@ mirror! {
     notify_free,
     corrupted_objects,
     stream_sleeps,
-    writestall,
     backing_bytes,
     backing_held_bytes,
     pages_backed,
@@ -77,5 +76,17 @@ impl StatsJson {
     /// The memory of what the device holds, which is free when it holds nothing.
     pub const fn kept_bytes(&self) -> u64 {
         self.mem_charged_bytes.saturating_sub(self.reserve_free_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_listed() {
+        let fields = |debug: String| debug.split_once(' ').map(|(_, fields)| fields.to_owned());
+        let json = StatsJson::from(DeviceStats::default());
+        assert_eq!(fields(format!("{json:?}")), fields(format!("{:?}", DeviceStats::default())));
     }
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use uzram::device::Device;
 use uzram::mem::{Arena, Gfp};
-use uzram::slab::{Cache, Options, Policy, Sheaves, Stat};
+use uzram::random::Random;
+use uzram::slab::{Cache, CacheConfig, Policy, Sheaves, Stat};
 
 use super::http::{MAX_BODY_BYTES, MAX_HEAD_BYTES};
 use super::{About, Api, CacheJson, Ending, Limits, Server, exchange};
@@ -255,7 +256,7 @@ fn slab_caches_are_listed_while_they_live() {
     };
     let cache = Cache::<Sheaves>::new(
         Arc::new(Arena::new(64 << 20).unwrap()),
-        Options { dropped_whole: true, ..Options::new(name, 64, 8, 1000) },
+        CacheConfig { free_objects_on_drop: true, ..CacheConfig::new(name, 64, 8, 1000) },
     )
     .unwrap();
     for _ in 0..3 {
@@ -334,28 +335,11 @@ fn a_client_that_waits_for_permission_gets_it() {
     assert!(output.starts_with(b"HTTP/1.1 204 "));
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): small, seeded, good enough to make garbage.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-}
-
 #[test]
 fn garbage_gets_an_answer_and_changes_nothing() {
     let seed = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     println!("seed {seed}");
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let api = api();
     let valid = [
         request("GET", "/v1/devices", ""),

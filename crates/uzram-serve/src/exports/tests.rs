@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use uzram::random::Random;
 
 fn device(name: &str) -> Arc<Device> {
     let device = Device::new(name).unwrap();
@@ -104,22 +105,16 @@ fn a_file_is_not_opened_for_writing_beneath_clients() {
 /// Clients and files that come and go at random, against the rules as written down.
 #[test]
 fn nobody_reads_or_writes_beneath_the_kernel() {
-    let mut seed = 0x9e37_79b9_7f4a_7c15u64;
-    let mut random = |below: u64| {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed % below
-    };
+    let mut random = Random::new(1);
     for export in [Export::WhileFree, Export::Always] {
         let (exports, device) = with_policy(export, false);
         let (mut clients, mut files) = (Vec::new(), Vec::new());
         for _ in 0..5_000 {
-            match random(4) {
+            match random.below(4) {
                 0 => clients.extend(connect(&exports)),
                 1 => files.extend(exports.open_file(&device, true).ok()),
-                2 if !clients.is_empty() => drop(clients.swap_remove(random(clients.len() as u64) as usize)),
-                3 if !files.is_empty() => drop(files.swap_remove(random(files.len() as u64) as usize)),
+                2 if !clients.is_empty() => drop(clients.swap_remove(random.below(clients.len()))),
+                3 if !files.is_empty() => drop(files.swap_remove(random.below(files.len()))),
                 _ => {}
             }
             let writers = clients.iter().filter(|client| client.access == Access::Write).count();

@@ -1,7 +1,7 @@
 //! Open files by their handles.
 //!
-//! Lock: each handle's own, held for reading while a request is carried out, for writing while a file is opened
-//! or closed. The kernel closes a file when its last request has been answered, so that neither waits. Below it that of an
+//! Locks: each handle's own, held for reading while a request is carried out, and for writing while a file is opened or
+//! closed. The kernel closes a file after the reply to its last request, so neither waits. Below it the lock of an
 //! attribute's text, held while a piece of it is made.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
@@ -18,10 +18,10 @@ const MAX_OPEN: usize = 1024;
 pub(super) enum Open {
     /// A device's disk.
     Disk(Disk),
-    /// An attribute: its text as it was then, or made as it is read if it is long, none if it is only written; and who
-    /// sets it. They are waited for when the file is closed: nobody's request is.
+    /// An attribute: its text as of opening, or made while it is read if it is long, `None` if the file is only written;
+    /// and the pool that sets it. Closing the file, on which no request depends, may wait for the pool's threads.
     Attribute(Option<Mutex<AttributeText>>, Arc<DevicePool>),
-    /// The file by which threads are prepared.
+    /// The file whose writes warm up the threads.
     WarmUp,
 }
 
@@ -33,7 +33,7 @@ impl Handles {
         Handles((0..MAX_OPEN).map(|_| RwLock::new(None)).collect())
     }
 
-    /// Gives a file a handle; `None` when too many are open.
+    /// Returns a handle for a file; `None` when too many are open.
     pub fn open(&self, file: Open) -> Option<u64> {
         let free = |handle: &RwLock<Option<Open>>| Some(handle.try_write().ok()?.is_none());
         for (number, handle) in self.0.iter().enumerate() {
@@ -50,7 +50,7 @@ impl Handles {
         None
     }
 
-    /// The file of a handle, if it has one, for as long as the answer is kept.
+    /// Returns the file of a handle, if it has one. It stays open while the guard lives.
     pub fn get(&self, handle: u64) -> Option<RwLockReadGuard<'_, Option<Open>>> {
         let place = self.0.get(usize::try_from(handle).ok()?)?;
         Some(place.read().unwrap_or_else(PoisonError::into_inner))

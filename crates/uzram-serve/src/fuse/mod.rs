@@ -1,8 +1,8 @@
 //! The devices as files: `DIR/zram0/disk` has the contents of `zram0`, and beside it lies a file for each attribute.
 //!
-//! The kernel reads and writes the disk through FUSE, without its page cache: a loop device on the file is a disk
-//! like any other, on which file systems and swap work. Discards are holes punched into the file. Everything that was
-//! written is stored when the write is answered; flush and fsync order, they do not make anything last.
+//! The kernel reads and writes the disk through FUSE, without its page cache: a loop device on the file is a disk like any
+//! other, for file systems and swap. Discards punch holes into the file. A write is stored before its reply; flush and
+//! fsync make nothing durable.
 //!
 //! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
 //!
@@ -43,32 +43,31 @@ pub use cpu_latency::CpuLatencyLimit;
 /// The name of the disk's file in its device's directory.
 pub use tree::DISK;
 
-/// The longest read or write that the kernel asks for at once: what it allows at most, unless it is told otherwise
-/// (`fs.fuse.max_pages_limit`).
+/// The longest read or write that the kernel sends at once: its limit, unless `fs.fuse.max_pages_limit` is changed.
 pub const MAX_IO_BYTES: usize = 1 << 20;
-/// Requests that the kernel has under way at once: more than a loop device's queue holds.
+/// Requests that the kernel has in flight at once: more than a loop device's queue holds.
 const MAX_BACKGROUND: u16 = 256;
-/// Where FUSE connections come from.
+/// The device that FUSE connections are opened on.
 const DEVICE: &str = "/dev/fuse";
-/// What begins the source of our mounts in the system's list, for people: anybody can mount something with that source.
+/// The prefix of our mounts' source in the system's list, for people: anybody can mount something with that source.
 const SOURCE: &str = "uzram:";
-/// How long the threads may take to end once the files are unmounted.
+/// How long the threads may take to end after unmounting.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What there is to do about mounts whose daemon is gone.
+/// The remedy for mounts whose daemon is gone.
 const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` as another user, clears them";
 
-/// How files are served.
+/// How files are mounted and served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// The threads that serve the kernel.
+    /// Threads that serve the kernel.
     pub threads: usize,
-    /// How fast CPUs are to wake for requests that follow each other closely.
+    /// How fast CPUs wake for requests that follow each other closely.
     pub cpu_latency: CpuLatencyLimit,
 }
 
 impl Default for MountOptions {
-    /// A thread for each CPU, and at least two, so that one that is kept waiting does not keep everybody waiting.
+    /// A thread for each CPU, and at least two, so that one that waits does not delay all requests.
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
         MountOptions { threads, cpu_latency: CpuLatencyLimit::default() }
@@ -80,7 +79,7 @@ pub struct Mount {
     dir: PathBuf,
     point: MountPoint,
     identity: MountIdentity,
-    /// It was made for this, and goes with it.
+    /// The directory was made for this mount, and is removed with it.
     is_made: bool,
     threads: usize,
     cpu_latency: String,
@@ -88,7 +87,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts the files of `exports` in the directory `dir`, which is made if there is none. People see `owner` in the
+    /// Mounts the files of `exports` in the directory `dir`, which is made if it is missing. `owner` is shown in the
     /// kernel's list of mounts.
     ///
     /// # Errors
@@ -121,7 +120,7 @@ impl Mount {
         mounted
     }
 
-    /// [`Mount::new`] on a directory that is there.
+    /// [`Mount::new`] on a directory that exists.
     fn on(dir: &Path, owner: &Path, exports: Exports, options: MountOptions, is_made: bool) -> Result<Mount> {
         let failed_io = |error: io::Error| {
             let kind = match error.kind() {
@@ -133,7 +132,7 @@ impl Mount {
         let place = resolve(dir)?;
         // As the kernel's lists will have it.
         let dir = dir.canonicalize().map_err(failed_io)?;
-        // The control API tells it in JSON.
+        // The control API reports it in JSON.
         if dir.to_str().is_none() {
             let why = "its path is not UTF-8; choose another directory";
             return Err(cannot_mount(&dir, ErrorKind::Invalid, why));
@@ -172,32 +171,32 @@ impl Mount {
         }
     }
 
-    /// Where it was mounted.
+    /// The directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Which mount it is.
+    /// The identity of the mount.
     pub fn identity(&self) -> MountIdentity {
         self.identity
     }
 
-    /// Where a device's disk is.
+    /// The path of a device's disk.
     pub fn disk(&self, device: &str) -> PathBuf {
         self.dir.join(device).join(DISK)
     }
 
-    /// The threads that serve it.
+    /// The number of threads that serve it.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// How fast CPUs are asked to wake for requests, in words; `none` has why, if it was asked for.
+    /// How fast CPUs are asked to wake for requests, in words; `none` with the reason, if the kernel refused.
     pub fn cpu_latency(&self) -> &str {
         &self.cpu_latency
     }
 
-    /// Unmounts the files, and waits for the threads. Somebody else may have unmounted them.
+    /// Unmounts the files, unless somebody else has, and waits for the threads.
     ///
     /// # Errors
     /// `Busy` while a file is open, that is, while a loop device is attached to one. It stays mounted then.
@@ -222,7 +221,7 @@ impl Mount {
                 })
                 .map_err(failed)?;
         }
-        // They end when the last file is closed, which may be held open after the mount itself is gone.
+        // The threads end when the last file is closed; one may stay open after the mount itself is gone.
         let deadline = Instant::now() + END_TIMEOUT;
         while !session.guard.is_finished() {
             if Instant::now() >= deadline {
@@ -256,11 +255,11 @@ impl Mount {
 }
 
 impl Drop for Mount {
-    /// What is still in use then fails once this process has ended, and stays mounted: so it is found, and cleared.
+    /// What is still in use stays mounted, and fails once this process has ended; there it can be found and cleared.
     fn drop(&mut self) {
         let Err(error) = self.unmount() else { return };
         tracing::warn!("{error}; they fail from now on: {CLEARS_THEM}");
-        // Its threads serve those who have a file open, until the process ends.
+        // Its threads serve open files until the process ends.
         std::mem::forget(self.session.take());
     }
 }
@@ -309,13 +308,13 @@ fn start(
     session
 }
 
-/// The file in the root of a mount that takes the writes by which one of its threads is prepared, whose number is below
-/// theirs: [`MAX_IO_BYTES`] at a time, one for each thread at once.
+/// Returns the name of the file in a mount's root whose writes warm up thread `number`: [`MAX_IO_BYTES`] at a time, to
+/// the files of all threads at once.
 pub fn warm_up_file(number: usize) -> String {
     tree::warm_up_name(number)
 }
 
-/// Where a directory is, by a path that no other user can bend.
+/// Resolves a directory by a path that no other user can redirect.
 fn resolve(dir: &Path) -> Result<Place> {
     Place::resolve(dir).map_err(|refused| {
         let kind = match refused {
@@ -326,7 +325,7 @@ fn resolve(dir: &Path) -> Result<Place> {
     })
 }
 
-/// What a file is told from others by.
+/// Returns what identifies a file.
 fn file_number(stat: Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }

@@ -1,10 +1,9 @@
-//! Preparing the threads that serve requests, before something depends on them that frees memory: each is to have
-//! touched all memory that it will ever use.
+//! Warms up the threads that serve requests before swap depends on them: each touches all memory that it will ever use.
 //!
-//! As many files as there are threads take writes of the longest request. Each waits in its thread for the others, so
-//! that each thread gets one: its buffer for requests is filled by the write itself, what else it
-//! needs is touched meanwhile. Who prepares the threads is another process: one that waits for itself in a system
-//! call could not be ended.
+//! As many files as there are threads take writes of the longest request. Each write waits in its thread for the others,
+//! so that every thread gets one: the write fills the thread's request buffer, and the thread touches everything else
+//! that it needs. Another process writes to the files, as a process that waits for itself in a system call cannot be
+//! killed.
 
 use std::hint::black_box;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -15,7 +14,7 @@ const STACK_BYTES: usize = 256 << 10;
 /// How long threads wait for the others.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where the threads wait for each other.
+/// Makes the threads wait for each other.
 pub(super) struct WarmUp {
     threads: usize,
     arrived: Mutex<usize>,
@@ -27,7 +26,7 @@ impl WarmUp {
         WarmUp { threads, arrived: Mutex::new(0), all_arrived: Condvar::new() }
     }
 
-    /// Touches the thread's stack and waits for the others; whether all came.
+    /// Touches the thread's stack and waits for the others; returns whether all arrived.
     pub fn arrive(&self) -> bool {
         touch_stack();
         let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);

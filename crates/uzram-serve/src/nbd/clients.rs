@@ -1,4 +1,4 @@
-//! Who is connected, as others see it: a list, and a way to end a connection.
+//! The connections of a server as the control API sees them: a list, and a way to end one.
 
 use std::fmt;
 use std::io;
@@ -18,28 +18,28 @@ use super::request::{Command, Request};
 /// A connection, as of a moment.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its number; later ones have greater numbers, and none is used twice by a server.
+    /// Its id; later connections have greater ids, and a server uses none twice.
     pub id: u64,
     /// Where it connected.
     pub listener: ListenAddress,
     /// Who it is.
     pub peer: Peer,
-    /// The export that it chose; none while it has not.
+    /// The export that it chose; `None` during the handshake.
     pub export: Option<String>,
     /// When it connected.
     pub since: SystemTime,
-    /// What it asked for.
+    /// What it has requested.
     pub traffic: Traffic,
 }
 
-/// What a client has asked for since it chose an export, as of the last batch of its requests.
+/// What a client has requested since it chose an export, as of its last batch of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Requests of any kind.
     pub requests: u64,
-    /// Bytes to be read.
+    /// Bytes of read requests.
     pub read_bytes: u64,
-    /// Bytes to be written.
+    /// Bytes of write requests.
     pub written_bytes: u64,
 }
 
@@ -55,7 +55,7 @@ impl Traffic {
     }
 }
 
-/// [`Traffic`] that one thread counts and others look at.
+/// [`Traffic`] that one thread counts and others read.
 #[derive(Default)]
 pub(super) struct TrafficCounters {
     requests: AtomicU64,
@@ -64,14 +64,14 @@ pub(super) struct TrafficCounters {
 }
 
 impl TrafficCounters {
-    /// Shows what has been counted. Three plain stores, for a whole batch of requests.
-    pub fn show(&self, traffic: &Traffic) {
+    /// Publishes what has been counted: three plain stores for a whole batch of requests.
+    pub fn publish(&self, traffic: &Traffic) {
         self.requests.store(traffic.requests, Relaxed);
         self.read_bytes.store(traffic.read_bytes, Relaxed);
         self.written_bytes.store(traffic.written_bytes, Relaxed);
     }
 
-    /// What was shown last.
+    /// Returns what was published last.
     pub fn get(&self) -> Traffic {
         let [requests, read_bytes, written_bytes] =
             [&self.requests, &self.read_bytes, &self.written_bytes].map(|counter| counter.load(Relaxed));
@@ -148,16 +148,16 @@ pub enum Kicked {
     Gone,
     /// It was told to end, and does so once the device has done what is under way.
     Ending,
-    /// There is none of that number.
+    /// There is none of that id.
     Unknown,
 }
 
-/// The connections of a server, for whoever asks. The default is those of no server: none.
+/// The connections of a server. The default is those of no server: none.
 #[derive(Clone, Default)]
 pub struct Clients(pub(super) Option<Arc<Registry>>);
 
 impl Clients {
-    /// All of them, in the order in which they came; those too that have not chosen an export yet.
+    /// Returns all connections in the order in which they came, including those that have not chosen an export yet.
     pub fn list(&self) -> Vec<Client> {
         self.0.as_ref().map(|registry| registry.list()).unwrap_or_default()
     }

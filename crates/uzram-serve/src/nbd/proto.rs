@@ -249,7 +249,8 @@ impl From<ErrorKind> for NbdError {
             | ErrorKind::Corrupt
             | ErrorKind::Io
             | ErrorKind::WouldBlock
-            | ErrorKind::Interrupted => NbdError::Io,
+            | ErrorKind::Interrupted
+            | _ => NbdError::Io,
         }
     }
 }

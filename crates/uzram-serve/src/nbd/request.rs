@@ -6,7 +6,7 @@ use super::proto::{
     Bytes, MAX_PAYLOAD_BYTES, NBD_EXTENDED_REQUEST_MAGIC, NBD_REQUEST_MAGIC, NbdError, command, command_flags,
 };
 
-/// Which headers requests and replies have, as the handshake settled it.
+/// The headers of requests and replies, as negotiated in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Headers {
     /// Compact requests, simple replies.
@@ -31,9 +31,9 @@ impl Headers {
         !matches!(self, Headers::Simple)
     }
 
-    /// The longest payload of a request that is received, to be refused if it need be; a longer one
-    /// ends the connection. The specification wants extended ones ended beyond
-    /// [`MAX_PAYLOAD_BYTES`]; of compact ones twice as much is read to stay in step.
+    /// The longest payload that is received, even of a refused request; a longer one ends the connection. The
+    /// specification wants that beyond [`MAX_PAYLOAD_BYTES`] for extended requests; of compact ones twice as much is
+    /// received to stay in step.
     pub const fn max_received_bytes(self) -> u64 {
         let max = MAX_PAYLOAD_BYTES as u64;
         match self {
@@ -43,7 +43,7 @@ impl Headers {
     }
 }
 
-/// What a request asks for.
+/// The command of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `NBD_CMD_READ`
@@ -62,7 +62,7 @@ pub enum Command {
     WriteZeroes,
     /// `NBD_CMD_BLOCK_STATUS`
     BlockStatus,
-    /// Anything else.
+    /// A command that this server does not know.
     Unknown,
 }
 
@@ -71,15 +71,15 @@ pub enum Command {
 pub struct Request {
     /// See [`command_flags`].
     pub flags: u16,
-    /// What to do.
+    /// See [`Command`].
     pub command: Command,
     /// The client's name for this request, given back in the reply.
     pub cookie: u64,
-    /// Where, in bytes from the start of the export.
+    /// Where its range begins, in bytes from the start of the export.
     pub offset: u64,
-    /// How much of the export; for a `BLOCK_STATUS` with a payload, that says so instead.
+    /// The length of its range; of a `BLOCK_STATUS` with a payload, whose range stands there, the payload's.
     pub len_bytes: u64,
-    /// How much follows the header.
+    /// Bytes that follow the header.
     pub payload_bytes: u64,
 }
 
@@ -90,7 +90,7 @@ impl Command {
     }
 }
 
-/// Why a request is answered with an error before it reaches the device.
+/// Why a request gets an error before it reaches the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The error of the reply.
@@ -107,8 +107,8 @@ impl Refusal {
 }
 
 impl Request {
-    /// Reads a header of [`Headers::request_bytes`]; `None` when it does not open with its magic: the
-    /// stream is out of step and nothing after it can be trusted.
+    /// Parses a header of [`Headers::request_bytes`]; `None` when it does not begin with its magic. Then the stream is out
+    /// of step, and nothing after it can be trusted.
     pub fn parse(bytes: &[u8], headers: Headers) -> Option<Self> {
         let mut bytes = Bytes(bytes);
         let (magic, flags) = (bytes.u32()?, bytes.u16()?);
@@ -128,8 +128,8 @@ impl Request {
             Headers::Simple | Headers::Structured => {
                 (NBD_REQUEST_MAGIC, u64::from(bytes.u32()?), command == Command::Write)
             }
-            // The specification wants writes to say of their payload that it follows. qemu's do not (up
-            // to 10.0 at least), and bring it all the same; a write without one would mean nothing.
+            // The specification wants PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least) and sends the
+            // payload all the same; a write without one would mean nothing.
             Headers::Extended => {
                 let has_payload = command == Command::Write || flags & command_flags::PAYLOAD_LEN != 0;
                 (NBD_EXTENDED_REQUEST_MAGIC, bytes.u64()?, has_payload)
@@ -144,12 +144,12 @@ impl Request {
         self.flags & flag != 0
     }
 
-    /// Checks the request against the protocol and an export of `size_bytes`. That of a
-    /// `BLOCK_STATUS` with a payload, whose length stands there, is checked but for the range.
+    /// Checks the request against the protocol and an export of `size_bytes`. The range in the payload of a
+    /// `BLOCK_STATUS` is not known yet, and not checked.
     ///
     /// # Errors
-    /// What to answer instead of carrying it out. `NBD_ENOSPC` for data past the end and
-    /// `NBD_EINVAL` for everything else past the end is the specification's choice.
+    /// What to answer instead of carrying it out. The specification chooses `NBD_ENOSPC` for data past the end and
+    /// `NBD_EINVAL` for everything else past the end.
     pub fn check(&self, size_bytes: u64, headers: Headers) -> Result<(), Refusal> {
         use command_flags::*;
         let payload_len = if headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
@@ -165,39 +165,28 @@ impl Request {
             return Err(Refusal::invalid("a command flag that this command does not have"));
         }
         let too_long = self.len_bytes > u64::from(MAX_PAYLOAD_BYTES);
-        match self.command {
+        let beyond_end = match self.command {
             Command::Read if too_long && self.has(DF) => {
                 let message = "an unfragmented read has at most 32 MiB";
-                Err(Refusal { error: NbdError::Overflow, message })
+                return Err(Refusal { error: NbdError::Overflow, message });
             }
-            Command::Read if too_long => Err(Refusal::invalid("a read has at most 32 MiB")),
-            Command::Write if too_long => Err(Refusal::invalid("a write has at most 32 MiB")),
-            Command::BlockStatus if self.has(PAYLOAD_LEN) => Ok(()),
+            Command::Read if too_long => return Err(Refusal::invalid("a read has at most 32 MiB")),
+            Command::Write if too_long => return Err(Refusal::invalid("a write has at most 32 MiB")),
             Command::Flush if self.offset != 0 || self.len_bytes != 0 => {
-                Err(Refusal::invalid("a flush has no offset and no length"))
+                return Err(Refusal::invalid("a flush has no offset and no length"));
             }
-            Command::Read
-            | Command::Write
-            | Command::Trim
-            | Command::WriteZeroes
-            | Command::Cache
-            | Command::BlockStatus => self.check_range(size_bytes),
-            // They have no range.
-            Command::Flush | Command::Disc | Command::Unknown => Ok(()),
-        }
-    }
-
-    /// Checks that the request lies within an export of `size_bytes`.
-    ///
-    /// # Errors
-    /// As [`Request::check`].
-    pub fn check_range(&self, size_bytes: u64) -> Result<(), Refusal> {
-        let within = self.offset.checked_add(self.len_bytes).is_some_and(|end| end <= size_bytes);
-        let error = match self.command {
+            // They have no range, or a payload will have it.
+            Command::Flush | Command::Disc | Command::Unknown => return Ok(()),
+            Command::BlockStatus if self.has(PAYLOAD_LEN) => return Ok(()),
             Command::Write | Command::WriteZeroes => NbdError::NoSpc,
-            _ => NbdError::Inval,
+            Command::Read | Command::Trim | Command::Cache | Command::BlockStatus => NbdError::Inval,
         };
-        if within { Ok(()) } else { Err(Refusal { error, message: "beyond the end of the device" }) }
+        let within = self.offset.checked_add(self.len_bytes).is_some_and(|end| end <= size_bytes);
+        if within {
+            Ok(())
+        } else {
+            Err(Refusal { error: beyond_end, message: "beyond the end of the device" })
+        }
     }
 }
 

@@ -51,9 +51,9 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// How long a client may take to choose an export, TLS included.
     pub handshake_timeout: Duration,
-    /// How long a client may take none of its replies, or take less than 1 MiB of a long one, before it is cut off.
+    /// How long a client may take nothing of its replies, or less than 1 MiB of a long one, before it is cut off.
     pub send_timeout: Duration,
-    /// The same for the payload of a write, if memory is held for it. Otherwise clients may be idle for ever.
+    /// The same for the payload of a write that memory is held for. Otherwise clients may be idle for ever.
     pub payload_timeout: Duration,
     /// Memory for requests and replies that all clients share, beside the least that each connection has for itself.
     pub shared_bytes: usize,
@@ -75,17 +75,16 @@ impl ServerConfig {
         }
     }
 
-    /// The file descriptors that a process may need which runs this server: two for each client, one for each
-    /// handshake, and some for all the rest of it.
+    /// Returns the file descriptors that a process with this server may need: two for each client, one for each
+    /// handshake, and some for everything else.
     pub fn descriptors(&self) -> u64 {
         const OTHERS: usize = 256;
         let handshakes = registry::max_handshakes(self.max_connections) * self.listen.len();
         (2 * self.max_connections + handshakes + OTHERS) as u64
     }
 
-    /// Who may come from other machines: those with a certificate of an authority of `tls`, unless `tls_anyone` says in
-    /// so many words that it is everyone. TLS without either hides from third parties what is read and written, and keeps
-    /// nobody from doing so.
+    /// Checks who may connect from other machines: clients with a certificate of an authority of `tls`, or everyone if
+    /// `tls_anyone` allows that explicitly. TLS without either hides the traffic from third parties, but keeps nobody out.
     ///
     /// # Errors
     /// `Permission` when everyone on other machines could come, and `tls_anyone` is not set; `Invalid` when that
@@ -110,7 +109,7 @@ impl ServerConfig {
     }
 }
 
-/// Why nobody listens at an address that other machines can reach.
+/// Returns why a server may not listen at an address that other machines can reach.
 fn open_to_all(address: &ListenAddress, has_certificate: bool) -> String {
     let (why, give) = if has_certificate {
         ("TLS without tls-client-ca asks no client for a certificate", "tls-client-ca")
@@ -140,7 +139,7 @@ pub struct StopHandle(Arc<Stop>);
 
 struct Stop {
     stopping: Arc<AtomicBool>,
-    /// Becomes readable when the server is to stop, which ends its wait for connections.
+    /// Readable when the server must stop, which ends its wait for connections.
     wake: OwnedFd,
 }
 
@@ -184,12 +183,12 @@ impl Server {
         Ok(Server { listeners, budget, pools, registry: Arc::new(registry), config, stop })
     }
 
-    /// Who is connected, for as long as the server runs, and after.
+    /// The server's connections; can be kept after the server has stopped.
     pub fn clients(&self) -> Clients {
         Clients(Some(Arc::clone(&self.registry)))
     }
 
-    /// All ways to this server, in the order of its addresses; without TLS before with it.
+    /// Returns all URIs of this server, in the order of its addresses; those without TLS first.
     pub fn endpoints(&self) -> Vec<Endpoint> {
         let both = |listener: &Listener| {
             let plain = (!self.tls_required(listener)).then(|| listener.endpoint(false));
@@ -245,7 +244,7 @@ impl Server {
         tracing::info!("stopped serving NBD");
     }
 
-    /// Starts the thread of one connection; closes the connection when the system gives none.
+    /// Starts the thread of one connection; closes the connection when the system refuses a thread.
     fn start<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
@@ -254,7 +253,7 @@ impl Server {
         listener: &'scope Listener,
     ) {
         let name = format!("nbd-{}", registration.id());
-        // The registration moves in, to be given up after everything that the connection holds.
+        // The registration moves in, to be dropped after everything that the connection holds.
         let serve = move || self.serve(socket, &registration, listener);
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
             tracing::warn!(%error, "no thread for a connection: it is closed");
@@ -295,8 +294,8 @@ impl Server {
         }
     }
 
-    /// Waits for something to do: says of each listener whether somebody waits there for whom there is room; `None`
-    /// once the server is to stop.
+    /// Waits for something to do; returns for each listener whether a connection that may be accepted waits there.
+    /// `None` once the server must stop.
     fn ready_listeners(&self) -> Option<Vec<bool>> {
         let now = Instant::now();
         let mut wake_at = self.registry.log_turned_away(now);
@@ -330,7 +329,7 @@ impl Server {
         Some(fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
     }
 
-    /// Rests for [`ACCEPT_PAUSE`], or until the server is to stop.
+    /// Waits for [`ACCEPT_PAUSE`], or until the server must stop.
     fn pause(&self) {
         let mut fds = [PollFd::new(&self.stop.0.wake, PollFlags::IN)];
         // An early end only means one more try.
@@ -341,7 +340,7 @@ impl Server {
     fn serve(&self, mut socket: Socket, registration: &Registration<'_>, listener: &Listener) {
         let (id, peer) = (registration.id(), registration.peer());
         tracing::debug!(id, %peer, "client connected");
-        // What a panic leaves behind is the connection's own, and it is dropped here.
+        // A panic can leave behind nothing but the connection's own state, which is dropped here.
         match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, registration, listener))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
             Ok(Err(error)) => match error.kind() {

@@ -16,10 +16,10 @@ use super::clients::Peer;
 use super::pace::Pace;
 use super::wake::Wake;
 
-/// How long a read tries again before it sleeps, where there is another CPU for the client to run on.
+/// How long a read polls before it sleeps, where the client has another CPU to run on.
 ///
-/// A client at work sends its next bytes within microseconds, often as a header and then a payload,
-/// and to sleep and be woken for each costs more than to look again. Measured with fio (4 KiB,
+/// A busy client sends its next bytes within microseconds, often as a header and then a payload, and sleeping and waking
+/// for each costs more than polling. Measured with fio (4 KiB,
 /// iodepth 16, two busy CPUs, medians of interleaved rounds) against 0: random reads 219 to 315 MB/s,
 /// random writes 229 to 255, two jobs' writes 464 to 548; processor time a request 6.0 to 6.0, 7.1 to
 /// 5.7 and 6.4 to 6.9 us. An idle connection sleeps.

@@ -15,6 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use uzram::device::Device;
+#[allow(unused_imports)] // Some tests have no use for it.
+pub use uzram::random::Random;
 use uzram_serve::Exports;
 pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, command_flags, option, reply};
@@ -488,32 +490,6 @@ impl<S: Read + Write> Client<S> {
         let reply = self.reply(len as usize);
         assert_eq!(reply.cookie, cookie);
         reply
-    }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number below `bound`.
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
-        }
-        bytes
     }
 }
 

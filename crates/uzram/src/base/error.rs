@@ -8,6 +8,7 @@ use std::fmt;
 
 /// What went wrong, as far as a caller can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ErrorKind {
     /// A value that cannot be accepted (EINVAL).
     Invalid,
@@ -36,7 +37,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The Linux errno a kernel device would answer.
+    /// The Linux errno a kernel device would return.
     pub const fn errno(self) -> i32 {
         match self {
             ErrorKind::Invalid | ErrorKind::OutOfRange => 22,
@@ -87,7 +88,7 @@ impl Error {
         self.kind
     }
 
-    /// The Linux errno a kernel device would answer.
+    /// The Linux errno a kernel device would return.
     pub const fn errno(&self) -> i32 {
         self.kind.errno()
     }

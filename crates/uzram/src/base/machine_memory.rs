@@ -7,19 +7,22 @@ use std::path::Path;
 
 use super::error::{Error, ErrorKind, Result};
 use super::mountinfo::{self, MountInfo};
-use super::size_expr::Memory;
 
-/// The memory of this machine and of this process's control group.
+/// The memory of a machine and of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// The machine's memory.
+    pub ram_bytes: u64,
+    /// The most memory that the process may have: all of it if nothing bounds it.
+    pub limit_bytes: u64,
+}
+
+/// Returns the memory of this machine and of this process's control group.
 ///
 /// # Errors
 /// `Io`: `/proc` does not say.
 pub fn read() -> Result<Memory> {
-    let unknown = |why: &str| {
-        Error::new(ErrorKind::Io, format!("cannot find out how much memory there is: /proc/meminfo {why}"))
-    };
-    let meminfo =
-        fs::read_to_string("/proc/meminfo").map_err(|error| unknown(&format!("cannot be read: {error}")))?;
-    let ram_bytes = ram_bytes(&meminfo).ok_or_else(|| unknown("has no MemTotal"))?;
+    let ram_bytes = meminfo("MemTotal:")?;
     // Without them there are no control groups.
     let groups = fs::read("/proc/self/cgroup").unwrap_or_default();
     let mounts = mountinfo::all().unwrap_or_default();
@@ -27,8 +30,26 @@ pub fn read() -> Result<Memory> {
     Ok(Memory { ram_bytes, limit_bytes: limit.unwrap_or(ram_bytes).min(ram_bytes) })
 }
 
-fn ram_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+/// Returns how much memory programs can still get, by the kernel's estimate.
+///
+/// # Errors
+/// `Io`: `/proc` does not say.
+pub fn available_bytes() -> Result<u64> {
+    meminfo("MemAvailable:")
+}
+
+/// Reads a figure of `/proc/meminfo`, in bytes.
+fn meminfo(name: &str) -> Result<u64> {
+    let unknown = |why: String| {
+        Error::new(ErrorKind::Io, format!("cannot find out how much memory there is: /proc/meminfo {why}"))
+    };
+    let text =
+        fs::read_to_string("/proc/meminfo").map_err(|error| unknown(format!("cannot be read: {error}")))?;
+    figure(&text, name).ok_or_else(|| unknown(format!("has no {}", name.trim_end_matches(':'))))
+}
+
+fn figure(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
@@ -139,8 +160,9 @@ mod tests {
 
     #[test]
     fn this_machine_has_memory() {
-        assert_eq!(ram_bytes("MemFree:  3 kB\nMemTotal:       16384 kB\n"), Some(16 << 20));
-        assert_eq!(ram_bytes("MemTotal: 16384\n"), None);
+        assert_eq!(figure("MemFree:  3 kB\nMemTotal:       16384 kB\n", "MemTotal:"), Some(16 << 20));
+        assert_eq!(figure("MemTotal: 16384\n", "MemTotal:"), None);
+        assert!(available_bytes().unwrap() > 0);
         let memory = read().unwrap();
         assert!(1 << 20 < memory.limit_bytes && memory.limit_bytes <= memory.ram_bytes, "{memory:?}");
     }

@@ -1,6 +1,7 @@
 //! What everything else stands on.
 
 pub mod clock;
+pub mod counters;
 pub mod cpu;
 pub mod error;
 #[cfg(not(loom))]
@@ -10,7 +11,6 @@ pub mod mem;
 pub mod mountinfo;
 pub mod named;
 pub mod random;
-pub mod size_expr;
 pub mod sync;
 #[cfg(not(loom))]
 pub(crate) mod thread;

@@ -1,4 +1,4 @@
-//! Seeded random numbers for tests and injected faults: a failure prints its seed, and the seed
+//! Seeded random numbers for tests, benchmarks and injected faults: a failure prints its seed, and the seed
 //! replays it.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
@@ -6,12 +6,12 @@
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`.
+    /// Starts the sequence of `seed`.
     pub const fn new(seed: u64) -> Self {
         Random(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -21,9 +21,21 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound` (more than 0).
+    /// Returns a number below `bound`, which is more than 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+        self.below_u64(bound as u64) as usize
+    }
+
+    /// Returns a number below `bound`, which is more than 0.
+    pub fn below_u64(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> u64::BITS) as u64
+    }
+
+    /// Returns `len` random bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.fill(&mut bytes);
+        bytes
     }
 
     /// Fills `bytes`.

@@ -42,7 +42,7 @@ pub enum Refused {
         /// Its directory.
         dir: PathBuf,
     },
-    /// What the system answers.
+    /// What the system returns.
     System(Errno),
 }
 
@@ -80,7 +80,7 @@ impl Place {
     ///
     /// # Errors
     /// [`Refused::Link`] for a link that the rule does not follow; `ENOENT`, `ENOTDIR`, `ELOOP` for more than 40
-    /// links, and what else the system answers.
+    /// links, and what else the system returns.
     pub fn resolve(path: &Path) -> Result<Place, Refused> {
         Walk::new(path)?.run()
     }
@@ -88,7 +88,7 @@ impl Place {
     /// The status of what is there.
     ///
     /// # Errors
-    /// `ENOENT` when nothing is; what else the system answers.
+    /// `ENOENT` when nothing is; what else the system returns.
     pub fn status(&self) -> Result<Stat, Errno> {
         rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
@@ -96,7 +96,7 @@ impl Place {
     /// Opens or makes what is there.
     ///
     /// # Errors
-    /// `ELOOP` for a symbolic link (`ENOTDIR` with `O_DIRECTORY`); what else the system answers.
+    /// `ELOOP` for a symbolic link (`ENOTDIR` with `O_DIRECTORY`); what else the system returns.
     pub fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         rustix::fs::openat(&self.dir, &self.name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)
     }
@@ -104,7 +104,7 @@ impl Place {
     /// Makes a directory there.
     ///
     /// # Errors
-    /// `EEXIST` when something is there; what else the system answers.
+    /// `EEXIST` when something is there; what else the system returns.
     pub fn make_dir(&self, mode: Mode) -> Result<(), Errno> {
         rustix::fs::mkdirat(&self.dir, &self.name, mode)
     }
@@ -112,7 +112,7 @@ impl Place {
     /// Removes the file that is there.
     ///
     /// # Errors
-    /// What the system answers.
+    /// What the system returns.
     pub fn remove_file(&self) -> Result<(), Errno> {
         rustix::fs::unlinkat(&self.dir, &self.name, AtFlags::empty())
     }

@@ -86,7 +86,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
 }
 
 /// What a unit of a size stands for, written in lower case.
-pub(super) fn unit_bytes(suffix: &str) -> Option<u64> {
+pub fn unit_bytes(suffix: &str) -> Option<u64> {
     match suffix {
         "" | "b" => Some(1),
         "k" | "kb" | "kib" => Some(1 << 10),
@@ -97,7 +97,7 @@ pub(super) fn unit_bytes(suffix: &str) -> Option<u64> {
     }
 }
 
-/// Reads decimal digits and a unit, of which `unit` knows in lower case what it stands for. Answers why not, if it
+/// Reads decimal digits and a unit, of which `unit` knows in lower case what it stands for. Returns why not, if it
 /// cannot, and `too_much` for what does not fit 64 bits.
 fn parse_number(
     text: &str,

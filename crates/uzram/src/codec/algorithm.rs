@@ -188,7 +188,20 @@ impl Algorithm {
 impl Default for Algorithm {
     /// lz4.
     fn default() -> Self {
-        Algorithm { level: lz4::DEFAULT_ACCELERATION, method: Method::Lz4(None) }
+        Kind::Lz4.into()
+    }
+}
+
+impl From<Kind> for Algorithm {
+    /// At the default level, without a dictionary.
+    fn from(kind: Kind) -> Self {
+        let method = match kind {
+            Kind::Lz4 => Method::Lz4(None),
+            Kind::Lz4hc => Method::Lz4hc(None),
+            Kind::Zstd => Method::Zstd(None),
+            Kind::Deflate => Method::Deflate,
+        };
+        Algorithm { level: kind.default_level(), method }
     }
 }
 

@@ -72,7 +72,7 @@ pub(super) fn reachable(dictionary: &Dictionary) -> &[u8] {
     &bytes[bytes.len().saturating_sub(WINDOW_BYTES)..]
 }
 
-/// What liblz4 answers, as a length: 0 says that the page does not fit.
+/// What liblz4 returns, as a length: 0 says that the page does not fit.
 pub(super) fn length(answer: c_int) -> Option<usize> {
     usize::try_from(answer).ok().filter(|&len_bytes| len_bytes > 0)
 }

@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 
 use super::*;
 use crate::base::error::ErrorKind;
+use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
 
 /// Every algorithm at several levels, without and with dictionaries.
@@ -62,7 +63,7 @@ fn with(name: &str, bytes: &[u8]) -> Algorithm {
 /// Contents as they are, longer than lz4's offsets reach.
 fn raw() -> &'static [u8] {
     static RAW: LazyLock<Vec<u8>> = LazyLock::new(|| {
-        let random = &mut Random::new();
+        let random = &mut Random::new(SEED);
         (0..9).flat_map(|_| [text_page(random), heap_page(random)]).flatten().collect()
     });
     &RAW
@@ -71,7 +72,7 @@ fn raw() -> &'static [u8] {
 /// What the trainer makes of pages like those of [`shapes`].
 fn trained() -> &'static [u8] {
     static TRAINED: LazyLock<Vec<u8>> = LazyLock::new(|| {
-        let random = &mut Random::new();
+        let random = &mut Random::new(SEED);
         let samples: Vec<Page> = (0..30).flat_map(|_| [text_page(random), heap_page(random)]).collect();
         train(&samples, 8 << 10).unwrap()
     });
@@ -81,31 +82,8 @@ fn trained() -> &'static [u8] {
 /// Larger than any compressed page.
 const ROOM_BYTES: usize = 2 * PAGE_SIZE;
 
-/// xorshift64*: the tests' only source of randomness.
-struct Random(u64);
-
-impl Random {
-    const SEED: u64 = 0x7a72_616d;
-
-    fn new() -> Self {
-        Random(Self::SEED)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() >> 16) as usize % limit
-    }
-
-    fn bytes(&mut self, len_bytes: usize) -> Vec<u8> {
-        (0..len_bytes).map(|_| (self.next() >> 56) as u8).collect()
-    }
-}
+/// The seed of all of these tests.
+const SEED: u64 = 0x7a72_616d;
 
 /// Memory whose last byte lies before an inaccessible page.
 struct Fenced {
@@ -231,7 +209,7 @@ impl Coder {
     fn assert_round_trip(&mut self, what: &str, page: &Page) -> usize {
         let bytes = self.encode(page, ROOM_BYTES).unwrap_or_else(|| panic!("{} {what}: no room", self.name));
         let decoded = self.decode(&bytes).unwrap_or_else(|error| panic!("{} {what}: {error}", self.name));
-        assert!(decoded == *page, "{} {what}: decodes to another page (seed {})", self.name, Random::SEED);
+        assert!(decoded == *page, "{} {what}: decodes to another page (seed {})", self.name, SEED);
         bytes.len()
     }
 }
@@ -275,7 +253,7 @@ fn heap_page(random: &mut Random) -> Page {
 
 /// One page of each shape that matters.
 fn shapes() -> Vec<(String, Page)> {
-    let random = &mut Random::new();
+    let random = &mut Random::new(SEED);
     let mut half: Page = random.bytes(PAGE_SIZE).try_into().unwrap();
     half[PAGE_SIZE / 2..].fill(0);
     let mut mixed = half;
@@ -296,7 +274,7 @@ fn shapes() -> Vec<(String, Page)> {
 }
 
 fn periodic() -> impl Iterator<Item = (String, Page)> {
-    let mut random = Random::new();
+    let mut random = Random::new(SEED);
     (1..=64).chain([65, 127, 255, 257, 1000, 2047, 2048, 2049, 4095]).map(move |period| {
         let pattern = random.bytes(period);
         (format!("period {period}"), std::array::from_fn(|i| pattern[i % period]))
@@ -338,7 +316,7 @@ fn pages_come_back_as_they_were() {
 #[test]
 fn seeded_text_and_heap_pages_come_back() {
     for mut coder in Coder::all() {
-        let random = &mut Random::new();
+        let random = &mut Random::new(SEED);
         for round in 0..100 {
             let text = coder.assert_round_trip(&format!("text {round}"), &text_page(random));
             let heap = coder.assert_round_trip(&format!("heap {round}"), &heap_page(random));
@@ -418,7 +396,7 @@ fn trailing_bytes_are_an_error_or_a_page() {
 fn flipped_bits_are_an_error_or_a_page() {
     const FLIPS_A_PAGE: usize = 2_000;
     for mut coder in Coder::all() {
-        let random = &mut Random::new();
+        let random = &mut Random::new(SEED);
         for (what, page) in shapes() {
             let mut bytes = coder.encode(&page, ROOM_BYTES).unwrap();
             let bits = bytes.len() * 8;
@@ -437,7 +415,7 @@ fn flipped_bits_are_an_error_or_a_page() {
 fn garbage_is_an_error_or_a_page() {
     for mut coder in Coder::all() {
         assert_eq!(coder.decode_damaged(&[]), None, "{}: nothing decodes to a page", coder.name);
-        let random = &mut Random::new();
+        let random = &mut Random::new(SEED);
         let start = coder.encode(&text_page(random), ROOM_BYTES).unwrap();
         let state_bytes = coder.decoder.state_bytes();
         for _ in 0..3_000 {
@@ -509,7 +487,7 @@ fn deflate_agrees_with_another_implementation() {
 #[test]
 fn lz4_agrees_with_another_implementation_on_damaged_bytes() {
     let mut coder = Coder::new(&Algorithm::default());
-    let (random, mut both) = (&mut Random::new(), 0);
+    let (random, mut both) = (&mut Random::new(SEED), 0);
     for (what, original) in shapes() {
         let bytes = coder.encode(&original, ROOM_BYTES).unwrap();
         for _ in 0..2_000 {
@@ -521,7 +499,7 @@ fn lz4_agrees_with_another_implementation_on_damaged_bytes() {
                     .is_ok_and(|len_bytes| len_bytes == PAGE_SIZE)
             {
                 both += 1;
-                assert!(ours == theirs, "{what}: two pages (seed {})", Random::SEED);
+                assert!(ours == theirs, "{what}: two pages (seed {})", SEED);
             }
         }
     }
@@ -537,7 +515,7 @@ fn lz4_decodes_without_state() {
             continue;
         };
         assert!(is_lz4 && Decoder::new(&algorithm).unwrap().state_bytes() == 0, "{algorithm}");
-        let (page, mut decoded) = (text_page(&mut Random::new()), [0; PAGE_SIZE]);
+        let (page, mut decoded) = (text_page(&mut Random::new(SEED)), [0; PAGE_SIZE]);
         let mut bytes = [0; PAGE_SIZE];
         let len_bytes = Encoder::new(&algorithm).unwrap().encode(&page, &mut bytes).unwrap();
         decoder.decode(&bytes[..len_bytes], &mut decoded).unwrap();
@@ -549,7 +527,7 @@ fn lz4_decodes_without_state() {
 #[test]
 fn a_zstd_decoder_reads_every_level_and_a_two_byte_header() {
     let mut decoder = Decoder::new(&algorithm("zstd:19")).unwrap();
-    let page = text_page(&mut Random::new());
+    let page = text_page(&mut Random::new(SEED));
     for level in (-7..=22).filter(|&level| level != 0) {
         let (mut bytes, mut decoded) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
         let mut encoder = Encoder::new(&algorithm(&format!("zstd:{level}"))).unwrap();

@@ -9,6 +9,7 @@
 
 pub mod attr;
 mod backing;
+mod builder;
 mod io;
 mod task;
 
@@ -23,6 +24,7 @@ pub use crate::store::{
 };
 pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
+pub use builder::DeviceBuilder;
 pub use io::{Extent, OpenDevice};
 
 use std::thread;
@@ -95,6 +97,7 @@ impl Default for Params {
 
 /// A snapshot of a device's statistics. Sizes are in bytes, the rest counts pages of 4096 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// The size of the disk.
@@ -150,9 +153,6 @@ pub struct DeviceStats {
     pub corrupted_objects: u64,
     /// Times a thread found all compression streams lent and waited for one.
     pub stream_sleeps: u64,
-    /// Writes that let their stream go to wait for memory and compressed again (debug_stat
-    /// `writestall`).
-    pub writestall: u64,
     /// The size of the backing device; 0 without one.
     pub backing_bytes: u64,
     /// What pages take of it, with what is lost around them (bd_stat `bd_count`).
@@ -248,7 +248,7 @@ impl Device {
     /// Writes an attribute.
     ///
     /// # Errors
-    /// `NotFound`; `Permission` for one that can only be read; what the attribute answers.
+    /// `NotFound`; `Permission` for one that can only be read; the attribute's own error.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         self.set_interruptible(name, value, &|| true)
     }
@@ -320,7 +320,6 @@ impl Device {
             notify_free: stats.notify_free,
             corrupted_objects: stats.corrupted,
             stream_sleeps: stats.stream_sleeps,
-            writestall: stats.writestall,
             backing_bytes: backing.len_bytes,
             backing_held_bytes: backing.held_bytes,
             pages_backed: backing.pages,
@@ -333,7 +332,7 @@ impl Device {
     }
 
     /// What the lists of pages by their use have and did; nothing while uninitialised.
-    pub fn lru_stats(&self) -> lru::Stats {
+    pub fn lru_stats(&self) -> lru::LruStats {
         self.state.lock().store.as_ref().map(|store| store.lru_stats()).unwrap_or_default()
     }
 
@@ -369,7 +368,7 @@ impl Device {
         store.map(|store| store.class_stats()).unwrap_or_default()
     }
 
-    /// Opens the disk for I/O; until all are dropped, `reset` answers `Busy`.
+    /// Opens the disk for I/O; until all are dropped, `reset` fails with `Busy`.
     ///
     /// # Errors
     /// `Busy` while the device is uninitialised.

@@ -3,7 +3,7 @@
 use crate::base::error::Result;
 use crate::base::named::named;
 
-use super::{Batched, Design, Lru, Options, SingleLock, Stats};
+use super::{Batched, Lru, LruConfig, LruLocks, LruStats, SingleLock};
 
 /// A lock design, to choose while the program runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,7 @@ macro_rules! each {
 
 impl AnyLru {
     /// As [`Lru::new`], unless there is to be none.
-    pub fn new(design: LruDesign, options: &Options) -> Result<Option<Self>> {
+    pub fn new(design: LruDesign, options: &LruConfig) -> Result<Option<Self>> {
         Ok(match design {
             LruDesign::Batched => Some(AnyLru::Batched(Lru::new(options)?)),
             LruDesign::SingleLock => Some(AnyLru::SingleLock(Lru::new(options)?)),
@@ -124,7 +124,7 @@ impl AnyLru {
     }
 
     /// As [`Lru::stats`].
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> LruStats {
         each!(self, lru => lru.stats())
     }
 

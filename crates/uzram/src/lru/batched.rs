@@ -26,9 +26,9 @@
 use crate::base::cpu::{Padded, PerCpu};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
-use super::Options;
+use super::LruConfig;
 use super::counts::LruGuard;
-use super::design::{All, Claimed, Design, Lists};
+use super::design::{Claimed, Lists, LockedLists, LruLocks};
 use super::node::{DOOMED, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
 use super::pagevec::Pagevec;
 
@@ -182,7 +182,7 @@ impl Batched {
         lists.unlink(page);
     }
 
-    /// Links pages, which were [claimed](Design::claim), with each other, the last in front, as batches.
+    /// Links pages, which were [claimed](LruLocks::claim), with each other, the last in front, as batches.
     fn chain(&self, lists: &Lists, pages: &[u32]) {
         for batch in pages.chunks(self.batching.max_pages as usize) {
             // The first is one already.
@@ -311,7 +311,7 @@ fn is_due(state: State) -> bool {
     state.is_on_list() && state.has(DOOMED)
 }
 
-impl All for AllLocked<'_> {
+impl LockedLists for AllLocked<'_> {
     fn unlink(&mut self, page: u32) {
         let state = self.lists.nodes.state(page);
         if let Place::On(list) = state.place() {
@@ -325,11 +325,11 @@ impl All for AllLocked<'_> {
     }
 }
 
-impl Design for Batched {
+impl LruLocks for Batched {
     const NAME: &'static str = "batched";
-    type All<'a> = AllLocked<'a>;
+    type LockedLists<'a> = AllLocked<'a>;
 
-    fn new(options: &Options) -> Self {
+    fn new(options: &LruConfig) -> Self {
         let batching = options.batching;
         let lock = |_| Padded(Mutex::new(&classes::LRU_BATCH, ()));
         Batched {

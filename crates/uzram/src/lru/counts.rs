@@ -1,5 +1,6 @@
 //! What the lists hold, and what was done with them.
 
+use crate::base::counters::per_cpu_counters;
 use crate::base::cpu::PerCpu;
 use crate::base::sync::{Counter, Mutex, MutexGuard, Timed};
 
@@ -8,24 +9,45 @@ use super::node::{LISTS, List};
 /// `lru_lock`, taken.
 pub(super) type LruGuard<'a, T> = Timed<'a, MutexGuard<'a, T>>;
 
-/// A CPU's share of the counts.
-#[derive(Debug, Default)]
-pub(super) struct Share {
-    lens: [Counter; 2],
-    pub(super) added: Counter,
-    pub(super) activated: Counter,
-    pub(super) demoted: Counter,
-    pub(super) removed: Counter,
-    pub(super) isolated: Counter,
-    pub(super) put_back: Counter,
-    pub(super) evicted: Counter,
-    pub(super) refaulted: Counter,
-    pub(super) scanned: Counter,
-    pub(super) lru_locks: Counter,
-    pub(super) lru_locks_contended: Counter,
-    pub(super) lru_lock_hold_ns: Counter,
-    pub(super) batch_locks: Counter,
-    pub(super) batch_locks_contended: Counter,
+per_cpu_counters! {
+    /// What an LRU has and has done. Counts of pages, but for the locks.
+    pub struct LruStats;
+
+    /// A CPU's share.
+    pub(super) struct Share;
+
+    /// In the inactive list.
+    inactive,
+    /// In the active list.
+    active,
+    /// Put into a list for the first time, or anew.
+    added,
+    /// Moved from the inactive to the active list.
+    activated,
+    /// Moved from the active to the inactive list.
+    demoted,
+    /// Taken out because their contents went.
+    removed,
+    /// Given out from the cold end.
+    isolated,
+    /// Given back.
+    put_back,
+    /// Given out, and their contents moved elsewhere.
+    evicted,
+    /// Come back so soon that they were active at once.
+    refaulted,
+    /// Looked at, at the cold ends.
+    scanned,
+    /// Times `lru_lock` was taken.
+    lru_locks,
+    /// Times somebody else had it.
+    lru_locks_contended,
+    /// For how long it was held, in ns, if that is measured: [`LruConfig::times_holds`](super::LruConfig::times_holds).
+    lru_lock_hold_ns,
+    /// Times a batch lock was taken.
+    batch_locks,
+    /// Times somebody else had it.
+    batch_locks_contended,
 }
 
 /// The counts, each CPU's for itself.
@@ -76,23 +98,41 @@ impl Counts {
     /// Pages came to a list.
     #[inline]
     pub(super) fn came(&self, list: List, pages: usize) {
-        self.local().lens[list as usize].add(pages as u64);
+        Self::len_in(self.local(), list).add(pages as u64);
     }
 
     /// Pages left a list.
     #[inline]
     pub(super) fn left(&self, list: List, pages: usize) {
-        self.local().lens[list as usize].sub(pages as u64);
+        Self::len_in(self.local(), list).sub(pages as u64);
     }
 
-    /// Pages of a list. Others change it meanwhile.
-    pub(super) fn total_len(&self, list: List) -> u64 {
-        // One CPU may have taken out what another put in, and may have done so after it was looked at.
-        let sum = self.sum(|share| &share.lens[list as usize]);
-        if sum > u64::MAX / 2 { 0 } else { sum }
+    /// Returns the number of pages in a list. Others change it meanwhile.
+    pub(super) fn len(&self, list: List) -> u64 {
+        at_least_zero(self.total(|share| Self::len_in(share, list)))
     }
 
-    pub(super) fn sum(&self, which: impl Fn(&Share) -> &Counter) -> u64 {
+    pub(super) fn total(&self, which: impl Fn(&Share) -> &Counter) -> u64 {
         self.shares.iter().fold(0, |sum: u64, share| sum.wrapping_add(which(share).get()))
     }
+
+    pub(super) fn sum(&self) -> LruStats {
+        let mut sum = Share::sum(self.shares.iter());
+        sum.inactive = at_least_zero(sum.inactive);
+        sum.active = at_least_zero(sum.active);
+        sum
+    }
+
+    #[inline]
+    fn len_in(share: &Share, list: List) -> &Counter {
+        match list {
+            List::Inactive => &share.inactive,
+            List::Active => &share.active,
+        }
+    }
+}
+
+/// One CPU may have taken out what another put in, after the other was looked at.
+fn at_least_zero(sum: u64) -> u64 {
+    u64::try_from(sum.cast_signed()).unwrap_or(0)
 }

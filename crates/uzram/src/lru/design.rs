@@ -1,6 +1,6 @@
 //! How the lists are locked.
 
-use super::Options;
+use super::LruConfig;
 use super::counts::Counts;
 use super::node::{DOOMED, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
 use super::pagevec::Pagevec;
@@ -13,14 +13,14 @@ pub struct Lists {
 
 /// A way to lock the lists. Pages that are handed in to be put at the front are in a place of their own, so
 /// that nobody else takes them out.
-pub trait Design: Sized + Send + Sync + 'static {
+pub trait LruLocks: Sized + Send + Sync + 'static {
     /// How it is called.
     const NAME: &'static str;
     /// All locks at once.
-    type All<'a>: All;
+    type LockedLists<'a>: LockedLists;
 
     /// A design with these parameters, as far as it has them.
-    fn new(options: &Options) -> Self;
+    fn new(options: &LruConfig) -> Self;
 
     /// Claims the pages of a drained pagevec that are to be put into a list.
     fn claim(&self, lists: &Lists, pagevec: &Pagevec) -> Claimed {
@@ -28,23 +28,23 @@ pub trait Design: Sized + Send + Sync + 'static {
     }
 
     /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front, and
-    /// answers those that were doomed meanwhile.
+    /// returns those that were doomed meanwhile.
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec;
 
     /// Moves those of the pages that are in the inactive list and promoted to the front of the active
-    /// list, and answers those that were doomed meanwhile.
+    /// list, and returns those that were doomed meanwhile.
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec;
 
     /// Takes those of the pages that are in a list and doomed out of it, and brings those to the front of
-    /// `pages` that got contents meanwhile, to be added again: answers how many.
+    /// `pages` that got contents meanwhile, to be added again: returns how many.
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
     /// Takes all locks, for scans.
-    fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::All<'a>;
+    fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::LockedLists<'a>;
 }
 
 /// All locks of a design.
-pub trait All {
+pub trait LockedLists {
     /// Takes a page out of its list.
     fn unlink(&mut self, page: u32);
 
@@ -62,7 +62,7 @@ pub struct Claimed {
 
 impl Lists {
     /// Claims the pages of a drained pagevec that are to be put into a list. The state of the nth for a list
-    /// has what `nth` answers at once.
+    /// has what `nth` returns at once.
     pub(super) fn claim(&self, pagevec: &Pagevec, mut nth: impl FnMut(List, usize) -> u32) -> Claimed {
         let mut claimed = Claimed { lists: [Pagevec::EMPTY; 2], promoted: Pagevec::EMPTY };
         for page in pagevec.pages() {

@@ -61,12 +61,12 @@ for_every_design!(
     loom_lru_scans_meet,
 );
 
-struct Model<D: Design>(Lru<D>);
+struct Model<D: LruLocks>(Lru<D>);
 
-impl<D: Design> Model<D> {
+impl<D: LruLocks> Model<D> {
     /// Pages are put in `pagevec_pages` at a time; the first `pages` are there.
     fn new(batching: Batching, pages: u32) -> Arc<Self> {
-        let options = Options { pagevec_pages: 1, batching, ..Options::new(u64::from(PAGES)) };
+        let options = LruConfig { pagevec_pages: 1, batching, ..LruConfig::new(u64::from(PAGES)) };
         let lru = Lru::new(&options).expect("memory");
         let _ = lru.set_pagevec_pages(3);
         (0..pages).for_each(|page| lru.add(page));
@@ -96,7 +96,7 @@ impl<D: Design> Model<D> {
 }
 
 /// Runs two threads on what `make` made, and then `end`.
-fn run<D: Design>(
+fn run<D: LruLocks>(
     make: impl Fn() -> Arc<Model<D>> + Send + Sync + 'static,
     one: impl Fn(&Lru<D>) + Send + Sync + Clone + 'static,
     other: impl Fn(&Lru<D>) + Send + Sync + 'static,
@@ -117,13 +117,13 @@ fn run<D: Design>(
 }
 
 /// Pages 0, 1, 2 are a batch, whose middle one is no sentinel, then 3.
-fn loom_lru_neighbours_are_removed<D: Design>(batching: Batching) {
+fn loom_lru_neighbours_are_removed<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 4);
     run(make, |lru| lru.remove(1), |lru| lru.remove(2), |model| model.end(&[0, 3], &[]));
 }
 
 /// Removing the first of a batch makes the second a sentinel, which is being removed.
-fn loom_lru_removal_meets_a_promoted_sentinel<D: Design>(batching: Batching) {
+fn loom_lru_removal_meets_a_promoted_sentinel<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let one = |lru: &Lru<D>| {
         lru.remove(2);
@@ -132,7 +132,7 @@ fn loom_lru_removal_meets_a_promoted_sentinel<D: Design>(batching: Batching) {
     run(make, one, |lru| lru.remove(1), |model| model.end(&[], &[]));
 }
 
-fn loom_lru_removal_meets_pages_that_come<D: Design>(batching: Batching) {
+fn loom_lru_removal_meets_pages_that_come<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let one = |lru: &Lru<D>| {
         lru.add(3);
@@ -147,7 +147,7 @@ fn loom_lru_removal_meets_pages_that_come<D: Design>(batching: Batching) {
 }
 
 /// What was within a batch is at the front of the list then.
-fn loom_lru_front_is_removed_while_pages_come<D: Design>(batching: Batching) {
+fn loom_lru_front_is_removed_while_pages_come<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let one = |lru: &Lru<D>| {
         lru.remove(2);
@@ -157,7 +157,12 @@ fn loom_lru_front_is_removed_while_pages_come<D: Design>(batching: Batching) {
 }
 
 /// One finds the page's batch, which is another one by the time its lock is taken: that of the pages that come.
-fn removed_from_two_batches<D: Design>(batching: Batching, page: u32, come: [u32; 3], stay: &'static [u32]) {
+fn removed_from_two_batches<D: LruLocks>(
+    batching: Batching,
+    page: u32,
+    come: [u32; 3],
+    stay: &'static [u32],
+) {
     let make = move || {
         let model = Model::<D>::new(batching, 3);
         let _ = model.0.set_pagevec_pages(3);
@@ -174,17 +179,17 @@ fn removed_from_two_batches<D: Design>(batching: Batching, page: u32, come: [u32
     run(make, move |lru| lru.remove_doomed(&mut [page]), again, |model| model.end(stay, &[]));
 }
 
-fn loom_lru_page_is_removed_from_two_batches<D: Design>(batching: Batching) {
+fn loom_lru_page_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
     removed_from_two_batches::<D>(batching, 1, [4, 1, 5], &[0, 2, 5]);
 }
 
 /// An edge of its new batch has a neighbour that needs the lock of that only.
-fn loom_lru_edge_is_removed_from_two_batches<D: Design>(batching: Batching) {
+fn loom_lru_edge_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
     removed_from_two_batches::<D>(batching, 0, [0, 4, 5], &[1, 2, 5]);
 }
 
 /// The edges of two batches at once, and a page within each.
-fn loom_lru_edges_of_two_batches_are_removed<D: Design>(batching: Batching) {
+fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 6);
     let edges = |lru: &Lru<D>| {
         let mut doomed: Vec<u32> = [0, 3].into_iter().filter(|page| lru.doom(*page)).collect();
@@ -198,7 +203,7 @@ fn loom_lru_edges_of_two_batches_are_removed<D: Design>(batching: Batching) {
 }
 
 /// A page that is removed is not given out as well, or is and then it is gone.
-fn loom_lru_scan_meets_removal<D: Design>(batching: Batching) {
+fn loom_lru_scan_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
         let mut out = Vec::new();
@@ -210,7 +215,7 @@ fn loom_lru_scan_meets_removal<D: Design>(batching: Batching) {
 }
 
 /// The neighbour of what is given out.
-fn loom_lru_scan_meets_removal_in_a_batch<D: Design>(batching: Batching) {
+fn loom_lru_scan_meets_removal_in_a_batch<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
         let mut out = Vec::new();
@@ -221,7 +226,7 @@ fn loom_lru_scan_meets_removal_in_a_batch<D: Design>(batching: Batching) {
     run(make, scan, |lru| lru.remove(1), |model| model.end(&[2], &[]));
 }
 
-fn loom_lru_scan_meets_pages_that_come<D: Design>(batching: Batching) {
+fn loom_lru_scan_meets_pages_that_come<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 1);
     let scan = |lru: &Lru<D>| {
         let mut out = Vec::new();
@@ -242,7 +247,7 @@ fn loom_lru_scan_meets_pages_that_come<D: Design>(batching: Batching) {
 }
 
 /// A page is removed while it waits in a pagevec and while it is put in.
-fn loom_lru_pagevec_meets_removal<D: Design>(batching: Batching) {
+fn loom_lru_pagevec_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 1);
         let _ = model.0.set_pagevec_pages(8);
@@ -254,7 +259,7 @@ fn loom_lru_pagevec_meets_removal<D: Design>(batching: Batching) {
 }
 
 /// One that has contents again is not lost, whenever it gets them.
-fn loom_lru_doomed_page_comes_back<D: Design>(batching: Batching) {
+fn loom_lru_doomed_page_comes_back<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 3);
         assert!(model.0.doom(1));
@@ -264,7 +269,7 @@ fn loom_lru_doomed_page_comes_back<D: Design>(batching: Batching) {
     run(make, one, |lru| lru.add(1), |model| model.end(&[0, 1, 2], &[]));
 }
 
-fn loom_lru_activation_meets_removal<D: Design>(batching: Batching) {
+fn loom_lru_activation_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 3);
         model.0.mark(1);
@@ -280,7 +285,7 @@ fn loom_lru_activation_meets_removal<D: Design>(batching: Batching) {
 }
 
 /// One that was given out goes and comes again before it is said to be evicted, by who has no lock on it.
-fn loom_lru_evicted_page_comes_anew<D: Design>(batching: Batching) {
+fn loom_lru_evicted_page_comes_anew<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 2);
         let mut out = Vec::new();
@@ -296,7 +301,7 @@ fn loom_lru_evicted_page_comes_anew<D: Design>(batching: Batching) {
 }
 
 /// No page is given out to two.
-fn loom_lru_scans_meet<D: Design>(batching: Batching) {
+fn loom_lru_scans_meet<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 2);
     let scan = |lru: &Lru<D>| {
         let mut out = Vec::new();

@@ -8,10 +8,10 @@
 //! would have kept it ("Refault Distance", J. Weiner, 2013).
 //!
 //! Uses only change a word of the page. Pages that come or are promoted are collected in each CPU's *pagevec*
-//! first, so that the lists are locked once for many of them; how, is the [`Design`]: [`SingleLock`] or
+//! first, so that the lists are locked once for many of them; how, is the [`LruLocks`]: [`SingleLock`] or
 //! [`Batched`].
 //!
-//! What is answered about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
+//! What is returned about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
 //! to one at a time; and one that [`Lru::add`] was told of later than of [`Lru::doom`] is in the lists, or on its way.
 
 mod any;
@@ -29,7 +29,8 @@ mod tests;
 pub(crate) use any::AnyLru;
 pub use any::LruDesign;
 pub use batched::{Batched, Batching};
-pub use design::{All, Claimed, Design, Lists};
+pub use counts::LruStats;
+pub use design::{Claimed, Lists, LockedLists, LruLocks};
 pub use node::List;
 pub use single_lock::SingleLock;
 
@@ -54,21 +55,21 @@ const SCAN_PAGES: usize = 32;
 
 /// What an LRU is made with.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct LruConfig {
     /// Pages there are. Those from [`MAX_PAGES`] on are never cold.
     pub pages: u64,
     /// Pages that a CPU collects, 1 to [`MAX_PAGEVEC_PAGES`].
     pub pagevec_pages: usize,
     /// For [`Batched`].
     pub batching: Batching,
-    /// Whether [`Stats::lru_lock_hold_ns`] is measured, which takes two looks at the clock each time.
+    /// Whether [`LruStats::lru_lock_hold_ns`] is measured, which takes two looks at the clock each time.
     pub times_holds: bool,
 }
 
-impl Options {
+impl LruConfig {
     /// For so many pages.
     pub fn new(pages: u64) -> Self {
-        Options {
+        LruConfig {
             pages,
             pagevec_pages: DEFAULT_PAGEVEC_PAGES,
             batching: Batching::default(),
@@ -77,57 +78,20 @@ impl Options {
     }
 }
 
-/// What an LRU has and has done. Counts of pages, but for the locks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// In the inactive list.
-    pub inactive: u64,
-    /// In the active list.
-    pub active: u64,
-    /// Put into a list for the first time, or anew.
-    pub added: u64,
-    /// Moved from the inactive to the active list.
-    pub activated: u64,
-    /// Moved from the active to the inactive list.
-    pub demoted: u64,
-    /// Taken out because their contents went.
-    pub removed: u64,
-    /// Given out from the cold end.
-    pub isolated: u64,
-    /// Given back.
-    pub put_back: u64,
-    /// Given out, and their contents moved elsewhere.
-    pub evicted: u64,
-    /// Come back so soon that they were active at once.
-    pub refaulted: u64,
-    /// Looked at, at the cold ends.
-    pub scanned: u64,
-    /// Times `lru_lock` was taken.
-    pub lru_locks: u64,
-    /// Times somebody else had it.
-    pub lru_locks_contended: u64,
-    /// For how long it was held, in ns, if that is measured: [`Options::times_holds`].
-    pub lru_lock_hold_ns: u64,
-    /// Times a batch lock was taken.
-    pub batch_locks: u64,
-    /// Times somebody else had it.
-    pub batch_locks_contended: u64,
-}
-
 /// See the [module's documentation](self).
-pub struct Lru<D: Design> {
+pub struct Lru<D: LruLocks> {
     lists: Lists,
     design: D,
     pagevecs: PerCpu<Mutex<Pagevec>>,
     pagevec_pages: Counter,
 }
 
-impl<D: Design> Lru<D> {
+impl<D: LruLocks> Lru<D> {
     /// An LRU of no pages yet.
     ///
     /// # Errors
     /// `Invalid` for a pagevec of no or too many pages; `NoMemory` when there is none.
-    pub fn new(options: &Options) -> Result<Self> {
+    pub fn new(options: &LruConfig) -> Result<Self> {
         let pages = options.pages.min(MAX_PAGES) as u32;
         let empty = |_| Mutex::new(&classes::LRU_PAGEVEC, Pagevec::EMPTY);
         let lru = Lru {
@@ -160,7 +124,7 @@ impl<D: Design> Lru<D> {
         }
     }
 
-    /// The first part of [`Lru::add`], for who has a lock on the page, and answers whether [`Lru::queue`] is
+    /// The first part of [`Lru::add`], for who has a lock on the page, and returns whether [`Lru::queue`] is
     /// to follow once that is let go.
     #[inline]
     pub fn arrive(&self, page: u32) -> bool {
@@ -244,7 +208,7 @@ impl<D: Design> Lru<D> {
         }
     }
 
-    /// A page's contents are gone. Answers whether it is in a list, so that [`Lru::remove_doomed`] is to be
+    /// A page's contents are gone. Returns whether it is in a list, so that [`Lru::remove_doomed`] is to be
     /// told of it, sooner or later.
     #[inline]
     pub fn doom(&self, page: u32) -> bool {
@@ -277,7 +241,7 @@ impl<D: Design> Lru<D> {
     /// Takes up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each is
     /// this caller's until it says [`Lru::put_back`] or [`Lru::evicted`], or another [`Lru::doom`].
     ///
-    /// Pages are looked at only once: where all are in use, it answers few or none.
+    /// Pages are looked at only once: where all are in use, it returns few or none.
     pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
         self.drain_all();
         let wanted = out.len().saturating_add(most);
@@ -330,7 +294,7 @@ impl<D: Design> Lru<D> {
         }
     }
 
-    /// The contents of a page went elsewhere, whether it was given out or not. Answers as [`Lru::doom`].
+    /// The contents of a page went elsewhere, whether it was given out or not. Returns as [`Lru::doom`].
     pub fn leave(&self, page: u32) -> bool {
         if self.is_isolated(page) {
             self.evicted(page);
@@ -339,7 +303,7 @@ impl<D: Design> Lru<D> {
         self.doom(page)
     }
 
-    /// A page was used whose contents are elsewhere. Answers whether it was not long ago that they went, or that
+    /// A page was used whose contents are elsewhere. Returns whether it was not long ago that they went, or that
     /// it was used: then it is to come back.
     pub fn refault(&self, page: u32) -> bool {
         let age = self.age();
@@ -368,7 +332,7 @@ impl<D: Design> Lru<D> {
 
     /// Pages of a list, an estimate while others change it.
     pub fn len(&self, list: List) -> u64 {
-        self.lists.counts.total_len(list)
+        self.lists.counts.len(list)
     }
 
     /// Whether both lists have no pages.
@@ -377,26 +341,8 @@ impl<D: Design> Lru<D> {
     }
 
     /// What there is and was, each number for itself.
-    pub fn stats(&self) -> Stats {
-        let counts = &self.lists.counts;
-        Stats {
-            inactive: self.len(List::Inactive),
-            active: self.len(List::Active),
-            added: counts.sum(|share| &share.added),
-            activated: counts.sum(|share| &share.activated),
-            demoted: counts.sum(|share| &share.demoted),
-            removed: counts.sum(|share| &share.removed),
-            isolated: counts.sum(|share| &share.isolated),
-            put_back: counts.sum(|share| &share.put_back),
-            evicted: counts.sum(|share| &share.evicted),
-            refaulted: counts.sum(|share| &share.refaulted),
-            scanned: counts.sum(|share| &share.scanned),
-            lru_locks: counts.sum(|share| &share.lru_locks),
-            lru_locks_contended: counts.sum(|share| &share.lru_locks_contended),
-            lru_lock_hold_ns: counts.sum(|share| &share.lru_lock_hold_ns),
-            batch_locks: counts.sum(|share| &share.batch_locks),
-            batch_locks_contended: counts.sum(|share| &share.batch_locks_contended),
-        }
+    pub fn stats(&self) -> LruStats {
+        self.lists.counts.sum()
     }
 
     /// Has the nodes in memory from now on.
@@ -421,7 +367,7 @@ impl<D: Design> Lru<D> {
     /// Pages evicted and activated so far: how far the cold end has moved.
     fn age(&self) -> u32 {
         let counts = &self.lists.counts;
-        (counts.sum(|share| &share.evicted) + counts.sum(|share| &share.activated)) as u32
+        (counts.total(|share| &share.evicted) + counts.total(|share| &share.activated)) as u32
     }
 
     /// Puts pages into the lists that are to be there, and leaves the others.
@@ -445,7 +391,7 @@ impl<D: Design> Lru<D> {
 
     /// Moves pages from the cold end of the active list as long as the inactive one is shorter: those that
     /// were used go round.
-    fn balance(&self, all: &mut D::All<'_>, doomed: &mut Vec<u32>) {
+    fn balance(&self, all: &mut D::LockedLists<'_>, doomed: &mut Vec<u32>) {
         let lists = &self.lists;
         let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)).div_ceil(2);
         for _ in 0..SCAN_PAGES {
@@ -460,11 +406,11 @@ impl<D: Design> Lru<D> {
         }
     }
 
-    /// Looks at up to `most` pages at the cold end of the inactive list, and answers at how many it did: those
+    /// Looks at up to `most` pages at the cold end of the inactive list, and returns at how many it did: those
     /// that were used become active, the others go out until there are `wanted`.
     fn scan(
         &self,
-        all: &mut D::All<'_>,
+        all: &mut D::LockedLists<'_>,
         most: usize,
         wanted: usize,
         out: &mut Vec<u32>,
@@ -496,7 +442,7 @@ impl<D: Design> Lru<D> {
     }
 
     /// Moves a page to the front of a list, as one that was not used since.
-    fn shift(&self, all: &mut D::All<'_>, page: u32, list: List, doomed: &mut Vec<u32>) {
+    fn shift(&self, all: &mut D::LockedLists<'_>, page: u32, list: List, doomed: &mut Vec<u32>) {
         let flags = OPEN | SENTINEL | REFERENCED | PROMOTED;
         all.unlink(page);
         self.lists.nodes.change(page, |state| Some(state.at(Place::Linking).without(flags)));

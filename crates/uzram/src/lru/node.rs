@@ -234,7 +234,7 @@ impl Nodes {
         State(self.node(id).state.load(Ordering::Acquire))
     }
 
-    /// Changes a state to what `f` answers, and answers what it was, unless `f` leaves it.
+    /// Changes a state to what `f` returns, and returns what it was, unless `f` leaves it.
     #[inline]
     pub(super) fn change(&self, id: u32, mut f: impl FnMut(State) -> Option<State>) -> Option<State> {
         let state = &self.node(id).state;

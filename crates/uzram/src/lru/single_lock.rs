@@ -2,9 +2,9 @@
 
 use crate::base::sync::{Mutex, classes};
 
-use super::Options;
+use super::LruConfig;
 use super::counts::LruGuard;
-use super::design::{All, Design, Lists};
+use super::design::{Lists, LockedLists, LruLocks};
 use super::node::{DOOMED, LISTS, List, Place};
 use super::pagevec::Pagevec;
 
@@ -28,7 +28,7 @@ impl SingleLock {
     }
 }
 
-impl All for Locked<'_> {
+impl LockedLists for Locked<'_> {
     fn unlink(&mut self, page: u32) {
         if let Place::On(list) = self.lists.nodes.state(page).place() {
             self.lists.unlink(page);
@@ -41,11 +41,11 @@ impl All for Locked<'_> {
     }
 }
 
-impl Design for SingleLock {
+impl LruLocks for SingleLock {
     const NAME: &'static str = "single-lock";
-    type All<'a> = Locked<'a>;
+    type LockedLists<'a> = Locked<'a>;
 
-    fn new(_: &Options) -> Self {
+    fn new(_: &LruConfig) -> Self {
         SingleLock { lru_lock: Mutex::new(&classes::LRU_LOCK, ()) }
     }
 

@@ -50,11 +50,11 @@ for_every_design!(
     keeps_what_an_exact_lru_keeps,
 );
 
-fn lru<D: Design>(pages: u64, pagevec_pages: usize, batching: Batching) -> Lru<D> {
-    Lru::new(&Options { pagevec_pages, batching, ..Options::new(pages) }).expect("memory")
+fn lru<D: LruLocks>(pages: u64, pagevec_pages: usize, batching: Batching) -> Lru<D> {
+    Lru::new(&LruConfig { pagevec_pages, batching, ..LruConfig::new(pages) }).expect("memory")
 }
 
-fn check<D: Design>(lru: &Lru<D>) {
+fn check<D: LruLocks>(lru: &Lru<D>) {
     for list in LISTS {
         assert_eq!(lru.len(list), lru.lists.nodes.pages_of(list).len() as u64, "{list:?} of {}", D::NAME);
         if D::NAME == Batched::NAME {
@@ -172,7 +172,7 @@ impl Model {
     }
 }
 
-fn agrees_with_a_naive_model<D: Design>(batching: Batching) {
+fn agrees_with_a_naive_model<D: LruLocks>(batching: Batching) {
     for seed in 0..6 {
         let mut random = Random::new(seed);
         let lru = lru::<D>(200, 1, batching);
@@ -214,7 +214,7 @@ fn agrees_with_a_naive_model<D: Design>(batching: Batching) {
 }
 
 /// Threads use pages as a store does, whose slots order what is done with one page.
-fn keeps_its_order_among_threads<D: Design>(batching: Batching) {
+fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
     const PAGES: usize = 300;
     for seed in 0..3 {
         let lru = lru::<D>(PAGES as u64, 5, batching);
@@ -279,7 +279,7 @@ fn keeps_its_order_among_threads<D: Design>(batching: Batching) {
 }
 
 /// A range that is discarded, as a whole and in parts.
-fn bulk_removal<D: Design>(batching: Batching) {
+fn bulk_removal<D: LruLocks>(batching: Batching) {
     let lru = lru::<D>(4096, 14, batching);
     (0..4096).for_each(|page| lru.add(page));
     lru.drain_all();
@@ -305,7 +305,7 @@ fn bulk_removal<D: Design>(batching: Batching) {
 }
 
 /// Pages wait in a CPU's pagevec, whose size is a setting, and come in the order they came in.
-fn pagevecs<D: Design>(batching: Batching) {
+fn pagevecs<D: LruLocks>(batching: Batching) {
     let lru = lru::<D>(100, 8, batching);
     (0..7).for_each(|page| lru.add(page));
     assert!(lru.len(List::Inactive) <= 7);
@@ -330,7 +330,7 @@ fn pagevecs<D: Design>(batching: Batching) {
 /// The numbers of the last pages of the largest disk are those of the lists.
 #[test]
 fn pages_without_a_node_are_never_cold() {
-    let lru = Lru::<Batched>::new(&Options::new(1 << 32)).expect("address space");
+    let lru = Lru::<Batched>::new(&LruConfig::new(1 << 32)).expect("address space");
     assert!(lru.max_bytes() >= NODE_BYTES << 32 && lru.resident_bytes() < 1 << 20);
     let mut out = Vec::new();
     for page in [u32::MAX, u32::MAX - 1, u32::MAX - 2] {
@@ -346,7 +346,7 @@ fn pages_without_a_node_are_never_cold() {
 }
 
 /// How many of a trace's uses find their page among the `kept` that were not evicted.
-fn hits<D: Design>(trace: &[u32], pages: u32, kept: usize, batching: Batching) -> usize {
+fn hits<D: LruLocks>(trace: &[u32], pages: u32, kept: usize, batching: Batching) -> usize {
     let lru = lru::<D>(u64::from(pages), DEFAULT_PAGEVEC_PAGES, batching);
     let (mut present, mut count, mut hits) = (vec![false; pages as usize], 0, 0);
     let mut out = Vec::new();
@@ -405,7 +405,7 @@ fn zipf(seed: u64, pages: u32, uses: usize) -> Vec<u32> {
     (0..uses).map(|_| page()).collect()
 }
 
-fn keeps_what_an_exact_lru_keeps<D: Design>(batching: Batching) {
+fn keeps_what_an_exact_lru_keeps<D: LruLocks>(batching: Batching) {
     const PAGES: u32 = 20_000;
     let uses = zipf(1, PAGES, 200_000);
     // Through the same, each page of the upper half in turn.

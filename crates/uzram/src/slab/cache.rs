@@ -9,7 +9,7 @@ use super::checked::Checked;
 use super::core::Core;
 use super::policy::Front;
 use super::registry::Described;
-use super::{CacheInfo, Options, Policy, Sheaves};
+use super::{CacheConfig, CacheInfo, Policy, Sheaves};
 
 /// Objects of [`Cache::free_bulk`] that are turned to their slabs together.
 const BULK_OBJECTS: usize = 64;
@@ -35,7 +35,7 @@ impl<P: Policy> Cache<P> {
     /// # Errors
     /// `Invalid` for an option that cannot be; `NoMemory` when there is no address space for its
     /// tables.
-    pub fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
+    pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let core = Core::new(arena, options, P::HARDENED)?;
         let inner = Arc::new(Inner {
             front: P::Front::new(&core)?,
@@ -98,7 +98,7 @@ impl<P: Policy> Cache<P> {
         Ok(())
     }
 
-    /// Gives an object back that [`Cache::alloc`] answered. Nobody uses its bytes any more.
+    /// Gives an object back that [`Cache::alloc`] returned. Nobody uses its bytes any more.
     ///
     /// # Errors
     /// `Corrupt` when it is no object of this cache, or free already, as far as that is looked for
@@ -136,7 +136,7 @@ impl<P: Policy> Cache<P> {
     }
 
     /// Takes all free objects back from the CPUs, and gives every slab without objects in use back
-    /// to the arena; answers how many pages went back meanwhile. Allocations and frees may go on.
+    /// to the arena; returns how many pages went back meanwhile. Allocations and frees may go on.
     ///
     /// # Errors
     /// `Corrupt` when free objects were found damaged; everything else is done.
@@ -177,7 +177,7 @@ impl<P: Policy> Cache<P> {
     /// ([`caches`](super::caches)): then as soon as they have.
     ///
     /// # Errors
-    /// `Busy` when objects are still in use, unless `dropped_whole` says that they go with it.
+    /// `Busy` when objects are still in use, unless `free_objects_on_drop` says that they go with it.
     pub fn close(self) -> Result<()> {
         let leaked = self.0.leaked();
         // The report is the error.
@@ -203,7 +203,7 @@ impl<P: Policy> Inner<P> {
     /// What there is to say of objects in use when the cache goes.
     fn leaked(&self) -> Option<String> {
         let options = &self.core.options;
-        let in_use = if options.dropped_whole { 0 } else { self.info().active_objs };
+        let in_use = if options.free_objects_on_drop { 0 } else { self.info().active_objs };
         if in_use == 0 {
             return None;
         }

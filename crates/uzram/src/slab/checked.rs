@@ -61,7 +61,7 @@ impl Checked {
         words.enumerate().find(|(_, word)| *word != 0).map(|(i, word)| i as u32 * 64 + word.trailing_zeros())
     }
 
-    /// Sets the object's bit, and answers what it was.
+    /// Sets the object's bit, and returns what it was.
     fn flip(&self, object: u32, in_use: bool) -> bool {
         let (word, bit) = (&self.in_use[(object / 64) as usize], 1 << (object % 64));
         let old = if in_use {

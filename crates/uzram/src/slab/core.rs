@@ -22,7 +22,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 
-use super::Options;
+use super::CacheConfig;
 use super::cpu_list::{CpuLists, FreeList, Word};
 use super::cpu_word::{Opening, lock_local};
 use super::node::{ListLock, Node};
@@ -59,7 +59,7 @@ struct CpuSlabs {
 
 /// See the [module's documentation](self).
 pub struct Core<F> {
-    pub(super) options: Options,
+    pub(super) options: CacheConfig,
     pub(super) slabs: Slabs,
     pub(super) counters: Counters,
     pub(super) rseq: Option<Restartable>,
@@ -76,7 +76,7 @@ pub struct Core<F> {
 }
 
 impl<F: Freeze> Core<F> {
-    pub(super) fn new(arena: Arc<Arena>, options: Options, hardened: bool) -> Result<Self> {
+    pub(super) fn new(arena: Arc<Arena>, options: CacheConfig, hardened: bool) -> Result<Self> {
         let layout = Layout::new(options.size_bytes, options.align_bytes)?;
         let slabs = Slabs::new(arena, layout, max_slabs(&options, layout), hardened)?;
         let rseq = if options.restartable { Restartable::get() } else { None };
@@ -112,7 +112,7 @@ impl<F: Freeze> Core<F> {
         self.lists.push(&self.slabs, object)
     }
 
-    /// Takes 1 to `objects.len()` objects without the fast path, and answers how many.
+    /// Takes 1 to `objects.len()` objects without the fast path, and returns how many.
     ///
     /// # Errors
     /// As the arena; `NoSpace` when the cache holds as many as it can, `Corrupt` when a free list is
@@ -141,7 +141,7 @@ impl<F: Freeze> Core<F> {
         Ok(taken)
     }
 
-    /// Takes objects of this CPU's list and of the slabs there are, that of `made` last, and answers
+    /// Takes objects of this CPU's list and of the slabs there are, that of `made` last, and returns
     /// how many.
     ///
     /// # Errors
@@ -366,7 +366,7 @@ impl<F: Freeze> Core<F> {
         self.corrupt(object, how)
     }
 
-    /// Counts what happened since a word, now closed, was opened; answers its list.
+    /// Counts what happened since a word, now closed, was opened; returns its list.
     fn closed(&self, cpu: usize, own: &CpuSlabs, word: Word) -> FreeList {
         self.counters.add_all_for(cpu, FAST_PATHS, own.since_open(word));
         word.list
@@ -377,7 +377,7 @@ impl<F: Freeze> Core<F> {
         own.opening = Opening { len: list.len.into(), operations };
     }
 
-    /// Takes objects of a list of `slab`, and answers how many. Damage ends the list.
+    /// Takes objects of a list of `slab`, and returns how many. Damage ends the list.
     fn take_from(&self, slab: u32, list: &mut FreeList, objects: &mut [u32]) -> (usize, Result<()>) {
         let wanted = objects.len().min(usize::from(list.len));
         for (taken, object) in objects[..wanted].iter_mut().enumerate() {
@@ -648,14 +648,14 @@ impl<F: Freeze> Core<F> {
 
 /// The length of a CPU partial list, by the kernel's rule: slabs that are half full have that many free
 /// objects.
-fn cpu_partial_slabs(options: &Options, layout: Layout) -> usize {
+fn cpu_partial_slabs(options: &CacheConfig, layout: Layout) -> usize {
     (options.cpu_partial_objects * 2).div_ceil(usize::from(layout.objects))
 }
 
 /// How many slabs a cache may have: for the objects in use, and those that CPUs may keep from each other,
 /// which are their active one, their partial list, one that they are making, and their sheaves' worth; and as
 /// many for the barn as for a CPU.
-pub(super) fn max_slabs(options: &Options, layout: Layout) -> u64 {
+pub(super) fn max_slabs(options: &CacheConfig, layout: Layout) -> u64 {
     let in_use = options.max_objects.div_ceil(u64::from(layout.objects));
     if cfg!(loom) {
         // Models have as few as they say.

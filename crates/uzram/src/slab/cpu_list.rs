@@ -111,7 +111,7 @@ impl CpuLists {
     }
 
     /// Opens a closed word with a list of `slab`, which is the active one from now on.
-    /// Answers the operations so far.
+    /// Returns the operations so far.
     pub(super) fn open(&self, cpu: usize, slabs: &Slabs, slab: u32, list: FreeList) -> u32 {
         let own = self.lists.of(cpu);
         own.slab.store(slab, Ordering::Relaxed);

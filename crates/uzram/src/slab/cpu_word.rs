@@ -67,7 +67,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         self.exchange(old, Self::closed(old))
     }
 
-    /// Closes the word, which is `cpu`'s, and answers its value. The caller holds the slow lock. From
+    /// Closes the word, which is `cpu`'s, and returns its value. The caller holds the slow lock. From
     /// another CPU this takes a system call.
     pub(super) fn close(&self, cpu: usize, rseq: Option<Restartable>) -> u64 {
         match rseq {
@@ -176,7 +176,7 @@ impl Opening {
 }
 
 /// Takes the slow lock of the CPU this thread runs on and closes its word, which `close` does unless the
-/// thread has moved on; then that CPU's. Answers the CPU, and what the word was.
+/// thread has moved on; then that CPU's. Returns the CPU, and what the word was.
 pub(super) fn lock_local<T, W>(
     locks: &PerCpu<Mutex<T>>,
     close: impl Fn(usize) -> Option<W>,

@@ -21,11 +21,11 @@ fn with_node_partial<P: Policy>(slabs: usize) -> Cache<P> {
     rustix::thread::sched_setaffinity(None, &one).expect("it runs there");
     set_counting(true);
     let arena = Arc::new(Arena::new(64 << 20).expect("arena"));
-    let options = Options {
+    let options = CacheConfig {
         min_partial: 100,
         cpu_partial_objects: CPU_PARTIAL_SLABS * OBJECTS / 2,
-        dropped_whole: true,
-        ..Options::new("count", 64, 8, 1 << 20)
+        free_objects_on_drop: true,
+        ..CacheConfig::new("count", 64, 8, 1 << 20)
     };
     let cache = Cache::new(arena, options).expect("cache");
     let mut all = vec![0; OBJECTS * slabs];

@@ -19,12 +19,12 @@ impl<P: Policy> Model<P> {
     /// A cache of up to `slabs` slabs.
     fn new(slabs: usize) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
-        let options = Options {
+        let options = CacheConfig {
             min_partial: 0,
             cpu_partial_objects: 1,
             sheaf_objects: 1,
-            dropped_whole: true,
-            ..Options::new("model", 8, 8, (slabs * PER_SLAB) as u64)
+            free_objects_on_drop: true,
+            ..CacheConfig::new("model", 8, 8, (slabs * PER_SLAB) as u64)
         };
         let contents = (0..slabs * PER_SLAB).map(|_| Access::default()).collect();
         Arc::new(Model { cache: Cache::new(arena, options).expect("cache"), contents })

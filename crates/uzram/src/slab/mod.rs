@@ -1,7 +1,7 @@
 //! Slab caches: objects of one size, cut from runs of the arena, for the metadata of the engine.
 //!
 //! A [`Cache`] hands out objects by number (u32), so that a name costs its holders four bytes and
-//! could be mapped at another address; [`Typed`] puts values of one type into them. How slabs move
+//! could be mapped at another address; [`TypedCache`] puts values of one type into them. How slabs move
 //! between CPUs is a type, a [`Policy`]: SLUB before and after "slub: Delay freezing of CPU partial
 //! slabs" (Chengming Zhou, 2023), in its steps, and [`Sheaves`] in front of that, the default.
 //!
@@ -14,7 +14,7 @@
 //!
 //! | file | what it holds |
 //! |---|---|
-//! | `cache`, `typed`, `options` | what users see |
+//! | `cache`, `typed`, `config` | what users see |
 //! | `policy` | the policies, and what differs between them |
 //! | `sheaves`, `sheaf_cells` | arrays of free objects on each CPU, and their fast paths |
 //! | `core` | SLUB: active slabs, CPU partial lists, the slow paths |
@@ -36,7 +36,7 @@ mod cpu_word;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod node;
-mod options;
+mod config;
 mod policy;
 mod registry;
 mod sheaf_cells;
@@ -51,15 +51,16 @@ mod typed;
 mod word;
 
 pub use cache::Cache;
-pub use options::Options;
+pub use config::CacheConfig;
 pub use policy::{DelayedFreeze, EagerFreeze, OnPartial, Plain, Policy, Sheaves, UnfreezeFirst};
 #[cfg(not(loom))]
 pub use registry::caches;
 pub use stats::{Stat, set_counting, set_timing};
-pub use typed::{Owned, Typed};
+pub use typed::{Owned, TypedCache};
 
 /// What a cache looks like from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CacheInfo {
     /// Its name.
     pub name: String,
@@ -86,5 +87,16 @@ pub struct CacheInfo {
     /// Times damage was found.
     pub corrupted: u64,
     /// For each CPU the counters, by `Stat as usize`.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "by_name"))]
     pub stats: Vec<[u64; Stat::COUNT]>,
+}
+
+/// Serializes each CPU's counters as a map from their names.
+#[cfg(feature = "serde")]
+fn by_name<S: serde::Serializer>(stats: &[[u64; Stat::COUNT]], serializer: S) -> Result<S::Ok, S::Error> {
+    let named = |cpu: &[u64; Stat::COUNT]| {
+        let pairs = Stat::ALL.into_iter().zip(cpu);
+        pairs.map(|(stat, count)| (stat.name(), *count)).collect::<std::collections::BTreeMap<_, _>>()
+    };
+    serializer.collect_seq(stats.iter().map(named))
 }

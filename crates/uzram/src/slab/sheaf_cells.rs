@@ -163,7 +163,7 @@ impl Cells {
         self.word(cpu).close_local(cpu, self.rseq).map(|word| self.decode(cpu, word))
     }
 
-    /// Opens a closed word with `len` objects in its sheaf. Answers the operations so far.
+    /// Opens a closed word with `len` objects in its sheaf. Returns the operations so far.
     pub(super) fn open(&self, cpu: usize, len: u32) -> u32 {
         let word = self.word(cpu);
         let operations = word.load() & !(OPERATION - 1);

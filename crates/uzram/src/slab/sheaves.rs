@@ -172,7 +172,7 @@ impl Sheaved {
         object
     }
 
-    /// Puts as many objects into this CPU's main sheaf as it has room for, and answers how many.
+    /// Puts as many objects into this CPU's main sheaf as it has room for, and returns how many.
     fn keep<F: Freeze>(&self, core: &Core<F>, objects: &[u32]) -> usize {
         let (cpu, mut pair, len) = self.close_local(core);
         let kept = objects.len().min((self.cells.capacity() - len) as usize);
@@ -185,7 +185,7 @@ impl Sheaved {
 
     /// Puts an object into the main sheaf, once the older half of that has gone to the spare. Where there
     /// is no room, the spare goes to the barn for an empty one; if that has none, the older half goes to
-    /// `flushed`. Answers how many these are.
+    /// `flushed`. Returns how many these are.
     fn put_into_spare<F: Freeze>(
         &self,
         core: &Core<F>,
@@ -244,7 +244,7 @@ impl Sheaved {
         range.map(move |i| self.cells.get(sheaf, i))
     }
 
-    /// Closes the word of this thread's CPU; answers which that is, what its sheaf lock protects, and
+    /// Closes the word of this thread's CPU; returns which that is, what its sheaf lock protects, and
     /// the objects of its main sheaf.
     fn close_local<F: Freeze>(&self, core: &Core<F>) -> (usize, MutexGuard<'_, Pair>, u32) {
         let (cpu, pair, word) = lock_local(&self.pairs, |cpu| self.cells.close_local(cpu));
@@ -252,7 +252,7 @@ impl Sheaved {
         (cpu, pair, len)
     }
 
-    /// Counts what happened since a word, now closed, was opened; answers the objects of its main sheaf.
+    /// Counts what happened since a word, now closed, was opened; returns the objects of its main sheaf.
     fn closed<F: Freeze>(&self, core: &Core<F>, cpu: usize, pair: &Pair, word: Word) -> u32 {
         core.counters.add_all_for(cpu, FAST_PATHS, pair.opening.since(word.len, word.operations));
         word.len

@@ -18,7 +18,7 @@ use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Run, Table};
 use crate::base::sync::{Arc, AtomicU32, AtomicU64, Counter, Guarded, Mutex, Ordering, classes};
 use crate::base::units::PAGE_SIZE;
 
-use super::Options;
+use super::CacheConfig;
 use super::word::{NONE, SlabWord, State};
 
 /// Places are counted in units of so many bytes.
@@ -336,7 +336,7 @@ impl Slabs {
     }
 
     /// The object after `at` in a chain of free objects that the caller owns, or may lose to
-    /// another thread meanwhile (the answer is then anything). `None` if what is there is no link.
+    /// another thread meanwhile (the result is then anything). `None` if what is there is no link.
     #[inline]
     pub(super) fn next(&self, slab: u32, at: u16) -> Option<u16> {
         self.next_in(self.start(slab), slab, at)
@@ -382,19 +382,19 @@ impl Slabs {
         &self.links[slab as usize * per_slab + usize::from(at)]
     }
 
-    /// Walks a chain of `len` objects (at least 1) from `first`, and answers its last one. `None`
+    /// Walks a chain of `len` objects (at least 1) from `first`, and returns its last one. `None`
     /// when it is damaged on the way.
     pub(super) fn last_of(&self, slab: u32, first: u16, len: u16) -> Option<u16> {
         (1..len).try_fold(first, |at, _| self.next(slab, at).filter(|next| *next != NONE))
     }
 
-    /// Makes a slab, and answers its number; all its objects are taken and form one chain from
+    /// Makes a slab, and returns its number; all its objects are taken and form one chain from
     /// place 0. Nobody else knows it.
     ///
     /// # Errors
     /// As the arena, and `NoSpace` when there are as many slabs as there may be.
     #[cold]
-    pub(super) fn make(&self, options: &Options, gfp: Gfp) -> Result<u32> {
+    pub(super) fn make(&self, options: &CacheConfig, gfp: Gfp) -> Result<u32> {
         let run = self.arena.alloc_run(self.layout.pages, Account::Slab, gfp)?;
         if let Err(full) = self.arena.commit(Account::Slab, run.page, u32::from(run.pages)) {
             self.arena.free_run(run, Account::Slab, 0);

@@ -82,95 +82,23 @@ impl Counters {
     }
 }
 
-/// One counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Stat {
-    /// Objects taken from the CPU's free list.
-    AllocFastpath,
-    /// Objects taken from slabs otherwise, those for sheaves among them.
-    AllocSlowpath,
-    /// Objects put on the CPU's free list.
-    FreeFastpath,
-    /// Objects put back into their slab, those from sheaves among them.
-    FreeSlowpath,
-    /// Times objects were put back into a frozen slab.
-    FreeFrozen,
-    /// Slabs that a free put on the node partial list.
-    FreeAddPartial,
-    /// Slabs that a free took from the node partial list.
-    FreeRemovePartial,
-    /// Slabs taken from the node partial list to allocate from at once.
-    AllocFromPartial,
-    /// Slabs made.
-    AllocSlab,
-    /// Times the active slab had objects again that others freed.
-    AllocRefill,
-    /// Slabs given back to the arena.
-    FreeSlab,
-    /// CPUs whose slab was taken away, by `shrink` for one.
-    CpuslabFlush,
-    /// Slabs that were full when a CPU let go of them.
-    DeactivateFull,
-    /// Slabs that were empty then.
-    DeactivateEmpty,
-    /// Slabs that went to the head of the node partial list.
-    DeactivateToHead,
-    /// Slabs that went to its tail.
-    DeactivateToTail,
-    /// Slabs into which others had freed objects meanwhile.
-    DeactivateRemoteFrees,
-    /// Active slabs that were let go because they had no free object.
-    DeactivateBypass,
-    /// Exchanges of slab words: what stands for the kernel's double-width compare-exchange.
-    CmpxchgDouble,
-    /// Of those, the ones that failed.
-    CmpxchgDoubleFail,
-    /// Slabs taken from the CPU partial list.
-    CpuPartialAlloc,
-    /// Slabs that a free put on the CPU partial list.
-    CpuPartialFree,
-    /// Slabs moved from the node partial list to the CPU partial list.
-    CpuPartialNode,
-    /// CPU partial lists that were moved to the node partial list.
-    CpuPartialDrain,
-    /// Objects allocated in front of the slabs, with sheaves.
-    AllocPcs,
-    /// Objects freed there.
-    FreePcs,
-    /// Sheaves filled from slabs.
-    SheafRefill,
-    /// Sheaves emptied into slabs.
-    SheafFlush,
-    /// Sheaves taken from the barn.
-    BarnGet,
-    /// Times the barn had none.
-    BarnGetFail,
-    /// Sheaves put into the barn.
-    BarnPut,
-    /// Times the barn had no room.
-    BarnPutFail,
-    /// Times the node's list_lock was taken.
-    ListLockAcquired,
-    /// Of those, the times it was not free at once.
-    ListLockContended,
-    /// Nanoseconds for which it was held; 0 unless times are measured.
-    ListLockHoldNs,
-}
+/// Declares the counters and their names, in one list.
+macro_rules! stats {
+    ($($(#[$doc:meta])* $stat:ident $name:literal,)*) => {
+        /// One counter.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(usize)]
+        pub enum Stat {
+            $($(#[$doc])* $stat,)*
+        }
 
-impl Stat {
-    /// How many there are.
-    pub const COUNT: usize = Stat::ListLockHoldNs as usize + 1;
-}
-
-/// The list of counters once more, with their names, in the order of the enum.
-macro_rules! named {
-    ($($stat:ident $name:literal,)*) => {
         impl Stat {
             /// Every counter, each at its own index.
             pub const ALL: [Stat; Stat::COUNT] = [$(Stat::$stat),*];
+            /// The number of counters.
+            pub const COUNT: usize = [$(Stat::$stat),*].len();
 
-            /// Its name: that of the kernel's file in `/sys/kernel/slab/CACHE/`, where there is one.
+            /// Returns its name: that of the kernel's file in `/sys/kernel/slab/CACHE/`, where there is one.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Stat::$stat => $name,)*
@@ -180,41 +108,76 @@ macro_rules! named {
     };
 }
 
-named! {
+stats! {
+    /// Objects taken from the CPU's free list.
     AllocFastpath "alloc_fastpath",
+    /// Objects taken from slabs otherwise, those for sheaves among them.
     AllocSlowpath "alloc_slowpath",
+    /// Objects put on the CPU's free list.
     FreeFastpath "free_fastpath",
+    /// Objects put back into their slab, those from sheaves among them.
     FreeSlowpath "free_slowpath",
+    /// Times objects were put back into a frozen slab.
     FreeFrozen "free_frozen",
+    /// Slabs that a free put on the node partial list.
     FreeAddPartial "free_add_partial",
+    /// Slabs that a free took from the node partial list.
     FreeRemovePartial "free_remove_partial",
+    /// Slabs taken from the node partial list to allocate from at once.
     AllocFromPartial "alloc_from_partial",
+    /// Slabs made.
     AllocSlab "alloc_slab",
+    /// Times the active slab had objects again that others freed.
     AllocRefill "alloc_refill",
+    /// Slabs given back to the arena.
     FreeSlab "free_slab",
+    /// CPUs whose slab was taken away, by `shrink` for one.
     CpuslabFlush "cpuslab_flush",
+    /// Slabs that were full when a CPU let go of them.
     DeactivateFull "deactivate_full",
+    /// Slabs that were empty then.
     DeactivateEmpty "deactivate_empty",
+    /// Slabs that went to the head of the node partial list.
     DeactivateToHead "deactivate_to_head",
+    /// Slabs that went to its tail.
     DeactivateToTail "deactivate_to_tail",
+    /// Slabs into which others had freed objects meanwhile.
     DeactivateRemoteFrees "deactivate_remote_frees",
+    /// Active slabs that were let go because they had no free object.
     DeactivateBypass "deactivate_bypass",
+    /// Exchanges of slab words: what stands for the kernel's double-width compare-exchange.
     CmpxchgDouble "cmpxchg_double",
+    /// Of those, the ones that failed.
     CmpxchgDoubleFail "cmpxchg_double_fail",
+    /// Slabs taken from the CPU partial list.
     CpuPartialAlloc "cpu_partial_alloc",
+    /// Slabs that a free put on the CPU partial list.
     CpuPartialFree "cpu_partial_free",
+    /// Slabs moved from the node partial list to the CPU partial list.
     CpuPartialNode "cpu_partial_node",
+    /// CPU partial lists that were moved to the node partial list.
     CpuPartialDrain "cpu_partial_drain",
+    /// Objects allocated in front of the slabs, with sheaves.
     AllocPcs "alloc_pcs",
+    /// Objects freed there.
     FreePcs "free_pcs",
+    /// Sheaves filled from slabs.
     SheafRefill "sheaf_refill",
+    /// Sheaves emptied into slabs.
     SheafFlush "sheaf_flush",
+    /// Sheaves taken from the barn.
     BarnGet "barn_get",
+    /// Times the barn had none.
     BarnGetFail "barn_get_fail",
+    /// Sheaves put into the barn.
     BarnPut "barn_put",
+    /// Times the barn had no room.
     BarnPutFail "barn_put_fail",
+    /// Times the node's list_lock was taken.
     ListLockAcquired "list_lock_acquired",
+    /// Of those, the times it was not free at once.
     ListLockContended "list_lock_contended",
+    /// Nanoseconds for which it was held; 0 unless times are measured.
     ListLockHoldNs "list_lock_hold_ns",
 }
 

@@ -7,10 +7,10 @@ use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::Arc;
 
-use super::{Cache, CacheInfo, Options, Policy, Sheaves};
+use super::{Cache, CacheConfig, CacheInfo, Policy, Sheaves};
 
 /// A cache of values of type `T`, each in an object of its own.
-pub struct Typed<T, P: Policy = Sheaves> {
+pub struct TypedCache<T, P: Policy = Sheaves> {
     cache: Cache<P>,
     /// loom's values cannot lie in an arena: they stand in a table, by name.
     #[cfg(loom)]
@@ -20,25 +20,25 @@ pub struct Typed<T, P: Policy = Sheaves> {
 
 // SAFETY: values are reached only through names: `get` shares them, `insert` and `remove` move them
 // between threads, and both are allowed to `T`.
-unsafe impl<T: Send + Sync, P: Policy> Sync for Typed<T, P> {}
+unsafe impl<T: Send + Sync, P: Policy> Sync for TypedCache<T, P> {}
 
-impl<T: Send + Sync, P: Policy> Typed<T, P> {
-    /// [`Options::new`] with the size and the alignment of `T`.
-    pub fn options(name: impl Into<String>, max_objects: u64) -> Options {
+impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
+    /// [`CacheConfig::new`] with the size and the alignment of `T`.
+    pub fn options(name: impl Into<String>, max_objects: u64) -> CacheConfig {
         let (size, align) = if cfg!(loom) { (8, 8) } else { (size_of::<T>(), align_of::<T>()) };
-        Options::new(name, size, align, max_objects)
+        CacheConfig::new(name, size, align, max_objects)
     }
 
-    /// An empty cache. `options` are made by [`Typed::options`].
+    /// An empty cache. `options` are made by [`TypedCache::options`].
     ///
     /// # Errors
     /// As [`Cache::new`].
-    pub fn new(arena: Arc<Arena>, options: Options) -> Result<Self> {
+    pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let fits = options.size_bytes >= size_of::<T>() && options.align_bytes >= align_of::<T>();
         assert!(fits || cfg!(loom), "the objects have room for a value");
         #[cfg(loom)]
         let names = (options.max_objects.div_ceil(2) as usize) << 9;
-        Ok(Typed {
+        Ok(TypedCache {
             cache: Cache::new(arena, options)?,
             #[cfg(loom)]
             values: (0..names).map(|_| std::cell::UnsafeCell::new(std::mem::MaybeUninit::uninit())).collect(),
@@ -54,14 +54,14 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
         self.cache.populate()
     }
 
-    /// Puts a value into an object of its own, and answers the object's name.
+    /// Puts a value into an object of its own, and returns the object's name.
     ///
     /// # Errors
     /// As [`Cache::alloc`]; the value is dropped.
     #[inline]
     pub fn insert(&self, value: T, gfp: Gfp) -> Result<u32> {
         let object = self.cache.alloc(gfp)?;
-        // SAFETY: the object is new, has room for a `T` and is aligned for it (`Typed::new`).
+        // SAFETY: the object is new, has room for a `T` and is aligned for it (`TypedCache::new`).
         unsafe { self.at(object).write(value) };
         Ok(object)
     }
@@ -69,7 +69,7 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
     /// The value of an object.
     ///
     /// # Safety
-    /// `object` is in use: [`Typed::insert`] answered it, and nobody removes it while the reference
+    /// `object` is in use: [`TypedCache::insert`] returned it, and nobody removes it while the reference
     /// lives.
     #[inline]
     pub unsafe fn get(&self, object: u32) -> &T {
@@ -94,7 +94,7 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
         Ok(())
     }
 
-    /// [`Typed::insert`], with the object given back when the answer is dropped.
+    /// [`TypedCache::insert`], with the object given back when the result is dropped.
     ///
     /// # Errors
     /// As [`Cache::alloc`]; the value is dropped.
@@ -141,7 +141,7 @@ impl<T: Send + Sync, P: Policy> Typed<T, P> {
 
 /// A value in an object of its own, which goes back when this is dropped.
 pub struct Owned<'a, T: Send + Sync, P: Policy = Sheaves> {
-    cache: &'a Typed<T, P>,
+    cache: &'a TypedCache<T, P>,
     object: u32,
 }
 

@@ -22,8 +22,8 @@ pub struct BlockState {
 }
 
 impl Store {
-    /// Tells `line` of each page that holds something, from `pages` on: its number, when it was used last, in
-    /// seconds of the system's uptime, and how it is kept. Goes on as long as that answers so.
+    /// Calls `line` for each of `pages` that holds something, with its number, when it was used last, in seconds of the
+    /// system's uptime, and how it is kept; until `line` returns false.
     pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
         for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
             let peek = self.slots.peek(page);

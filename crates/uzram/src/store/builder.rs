@@ -9,7 +9,7 @@ use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
 use crate::base::units::{format_size, pages_to_bytes};
 use crate::codec::Algorithm;
 use crate::lru::{self, LruDesign};
-use crate::stream::Design;
+use crate::stream::StreamDesign;
 use crate::zsmalloc::PoolDesign;
 
 use super::{BackingOptions, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy, Store, StreamAlloc};
@@ -31,6 +31,17 @@ pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
 const FIRST_PAGES: u64 = 6;
 
 /// Makes a [`Store`].
+///
+/// ```
+/// use uzram::store::{PageNo, StoreBuilder};
+///
+/// let store = StoreBuilder::new("cache", 1024).checksum(true).limit_pages(256).build()?;
+/// store.write(PageNo(7), &[42; 4096])?;
+/// let mut page = [0; 4096];
+/// store.read(PageNo(7), &mut page)?;
+/// assert_eq!(page, [42; 4096]);
+/// # Ok::<(), uzram::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct StoreBuilder {
     pub(crate) name: String,
@@ -45,7 +56,7 @@ pub struct StoreBuilder {
     pub(crate) limit_pages: u64,
     pub(crate) reserve_pages: u64,
     pub(crate) run_cache_batch_pages: usize,
-    pub(crate) streams: Design,
+    pub(crate) streams: StreamDesign,
     pub(crate) stream_alloc: StreamAlloc,
     pub(crate) compact_threshold_percent: u64,
     pub(crate) compact_rate_bytes: u64,
@@ -70,7 +81,7 @@ impl StoreBuilder {
             limit_pages: 0,
             reserve_pages: 0,
             run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
-            streams: Design::PerCpu,
+            streams: StreamDesign::PerCpu,
             stream_alloc: StreamAlloc::Held,
             compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
             compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
@@ -142,7 +153,7 @@ impl StoreBuilder {
 
     /// How threads share compression streams.
     #[must_use]
-    pub fn streams(self, design: Design) -> Self {
+    pub fn streams(self, design: StreamDesign) -> Self {
         StoreBuilder { streams: design, ..self }
     }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 use crate::lru::LruDesign;
-use crate::stream::Design;
+use crate::stream::StreamDesign;
 use crate::zsmalloc::PoolDesign;
 use loom::thread;
 
@@ -107,7 +107,7 @@ fn loom_store_reads_against_discarding() {
 #[test]
 fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
     model(|| {
-        let streams = Design::IdleList(1.try_into().expect("in range"));
+        let streams = StreamDesign::IdleList(1.try_into().expect("in range"));
         let config = StoreBuilder { streams, stream_alloc: StreamAlloc::Released, ..config(2) };
         let store = Arc::new(Store::new(&config).expect("store"));
         let writer = {

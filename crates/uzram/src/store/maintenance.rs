@@ -115,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// Moves as much as the rate allows after that time, if it is worth it; answers whether it was.
+    /// Moves as much as the rate allows after that time, if it is worth it, and returns whether it was.
     fn step(&self, percent: u64, since: Duration) -> bool {
         if !self.is_worth_it(percent) {
             return false;

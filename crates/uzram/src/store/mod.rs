@@ -36,6 +36,7 @@ mod settings;
 mod slot;
 mod stats;
 mod stream;
+mod stream_alloc;
 mod table_pages;
 mod write;
 mod writeback;
@@ -63,10 +64,11 @@ use crate::base::error::Result;
 use crate::base::mem::Arena;
 pub use crate::base::mem::MAX_BATCH_PAGES;
 use crate::base::sync::{Arc, Counter};
+pub use crate::base::units::PageNo;
 use crate::base::units::pages_to_bytes;
 use crate::codec::Algorithm;
-use crate::lru::{self, AnyLru};
-use crate::zsmalloc::{self, AnyPool};
+use crate::lru::{AnyLru, LruConfig};
+use crate::zsmalloc::{AnyPool, PoolBuilder};
 pub use block_state::BlockState;
 pub use builder::{
     DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
@@ -86,7 +88,7 @@ use slot::Slots;
 use stats::Counters;
 pub use stats::StoreStats;
 use stream::Codec;
-pub use stream::StreamAlloc;
+pub use stream_alloc::StreamAlloc;
 use writeback::BackingDevice;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
@@ -157,16 +159,15 @@ impl Store {
         });
         arena.set_limit_pages(builder.limit_pages);
         arena.set_run_cache_batch_pages(builder.run_cache_batch_pages)?;
-        let options = zsmalloc::Options {
-            chain_size: builder.chain_size,
-            reclaim: builder.policy.order == ReclaimOrder::Zspages,
-            max_objects_setting: "disksize",
-            ..zsmalloc::Options::new(builder.name.as_str(), builder.pages + SPARE_OBJECTS)
-        };
+        let pool = PoolBuilder::new(builder.name.as_str())
+            .max_objects(builder.pages + SPARE_OBJECTS)
+            .max_objects_setting("disksize")
+            .chain_size(builder.chain_size)
+            .reclaim(builder.policy.order == ReclaimOrder::Zspages);
         let lru_options =
-            lru::Options { pagevec_pages: builder.lru_pagevec_pages, ..lru::Options::new(builder.pages) };
+            LruConfig { pagevec_pages: builder.lru_pagevec_pages, ..LruConfig::new(builder.pages) };
         let lru = AnyLru::new(builder.lru_design, &lru_options)?;
-        let pool = Arc::new(AnyPool::new(builder.pool_design, Arc::clone(&arena), &options)?);
+        let pool = Arc::new(AnyPool::new(builder.pool_design, Arc::clone(&arena), &pool)?);
         let stream_bytes = Arc::new(Counter::new(0));
         let codec = |algorithm: &Algorithm| Codec::new(algorithm, builder.streams, is_ready, &stream_bytes);
         let primary = codec(&builder.algorithm)?;

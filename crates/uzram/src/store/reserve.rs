@@ -9,9 +9,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::machine_memory;
+use crate::base::machine_memory::{self, Memory};
 use crate::base::mem::Arena;
-use crate::base::size_expr::Memory;
 use crate::base::sync::{Arc, Counter};
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::base::units::{PAGE_SIZE, format_size};

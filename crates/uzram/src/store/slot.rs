@@ -234,7 +234,7 @@ impl Slots {
         self.table.len() as u64
     }
 
-    /// Has all slots in memory from now on.
+    /// Brings all slots into memory, for good.
     pub(super) fn populate(&mut self) -> Result<()> {
         self.table.populate()?;
         self.table_pages.populate()
@@ -288,7 +288,7 @@ impl Slots {
         spans.flat_map(|span| span.slots.map(PageNo::from_number))
     }
 
-    /// Has `discard` called for those of `pages` that hold something, and gives the memory of slots back that all
+    /// Calls `discard` for those of `pages` that hold something, and gives back the pages of the table whose slots all
     /// hold nothing then.
     pub(super) fn discard(&self, pages: Range<u64>, mut discard: impl FnMut(PageNo)) {
         for span in self.table_pages.spans(pages).filter(|span| span.is_present) {

@@ -108,7 +108,7 @@ impl Store {
     }
 
     /// What the lists of pages by their use have and did; nothing where there are none.
-    pub fn lru_stats(&self) -> lru::Stats {
+    pub fn lru_stats(&self) -> lru::LruStats {
         self.lru.as_ref().map(AnyLru::stats).unwrap_or_default()
     }
 

@@ -1,7 +1,6 @@
-//! The store's algorithms and their streams, and what becomes of one while its writer waits for memory.
-
-use std::fmt;
-use std::str::FromStr;
+//! The store's algorithms and their streams.
+//!
+//! Lock order: slot, stream, then the pool's.
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::ZeroedPages;
@@ -9,7 +8,7 @@ use crate::base::random::Random;
 use crate::base::sync::{Arc, Counter};
 use crate::base::units::{PAGE_SIZE, Page};
 use crate::codec::{Algorithm, Decoder, Encoder, ROOM_BYTES, StatelessDecoder};
-use crate::stream::{AnyStreams, Design, Streams};
+use crate::stream::{AnyStreams, StreamDesign, Streams};
 
 /// A codec's states and a buffer for one compressed page.
 pub(super) struct Stream {
@@ -28,7 +27,7 @@ impl Stream {
         })
     }
 
-    /// Has all of its memory touched, by coding pages of several kinds.
+    /// Touches all of its memory, by coding pages of several kinds.
     fn warm_up(&mut self) {
         let mut random = Random::new(0);
         let (mut page, mut decoded) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
@@ -68,7 +67,7 @@ impl Codec {
     /// whenever a spare stream is made; that is now if they are `ready`, with all of their memory, before any is used.
     pub(super) fn new(
         algorithm: &Algorithm,
-        design: Design,
+        design: StreamDesign,
         ready: bool,
         bytes: &Arc<Counter>,
     ) -> Result<Self> {
@@ -115,44 +114,5 @@ impl Codec {
     #[cfg(all(test, not(loom)))]
     pub(super) fn decodes_without_state(&self) -> bool {
         self.stateless_decoder.is_some()
-    }
-}
-
-/// What becomes of a writer's stream when memory for its page takes waiting: the pool must grow by
-/// a system call, or free memory must go back first because of the limit. (A page that is touched
-/// the first time is faulted in by the kernel in either case, and counts as no waiting.) Reads and
-/// prints as `held` or `released`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum StreamAlloc {
-    /// The writer holds it: others find one stream less meanwhile.
-    #[default]
-    Held,
-    /// The writer lets it go, waits, takes a stream again and compresses the page anew, and counts
-    /// a `writestall`: so did the kernel from 4.7 on, where nobody may sleep who holds the stream
-    /// of a CPU, until streams could be slept with in 6.15.
-    Released,
-}
-
-impl FromStr for StreamAlloc {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text.trim() {
-            "held" => Ok(StreamAlloc::Held),
-            "released" => Ok(StreamAlloc::Released),
-            other => {
-                let what = format!("'{other}' is no stream_alloc: write held or released");
-                Err(Error::invalid(what).with_setting("stream_alloc"))
-            }
-        }
-    }
-}
-
-impl fmt::Display for StreamAlloc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            StreamAlloc::Held => "held",
-            StreamAlloc::Released => "released",
-        })
     }
 }

@@ -22,9 +22,7 @@ fn slots() -> Arc<Slots> {
 }
 
 fn discard(slots: &Slots, page: u64) {
-    slots.discard(PageNo::from_number(page..page + 1), |page| {
-        _ = slots.lock(PageNo::from_number(page)).replace(Contents::Empty)
-    });
+    slots.discard(page..page + 1, |page| _ = slots.lock(page).replace(Contents::Empty));
 }
 
 fn spawn(slots: &Arc<Slots>, run: impl FnOnce(&Slots) + 'static) -> thread::JoinHandle<()> {

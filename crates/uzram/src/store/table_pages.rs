@@ -79,7 +79,7 @@ impl TablePages {
         })
     }
 
-    /// Has all pages present, for good.
+    /// Makes all pages present, for good.
     pub(super) fn populate(&mut self) -> Result<()> {
         self.states.populate()?;
         self.groups.iter().for_each(|group| group.set(1));

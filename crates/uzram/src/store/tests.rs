@@ -5,7 +5,7 @@ use crate::base::error::ErrorKind;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 use crate::codec::Encoder;
-use crate::stream::Design;
+use crate::stream::StreamDesign;
 use crate::zsmalloc::{ClassStat, PoolDesign};
 
 pub(super) fn config(pages: u64) -> StoreBuilder {
@@ -14,15 +14,15 @@ pub(super) fn config(pages: u64) -> StoreBuilder {
 }
 
 /// A list of so many streams.
-fn list(count: usize) -> Design {
-    Design::IdleList(count.try_into().expect("in range"))
+fn list(count: usize) -> StreamDesign {
+    StreamDesign::IdleList(count.try_into().expect("in range"))
 }
 
 /// Every way to share streams, to treat one while memory is waited for, and to lock the pool.
 fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
     let mut configs = Vec::new();
     for pool_design in PoolDesign::ALL {
-        for streams in [Design::PerCpu, list(1), list(3)] {
+        for streams in [StreamDesign::PerCpu, list(1), list(3)] {
             for stream_alloc in [StreamAlloc::Held, StreamAlloc::Released] {
                 configs.push(StoreBuilder { pool_design, streams, stream_alloc, ..base.clone() });
             }

@@ -139,7 +139,7 @@ impl Store {
 
     /// Returns what is stored of a page: its compressed bytes, or the page itself if it does not compress well enough.
     #[inline]
-    fn compress<'a>(&self, stream: &'a mut Stream, page: PageNo, contents: &'a Page) -> &'a [u8] {
+    pub(super) fn compress<'a>(&self, stream: &'a mut Stream, page: PageNo, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
         // What is about to be replaced is cold: its misses can pass while the new object is stored.
         self.prefetch_held(page);
@@ -147,30 +147,6 @@ impl Store {
             Some(len) => &stream.compressed[..len],
             None => contents,
         }
-    }
-
-    /// Stores a page without holding a stream while memory is waited for: see [`StreamAlloc::Released`].
-    fn store_released(&self, page: PageNo, contents: &Page) -> Result<(u32, usize)> {
-        let owner = page.0;
-        let stored = self.codec.with(|stream| {
-            let bytes = self.compress(stream, page, contents);
-            let handle = self.pool.store(bytes, owner, Gfp::NoWait);
-            handle.map(|handle| (handle, bytes.len())).map_err(|_| bytes.len())
-        });
-        let len = match stored {
-            Ok(stored) => return Ok(stored),
-            Err(len) => len,
-        };
-        self.counters.local().writestall.add(1);
-        let reserved = self.pool.reserve(len, Gfp::MayWait)?;
-        if len == PAGE_SIZE {
-            return reserved.write(contents, owner).map(|handle| (handle, len));
-        }
-        self.codec.with(|stream| {
-            // As long as before; were it not, the pool would find another object for it.
-            let bytes = self.compress(stream, page, contents);
-            reserved.write(bytes, owner).map(|handle| (handle, bytes.len()))
-        })
     }
 
     /// Counts a write, and wakes the policy's thread if the pool has grown above its high watermark.

@@ -8,19 +8,19 @@ use crate::base::error::{Error, Result};
 
 /// A design of streams; reads and prints as `percpu`, or as the number of streams on the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Design {
+pub enum StreamDesign {
     /// One stream for each CPU: [`PerCpu`](super::PerCpu).
     #[default]
     PerCpu,
     /// A locked list of this many idle streams: [`IdleList`](super::IdleList).
-    IdleList(Count),
+    IdleList(StreamCount),
 }
 
-/// A number of streams, 1..=[`Count::MAX`].
+/// A number of streams, 1..=[`StreamCount::MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Count(NonZeroU16);
+pub struct StreamCount(NonZeroU16);
 
-impl Count {
+impl StreamCount {
     /// The most streams. All are made up front, and one of zstd takes a sixth of a MiB at the
     /// default level: a larger number would be a slip rather than a wish, as more streams than
     /// threads that can compress at once have no use.
@@ -32,39 +32,40 @@ impl Count {
     }
 }
 
-impl TryFrom<usize> for Count {
+impl TryFrom<usize> for StreamCount {
     type Error = Error;
 
     fn try_from(count: usize) -> Result<Self> {
-        let in_range = u16::try_from(count).ok().filter(|_| count <= Count::MAX);
-        in_range.and_then(NonZeroU16::new).map(Count).ok_or_else(|| {
-            let what = format!("a list of {count} streams: it must have 1 to {}", Count::MAX);
+        let in_range = u16::try_from(count).ok().filter(|_| count <= StreamCount::MAX);
+        in_range.and_then(NonZeroU16::new).map(StreamCount).ok_or_else(|| {
+            let what = format!("a list of {count} streams: it must have 1 to {}", StreamCount::MAX);
             Error::invalid(what).with_setting("streams")
         })
     }
 }
 
-impl FromStr for Design {
+impl FromStr for StreamDesign {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim();
         if text == "percpu" {
-            return Ok(Design::PerCpu);
+            return Ok(StreamDesign::PerCpu);
         }
         let count: usize = text.parse().map_err(|_| {
-            let what = format!("no streams '{text}': write percpu, or a number from 1 to {}", Count::MAX);
+            let what =
+                format!("no streams '{text}': write percpu, or a number from 1 to {}", StreamCount::MAX);
             Error::invalid(what).with_setting("streams")
         })?;
-        Count::try_from(count).map(Design::IdleList)
+        StreamCount::try_from(count).map(StreamDesign::IdleList)
     }
 }
 
-impl fmt::Display for Design {
+impl fmt::Display for StreamDesign {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Design::PerCpu => f.write_str("percpu"),
-            Design::IdleList(count) => write!(f, "{}", count.get()),
+            StreamDesign::PerCpu => f.write_str("percpu"),
+            StreamDesign::IdleList(count) => write!(f, "{}", count.get()),
         }
     }
 }
@@ -76,10 +77,10 @@ mod tests {
     #[test]
     fn designs_read_as_they_print() {
         for text in ["percpu", "1", "4", "1024"] {
-            assert_eq!(text.parse::<Design>().expect(text).to_string(), text);
+            assert_eq!(text.parse::<StreamDesign>().expect(text).to_string(), text);
         }
         for text in ["", "0", "1025", "65537", "-1", "4.0", "per-cpu", "99999999999999999999"] {
-            let error = text.parse::<Design>().expect_err(text);
+            let error = text.parse::<StreamDesign>().expect_err(text);
             assert!(error.setting() == Some("streams") && error.to_string().contains("1024"), "{error}");
         }
     }

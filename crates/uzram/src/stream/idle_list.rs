@@ -14,7 +14,7 @@
 //! are on their way as there are idle streams. For a thread goes to sleep only when no stream is
 //! idle; each return adds one to both; and whoever takes a stream takes one from the idle ones.
 
-use super::{Count, Streams};
+use super::{StreamCount, Streams};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Condvar, Mutex, classes};
 
@@ -46,8 +46,8 @@ impl<S> IdleList<S> {
     /// Makes a list of `count` streams.
     ///
     /// # Errors
-    /// What `stream` answers for the first that cannot be made.
-    pub fn new<E>(count: Count, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
+    /// What `stream` returns for the first that cannot be made.
+    pub fn new<E>(count: StreamCount, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
         let make = |_| stream().map(|stream| Padded(Mutex::new(&classes::STREAM, stream)));
         let list = List { idle: (0..count.get()).collect(), waiting: 0, sleeps: 0 };
         Ok(IdleList {

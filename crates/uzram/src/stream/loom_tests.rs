@@ -8,7 +8,7 @@ type Make = Box<dyn Fn() -> Result<(Guarded<u32>, u32), ()> + Send + Sync>;
 
 /// `threads` threads each use a stream `uses` times: they get one each time, to themselves, and no
 /// more are lent at once than there are.
-fn lending(design: Design, threads: u32, uses: u32) {
+fn lending(design: StreamDesign, threads: u32, uses: u32) {
     lending_of(threads, uses, move |make| AnyStreams::new(design, make).expect("infallible"));
 }
 
@@ -53,19 +53,19 @@ fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send +
     });
 }
 
-fn list(count: usize) -> Design {
-    Design::IdleList(Count::try_from(count).expect("in range"))
+fn list(count: usize) -> StreamDesign {
+    StreamDesign::IdleList(StreamCount::try_from(count).expect("in range"))
 }
 
 #[test]
 fn loom_streams_per_cpu_one_each() {
-    lending(Design::PerCpu, 2, 1);
+    lending(StreamDesign::PerCpu, 2, 1);
 }
 
 /// The third makes a spare stream, or gets one that has come back.
 #[test]
 fn loom_streams_per_cpu_with_a_spare() {
-    lending(Design::PerCpu, 3, 1);
+    lending(StreamDesign::PerCpu, 3, 1);
 }
 
 #[test]

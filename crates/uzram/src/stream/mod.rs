@@ -3,7 +3,7 @@
 //! The kernel once kept a locked list of idle streams; since "zram: user per-cpu compression
 //! streams" (S. Senozhatsky, 2016) it has one for each CPU. Both are designs of one trait,
 //! [`Streams`], over whatever a stream is: [`IdleList`] and [`PerCpu`]. [`AnyStreams`] is whichever
-//! of them a [`Design`] names.
+//! of them a [`StreamDesign`] names.
 //!
 //! Locks: a stream is held while a page is compressed and stored, so it comes before everything
 //! of zsmalloc. A thread holds one stream at a time.
@@ -17,7 +17,7 @@ mod loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use design::{Count, Design};
+pub use design::{StreamCount, StreamDesign};
 pub use idle_list::IdleList;
 pub use per_cpu::PerCpu;
 
@@ -48,20 +48,22 @@ impl<S> AnyStreams<S> {
     /// Makes the streams of `design`; per-CPU ones get [`SPARES_PER_CPU`] more when needed.
     ///
     /// # Errors
-    /// What `make` answers for the first that cannot be made.
+    /// What `make` returns for the first that cannot be made.
     pub fn new<E>(
-        design: Design,
+        design: StreamDesign,
         make: impl Fn() -> Result<S, E> + Send + Sync + 'static,
     ) -> Result<Self, E> {
         match design {
-            Design::PerCpu => PerCpu::new(SPARES_PER_CPU * cpu::possible(), make).map(AnyStreams::PerCpu),
-            Design::IdleList(count) => IdleList::new(count, make).map(AnyStreams::IdleList),
+            StreamDesign::PerCpu => {
+                PerCpu::new(SPARES_PER_CPU * cpu::possible(), make).map(AnyStreams::PerCpu)
+            }
+            StreamDesign::IdleList(count) => IdleList::new(count, make).map(AnyStreams::IdleList),
         }
     }
 }
 
 impl<S> AnyStreams<S> {
-    /// Makes all streams now that may be needed, and answers whether that could be done.
+    /// Makes all streams now that may be needed, and returns whether that could be done.
     pub fn make_spares(&self) -> bool {
         match self {
             AnyStreams::PerCpu(streams) => streams.make_spares(),

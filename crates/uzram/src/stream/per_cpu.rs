@@ -34,7 +34,7 @@ impl<S> PerCpu<S> {
     /// Makes each CPU's stream; up to `spares` more are made when they are needed.
     ///
     /// # Errors
-    /// What `make` answers for the first that cannot be made.
+    /// What `make` returns for the first that cannot be made.
     pub fn new<E>(spares: usize, make: impl Fn() -> Result<S, E> + Send + Sync + 'static) -> Result<Self, E> {
         Ok(PerCpu {
             streams: Array::try_new(|_| make().map(|stream| Mutex::new(&classes::STREAM, stream)))?,
@@ -44,7 +44,7 @@ impl<S> PerCpu<S> {
         })
     }
 
-    /// Makes the spare streams now that there are not yet, and answers whether that could be done.
+    /// Makes the spare streams now that there are not yet, and returns whether that could be done.
     pub fn make_spares(&self) -> bool {
         self.spares.iter().all(|spare| {
             let mut spare = spare.lock();

@@ -7,13 +7,13 @@ use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
 /// The designs, each with the most streams it can have.
-fn designs() -> Vec<(Design, usize)> {
-    let list = |count| (Design::IdleList(Count::try_from(count).expect("in range")), count);
-    vec![(Design::PerCpu, (1 + SPARES_PER_CPU) * cpu::possible()), list(1), list(2), list(5)]
+fn designs() -> Vec<(StreamDesign, usize)> {
+    let list = |count| (StreamDesign::IdleList(StreamCount::try_from(count).expect("in range")), count);
+    vec![(StreamDesign::PerCpu, (1 + SPARES_PER_CPU) * cpu::possible()), list(1), list(2), list(5)]
 }
 
 /// Streams that know their number.
-fn numbered(design: Design) -> AnyStreams<(usize, bool)> {
+fn numbered(design: StreamDesign) -> AnyStreams<(usize, bool)> {
     let made = AtomicUsize::new(0);
     let stream = move || Ok::<_, ()>((made.fetch_add(1, Ordering::Relaxed), false));
     AnyStreams::new(design, stream).expect("infallible")
@@ -117,7 +117,7 @@ fn a_panic_returns_the_stream() {
 #[test]
 fn a_stream_that_cannot_be_made_is_an_error() {
     for (design, count) in designs() {
-        let first = if design == Design::PerCpu { cpu::possible() } else { count };
+        let first = if design == StreamDesign::PerCpu { cpu::possible() } else { count };
         assert_eq!(AnyStreams::new(design, at_most(first - 1)).err(), Some("no memory"), "{design}");
         assert!(AnyStreams::new(design, at_most(first)).is_ok(), "{design}");
     }
@@ -134,7 +134,7 @@ fn at_most(count: usize) -> impl Fn() -> Result<(), &'static str> {
 #[test]
 fn spare_streams_are_made_when_all_are_lent() {
     for memory_for in [cpu::possible(), cpu::possible() + 1] {
-        let streams = AnyStreams::new(Design::PerCpu, at_most(memory_for)).expect("enough for these");
+        let streams = AnyStreams::new(StreamDesign::PerCpu, at_most(memory_for)).expect("enough for these");
         for _ in 0..3 {
             let all_hold = Barrier::new(memory_for);
             std::thread::scope(|scope| {
@@ -171,6 +171,7 @@ fn spare_streams_can_be_made_beforehand() {
         let streams = AnyStreams::new(design, at_most(count)).expect("enough for these");
         assert!(streams.make_spares() && streams.make_spares(), "{design}");
     }
-    let streams = AnyStreams::new(Design::PerCpu, at_most(2 * cpu::possible())).expect("enough for these");
+    let streams =
+        AnyStreams::new(StreamDesign::PerCpu, at_most(2 * cpu::possible())).expect("enough for these");
     assert!(!streams.make_spares(), "there is no memory for all");
 }

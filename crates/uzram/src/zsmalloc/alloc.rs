@@ -1,80 +1,22 @@
-//! Taking objects.
+//! Allocating objects: from the fullest zspage of the class with room, else from a new one.
 
-use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::error::{Error, Result};
 use crate::base::mem::{Account, Full, Gfp};
 use crate::base::sync::Ordering;
-use crate::base::units::PAGE_SIZE;
 
 use super::class::SizeClass;
-use super::design::Design;
+use super::design::PoolLocks;
 use super::raw::RawPool;
-use super::reserved::Reserved;
-use super::word::Object;
+use super::word::Location;
 use super::zspage::{Descriptor, Lists, NONE_INDEX};
 
 /// Zspages of a group that are looked at for a freed object when nothing may grow.
 const HOLE_SEARCH: usize = 32;
 
-impl<D: Design> RawPool<D> {
-    /// Stores a copy of `bytes` (1..=4096) for `owner`, and answers its handle.
-    ///
-    /// # Errors
-    /// As [`RawPool::reserve`]. Nothing is stored then.
+impl<D: PoolLocks> RawPool<D> {
+    /// Allocates an object, and returns it with its zspage, which is held for it.
     #[inline]
-    pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
-        self.reserve(bytes.len(), gfp)?.write(bytes, owner)
-    }
-
-    /// Takes an object with room for `len` bytes (1..=4096), to be written later.
-    ///
-    /// # Errors
-    /// `Invalid` for another length, `NoSpace` when the arena's limit is met, `NoMemory` when the
-    /// system gives no more. If `gfp` forbids waiting, any of the latter two means no more than
-    /// that it takes waiting to know.
-    #[inline]
-    pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<Reserved<'_, D>> {
-        if len == 0 || len > PAGE_SIZE {
-            return Err(Error::invalid("an object has 1 to 4096 bytes"));
-        }
-        let handle = self.with_memory(gfp, || self.handles.insert(D::Cell::default(), gfp))?;
-        match self.with_memory(gfp, || self.alloc(self.classes.index_for(len), gfp)) {
-            Ok((zspage, object)) => {
-                self.counts.count(|share| &share.allocs);
-                Ok(Reserved::new(self, handle, zspage, object))
-            }
-            Err(error) => {
-                // SAFETY: the handle is new, and known here only.
-                unsafe { self.free_handle(handle) };
-                Err(error)
-            }
-        }
-    }
-
-    /// Runs `f`; if it meets the limit and `gfp` allows it, once more after giving free memory back.
-    #[inline]
-    fn with_memory<R>(&self, gfp: Gfp, f: impl Fn() -> Result<R>) -> Result<R> {
-        match f() {
-            Err(error) if gfp == Gfp::MayWait && self.may_help(&error) => {
-                self.arena.release_free();
-                f()
-            }
-            done => done,
-        }
-    }
-
-    /// Whether giving free memory back may mend `error`: not if a limit is met by what is in use.
-    #[cold]
-    fn may_help(&self, error: &Error) -> bool {
-        match error.kind() {
-            ErrorKind::NoMemory => true,
-            ErrorKind::NoSpace => error.setting() != Some("mem_limit") || self.arena.keeps_free(),
-            _ => false,
-        }
-    }
-
-    /// Takes an object and answers it with its zspage, which is held for it.
-    #[inline]
-    fn alloc(&self, class: u8, gfp: Gfp) -> Result<(u32, Object)> {
+    pub(super) fn alloc(&self, class: u8, gfp: Gfp) -> Result<(u32, Location)> {
         let shape = self.classes.get(class);
         let mut lists = self.lists(class);
         if let Some((zspage, object)) = self.alloc_in_existing(&mut lists, shape)? {
@@ -103,7 +45,7 @@ impl<D: Design> RawPool<D> {
 
     /// Notes that an object is stored into its zspage. Its class is locked.
     #[inline]
-    fn note_store(&self, object: Object) {
+    fn note_store(&self, object: Location) {
         if let Some(lru) = &self.lru {
             lru.touch(object.page, object.class);
         }
@@ -111,7 +53,11 @@ impl<D: Design> RawPool<D> {
 
     /// Takes an object of the fullest zspage with room, if there is any.
     #[inline]
-    fn alloc_in_existing(&self, lists: &mut Lists, shape: &SizeClass) -> Result<Option<(u32, Object)>, Full> {
+    fn alloc_in_existing(
+        &self,
+        lists: &mut Lists,
+        shape: &SizeClass,
+    ) -> Result<Option<(u32, Location)>, Full> {
         let Some(zspage) = lists.fullest_with_room() else { return Ok(None) };
         if let Ok(object) = self.take(lists, zspage, shape, true) {
             return Ok(Some((zspage, object)));
@@ -132,7 +78,7 @@ impl<D: Design> RawPool<D> {
         zspage_id: u32,
         shape: &SizeClass,
         may_grow: bool,
-    ) -> Result<Object, Full> {
+    ) -> Result<Location, Full> {
         let arena = &self.arena;
         // SAFETY: the class's lists lead to it, and are locked.
         let descriptor = unsafe { self.zspages.get(zspage_id) };
@@ -162,7 +108,7 @@ impl<D: Design> RawPool<D> {
                 zspage.fresh - 1
             };
             zspage.inuse += 1;
-            Ok((Object { page: zspage.page, class: descriptor.class, index }, grown))
+            Ok((Location { page: zspage.page, class: descriptor.class, index }, grown))
         });
         let (object, grown) = taken?;
         descriptor.hold();

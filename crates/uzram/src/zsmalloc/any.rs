@@ -6,12 +6,14 @@ use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::Arc;
 
+use super::builder::PoolBuilder;
 use super::compact::{Budget, Effort};
-use super::design::{ClassIndexed, Consolidated, Locks, Pinned, Split};
-use super::raw::{Options, RawPool, RawRead};
-use super::reclaim::Emptied;
-use super::reserved::Reserved;
+use super::design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
+use super::raw::RawPool;
+use super::read::RawRead;
+use super::reclaim::Reclaimed;
 use super::stats::{ClassStat, PoolDesign};
+use super::store::Reserved;
 
 /// A [`RawPool`] of one of the designs.
 pub(crate) enum AnyPool {
@@ -63,23 +65,23 @@ macro_rules! map {
 
 impl AnyPool {
     /// As [`RawPool::new`].
-    pub fn new(design: PoolDesign, arena: Arc<Arena>, options: &Options) -> Result<Self> {
+    pub fn new(design: PoolDesign, arena: Arc<Arena>, builder: &PoolBuilder) -> Result<Self> {
         match design {
-            PoolDesign::Pinned => RawPool::new(arena, options).map(AnyPool::Pinned),
-            PoolDesign::ClassIndexed => RawPool::new(arena, options).map(AnyPool::ClassIndexed),
-            PoolDesign::Consolidated => RawPool::new(arena, options).map(AnyPool::Consolidated),
-            PoolDesign::Split => RawPool::new(arena, options).map(AnyPool::Split),
+            PoolDesign::Pinned => RawPool::new(arena, builder).map(AnyPool::Pinned),
+            PoolDesign::ClassIndexed => RawPool::new(arena, builder).map(AnyPool::ClassIndexed),
+            PoolDesign::Consolidated => RawPool::new(arena, builder).map(AnyPool::Consolidated),
+            PoolDesign::Split => RawPool::new(arena, builder).map(AnyPool::Split),
         }
     }
 
-    /// Whether a reader may go on when its object is freed: [`Locks::READS_OUTLIVE_FREES`].
+    /// Whether a reader may go on when its object is freed: [`PoolLocks::READS_OUTLIVE_FREES`].
     #[inline]
     pub fn reads_outlive_frees(&self) -> bool {
         match self {
             AnyPool::Pinned(_) => Pinned::READS_OUTLIVE_FREES,
-            AnyPool::ClassIndexed(_) => ClassIndexed::<u64>::READS_OUTLIVE_FREES,
-            AnyPool::Consolidated(_) => Consolidated::<u64>::READS_OUTLIVE_FREES,
-            AnyPool::Split(_) => Split::<u64>::READS_OUTLIVE_FREES,
+            AnyPool::ClassIndexed(_) => ClassIndexed::READS_OUTLIVE_FREES,
+            AnyPool::Consolidated(_) => Consolidated::READS_OUTLIVE_FREES,
+            AnyPool::Split(_) => Split::READS_OUTLIVE_FREES,
         }
     }
 
@@ -150,7 +152,7 @@ impl AnyPool {
     }
 
     /// As [`RawPool::reclaim_coldest`].
-    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Emptied> {
+    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed> {
         each!(AnyPool::self, pool => pool.reclaim_coldest(most, evict))
     }
 

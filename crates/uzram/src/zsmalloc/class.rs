@@ -19,6 +19,7 @@ const RAW_CLASSES: usize = (PAGE_SIZE - MIN_BYTES) / STEP_BYTES + 1;
 
 /// The shape of the zspages of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct SizeClass {
     /// Bytes of an object, its header included.
     pub size_bytes: u16,

@@ -9,7 +9,7 @@
 //! Reads and writes go on meanwhile. A class is locked for as long as nobody else waits for it, and
 //! looked at after each object; an object that is being read or written just stays where it is.
 //!
-//! An object is moved under its design's [`Still`] lists, where nobody can find it: it is copied, its
+//! An object is moved under its design's [`MigrationGuard`], where nobody can find it: it is copied, its
 //! handle is led to the copy, and the old place is freed.
 
 use std::time::Duration;
@@ -20,11 +20,11 @@ use crate::base::sync::{MutexGuard, Timed};
 use crate::base::work::Work;
 
 use super::class::SizeClass;
-use super::design::{Design, Locks, Still};
+use super::design::{MigrationGuard, PoolLocks};
 use super::free::{EmptiedList, FREE_TAG};
 use super::lru::End;
 use super::raw::RawPool;
-use super::word::{Cell, Object};
+use super::word::{Cell, Location};
 use super::zspage::Lists;
 
 /// Zspages of a class that could not be emptied, after which its compaction ends.
@@ -107,9 +107,9 @@ enum Outcome {
     Full,
 }
 
-type StillLists<'a, D> = Timed<'a, <D as Locks>::Still<'a>>;
+type MigrationLists<'a, D> = Timed<'a, <D as PoolLocks>::MigrationGuard<'a>>;
 
-impl<D: Design> RawPool<D> {
+impl<D: PoolLocks> RawPool<D> {
     /// Moves objects together, and returns the number of pages that freed. One thread at a time does; others
     /// wait for it, as long as their work is wanted.
     pub fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64 {
@@ -147,8 +147,8 @@ impl<D: Design> RawPool<D> {
         self.classes.iter().enumerate().map(freeable).sum()
     }
 
-    pub(super) fn still(&self, class: u8) -> StillLists<'_, D> {
-        Timed::new(self.locks.still(class, &self.counts), self.counts.lists_hold_ns())
+    pub(super) fn lock_for_migration(&self, class: u8) -> MigrationLists<'_, D> {
+        Timed::new(self.locks.lock_for_migration(class, &self.counts), self.counts.lists_hold_ns())
     }
 
     /// Compacts one class, and returns the number of pages that freed.
@@ -171,7 +171,7 @@ impl<D: Design> RawPool<D> {
                 break;
             }
             let (mut emptied, mut last) = (EmptiedList::new(), None);
-            let mut lists = self.still(class);
+            let mut lists = self.lock_for_migration(class);
             let pages_before = lists.pages_used as i64;
             while let Some((from, to)) = self.pair(&mut lists, shape, effort) {
                 let outcome = self.move_objects(&mut lists, from, to, budget, &mut emptied);
@@ -224,7 +224,7 @@ impl<D: Design> RawPool<D> {
             return 0;
         }
         let Ok(new) = self.alloc_zspage(class, Gfp::MayWait) else { return 0 };
-        let mut lists = self.still(class);
+        let mut lists = self.lock_for_migration(class);
         let from = wastes(&lists).then(|| lists.emptiest(&self.zspages)).flatten();
         self.move_to_new(lists, from, new, budget)
     }
@@ -233,7 +233,7 @@ impl<D: Design> RawPool<D> {
     /// Returns the number of pages that freed, which may be less than none.
     pub(super) fn move_to_new(
         &self,
-        mut lists: StillLists<'_, D>,
+        mut lists: MigrationLists<'_, D>,
         from: Option<u32>,
         new: u32,
         budget: &mut Budget<'_>,
@@ -266,7 +266,7 @@ impl<D: Design> RawPool<D> {
     /// something is in the way. After `Stuck`, the zspage `to` may be among the `emptied`.
     fn move_objects(
         &self,
-        lists: &mut StillLists<'_, D>,
+        lists: &mut MigrationLists<'_, D>,
         from: u32,
         to: u32,
         budget: &mut Budget<'_>,
@@ -280,7 +280,7 @@ impl<D: Design> RawPool<D> {
         let (class, shape) = (source.class, self.classes.get(source.class));
         let (page, fresh) = self.zspages.with(lists, from, |zspage| (zspage.page, zspage.fresh));
         for index in 0..fresh {
-            let object = Object { page, class, index };
+            let object = Location { page, class, index };
             let huge_handle = source.huge_handle();
             let Some(cell) = self.movable(object, huge_handle) else { continue };
             let Ok(place) = self.take(lists, to, shape, true) else { return Outcome::Full };
@@ -317,7 +317,7 @@ impl<D: Design> RawPool<D> {
 
     /// The cell of the handle that leads to `object`, if there is one and it could be moved. The class's
     /// lists are still, and its zspage is not held.
-    fn movable(&self, object: Object, huge_handle: u32) -> Option<&D::Cell> {
+    fn movable(&self, object: Location, huge_handle: u32) -> Option<&D::Cell> {
         let (start, header_bytes) = self.place(object);
         let handle = if header_bytes == 0 {
             huge_handle
@@ -335,7 +335,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Copies an object to another place of its class.
-    fn copy(&self, from: Object, to: Object, to_zspage: u32) {
+    fn copy(&self, from: Location, to: Location, to_zspage: u32) {
         self.contents().read(from);
         self.contents().write(to);
         let ((source, header_bytes), (destination, _)) = (self.place(from), self.place(to));

@@ -1,4 +1,4 @@
-//! Tests of one body for every lock design and layout of the object word.
+//! Tests of one body for every lock design.
 
 /// A test for each design out of each generic function.
 macro_rules! for_every_design {
@@ -14,10 +14,6 @@ macro_rules! for_every_design {
             #[test]
             fn split() {
                 $test::<Split>();
-            }
-            #[test]
-            fn split_u32() {
-                $test::<Split<u32>>();
             }
             #[test]
             fn class_in_word() {
@@ -36,16 +32,8 @@ macro_rules! for_every_design {
                 $test::<ClassIndexed>();
             }
             #[test]
-            fn class_indexed_u32() {
-                $test::<ClassIndexed<u32>>();
-            }
-            #[test]
             fn consolidated() {
                 $test::<Consolidated>();
-            }
-            #[test]
-            fn consolidated_u32() {
-                $test::<Consolidated<u32>>();
             }
         }
     )+ };

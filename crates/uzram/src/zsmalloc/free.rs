@@ -3,9 +3,9 @@
 use crate::base::error::Result;
 use crate::base::mem::{Account, Run};
 
-use super::design::{Design, Released};
+use super::design::{PoolLocks, Released};
 use super::raw::RawPool;
-use super::word::Object;
+use super::word::Location;
 use super::zspage::Lists;
 
 /// What stands in the header of a free object instead of a handle.
@@ -48,14 +48,14 @@ impl EmptiedList {
     }
 }
 
-impl<D: Design> RawPool<D> {
+impl<D: PoolLocks> RawPool<D> {
     /// Frees an object, at once or when its last reader is done.
     ///
     /// # Safety
     /// The handle is in use, and this call alone frees it; unless [`READS_OUTLIVE_FREES`] nobody reads its
     /// object.
     ///
-    /// [`READS_OUTLIVE_FREES`]: super::design::Locks::READS_OUTLIVE_FREES
+    /// [`READS_OUTLIVE_FREES`]: super::design::PoolLocks::READS_OUTLIVE_FREES
     #[inline]
     pub unsafe fn free(&self, handle: u32) {
         // SAFETY: the caller's promise.
@@ -66,7 +66,7 @@ impl<D: Design> RawPool<D> {
 
     /// Whether a freed object's header is its own. If not, its neighbours may be damaged as well: better
     /// lose the memory than reuse it.
-    pub(super) fn is_sound(&self, handle: u32, object: Object) -> bool {
+    pub(super) fn is_sound(&self, handle: u32, object: Location) -> bool {
         let (start, header_bytes) = self.place(object);
         // SAFETY: the object is no longer read, and not yet free: it is the caller's.
         let is_sound = header_bytes == 0 || unsafe { start.cast::<[u32; 2]>().read() }[0] == handle;
@@ -113,8 +113,8 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Puts an object that is in no use back into its zspage. If that has run empty, it is taken off the
-    /// lists, and answered.
-    pub(super) fn put(&self, lists: &mut Lists, object: Object) -> Option<Emptied> {
+    /// lists, and returned.
+    pub(super) fn put(&self, lists: &mut Lists, object: Location) -> Option<Emptied> {
         let (start, header_bytes) = self.place(object);
         let id = self.zspage_id_at(object.page);
         self.contents().write(object);
@@ -171,7 +171,7 @@ impl<D: Design> RawPool<D> {
         }
     }
 
-    /// Gives a descriptor back, and answers what it described: a run, and its committed pages.
+    /// Gives a descriptor back, and returns what it described: a run, and its committed pages.
     fn give_descriptor_back(&self, emptied: Emptied) -> (Run, u64) {
         // SAFETY: the zspage is empty and on no list.
         self.note(unsafe { self.zspages.free(emptied.zspage) });

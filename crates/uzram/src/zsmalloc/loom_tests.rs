@@ -1,9 +1,10 @@
 //! Pools of every design under loom: zspages of one page and two objects. Every object's bytes are
 //! watched, by place: what reads, writes, moves or frees them must be in order.
 
+use super::builder::PoolBuilder;
 use super::compact::{Budget, Effort};
-use super::design::Design;
-use super::raw::{Options, RawPool};
+use super::design::PoolLocks;
+use super::raw::RawPool;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::Arc;
 use loom::thread;
@@ -28,9 +29,9 @@ struct Stored {
     owner: u32,
 }
 
-struct Model<D: Design>(RawPool<D>);
+struct Model<D: PoolLocks>(RawPool<D>);
 
-impl<D: Design> Model<D> {
+impl<D: PoolLocks> Model<D> {
     fn new() -> Arc<Self> {
         Self::with(false)
     }
@@ -38,8 +39,8 @@ impl<D: Design> Model<D> {
     fn with(reclaim: bool) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
         // The fewest classes: loom makes all their locks anew for each interleaving.
-        let options = Options { chain_size: 1, reclaim, ..Options::new("model", 8) };
-        Arc::new(Model(RawPool::new(arena, &options).expect("pool")))
+        let builder = PoolBuilder::new("model").max_objects(8).chain_size(1).reclaim(reclaim);
+        Arc::new(Model(RawPool::new(arena, &builder).expect("pool")))
     }
 
     fn store(&self, owner: u32) -> Stored {
@@ -83,7 +84,7 @@ impl<D: Design> Model<D> {
 }
 
 /// `f` on a new pool.
-fn model<D: Design>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
+fn model<D: PoolLocks>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
     check(move || f(Model::new()));
 }
 
@@ -97,7 +98,7 @@ fn check(f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-fn beside<D: Design>(
+fn beside<D: PoolLocks>(
     pool: &Arc<Model<D>>,
     f: impl FnOnce(&Model<D>) + Send + 'static,
 ) -> thread::JoinHandle<()> {
@@ -105,7 +106,7 @@ fn beside<D: Design>(
     thread::spawn(move || f(&pool))
 }
 
-fn loom_zsmalloc_frees_against_compaction<D: Design>() {
+fn loom_zsmalloc_frees_against_compaction<D: PoolLocks>() {
     // The one that is moved, and the one beside which it is put.
     for freed in 0..2 {
         model::<D>(move |pool| {
@@ -118,7 +119,7 @@ fn loom_zsmalloc_frees_against_compaction<D: Design>() {
     }
 }
 
-fn loom_zsmalloc_reads_against_compaction<D: Design>() {
+fn loom_zsmalloc_reads_against_compaction<D: PoolLocks>() {
     model::<D>(|pool| {
         let both = pool.two_half_full();
         let reader = beside(&pool, move |pool| both.iter().for_each(|object| pool.read(*object)));
@@ -130,7 +131,7 @@ fn loom_zsmalloc_reads_against_compaction<D: Design>() {
     });
 }
 
-fn loom_zsmalloc_stores_against_compaction<D: Design>() {
+fn loom_zsmalloc_stores_against_compaction<D: PoolLocks>() {
     model::<D>(|pool| {
         let [one, two] = pool.two_half_full();
         let writer = {
@@ -143,7 +144,7 @@ fn loom_zsmalloc_stores_against_compaction<D: Design>() {
     });
 }
 
-fn loom_zsmalloc_frees_that_empty_a_zspage<D: Design>() {
+fn loom_zsmalloc_frees_that_empty_a_zspage<D: PoolLocks>() {
     model::<D>(|pool| {
         let (one, two) = (pool.store(1), pool.store(2));
         let freer = beside(&pool, move |pool| pool.free(one));
@@ -153,7 +154,7 @@ fn loom_zsmalloc_frees_that_empty_a_zspage<D: Design>() {
     });
 }
 
-fn loom_zsmalloc_stores_against_the_last_free<D: Design>() {
+fn loom_zsmalloc_stores_against_the_last_free<D: PoolLocks>() {
     model::<D>(|pool| {
         let one = pool.store(1);
         let freer = beside(&pool, move |pool| pool.free(one));
@@ -163,7 +164,7 @@ fn loom_zsmalloc_stores_against_the_last_free<D: Design>() {
     });
 }
 
-fn loom_zsmalloc_compaction_against_compaction<D: Design>() {
+fn loom_zsmalloc_compaction_against_compaction<D: PoolLocks>() {
     model::<D>(|pool| {
         let both = pool.two_half_full();
         let other = beside(&pool, |pool| pool.compact());
@@ -174,7 +175,7 @@ fn loom_zsmalloc_compaction_against_compaction<D: Design>() {
 }
 
 /// The owners of a zspage are asked while one of them frees its object and a third stores another.
-fn loom_zsmalloc_eviction_against_stores_and_frees<D: Design>() {
+fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     check(|| {
         let pool = Model::<D>::with(true);
         let (one, two) = (pool.store(1), pool.store(2));

@@ -73,7 +73,7 @@ impl Lru {
         }
     }
 
-    /// Takes a zspage out, and answers whether it was there. Its class is locked.
+    /// Takes a zspage out, and returns whether it was there. Its class is locked.
     pub(super) fn remove(&self, page: u32) -> bool {
         let mut order = self.order.lock();
         self.unlink(&mut order, page)

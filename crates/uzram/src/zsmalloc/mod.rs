@@ -18,18 +18,20 @@
 //!
 //! Objects move: compaction packs those of a class into its fullest zspages, and empties chunks of the
 //! arena that have few zspages left (`compact`). Which locks that and everything else takes is the pool's
-//! [`Design`]; the table is at [`design`].
+//! [`PoolLocks`]; the table is at [`design`].
 //!
 //! Lock order: compaction, pool, size class, LRU of zspages, then the arena's `commit` only; zspages, runs
 //! and descriptors are allocated without any lock of the pool, and freed so by the designs that can.
 
+mod access;
 mod alloc;
 mod any;
-mod chunks;
+mod builder;
 mod class;
 mod compact;
 mod counts;
 pub mod design;
+mod evacuate;
 #[cfg(test)]
 #[macro_use]
 mod every_design;
@@ -37,9 +39,10 @@ mod free;
 mod lru;
 mod pool;
 mod raw;
+mod read;
 mod reclaim;
-mod reserved;
 mod stats;
+mod store;
 mod word;
 mod zspage;
 
@@ -49,12 +52,12 @@ mod loom_tests;
 mod tests;
 
 pub(crate) use any::AnyPool;
+pub use builder::PoolBuilder;
 pub use class::{CHAIN_SIZES, SizeClass};
 pub(crate) use compact::{Budget, Effort};
 pub use counts::LockCounts;
-pub use design::{ClassIndexed, Consolidated, Design, Pinned, Split};
-pub use pool::{Handle, Pool, Read};
-pub use raw::Options;
+pub use design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
+pub use pool::{Handle, Object, ObjectRead, Pool};
 use raw::RawPool;
 pub use stats::{ClassStat, PoolDesign};
 pub use zspage::FULLNESS_GROUPS;

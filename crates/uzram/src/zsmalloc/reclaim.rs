@@ -7,11 +7,11 @@
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
 
-use super::design::Design;
+use super::design::PoolLocks;
 use super::free::FREE_TAG;
 use super::lru::Lru;
 use super::raw::RawPool;
-use super::word::Object;
+use super::word::Location;
 use super::zspage::{GROUP_ISOLATED, Lists};
 
 /// A zspage that is being emptied.
@@ -23,16 +23,16 @@ struct Isolated {
 
 /// What [`RawPool::reclaim_coldest`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Emptied {
+pub struct Reclaimed {
     /// Zspages that it looked at.
     pub looked_at: u64,
     /// Pages that are free by it.
     pub freed_pages: u64,
 }
 
-impl<D: Design> RawPool<D> {
+impl<D: PoolLocks> RawPool<D> {
     /// Empties the zspages that were stored into longest ago, until `pages` pages are free, or there is
-    /// none left to try; answers how many pages that freed. `evict` is told the owner of each object in
+    /// none left to try; returns the number of pages freed. `evict` is told the owner of each object in
     /// them, and is to free it. No lock is held meanwhile; the object may be gone already.
     ///
     /// # Errors
@@ -52,13 +52,13 @@ impl<D: Design> RawPool<D> {
     ///
     /// # Errors
     /// As [`RawPool::reclaim`].
-    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Emptied> {
+    pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed> {
         let Some(lru) = &self.lru else {
             let what = "the pool does not keep the order of its zspages: make it with `reclaim`";
             return Err(Error::invalid(what).with_setting("reclaim"));
         };
         let (mut isolated, mut owners, mut emptied) =
-            (Vec::with_capacity(most), Vec::new(), Emptied::default());
+            (Vec::with_capacity(most), Vec::new(), Reclaimed::default());
         for _ in 0..lru.len().min(most as u64) {
             let Some((page, class)) = lru.coldest() else { break };
             emptied.looked_at += 1;
@@ -86,14 +86,14 @@ impl<D: Design> RawPool<D> {
         if owners.try_reserve(usize::from(fresh)).is_err() {
             return None;
         }
-        owners.extend((0..fresh).filter_map(|index| self.owner_of(Object { page, class, index })));
+        owners.extend((0..fresh).filter_map(|index| self.owner_of(Location { page, class, index })));
         lists.remove(&self.zspages, id);
         lists.insert(&self.zspages, id, GROUP_ISOLATED);
         lru.remove(page);
         Some(Isolated { page, class, committed })
     }
 
-    /// Puts back what is left of an isolated zspage; answers how many pages are free.
+    /// Puts back what is left of an isolated zspage; returns how many pages are free.
     fn end_isolation(&self, lru: &Lru, isolated: &Isolated) -> u64 {
         let Isolated { page, class, committed } = *isolated;
         let mut lists = self.lists(class);
@@ -114,7 +114,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Whose an object is, if it is in use. Its class is locked, and its zspage not held.
-    fn owner_of(&self, object: Object) -> Option<u32> {
+    fn owner_of(&self, object: Location) -> Option<u32> {
         let (start, header_bytes) = self.place(object);
         if header_bytes == 0 {
             return Some((self.page_table[object.page as usize].load(Ordering::Relaxed) >> 32) as u32);

@@ -1,9 +1,12 @@
-//! What is told of a pool.
+//! What a pool tells of itself, and the lock designs to choose from while the program runs.
 
 use crate::base::named::named;
 
+use crate::base::mem::Account;
+
 use super::class::SizeClass;
-use super::design::{ClassIndexed, Consolidated, Design, Locks, Pinned, Split};
+use super::counts::LockCounts;
+use super::design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
 use super::raw::RawPool;
 use super::zspage::FULLNESS_GROUPS;
 
@@ -30,9 +33,9 @@ impl PoolDesign {
     pub const fn name(self) -> &'static str {
         match self {
             PoolDesign::Pinned => Pinned::NAME,
-            PoolDesign::ClassIndexed => ClassIndexed::<u64>::NAME,
-            PoolDesign::Consolidated => Consolidated::<u64>::NAME,
-            PoolDesign::Split => Split::<u64>::NAME,
+            PoolDesign::ClassIndexed => ClassIndexed::NAME,
+            PoolDesign::Consolidated => Consolidated::NAME,
+            PoolDesign::Split => Split::NAME,
         }
     }
 }
@@ -41,6 +44,8 @@ named!(PoolDesign, "'{}' is no lock design of a pool: {}");
 
 /// One class in the columns of the kernel's `classes` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
 pub struct ClassStat {
     /// Its shape.
     pub class: SizeClass,
@@ -62,7 +67,35 @@ impl ClassStat {
     }
 }
 
-impl<D: Design> RawPool<D> {
+impl<D: PoolLocks> RawPool<D> {
+    /// Pages committed to zspages: the kernel's `mem_used_total` in pages.
+    pub fn pages_used(&self) -> u64 {
+        self.arena.used_pages(Account::Pool)
+    }
+
+    /// Objects found damaged when they were freed; their memory is not used again.
+    pub fn corrupted(&self) -> u64 {
+        self.corrupted.get()
+    }
+
+    /// Pages that compaction has freed.
+    pub fn pages_compacted(&self) -> u64 {
+        self.pages_compacted.get()
+    }
+
+    /// What the pool did with its locks, if its options asked for it.
+    pub fn lock_counts(&self) -> LockCounts {
+        self.counts.sum()
+    }
+
+    /// The memory that the pool's tables take now; it grows with the pool.
+    #[cfg(not(loom))]
+    pub fn table_resident_bytes(&self) -> usize {
+        self.page_table.resident_bytes()
+            + self.handles.table_resident_bytes()
+            + self.zspages.table_resident_bytes()
+    }
+
     /// The state of each class, smallest first.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         let stat = |(index, class): (usize, &SizeClass)| {

@@ -10,7 +10,7 @@
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::{Arc, AtomicU32, Guarded, Ordering};
-use crate::slab::{Options, Typed};
+use crate::slab::{CacheConfig, TypedCache};
 
 use super::class::SizeClass;
 
@@ -119,17 +119,20 @@ impl Descriptor {
 }
 
 /// All descriptors of a pool.
-pub(super) struct Descriptors(Typed<Descriptor>);
+pub(super) struct Descriptors(TypedCache<Descriptor>);
 
 impl Descriptors {
     pub(super) fn new(pool_name: &str, arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
         let name = format!("zspage-{pool_name}");
         // A pool ends with what is stored in it.
-        let options = Options { dropped_whole: true, ..Typed::<Descriptor>::options(name, max_zspages) };
-        Typed::new(arena, options).map(Descriptors)
+        let options = CacheConfig {
+            free_objects_on_drop: true,
+            ..TypedCache::<Descriptor>::options(name, max_zspages)
+        };
+        TypedCache::new(arena, options).map(Descriptors)
     }
 
-    /// As [`Typed::populate`].
+    /// As [`TypedCache::populate`].
     pub(super) fn populate(&self) -> Result<()> {
         self.0.populate()
     }
@@ -145,7 +148,7 @@ impl Descriptors {
     /// `Corrupt` when it is found that it is none, or free already.
     ///
     /// # Safety
-    /// [`Descriptors::alloc`] answered it, and nobody uses it any more.
+    /// [`Descriptors::alloc`] returned it, and nobody uses it any more.
     pub(super) unsafe fn free(&self, id: u32) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.0.remove(id) }
@@ -273,7 +276,7 @@ impl Lists {
         self.objs_used / objs * u64::from(class.pages_per_zspage) + rest
     }
 
-    /// Makes the first zspage of a group its last, and answers it.
+    /// Makes the first zspage of a group its last, and returns it.
     pub(super) fn rotate(&mut self, all: &Descriptors, group: usize) -> Option<u32> {
         let first = self.heads[group];
         if first == NONE {
@@ -284,7 +287,7 @@ impl Lists {
     }
 
     /// The first `most` zspages of each group that has room, fullest group first, as long as
-    /// `f` does not answer.
+    /// `f` does not return.
     pub(super) fn find_with_room<R>(
         &mut self,
         all: &Descriptors,

@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::config::settings::{SETTINGS, Setting};
+use uzram::device::Device;
 
 const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 2 << 30 };
 
@@ -16,8 +18,7 @@ fn complaint(text: &str) -> String {
 }
 
 fn value<'a>(device: &'a DevicePlan, attribute: &str) -> Option<&'a str> {
-    let setting = device.settings.iter().find(|setting| setting.attribute == attribute)?;
-    Some(&setting.value)
+    device.settings.get(attribute).map(|setting| setting.value.as_str())
 }
 
 /// The example, its settings that are commented out with it; each file that it names is `policy`.
@@ -67,22 +68,23 @@ fn the_example_has_every_key_and_makes_sense() {
         ("backing_dev", "/var/lib/uzram/cold.img:4G"),
         ("backing_force", "1"),
         ("checksum", "1"),
-        ("compact_rate", "64M"),
-        // The file of the policy, what comes before it as an option, and as an attribute.
-        ("policy_low", "70"),
+        ("compact_rate", "67108864"),
+        // They come before the file of the policy.
         ("writeback_after", "1h"),
         ("policy_high", "90"),
+        ("policy_low", "85"),
     ] {
         assert_eq!(value(device, attribute), Some(wanted), "{attribute}");
     }
     assert_eq!(device.settings.last().unwrap().attribute, "disksize");
 
     let table: toml::Table = toml::from_str(&text).unwrap();
-    let options = Options::new(&MEMORY);
-    let options = options.parser.get_arguments().filter_map(clap::Arg::get_long);
-    for key in options.chain(USE_KEYS) {
+    for key in USE_KEYS {
         assert!(table["zram0"].get(key).is_some(), "the example has no {key}");
     }
+    let is_there = |attribute: &str| device.settings.get(attribute).is_some();
+    let missing = SETTINGS.iter().map(|row| row.attribute).find(|attribute| !is_there(attribute));
+    assert_eq!(missing, None, "the example has no such setting");
     assert!(TOP_KEYS.iter().all(|key| table.contains_key(*key)));
     assert!(text.contains(&format!("size = \"{DEFAULT_SIZE}\"\n")));
 }
@@ -94,10 +96,11 @@ fn the_example_s_attributes_are_those_of_a_device() {
     std::fs::write(&policy, "").unwrap();
     let whole = whole_example(&policy).replace("/var/lib/uzram/cold.img:4G", "none");
     let text = whole.replace("min(ram / 2, 4G)", "64K");
-    let lines = text.lines().filter(|line| !line.starts_with("writeback-") && !line.starts_with("force"));
+    let backed = ["writeback-", "compressed-writeback", "force"];
+    let lines = text.lines().filter(|line| !backed.iter().any(|key| line.starts_with(key)));
     let config = parsed(&lines.collect::<Vec<_>>().join("\n")).unwrap();
     let device = Device::new(&config.devices[0].name).unwrap();
-    for Setting { origin, attribute, value } in &config.devices[0].settings {
+    for Setting { origin, attribute, value } in config.devices[0].settings.iter() {
         device.set(attribute, value).unwrap_or_else(|error| panic!("{origin}: {error}"));
     }
     assert_eq!(device.size_bytes(), 64 << 10);
@@ -132,10 +135,10 @@ fn settings_say_where_they_come_from() {
         .collect();
     let wanted = [
         "u.toml:3: algorithm=zstd (comp_algorithm)",
-        "u.toml:4: mem-limit=1073741824 (mem_limit)",
-        "u.toml:6: attributes.policy_high=50 (policy_high)",
         "u.toml:7: attributes.algorithm_params=level=3 (algorithm_params)",
+        "u.toml:6: attributes.policy_high=50 (policy_high)",
         "u.toml:8: attributes.policy_low=40 (policy_low)",
+        "u.toml:4: mem-limit=1073741824 (mem_limit)",
         "u.toml:2: size=4294967296 (disksize)",
     ];
     assert_eq!(shown, wanted);
@@ -250,7 +253,11 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
             "",
         ),
         ("[zram0]\nsawp = true", "u.toml:2: ", "unknown key `sawp`; did you mean `swap`?"),
-        ("[zram0]\nspace = true", "u.toml:2: ", "unknown key `space`; there are: size, algorithm, "),
+        (
+            "[zram0]\nspace = true",
+            "u.toml:2: ",
+            "unknown key `space`; there are: comp_algorithm, algorithm, ",
+        ),
         (
             "max-conections = 3",
             "u.toml:1: 'max-conections = 3': unknown key `max-conections`; did you mean `max-connections`?",
@@ -285,8 +292,12 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[zram0]\nsize = 1.5", "u.toml:2: size: invalid type: floating point", "a string, a whole number"),
         ("[zram0]\nstreams = 0", "u.toml:2: streams: ", "0"),
         ("[zram0]\npool-design = 'x'", "u.toml:2: pool-design: ", "x"),
-        ("[zram0]\nchain = -1", "u.toml:2: chain: -1 is not in 0..=4294967295", ""),
-        ("[zram0]\ncompact-threshold = 101", "u.toml:2: compact-threshold: 101 is not in 0..=100", ""),
+        ("[zram0]\nchain = -1", "u.toml:2: chain: '-1' is no chain_size: write 4 to 16", ""),
+        (
+            "[zram0]\ncompact-threshold = 101",
+            "u.toml:2: compact-threshold: '101' is no compact_threshold: write 0 to 100",
+            "",
+        ),
         (
             "[zram0]\nwriteback-after = '1h'",
             "u.toml:2: writeback-after: nothing to write pages to: give backing",
@@ -294,15 +305,19 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ),
         ("[zram0]\nattributes = 1", "u.toml:2: attributes: it is a table", ""),
         (
-            "[zram0.attributes]\nsize = 1",
-            "u.toml:2: 'size = 1': unknown key `size`; there are: disksize, reset, ",
+            "[zram0.attributes]\nsiez = 1",
+            "u.toml:2: 'siez = 1': unknown key `siez`; did you mean `size`?",
             "",
         ),
-        ("[zram0.attributes]\nmm_stat = 1", "u.toml:2: mm_stat: it can only be read", ""),
+        (
+            "[zram0.attributes]\nmm_stat = 1",
+            "u.toml:2: 'mm_stat = 1': unknown key `mm_stat`; there are: ",
+            "disksize",
+        ),
         ("[zram0.attributes]\nchecksum = []", "u.toml:2: checksum: invalid type: sequence", ""),
         (
-            "[zram0]\n[zram0.attributes]\ndisksize = 1",
-            "u.toml:3: attributes.disksize: u.toml:1: size sets it, too",
+            "[zram0]\nsize = '1G'\n[zram0.attributes]\ndisksize = '2G'",
+            "u.toml:4: attributes.disksize: u.toml:2: size sets it, too",
             "",
         ),
         (

@@ -35,8 +35,8 @@ pub(super) struct Connection<'a, S> {
     pub replies: Replies<'a, S>,
     pub offloaded: Offloaded<'a>,
     pub traffic: Traffic,
-    /// Where other threads see `traffic`.
-    pub shown: &'a TrafficCounters,
+    /// Where other threads read `traffic`.
+    pub published: &'a TrafficCounters,
 }
 
 impl<S: Read + Write> Connection<'_, S> {
@@ -214,7 +214,7 @@ impl<S: Read + Write> Connection<'_, S> {
     /// Sends the replies that are ready, then waits for more bytes; `false` at the end of the stream.
     fn receive(&mut self) -> io::Result<bool> {
         loop {
-            self.shown.show(&self.traffic);
+            self.published.publish(&self.traffic);
             self.send()?;
             match self.received.fill(self.replies.stream) {
                 // An offloaded request has completed.

@@ -62,7 +62,7 @@ pub(super) fn run<S: Read + Write>(
         replies: Replies { device: &device, headers, stopping, budget: Some(budget), unsent, stream },
         offloaded: Offloaded::new(terms.offload, &device, headers, stopping),
         traffic: Traffic::default(),
-        shown: terms.traffic,
+        published: terms.traffic,
     };
     let served = connection.serve();
     match &served {

@@ -295,7 +295,9 @@ impl Drop for Offloaded<'_> {
     fn drop(&mut self) {
         self.completions.abandoned.store(true, Ordering::Relaxed);
         loop {
-            self.count -= std::mem::take(&mut *self.completions.lock()).len();
+            let completed = std::mem::take(&mut *self.completions.lock());
+            self.count -= completed.len();
+            drop(completed);
             if self.count == 0 || self.wait_for_one().is_err() {
                 break;
             }

@@ -1,7 +1,7 @@
 //! Replies: carries out requests that need nothing more from the client, and writes what the client gets back.
 //!
-//! The connection's thread replies through its send buffer and stream; a task that was offloaded through a buffer of
-//! its own, and may wait for the device. Both call the same functions.
+//! The connection's thread replies through its send buffer and stream; an offloaded task, which may wait for the device,
+//! through a buffer of its own. Both call the same functions.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -155,7 +155,11 @@ impl<W: Write> Replies<'_, W> {
     /// is the shortest.
     pub fn succeed(&mut self, request: &Request) -> io::Result<()> {
         match self.headers {
-            Headers::Simple | Headers::Structured => self.simple(request, 0),
+            Headers::Simple | Headers::Structured => {
+                let reply = simple_reply(0, request.cookie);
+                self.unsent.room(self.stream, reply.len())?.copy_from_slice(&reply);
+                Ok(())
+            }
             Headers::Extended => self.end(request),
         }
     }
@@ -170,7 +174,7 @@ impl<W: Write> Replies<'_, W> {
         let failure = failure.into();
         let error = failure.error() as u32;
         if !self.headers.has_chunks() {
-            return self.simple(request, error);
+            return self.unsent.put(self.stream, &simple_reply(error, request.cookie));
         }
         let mut message = [0; MAX_MESSAGE_BYTES];
         let message_bytes = failure.message(&mut message);
@@ -178,13 +182,6 @@ impl<W: Write> Replies<'_, W> {
         payload[..4].copy_from_slice(&error.to_be_bytes());
         payload[4..6].copy_from_slice(&(message_bytes as u16).to_be_bytes());
         payload[6..].copy_from_slice(&message[..message_bytes]);
-        Ok(())
-    }
-
-    /// Writes a simple reply; `error` 0 is success.
-    fn simple(&mut self, request: &Request, error: u32) -> io::Result<()> {
-        let reply = simple_reply(error, request.cookie);
-        self.unsent.room(self.stream, reply.len())?.copy_from_slice(&reply);
         Ok(())
     }
 

@@ -1,9 +1,9 @@
-//! Answers to `NBD_CMD_BLOCK_STATUS`: a chunk for each metadata context, with a descriptor for each
-//! run of pages that the context does not tell apart.
+//! Replies to `NBD_CMD_BLOCK_STATUS`: a chunk for each metadata context, with a descriptor for each run of pages that
+//! have the same status in it.
 //!
-//! An answer may be shorter than what was asked for, and the client asks again from its end. Here it
-//! is cut at a quarter of the send buffer, which is thousands of descriptors, and at
-//! [`MAX_LOOKED_AT_BYTES`], so that a request takes some milliseconds at most.
+//! A reply may cover less than the request, and the client asks again from its end. Here it ends at a quarter of the
+//! send buffer, which is thousands of descriptors, and at [`MAX_COVERED_BYTES`], so that a request takes some
+//! milliseconds at most.
 
 use std::io::{self, Read, Write};
 
@@ -16,8 +16,8 @@ use crate::nbd::proto::{Bytes, chunk, command_flags};
 use crate::nbd::reply::put_chunk_header;
 use crate::nbd::request::{Headers, Refusal, Request};
 
-/// How much of the disk one chunk tells of: 262,144 pages.
-const MAX_LOOKED_AT_BYTES: u64 = 1 << 30;
+/// How much of the disk one chunk covers: 262,144 pages.
+const MAX_COVERED_BYTES: u64 = 1 << 30;
 
 impl Headers {
     /// Bytes of a chunk's payload before its descriptors.
@@ -43,20 +43,20 @@ impl Headers {
 }
 
 impl<S: Read + Write> Connection<'_, S> {
-    /// Answers a request whose flags have been checked, and its range unless it has a payload.
+    /// Answers a request that has passed `Request::check`, which leaves the range in a payload to this.
     pub(super) fn block_status(&mut self, request: &Request) -> io::Result<()> {
         if !request.has(command_flags::PAYLOAD_LEN) {
-            return self.replies.tell(request, request.len_bytes, self.contexts);
+            return self.replies.report_status(request, request.len_bytes, self.contexts);
         }
         match self.status_payload(request)? {
-            Ok((len_bytes, contexts)) => self.replies.tell(request, len_bytes, contexts),
+            Ok((len_bytes, contexts)) => self.replies.report_status(request, len_bytes, contexts),
             Err(refusal) => self.replies.fail(request, refusal),
         }
     }
 
-    /// Receives a payload: how much of the disk, and which contexts, of those that were set.
+    /// Receives a payload: a length, and a choice of the contexts that were set.
     fn status_payload(&mut self, request: &Request) -> io::Result<Result<(u64, Contexts), Refusal>> {
-        // A length, and a number for each context: longer ones name one twice, or none that there is.
+        // A length and the id of each context: a longer payload names one twice, or an unknown one.
         let longest_bytes = 8 + 4 * Context::ALL.len();
         let Some(payload_bytes) =
             usize::try_from(request.payload_bytes).ok().filter(|bytes| *bytes <= longest_bytes)
@@ -73,14 +73,16 @@ impl<S: Read + Write> Connection<'_, S> {
             let message = "a payload is a length and the numbers of contexts that were set, each once";
             return Ok(Err(Refusal::invalid(message)));
         };
-        let effective = Request { len_bytes, ..*request };
-        Ok(effective.check_range(self.replies.device.size_bytes()).map(|()| (len_bytes, contexts)))
+        let flags = request.flags & !command_flags::PAYLOAD_LEN;
+        let effective = Request { flags, len_bytes, ..*request };
+        let checked = effective.check(self.replies.device.size_bytes(), self.replies.headers);
+        Ok(checked.map(|()| (len_bytes, contexts)))
     }
 }
 
 impl<W: Write> Replies<'_, W> {
-    /// Sends a chunk for each of `contexts`.
-    fn tell(&mut self, request: &Request, len_bytes: u64, contexts: Contexts) -> io::Result<()> {
+    /// Adds a chunk for each of `contexts`.
+    fn report_status(&mut self, request: &Request, len_bytes: u64, contexts: Contexts) -> io::Result<()> {
         if contexts.is_empty() {
             return self.fail(request, Refusal::invalid("no metadata context was set"));
         }
@@ -137,8 +139,8 @@ impl<W: Write> Replies<'_, W> {
     }
 }
 
-/// Fills `out` with descriptors of the `len_bytes` from `offset` on, as far as it and
-/// [`MAX_LOOKED_AT_BYTES`] reach, and returns how many.
+/// Fills `out` with descriptors of the `len_bytes` from `offset` on, as far as `out` and [`MAX_COVERED_BYTES`] reach,
+/// and returns their number.
 fn put_descriptors(
     device: &OpenDevice,
     headers: Headers,
@@ -156,7 +158,7 @@ fn put_descriptors(
         }
         count
     };
-    let (mut at, mut left_bytes) = (offset, len_bytes.min(MAX_LOOKED_AT_BYTES));
+    let (mut at, mut left_bytes) = (offset, len_bytes.min(MAX_COVERED_BYTES));
     let mut run = None;
     while left_bytes > 0 {
         let extent = device.extent(at, left_bytes)?;
@@ -172,8 +174,7 @@ fn put_descriptors(
     Ok(run.map_or(0, put))
 }
 
-/// Reads a payload: a length in bytes, and the contexts it names, each of which is one of `set`. At
-/// least one, and none twice.
+/// Parses a payload: a length in bytes, and the ids of at least one context of `set`, none twice.
 fn parse_payload(payload: &[u8], set: Contexts) -> Option<(u64, Contexts)> {
     let mut bytes = Bytes(payload);
     let len_bytes = bytes.u64()?;
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_are_runs_that_a_context_does_not_tell_apart() {
+    fn descriptors_are_runs_of_the_same_status() {
         let device = uzram::device::Device::new("zram0").unwrap();
         device.set("disksize", "2G").unwrap();
         let disk = device.open().unwrap();
@@ -239,7 +240,7 @@ mod tests {
             assert_eq!(told(headers, Context::Allocation, 10, 20_000, 2), allocation[..2]);
             assert_eq!(told(headers, Context::State, 10, 20_000, 1), state[..1]);
             let cut = told(headers, Context::State, 16384, u64::from(u32::MAX) / 4 * 2, 9);
-            assert_eq!(cut, [(MAX_LOOKED_AT_BYTES, 0)], "bounded work");
+            assert_eq!(cut, [(MAX_COVERED_BYTES, 0)], "bounded work");
         }
     }
 }

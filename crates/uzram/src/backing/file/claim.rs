@@ -99,7 +99,7 @@ fn is_zeros(fd: &OwnedFd, offset: u64) -> Result<bool, Errno> {
     Ok(bytes[..len_bytes].iter().all(|byte| *byte == 0))
 }
 
-/// Reads as much as there is, and answers how much that was.
+/// Reads as much as there is, and returns how much that was.
 fn read_at(fd: &OwnedFd, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < bytes.len() {

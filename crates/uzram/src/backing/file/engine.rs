@@ -110,7 +110,7 @@ impl Progress {
         self.done_bytes..self.len_bytes
     }
 
-    /// Notes what the system answered. The transfer's result, once it has one.
+    /// Notes what the system returned. The transfer's result, once it has one.
     pub(super) fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<()>> {
         #[cfg(test)]
         assert!(!self.panics, "a test asked for it");

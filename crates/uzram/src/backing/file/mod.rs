@@ -80,13 +80,13 @@ impl FileOptions {
 /// file is refused.
 pub struct FileBacking {
     // Before the target, which they use.
-    mover: Mover,
+    mover: Backend,
     target: Arc<Target>,
     opened: Opened,
     fallback: Option<Error>,
 }
 
-enum Mover {
+enum Backend {
     Uring(Uring),
     Threads(Threads),
 }
@@ -117,10 +117,10 @@ impl FileBacking {
         Ok(FileBacking { mover, target, opened, fallback })
     }
 
-    fn start_engine(options: &FileOptions, target: &Arc<Target>) -> Result<(Mover, Option<Error>)> {
+    fn start_engine(options: &FileOptions, target: &Arc<Target>) -> Result<(Backend, Option<Error>)> {
         let depth = options.queue_depth;
-        let uring = || Uring::new(Arc::clone(target), depth).map(Mover::Uring);
-        let threads = || Threads::new(Arc::clone(target), depth).map(Mover::Threads);
+        let uring = || Uring::new(Arc::clone(target), depth).map(Backend::Uring);
+        let threads = || Threads::new(Arc::clone(target), depth).map(Backend::Threads);
         match options.engine {
             Engine::Uring => Ok((uring()?, None)),
             Engine::Threads => Ok((threads()?, None)),
@@ -134,8 +134,8 @@ impl FileBacking {
     /// What moves the bytes: never [`Engine::Auto`].
     pub fn engine(&self) -> Engine {
         match self.mover {
-            Mover::Uring(_) => Engine::Uring,
-            Mover::Threads(_) => Engine::Threads,
+            Backend::Uring(_) => Engine::Uring,
+            Backend::Threads(_) => Engine::Threads,
         }
     }
 
@@ -185,8 +185,8 @@ impl Backing for FileBacking {
 
     fn start(&self, transfer: Transfer) {
         match &self.mover {
-            Mover::Uring(uring) => uring.start(transfer),
-            Mover::Threads(threads) => threads.start(transfer),
+            Backend::Uring(uring) => uring.start(transfer),
+            Backend::Threads(threads) => threads.start(transfer),
         }
     }
 

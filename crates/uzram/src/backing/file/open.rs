@@ -109,7 +109,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     })
 }
 
-/// Keeps other backings from what was opened, and answers how many bytes it has. A block device was opened
+/// Keeps other backings from what was opened, and returns how many bytes it has. A block device was opened
 /// exclusively.
 fn claim_alone(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<u64> {
     let failed = |errno| from_errno(path, errno);
@@ -268,7 +268,7 @@ fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result
     })
 }
 
-/// Switches to O_DIRECT, and answers its block size; none if the page cache has to be used.
+/// Switches to O_DIRECT, and returns its block size; none if the page cache has to be used.
 fn direct_block_bytes(fd: &OwnedFd) -> Option<usize> {
     let block_bytes = declared_block_bytes(fd)?;
     set_flags(fd, OFlags::DIRECT, true).ok()?;

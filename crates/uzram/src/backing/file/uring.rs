@@ -284,7 +284,7 @@ impl Driver {
         }
     }
 
-    /// Goes on with a transfer of which the kernel has answered the last entry.
+    /// Goes on with a transfer whose last entry the kernel has completed.
     fn settle(&mut self, place: usize, answer: Result<usize, Errno>) {
         let Some((transfer, mut progress)) = self.in_flight.remove(place) else { return };
         let result = match &self.usable {

@@ -9,7 +9,7 @@ use super::*;
 /// Nobody's, but somebody else's.
 const OTHER_USER: u32 = 65534;
 
-/// What [`FileBacking::open`] answers, once no other program of the machine has just a look at the device.
+/// What [`FileBacking::open`] returns, once no other program of the machine has just a look at the device.
 fn open_soon(options: &FileOptions) -> Result<FileBacking> {
     for _ in 0..200 {
         match FileBacking::open(options) {

@@ -2,7 +2,7 @@
 //!
 //! glibc (2.35 and later) registers a restartable-sequence area for each thread, in which the
 //! kernel keeps the CPU number: reading it is one load. Where there is none (musl, an older
-//! glibc, `GLIBC_TUNABLES=glibc.pthread.rseq=0`), `sched_getcpu` answers, more slowly.
+//! glibc, `GLIBC_TUNABLES=glibc.pthread.rseq=0`), `sched_getcpu` is called, more slowly.
 //!
 //! A thread may move to another CPU at any time, so the number is a hint: whatever a CPU's entry
 //! holds must be safe to use from any thread.
@@ -65,7 +65,7 @@ pub fn prefetch_write<T>(address: *const T) {
     let _ = address;
 }
 
-/// Reads eight bytes of which nothing is known, for a hint: the answer is any number. None where [`prefetch`] does
+/// Reads eight bytes of which nothing is known, for a hint: the result is any number. None where [`prefetch`] does
 /// nothing.
 ///
 /// Others may be writing them in whatever way, which the language allows no read beside, atomic or not. This is none to
@@ -127,7 +127,7 @@ impl<T> PerCpu<T> {
     /// Makes each CPU's entry, or fails as the first one that cannot be made.
     ///
     /// # Errors
-    /// What `entry` answers.
+    /// What `entry` returns.
     pub fn try_new<E>(entry: impl FnMut(usize) -> Result<T, E>) -> Result<Self, E> {
         let entries = (0..possible()).map(entry).map(|made| made.map(Padded));
         Ok(PerCpu { entries: entries.collect::<Result<_, E>>()? })
@@ -182,7 +182,7 @@ mod imp {
     pub(super) fn current() -> usize {
         let offset = AREA_OFFSET.load(Ordering::Relaxed);
         if offset != UNKNOWN && offset != NONE {
-            // SAFETY: `area_offset` answered it.
+            // SAFETY: `area_offset` returned it.
             let cpu = unsafe { super::restart::cpu_id(offset) } as usize;
             // A thread without a registration reads -1 or -2, which fail this test.
             if cpu < possible() {

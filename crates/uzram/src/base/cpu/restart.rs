@@ -48,7 +48,7 @@ impl Restartable {
 
     /// Starts every sequence again that is under way in any thread of this process: whoever
     /// commits after this has read everything that the caller wrote before it. A system call, which
-    /// must stay allowed once [`Restartable::get`] has answered; there is no going on without.
+    /// must stay allowed once [`Restartable::get`] has returned; there is no going on without.
     pub fn interrupt_all(self) {
         imp::interrupt_all();
     }
@@ -73,7 +73,7 @@ pub(super) fn area_offset() -> Option<isize> {
 /// The number of the CPU this thread runs on; negative if the thread is not registered.
 ///
 /// # Safety
-/// `area` is what [`area_offset`] answered.
+/// `area` is what [`area_offset`] returned.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 #[inline]
 pub(super) unsafe fn cpu_id(area: isize) -> i32 {

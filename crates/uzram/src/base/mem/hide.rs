@@ -26,13 +26,13 @@ const CHUNKS_PER_HOLD: usize = 64;
 /// is begun for what is moved. There is one of these at a time that is not empty. (Where the reservation
 /// is used up, an allocation that finds no other run ends the hiding early, which costs nothing but its
 /// purpose.)
-pub struct Hidden<'a> {
+pub struct HiddenChunks<'a> {
     arena: &'a Arena,
     /// In ascending order.
     chunks: Vec<u32>,
 }
 
-impl Hidden<'_> {
+impl HiddenChunks<'_> {
     /// Whether a page lies in one of the chunks, so that its run is to be moved.
     pub fn contains(&self, page: u32) -> bool {
         self.chunks.binary_search(&(page / CHUNK_PAGES)).is_ok()
@@ -49,7 +49,7 @@ impl Hidden<'_> {
     }
 }
 
-impl Drop for Hidden<'_> {
+impl Drop for HiddenChunks<'_> {
     fn drop(&mut self) {
         if !self.chunks.is_empty() {
             self.chunks.iter().for_each(|chunk| self.arena.show(*chunk as usize));
@@ -62,8 +62,8 @@ impl Arena {
     /// Hides the emptiest chunks of `account`, as many as there is room for in its others, but at most
     /// `most` and none of `kept`. None are hidden if that would gain nothing, or while another's are. There
     /// being room is an estimate: runs of the right length may lack. Who emptied none may with others.
-    pub fn hide_sparse_chunks(&self, account: Account, most: usize, kept: &[u32]) -> Hidden<'_> {
-        let mut hidden = Hidden { arena: self, chunks: Vec::new() };
+    pub fn hide_sparse_chunks(&self, account: Account, most: usize, kept: &[u32]) -> HiddenChunks<'_> {
+        let mut hidden = HiddenChunks { arena: self, chunks: Vec::new() };
         {
             let _inner = self.inner.lock();
             if self.hiding.get() != 0 {

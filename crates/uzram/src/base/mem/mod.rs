@@ -47,7 +47,7 @@ mod reserve_loom_tests;
 mod tests;
 
 pub use charge::Full;
-pub use hide::Hidden;
+pub use hide::HiddenChunks;
 pub use map::leave_out_of_cores;
 pub use pages::ZeroedPages;
 pub use reserve::reserve_chunks;
@@ -110,7 +110,7 @@ pub struct Arena {
     /// of its run, one of a free page to the holder of the arena's lock.
     resident: Table<AtomicU64>,
     batch_pages: Counter,
-    /// 1 while a [`Hidden`] exists that is not empty, or is being made.
+    /// 1 while a [`HiddenChunks`] exists that is not empty, or is being made.
     hiding: Counter,
     /// A bit for each chunk that is hidden.
     hidden: Table<AtomicU64>,
@@ -196,7 +196,7 @@ impl Arena {
         self.mapping.base().wrapping_add((page as usize) << PAGE_SHIFT)
     }
 
-    /// The page that starts at an address, which [`Arena::address`] answered.
+    /// The page that starts at an address, which [`Arena::address`] returned.
     pub fn page_at(&self, address: *const u8) -> u32 {
         let offset_bytes = address.addr() - self.mapping.base().addr();
         debug_assert!(offset_bytes < self.mapping.len_bytes() && offset_bytes.is_multiple_of(PAGE_SIZE));

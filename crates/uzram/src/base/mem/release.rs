@@ -127,7 +127,7 @@ impl Arena {
     }
 
     /// Gives memory of free pages back, from the highest group down to the lowest and round, until
-    /// at most `keep` pages are left or `most_groups` have been dealt with, and answers how many
+    /// at most `keep` pages are left or `most_groups` have been dealt with, and returns how many
     /// are left.
     fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) -> u64 {
         let mut inner = self.inner.lock();
@@ -211,7 +211,7 @@ impl Arena {
         self.usage.charged_pages.sub(u64::from((before & released).count_ones()));
     }
 
-    /// Gives the pages of `bits`, counted from page `first`, back to the system, and answers those
+    /// Gives the pages of `bits`, counted from page `first`, back to the system, and returns those
     /// that it took.
     fn release(&self, first: u32, bits: u64) -> u64 {
         let (mut left, mut released) = (bits, 0);

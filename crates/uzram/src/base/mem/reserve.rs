@@ -106,7 +106,7 @@ impl Arena {
     ///
     /// # Errors
     /// `NoSpace` when the limit is met or the reservation used up, `NoMemory` when the system gives no more, and
-    /// what `prepare` answers: what was filled until then stays.
+    /// what `prepare` returns: what was filled until then stays.
     pub fn refill(&self, prepare: impl Fn(Range<u32>) -> Result<()>) -> Result<()> {
         while let Some(chunk) = self.chunk_to_fill()? {
             let filled = self.fill(chunk, &prepare);

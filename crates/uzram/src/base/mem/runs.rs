@@ -167,7 +167,7 @@ impl Runs {
         Ok(())
     }
 
-    /// Makes room for so many chunks, so that adding them takes no memory any more; answers how many bytes
+    /// Makes room for so many chunks, so that adding them takes no memory any more; returns the number of bytes
     /// that takes.
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Runs {
         Ok(bytes)
     }
 
-    /// Adds a chunk as [`Runs::add_chunk`] does that is absent, and that the caller has; answers its number.
+    /// Adds a chunk as [`Runs::add_chunk`] does that is absent, and that the caller has; returns its number.
     /// There is room for it ([`Runs::reserve`]).
     pub(super) fn add_absent_chunk(&mut self) -> usize {
         let (chunk, groups) = (self.chunks.len(), self.groups() + CHUNK_GROUPS);
@@ -243,7 +243,7 @@ impl Runs {
         self.refresh(chunk);
     }
 
-    /// Takes a run of `pages` pages for `account` and answers its first page: the lowest run of
+    /// Takes a run of `pages` pages for `account` and returns its first page: the lowest run of
     /// the account's chunks, else the first of the lowest free chunk.
     pub(super) fn take(&mut self, account: Account, pages: usize) -> Option<u32> {
         self.take_own(account, pages).or_else(|| {
@@ -253,7 +253,7 @@ impl Runs {
         })
     }
 
-    /// Takes the lowest run of `pages` pages in the account's chunks, and answers its first page.
+    /// Takes the lowest run of `pages` pages in the account's chunks, and returns its first page.
     pub(super) fn take_own(&mut self, account: Account, pages: usize) -> Option<u32> {
         let chunk = self.room[account as usize].first(pages as u8)?;
         self.take_in(chunk, account, pages)

@@ -278,6 +278,8 @@ mod stats {
 
     /// What one class of locks has been through since the program started.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+    #[non_exhaustive]
     pub struct LockStat {
         /// The class's name.
         pub class: &'static str,

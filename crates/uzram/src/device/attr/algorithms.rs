@@ -5,7 +5,7 @@ use crate::codec::{Algorithm, Dictionary, Kind};
 use crate::store::MAX_RECOMPRESSION;
 
 use super::super::{Device, Params};
-use super::{before_initialisation, number_within, set_parsed, words};
+use super::{number_within, put, words};
 
 /// Every algorithm, the one in use in brackets.
 fn choices(current: &Algorithm) -> String {
@@ -17,10 +17,6 @@ pub(super) fn comp_algorithm(device: &Device) -> String {
     choices(&device.state.lock().params.config.algorithm)
 }
 
-pub(super) fn set_comp_algorithm(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "comp_algorithm", value, |params, algorithm| params.config.algorithm = algorithm)
-}
-
 /// A line for each priority that has an algorithm.
 pub(super) fn recomp_algorithm(device: &Device) -> String {
     let algorithms = device.state.lock().params.config.recompression.clone();
@@ -30,7 +26,8 @@ pub(super) fn recomp_algorithm(device: &Device) -> String {
     algorithms.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-pub(super) fn set_recomp_algorithm(device: &Device, value: &str) -> Result<()> {
+/// An algorithm and its priority.
+pub(super) fn parse_recomp_algorithm(value: &str) -> Result<(Algorithm, usize)> {
     let (mut algorithm, mut priority) = (None, 1);
     for (name, value) in words(value) {
         match name {
@@ -42,12 +39,10 @@ pub(super) fn set_recomp_algorithm(device: &Device, value: &str) -> Result<()> {
             }
         }
     }
-    let Some(algorithm) = algorithm else {
-        return Err(Error::invalid("algo=ALGORITHM is missing").with_setting("recomp_algorithm"));
-    };
-    before_initialisation(device, "recomp_algorithm", algorithm, |params, algorithm| {
-        params.config.recompression[priority - 1] = Some(algorithm);
-    })
+    match algorithm {
+        Some(algorithm) => Ok((algorithm, priority)),
+        None => Err(Error::invalid("algo=ALGORITHM is missing").with_setting("recomp_algorithm")),
+    }
 }
 
 /// A priority from `least` on.
@@ -80,24 +75,40 @@ pub(super) fn find(
     })
 }
 
-/// The kernel's words, but that what it ignores is refused.
-pub(super) fn set_algorithm_params(device: &Device, value: &str) -> Result<()> {
-    let (mut kind, mut priority, mut level, mut path) = (None, None, None, None);
-    for (name, value) in words(value) {
-        match name {
-            _ if value.is_empty() => return Err(unknown(name)),
-            "algo" => kind = Some(value.parse::<Kind>()?),
-            "priority" => priority = Some(parse_priority(value, 0)?),
-            "level" => level = Some(value),
-            "dict" => path = Some(value),
-            "deflate.winbits" => {
-                return Err(Error::invalid(format!(
-                    "'{name}={value}': deflate's window cannot be changed; leave it out"
-                )));
+/// Parameters of one of a device's algorithms.
+#[derive(Default)]
+pub(super) struct AlgorithmParams {
+    kind: Option<Kind>,
+    priority: Option<usize>,
+    level: Option<String>,
+    dict: Option<String>,
+}
+
+impl AlgorithmParams {
+    /// The kernel's words, but what it ignores is refused.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let mut params = AlgorithmParams::default();
+        for (name, value) in words(text) {
+            match name {
+                _ if value.is_empty() => return Err(unknown(name)),
+                "algo" => params.kind = Some(value.parse()?),
+                "priority" => params.priority = Some(parse_priority(value, 0)?),
+                "level" => params.level = Some(value.to_owned()),
+                "dict" => params.dict = Some(value.to_owned()),
+                "deflate.winbits" => {
+                    return Err(Error::invalid(format!(
+                        "'{name}={value}': deflate's window cannot be changed; leave it out"
+                    )));
+                }
+                _ => return Err(unknown(name)),
             }
-            _ => return Err(unknown(name)),
         }
+        Ok(params)
     }
+}
+
+pub(super) fn set_algorithm_params(device: &Device, params: AlgorithmParams) -> Result<()> {
+    let AlgorithmParams { kind, priority, level, dict } = params;
     // Without either it is the algorithm in use.
     let priority = priority.or(if kind.is_none() { Some(0) } else { None });
     let (at, current) = {
@@ -106,13 +117,12 @@ pub(super) fn set_algorithm_params(device: &Device, value: &str) -> Result<()> {
         find(&state.params, priority, kind)?
     };
     // Without the lock: it reads a file.
-    let level = level.map(|level| current.kind().parse_level(level)).transpose()?;
-    let algorithm = Algorithm::new(current.kind(), level, path.map(Dictionary::read).transpose()?)?;
-    before_initialisation(device, "algorithm_params", algorithm, |params, algorithm| {
-        match at.checked_sub(1) {
-            None => params.config.algorithm = algorithm,
-            Some(at) => params.config.recompression[at] = Some(algorithm),
-        }
+    let level = level.map(|level| current.kind().parse_level(&level)).transpose()?;
+    let dict = dict.map(|path| Dictionary::read(&path)).transpose()?;
+    let algorithm = Algorithm::new(current.kind(), level, dict)?;
+    put("algorithm_params", device, algorithm, |params, algorithm| match at.checked_sub(1) {
+        None => params.config.algorithm = algorithm,
+        Some(at) => params.config.recompression[at] = Some(algorithm),
     })
 }
 

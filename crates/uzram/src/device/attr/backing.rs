@@ -5,53 +5,53 @@ use std::ops::Range;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::bytes_to_pages;
-use crate::store::{BackingStats, Candidates, MAX_WRITEBACK_BATCH, Store, Writeback, WritebackLimit};
+use crate::store::{BackingStats, Candidates, Store, Writeback, WritebackLimit};
 
 use super::super::task::Task;
 use super::super::{Device, NamedBacking, State};
-use super::{before_initialisation, lines, number_within, set_parsed, switch, words};
+use super::{lines, words};
 
 pub(super) fn backing_dev(device: &Device) -> String {
     device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned())
 }
 
-pub(super) fn set_backing_dev(device: &Device, value: &str) -> Result<()> {
+/// The whole path of a file or block device; `None` for no backing device.
+pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
+    match value {
+        "none" => Ok(None),
+        path => NamedBacking::check(path).map(|()| Some(path.to_owned())),
+    }
+}
+
+pub(super) fn set_backing_dev(device: &Device, path: Option<String>) -> Result<()> {
     // Before a file is made for nothing. Without the lock it is opened, and space is reserved for it.
     let force = {
         let state = device.state.lock();
         state.uninitialised("backing_dev")?;
         state.params.backing_force
     };
-    if device.backing().is_some_and(|backing| backing.is_at(value)) {
+    let is_at = |path: &String| device.backing().is_some_and(|backing| backing.is_at(path));
+    if path.as_ref().is_some_and(is_at) {
         // It could not be opened once more.
         device.set_backing(None)?;
     }
-    let backing = match value {
-        "none" => None,
-        path => Some(NamedBacking::open(path, force)?),
-    };
-    device.set_backing(backing)
+    device.set_backing(path.map(|path| NamedBacking::open(&path, force)).transpose()?)
 }
 
-pub(super) fn set_backing_force(device: &Device, value: &str) -> Result<()> {
-    let on = switch("backing_force", value)?;
-    before_initialisation(device, "backing_force", on, |params, on| params.backing_force = on)
+pub(super) fn writeback(task: &Task<'_>, wanted: Writeback) -> Result<()> {
+    check_pages(&wanted, task.pages())?;
+    task.write_back_interruptible(&wanted, &task.work).map(drop)
 }
 
-/// The kernel's words, but that what it ignores is refused, and that there are `all` pages.
-pub(super) fn writeback(task: &Task<'_>, value: &str) -> Result<()> {
-    task.write_back_interruptible(&parse_writeback(value, task.pages())?, &task.work).map(drop)
-}
-
-/// What to write of a disk of so many pages: all pages of a kind, or ranges of pages.
-fn parse_writeback(value: &str, disk_pages: u64) -> Result<Writeback> {
+/// All pages of a kind, or ranges of pages. The kernel's words, but what it ignores is refused, and there are `all`.
+pub(super) fn parse_writeback(value: &str) -> Result<Writeback> {
     let refused = |what: String| Err(Error::invalid(what).with_setting("writeback"));
     let (mut kind, mut ranges) = (None, Vec::new());
     for (name, value) in words(value) {
         match name {
-            "page_index" => ranges.push(parse_pages(value, value, disk_pages)?),
+            "page_index" => ranges.push(parse_pages(value, value)?),
             "page_indexes" => match value.split_once('-') {
-                Some((first, last)) => ranges.push(parse_pages(first, last, disk_pages)?),
+                Some((first, last)) => ranges.push(parse_pages(first, last)?),
                 None => {
                     return refused(format!("page_indexes={value}: write the first and last, as in 0-99"));
                 }
@@ -88,7 +88,7 @@ fn parse_candidates(name: &str) -> Result<Candidates> {
 }
 
 /// The pages from the `first` to the `last`, both included.
-fn parse_pages(first: &str, last: &str, disk_pages: u64) -> Result<Range<u64>> {
+fn parse_pages(first: &str, last: &str) -> Result<Range<u64>> {
     let parse = |text: &str| {
         let bad = |_| Error::invalid(format!("'{text}' is no number of a page")).with_setting("writeback");
         text.parse::<u64>().map_err(bad)
@@ -98,11 +98,22 @@ fn parse_pages(first: &str, last: &str, disk_pages: u64) -> Result<Range<u64>> {
         let what = format!("{first}-{last}: the first page comes after the last");
         return Err(Error::invalid(what).with_setting("writeback"));
     }
-    if last >= disk_pages {
-        let what = format!("page {last} is beyond the end: the disk has {disk_pages} pages");
-        return Err(Error::new(ErrorKind::OutOfRange, what).with_setting("writeback"));
+    if last == u64::MAX {
+        return Err(beyond_the_end(last, "no disk has so many pages"));
     }
     Ok(first..last + 1)
+}
+
+fn check_pages(wanted: &Writeback, disk_pages: u64) -> Result<()> {
+    let beyond = wanted.pages.iter().find(|pages| pages.end > disk_pages);
+    beyond.map_or(Ok(()), |pages| {
+        Err(beyond_the_end(pages.end - 1, &format!("the disk has {disk_pages} pages")))
+    })
+}
+
+fn beyond_the_end(page: u64, why: &str) -> Error {
+    Error::new(ErrorKind::OutOfRange, format!("page {page} is beyond the end: {why}"))
+        .with_setting("writeback")
 }
 
 impl State {
@@ -127,15 +138,8 @@ pub(super) fn writeback_limit(device: &Device) -> WritebackLimit {
     device.state.lock().writeback_limit()
 }
 
-pub(super) fn set_writeback_limit(device: &Device, value: &str) -> Result<()> {
-    let left = number_within("writeback_limit", value, 0..=u64::MAX)?;
-    device.state.lock().change_writeback_limit(|limit| limit.left = left);
-    Ok(())
-}
-
-pub(super) fn set_writeback_limit_enable(device: &Device, value: &str) -> Result<()> {
-    let enabled = switch("writeback_limit_enable", value)?;
-    device.state.lock().change_writeback_limit(|limit| limit.enabled = enabled);
+pub(super) fn change_writeback_limit(device: &Device, change: impl Fn(&mut WritebackLimit)) -> Result<()> {
+    device.state.lock().change_writeback_limit(change);
     Ok(())
 }
 
@@ -144,23 +148,13 @@ pub(super) fn writeback_batch_size(device: &Device) -> u64 {
     params.writeback_batch.unwrap_or_else(|| params.writeback_layout.default_batch())
 }
 
-pub(super) fn set_writeback_batch_size(device: &Device, value: &str) -> Result<()> {
-    let writes = number_within("writeback_batch_size", value, 1..=MAX_WRITEBACK_BATCH)?;
+pub(super) fn set_writeback_batch_size(device: &Device, writes: u64) -> Result<()> {
     let mut state = device.state.lock();
     if let Some(store) = state.backed_store() {
         store.set_writeback_batch(writes);
     }
     state.params.writeback_batch = Some(writes);
     Ok(())
-}
-
-pub(super) fn set_compressed_writeback(device: &Device, value: &str) -> Result<()> {
-    let on = switch("compressed_writeback", value)?;
-    before_initialisation(device, "compressed_writeback", on, |params, on| params.compressed_writeback = on)
-}
-
-pub(super) fn set_writeback_layout(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "writeback_layout", value, |params, layout| params.writeback_layout = layout)
 }
 
 pub(super) fn bd_stat(device: &Device) -> String {
@@ -223,11 +217,11 @@ mod tests {
         for (name, idle, huge, incompressible) in kinds {
             let candidates = Candidates { idle, huge, incompressible };
             for value in [name, &format!("type={name}")] {
-                assert_eq!(parse_writeback(value, 8), Ok(Writeback { candidates, pages: Vec::new() }));
+                assert_eq!(parse_writeback(value), Ok(Writeback { candidates, pages: Vec::new() }));
             }
         }
         let ranges = |value: &str| {
-            let all = parse_writeback(value, 8).expect(value);
+            let all = parse_writeback(value).expect(value);
             assert_eq!(all.candidates, Candidates::default());
             all.pages
         };
@@ -252,12 +246,13 @@ mod tests {
             ("page_indexes=3-1", "comes after the last"),
             ("page_index=18446744073709551616", "is no number"),
         ] {
-            let error = parse_writeback(value, 8).unwrap_err();
+            let error = parse_writeback(value).unwrap_err();
             assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("writeback")), "{value}");
             assert!(error.to_string().contains(hint), "{value}: {error}");
         }
         for value in ["page_index=8", "page_indexes=0-8", "page_index=18446744073709551615"] {
-            assert_eq!(parse_writeback(value, 8).unwrap_err().kind(), ErrorKind::OutOfRange, "{value}");
+            let refused = parse_writeback(value).and_then(|wanted| check_pages(&wanted, 8)).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::OutOfRange, "{value}");
         }
     }
 }

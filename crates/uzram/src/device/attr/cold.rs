@@ -10,14 +10,10 @@ use super::algorithms::{find, parse_priority};
 use super::text::BlockStates;
 use super::words;
 
-pub(super) fn set_idle(task: &Task<'_>, value: &str) -> Result<()> {
-    let age_s = match value {
-        "all" => None,
-        seconds => Some(seconds.parse().map_err(|_| {
-            Error::invalid(format!("'{value}' is no age: write all, or seconds")).with_setting("idle")
-        })?),
-    };
-    task.mark_idle_interruptible(age_s, &task.work)
+/// For how many seconds pages were not used; `None` for all pages.
+pub(super) fn parse_idle_age(value: &str) -> Result<Option<u32>> {
+    let bad = |_| Error::invalid(format!("'{value}' is no age: write all, or seconds")).with_setting("idle");
+    if value == "all" { Ok(None) } else { value.parse().map(Some).map_err(bad) }
 }
 
 /// In the columns of the kernel's `block_state`.
@@ -31,30 +27,48 @@ pub(super) fn block_state(device: &Device) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
-pub(super) fn recompress(task: &Task<'_>, value: &str) -> Result<()> {
-    let mut what = Recompression::default();
-    let (mut kind, mut priority) = (None, None);
-    for (name, value) in words(value) {
-        let bad = || Error::invalid(format!("'{name}={value}' cannot be")).with_setting("recompress");
-        match name {
-            "type" => {
-                what.candidates = match value {
-                    "idle" => Candidates { idle: true, ..Candidates::default() },
-                    "huge" => Candidates { huge: true, ..Candidates::default() },
-                    "huge_idle" => Candidates { idle: true, huge: true, ..Candidates::default() },
-                    _ => return Err(Error::invalid(format!("type={value}: write idle, huge or huge_idle"))),
+/// Which pages to compress again, and by which of the device's algorithms.
+#[derive(Default)]
+pub(super) struct RecompressRequest {
+    what: Recompression,
+    kind: Option<Kind>,
+    priority: Option<usize>,
+}
+
+impl RecompressRequest {
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let mut request = RecompressRequest::default();
+        let what = &mut request.what;
+        for (name, value) in words(text) {
+            let bad = || Error::invalid(format!("'{name}={value}' cannot be")).with_setting("recompress");
+            match name {
+                "type" => {
+                    what.candidates = match value {
+                        "idle" => Candidates { idle: true, ..Candidates::default() },
+                        "huge" => Candidates { huge: true, ..Candidates::default() },
+                        "huge_idle" => Candidates { idle: true, huge: true, ..Candidates::default() },
+                        _ => {
+                            let what = format!("type={value}: write idle, huge or huge_idle");
+                            return Err(Error::invalid(what));
+                        }
+                    }
+                }
+                "threshold" => what.threshold_bytes = value.parse().map_err(|_| bad())?,
+                "max_pages" => what.max_pages = value.parse().map_err(|_| bad())?,
+                "algo" => request.kind = Some(value.parse()?),
+                "priority" => request.priority = Some(parse_priority(value, 1)?),
+                _ => {
+                    let what = format!("'{name}' is not type, threshold, max_pages, algo or priority");
+                    return Err(Error::invalid(what).with_setting("recompress"));
                 }
             }
-            "threshold" => what.threshold_bytes = value.parse().map_err(|_| bad())?,
-            "max_pages" => what.max_pages = value.parse().map_err(|_| bad())?,
-            "algo" => kind = Some(value.parse::<Kind>()?),
-            "priority" => priority = Some(parse_priority(value, 1)?),
-            _ => {
-                let what = format!("'{name}' is not type, threshold, max_pages, algo or priority");
-                return Err(Error::invalid(what).with_setting("recompress"));
-            }
         }
+        Ok(request)
     }
+}
+
+pub(super) fn recompress(task: &Task<'_>, request: RecompressRequest) -> Result<()> {
+    let RecompressRequest { mut what, kind, priority } = request;
     let most = task.huge_threshold();
     if what.threshold_bytes >= most {
         let what = format!("threshold={}: objects of {most} bytes take a page", what.threshold_bytes);

@@ -5,10 +5,17 @@ use crate::base::units::{parse_duration_s, parse_size};
 use crate::store::ReclaimPolicy;
 
 use super::super::Device;
-use super::{lines, number_within, set_parsed};
+use super::lines;
 
-/// Changes the policy, of the store too if there is one, or leaves it as it was.
-fn change(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>) -> Result<()> {
+/// Changes the policy, of the store too if there is one.
+pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy)) -> Result<()> {
+    try_change_policy(device, |policy| {
+        change(policy);
+        Ok(())
+    })
+}
+
+fn try_change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>) -> Result<()> {
     let mut state = device.state.lock();
     let mut policy = state.params.config.policy;
     change(&mut policy)?;
@@ -20,18 +27,15 @@ fn change(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>
 }
 
 /// The lower watermark goes down with it, so that both can be set in either order from the defaults.
-pub(super) fn set_policy_high(device: &Device, value: &str) -> Result<()> {
-    let percent = number_within("policy_high", value, 1..=100)?;
-    change(device, |policy| {
+pub(super) fn set_policy_high(device: &Device, percent: u64) -> Result<()> {
+    change_policy(device, |policy| {
         policy.high_percent = percent;
         policy.low_percent = policy.low_percent.min(percent);
-        Ok(())
     })
 }
 
-pub(super) fn set_policy_low(device: &Device, value: &str) -> Result<()> {
-    let percent = number_within("policy_low", value, 0..=100)?;
-    change(device, |policy| {
+pub(super) fn set_policy_low(device: &Device, percent: u64) -> Result<()> {
+    try_change_policy(device, |policy| {
         if percent > policy.high_percent {
             let high = policy.high_percent;
             let what = format!("policy_low={percent} would be above policy_high, which is {high}");
@@ -43,38 +47,15 @@ pub(super) fn set_policy_low(device: &Device, value: &str) -> Result<()> {
 }
 
 /// Seconds, of which a page's slot can tell as many.
-fn parse_age_s(name: &'static str, value: &str) -> Result<u32> {
+pub(super) fn parse_age_s(name: &'static str, value: &str) -> Result<u32> {
     let bad = |why: &str| Error::invalid(why.to_owned()).with_setting(name);
     let seconds = parse_duration_s(value).map_err(|error| bad(&error.to_string()))?;
     u32::try_from(seconds).map_err(|_| bad(&format!("{value} is more than {} seconds", u32::MAX)))
 }
 
-pub(super) fn set_recompress_after(device: &Device, value: &str) -> Result<()> {
-    let after_s = parse_age_s("recompress_after", value)?;
-    change(device, |policy| {
-        policy.recompress_after_s = after_s;
-        Ok(())
-    })
-}
-
-pub(super) fn set_writeback_after(device: &Device, value: &str) -> Result<()> {
-    let after_s = parse_age_s("writeback_after", value)?;
-    change(device, |policy| {
-        policy.writeback_after_s = after_s;
-        Ok(())
-    })
-}
-
-pub(super) fn set_writeback_budget(device: &Device, value: &str) -> Result<()> {
-    let bytes = parse_size(value.strip_suffix("/day").unwrap_or(value))?;
-    change(device, |policy| {
-        policy.writeback_budget_bytes = bytes;
-        Ok(())
-    })
-}
-
-pub(super) fn set_reclaim(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "reclaim", value, |params, order| params.config.policy.order = order)
+/// A size, also written as SIZE/day.
+pub(super) fn parse_writeback_budget(value: &str) -> Result<u64> {
+    parse_size(value.strip_suffix("/day").unwrap_or(value))
 }
 
 pub(super) fn policy(device: &Device) -> String {

@@ -3,13 +3,10 @@
 use crate::base::error::{Error, Result};
 use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
 use crate::base::units::{bytes_to_pages, page_of, parse_size};
-use crate::lru::MAX_PAGEVEC_PAGES;
-use crate::store::MAX_BATCH_PAGES;
-use crate::zsmalloc::CHAIN_SIZES;
 
 use super::super::Device;
 use super::super::task::Task;
-use super::{before_initialisation, lines, number_within, set_parsed};
+use super::lines;
 
 /// Less would move less than an object at a time.
 const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
@@ -39,18 +36,12 @@ pub(super) fn classes(device: &Device) -> String {
     text
 }
 
-pub(super) fn set_chain_size(device: &Device, value: &str) -> Result<()> {
-    let pages = number_within("chain_size", value, CHAIN_SIZES)?;
-    before_initialisation(device, "chain_size", pages, |params, pages| params.config.chain_size = pages)
-}
-
-pub(super) fn compact(task: &Task<'_>, _: &str) -> Result<()> {
+pub(super) fn compact(task: &Task<'_>) -> Result<()> {
     task.compact_interruptible(&task.work);
     task.work.check()
 }
 
-pub(super) fn set_compact_threshold(device: &Device, value: &str) -> Result<()> {
-    let percent = number_within("compact_threshold", value, 0..=100)?;
+pub(super) fn set_compact_threshold(device: &Device, percent: u64) -> Result<()> {
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
         store.set_compact_threshold_percent(percent);
@@ -59,12 +50,16 @@ pub(super) fn set_compact_threshold(device: &Device, value: &str) -> Result<()> 
     Ok(())
 }
 
-pub(super) fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
+pub(super) fn parse_compact_rate(value: &str) -> Result<u64> {
     let bytes = parse_size(value)?;
     if bytes < LEAST_COMPACT_RATE_BYTES {
         let what = format!("'{value}' is no compact_rate: write 1M or more, or compact_threshold=0");
         return Err(Error::invalid(what));
     }
+    Ok(bytes)
+}
+
+pub(super) fn set_compact_rate(device: &Device, bytes: u64) -> Result<()> {
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
         store.set_compact_rate_bytes(bytes);
@@ -73,24 +68,14 @@ pub(super) fn set_compact_rate(device: &Device, value: &str) -> Result<()> {
     Ok(())
 }
 
-/// Memory is kept ready by whole chunks.
-pub(super) fn set_reserve(device: &Device, value: &str) -> Result<()> {
+/// Whole chunks are kept ready.
+pub(super) fn parse_reserve_pages(value: &str) -> Result<u64> {
     let chunks = reserve_chunks(bytes_to_pages(parse_size(value)?));
-    // The largest that can be told in bytes again is far too much as well.
-    let pages = (chunks * u64::from(CHUNK_PAGES)).min(page_of(u64::MAX));
-    before_initialisation(device, "reserve", pages, |params, pages| params.config.reserve_pages = pages)
+    // The largest that is a number of bytes again is far too much as well.
+    Ok((chunks * u64::from(CHUNK_PAGES)).min(page_of(u64::MAX)))
 }
 
-pub(super) fn set_pool_design(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "pool_design", value, |params, design| params.config.pool_design = design)
-}
-
-pub(super) fn set_lru_design(device: &Device, value: &str) -> Result<()> {
-    set_parsed(device, "lru_design", value, |params, design| params.config.lru_design = design)
-}
-
-pub(super) fn set_lru_pagevec(device: &Device, value: &str) -> Result<()> {
-    let pages = number_within("lru_pagevec", value, 1..=MAX_PAGEVEC_PAGES)?;
+pub(super) fn set_lru_pagevec(device: &Device, pages: usize) -> Result<()> {
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
         store.set_lru_pagevec_pages(pages)?;
@@ -121,8 +106,7 @@ pub(super) fn lru(device: &Device) -> String {
     ])
 }
 
-pub(super) fn set_run_cache_batch(device: &Device, value: &str) -> Result<()> {
-    let pages = number_within("run_cache_batch", value, 0..=MAX_BATCH_PAGES)?;
+pub(super) fn set_run_cache_batch(device: &Device, pages: usize) -> Result<()> {
     let mut state = device.state.lock();
     if let Some(store) = &state.store {
         store.set_run_cache_batch_pages(pages)?;

@@ -92,7 +92,7 @@ impl<P: Policy> Fixture<P> {
         );
     }
 
-    /// Allocates so many objects, fills them, and answers what errors there were. All of them are of
+    /// Allocates so many objects, fills them, and returns the errors there were. All of them are of
     /// this cache, and nobody has them.
     fn alloc_600(&mut self) -> Vec<Error> {
         let claims = Claims::new(&self.arena);
@@ -264,15 +264,15 @@ fn a_damaged_link_is_found<P: Policy>() {
 
 fn objects_in_use_at_the_end_are_reported<P: Policy>() {
     for kind in kinds() {
-        for dropped_whole in [false, true] {
+        for free_objects_on_drop in [false, true] {
             let arena = arena();
-            let options = Options { dropped_whole, ..kind.options("leaky", 64, 8, 1000) };
+            let options = CacheConfig { free_objects_on_drop, ..kind.options("leaky", 64, 8, 1000) };
             let cache = Cache::<P>::new(arena.clone(), options).unwrap();
             let objects: Vec<u32> = (0..100).map(|_| cache.alloc(Gfp::MayWait).unwrap()).collect();
             cache.free_bulk(&objects[3..]).unwrap();
             let ended = cache.close();
             assert_eq!(arena.used_pages(Account::Slab), 0, "the memory goes back all the same");
-            if dropped_whole {
+            if free_objects_on_drop {
                 ended.unwrap();
                 continue;
             }
@@ -288,9 +288,9 @@ fn objects_in_use_at_the_end_are_reported<P: Policy>() {
 fn a_drop_reports_objects_in_use() {
     const CHILD: &str = "SLAB_TEST_LEAKS";
     if std::env::var_os(CHILD).is_some() {
-        for dropped_whole in [false, true] {
-            let name = if dropped_whole { "whole" } else { "leaky" };
-            let options = Options { dropped_whole, ..Options::new(name, 64, 8, 1000) };
+        for free_objects_on_drop in [false, true] {
+            let name = if free_objects_on_drop { "whole" } else { "leaky" };
+            let options = CacheConfig { free_objects_on_drop, ..CacheConfig::new(name, 64, 8, 1000) };
             let cache = Cache::<Sheaves>::new(arena(), options).unwrap();
             cache.alloc_bulk(&mut [0; 7], Gfp::MayWait).unwrap();
         }

@@ -12,7 +12,7 @@ for_every_policy!(
     no_object_is_refused_because_others_are_kept_free,
 );
 
-/// Allocates, frees and shrinks by a seed, and does again what failed. Answers whether a call of the
+/// Allocates, frees and shrinks by a seed, and does again what failed. Returns whether a call of the
 /// arena has failed.
 fn script<P: Policy>(arena: &Arc<Arena>, cache: Cache<P>, size: usize) -> bool {
     const SEED: u64 = 4;
@@ -81,7 +81,7 @@ fn a_full_cache_names_its_setting<P: Policy>() {
     sched_setaffinity(None, &cpus[0]).unwrap();
     for kind in kinds() {
         let arena = arena();
-        let options = Options { max_objects_setting: "how_many", ..kind.options("full", 64, 8, 1000) };
+        let options = CacheConfig { max_objects_setting: "how_many", ..kind.options("full", 64, 8, 1000) };
         let cache = Cache::<P>::new(arena.clone(), options).unwrap();
         let mut live = Vec::new();
         let error = loop {

@@ -13,7 +13,7 @@ mod model;
 mod objects;
 mod threads;
 
-use super::{Cache, Options, Policy};
+use super::{Cache, CacheConfig, Policy};
 use crate::base::cpu::Restartable;
 use crate::base::mem::{Account, Arena, Gfp, MAX_RUN_PAGES};
 use crate::base::sync::Arc;
@@ -53,8 +53,8 @@ fn kinds() -> Vec<Kind> {
 }
 
 impl Kind {
-    fn options(self, name: impl Into<String>, size: usize, align: usize, max_objects: u64) -> Options {
-        Options { restartable: self.restartable, ..Options::new(name, size, align, max_objects) }
+    fn options(self, name: impl Into<String>, size: usize, align: usize, max_objects: u64) -> CacheConfig {
+        CacheConfig { restartable: self.restartable, ..CacheConfig::new(name, size, align, max_objects) }
     }
 }
 

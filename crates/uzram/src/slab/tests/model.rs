@@ -120,7 +120,7 @@ impl<P: Policy> Model<P> {
         assert!(slabs <= self.live.len() as u64, "{slabs} slabs for {} objects", self.live.len());
     }
 
-    /// The cache answered this number: is there nothing else?
+    /// The cache returned this number: is there nothing else?
     fn handed_out(&mut self, object: u32) {
         let start = self.cache.address(object).addr();
         let (base, end) = (self.arena.address(0).addr(), start + self.size);

@@ -82,7 +82,7 @@ impl Store {
         freed
     }
 
-    /// Has pages leave that were not used for as long as the policy says. Returns whether it came to the end, before
+    /// Compresses again or writes back pages that were not used for as long as the policy says. Returns whether it came to the end, before
     /// there was something more urgent to do.
     pub(super) fn look_for_old(&self, policy: &ReclaimPolicy) -> bool {
         self.watermarks.decisions.looks.add(1);
@@ -185,7 +185,7 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Has the coldest pages leave.
+    /// Reclaims the coldest pages.
     fn pages(&mut self) {
         let Some(lru) = &self.store.lru else { return };
         let stats = lru.stats();
@@ -207,7 +207,7 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Has all pages leave whose objects are in the zspages that were stored into longest ago.
+    /// Reclaims all pages whose objects are in the zspages that were stored into longest ago.
     fn zspages(&mut self) {
         let mut left = self.store.pool.pages_used();
         while left > 0 && self.goes_on() {
@@ -237,7 +237,7 @@ impl<'a> Reclaimer<'a> {
             && needed.saturating_sub(pending_bytes / PAGE_SIZE as u64) > self.goal
     }
 
-    /// Has a page become smaller or leave, if it still `is_cold` once its slot is locked. Returns whether it is about
+    /// Compresses a page again or adds it to the pass, if it still `is_cold` once its slot is locked. Returns whether it is about
     /// to leave.
     fn page(&mut self, page: PageNo, is_cold: impl FnOnce() -> bool) -> bool {
         let (store, decisions) = (self.store, &self.store.watermarks.decisions);

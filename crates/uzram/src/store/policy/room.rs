@@ -41,6 +41,7 @@ impl Store {
             return Room::Refused(error);
         }
         if wait == Wait::No && !watermarks.is_stuck() {
+            watermarks.wake_if_high(&self.arena);
             let what = "the memory limit is reached, and pages can leave";
             return Room::WouldBlock(Error::new(ErrorKind::WouldBlock, what));
         }

@@ -95,7 +95,7 @@ impl Store {
         }
     }
 
-    /// Has pages leave, or rests where none can. `failing` says since when the backing device fails.
+    /// Reclaims pages, or rests where none can be. `failing` is since when the backing device fails.
     fn reclaim_or_rest(&self, failing: &mut Option<Instant>) {
         let began = Instant::now();
         let reclaimed = match self.reclaim() {

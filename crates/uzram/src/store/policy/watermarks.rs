@@ -157,7 +157,7 @@ impl Watermarks {
         was_freed
     }
 
-    /// Has the thread reclaim pages for writers that do not wait.
+    /// Wakes the thread to reclaim pages for writers that do not wait.
     pub(super) fn request_reclaim(&self) {
         let mut state = self.state.lock();
         if self.wake_for_writer(&state, Instant::now()) {

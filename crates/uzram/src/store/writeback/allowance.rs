@@ -53,7 +53,7 @@ impl Allowance {
     /// Whether anything may be written.
     ///
     /// # Errors
-    /// `Io`, as the kernel answers, when the limit is spent, or the day's budget.
+    /// `Io`, as in the kernel, when the limit is spent, or the day's budget.
     pub(super) fn check(&self) -> Result<()> {
         self.0.lock().check(1)
     }

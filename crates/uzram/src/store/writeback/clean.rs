@@ -29,7 +29,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Cleans the extents with the fewest living bytes, and answers whether there are any.
+    /// Cleans the extents with the fewest living bytes, and returns whether there are any.
     fn clean_some(&mut self) -> bool {
         let log = &self.backing.log;
         // Parts of blocks and of extents stay unused.
@@ -51,7 +51,7 @@ impl Pass<'_> {
         !victims.is_empty()
     }
 
-    /// Has the living objects of an extent written anew; answers whether all could be read.
+    /// Writes the living objects of an extent anew, and returns the buffer and whether all could be read.
     fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, bool) {
         let log = &self.backing.log;
         let (buffer, result) =

@@ -102,6 +102,7 @@ pub struct WritebackLimit {
 
 /// What a store's backing device holds and was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct BackingStats {
     /// Pages that are there and not in memory.
     pub pages: u64,
@@ -111,9 +112,9 @@ pub struct BackingStats {
     pub extent_bytes: u64,
     /// How large the device is.
     pub len_bytes: u64,
-    /// Bytes read, to answer reads and to clean.
+    /// Bytes read, for reads of pages and to clean.
     pub read_bytes: u64,
-    /// Reads of the device that answered a read of a page.
+    /// Reads of the device for reads of pages.
     pub reads: u64,
     /// Bytes written.
     pub written_bytes: u64,
@@ -224,7 +225,7 @@ impl Store {
         failure.map_or(Ok(written), Err)
     }
 
-    /// Asks for what the pages to come are found by: they are cold, and so is that. `page` says which is how far ahead.
+    /// Prefetches slots, LRU nodes and objects of pages to come, which are cold. `page` returns the one so many ahead.
     #[inline]
     pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<PageNo>) {
         if let Some(page) = page(2 * AHEAD) {
@@ -244,7 +245,7 @@ impl Store {
         }
     }
 
-    /// Has a page written if it still is one of these.
+    /// Adds a page to a pass if it still is one of the candidates.
     fn add_if(&self, pass: &mut Pass<'_>, page: PageNo, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
         for _ in 0..TRIES {

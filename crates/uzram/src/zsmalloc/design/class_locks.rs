@@ -1,41 +1,39 @@
 //! A lock for each class, and one for the pool that keeps objects where they are while a handle is
 //! looked up: the kernel's design since 2023, and its three steps of 2026.
 
-use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, classes};
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Object, ObjectWord, WordCell};
+use crate::zsmalloc::word::{Location, WordCell};
 use crate::zsmalloc::zspage::Lists;
 use crate::zsmalloc::{RawPool, design};
 
-use super::{Locks, Released, Still};
+use super::{MigrationGuard, PoolLocks, Released};
 
 /// A lock for each class and one for the pool. `STEPS` are the steps of the series that are taken, added
 /// up: [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
-pub struct ClassLocks<const STEPS: u8, W = u64> {
+pub struct ClassLocks<const STEPS: u8> {
     /// On lines of its own, as every class's is: what others only read is beside it otherwise.
     pool: Padded<RwLock>,
     classes: Box<[Padded<Mutex<Lists>>]>,
-    _word: PhantomData<W>,
 }
 
 /// Step 1: a free takes the class's number from the object word, not from the zspage.
 pub const CLASS_IN_WORD: u8 = 1;
-/// Step 2: so a free takes no pool lock. Where the word has no room for the class, it does.
+/// Step 2: so a free takes no pool lock. Without step 1 it does.
 pub const FREE_WITHOUT_POOL_LOCK: u8 = 2;
 /// Step 3: an emptied zspage's pages are given back after the class's lock is let go.
 pub const PAGES_AFTER_LOCK: u8 = 4;
 
 /// Before both series: the pool's lock is a readers' lock for finding objects and a writer's for moving
 /// them, each class has a lock of its own, and a zspage is held while an object in it is read.
-pub type Split<W = u64> = ClassLocks<0, W>;
+pub type Split = ClassLocks<0>;
 /// "mm/zsmalloc: reduce lock contention in zs_free()" (W. Hao, 2026).
-pub type ClassIndexed<W = u64> = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }, W>;
+pub type ClassIndexed = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }>;
 
-impl<const STEPS: u8, W: ObjectWord> ClassLocks<STEPS, W> {
+impl<const STEPS: u8> ClassLocks<STEPS> {
     fn look_up(&self, counts: &Counts) -> ReadGuard<'_> {
         counts.count(|share| &share.pool_locks);
         self.pool.read()
@@ -63,13 +61,13 @@ impl DerefMut for BothLocks<'_> {
     }
 }
 
-impl Still for BothLocks<'_> {
+impl MigrationGuard for BothLocks<'_> {
     fn is_contended(&self) -> bool {
         self.lists.is_contended() || self.pool.is_contended()
     }
 }
 
-impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
+impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
     const NAME: &'static str = match STEPS {
         0 => "split",
         CLASS_IN_WORD => "class-in-word",
@@ -80,17 +78,15 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
     };
     const READS_OUTLIVE_FREES: bool = false;
     const FREES_PAGES_LOCKED: bool = STEPS & PAGES_AFTER_LOCK == 0;
-    const MAX_PAGES: u64 = W::MAX_PAGES;
-    type Cell = WordCell<W>;
+    type Cell = WordCell;
     type Lists<'a> = MutexGuard<'a, Lists>;
-    type Still<'a> = BothLocks<'a>;
+    type MigrationGuard<'a> = BothLocks<'a>;
 
     fn new(classes: usize) -> Self {
         let lists = |_| Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
         ClassLocks {
             pool: Padded(RwLock::new(&classes::ZS_POOL)),
             classes: (0..classes).map(lists).collect(),
-            _word: PhantomData,
         }
     }
 
@@ -100,41 +96,36 @@ impl<const STEPS: u8, W: ObjectWord> Locks for ClassLocks<STEPS, W> {
         self.classes[usize::from(class)].lock()
     }
 
-    fn still(&self, class: u8, counts: &Counts) -> BothLocks<'_> {
+    fn lock_for_migration(&self, class: u8, counts: &Counts) -> BothLocks<'_> {
         counts.count(|share| &share.pool_locks);
         let pool = self.pool.write();
         BothLocks { lists: self.lists(class, counts), pool }
     }
 
     #[inline]
-    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
         let _look_up = pool.locks.look_up(&pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock for itself.
-        unsafe { design::find_and_hold::<_, W>(pool, handle) }
+        unsafe { design::find_and_hold(pool, handle) }
     }
 
     #[inline]
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
         // SAFETY: the handle is in use (the caller's promise).
-        let in_word = unsafe { pool.handles.get(handle) }.place().class;
-        let in_word = in_word.filter(|_| STEPS & CLASS_IN_WORD != 0);
-        let lists = match in_word {
+        let cell = unsafe { pool.handles.get(handle) };
+        let lists = if STEPS & CLASS_IN_WORD != 0 && STEPS & FREE_WITHOUT_POOL_LOCK != 0 {
             // An object that is moved stays in its class.
-            Some(class) if STEPS & FREE_WITHOUT_POOL_LOCK != 0 => pool.lists(class),
-            _ => {
-                let _look_up = pool.locks.look_up(&pool.counts);
-                let class = in_word.unwrap_or_else(|| {
-                    // SAFETY: as above; nothing is moved under the pool's lock.
-                    let page = unsafe { pool.handles.get(handle) }.place().page;
-                    // SAFETY: the object is in use, so its zspage is.
-                    unsafe { pool.zspage_at(page) }.class
-                });
-                pool.lists(class)
-            }
+            pool.lists(cell.object().class)
+        } else {
+            let _look_up = pool.locks.look_up(&pool.counts);
+            let object = cell.object();
+            // SAFETY: the object is in use and not moved under the pool's lock, so its zspage is in use.
+            let of_zspage = || unsafe { pool.zspage_at(object.page) }.class;
+            pool.lists(if STEPS & CLASS_IN_WORD != 0 { object.class } else { of_zspage() })
         };
         // SAFETY: as above; nothing is moved under the class's lock, and nobody else frees it.
-        let object = unsafe { design::find::<_, W>(pool, handle) };
+        let object = unsafe { design::find(pool, handle) };
         pool.is_sound(handle, object).then_some((object, lists))
     }
 }

@@ -1,23 +1,21 @@
 //! One lock for the pool, but for holding a zspage while an object in it is read: "zsmalloc: Consolidate
 //! zs_pool's migrate_lock and size_class's locks" (N. Pham, 2022).
 
-use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, classes};
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Object, ObjectWord, WordCell};
+use crate::zsmalloc::word::{Location, WordCell};
 use crate::zsmalloc::zspage::Lists;
 use crate::zsmalloc::{RawPool, design};
 
-use super::{Locks, Released, Still};
+use super::{MigrationGuard, PoolLocks, Released};
 
 /// One lock for the whole pool.
-pub struct Consolidated<W = u64> {
+pub struct Consolidated {
     /// On lines of its own: what others only read is beside it otherwise.
     classes: Padded<Mutex<Box<[Lists]>>>,
-    _word: PhantomData<W>,
 }
 
 /// The pool's lock, for the lists of a class.
@@ -42,24 +40,23 @@ impl DerefMut for ClassLists<'_> {
     }
 }
 
-impl Still for ClassLists<'_> {
+impl MigrationGuard for ClassLists<'_> {
     fn is_contended(&self) -> bool {
         self.classes.is_contended()
     }
 }
 
-impl<W: ObjectWord> Locks for Consolidated<W> {
+impl PoolLocks for Consolidated {
     const NAME: &'static str = "consolidated";
     const READS_OUTLIVE_FREES: bool = false;
     const FREES_PAGES_LOCKED: bool = true;
-    const MAX_PAGES: u64 = W::MAX_PAGES;
-    type Cell = WordCell<W>;
+    type Cell = WordCell;
     type Lists<'a> = ClassLists<'a>;
-    type Still<'a> = ClassLists<'a>;
+    type MigrationGuard<'a> = ClassLists<'a>;
 
     fn new(classes: usize) -> Self {
         let lists = (0..classes).map(|_| Lists::new()).collect();
-        Consolidated { classes: Padded(Mutex::new(&classes::ZS_POOL, lists)), _word: PhantomData }
+        Consolidated { classes: Padded(Mutex::new(&classes::ZS_POOL, lists)) }
     }
 
     #[inline]
@@ -68,17 +65,17 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
         ClassLists { classes: self.classes.lock(), class }
     }
 
-    fn still(&self, class: u8, counts: &Counts) -> ClassLists<'_> {
+    fn lock_for_migration(&self, class: u8, counts: &Counts) -> ClassLists<'_> {
         self.lists(class, counts)
     }
 
     #[inline]
-    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
         // Which class it is does not matter here.
         let _locked = pool.locks.lists(0, &pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock.
-        unsafe { design::find_and_hold::<_, W>(pool, handle) }
+        unsafe { design::find_and_hold(pool, handle) }
     }
 
     #[inline]
@@ -86,7 +83,7 @@ impl<W: ObjectWord> Locks for Consolidated<W> {
         let mut lists = pool.lists(0);
         // SAFETY: the handle is in use, and this call alone frees it (the caller's promise); moving takes
         // the pool's lock.
-        let object = unsafe { design::find::<_, W>(pool, handle) };
+        let object = unsafe { design::find(pool, handle) };
         lists.guard_mut().class = object.class;
         pool.is_sound(handle, object).then_some((object, lists))
     }

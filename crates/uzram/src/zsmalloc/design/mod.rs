@@ -29,30 +29,24 @@ use crate::base::sync::Timed;
 
 use super::RawPool;
 use super::counts::Counts;
-use super::word::{Cell, Object, ObjectWord, WordCell};
+use super::word::{Cell, Location, WordCell};
 use super::zspage::Lists;
 
-/// How a pool is locked. See the table of the designs.
-pub trait Design: Locks {}
-impl<L: Locks> Design for L {}
-
 /// The locks of a design, and what is done under them.
-pub trait Locks: Sized + Send + Sync + 'static {
-    /// Its name in settings and on paper.
+pub trait PoolLocks: Sized + Send + Sync + 'static {
+    /// Its name in settings and tables.
     const NAME: &'static str;
     /// A reader may go on reading when its object is freed; it is then released after the last one.
     /// Where not, the caller keeps the object from being freed while it is read.
     const READS_OUTLIVE_FREES: bool;
     /// The pages of an emptied zspage are given back while its class's lists are still locked.
     const FREES_PAGES_LOCKED: bool;
-    /// The most pages of an arena that its words can name.
-    const MAX_PAGES: u64;
     /// A handle's word in memory.
     type Cell: Cell;
     /// Locked lists of a class.
     type Lists<'a>: DerefMut<Target = Lists>;
     /// Locked lists of a class none of whose objects can be found meanwhile, and no zspage held.
-    type Still<'a>: Still;
+    type MigrationGuard<'a>: MigrationGuard;
 
     /// The locks for so many classes.
     fn new(classes: usize) -> Self;
@@ -61,28 +55,28 @@ pub trait Locks: Sized + Send + Sync + 'static {
     fn lists(&self, class: u8, counts: &Counts) -> Self::Lists<'_>;
 
     /// Locks the lists of a class to move its objects.
-    fn still(&self, class: u8, counts: &Counts) -> Self::Still<'_>;
+    fn lock_for_migration(&self, class: u8, counts: &Counts) -> Self::MigrationGuard<'_>;
 
-    /// Finds a handle's object, and keeps it where it is until [`Locks::unpin`].
+    /// Finds a handle's object, and keeps it where it is until [`PoolLocks::unpin`].
     ///
     /// # Safety
     /// The handle is in use, and not being freed.
-    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object;
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location;
 
-    /// Ends a pin; of a design that pins by holding the zspage, that hold. Answers the object if it was
+    /// Ends a pin; of a design that pins by holding the zspage, that hold. Returns the object if it was
     /// freed meanwhile and the caller is to release it, with the lists of its class.
     ///
     /// # Safety
     /// The handle is pinned.
     #[inline]
-    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, object: Object) -> Option<Released<'_, Self>> {
+    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, object: Location) -> Option<Released<'_, Self>> {
         let _ = handle;
         // SAFETY: the object is in use (the caller's promise), and stays where it is as its zspage is held.
         unsafe { pool.zspage_at(object.page) }.let_go();
         None
     }
 
-    /// Finds a handle's object to free it: answers the object to release with the lists of its class,
+    /// Finds a handle's object to free it: returns the object to release with the lists of its class,
     /// unless a reader will do it.
     ///
     /// # Safety
@@ -91,10 +85,10 @@ pub trait Locks: Sized + Send + Sync + 'static {
 }
 
 /// An object that nobody uses any more, and its class's lists, locked.
-pub type Released<'a, D> = (Object, Timed<'a, <D as Locks>::Lists<'a>>);
+pub type Released<'a, D> = (Location, Timed<'a, <D as PoolLocks>::Lists<'a>>);
 
 /// Locked lists whose holder moves objects.
-pub trait Still: DerefMut<Target = Lists> {
+pub trait MigrationGuard: DerefMut<Target = Lists> {
     /// Whether others wait for one of the locks.
     fn is_contended(&self) -> bool;
 }
@@ -102,19 +96,12 @@ pub trait Still: DerefMut<Target = Lists> {
 /// Finds an object by its word, where nothing can move it: under the pool's lock, or the class's.
 ///
 /// # Safety
-/// The handle is in use, its object is not freed before the caller is done with the answer, and it
+/// The handle is in use, its object is not freed before the caller is done with the result, and it
 /// cannot be moved.
 #[inline]
-unsafe fn find<D, W>(pool: &RawPool<D>, handle: u32) -> Object
-where
-    W: ObjectWord,
-    D: Locks<Cell = WordCell<W>>,
-{
+unsafe fn find<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {
     // SAFETY: the handle is in use (the caller's promise).
-    let place = unsafe { pool.handles.get(handle) }.place();
-    // SAFETY: the object is in use and stays where it is (the caller's promise), so its zspage is.
-    let class = place.class.unwrap_or_else(|| unsafe { pool.zspage_at(place.page) }.class);
-    Object { page: place.page, class, index: place.index }
+    unsafe { pool.handles.get(handle) }.object()
 }
 
 /// Finds an object by its word, and holds its zspage.
@@ -122,13 +109,9 @@ where
 /// # Safety
 /// As [`find`].
 #[inline]
-unsafe fn find_and_hold<D, W>(pool: &RawPool<D>, handle: u32) -> Object
-where
-    W: ObjectWord,
-    D: Locks<Cell = WordCell<W>>,
-{
+unsafe fn find_and_hold<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {
     // SAFETY: the caller's promise.
-    let object = unsafe { find::<D, W>(pool, handle) };
+    let object = unsafe { find(pool, handle) };
     // SAFETY: the object is in use and cannot be moved (the caller's promise), so its zspage is in use.
     unsafe { pool.zspage_at(object.page) }.hold();
     object

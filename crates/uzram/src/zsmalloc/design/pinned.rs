@@ -21,10 +21,10 @@ use crate::base::cpu::{Padded, read_for_hint};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Cell, DESIGN_BITS, Object};
+use crate::zsmalloc::word::{Cell, DESIGN_BITS, Location};
 use crate::zsmalloc::zspage::Lists;
 
-use super::{Locks, Released, Still};
+use super::{MigrationGuard, PoolLocks, Released};
 
 const FREED: u64 = 1 << (DESIGN_BITS - 1);
 const PINS_MASK: u64 = FREED - 1;
@@ -44,28 +44,28 @@ pub struct PinCell(AtomicU64);
 
 impl Cell for PinCell {
     #[inline]
-    fn publish(&self, object: Object) {
+    fn publish(&self, object: Location) {
         self.0.store(object.encode(), Ordering::Release);
     }
 
-    fn is_movable(&self, object: Object) -> bool {
+    fn is_movable(&self, object: Location) -> bool {
         self.0.load(Ordering::Relaxed) == object.encode()
     }
 
-    fn relocate(&self, from: Object, to: Object) -> bool {
+    fn relocate(&self, from: Location, to: Location) -> bool {
         let (from, to) = (from.encode(), to.encode());
         // Acquire: what readers did who are gone comes before the old place is used again.
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     #[inline]
-    unsafe fn hint(cell: *const Self) -> Option<Object> {
+    unsafe fn hint(cell: *const Self) -> Option<Location> {
         // SAFETY: the caller's promise; a cell is its word.
-        unsafe { read_for_hint(cell.cast()) }.map(Object::decode)
+        unsafe { read_for_hint(cell.cast()) }.map(Location::decode)
     }
 }
 
-impl Still for MutexGuard<'_, Lists> {
+impl MigrationGuard for MutexGuard<'_, Lists> {
     fn is_contended(&self) -> bool {
         MutexGuard::is_contended(self)
     }
@@ -77,29 +77,28 @@ const UNPIN: Ordering = if cfg!(tsan) { Ordering::AcqRel } else { Ordering::Rele
 /// Whether a word that was `old` is now at rest, `last` being what was left to take from it: the object
 /// is to be released then.
 #[inline]
-fn at_rest(old: u64, last: u64) -> Option<Object> {
+fn at_rest(old: u64, last: u64) -> Option<Location> {
     if old & (FREED | PINS_MASK) != last {
         return None;
     }
     // What the readers did comes before what happens to the object now.
     fence(Ordering::Acquire);
-    Some(Object::decode(old))
+    Some(Location::decode(old))
 }
 
 impl Pinned {
-    fn released(pool: &RawPool<Self>, handle: u32, object: Object) -> Option<Released<'_, Self>> {
+    fn released(pool: &RawPool<Self>, handle: u32, object: Location) -> Option<Released<'_, Self>> {
         pool.is_sound(handle, object).then(|| (object, pool.lists(object.class)))
     }
 }
 
-impl Locks for Pinned {
+impl PoolLocks for Pinned {
     const NAME: &'static str = "pinned";
     const READS_OUTLIVE_FREES: bool = true;
     const FREES_PAGES_LOCKED: bool = false;
-    const MAX_PAGES: u64 = 1 << 32;
     type Cell = PinCell;
     type Lists<'a> = MutexGuard<'a, Lists>;
-    type Still<'a> = MutexGuard<'a, Lists>;
+    type MigrationGuard<'a> = MutexGuard<'a, Lists>;
 
     fn new(classes: usize) -> Self {
         let lists = |_| Padded(Mutex::new(&classes::SIZE_CLASS, Lists::new()));
@@ -112,19 +111,19 @@ impl Locks for Pinned {
         self.classes[usize::from(class)].lock()
     }
 
-    fn still(&self, class: u8, counts: &Counts) -> MutexGuard<'_, Lists> {
+    fn lock_for_migration(&self, class: u8, counts: &Counts) -> MutexGuard<'_, Lists> {
         self.lists(class, counts)
     }
 
     #[inline]
-    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Object {
+    unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
         // SAFETY: the handle is in use (the caller's promise).
         let PinCell(word) = unsafe { pool.handles.get(handle) };
         loop {
             let old = word.fetch_add(1, Ordering::Acquire);
             debug_assert_eq!(old & FREED, 0, "pinned after it was freed");
             if old & PINS_MASK < MANY_PINS {
-                return Object::decode(old);
+                return Location::decode(old);
             }
             word.fetch_sub(1, Ordering::Relaxed);
             std::thread::yield_now();
@@ -132,7 +131,7 @@ impl Locks for Pinned {
     }
 
     #[inline]
-    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, _: Object) -> Option<Released<'_, Self>> {
+    unsafe fn unpin(pool: &RawPool<Self>, handle: u32, _: Location) -> Option<Released<'_, Self>> {
         // SAFETY: the pin keeps the handle in use.
         let old = unsafe { pool.handles.get(handle) }.0.fetch_sub(1, UNPIN);
         at_rest(old, FREED | 1).and_then(|object| Self::released(pool, handle, object))

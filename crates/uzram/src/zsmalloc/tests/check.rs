@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use crate::base::mem::Account;
 use crate::base::sync::Ordering;
-use crate::zsmalloc::design::Design;
+use crate::zsmalloc::design::PoolLocks;
 use crate::zsmalloc::free::FREE_TAG;
 use crate::zsmalloc::raw::RawPool;
-use crate::zsmalloc::word::Object;
+use crate::zsmalloc::word::Location;
 use crate::zsmalloc::zspage::{FULLNESS_GROUPS, Lists, NONE_INDEX, fullness_group};
 
 /// What a test has stored.
@@ -19,7 +19,7 @@ pub(super) struct Live {
 
 /// Panics unless the pool, which nobody uses meanwhile, holds exactly `live` (by handle), and all that it
 /// says and keeps agrees with that.
-pub(super) fn check<D: Design>(pool: &RawPool<D>, live: &HashMap<u32, Live>) {
+pub(super) fn check<D: PoolLocks>(pool: &RawPool<D>, live: &HashMap<u32, Live>) {
     for (handle, Live { owner, bytes }) in live {
         // SAFETY: the handle is in use, and freed by nobody.
         let read = unsafe { pool.read(*handle, *owner, bytes.len()) }.expect("sound");
@@ -58,8 +58,8 @@ pub(super) fn zspages(stat: &crate::zsmalloc::ClassStat) -> u64 {
     stat.zspages.iter().map(|count| u64::from(*count)).sum()
 }
 
-/// One zspage; notes the handles of its objects, and answers how many it has and its pages.
-fn check_zspage<D: Design>(
+/// One zspage; notes the handles of its objects, and returns how many it has and its pages.
+fn check_zspage<D: PoolLocks>(
     pool: &RawPool<D>,
     lists: &mut Lists,
     class: u8,
@@ -83,7 +83,7 @@ fn check_zspage<D: Design>(
         return (1, 1);
     }
     let header = |index| {
-        let (start, _) = pool.place(Object { page, class, index });
+        let (start, _) = pool.place(Location { page, class, index });
         // SAFETY: the object is below `fresh`, so it has a header, and nobody uses the pool.
         unsafe { start.cast::<[u32; 2]>().read() }
     };

@@ -11,7 +11,7 @@ use crate::base::sync::Arc;
 use crate::base::units::PAGE_SIZE;
 use crate::base::work::{Progress, Unit, Work};
 use crate::zsmalloc::compact::{Budget, Effort};
-use crate::zsmalloc::design::Design;
+use crate::zsmalloc::design::PoolLocks;
 use crate::zsmalloc::raw::RawPool;
 use crate::zsmalloc::zspage::GROUP_FULL;
 
@@ -29,7 +29,7 @@ for_every_design!(
 );
 
 /// A pool with random objects of which most were freed again.
-fn scattered<D: Design>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
+fn scattered<D: PoolLocks>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
     let pool = pool::<D>(16);
     let mut random = Random::new(seed);
     let mut live = HashMap::new();
@@ -50,13 +50,13 @@ fn scattered<D: Design>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
 }
 
 /// Pages of all objects packed without gaps.
-fn ideal_pages<D: Design>(pool: &RawPool<D>) -> u64 {
+fn ideal_pages<D: PoolLocks>(pool: &RawPool<D>) -> u64 {
     (0..pool.classes.iter().len() as u8)
         .map(|class| pool.lists(class).ideal_pages(pool.classes.get(class)))
         .sum()
 }
 
-fn compaction_packs_every_class<D: Design>() {
+fn compaction_packs_every_class<D: PoolLocks>() {
     let (pool, live) = scattered::<D>(1);
     let (used, freeable) = (pool.pages_used(), pool.freeable_pages());
     assert!(freeable > 0 && used > 2 * ideal_pages(&pool));
@@ -71,7 +71,7 @@ fn compaction_packs_every_class<D: Design>() {
 }
 
 /// Zspages that are all as empty as each other: what the first of them takes in is not moved on.
-fn compaction_moves_no_object_of_sparse_zspages_twice<D: Design>() {
+fn compaction_moves_no_object_of_sparse_zspages_twice<D: PoolLocks>() {
     let pool = pool::<D>(16);
     let bytes = [7; 1500];
     let class = pool.classes.index_for(bytes.len());
@@ -93,7 +93,7 @@ fn compaction_moves_no_object_of_sparse_zspages_twice<D: Design>() {
     check(&pool, &live);
 }
 
-fn compaction_stays_within_its_budget<D: Design>() {
+fn compaction_stays_within_its_budget<D: PoolLocks>() {
     let (pool, live) = scattered::<D>(2);
     let used = pool.pages_used();
     let (mut rounds, mut freed) = (0, 0);
@@ -109,7 +109,7 @@ fn compaction_stays_within_its_budget<D: Design>() {
     check(&pool, &live);
 }
 
-fn what_is_read_or_reserved_stays_where_it_is<D: Design>() {
+fn what_is_read_or_reserved_stays_where_it_is<D: PoolLocks>() {
     let (pool, live) = scattered::<D>(3);
     let (handle, Live { owner, bytes }) =
         live.iter().find(|(_, live)| live.bytes.len() < 3000).expect("some");
@@ -128,7 +128,7 @@ fn what_is_read_or_reserved_stays_where_it_is<D: Design>() {
     check(&pool, &live);
 }
 
-fn damaged_objects_are_not_moved<D: Design>() {
+fn damaged_objects_are_not_moved<D: PoolLocks>() {
     let (pool, live) = scattered::<D>(4);
     let is_small = |(handle, live): &(&u32, &Live)| live.bytes.len() < 3000 && **handle != 5;
     let damaged: Vec<u32> = live.iter().filter(is_small).map(|(handle, _)| *handle).take(3).collect();
@@ -146,7 +146,7 @@ fn damaged_objects_are_not_moved<D: Design>() {
     }
 }
 
-fn at_the_limit_compaction_makes_room<D: Design>() {
+fn at_the_limit_compaction_makes_room<D: PoolLocks>() {
     let (pool, live) = scattered::<D>(5);
     pool.arena.release_free();
     pool.arena.set_limit_pages(pool.arena.charged_pages());
@@ -158,7 +158,7 @@ fn at_the_limit_compaction_makes_room<D: Design>() {
 }
 
 /// Zspages that are full but few, all over many chunks, come together in as many as they need.
-fn zspages_leave_sparse_chunks<D: Design>() {
+fn zspages_leave_sparse_chunks<D: PoolLocks>() {
     let (pool, live) = sparse_chunks::<D>();
     let (before, used) = (pool.arena.chunks_held(), pool.pages_used());
     pool.compact(Effort::Zspages, &mut Budget::unlimited());
@@ -170,7 +170,7 @@ fn zspages_leave_sparse_chunks<D: Design>() {
 }
 
 /// A pool of zspages that are full, but few in each of many chunks.
-fn sparse_chunks<D: Design>() -> (RawPool<D>, HashMap<u32, Live>) {
+fn sparse_chunks<D: PoolLocks>() -> (RawPool<D>, HashMap<u32, Live>) {
     let pool = pool::<D>(16);
     let mut random = Random::new(6);
     let (mut live, mut zspages) = (HashMap::new(), Vec::new());
@@ -196,7 +196,7 @@ fn sparse_chunks<D: Design>() -> (RawPool<D>, HashMap<u32, Live>) {
 }
 
 /// However many zspages of a class are to leave their chunks.
-fn whether_it_is_wanted_is_asked_between_zspages<D: Design>() {
+fn whether_it_is_wanted_is_asked_between_zspages<D: PoolLocks>() {
     let (pool, live) = sparse_chunks::<D>();
     let (progress, most, last) = (Cell::<Option<Arc<Progress>>>::new(None), Cell::new(0), Cell::new(0));
     let is_wanted = || {
@@ -219,7 +219,7 @@ fn whether_it_is_wanted_is_asked_between_zspages<D: Design>() {
     check(&pool, &live);
 }
 
-fn who_waits_for_another_compaction_can_give_up<D: Design>() {
+fn who_waits_for_another_compaction_can_give_up<D: PoolLocks>() {
     let (pool, live) = scattered::<D>(7);
     let asked = Cell::new(0);
     let is_wanted = || asked.replace(asked.get() + 1) < 3;
@@ -233,10 +233,10 @@ fn who_waits_for_another_compaction_can_give_up<D: Design>() {
 }
 
 /// Others may take the last zspage out of a group after its zspages were counted.
-fn a_group_that_ran_empty_is_left<D: Design>() {
+fn a_group_that_ran_empty_is_left<D: PoolLocks>() {
     let pool = pool::<D>(16);
     let hidden = pool.arena.hide_sparse_chunks(Account::Pool, usize::MAX, &[]);
     let mut left = 3;
-    assert_eq!(pool.find_in(&mut pool.still(0), GROUP_FULL, &mut left, &hidden), None);
+    assert_eq!(pool.find_in(&mut pool.lock_for_migration(0), GROUP_FULL, &mut left, &hidden), None);
     assert_eq!(left, 0);
 }

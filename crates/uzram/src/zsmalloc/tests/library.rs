@@ -8,24 +8,73 @@ use crate::base::error::ErrorKind;
 use crate::base::mem::Arena;
 use crate::base::random::Random;
 use crate::base::sync::{Mutex, classes};
-use crate::zsmalloc::{Design, Options, Pool};
+use crate::zsmalloc::{Object, Pool, PoolBuilder, PoolLocks};
 
 for_every_design!(
+    a_dropped_object_is_freed,
     handles_are_of_one_pool_and_free_their_bytes,
     the_coldest_are_evicted_first,
     eviction_goes_on_beside_everything_else,
 );
 
-fn new<D: Design>() -> Pool<D> {
+fn new<D: PoolLocks>() -> Pool<D> {
     let arena = Arc::new(Arena::new(64 << 20).expect("address space"));
-    Pool::new(arena, &Options { count_locks: true, reclaim: true, ..Options::new("library", 10_000) })
-        .expect("pool")
+    let builder = PoolBuilder::new("library").max_objects(10_000).count_locks(true).reclaim(true);
+    builder.build_in(arena).expect("pool")
 }
 
-fn handles_are_of_one_pool_and_free_their_bytes<D: Design>() {
+fn a_dropped_object_is_freed<D: PoolLocks>() {
+    let pool = new::<D>();
+    let objects: Vec<_> = (1..=100).map(|len| pool.store(&vec![len as u8; len]).unwrap()).collect();
+    for object in &objects {
+        assert_eq!(*object.read().unwrap(), vec![object.len() as u8; object.len()]);
+    }
+    let in_use = || pool.class_stats().iter().map(|stat| stat.obj_used).sum::<u64>();
+    assert_eq!((in_use(), objects[6].owner()), (100, 0));
+    let handles: Vec<_> = objects.into_iter().skip(90).map(Object::into_handle).collect();
+    assert_eq!(in_use(), 10, "those that were skipped were dropped");
+    let objects: Vec<_> = handles.into_iter().map(|handle| pool.object(handle).unwrap()).collect();
+    assert_eq!(*objects[9].read().unwrap(), [100; 100]);
+    drop(objects);
+    assert_eq!((in_use(), pool.pages_used()), (0, 0));
+    pool.store(&[]).unwrap_err();
+}
+
+/// A pool that makes its own arena keeps to its limit.
+#[test]
+fn a_built_pool_keeps_its_limit() {
+    let pool = Pool::builder("built").limit_bytes(2 << 20).build().unwrap();
+    assert_eq!((pool.limit_bytes(), pool.charged_bytes()), (2 << 20, 0));
+    let mut objects = Vec::new();
+    let refused = loop {
+        match pool.store(&[7; 1000]) {
+            Ok(object) => objects.push(object),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::NoSpace);
+    assert!(objects.len() > 1500 && pool.charged_bytes() <= pool.limit_bytes(), "{}", objects.len());
+    drop(objects);
+    assert_eq!(pool.pages_used(), 0);
+    for (builder, setting) in [
+        (Pool::builder("none").limit_bytes(4095), "limit_bytes"),
+        (Pool::builder("long").chain_size(17), "chain_size"),
+    ] {
+        let refused = builder.build().unwrap_err();
+        assert_eq!((refused.kind(), refused.setting()), (ErrorKind::Invalid, Some(setting)));
+    }
+    let pool = Pool::builder("few").max_objects(3).build().unwrap();
+    let mut objects = Vec::new();
+    while let Ok(object) = pool.store(&[1]) {
+        objects.push(object);
+    }
+    assert!(objects.len() >= 3);
+}
+
+fn handles_are_of_one_pool_and_free_their_bytes<D: PoolLocks>() {
     let (pool, other) = (new::<D>(), new::<D>());
-    let handles: Vec<_> =
-        (1..=4096u32).map(|len| pool.store(&vec![len as u8; len as usize], len).unwrap()).collect();
+    let store = |len: u32| pool.store_for(&vec![len as u8; len as usize], len).unwrap().into_handle();
+    let handles: Vec<_> = (1..=4096).map(store).collect();
     for handle in &handles {
         assert_eq!(handle.len(), handle.owner() as usize);
         assert_eq!(*pool.read(handle).unwrap(), vec![handle.owner() as u8; handle.len()]);
@@ -48,11 +97,11 @@ fn handles_are_of_one_pool_and_free_their_bytes<D: Design>() {
     assert_eq!(D::FREES_PAGES_LOCKED, counts.runs_freed_locked > 0);
 }
 
-fn the_coldest_are_evicted_first<D: Design>() {
+fn the_coldest_are_evicted_first<D: PoolLocks>() {
     let pool = new::<D>();
     let mut handles = HashMap::new();
     for owner in 0..4000 {
-        handles.insert(owner, pool.store(&[owner as u8; 1000], owner).unwrap());
+        handles.insert(owner, pool.store_for(&[owner as u8; 1000], owner).unwrap().into_handle());
     }
     let (pages, mut evicted) = (pool.pages_used(), Vec::new());
     let freed = pool.reclaim(pages / 2, |owner| {
@@ -76,22 +125,21 @@ fn the_coldest_are_evicted_first<D: Design>() {
     let (hot, cold): (Vec<_>, Vec<_>) = handles.into_iter().partition(|(owner, _)| owner % 7 != 0);
     hot.into_iter().for_each(|(_, handle)| pool.free(handle).unwrap());
     pool.compact();
-    let new = pool.store(&[1; 3000], 9999).unwrap();
+    let new = pool.store_for(&[1; 3000], 9999).unwrap();
     let mut cold: HashMap<_, _> = cold.into_iter().collect();
     let all = cold.len();
     let evict = |owner: u32| pool.free(cold.remove(&owner).unwrap()).unwrap();
     assert!(pool.reclaim(pool.pages_used() - 3, evict).unwrap() > 0);
     assert!(cold.len() < all / 10, "{} of {all} are left", cold.len());
-    pool.free(new).unwrap();
-    let without = Options::new("library", 10);
-    let refused =
-        Pool::<D>::new(Arc::new(Arena::new(1 << 20).unwrap()), &without).unwrap().reclaim(1, |_| ());
+    drop(new);
+    let without = PoolBuilder::new("library").max_objects(10);
+    let refused = without.build_in::<D>(Arc::new(Arena::new(1 << 20).unwrap())).unwrap().reclaim(1, |_| ());
     assert_eq!(refused.unwrap_err().setting(), Some("reclaim"));
 }
 
 /// A cache as a user would make one: threads look up and insert, evict and compact, and everything found
 /// is what was stored.
-fn eviction_goes_on_beside_everything_else<D: Design>() {
+fn eviction_goes_on_beside_everything_else<D: PoolLocks>() {
     type Shelf = Mutex<HashMap<u32, super::super::Handle>>;
     const KEYS: usize = 3000;
     let pool = new::<D>();
@@ -118,7 +166,7 @@ fn eviction_goes_on_beside_everything_else<D: Design>() {
                     if let Some(handle) = shelf.get(&key) {
                         assert_eq!(*pool.read(handle).unwrap(), value(key));
                     } else {
-                        shelf.insert(key, pool.store(&value(key), key).unwrap());
+                        shelf.insert(key, pool.store_for(&value(key), key).unwrap().into_handle());
                     }
                 }
             });

@@ -1,8 +1,10 @@
 //! The pool with handles as numbers: what is stored, refused, freed and found damaged.
 
+use super::builder::PoolBuilder;
 use super::class::{CHAIN_SIZES, HEADER_BYTES};
-use super::design::{Design, Pinned};
-use super::raw::{Options, RawPool, RawRead};
+use super::design::{Pinned, PoolLocks};
+use super::raw::RawPool;
+use super::read::RawRead;
 use crate::base::error::{ErrorKind, Result};
 use crate::base::mem::{Arena, Gfp};
 use crate::base::random::Random;
@@ -15,28 +17,28 @@ mod compaction;
 mod library;
 mod model;
 
-fn pool<D: Design>(chain_size: usize) -> RawPool<D> {
+fn pool<D: PoolLocks>(chain_size: usize) -> RawPool<D> {
     let arena = Arc::new(Arena::new(256 << 20).expect("address space"));
     arena.set_run_cache_batch_pages(32).expect("batch");
-    let options = Options { chain_size, reclaim: true, ..Options::new("test", 1 << 20) };
-    RawPool::new(arena, &options).expect("pool")
+    let builder = PoolBuilder::new("test").max_objects(1 << 20).chain_size(chain_size).reclaim(true);
+    RawPool::new(arena, &builder).expect("pool")
 }
 
 /// Reads an object that the test does not free meanwhile.
-fn read<D: Design>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
+fn read<D: PoolLocks>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
     // SAFETY: the handle is in use, and the test's; a test that frees it meanwhile has a design that
     // allows that.
     unsafe { pool.read(handle, owner, len) }
 }
 
 /// Frees a handle of a test that uses it no more.
-fn free<D: Design>(pool: &RawPool<D>, handle: u32) {
+fn free<D: PoolLocks>(pool: &RawPool<D>, handle: u32) {
     // SAFETY: the handle is in use, and the test's.
     unsafe { pool.free(handle) };
 }
 
 /// What a handle that the test has not freed leads to.
-fn object<D: Design>(pool: &RawPool<D>, handle: u32) -> super::word::Object {
+fn object<D: PoolLocks>(pool: &RawPool<D>, handle: u32) -> super::word::Location {
     // SAFETY: the handle is in use.
     unsafe {
         let object = D::pin(pool, handle);
@@ -70,9 +72,9 @@ for_every_design!(
     at_the_limit_freed_room_is_used_and_growth_is_refused,
 );
 
-fn lengths_and_chain_sizes_out_of_range_are_refused<D: Design>() {
+fn lengths_and_chain_sizes_out_of_range_are_refused<D: PoolLocks>() {
     let arena = Arc::new(Arena::new(1 << 20).expect("address space"));
-    let refused = RawPool::<D>::new(arena, &Options { chain_size: 17, ..Options::new("test", 100) })
+    let refused = RawPool::<D>::new(arena, &PoolBuilder::new("test").max_objects(100).chain_size(17))
         .err()
         .expect("too long");
     assert_eq!(refused.setting(), Some("chain_size"));
@@ -86,7 +88,7 @@ fn lengths_and_chain_sizes_out_of_range_are_refused<D: Design>() {
 }
 
 /// Without waiting the pool neither grows nor gives memory back, and takes all that is there.
-fn without_waiting_only_what_is_there_is_taken<D: Design>() {
+fn without_waiting_only_what_is_there_is_taken<D: PoolLocks>() {
     let pool = pool::<D>(8);
     let refused = pool.store(&[1; 3000], 0, Gfp::NoWait).expect_err("there is no memory yet");
     assert_eq!(refused.kind(), ErrorKind::NoMemory);
@@ -114,7 +116,7 @@ fn without_waiting_only_what_is_there_is_taken<D: Design>() {
 
 /// Bytes of another length than was reserved are stored all the same, and the object that they do
 /// not need goes back.
-fn bytes_need_not_be_as_long_as_what_was_reserved<D: Design>() {
+fn bytes_need_not_be_as_long_as_what_was_reserved<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for (reserved_len, len) in [(100, 3000), (3000, 100), (PAGE_SIZE, 1), (1, PAGE_SIZE), (500, 501)] {
         let bytes = vec![len as u8; len];
@@ -129,7 +131,7 @@ fn bytes_need_not_be_as_long_as_what_was_reserved<D: Design>() {
     assert_eq!((pool.handles.info().active_objs, pool.zspages.in_use(), pool.pages_used()), (0, 0, 0));
 }
 
-fn zspages_are_charged_as_far_as_they_are_reached<D: Design>() {
+fn zspages_are_charged_as_far_as_they_are_reached<D: PoolLocks>() {
     let pool = pool::<D>(16);
     let len = 3000;
     let class = *pool.classes.get(pool.classes.index_for(len));
@@ -146,7 +148,7 @@ fn zspages_are_charged_as_far_as_they_are_reached<D: Design>() {
     assert_eq!((pool.pages_used(), pool.zspages.in_use()), (0, 0));
 }
 
-fn new_objects_go_into_the_fullest_zspage<D: Design>() {
+fn new_objects_go_into_the_fullest_zspage<D: PoolLocks>() {
     let pool = pool::<D>(8);
     let (len, per_zspage) =
         (1000, usize::from(pool.classes.get(pool.classes.index_for(1000)).objs_per_zspage));
@@ -184,7 +186,7 @@ fn a_read_outlives_the_free() {
     }
 }
 
-fn another_owners_bytes_are_never_answered<D: Design>() {
+fn another_owners_bytes_are_never_answered<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for len in [100, PAGE_SIZE] {
         let handle = pool.store(&vec![1; len], 5, Gfp::MayWait).expect("memory");
@@ -206,7 +208,7 @@ fn another_owners_bytes_are_never_answered<D: Design>() {
 /// Objects that just fit their class and those that just do not, of all classes and chain sizes: each keeps
 /// its bytes beside its neighbours, and none is read beyond its class. (The kernel's 894913e2d35c and
 /// 391f057f44a5: scans and states went one beyond the last.)
-fn lengths_beside_every_class_border_fit<D: Design>() {
+fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
     for chain_size in CHAIN_SIZES {
         let pool = pool::<D>(chain_size);
         let sizes = pool.classes.iter().map(|class| (usize::from(class.size_bytes), class.is_huge()));
@@ -235,7 +237,7 @@ fn lengths_beside_every_class_border_fit<D: Design>() {
 
 /// Where a longer object was, a shorter one is read as long as it is, and moved so. (The kernel's 3bf1c285dc40:
 /// bytes behind an object's end were shown.)
-fn a_shorter_object_shows_nothing_of_a_longer_one<D: Design>() {
+fn a_shorter_object_shows_nothing_of_a_longer_one<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for (long, short) in [(56, 41), (3000, 2985), (PAGE_SIZE, 4000), (24, 1)] {
         let handle = pool.store(&vec![0xaa; long], 1, Gfp::MayWait).expect("memory");
@@ -252,7 +254,7 @@ fn a_shorter_object_shows_nothing_of_a_longer_one<D: Design>() {
     }
 }
 
-fn at_the_limit_freed_room_is_used_and_growth_is_refused<D: Design>() {
+fn at_the_limit_freed_room_is_used_and_growth_is_refused<D: PoolLocks>() {
     let pool = pool::<D>(8);
     let mut handles = Vec::new();
     pool.arena.set_limit_pages(64);

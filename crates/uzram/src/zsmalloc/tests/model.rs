@@ -10,13 +10,13 @@ use crate::base::random::Random;
 use crate::base::sync::{Mutex, classes};
 use crate::base::units::PAGE_SIZE;
 use crate::zsmalloc::compact::{Budget, Effort};
-use crate::zsmalloc::design::Design;
+use crate::zsmalloc::design::PoolLocks;
 use crate::zsmalloc::raw::RawPool;
 
 for_every_design!(agrees_with_a_naive_model, threads_agree_with_naive_models);
 
 /// Stores in one of the ways there are, and now and then reserves an object in vain.
-fn store<D: Design>(pool: &RawPool<D>, bytes: &[u8], owner: u32, random: &mut Random) -> Option<u32> {
+fn store<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], owner: u32, random: &mut Random) -> Option<u32> {
     let other_len = 1 + random.below(PAGE_SIZE);
     match random.below(4) {
         0 => pool.store(bytes, owner, Gfp::MayWait).ok(),
@@ -29,14 +29,14 @@ fn store<D: Design>(pool: &RawPool<D>, bytes: &[u8], owner: u32, random: &mut Ra
     }
 }
 
-fn compact<D: Design>(pool: &RawPool<D>, random: &mut Random) {
+fn compact<D: PoolLocks>(pool: &RawPool<D>, random: &mut Random) {
     let effort = if random.below(2) == 0 { Effort::Zspages } else { Effort::Tight };
     let mut budget = if random.below(2) == 0 { Budget::unlimited() } else { Budget::bytes(20_000) };
     pool.compact(effort, &mut budget);
 }
 
 /// Evicts some of the coldest objects, most of which their owners give up.
-fn evict<D: Design>(
+fn evict<D: PoolLocks>(
     pool: &RawPool<D>,
     live: &mut HashMap<u32, Live>,
     handles: &mut Vec<u32>,
@@ -58,7 +58,7 @@ fn evict<D: Design>(
 }
 
 /// One thread's events, failures of the arena among them; everything is checked as often as that.
-fn agrees_with_a_naive_model<D: Design>() {
+fn agrees_with_a_naive_model<D: PoolLocks>() {
     for seed in 0..4 {
         let mut random = Random::new(seed);
         let pool = pool::<D>(4 + 4 * seed as usize);
@@ -103,7 +103,7 @@ fn agrees_with_a_naive_model<D: Design>() {
 
 /// Eight threads store, read and free, half of the time each other's objects, while one more compacts and
 /// the arena fails; in the end everything is counted anew.
-fn threads_agree_with_naive_models<D: Design>() {
+fn threads_agree_with_naive_models<D: PoolLocks>() {
     const THREADS: u64 = 8;
     // Instrumented they take twenty times as long.
     const STEPS: u64 = if cfg!(tsan) { 200 } else { 2000 };
@@ -171,7 +171,7 @@ impl Drop for End<'_> {
     }
 }
 
-fn step_of_a_thread<D: Design>(
+fn step_of_a_thread<D: PoolLocks>(
     pool: &RawPool<D>,
     shared: &[Mutex<Option<(u32, Live)>>],
     live: &mut HashMap<u32, Live>,

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Moves the runs that lie in hidden chunks, as an owner of pages does, and says how many.
-fn move_out(arena: &Arena, hidden: &Hidden<'_>, live: &mut [Run]) -> usize {
+fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize {
     let inside = live.iter_mut().filter(|run| hidden.contains(run.page));
     inside
         .map(|run| {

@@ -41,7 +41,7 @@ fn free(arena: &Arena, run: Run, account: Account) {
 }
 
 /// Hides as many chunks of an account as may be.
-fn hide(arena: &Arena, account: Account) -> Hidden<'_> {
+fn hide(arena: &Arena, account: Account) -> HiddenChunks<'_> {
     arena.hide_sparse_chunks(account, usize::MAX, &[])
 }
 
@@ -68,7 +68,7 @@ fn counts_agree_with_a_model_and_with_the_system() {
         arena.set_run_cache_batch_pages([0, 8, 32][seed as usize % 3]).expect("batch");
         arena.set_releaser((seed % 2 == 0).then(std::thread::current));
         let mut live: Vec<(Run, Account, u32)> = Vec::new();
-        let mut hidden = None::<Hidden<'_>>;
+        let mut hidden = None::<HiddenChunks<'_>>;
         for step in 0..4000 {
             match random.below(12) {
                 0..=4 => {

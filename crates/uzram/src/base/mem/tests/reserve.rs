@@ -52,7 +52,7 @@ fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
         assert_eq!(arena.charged_pages(), (2 + seed % 3) * CHUNK);
         arena.set_releaser((seed % 2 == 0).then(std::thread::current));
         let mut live: Vec<(Run, Account, u32)> = Vec::new();
-        let mut hidden = None::<Hidden<'_>>;
+        let mut hidden = None::<HiddenChunks<'_>>;
         for step in 0..6000 {
             // Grows, shrinks, and grows again.
             let takes = [7, 3, 6][step / 2000];

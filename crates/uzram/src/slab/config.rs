@@ -8,7 +8,7 @@ use super::slabs::Layout;
 
 /// How a [`Cache`](super::Cache) is made.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct CacheConfig {
     /// The name in statistics and errors.
     pub name: String,
     /// Bytes of an object, at most 4096.
@@ -29,14 +29,14 @@ pub struct Options {
     /// Use restartable sequences where there are any; compare-exchanges otherwise.
     pub restartable: bool,
     /// The objects in use when the cache is dropped go with it, and are no leak.
-    pub dropped_whole: bool,
+    pub free_objects_on_drop: bool,
 }
 
-impl Options {
+impl CacheConfig {
     /// The kernel's choices for objects of that size, with sheaves about twice as large: a cache that
     /// reports leaks.
     pub fn new(name: impl Into<String>, size_bytes: usize, align_bytes: usize, max_objects: u64) -> Self {
-        Options {
+        CacheConfig {
             name: name.into(),
             size_bytes,
             align_bytes,
@@ -56,7 +56,7 @@ impl Options {
                 _ => 128,
             },
             restartable: true,
-            dropped_whole: false,
+            free_objects_on_drop: false,
         }
     }
 

@@ -1,13 +1,14 @@
 //! Sizes that depend on the machine: `min(ram / 2, 4G)`.
 //!
-//! A size is written as for [`super::units::parse_size`], and may have a fraction (`1.5G`); a number without a unit
+//! A size is written as for [`uzram::units::parse_size`], and may have a fraction (`1.5G`); a number without a unit
 //! is a factor. There are `+ - * /` with their usual precedence, parentheses, `min(…)` and `max(…)` of any
 //! number of sizes, and the variables of [`Memory`]. It is what zram-generator's `zram-size` is, but that there plain
 //! numbers and `ram` are MiB. So a number without a unit that stands for a size is refused: it may have been meant as
 //! MiB or as bytes. 0 is the same in both.
 
-use super::error::{Error, Result};
-use super::units::{PAGE_SIZE, unit_bytes};
+use uzram::machine_memory::Memory;
+use uzram::units::{PAGE_SIZE, unit_bytes};
+use uzram::{Error, Result};
 
 /// The longest text that is read.
 pub const MAX_CHARS: usize = 200;
@@ -15,15 +16,6 @@ pub const MAX_CHARS: usize = 200;
 pub const MAX_DEPTH: usize = 32;
 
 const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
-
-/// What a size may depend on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// `ram`: the machine's memory in bytes.
-    pub ram_bytes: u64,
-    /// `limit`: the most memory that this process may have, in bytes: `ram` if nothing bounds it.
-    pub limit_bytes: u64,
-}
 
 /// What a text comes to, in whole pages, rounded down.
 ///
@@ -249,7 +241,7 @@ fn is_part_of_name(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::random::Random;
+    use uzram::random::Random;
 
     const MEMORY: Memory = Memory { ram_bytes: 16 << 30, limit_bytes: 3 << 30 };
 

@@ -1,26 +1,86 @@
-//! Objects that are taken and not written yet: between the two, their owner may wait for other
-//! things than memory.
+//! Storing an object: take a handle and room for the bytes, write them, publish the handle.
+//!
+//! Between taking and writing lies a [`Reserved`]: whoever has one may wait for other things than memory.
 
-use super::design::Design;
-use super::raw::{LINE_BYTES, RawPool};
-use super::word::{Cell, Object};
 use crate::base::cpu::prefetch_write;
-use crate::base::error::Result;
+use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
 use crate::base::sync::Ordering;
 use crate::base::units::PAGE_SIZE;
 
+use super::design::PoolLocks;
+use super::raw::{LINE_BYTES, RawPool};
+use super::word::{Cell, Location};
+
+impl<D: PoolLocks> RawPool<D> {
+    /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle.
+    ///
+    /// # Errors
+    /// As [`RawPool::reserve`]. Nothing is stored then.
+    #[inline]
+    pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
+        self.reserve(bytes.len(), gfp)?.write(bytes, owner)
+    }
+
+    /// Takes an object with room for `len` bytes (1..=4096), to be written later.
+    ///
+    /// # Errors
+    /// `Invalid` for another length, `NoSpace` when the arena's limit is met, `NoMemory` when the
+    /// system gives no more. If `gfp` forbids waiting, any of the latter two means no more than
+    /// that it takes waiting to know.
+    #[inline]
+    pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<Reserved<'_, D>> {
+        if len == 0 || len > PAGE_SIZE {
+            return Err(Error::invalid("an object has 1 to 4096 bytes"));
+        }
+        let handle = self.with_memory(gfp, || self.handles.insert(D::Cell::default(), gfp))?;
+        match self.with_memory(gfp, || self.alloc(self.classes.index_for(len), gfp)) {
+            Ok((zspage, object)) => {
+                self.counts.count(|share| &share.allocs);
+                Ok(Reserved::new(self, handle, zspage, object))
+            }
+            Err(error) => {
+                // SAFETY: the handle is new, and known here only.
+                unsafe { self.free_handle(handle) };
+                Err(error)
+            }
+        }
+    }
+
+    /// Runs `f`; if it meets the limit and `gfp` allows it, once more after giving free memory back.
+    #[inline]
+    fn with_memory<R>(&self, gfp: Gfp, f: impl Fn() -> Result<R>) -> Result<R> {
+        match f() {
+            Err(error) if gfp == Gfp::MayWait && self.may_help(&error) => {
+                self.arena.release_free();
+                f()
+            }
+            done => done,
+        }
+    }
+
+    /// Whether giving free memory back may mend `error`: not if a limit is met by what is in use.
+    #[cold]
+    fn may_help(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::NoMemory => true,
+            ErrorKind::NoSpace => error.setting() != Some("mem_limit") || self.arena.keeps_free(),
+            _ => false,
+        }
+    }
+}
+
 /// An object with room for as many bytes as it was reserved for. Dropped, it goes back.
-pub struct Reserved<'a, D: Design> {
+pub struct Reserved<'a, D: PoolLocks> {
     pool: &'a RawPool<D>,
     handle: u32,
     /// Held until the object is written: it has no header yet by which it could be moved.
     zspage: u32,
-    object: Object,
+    object: Location,
 }
 
-impl<'a, D: Design> Reserved<'a, D> {
-    pub(super) fn new(pool: &'a RawPool<D>, handle: u32, zspage: u32, object: Object) -> Self {
+impl<'a, D: PoolLocks> Reserved<'a, D> {
+    pub(super) fn new(pool: &'a RawPool<D>, handle: u32, zspage: u32, object: Location) -> Self {
         Reserved { pool, handle, zspage, object }
     }
 
@@ -67,7 +127,7 @@ impl<'a, D: Design> Reserved<'a, D> {
     }
 }
 
-impl<D: Design> Drop for Reserved<'_, D> {
+impl<D: PoolLocks> Drop for Reserved<'_, D> {
     fn drop(&mut self) {
         let pool = self.pool;
         let mut lists = pool.lists(self.object.class);

@@ -3,10 +3,10 @@
 //! The arena says which: it hides its emptiest chunks, so that new zspages lie in the others, until this
 //! is done. What could not be moved, being read or written, keeps its chunk.
 
-use crate::base::mem::{Account, Gfp, Hidden};
+use crate::base::mem::{Account, Gfp, HiddenChunks};
 
 use super::compact::Budget;
-use super::design::Design;
+use super::design::PoolLocks;
 use super::raw::RawPool;
 use super::zspage::{GROUP_FULL, Lists};
 
@@ -16,7 +16,7 @@ const ROUNDS: usize = 16;
 /// Zspages that are looked at under one hold of a class's lock.
 const VISITS_PER_HOLD: u32 = 64;
 
-impl<D: Design> RawPool<D> {
+impl<D: PoolLocks> RawPool<D> {
     /// Moves zspages out of chunks that so run empty, where there are any; returns the number of pages that
     /// freed in zspages with gaps, which may be less than none.
     pub(super) fn empty_chunks(&self, budget: &mut Budget<'_>) -> i64 {
@@ -45,7 +45,7 @@ impl<D: Design> RawPool<D> {
     }
 
     /// Moves the zspages of a class out of the hidden chunks.
-    fn leave_chunks(&self, class: u8, hidden: &Hidden<'_>, budget: &mut Budget<'_>) -> i64 {
+    fn leave_chunks(&self, class: u8, hidden: &HiddenChunks<'_>, budget: &mut Budget<'_>) -> i64 {
         let mut freed = 0;
         // A zspage of which some objects stay behind comes to a group that is looked at later.
         for group in (1..=GROUP_FULL).rev() {
@@ -57,7 +57,7 @@ impl<D: Design> RawPool<D> {
                 }
                 // Without growing: that would win nothing.
                 let Ok(new) = self.alloc_zspage(class, Gfp::NoWait) else { return freed };
-                let mut lists = self.still(class);
+                let mut lists = self.lock_for_migration(class);
                 let from = self.find_in(&mut lists, group, &mut left, hidden);
                 freed += self.move_to_new(lists, from, new, budget);
             }
@@ -72,7 +72,7 @@ impl<D: Design> RawPool<D> {
         lists: &mut Lists,
         group: usize,
         left: &mut u32,
-        hidden: &Hidden<'_>,
+        hidden: &HiddenChunks<'_>,
     ) -> Option<u32> {
         let visits = VISITS_PER_HOLD.min(*left);
         for visit in 1..=visits {

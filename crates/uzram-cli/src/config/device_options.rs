@@ -1,0 +1,116 @@
+//! The options of the commands that make a device: one for each name of a setting, as [`SETTINGS`] has them.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use clap::builder::ValueParser;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
+
+use crate::config::policy_file;
+use crate::config::settings::{DeviceSettings, Form, SETTINGS, SettingRow, from_root};
+use crate::failure::Result;
+
+/// The name of all of them, for options that exclude them.
+pub const GROUP: &str = "DeviceOptions";
+const POLICY: &str = "policy";
+const DEFAULT_SIZE: &str = "1G";
+
+/// An option: a row, one of its names, and that as an option.
+struct Name {
+    row: &'static SettingRow,
+    name: &'static str,
+    long: String,
+}
+
+static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
+    let names = |row: &'static SettingRow| {
+        row.names().map(move |name| Name { row, name, long: name.replace('_', "-") })
+    };
+    SETTINGS.iter().flat_map(names).collect()
+});
+
+/// What was given of them.
+#[derive(Default)]
+pub struct DeviceOptions {
+    /// The row, the name that was used, and the value.
+    given: Vec<(&'static Name, String)>,
+    policy: Option<PathBuf>,
+}
+
+impl DeviceOptions {
+    /// The settings that they say, checked as far as that can be done without a device.
+    ///
+    /// # Errors
+    /// A value makes no sense, a setting is given twice or does nothing, or the file of `--policy` makes no sense.
+    pub fn settings(&self) -> Result<DeviceSettings> {
+        let mut settings = DeviceSettings::default();
+        for (Name { row, name, long }, text) in &self.given {
+            let (text, origin) = match row.form {
+                Form::Path => (from_root(text), format!("--{long} {text}")),
+                Form::Switch if text == "1" => (text.clone(), format!("--{long}")),
+                _ => (text.clone(), format!("--{long} {text}")),
+            };
+            settings.add(row, name, &text, &origin)?;
+        }
+        if let (None, Some((row, name))) = (settings.get("disksize"), SettingRow::find("size")) {
+            settings.add(row, name, DEFAULT_SIZE, &format!("--size {DEFAULT_SIZE}"))?;
+        }
+        let read = |path: &PathBuf| policy_file::read("--policy", path);
+        settings.complete(self.policy.as_ref().map(read).transpose()?.unwrap_or_default(), "--")
+    }
+}
+
+impl Args for DeviceOptions {
+    fn group_id() -> Option<clap::Id> {
+        Some(clap::Id::from(GROUP))
+    }
+
+    fn augment_args(command: Command) -> Command {
+        let policy = Arg::new(POLICY)
+            .long("policy")
+            .value_name("FILE.toml")
+            .value_parser(ValueParser::path_buf())
+            .help("A TOML file that says which pages leave memory, when and where to. Options come before what it says")
+            .long_help(policy_file::HELP);
+        let ids = NAMES.iter().map(|name| name.name).chain([POLICY]);
+        let group = ArgGroup::new(GROUP).multiple(true).args(ids);
+        command.args(NAMES.iter().map(option)).arg(policy).group(group)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn option(Name { row, name, long }: &'static Name) -> Arg {
+    let arg = Arg::new(*name).long(long.as_str()).value_name(row.value_name);
+    let arg = match row.form {
+        Form::Switch => arg.num_args(0..=1).require_equals(true).default_missing_value("1"),
+        _ => arg,
+    };
+    if *name != row.attribute {
+        return arg.hide(true);
+    }
+    match row.words.first() {
+        Some(word) => arg.help(format!("{} [short: --{}]", row.help, word.replace('_', "-"))),
+        None => arg.help(row.help),
+    }
+}
+
+impl FromArgMatches for DeviceOptions {
+    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
+        let given = |name: &'static Name| {
+            let is_given = matches.value_source(name.name) == Some(ValueSource::CommandLine);
+            let value = matches.get_one::<String>(name.name).filter(|_| is_given)?;
+            Some((name, value.clone()))
+        };
+        let policy = matches.get_one::<PathBuf>(POLICY).cloned();
+        Ok(DeviceOptions { given: NAMES.iter().filter_map(given).collect(), policy })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> std::result::Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}

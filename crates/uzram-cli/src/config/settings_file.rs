@@ -1,0 +1,101 @@
+//! The settings of a device as keys of a file: in a device's table in a file of `--config`, or at the top of a file of
+//! `--policy`. A key in the table `recompress` or `writeback` is the setting whose name begins with that.
+
+use uzram::machine_memory::Memory;
+use uzram::units::parse_size;
+
+use crate::config::settings::{DeviceSettings, Form, SETTINGS, SettingRow, from_root};
+use crate::config::size_expr;
+use crate::config::toml_text::Entry;
+use crate::failure::Result;
+
+/// The tables whose keys are settings that begin with the table's name.
+const GROUPS: [&str; 2] = ["recompress", "writeback"];
+
+/// Which file it is.
+#[derive(Clone, Copy)]
+pub enum Kind<'m> {
+    /// That of `--config`, for a machine with so much memory: all settings, sizes as expressions, any path.
+    Config(&'m Memory),
+    /// That of `--policy`: the settings of policies, and the values as attributes take them.
+    Policy,
+}
+
+impl Kind<'_> {
+    fn has(self, row: &SettingRow) -> bool {
+        matches!(self, Kind::Config(_)) || row.is_policy
+    }
+
+    /// The names of its settings.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        SETTINGS.iter().filter(move |row| self.has(row)).flat_map(SettingRow::names)
+    }
+}
+
+/// Adds the setting of a key, or those of a table. `within` is what stands before the key in messages, as in `writeback.`.
+///
+/// # Errors
+/// There is no such setting, its value makes no sense, or it is set already.
+pub fn read(settings: &mut DeviceSettings, entry: Entry<'_>, within: &str, kind: Kind<'_>) -> Result<()> {
+    read_in_group(settings, entry, within, "", kind)
+}
+
+fn read_in_group(
+    settings: &mut DeviceSettings,
+    entry: Entry<'_>,
+    within: &str,
+    group: &str,
+    kind: Kind<'_>,
+) -> Result<()> {
+    let shown = format!("{within}{}", entry.key);
+    if group.is_empty() && entry.value.is_table() && GROUPS.contains(&entry.key.as_ref()) {
+        let (group, within) = (format!("{}_", entry.key), format!("{shown}."));
+        return entry
+            .table()?
+            .into_iter()
+            .try_for_each(|key| read_in_group(settings, key, &within, &group, kind));
+    }
+    let found = SettingRow::find(&format!("{group}{}", entry.key)).filter(|(row, _)| kind.has(row));
+    let Some((row, name)) = found else {
+        let known = kind.names().filter_map(|name| name.strip_prefix(group));
+        return Err(entry.unknown(known));
+    };
+    let text = value(&entry, row, kind)?;
+    settings.add(row, name, &text, &entry.place_of(&shown))
+}
+
+/// A value as the attribute takes it.
+fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> {
+    if entry.value.is_bool() && row.form != Form::Switch {
+        return Err(entry.wrong("it is neither true nor false"));
+    }
+    let text = entry.text()?;
+    let Kind::Config(memory) = kind else { return Ok(text) };
+    Ok(match row.form {
+        Form::Text | Form::Switch => text,
+        Form::Path => from_root(&text),
+        Form::Size => size(entry, &text, memory)?.map_or(text, |bytes| bytes.to_string()),
+        Form::SizePerDay => {
+            // As it is written, but that it needs a unit.
+            size(entry, text.strip_suffix("/day").unwrap_or(&text), memory)?;
+            text
+        }
+    })
+}
+
+/// A size, plain or an expression; `None` for a plain one that is wrong, which the attribute refuses. Plain ones are what
+/// they are in options, but have a unit, unless they are 0: what copies zram-generator's configuration means MiB.
+///
+/// # Errors
+/// The expression makes no sense, or there is no unit.
+pub fn size(entry: &Entry<'_>, text: &str, memory: &Memory) -> Result<Option<u64>> {
+    let trimmed = text.trim();
+    let is_bare = !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit());
+    let is_plain = trimmed.starts_with(|c: char| c.is_ascii_digit())
+        && trimmed.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    match parse_size(text) {
+        Ok(bytes) if bytes == 0 || !is_bare => Ok(Some(bytes)),
+        Err(_) if is_plain && !is_bare => Ok(None),
+        _ => size_expr::evaluate(text, memory).map(Some).map_err(|error| entry.wrong(error)),
+    }
+}

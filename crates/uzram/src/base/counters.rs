@@ -1,0 +1,53 @@
+//! Statistics that each CPU counts for itself, so that counting shares no cache line.
+
+/// Declares statistics as one list of fields: a public struct of sums, and a struct of counters of which each
+/// CPU has one.
+macro_rules! per_cpu_counters {
+    (
+        $(#[$sum_meta:meta])* $sum_vis:vis struct $sum:ident;
+        $(#[$share_meta:meta])* $share_vis:vis struct $share:ident;
+        $($(#[$doc:meta])* $field:ident,)*
+    ) => {
+        $(#[$sum_meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        #[non_exhaustive]
+        $sum_vis struct $sum {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl $sum {
+            /// Returns each figure less what it was `before`.
+            #[must_use]
+            pub fn since(&self, before: &Self) -> Self {
+                $sum { $($field: self.$field.wrapping_sub(before.$field),)* }
+            }
+        }
+
+        impl std::ops::AddAssign for $sum {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$field = self.$field.wrapping_add(other.$field);)*
+            }
+        }
+
+        $(#[$share_meta])*
+        #[derive(Debug, Default)]
+        $share_vis struct $share {
+            $(pub(super) $field: $crate::base::sync::Counter,)*
+        }
+
+        impl $share {
+            /// Returns the sums over all CPUs. One CPU may have taken away what another added, so that a single
+            /// counter may be below zero.
+            pub(super) fn sum<'a>(shares: impl IntoIterator<Item = &'a Self>) -> $sum {
+                let mut sum = $sum::default();
+                for share in shares {
+                    sum += $sum { $($field: share.$field.get(),)* };
+                }
+                sum
+            }
+        }
+    };
+}
+
+pub(crate) use per_cpu_counters;

@@ -1,0 +1,205 @@
+//! Making a device with its parameters in one expression. Each is an attribute, and is checked as one.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use crate::base::error::{Error, Result};
+use crate::base::sync::Arc;
+use crate::codec::Algorithm;
+use crate::lru::LruDesign;
+use crate::store::MAX_RECOMPRESSION;
+use crate::stream::StreamDesign;
+use crate::zsmalloc::PoolDesign;
+
+use super::{Device, NamedBacking};
+
+/// Makes a [`Device`]; [`Device::builder`] begins one.
+#[derive(Clone)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct DeviceBuilder {
+    name: String,
+    algorithm: Option<Algorithm>,
+    /// In the order of their priorities, from 1 on.
+    recompression: Vec<Algorithm>,
+    backing: Option<NamedBacking>,
+    /// The other attributes, in the order in which they are set.
+    attributes: Vec<(&'static str, String)>,
+}
+
+impl Device {
+    /// Begins a device with that name: 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot.
+    pub fn builder(name: impl Into<String>) -> DeviceBuilder {
+        DeviceBuilder {
+            name: name.into(),
+            algorithm: None,
+            recompression: Vec::new(),
+            backing: None,
+            attributes: Vec::new(),
+        }
+    }
+}
+
+impl DeviceBuilder {
+    /// Sets how pages are compressed: an [`Algorithm`], or a [`Kind`](crate::codec::Kind) at its default level.
+    /// lz4 if it is not set.
+    pub fn algorithm(mut self, algorithm: impl Into<Algorithm>) -> Self {
+        self.algorithm = Some(algorithm.into());
+        self
+    }
+
+    /// Adds an algorithm by which pages can be compressed again once they are cold, of the next priority.
+    pub fn recompress_with(mut self, algorithm: impl Into<Algorithm>) -> Self {
+        self.recompression.push(algorithm.into());
+        self
+    }
+
+    /// Sets the most memory that the device may take; without a limit if it is not set.
+    pub fn mem_limit_bytes(self, bytes: u64) -> Self {
+        self.attribute("mem_limit", bytes)
+    }
+
+    /// Sets how much free memory is kept ready, so that no write waits for the system's.
+    pub fn reserve_bytes(self, bytes: u64) -> Self {
+        self.attribute("reserve", bytes)
+    }
+
+    /// Has a checksum of each page kept, and verified at each read.
+    pub fn checksum(self, on: bool) -> Self {
+        self.attribute("checksum", u8::from(on))
+    }
+
+    /// Sets where cold pages go.
+    pub fn backing(mut self, backing: NamedBacking) -> Self {
+        self.backing = Some(backing);
+        self
+    }
+
+    /// Sets the parts of the memory limit, in percent, above which the coldest pages leave by themselves, and below
+    /// which that ends.
+    pub fn policy_percent(self, low: u64, high: u64) -> Self {
+        self.attribute("policy_high", high).attribute("policy_low", low)
+    }
+
+    /// Sets the age, in whole seconds, at which unused pages are compressed again.
+    pub fn recompress_after(self, age: Duration) -> Self {
+        self.attribute("recompress_after", age.as_secs())
+    }
+
+    /// Sets the age, in whole seconds, at which unused pages go to the backing.
+    pub fn writeback_after(self, age: Duration) -> Self {
+        self.attribute("writeback_after", age.as_secs())
+    }
+
+    /// Sets the most pages of a zspage, 4 to 16.
+    pub fn chain_size(self, pages: usize) -> Self {
+        self.attribute("chain_size", pages)
+    }
+
+    /// Sets who may compress at once.
+    pub fn streams(self, design: StreamDesign) -> Self {
+        self.attribute("streams", design)
+    }
+
+    /// Sets how the pool is locked.
+    pub fn pool_design(self, design: PoolDesign) -> Self {
+        self.attribute("pool_design", design)
+    }
+
+    /// Sets how the lists of pages by their use are locked.
+    pub fn lru_design(self, design: LruDesign) -> Self {
+        self.attribute("lru_design", design)
+    }
+
+    /// Sets any other attribute that can be set before initialisation: see [`Device::attributes`].
+    pub fn attribute(mut self, name: &'static str, value: impl Display) -> Self {
+        self.attributes.push((name, value.to_string()));
+        self
+    }
+
+    /// Makes the device, with a disk of `size_bytes` bytes, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// `Invalid` for a name or a value that cannot be; `NoMemory` when the system gives none.
+    pub fn build(self, size_bytes: u64) -> Result<Arc<Device>> {
+        let device = Device::new(&self.name)?;
+        if self.recompression.len() > MAX_RECOMPRESSION {
+            let what = format!("a device compresses again by {MAX_RECOMPRESSION} algorithms at most");
+            return Err(Error::invalid(what).with_setting("recomp_algorithm"));
+        }
+        {
+            let config = &mut device.state.lock().params.config;
+            if let Some(algorithm) = self.algorithm {
+                config.algorithm = algorithm;
+            }
+            for (place, algorithm) in config.recompression.iter_mut().zip(self.recompression) {
+                *place = Some(algorithm);
+            }
+        }
+        if self.backing.is_some() {
+            device.set_backing(self.backing)?;
+        }
+        for (name, value) in &self.attributes {
+            device.set(name, value)?;
+        }
+        device.set("disksize", &size_bytes.to_string())?;
+        Ok(device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::base::error::ErrorKind;
+    use crate::codec::Kind;
+
+    #[test]
+    fn a_device_is_built_with_its_attributes() {
+        let device = Device::builder("zram0")
+            .algorithm(Algorithm::new(Kind::Zstd, Some(3), None).unwrap())
+            .recompress_with(Kind::Deflate)
+            .mem_limit_bytes(8 << 20)
+            .checksum(true)
+            .policy_percent(40, 60)
+            .recompress_after(Duration::from_secs(90))
+            .chain_size(8)
+            .streams(StreamDesign::PerCpu)
+            .pool_design(PoolDesign::Split)
+            .lru_design(LruDesign::SingleLock)
+            .attribute("compact_threshold", 30)
+            .build((16 << 20) - 1)
+            .unwrap();
+        assert_eq!((device.name(), device.size_bytes()), ("zram0", 16 << 20));
+        for (name, value) in [
+            ("mem_limit", "8388608"),
+            ("checksum", "1"),
+            ("policy_high", "60"),
+            ("policy_low", "40"),
+            ("chain_size", "8"),
+            ("pool_design", "split"),
+            ("lru_design", "single-lock"),
+            ("compact_threshold", "30"),
+        ] {
+            assert_eq!(device.get(name).unwrap(), value, "{name}");
+        }
+        assert!(device.get("comp_algorithm").unwrap().contains("[zstd"));
+        assert!(device.get("recomp_algorithm").unwrap().contains("#1: lz4 lz4hc zstd [deflate]"));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let refusal = |builder: DeviceBuilder| {
+            let error = builder.build(1 << 20).map(|_| ()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid);
+            error.setting()
+        };
+        let begin = || Device::builder("zram0");
+        assert_eq!(refusal(Device::builder("a/b")), None);
+        refusal(begin().chain_size(3));
+        assert_eq!(refusal(begin().policy_percent(60, 40)), Some("policy_high"));
+        let many = (0..=MAX_RECOMPRESSION).fold(begin(), |builder, _| builder.recompress_with(Kind::Zstd));
+        assert_eq!(refusal(many), Some("recomp_algorithm"));
+        assert!(begin().build(0).is_err());
+    }
+}
