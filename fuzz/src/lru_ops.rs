@@ -145,7 +145,7 @@ struct Machine {
     taken_out: u64,
 }
 
-/// Does the same with each LRU, and answers what all of them answer.
+/// Does the same with each LRU, and returns what all of them return.
 macro_rules! each {
     ($machine:expr, $lru:ident => $call:expr) => {{
         let answer = {

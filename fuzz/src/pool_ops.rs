@@ -1,7 +1,7 @@
 //! A sequence of operations on a pool of any lock design: stores, reads, frees, compaction, eviction,
 //! limits.
 //!
-//! Promises: every read answers what was stored, whatever was moved before or is moved meanwhile; what
+//! Promises: every read returns what was stored, whatever was moved before or is moved meanwhile; what
 //! fails, fails for a reason and stores nothing; statistics add up to what is stored; over the limit
 //! nothing grows; compaction leaves no more pages than the objects need; what is freed gives its memory
 //! back.

@@ -8,6 +8,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use uzram_bench::harness::report::Table;
 use uzram_bench::harness::stats::{PairedRatio, median};
 use uzram_bench::targets::{Target, Targets};
 
@@ -129,29 +130,29 @@ impl fmt::Display for AllocatorsReport {
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
         for rows in self.times.chunk_by(|a, b| a.case == b.case && a.size_bytes == b.size_bytes) {
             let Some(first) = rows.first() else { continue };
-            let title = format!("{}, {} bytes", first.case.name(), first.size_bytes);
-            writeln!(f, "\n{title:<28} {:>9}  time / {YARDSTICK:<12} {:>6}", "ns/object", "p")?;
+            let title = format!("<{}, {} bytes", first.case.name(), first.size_bytes);
+            let mut table =
+                Table::new([title, "ns/object".to_owned(), format!("<time / {YARDSTICK}"), "p".to_owned()]);
             for row in rows {
-                let ratio = format!("{:.3} [{:.3}, {:.3}]", row.ratio, row.ratio_low, row.ratio_high);
-                write!(f, "  {:<26} {:>9.2}", row.allocator, median(&row.ns_per_object))?;
-                if row.allocator == YARDSTICK {
-                    writeln!(f)?
-                } else {
-                    writeln!(f, "  {ratio:<20} {:>6.3}", row.p)?
+                let mut cells =
+                    vec![format!("  {}", row.allocator), format!("{:.2}", median(&row.ns_per_object))];
+                if row.allocator != YARDSTICK {
+                    cells.push(format!("{:.3} [{:.3}, {:.3}]", row.ratio, row.ratio_low, row.ratio_high));
+                    cells.push(format!("{:.3}", row.p));
                 }
+                table.row(cells);
             }
+            write!(f, "\n{table}")?;
         }
-        write!(f, "\n{:<28}", "bytes in memory / in use")?;
-        SIZES_BYTES.iter().try_for_each(|size_bytes| write!(f, " {:>11}", format!("{size_bytes} bytes")))?;
-        writeln!(f)?;
+        let sizes = SIZES_BYTES.iter().map(|size_bytes| format!("{size_bytes} bytes"));
+        let mut table = Table::new(["<bytes in memory / in use".to_owned()].into_iter().chain(sizes));
         for name in self.memory.iter().filter(|row| row.size_bytes == SIZES_BYTES[0]).map(|row| row.allocator)
         {
-            write!(f, "  {name:<26}")?;
             let rows = self.memory.iter().filter(|row| row.allocator == name);
-            rows.into_iter().try_for_each(|row| write!(f, " {:>11.3}", row.resident_per_live))?;
-            writeln!(f)?;
+            let ratios = rows.map(|row| format!("{:.3}", row.resident_per_live));
+            table.row([format!("  {name}")].into_iter().chain(ratios));
         }
-        Ok(())
+        write!(f, "\n{table}")
     }
 }
 

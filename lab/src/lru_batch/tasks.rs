@@ -23,7 +23,7 @@ pub(super) type How = fn(Part<'_>) -> Result<(Span, u64)>;
 
 /// An LRU of any design.
 pub(super) trait Faults {
-    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each by way of `how`. Answers what that
+    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each by way of `how`. Returns what that
     /// gave for each, with its number of pages, and what was counted of the locks meanwhile.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ struct Task<'a, D: LruLocks> {
 }
 
 impl<D: LruLocks> Task<'_, D> {
-    /// Maps and unmaps until so many pages were, and answers how many it were.
+    /// Maps and unmaps until so many pages were; returns how many.
     fn run(&mut self, pages: u64, stop: &AtomicBool) -> Result<u64> {
         let mut done = 0;
         while done < pages && !stop.load(Ordering::Relaxed) {

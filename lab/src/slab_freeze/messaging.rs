@@ -105,7 +105,7 @@ fn send<P: Policy>(
     Ok(0)
 }
 
-/// Receives until all senders have ended; answers how many messages that were.
+/// Receives until all senders have ended; returns the number of messages.
 fn receive<P: Policy>(messages: &Objects<P>, queue: &Receiver<Message>) -> Result<u64> {
     // What each sender sends, and how many it has sent.
     let mut expected: Vec<_> = (0..SIDE).map(|sender| (Content::<MESSAGE_BYTES>::of(sender), 0)).collect();

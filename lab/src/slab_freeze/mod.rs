@@ -202,7 +202,7 @@ fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result
     Ok(sample(elapsed, usage, objects, &counts, counted))
 }
 
-/// Runs each thread's part, which answers how many objects it received, by way of `how`, and answers what
+/// Runs each thread's part, which returns the number of objects it received, by way of `how`; returns what
 /// that gave for each.
 fn run<P: Policy, T: Send>(
     case: Case,

@@ -50,7 +50,7 @@ fn sleep<'a, T>(place: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
 }
 
 impl<T> Sender<T> {
-    /// Sends; answers whether there is somebody who will receive it.
+    /// Sends; returns whether anybody will receive it.
     pub(super) fn send(&self, message: T) -> bool {
         let queue = &*self.0;
         let mut inner = queue.lock();
@@ -88,7 +88,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Replaces what is in `received` by what was sent; answers whether that is anything, and if not,
+    /// Replaces what is in `received` by what was sent; returns whether that is anything, and if not,
     /// there will be no more.
     pub(super) fn receive(&self, received: &mut Vec<T>) -> bool {
         let queue = &*self.0;

@@ -139,7 +139,7 @@ impl<'a, P: Policy> End<'a, P> {
         End { sender, receiver, broken, complete: false }
     }
 
-    /// Sends and receives so many packets; answers how many objects it received.
+    /// Sends and receives so many packets; returns the number of objects it received.
     fn run(&mut self, plan: &Plan<'_>, packets: u64) -> Result<u64> {
         let (mut sent, mut received) = (0, 0);
         while sent < packets || received < packets {
@@ -178,7 +178,7 @@ struct Sender<'a, P: Policy> {
 }
 
 impl<P: Policy> Sender<'_, P> {
-    /// Sends a batch, or as many as there is room for, of `packets` in all; answers how many.
+    /// Sends a batch, or as many as there is room for, of `packets` in all; returns how many.
     fn send(&mut self, sent: u64, packets: u64) -> Result<u64> {
         let in_flight = sent - self.wire.received.load(Ordering::Acquire);
         let batch = BATCH.min(packets - sent).min(WINDOW - in_flight);
@@ -213,7 +213,7 @@ struct Receiver<'a, P: Policy> {
 }
 
 impl<P: Policy> Receiver<'_, P> {
-    /// Empties the next socket once enough packets wait, or all of them; answers how many it had.
+    /// Empties the next socket once enough packets wait, or all of them; returns how many it had.
     fn receive(&mut self, received: u64, packets: u64) -> Result<u64> {
         let sent = self.wire.sent.load(Ordering::Acquire);
         if sent - received < WINDOW / 2 && sent < packets {

@@ -38,7 +38,7 @@ impl Files {
         Ok(())
     }
 
-    /// Has threads write files of `plan.work` pages or a few more, and read and delete as many. Answers for
+    /// Has threads write files of `plan.work` pages or a few more, and read and delete as many. Returns for
     /// each when it ran and how many pages it wrote.
     pub(super) fn use_by_threads(
         &mut self,
@@ -92,7 +92,7 @@ impl<'a> Part<'a> {
         Part { disk, corpus, start, places, used, free, rng, buffer: Box::new(AlignedPage([0; _])) }
     }
 
-    /// Writes so many files, and for each reads one and deletes one; answers how many pages it wrote.
+    /// Writes so many files, and for each reads one and deletes one; returns the number of pages it wrote.
     fn use_files(&mut self, files: u64, plan: &Plan<'_>) -> Result<u64> {
         // Neighbours' parts may have had other borders before, so that this one is fuller than it should be.
         let most = (self.places.len() - self.places.len().div_ceil(ONE_FREE_OF)).max(1);

@@ -4,6 +4,9 @@
 //! nothing else is said; hit ratios are compared by their difference, and measure no time. A target that
 //! cannot be measured on a machine says why.
 
+mod target;
+mod wanted;
+
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,21 +14,22 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use serde::Serialize;
-use uzram::lru::LruDesign;
-use uzram::units::format_size;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::block;
 use crate::engine::backing;
-use crate::engine::compaction::{self, Compactor};
-use crate::engine::hit_ratio::{self, Trace};
+use crate::engine::compaction;
+use crate::engine::hit_ratio;
 use crate::engine::recompression;
 use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
-use crate::harness::report::{Table, ratio_cell};
-use crate::harness::stats::median;
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
 use crate::nbd;
+pub use target::{Bound, Target, Targets};
+use wanted::{
+    backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
+    nbd_targets, recompression_targets, speed_targets,
+};
 
 /// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better
 /// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU came
@@ -79,49 +83,6 @@ impl Default for TargetsOptions {
             trace_uses: traces.uses,
             stop: Arc::default(),
         }
-    }
-}
-
-/// Which side of the wanted figure is good.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bound {
-    /// The figure or more.
-    AtLeast,
-    /// The figure or less.
-    AtMost,
-}
-
-/// One target and what was measured.
-#[derive(Clone, Debug, Serialize)]
-pub struct Target {
-    /// What is measured.
-    pub name: String,
-    /// Which side of `wanted` is good.
-    pub bound: Bound,
-    /// The figure to reach: a ratio, unless the name says what else.
-    pub wanted: f64,
-    /// The figure measured; none when it could not be.
-    pub measured: Option<f64>,
-}
-
-impl Target {
-    /// A figure that should be `wanted` or more.
-    pub fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
-        Target { name: name.into(), bound: Bound::AtLeast, wanted, measured }
-    }
-
-    /// A figure that should be `wanted` or less.
-    pub fn at_most(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
-        Target { name: name.into(), bound: Bound::AtMost, wanted, measured }
-    }
-
-    /// Whether it is reached; none when it was not measured.
-    pub fn is_met(&self) -> Option<bool> {
-        self.measured.map(|measured| match self.bound {
-            Bound::AtLeast => measured >= self.wanted,
-            Bound::AtMost => measured <= self.wanted,
-        })
     }
 }
 
@@ -233,27 +194,6 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     })
 }
 
-/// Those that the in-process benchmark answers.
-fn speed_targets(report: &engine::BenchReport) -> Vec<Target> {
-    let ratio = |rw, jobs, target| report.row(rw, jobs, target).and_then(|row| row.ratio);
-    let mut targets = Vec::new();
-    for (rw, what, wanted) in [(Pattern::RandWrite, "encode", 0.90), (Pattern::RandRead, "decode", 0.85)] {
-        let name = format!("{rw}, 1 job / the bare {what} loop");
-        targets.push(Target::at_least(name, wanted, ratio(rw, 1, "codec")));
-    }
-    for rw in [Pattern::RandWrite, Pattern::RandRead] {
-        let name = format!("{rw}, gain from 1 to 2 jobs / the bare codec's");
-        targets.push(Target::at_least(name, 0.95, scaling(report, rw)));
-    }
-    for (rw, wanted) in [(Pattern::RandRead, 1.4), (Pattern::RandWrite, 1.1)] {
-        for jobs in [1, 2] {
-            let name = format!("{rw}, {} / kernel zram", jobs_text(jobs));
-            targets.push(Target::at_least(name, wanted, ratio(rw, jobs, "kernel")));
-        }
-    }
-    targets
-}
-
 /// As long as these, in rounds of at most [`SLICE`].
 fn in_slices(options: engine::BenchOptions) -> engine::BenchOptions {
     let slices = options.repeat as u128 * options.duration.as_nanos() / SLICE.as_nanos();
@@ -263,91 +203,6 @@ fn in_slices(options: engine::BenchOptions) -> engine::BenchOptions {
         repeat: repeat.min(engine::MAX_REPEAT),
         ..options
     }
-}
-
-/// What a device pays for knowing which pages are cold.
-fn lru_cost_targets(report: &engine::BenchReport) -> Vec<Target> {
-    let mut targets = Vec::new();
-    for rw in [Pattern::RandRead, Pattern::RandWrite] {
-        for jobs in [1, 2] {
-            let name = format!("{rw}, {} / a device without an LRU", jobs_text(jobs));
-            let ratio = report.row(rw, jobs, "no-lru").and_then(|row| row.ratio);
-            targets.push(Target::at_least(name, 0.97, ratio));
-        }
-    }
-    targets
-}
-
-/// What uzram gains from a second job, divided by what the bare codec gains; in each round, then
-/// the median.
-fn scaling(report: &engine::BenchReport, rw: Pattern) -> Option<f64> {
-    let rounds = |jobs, target| report.row(rw, jobs, target).map(|row| &row.rounds_mb_per_s);
-    let (uzram_1, uzram_2) = (rounds(1, "uzram")?, rounds(2, "uzram")?);
-    let (codec_1, codec_2) = (rounds(1, "codec")?, rounds(2, "codec")?);
-    let gains: Vec<_> = (0..uzram_1.len())
-        .map(|round| (uzram_2[round] / uzram_1[round]) / (codec_2[round] / codec_1[round]))
-        .collect();
-    Some(median(&gains))
-}
-
-/// Those of the LRU's choice of cold pages, for the design that devices have unless told otherwise.
-fn hit_ratio_targets(report: &hit_ratio::HitRatioReport) -> Vec<Target> {
-    let mut targets = Vec::new();
-    for trace in Trace::ALL {
-        let wanted_points = match trace {
-            Trace::Zipf | Trace::Loop => -1.0,
-            Trace::ScanThroughZipf => 0.0,
-        };
-        for percent in hit_ratio::MEMORY_PERCENT {
-            let row = report.row(trace, percent, LruDesign::default().name());
-            let name = format!("hits, {}, {percent} % in memory: points above exact LRU", trace.name());
-            targets.push(Target::at_least(name, wanted_points, row.map(hit_ratio::Row::points)));
-        }
-    }
-    targets
-}
-
-fn memory_target(report: &engine::BenchReport, wanted: f64, notes: &mut Vec<String>) -> Target {
-    let size = format_size(report.size_bytes);
-    if let Some(ratio) = report.memory.kernel.as_ref().and_then(|kernel| kernel.used_per_compressed) {
-        notes.push(format!("kernel zram's own pool memory / compressed at {size}: {ratio:.3}"));
-    }
-    let name = format!("pool memory / compressed after filling {size} in order");
-    Target::at_most(name, wanted, report.memory.used_per_compressed)
-}
-
-/// Those of a pool that was scattered and compacted, and of reads meanwhile.
-fn compaction_targets(report: &compaction::CompactionReport) -> Vec<Target> {
-    let density = &report.density;
-    let mut targets = vec![
-        Target::at_most("scattered, then compacted: pool memory / ideal", 1.05, density.used_per_ideal()),
-        Target::at_most("the same: chunks held / memory in use there", 1.1, density.chunks_per_charged()),
-        Target::at_most("the same: pool memory / kernel zram's", 0.98, density.used_per_kernel()),
-    ];
-    for jobs in [1, 2] {
-        let row = report.reads(jobs, Compactor::Background);
-        let name = |what| format!("randread, {}, {what} during compaction / idle", jobs_text(jobs));
-        targets.push(Target::at_least(name("speed"), 0.9, row.map(|row| row.speed_ratio)));
-        targets.push(Target::at_most(name("p99.9"), 2.0, row.map(|row| row.p999_ratio)));
-    }
-    targets
-}
-
-/// Those of reads while pages are compressed again; what that takes and wins is a note.
-fn recompression_targets(
-    report: &recompression::RecompressionReport,
-    notes: &mut Vec<String>,
-) -> Vec<Target> {
-    if let Some(ratio) = report.used_ratio() {
-        let (size, elapsed_s) = (format_size(report.size_bytes), report.elapsed_s);
-        let (from, to) = (&report.algorithm, report.again);
-        notes.push(format!("recompression of {size} from {from} to {to}: {elapsed_s:.1} s, pool memory {ratio:.3} of what it was"));
-    }
-    let target = |jobs| {
-        let name = format!("randread, {}, speed during recompression / idle", jobs_text(jobs));
-        Target::at_least(name, 0.85, report.reads(jobs).map(|row| row.speed_ratio))
-    };
-    [1, 2].map(target).into()
 }
 
 /// The benchmark of a backing file, or a note that says why there is none.
@@ -362,41 +217,6 @@ fn backing_report(
         }
         None => backing::run(options).map(Some),
     }
-}
-
-fn backing_targets(report: Option<&backing::BackingReport>) -> Vec<Target> {
-    let written = report.map(|report| &report.written);
-    let fullest = report.and_then(backing::BackingReport::fullest);
-    vec![
-        Target::at_least(
-            "writeback, compressed bytes / fio's sequential 1 MiB writes",
-            0.8,
-            written.and_then(|written| written.speed_ratio),
-        ),
-        Target::at_most(
-            "backing bytes / compressed while nothing dies",
-            1.05,
-            written.and_then(backing::Written::bytes_ratio),
-        ),
-        Target::at_most(
-            format!(
-                "backing bytes written / compressed, overwritten with {} % live",
-                backing::MOST_LIVE_PERCENT
-            ),
-            2.0,
-            fullest.and_then(backing::Overwrites::bytes_ratio),
-        ),
-        Target::at_most(
-            "reads of the backing file / random read-back",
-            1.0,
-            written.and_then(backing::Written::reads_ratio),
-        ),
-        Target::at_least(
-            "Zipf access, 4 x the limit: speed / what hits and misses come to",
-            0.8,
-            report.map(|report| report.zipf.speed_ratio),
-        ),
-    ]
 }
 
 /// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
@@ -425,22 +245,6 @@ fn nbd_report(
     .map(Some)
 }
 
-fn nbd_targets(report: Option<&nbd::NbdReport>) -> Vec<Target> {
-    let mut targets = Vec::new();
-    for comparison in &nbd::COMPARISONS {
-        for jobs in [1, 2] {
-            let (rw, algorithm, allocator) = (comparison.rw, comparison.algorithm, comparison.allocator);
-            let row = report.and_then(|report| report.row(rw, jobs, algorithm));
-            targets.push(Target::at_least(
-                format!("NBD {rw}, {}, {algorithm} / nbdkit memory {allocator}", jobs_text(jobs)),
-                comparison.wanted_ratio,
-                row.map(|row| row.ratio),
-            ));
-        }
-    }
-    targets
-}
-
 /// The benchmark of block devices and swap, or a note that says why there is none. What it had to leave out, its own
 /// notes say.
 fn block_report(
@@ -460,82 +264,6 @@ fn block_report(
         stop: Arc::clone(&options.stop),
     })
     .map(Some)
-}
-
-fn block_targets(amounts: &block::Amounts, report: Option<&block::BlockReport>) -> Vec<Target> {
-    let ext4 = report.and_then(|report| report.file_system("ext4"));
-    let swap = report.and_then(|report| report.swap.as_ref());
-    let idle = report.and_then(block::BlockReport::largest_idle);
-    let swapped = format_size(amounts.swapped_bytes);
-    let idle_size = format_size(amounts.idle_sizes_bytes.iter().copied().max().unwrap_or_default());
-    vec![
-        Target::at_least(
-            "ext4, fs_mark: files/s / kernel zram",
-            0.6,
-            ext4.and_then(|ext4| ext4.files_per_s.ratio),
-        ),
-        Target::at_least(
-            "ext4, large file written and synced: speed / kernel zram",
-            0.8,
-            ext4.and_then(|ext4| ext4.write_mb_per_s.ratio),
-        ),
-        Target::at_least(
-            "ext4, large file read: speed / kernel zram",
-            0.8,
-            ext4.and_then(|ext4| ext4.read_mb_per_s.ratio),
-        ),
-        Target::at_most(
-            format!("swap-out of {swapped}: time / kernel zram"),
-            1.2,
-            swap.and_then(|swap| swap.swap_out_ms.ratio),
-        ),
-        Target::at_most(
-            "its fault-in: time / kernel zram",
-            2.2,
-            swap.and_then(|swap| swap.fault_in_ms.ratio),
-        ),
-        Target::at_most(
-            format!("idle swap daemon of {idle_size}: % CPU"),
-            0.1,
-            idle.map(|idle| idle.cpu_percent),
-        ),
-        Target::at_most(
-            "the same: MiB resident beyond the slot table",
-            20.0,
-            idle.map(|idle| idle.resident_bytes as f64 / f64::from(1 << 20)),
-        ),
-    ]
-}
-
-fn jobs_text(jobs: usize) -> &'static str {
-    if jobs == 1 { "1 job" } else { "2 jobs" }
-}
-
-/// Prints each target beside what was measured.
-pub struct Targets<'a>(pub &'a [Target]);
-
-impl fmt::Display for Targets<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new(["<target", "wanted", "measured", "<"]);
-        for target in self.0 {
-            let sign = match target.bound {
-                Bound::AtLeast => '≥',
-                Bound::AtMost => '≤',
-            };
-            let verdict = match target.is_met() {
-                Some(true) => "met",
-                Some(false) => "MISSED",
-                None => "not measured",
-            };
-            table.row([
-                target.name.clone(),
-                format!("{sign} {}", target.wanted),
-                ratio_cell(target.measured, 3),
-                verdict.to_owned(),
-            ]);
-        }
-        write!(f, "{table}")
-    }
 }
 
 impl fmt::Display for TargetsReport {
@@ -564,17 +292,6 @@ mod tests {
 
     use super::*;
     use crate::harness::to_json;
-
-    #[test]
-    fn a_bound_has_a_good_side() {
-        let mut target = Target::at_least("speed", 1.5, Some(1.5));
-        assert_eq!(target.is_met(), Some(true));
-        target.bound = Bound::AtMost;
-        target.measured = Some(1.6);
-        assert_eq!(target.is_met(), Some(false));
-        target.measured = None;
-        assert_eq!(target.is_met(), None);
-    }
 
     #[test]
     fn slices_take_as_long_as_the_rounds_did() {

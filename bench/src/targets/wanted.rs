@@ -1,0 +1,220 @@
+//! The targets of the project: which figure of which report should lie where.
+
+use uzram::lru::LruDesign;
+use uzram::units::format_size;
+
+use super::Target;
+use crate::engine::compaction::{self, Compactor};
+use crate::engine::hit_ratio::{self, Trace};
+use crate::engine::{self, Pattern, backing, recompression};
+use crate::harness::stats::median;
+use crate::{block, nbd};
+
+/// Of the in-process benchmark.
+pub(super) fn speed_targets(report: &engine::BenchReport) -> Vec<Target> {
+    let ratio = |rw, jobs, target| report.row(rw, jobs, target).and_then(|row| row.ratio);
+    let mut targets = Vec::new();
+    for (rw, what, wanted) in [(Pattern::RandWrite, "encode", 0.90), (Pattern::RandRead, "decode", 0.85)] {
+        let name = format!("{rw}, 1 job / the bare {what} loop");
+        targets.push(Target::at_least(name, wanted, ratio(rw, 1, "codec")));
+    }
+    for rw in [Pattern::RandWrite, Pattern::RandRead] {
+        let name = format!("{rw}, gain from 1 to 2 jobs / the bare codec's");
+        targets.push(Target::at_least(name, 0.95, scaling(report, rw)));
+    }
+    for (rw, wanted) in [(Pattern::RandRead, 1.4), (Pattern::RandWrite, 1.1)] {
+        for jobs in [1, 2] {
+            let name = format!("{rw}, {} / kernel zram", jobs_text(jobs));
+            targets.push(Target::at_least(name, wanted, ratio(rw, jobs, "kernel")));
+        }
+    }
+    targets
+}
+
+/// What a device pays for knowing which pages are cold.
+pub(super) fn lru_cost_targets(report: &engine::BenchReport) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for rw in [Pattern::RandRead, Pattern::RandWrite] {
+        for jobs in [1, 2] {
+            let name = format!("{rw}, {} / a device without an LRU", jobs_text(jobs));
+            let ratio = report.row(rw, jobs, "no-lru").and_then(|row| row.ratio);
+            targets.push(Target::at_least(name, 0.97, ratio));
+        }
+    }
+    targets
+}
+
+/// What uzram gains from a second job, divided by what the bare codec gains; in each round, then
+/// the median.
+fn scaling(report: &engine::BenchReport, rw: Pattern) -> Option<f64> {
+    let rounds = |jobs, target| report.row(rw, jobs, target).map(|row| &row.rounds_mb_per_s);
+    let (uzram_1, uzram_2) = (rounds(1, "uzram")?, rounds(2, "uzram")?);
+    let (codec_1, codec_2) = (rounds(1, "codec")?, rounds(2, "codec")?);
+    let gains: Vec<_> = (0..uzram_1.len())
+        .map(|round| (uzram_2[round] / uzram_1[round]) / (codec_2[round] / codec_1[round]))
+        .collect();
+    Some(median(&gains))
+}
+
+/// Those of the LRU's choice of cold pages, for the design that devices have unless told otherwise.
+pub(super) fn hit_ratio_targets(report: &hit_ratio::HitRatioReport) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for trace in Trace::ALL {
+        let wanted_points = match trace {
+            Trace::Zipf | Trace::Loop => -1.0,
+            Trace::ScanThroughZipf => 0.0,
+        };
+        for percent in hit_ratio::MEMORY_PERCENT {
+            let row = report.row(trace, percent, LruDesign::default().name());
+            let name = format!("hits, {}, {percent} % in memory: points above exact LRU", trace.name());
+            targets.push(Target::at_least(name, wanted_points, row.map(hit_ratio::Row::points)));
+        }
+    }
+    targets
+}
+
+pub(super) fn memory_target(report: &engine::BenchReport, wanted: f64, notes: &mut Vec<String>) -> Target {
+    let size = format_size(report.size_bytes);
+    if let Some(ratio) = report.memory.kernel.as_ref().and_then(|kernel| kernel.used_per_compressed) {
+        notes.push(format!("kernel zram's own pool memory / compressed at {size}: {ratio:.3}"));
+    }
+    let name = format!("pool memory / compressed after filling {size} in order");
+    Target::at_most(name, wanted, report.memory.used_per_compressed)
+}
+
+/// Those of a pool that was scattered and compacted, and of reads meanwhile.
+pub(super) fn compaction_targets(report: &compaction::CompactionReport) -> Vec<Target> {
+    let density = &report.density;
+    let mut targets = vec![
+        Target::at_most("scattered, then compacted: pool memory / ideal", 1.05, density.used_per_ideal()),
+        Target::at_most("the same: chunks held / memory in use there", 1.1, density.chunks_per_charged()),
+        Target::at_most("the same: pool memory / kernel zram's", 0.98, density.used_per_kernel()),
+    ];
+    for jobs in [1, 2] {
+        let row = report.reads(jobs, Compactor::Background);
+        let name = |what| format!("randread, {}, {what} during compaction / idle", jobs_text(jobs));
+        targets.push(Target::at_least(name("speed"), 0.9, row.map(|row| row.speed_ratio)));
+        targets.push(Target::at_most(name("p99.9"), 2.0, row.map(|row| row.p999_ratio)));
+    }
+    targets
+}
+
+/// Those of reads while pages are compressed again; what that takes and wins is a note.
+pub(super) fn recompression_targets(
+    report: &recompression::RecompressionReport,
+    notes: &mut Vec<String>,
+) -> Vec<Target> {
+    if let Some(ratio) = report.used_ratio() {
+        let (size, elapsed_s) = (format_size(report.size_bytes), report.elapsed_s);
+        let (from, to) = (&report.algorithm, report.again);
+        notes.push(format!("recompression of {size} from {from} to {to}: {elapsed_s:.1} s, pool memory {ratio:.3} of what it was"));
+    }
+    let target = |jobs| {
+        let name = format!("randread, {}, speed during recompression / idle", jobs_text(jobs));
+        Target::at_least(name, 0.85, report.reads(jobs).map(|row| row.speed_ratio))
+    };
+    [1, 2].map(target).into()
+}
+
+/// Of a backing file.
+pub(super) fn backing_targets(report: Option<&backing::BackingReport>) -> Vec<Target> {
+    let written = report.map(|report| &report.written);
+    let fullest = report.and_then(backing::BackingReport::fullest);
+    vec![
+        Target::at_least(
+            "writeback, compressed bytes / fio's sequential 1 MiB writes",
+            0.8,
+            written.and_then(|written| written.speed_ratio),
+        ),
+        Target::at_most(
+            "backing bytes / compressed while nothing dies",
+            1.05,
+            written.and_then(backing::Written::bytes_ratio),
+        ),
+        Target::at_most(
+            format!(
+                "backing bytes written / compressed, overwritten with {} % live",
+                backing::MOST_LIVE_PERCENT
+            ),
+            2.0,
+            fullest.and_then(backing::Overwrites::bytes_ratio),
+        ),
+        Target::at_most(
+            "reads of the backing file / random read-back",
+            1.0,
+            written.and_then(backing::Written::reads_ratio),
+        ),
+        Target::at_least(
+            "Zipf access, 4 x the limit: speed / what hits and misses come to",
+            0.8,
+            report.map(|report| report.zipf.speed_ratio),
+        ),
+    ]
+}
+
+/// Of NBD.
+pub(super) fn nbd_targets(report: Option<&nbd::NbdReport>) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for comparison in &nbd::COMPARISONS {
+        for jobs in [1, 2] {
+            let (rw, algorithm, allocator) = (comparison.rw, comparison.algorithm, comparison.allocator);
+            let row = report.and_then(|report| report.row(rw, jobs, algorithm));
+            targets.push(Target::at_least(
+                format!("NBD {rw}, {}, {algorithm} / nbdkit memory {allocator}", jobs_text(jobs)),
+                comparison.wanted_ratio,
+                row.map(|row| row.ratio),
+            ));
+        }
+    }
+    targets
+}
+
+/// Of block devices and swap.
+pub(super) fn block_targets(amounts: &block::Amounts, report: Option<&block::BlockReport>) -> Vec<Target> {
+    let ext4 = report.and_then(|report| report.file_system("ext4"));
+    let swap = report.and_then(|report| report.swap.as_ref());
+    let idle = report.and_then(block::BlockReport::largest_idle);
+    let swapped = format_size(amounts.swapped_bytes);
+    let idle_size = format_size(amounts.idle_sizes_bytes.iter().copied().max().unwrap_or_default());
+    vec![
+        Target::at_least(
+            "ext4, fs_mark: files/s / kernel zram",
+            0.6,
+            ext4.and_then(|ext4| ext4.files_per_s.ratio),
+        ),
+        Target::at_least(
+            "ext4, large file written and synced: speed / kernel zram",
+            0.8,
+            ext4.and_then(|ext4| ext4.write_mb_per_s.ratio),
+        ),
+        Target::at_least(
+            "ext4, large file read: speed / kernel zram",
+            0.8,
+            ext4.and_then(|ext4| ext4.read_mb_per_s.ratio),
+        ),
+        Target::at_most(
+            format!("swap-out of {swapped}: time / kernel zram"),
+            1.2,
+            swap.and_then(|swap| swap.swap_out_ms.ratio),
+        ),
+        Target::at_most(
+            "its fault-in: time / kernel zram",
+            2.2,
+            swap.and_then(|swap| swap.fault_in_ms.ratio),
+        ),
+        Target::at_most(
+            format!("idle swap daemon of {idle_size}: % CPU"),
+            0.1,
+            idle.map(|idle| idle.cpu_percent),
+        ),
+        Target::at_most(
+            "the same: MiB resident beyond the slot table",
+            20.0,
+            idle.map(|idle| idle.resident_bytes as f64 / f64::from(1 << 20)),
+        ),
+    ]
+}
+
+fn jobs_text(jobs: usize) -> &'static str {
+    if jobs == 1 { "1 job" } else { "2 jobs" }
+}
