@@ -25,6 +25,7 @@ pub use text::AttributeText;
 
 use super::task::{Task, TaskProgress};
 use super::{Device, DeviceStats, Params};
+
 const BLOCK_STATE: &str = "block_state";
 
 /// One row of the table.
@@ -121,7 +122,7 @@ impl Attribute {
 /// In bytes.
 pub(super) fn parse_disksize(value: &str) -> Result<u64> {
     match parse_size(value)? {
-        0 => Err(Error::invalid("a disk of 0 bytes is none").with_setting("disksize")),
+        0 => Err(Error::invalid("disksize must be greater than 0").with_setting("disksize")),
         bytes => Ok(bytes),
     }
 }
