@@ -63,6 +63,36 @@ fn a_wrong_value_gets_the_same_message_wherever_it_is_written() {
 }
 
 #[test]
+fn parameters_of_algorithms_come_after_these_however_a_device_is_made() {
+    let (place, added) = (Place::new(), ["zram0", "added"]);
+    let options = ["--algorithm-params=level=5", "--algorithm=zstd", "--size=1M"];
+    let _daemon = place.up_sized("2M", &["--algorithm-params=level=5", "--algorithm=zstd"]);
+    place.run(&[&["add", "added"], &options[..]].concat()).ok();
+    for name in added {
+        assert!(place.run(&["stat", name, "comp_algorithm"]).ok().contains("[zstd:5]"), "{name}");
+    }
+    let again = ["--algorithm-params=priority=1 level=5", "--recompress=zstd", "--size=1M"];
+    place.run(&[&["add", "again"], &again[..]].concat()).ok();
+    assert!(place.run(&["stat", "again", "recomp_algorithm"]).ok().contains("[zstd:5]"));
+}
+
+#[test]
+fn a_dictionary_is_for_the_daemon_to_read() {
+    let place = Place::new();
+    let _daemon = place.up(&[]);
+    let with = |path: &str| place.run(&["add", "more", "--algorithm", &format!("zstd,dict={path}")]);
+    // The daemon has looked for it.
+    assert!(with("/nonexistent").complaint(1).contains("dict=/nonexistent: No such file"));
+    assert!(with("near").complaint(2).contains("dict=near: write the whole path"));
+    assert!(
+        place
+            .run(&["add", "more", "--algorithm", "deflate,dict=/a"])
+            .complaint(2)
+            .contains("deflate takes no dictionary")
+    );
+}
+
+#[test]
 fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
     let place = Place::new();
     let _daemon =

@@ -17,8 +17,8 @@ use uzram_serve::swap_area::MAX_PRIORITY;
 use crate::config::listen_args::{ListenArgs, MAX_CONNECTIONS};
 use crate::config::plan::{Attached, DevicePlan, ExportArgs, SwapPlan};
 use crate::config::policy_file;
-use crate::config::settings::{DeviceSettings, SettingRow, parse_name};
-use crate::config::settings_file::{self, Kind};
+use crate::config::settings::{DeviceSettings, SIZE_WORD, SettingRow, parse_name};
+use crate::config::settings_file::{self, GROUPS, Kind};
 use crate::config::size_expr;
 use crate::config::toml_text::{self, Entry, Source};
 use crate::failure::{Context, Failure, Result};
@@ -212,9 +212,9 @@ fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<
                 let within = format!("{ATTRIBUTES}.");
                 key.table()?
                     .into_iter()
-                    .try_for_each(|key| settings_file::read(&mut settings, key, &within, kind))?;
+                    .try_for_each(|key| settings_file::read(&mut settings, key, &within, Kind::Attributes))?;
             }
-            POLICY => policy = policy_file::read(&key.place(), Path::new(&key.text()?))?,
+            POLICY => policy = policy_file::read(&key.place(), &key.path()?)?,
             ATTACH => attach = Some((key.boolean()?, key)),
             EXPORT => export.export = Some(key.boolean()?),
             READ_ONLY => export.read_only = key.boolean()?,
@@ -228,15 +228,16 @@ fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<
                 swap.how = Some(key.place());
             }
             HOST_MEMORY_LIMIT => most_ram = Some(key.most_ram(memory)?),
-            _ if SettingRow::find(&key.key).is_some() || key.value.is_table() => {
+            _ if SettingRow::find(&key.key).is_some() || GROUPS.contains(&key.key.as_ref()) => {
                 settings_file::read(&mut settings, key, "", kind)?;
             }
             _ => return Err(key.unknown(kind.names().chain(USE_KEYS))),
         }
     }
-    if let (None, Some((row, name))) = (settings.get("disksize"), SettingRow::find("size")) {
-        let bytes = size_expr::evaluate(DEFAULT_SIZE, memory).usage(|| format!("{line}: {name}"))?;
-        settings.add(row, name, &bytes.to_string(), &format!("{line}: {name}"))?;
+    if settings.get("disksize").is_none() {
+        let origin = format!("{line}: {SIZE_WORD}");
+        let bytes = size_expr::evaluate(DEFAULT_SIZE, memory).usage(|| origin.clone())?;
+        settings.add_size(&bytes.to_string(), &origin)?;
     }
     let attached = match (swap.plan()?, attach) {
         (Some(_), Some((false, key))) => return Err(key.wrong("swap space is a block device")),

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use clap::builder::ValueParser;
-use clap::parser::ValueSource;
 use clap::{Arg, ArgGroup, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::config::policy_file;
-use crate::config::settings::{DeviceSettings, Form, SETTINGS, SettingRow, from_root};
+use crate::config::settings::{DeviceSettings, Form, SETTINGS, SIZE_WORD, SettingRow, from_root};
 use crate::failure::Result;
 
 /// The name of all of them, for options that exclude them.
@@ -30,7 +29,7 @@ static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
     SETTINGS.iter().flat_map(names).collect()
 });
 
-/// What was given of them.
+/// The options that were given.
 #[derive(Default)]
 pub struct DeviceOptions {
     /// The row, the name that was used, and the value.
@@ -53,8 +52,8 @@ impl DeviceOptions {
             };
             settings.add(row, name, &text, &origin)?;
         }
-        if let (None, Some((row, name))) = (settings.get("disksize"), SettingRow::find("size")) {
-            settings.add(row, name, DEFAULT_SIZE, &format!("--size {DEFAULT_SIZE}"))?;
+        if settings.get("disksize").is_none() {
+            settings.add_size(DEFAULT_SIZE, &format!("--{SIZE_WORD} {DEFAULT_SIZE}"))?;
         }
         let read = |path: &PathBuf| policy_file::read("--policy", path);
         settings.complete(self.policy.as_ref().map(read).transpose()?.unwrap_or_default(), "--")
@@ -101,8 +100,7 @@ fn option(Name { row, name, long }: &'static Name) -> Arg {
 impl FromArgMatches for DeviceOptions {
     fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
         let given = |name: &'static Name| {
-            let is_given = matches.value_source(name.name) == Some(ValueSource::CommandLine);
-            let value = matches.get_one::<String>(name.name).filter(|_| is_given)?;
+            let value = matches.get_one::<String>(name.name)?;
             Some((name, value.clone()))
         };
         let policy = matches.get_one::<PathBuf>(POLICY).cloned();

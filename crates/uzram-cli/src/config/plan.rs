@@ -174,8 +174,9 @@ impl DevicePlan {
     /// They make none; a dictionary cannot be read.
     pub fn check(&self) -> Result<()> {
         let device = self.device()?;
-        // Those whose turn is later make something.
-        let early = self.settings.iter().filter(|setting| Attribute::turn(setting.attribute) == 0);
+        // That one, and those whose turn is later, make something.
+        let first_maker = Attribute::turn("backing_dev");
+        let early = self.settings.iter().filter(|setting| Attribute::turn(setting.attribute) < first_maker);
         for Setting { origin, attribute, value } in early {
             device.set(attribute, value).map_err(|error| Failure::of(origin, &error))?;
         }

@@ -47,6 +47,9 @@ pub struct SettingRow {
     pub needs: Option<&'static str>,
 }
 
+/// The size of the disk, as users write it.
+pub const SIZE_WORD: &str = "size";
+
 const TEXT: SettingRow = SettingRow {
     attribute: "",
     words: &[],
@@ -59,6 +62,12 @@ const TEXT: SettingRow = SettingRow {
 const NUMBER: SettingRow = SettingRow { value_name: "N", ..TEXT };
 const SIZE: SettingRow = SettingRow { form: Form::Size, value_name: "SIZE", ..TEXT };
 const SWITCH: SettingRow = SettingRow { form: Form::Switch, value_name: "0|1", ..TEXT };
+const DISKSIZE: SettingRow = SettingRow {
+    attribute: "disksize",
+    words: &[SIZE_WORD],
+    help: "The size of the disk, uncompressed: a number and K, M, G or T [default: 1G]",
+    ..SIZE
+};
 /// What concerns the backing device, for policies too.
 const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_dev"), ..TEXT };
 
@@ -250,12 +259,7 @@ pub static SETTINGS: &[SettingRow] = &[
         is_policy: true,
         ..TEXT
     },
-    SettingRow {
-        attribute: "disksize",
-        words: &["size"],
-        help: "The size of the disk, uncompressed: a number and K, M, G or T [default: 1G]",
-        ..SIZE
-    },
+    DISKSIZE,
 ];
 
 impl SettingRow {
@@ -270,8 +274,8 @@ impl SettingRow {
         [self.attribute].into_iter().chain(self.words.iter().copied())
     }
 
-    /// The attributes that a value sets which is written behind `name`, one of [`SettingRow::names`]: `recompress` sets two,
-    /// and an algorithm by itself becomes one of recompression.
+    /// Returns the attributes, and their values, that `text` sets behind `name`, one of [`SettingRow::names`]: `recompress`
+    /// sets two, and an algorithm by itself becomes one of recompression.
     pub fn values(&self, name: &str, text: &str) -> Vec<(&'static str, String)> {
         let algorithm = |text: &str| ("recomp_algorithm", format!("algo={text}"));
         match name {
@@ -325,12 +329,19 @@ impl DeviceSettings {
             }
             let known = Device::attributes().iter().find(|row| row.name == attribute);
             match known.map_or(Ok(()), |row: &Attribute| row.check(&value)) {
-                // Whether a file can be read is for whoever makes the device to find out.
                 Err(error) if error.kind() == ErrorKind::Invalid => return Err(Failure::of(origin, &error)),
                 _ => self.0.push(Setting { origin: origin.to_owned(), attribute, value }),
             }
         }
         Ok(())
+    }
+
+    /// Adds the size of the disk.
+    ///
+    /// # Errors
+    /// As [`DeviceSettings::add`].
+    pub fn add_size(&mut self, text: &str, origin: &str) -> Result<()> {
+        self.add(&DISKSIZE, SIZE_WORD, text, origin)
     }
 
     /// The setting of an attribute.
@@ -357,7 +368,7 @@ impl DeviceSettings {
         let is_missing = |needed: &&str| self.get(needed).is_none_or(|setting| setting.value == "none");
         for Setting { origin, attribute, value } in &self.0 {
             let row = SettingRow::find(attribute).map(|(row, _)| row);
-            // Not to take something takes nothing.
+            // `backing_force=0` needs no backing device.
             let row = row.filter(|row| row.attribute != "backing_force" || value != "0");
             let Some(row) = row else { continue };
             let Some(needed) = row.needs.filter(is_missing) else { continue };

@@ -10,20 +10,22 @@ use crate::config::toml_text::Entry;
 use crate::failure::Result;
 
 /// The tables whose keys are settings that begin with the table's name.
-const GROUPS: [&str; 2] = ["recompress", "writeback"];
+pub const GROUPS: [&str; 2] = ["recompress", "writeback"];
 
 /// Which file it is.
 #[derive(Clone, Copy)]
 pub enum Kind<'m> {
     /// That of `--config`, for a machine with so much memory: all settings, sizes as expressions, any path.
     Config(&'m Memory),
+    /// A table of attributes in it: all settings, and the values as attributes take them.
+    Attributes,
     /// That of `--policy`: the settings of policies, and the values as attributes take them.
     Policy,
 }
 
 impl Kind<'_> {
     fn has(self, row: &SettingRow) -> bool {
-        matches!(self, Kind::Config(_)) || row.is_policy
+        !matches!(self, Kind::Policy) || row.is_policy
     }
 
     /// The names of its settings.
@@ -75,11 +77,8 @@ fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> 
         Form::Text | Form::Switch => text,
         Form::Path => from_root(&text),
         Form::Size => size(entry, &text, memory)?.map_or(text, |bytes| bytes.to_string()),
-        Form::SizePerDay => {
-            // As it is written, but that it needs a unit.
-            size(entry, text.strip_suffix("/day").unwrap_or(&text), memory)?;
-            text
-        }
+        Form::SizePerDay => size(entry, text.strip_suffix("/day").unwrap_or(&text), memory)?
+            .map_or(text, |bytes| bytes.to_string()),
     })
 }
 

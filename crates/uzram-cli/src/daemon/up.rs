@@ -20,7 +20,7 @@ use uzram_serve::{Exports, fuse, nbd};
 
 use crate::client::attach::require_root;
 use crate::config::config_file::{self, ConfigFile};
-use crate::config::device_options::DeviceOptions;
+use crate::config::device_options::{self, DeviceOptions};
 use crate::config::listen_args::ListenArgs;
 use crate::config::plan::{Attached, DaemonPlan, DevicePlan, ExportArgs, FilesArgs};
 use crate::config::settings::parse_name;
@@ -56,7 +56,7 @@ pub struct UpArgs {
     /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example, and `uzram
     /// check --config` checks one). SIGHUP then has the files of TLS read again, as `uzram reload` does, and does not end
     /// the daemon
-    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", "DeviceOptions", "ExportArgs", "attach", "exec"])]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", device_options::GROUP, "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]

@@ -49,8 +49,7 @@ struct NewValue {
     value: String,
 }
 
-/// A device to be made. Its attributes are set in alphabetical order, `disksize` last: it makes the
-/// disk, from the others.
+/// A device to be made. Its attributes are set by their turn ([`Attribute::turn`]), those of one turn in alphabetical order.
 #[derive(Deserialize)]
 struct NewDevice {
     name: String,
@@ -116,7 +115,7 @@ impl Api {
         &self.exports
     }
 
-    /// Answers one request. What takes its time goes on only as long as `is_wanted` answers so.
+    /// Replies to one request. What takes long goes on only as long as `is_wanted` returns true.
     pub fn handle(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Response {
         match self.route(request, is_wanted) {
             Ok(response) | Err(response) => response,

@@ -129,9 +129,7 @@ impl Algorithm {
                 let digest = source.map(|source| zstd::Digest::new(level, source)).transpose()?;
                 Method::Zstd(digest.map(Arc::new))
             }
-            Kind::Deflate if source.is_some() => {
-                return Err(Error::invalid("deflate takes no dictionary; lz4, lz4hc and zstd do"));
-            }
+            Kind::Deflate if source.is_some() => return Err(no_dictionary()),
             Kind::Deflate => Method::Deflate,
         };
         Ok(Algorithm { level, method })
@@ -214,10 +212,22 @@ impl PartialEq for Algorithm {
 
 impl Eq for Algorithm {}
 
-impl FromStr for Algorithm {
-    type Err = Error;
+impl Algorithm {
+    /// Checks a text as far as that can be done without reading the dictionary.
+    ///
+    /// # Errors
+    /// `Invalid`, as parsing it.
+    pub fn check(text: &str) -> Result<()> {
+        let (kind, _, path) = Self::parts(text)?;
+        match path {
+            Some(_) if kind == Kind::Deflate => Err(no_dictionary()),
+            Some(path) => Dictionary::check_path(path),
+            None => Ok(()),
+        }
+    }
 
-    fn from_str(text: &str) -> Result<Self> {
+    /// The kind, the level if there is one, and the dictionary's path.
+    fn parts(text: &str) -> Result<(Kind, Option<i32>, Option<&str>)> {
         let (text, path) = match text.trim().split_once(',') {
             None => (text.trim(), None),
             Some((text, option)) => match option.strip_prefix("dict=") {
@@ -232,6 +242,20 @@ impl FromStr for Algorithm {
             }
             None => (text.parse()?, None),
         };
+        Ok((kind, level, path))
+    }
+}
+
+/// Deflate's coders have no place for one.
+fn no_dictionary() -> Error {
+    Error::invalid("deflate takes no dictionary; lz4, lz4hc and zstd do")
+}
+
+impl FromStr for Algorithm {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (kind, level, path) = Self::parts(text)?;
         Algorithm::new(kind, level, path.map(Dictionary::read).transpose()?)
     }
 }

@@ -38,7 +38,7 @@ impl Dictionary {
     /// # Errors
     /// `Invalid`, naming the file, when it cannot be read or is no dictionary.
     pub fn read(path: &str) -> Result<Dictionary> {
-        check_path(path)?;
+        Dictionary::check_path(path)?;
         let refused = |why: &str| Error::invalid(format!("dict={path}: {why}"));
         let bytes = read_bounded(path).map_err(|error| refused(&error.to_string()))?;
         let Some(bytes) = bytes else {
@@ -52,7 +52,7 @@ impl Dictionary {
     /// # Errors
     /// `Invalid` unless it has [`MIN_DICTIONARY_BYTES`] to [`MAX_DICTIONARY_BYTES`] and the path is one.
     pub fn new(path: &str, bytes: Vec<u8>) -> Result<Dictionary> {
-        check_path(path)?;
+        Dictionary::check_path(path)?;
         match bytes.len() {
             0 => Err(Error::invalid(format!("dict={path}: the file is empty"))),
             MIN_DICTIONARY_BYTES..=MAX_DICTIONARY_BYTES => {
@@ -69,6 +69,22 @@ impl Dictionary {
         }
     }
 
+    /// A path from the root, because whoever reads it may work in another directory than whoever wrote
+    /// it, and one that can stand in a list that is separated by spaces, with brackets.
+    pub(super) fn check_path(path: &str) -> Result<()> {
+        let refused = |why: &str| Err(Error::invalid(format!("dict={path}: {why}")));
+        if !path.starts_with('/') {
+            return refused("write the whole path, beginning with '/'");
+        }
+        if path.len() > MAX_PATH_BYTES {
+            return Err(Error::invalid(format!("dict=…: a path has {MAX_PATH_BYTES} bytes at most")));
+        }
+        if path.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '[' | ']')) {
+            return refused("the path of a dictionary can have no spaces and no brackets");
+        }
+        Ok(())
+    }
+
     /// Where it was read from.
     pub fn path(&self) -> &str {
         &self.path
@@ -78,22 +94,6 @@ impl Dictionary {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
-}
-
-/// A path from the root, because whoever reads it may work in another directory than whoever wrote
-/// it, and one that can stand in a list that is separated by spaces, with brackets.
-fn check_path(path: &str) -> Result<()> {
-    let refused = |why: &str| Err(Error::invalid(format!("dict={path}: {why}")));
-    if !path.starts_with('/') {
-        return refused("write the whole path, beginning with '/'");
-    }
-    if path.len() > MAX_PATH_BYTES {
-        return Err(Error::invalid(format!("dict=…: a path has {MAX_PATH_BYTES} bytes at most")));
-    }
-    if path.chars().any(|c| c.is_whitespace() || c.is_control() || matches!(c, '[' | ']')) {
-        return refused("the path of a dictionary can have no spaces and no brackets");
-    }
-    Ok(())
 }
 
 /// The bytes of a regular file, one more than are allowed at most; `None` for what is not one.

@@ -59,13 +59,16 @@ pub(super) fn find(name: &str) -> Result<&'static Attribute> {
 }
 
 impl Attribute {
-    /// In what turn to set the attribute of that name, of several of a new device, lowest first: `disksize` comes
-    /// last, because it makes the disk from the others, and before it what may make a file.
+    /// In what turn to set the attribute of that name, of several of a new device, lowest first: `disksize` comes last,
+    /// because it makes the disk from the others, and before it what may make a file. Parameters of algorithms come after
+    /// the algorithms, which set them anew.
     pub fn turn(name: &str) -> u8 {
         match name {
-            "disksize" => 2,
-            "backing_dev" => 1,
-            _ => 0,
+            "comp_algorithm" | "recomp_algorithm" => 0,
+            "algorithm_params" => 1,
+            "backing_dev" => 3,
+            "disksize" => 4,
+            _ => 2,
         }
     }
 

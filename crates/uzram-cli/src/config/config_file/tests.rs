@@ -121,6 +121,13 @@ fn a_device_needs_nothing_but_a_name() {
     let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["b", "a", "c"]);
     assert_eq!(value(&config.devices[2], "checksum"), Some("0"));
+    // Attributes take sizes in bytes, too; a budget is a size for each day.
+    let config = parsed(
+        "[a]\nbacking = '/a:1M'\nwriteback-budget = 'min(1G, 2G)/day'\n[a.attributes]\ncompact_rate = 67108864\n",
+    );
+    let device = &config.unwrap().devices[0];
+    assert_eq!(value(device, "writeback_budget"), Some("1073741824"));
+    assert_eq!(value(device, "compact_rate"), Some("67108864"));
 }
 
 #[test]
@@ -253,6 +260,12 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
             "",
         ),
         ("[zram0]\nsawp = true", "u.toml:2: ", "unknown key `sawp`; did you mean `swap`?"),
+        (
+            "[zram0.atributes]\nchecksum = true",
+            "u.toml:1: ",
+            "unknown key `atributes`; did you mean `attributes`?",
+        ),
+        ("[zram0]\npolicy = true", "u.toml:2: policy: write a path", ""),
         (
             "[zram0]\nspace = true",
             "u.toml:2: ",

@@ -26,12 +26,15 @@ pub(super) fn recomp_algorithm(device: &Device) -> String {
     algorithms.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// An algorithm and its priority.
-pub(super) fn parse_recomp_algorithm(value: &str) -> Result<(Algorithm, usize)> {
+/// An algorithm, as `parse` reads it, and its priority.
+pub(super) fn parse_recomp_algorithm<T>(
+    value: &str,
+    parse: impl Fn(&str) -> Result<T>,
+) -> Result<(T, usize)> {
     let (mut algorithm, mut priority) = (None, 1);
     for (name, value) in words(value) {
         match name {
-            "algo" if !value.is_empty() => algorithm = Some(value.parse::<Algorithm>()?),
+            "algo" if !value.is_empty() => algorithm = Some(parse(value)?),
             "priority" => priority = parse_priority(value, 1)?,
             _ => {
                 let what = format!("'{name}' is not algo=ALGORITHM or priority=N");

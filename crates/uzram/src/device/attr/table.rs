@@ -28,10 +28,14 @@ macro_rules! at_any_time {
 }
 
 /// Set only before the device is initialised, by `$parse`, `fn(&str) -> Result<T>`, and `$put`, `fn(&mut Params, T)`.
+/// `$check`, `fn(&str) -> Result<()>`, is for values that are more than their text.
 macro_rules! before {
     ($parse:expr, $put:expr) => {
+        before!($parse, $put, |text| parsed(text, $parse, |_| Ok(())))
+    };
+    ($parse:expr, $put:expr, $check:expr) => {
         Set::Value {
-            check: |text| parsed(text, $parse, |_| Ok(())),
+            check: $check,
             apply: |name, device, text| parsed(text, $parse, |value| put(name, device, value, $put)),
         }
     };
@@ -89,7 +93,11 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL], and but for deflate \
                ,dict=PATH; the one in use in brackets; before initialisation",
         get: Some(comp_algorithm),
-        set: before!(str::parse::<Algorithm>, |params, algorithm| params.config.algorithm = algorithm),
+        set: before!(
+            str::parse::<Algorithm>,
+            |params, algorithm| params.config.algorithm = algorithm,
+            Algorithm::check
+        ),
     },
     Attribute {
         name: "algorithm_params",
@@ -103,9 +111,11 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "algo=ALGORITHM priority=1..3 (1 if left out): by which pages can be compressed again, written as \
                comp_algorithm's; before initialisation",
         get: Some(recomp_algorithm),
-        set: before!(parse_recomp_algorithm, |params, (algorithm, priority)| params.config.recompression
-            [priority - 1] =
-            Some(algorithm)),
+        set: before!(
+            |text| parse_recomp_algorithm(text, str::parse::<Algorithm>),
+            |params, (algorithm, priority)| params.config.recompression[priority - 1] = Some(algorithm),
+            |text| parse_recomp_algorithm(text, Algorithm::check).map(drop)
+        ),
     },
     Attribute {
         name: "recompress",
