@@ -15,7 +15,7 @@ thread_local! {
     static RECEIVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// Lends `len` bytes of this thread's buffer to `reply_with`, which answers a read from them. Answers with an error
+/// Lends `len` bytes of this thread's buffer to `reply_with`, which replies to a read from them. Replies with an error
 /// when there is no memory for them.
 pub(super) fn reply_from_buffer(len: usize, reply: ReplyData, reply_with: impl FnOnce(&mut [u8], ReplyData)) {
     BUFFER.with_borrow_mut(|buffer| match room_in(buffer, len) {
@@ -31,12 +31,10 @@ pub(super) fn touch() -> Result<(), Errno> {
 
 /// Returns the first `len` bytes of a thread's buffer, which is made if it is missing or too small.
 fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
-    let kept = match buffer.take() {
-        Some(kept) if kept.len() >= len => kept,
-        _ => allocate(MAX_IO_BYTES.max(len))?,
-    };
-    let buffer = buffer.insert(kept);
-    Ok(&mut buffer[..len])
+    if buffer.as_ref().is_none_or(|kept| kept.len() < len) {
+        *buffer = Some(allocate(MAX_IO_BYTES.max(len))?);
+    }
+    Ok(buffer.as_mut().map_or(&mut [][..], |kept| &mut kept[..len]))
 }
 
 /// Allocates `len` zeroed bytes.

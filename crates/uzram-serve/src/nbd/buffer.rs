@@ -5,7 +5,7 @@
 //! and data from the device straight into the send buffer. Both buffers keep their size for the whole session.
 //!
 //! **Memory that clients can make a server hold.** Each connection that the `registry` allows has memory of its own: a
-//! client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, both the least that TLS needs. Everything else
+//! client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, and each has what TLS needs at least. Everything else
 //! comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
 //! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] are left of it;
 //! - a request that is offloaded (`transmission::offload`) takes its payload and its reply;

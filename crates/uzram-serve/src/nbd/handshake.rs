@@ -201,7 +201,7 @@ fn acknowledge(stream: &mut impl Write, option: u32) -> io::Result<()> {
     send_reply(stream, option, reply::ACK, &[])
 }
 
-/// Answers an option with an error, in words.
+/// Replies to an option with an error, in words.
 fn refuse(stream: &mut impl Write, option: u32, error: u32, why: &str) -> io::Result<()> {
     send_reply(stream, option, error, &[why.as_bytes()])
 }
@@ -253,7 +253,7 @@ impl Haggling<'_> {
         acknowledge(stream, option)
     }
 
-    /// Answers `LIST_META_CONTEXT` and `SET_META_CONTEXT`, with what was selected when the answer was
+    /// Replies to `LIST_META_CONTEXT` and `SET_META_CONTEXT`, with what was selected when the answer was
     /// a success.
     fn meta_contexts(
         &self,
@@ -317,7 +317,7 @@ impl Haggling<'_> {
         acknowledge(stream, option::LIST)
     }
 
-    /// Answers `INFO` and `GO`, with the export when the answer was a success.
+    /// Replies to `INFO` and `GO`, with the export when the answer was a success.
     fn info(&self, stream: &mut impl Write, option: u32, data: &[u8]) -> io::Result<Option<ExportedDevice>> {
         let Some(request) = InfoRequest::parse(data) else {
             refuse(stream, option, reply::ERR_INVALID, "the lengths in this option do not add up")?;

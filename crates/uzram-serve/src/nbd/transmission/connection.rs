@@ -132,7 +132,7 @@ impl<S: Read + Write> Connection<'_, S> {
         request.check(self.replies.device.size_bytes(), self.replies.headers)
     }
 
-    /// Answers a request with an error instead of carrying it out.
+    /// Replies to a request with an error instead of carrying it out.
     fn refuse(&mut self, request: &Request, refusal: Refusal) -> io::Result<()> {
         self.discard_payload(request.payload_bytes)?;
         self.replies.fail(request, refusal)

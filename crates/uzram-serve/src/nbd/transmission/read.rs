@@ -15,7 +15,7 @@ use crate::nbd::reply::{put_chunk_header, simple_reply};
 use crate::nbd::request::{Headers, Request};
 
 impl<W: Write> Replies<'_, W> {
-    /// Answers the rest of a read, which has passed `Request::check`: it has at most `MAX_PAYLOAD_BYTES`.
+    /// Reads what is left of a request that has passed `Request::check`, at most `MAX_PAYLOAD_BYTES`, and replies with it.
     pub(super) fn read(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
         match (self.headers.has_chunks(), len_bytes) {
@@ -36,7 +36,7 @@ impl<W: Write> Replies<'_, W> {
         self.unsent.capacity_bytes() - PAGE_SIZE
     }
 
-    /// Answers with chunks, holes and data in turn.
+    /// Replies with chunks, holes and data in turn.
     fn read_chunks(&mut self, request: &Request, mut rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         while rest.left_bytes > 0 {
             let zero_bytes = match self.device.zero_bytes(rest.at, rest.left_bytes) {
@@ -102,7 +102,7 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Answers a read that is longer than the send buffer and must not be fragmented.
+    /// Replies to a read that is longer than the send buffer and must not be fragmented.
     ///
     /// Its header has the error, so the read must have succeeded before the header goes. So all data is read first,
     /// into memory that lives as long as this reply, if the budget has that much. Clients that matter for speed
@@ -124,7 +124,7 @@ impl<W: Write> Replies<'_, W> {
         self.unsent.put(self.stream, &data).map(|()| None)
     }
 
-    /// Answers such a read without memory for all of its data: sends the header, which says that the read succeeded,
+    /// Replies to such a read without memory for all of its data: sends the header, which says that the read succeeded,
     /// then the data through the send buffer.
     ///
     /// If the device fails after that, the connection ends: the specification prescribes that for simple replies, and

@@ -100,7 +100,7 @@ impl Failure {
 }
 
 impl<W: Write> Replies<'_, W> {
-    /// Zeroes the rest of a request's range, and answers it.
+    /// Zeroes the rest of a request's range, and replies.
     ///
     /// `FAST_ZERO` asks to fail at once where zeroes are no faster than a write. Here they always are: zeroing a page
     /// changes its slot, and nothing is compressed or stored.
@@ -109,7 +109,7 @@ impl<W: Write> Replies<'_, W> {
         self.in_slices(request, rest, |device, at, len_bytes| device.zero_some(at, len_bytes, allocate, wait))
     }
 
-    /// Discards a request's range, and answers it. That never waits for the device.
+    /// Discards a request's range, and replies. That never waits for the device.
     pub fn trim(&mut self, request: &Request) -> io::Result<()> {
         let discard = |device: &OpenDevice, at, len_bytes| device.discard(at, len_bytes).map(|()| len_bytes);
         self.in_slices(request, Rest::all(request), discard).map(drop)
@@ -143,7 +143,7 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Answers a request that the device has carried out, or failed to.
+    /// Replies to a request that the device has carried out, or failed to.
     pub fn finish(&mut self, request: &Request, done: uzram::Result<()>) -> io::Result<()> {
         match done {
             Ok(()) => self.succeed(request),
@@ -151,14 +151,12 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Answers a request that is done and has no data to return. Structured replies allow a simple reply here, which
+    /// Replies to a request that is done and has no data to return. Structured replies allow a simple reply here, which
     /// is the shortest.
     pub fn succeed(&mut self, request: &Request) -> io::Result<()> {
         match self.headers {
             Headers::Simple | Headers::Structured => {
-                let reply = simple_reply(0, request.cookie);
-                self.unsent.room(self.stream, reply.len())?.copy_from_slice(&reply);
-                Ok(())
+                self.unsent.put(self.stream, &simple_reply(0, request.cookie))
             }
             Headers::Extended => self.end(request),
         }
@@ -169,7 +167,7 @@ impl<W: Write> Replies<'_, W> {
         self.chunk(request, chunk::FLAG_DONE, chunk::NONE, 0).map(drop)
     }
 
-    /// Answers with an error, and with its text when replies are chunks. Ends the reply.
+    /// Replies with an error, and with its text when replies are chunks. Ends the reply.
     pub fn fail(&mut self, request: &Request, failure: impl Into<Failure>) -> io::Result<()> {
         let failure = failure.into();
         let error = failure.error() as u32;

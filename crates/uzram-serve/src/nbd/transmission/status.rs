@@ -43,7 +43,7 @@ impl Headers {
 }
 
 impl<S: Read + Write> Connection<'_, S> {
-    /// Answers a request that has passed `Request::check`, which leaves the range in a payload to this.
+    /// Replies to a request that has passed `Request::check`, which leaves the range in a payload to this.
     pub(super) fn block_status(&mut self, request: &Request) -> io::Result<()> {
         if !request.has(command_flags::PAYLOAD_LEN) {
             return self.replies.report_status(request, request.len_bytes, self.contexts);
