@@ -22,7 +22,7 @@ use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use uzram::units::{PAGE_SIZE, Page};
+use uzram::units::{PAGE_SIZE, Page, same_word};
 use uzram::{Error, ErrorKind, Result};
 
 /// The most pages a corpus may have (16 GiB), so that a wrong file or flag cannot eat the memory.
@@ -146,7 +146,7 @@ impl Corpus {
     /// # Errors
     /// `Invalid` when nothing else is in it.
     pub fn without_same_filled(&self) -> Result<Corpus> {
-        let pages: Vec<_> = self.pages.iter().filter(|page| !is_same_filled(&page.0)).cloned().collect();
+        let pages: Vec<_> = self.pages.iter().filter(|page| same_word(&page.0).is_none()).cloned().collect();
         if pages.is_empty() {
             return Err(Error::invalid("every page of the corpus is same-filled; a codec has nothing to do")
                 .with_setting("--corpus"));
@@ -182,12 +182,6 @@ pub fn read_back(found: &[u8], written: &[u8], what: impl FnOnce() -> String) ->
             Err(Error::new(ErrorKind::Corrupt, what))
         }
     }
-}
-
-/// Whether all machine words of a page are equal; such a page needs no codec and no allocation.
-pub fn is_same_filled(page: &Page) -> bool {
-    let (words, _) = page.as_chunks::<8>();
-    words.iter().all(|word| *word == words[0])
 }
 
 /// Builds a corpus of `pages` pages.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use uzram::codec::{Algorithm, Dictionary, Encoder, Kind, MAX_DICTIONARY_BYTES, ROOM_BYTES, train};
-use uzram::units::{PAGE_SIZE, Page, format_size, parse_size};
+use uzram::units::{PAGE_SIZE, Page, format_size, parse_size, same_word};
 
 use crate::failure::{Context, Failure, Result, print};
 use crate::terminal::live;
@@ -152,7 +152,7 @@ impl Samples {
 
     fn add(&mut self, page: Page, is_new: impl FnOnce(&Page) -> bool) {
         self.taken += 1;
-        if is_same_filled(&page) {
+        if same_word(&page).is_some() {
             self.same_filled += 1;
         } else if !is_new(&page) {
             self.repeated += 1;
@@ -162,12 +162,6 @@ impl Samples {
             self.training.push(page);
         }
     }
-}
-
-/// Whether all machine words of a page are equal: such a page is stored without its contents.
-fn is_same_filled(page: &Page) -> bool {
-    let (words, _) = page.as_chunks::<8>();
-    words.iter().all(|word| *word == words[0])
 }
 
 /// A file and its number of whole pages.

@@ -151,6 +151,15 @@ pub fn format_size(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
+/// The word that fills the page, if one does.
+#[inline]
+pub fn same_word(page: &Page) -> Option<u64> {
+    let (words, _) = page.as_chunks::<8>();
+    let (first, last) = (words[0], words[words.len() - 1]);
+    // Pages that start and end alike are rare: look at the rest only of those.
+    (first == last && words.iter().all(|word| *word == first)).then(|| u64::from_ne_bytes(first))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,9 +1,9 @@
 use super::slot::Contents;
-use super::write::{fill, same_word};
+use super::write::fill;
 use super::*;
 use crate::base::error::ErrorKind;
 use crate::base::random::Random;
-use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::base::units::{PAGE_SIZE, Page, PageNo, same_word};
 use crate::codec::Encoder;
 use crate::stream::StreamDesign;
 use crate::zsmalloc::{ClassStat, PoolDesign};

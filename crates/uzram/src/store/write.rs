@@ -11,7 +11,7 @@
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::Gfp;
-use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::base::units::{PAGE_SIZE, Page, PageNo, same_word};
 
 use super::policy::Room;
 use super::slot::Contents;
@@ -164,15 +164,6 @@ impl Store {
         self.counters.local().failed_write(&error);
         error
     }
-}
-
-/// The word that fills the page, if one does.
-#[inline]
-pub(super) fn same_word(page: &Page) -> Option<u64> {
-    let (words, _) = page.as_chunks::<8>();
-    let (first, last) = (words[0], words[words.len() - 1]);
-    // Pages that start and end alike are rare: look at the rest only of those.
-    (first == last && words.iter().all(|word| *word == first)).then(|| u64::from_ne_bytes(first))
 }
 
 /// Fills a page with a word.

@@ -676,7 +676,7 @@ fn everything_at_once_agrees_with_a_model() {
     }
 }
 
-/// A thread's share of the events: pages whose number is its own modulo `threads`. Answers what they hold.
+/// A thread's share of the events: pages whose number is its own modulo `threads`. Returns what they hold.
 fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, events: u64) -> Vec<Page> {
     let mut random = Random::new(seed << 8 | thread);
     let own = (store.pages() - thread).div_ceil(threads);
