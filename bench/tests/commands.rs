@@ -4,10 +4,14 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::{Ended, finish};
 
 fn bench(args: &[&str]) -> Ended {
-    finish(env!("CARGO_BIN_EXE_uzram-bench"), args)
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-bench"));
+    command.args(args);
+    finish(command)
 }
 
 #[test]
@@ -33,6 +37,7 @@ fn what_makes_no_sense_is_one_line() {
 fn help_speaks_of_the_word_that_users_type() {
     let text = bench(&["--help"]).ok();
     assert!(text.contains("Usage: uzram bench ") && !text.contains("swap-user"), "{text}");
+    assert!(text.contains("Example: uzram bench "), "{text}");
 }
 
 #[test]

@@ -13,17 +13,13 @@ use serde_json::Value;
 #[path = "../../bench/tests/common/mod.rs"]
 mod common;
 
-use common::{Ended, PATIENCE, collect, start, wait_until};
+use common::{PATIENCE, collect, collect_within, finish, start, wait_until};
 
 /// `uzram-lab args`.
 fn lab(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
     command.args(args);
     command
-}
-
-fn finish(mut command: Command) -> Ended {
-    collect(start(&mut command), PATIENCE)
 }
 
 #[test]
@@ -68,6 +64,23 @@ fn what_cannot_be_run_is_one_line() {
     ] {
         let ended = finish(lab(&[&["run"], args].concat()));
         let line = ended.complaint("uzram-lab", status);
+        assert!(line.contains(mentions), "{args:?}: {line}");
+    }
+}
+
+#[test]
+fn help_speaks_of_the_word_that_users_type() {
+    let text = finish(lab(&["--help"])).ok();
+    assert!(text.contains("Usage: uzram lab ") && text.contains("Example: uzram lab "), "{text}");
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
+    for (args, mentions) in
+        [(&["run"][..], "<TABLE"), (&["run", "streams", "--rounds", "some"], "--rounds"), (&["walk"], "walk")]
+    {
+        let ended = finish(lab(args));
+        let line = ended.complaint("uzram-lab", 2);
         assert!(line.contains(mentions), "{args:?}: {line}");
     }
 }
@@ -121,7 +134,7 @@ fn callgrind_counts_what_a_page_takes() {
     let file = dir.path().join("streams.json");
     let mut command = lab(&["run", "streams", "--seconds", "0.01", "--rounds", "1"]);
     command.args(["--jobs", "1", "--case", "randwrite", "--callgrind", "--json"]).arg(&file);
-    let text = collect(start(&mut command), 2 * PATIENCE).ok();
+    let text = collect_within(start(&mut command), 2 * PATIENCE).ok();
     if text.contains("the program valgrind is missing") {
         println!("skipped: callgrind's counts: the program valgrind is missing");
         return;
@@ -147,7 +160,7 @@ fn the_file_is_written_though_nobody_reads_the_table() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     command.args(["--jobs", "1", "--case", "read", "--json"]).arg(&file).stdout(writer);
-    let ended = collect(command.stderr(Stdio::piped()).spawn().unwrap(), PATIENCE);
+    let ended = collect(command.stderr(Stdio::piped()).spawn().unwrap());
     assert!(ended.status.success() && ended.stderr.is_empty(), "{}", ended.stderr);
     assert!(fs::read_to_string(&file).unwrap().starts_with("{\"table\":\"streams\""));
 }
@@ -162,7 +175,7 @@ fn an_interrupted_run_leaves_the_file_as_it_was() {
     // It is at work once the file that is to replace the old one is there.
     wait_until("it is at work", || fs::read_dir(dir.path()).unwrap().count() > 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let ended = collect(child, PATIENCE);
+    let ended = collect(child);
     assert!(ended.complaint("uzram-lab", 1).ends_with("interrupted"), "{}", ended.stderr);
     assert_eq!(fs::read_to_string(&file).unwrap(), "old");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

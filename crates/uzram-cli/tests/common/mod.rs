@@ -4,31 +4,23 @@
 
 pub mod block;
 pub mod clients;
+mod ended;
 pub mod nbd;
+
+pub use ended::*;
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Longer than anything here takes, even on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-
 /// A directory to be removed, and the runtime directory to be made in it.
 pub struct Place {
     root: TempDir,
-}
-
-/// What a finished program left.
-pub struct Ended {
-    pub status: ExitStatus,
-    pub stdout: String,
-    pub stderr: String,
 }
 
 impl Place {
@@ -159,54 +151,10 @@ pub fn bare_command(args: &[&str]) -> Command {
     command
 }
 
-/// Runs a program to its end.
-pub fn finish(mut command: Command) -> Ended {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    collect(child)
-}
-
-/// Waits for a program that prints less than a pipe holds.
-pub fn collect(mut child: Child) -> Ended {
-    let status = wait(&mut child);
-    let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
-    if let Some(mut stdout) = child.stdout.take() {
-        stdout.read_to_string(&mut ended.stdout).unwrap();
-    }
-    if let Some(mut stderr) = child.stderr.take() {
-        stderr.read_to_string(&mut ended.stderr).unwrap();
-    }
-    ended
-}
-
-fn wait(child: &mut Child) -> ExitStatus {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return status;
-        }
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("still running after {PATIENCE:?}");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 impl Ended {
-    /// Its output, from a success.
-    pub fn ok(self) -> String {
-        assert!(self.status.success(), "{}: {}", self.status, self.stderr);
-        self.stdout
-    }
-
     /// Its one line of complaint.
     pub fn complaint(&self, code: i32) -> &str {
-        assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
-        let lines: Vec<&str> = self.stderr.lines().filter(|line| !line.contains(" INFO ")).collect();
-        assert_eq!(lines.len(), 1, "{}", self.stderr);
-        assert!(self.stdout.is_empty(), "{}", self.stdout);
-        lines[0].strip_prefix("uzram: ").expect("begins with the program's name")
+        self.complaint_of("uzram", code, |line| line.contains(" INFO "))
     }
 }
 
@@ -236,7 +184,7 @@ impl Started {
 
     /// Waits for its end.
     pub fn ended(mut self) -> (ExitStatus, String) {
-        (wait(&mut self.child), self.said())
+        (wait(&mut self.child, PATIENCE), self.said())
     }
 }
 
@@ -280,7 +228,7 @@ impl Daemon {
 
     /// Waits for its end.
     pub fn ended(mut self) -> (ExitStatus, String) {
-        let status = wait(&mut self.child);
+        let status = wait(&mut self.child, PATIENCE);
         let mut stderr = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
         (status, stderr)
@@ -354,13 +302,4 @@ pub fn program_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");
     path
-}
-
-/// Waits until `done`.
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

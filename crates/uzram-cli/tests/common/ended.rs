@@ -1,0 +1,87 @@
+//! Programs that run to their end, never for long, and what they leave. The tests of `uzram-bench` and `uzram-lab` run
+//! theirs by this file, too.
+
+use std::io::Read;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes, even on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a finished program left.
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs a program to its end.
+pub fn finish(mut command: Command) -> Ended {
+    collect(start(&mut command))
+}
+
+/// Starts a program whose output [`collect`] reads.
+pub fn start(command: &mut Command) -> Child {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits for a program that prints less than a pipe holds.
+pub fn collect(child: Child) -> Ended {
+    collect_within(child, PATIENCE)
+}
+
+/// The same, for one that may take longer than others.
+pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
+    let status = wait(&mut child, patience);
+    let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
+    if let Some(mut stdout) = child.stdout.take() {
+        stdout.read_to_string(&mut ended.stdout).unwrap();
+    }
+    if let Some(mut stderr) = child.stderr.take() {
+        stderr.read_to_string(&mut ended.stderr).unwrap();
+    }
+    ended
+}
+
+/// Waits for the end of a program, which must come within `patience`.
+pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("still running after {patience:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+impl Ended {
+    /// Its output, from a success.
+    pub fn ok(self) -> String {
+        assert!(self.status.success(), "{}: {}", self.status, self.stderr);
+        self.stdout
+    }
+
+    /// The one line in which `program` complains, besides those of its log.
+    pub fn complaint_of(&self, program: &str, code: i32, is_log: fn(&str) -> bool) -> &str {
+        assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
+        let lines: Vec<&str> = self.stderr.lines().filter(|line| !is_log(line)).collect();
+        assert_eq!(lines.len(), 1, "{}", self.stderr);
+        assert!(self.stdout.is_empty(), "{}", self.stdout);
+        let line = lines[0].strip_prefix(program).expect("begins with the program's name");
+        line.strip_prefix(": ").expect("a colon follows the program's name")
+    }
+}
+
+/// Waits until `done`.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
