@@ -10,19 +10,17 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind as Kind};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use uzram::{Error, ErrorKind, Result};
+use uzram_cli::{USAGE_STATUS, parse_command_line};
 
 use super::process::find;
 
-const USAGE_STATUS: u8 = 2;
-
 /// Parses this process's command line, runs the command, and says on standard error how it failed.
 pub fn main<C: clap::Parser>(name: &str, run: impl FnOnce(&C) -> Result<()>) -> ExitCode {
-    let command = match C::try_parse() {
+    let command = match parse_command_line(|line| error_line(name, line)) {
         Ok(command) => command,
-        Err(error) => return usage(name, &error),
+        Err(status) => return status,
     };
     match run(&command) {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,44 +71,6 @@ pub fn this_program() -> Result<PathBuf> {
 pub fn uzram_program() -> Option<PathBuf> {
     let beside = this_program().ok().and_then(|program| Some(program.parent()?.join("uzram")));
     beside.filter(|program| program.is_file()).or_else(|| find("uzram"))
-}
-
-/// Prints help if it was asked for, or one line about a command line that makes no sense.
-fn usage(name: &str, error: &clap::Error) -> ExitCode {
-    match error.kind() {
-        Kind::DisplayHelp | Kind::DisplayVersion => {
-            // If the reader has closed the pipe, there is nobody to tell.
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
-        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print();
-            ExitCode::from(USAGE_STATUS)
-        }
-        _ => {
-            error_line(name, &format!("{} (--help explains)", usage_line(error)));
-            ExitCode::from(USAGE_STATUS)
-        }
-    }
-}
-
-/// The first paragraph of clap's message in one line, and what was probably meant.
-fn usage_line(error: &clap::Error) -> String {
-    let message = error.to_string();
-    let paragraph = message.lines().map(str::trim).take_while(|line| !line.is_empty());
-    let line = paragraph.collect::<Vec<_>>().join(" ");
-    let line = line.strip_prefix("error: ").unwrap_or(&line);
-    let suggested =
-        [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
-    let meant = suggested.into_iter().find_map(|kind| match error.get(kind)? {
-        ContextValue::String(name) => Some(name),
-        ContextValue::Strings(names) => names.first(),
-        _ => None,
-    });
-    match meant {
-        Some(name) => format!("{line}; did you mean `{name}`?"),
-        None => line.to_owned(),
-    }
 }
 
 /// One line on standard error; nobody may be reading it.

@@ -2,8 +2,9 @@
 
 use std::fmt::Display;
 use std::io::{self, Write};
+use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// What begins the line of a failure on standard error.
 pub const PREFIX: &str = "uzram: ";
@@ -95,6 +96,33 @@ pub fn print(text: &str) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::ReaderLeft),
         Err(error) => Err(Failure::Line(format!("cannot write the output: {error}"))),
     }
+}
+
+/// The status of a command line, or a file that it names, that makes no sense.
+pub const USAGE_STATUS: u8 = 2;
+
+/// Parses this process's command line. Otherwise prints help where it was asked for, or has `complain` print a line about
+/// what makes no sense, and returns the status.
+pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::result::Result<C, ExitCode> {
+    let error = match C::try_parse() {
+        Ok(command) => return Ok(command),
+        Err(error) => error,
+    };
+    Err(match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // A reader who left has seen enough.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(USAGE_STATUS)
+        }
+        _ => {
+            complain(&format!("{} (--help explains)", usage_line(&error)));
+            ExitCode::from(USAGE_STATUS)
+        }
+    })
 }
 
 /// The first paragraph of clap's message in one line, and what was probably meant; what follows it is usage and advice.

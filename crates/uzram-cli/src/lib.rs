@@ -29,6 +29,7 @@ mod commands;
 
 pub use config::size_expr;
 pub use daemon::start;
+pub use failure::{USAGE_STATUS, parse_command_line};
 
 use std::process::ExitCode;
 
@@ -41,7 +42,7 @@ use client::control::{
 };
 use commands::{check, sibling, swap as swap_commands, train};
 use daemon::{attendant, up};
-use failure::{Failure, usage_line};
+use failure::Failure;
 use terminal::live;
 
 #[derive(Parser)]
@@ -87,14 +88,11 @@ enum Command {
     Train(train::TrainArgs),
 }
 
-/// The status for what makes no sense.
-const USAGE_STATUS: u8 = 2;
-
 /// Runs the command that this process's command line says.
 pub fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse_command_line::<Cli>(live::error_line) {
         Ok(cli) => cli,
-        Err(error) => return usage(&error),
+        Err(status) => return status,
     };
     let outcome = match cli.command {
         Command::Up(args) => up::run(&args),
@@ -132,29 +130,10 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Prints help where it was asked for, or one line about a command line that makes no sense.
-fn usage(error: &clap::Error) -> ExitCode {
-    use clap::error::ErrorKind as Kind;
-    match error.kind() {
-        Kind::DisplayHelp | Kind::DisplayVersion => {
-            // A reader who left has seen enough.
-            let _ = error.print();
-            ExitCode::SUCCESS
-        }
-        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print();
-            ExitCode::from(USAGE_STATUS)
-        }
-        _ => {
-            live::error_line(&format!("{} (--help explains)", usage_line(error)));
-            ExitCode::from(USAGE_STATUS)
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use failure::usage_line;
 
     #[test]
     fn the_command_line_is_consistent() {

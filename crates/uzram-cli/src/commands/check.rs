@@ -19,6 +19,7 @@ use uzram::units::{format_size, parse_size};
 use crate::config::plan::{Attached, DaemonPlan};
 use crate::daemon::start;
 use crate::failure::{Context, Result, print};
+use crate::system::find_program::find_program;
 use crate::system::process_status::status_field;
 
 /// Show what works on this machine, how that was checked, and what follows; or check a configuration file.
@@ -308,11 +309,6 @@ impl Capabilities {
 
 fn effective_bits(status: &str) -> Option<u64> {
     u64::from_str_radix(status_field(status, "CapEff")?, 16).ok()
-}
-
-fn find_program(name: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.is_file())
 }
 
 #[cfg(test)]

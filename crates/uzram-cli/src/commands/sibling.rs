@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
+use crate::system::find_program::find_program;
 
 /// Passed on as they are, `--help` too.
 #[derive(clap::Args)]
@@ -34,7 +35,6 @@ pub fn run(name: &str, args: &SiblingArgs) -> Result<Infallible> {
 }
 
 fn find(name: &str) -> Option<PathBuf> {
-    let beside = env::current_exe().ok().and_then(|program| Some(program.parent()?.to_owned()));
-    let path = env::var_os("PATH").unwrap_or_default();
-    beside.into_iter().chain(env::split_paths(&path)).map(|dir| dir.join(name)).find(|path| path.is_file())
+    let beside = env::current_exe().ok().and_then(|program| Some(program.parent()?.join(name)));
+    beside.filter(|program| program.is_file()).or_else(|| find_program(name))
 }

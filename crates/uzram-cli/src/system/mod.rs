@@ -3,6 +3,7 @@
 pub mod process_status;
 pub mod accounts;
 pub mod descriptors;
+pub mod find_program;
 pub mod interrupts;
 pub mod protect;
 pub mod runtime_dir;
