@@ -31,7 +31,7 @@ mod wire;
 
 /// One fuzz target.
 pub struct Target {
-    /// Its name, as the libFuzzer binary and the corpus directory have it.
+    /// Its name, as `fuzz/run` and the corpus directory have it.
     pub name: &'static str,
     /// Runs one input.
     ///
