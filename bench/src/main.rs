@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use uzram::codec::Algorithm;
 use uzram::stream::StreamDesign;
 use uzram::units::parse_size;
-use uzram::{Error, ErrorKind, Result};
+use uzram::{Error, Result};
 use uzram_bench::block::{Programs, SwapUser};
 use uzram_bench::engine::{self, Against, Pattern, backing};
 use uzram_bench::harness::{Source, command, to_json};
@@ -146,7 +146,5 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
 /// Is the program that is swapped out, and prints its times.
 fn swap_user(args: &SwapUserArgs) -> Result<()> {
     let user = SwapUser { cgroup: args.cgroup.clone(), pages: args.pages.clone(), size_bytes: args.size };
-    let json = serde_json::to_string(&user.run()?)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("cannot print the times: {error}")))?;
-    command::print(&format!("{json}\n"))
+    command::print(&format!("{}\n", to_json(&user.run()?)))
 }

@@ -145,13 +145,22 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     for (i, table) in tables.iter().enumerate() {
         let outcome = experiment::run(table, &options);
         progress("");
-        let report = outcome?;
+        let report = outcome.map_err(|error| of_run(table.name, &error))?;
         printed =
             printed.and_then(|()| command::print(&format!("{}{report}", if i > 0 { "\n" } else { "" })));
         lines += &format!("{}\n", to_json(&report));
     }
     json.map_or(Ok(()), |json| json.write(&lines))?;
     printed
+}
+
+/// An error of a run that had begun: names the table, and blames no word of the command line.
+fn of_run(table: &str, error: &Error) -> Error {
+    let kind = match error.kind() {
+        ErrorKind::Invalid => ErrorKind::Io,
+        kind => kind,
+    };
+    Error::new(kind, format!("{table}: {error}"))
 }
 
 fn this_program() -> Result<Program> {

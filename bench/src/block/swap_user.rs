@@ -36,7 +36,7 @@ pub struct SwapUser {
     pub size_bytes: u64,
 }
 
-/// What it answers.
+/// What it measured.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SwapTimes {
     /// Until the limit was reached.

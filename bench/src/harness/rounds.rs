@@ -86,8 +86,8 @@ pub fn in_turn_by_jobs<T>(
     Ok(cells)
 }
 
-/// The order of a round's variants: of two, each comes first in every other round; three stand in all
-/// six orders in turn.
+/// The order of a round's variants. Within 2 · `variants` rounds each comes first twice, and stands before each
+/// other as often as behind it.
 fn order(round: usize, variants: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..variants).map(|turn| (turn + round / 2) % variants).collect();
     if round % 2 == 1 {

@@ -52,6 +52,8 @@ const DESIGNS: [(&str, Measure); 5] = [
     (DelayedFreeze::NAME, measure::<DelayedFreeze>),
     (Sheaves::NAME, measure::<Sheaves>),
 ];
+/// Where the last design of the series stands among them.
+const AFTER_AT: usize = 3;
 
 type Measure = fn(&Arc<Arena>, Case, &Plan<'_>) -> Result<Sample>;
 
@@ -128,12 +130,7 @@ pub static SERIES: Series = Series {
 };
 
 fn designs() -> Designs {
-    let name = |policy: &str| policy.to_owned();
-    Designs {
-        before: [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME].map(name).to_vec(),
-        after: name(DelayedFreeze::NAME),
-        beyond: vec![name(Sheaves::NAME)],
-    }
+    Designs::of(&DESIGNS, AFTER_AT)
 }
 
 fn legend() -> Vec<String> {

@@ -22,7 +22,7 @@ const CHECKED: usize = 61;
 
 /// What a run gave.
 pub(super) struct Passes<T> {
-    /// Each thread's answer, pass by pass.
+    /// What each thread returned, pass by pass.
     pub(super) ended: Vec<Vec<T>>,
     /// What the pool counted while objects were freed.
     pub(super) counts: LockCounts,

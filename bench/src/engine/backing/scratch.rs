@@ -144,7 +144,7 @@ impl Pages<'_> {
         order
     }
 
-    /// Writes all pages back that are in memory, and answers how many left it.
+    /// Writes all pages back that are in memory, and returns how many left it.
     pub(super) fn write_back(&self) -> Result<u64> {
         self.store.write_back(&Writeback::default())
     }

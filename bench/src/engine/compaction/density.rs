@@ -137,7 +137,7 @@ fn overwrites(page_count: usize) -> usize {
     page_count.saturating_mul(OVERWRITES_PER_PAGE)
 }
 
-/// Fills a target and scatters its pool; answers which corpus page each page then holds.
+/// Fills a target and scatters its pool; returns which corpus page each page then holds.
 fn scatter(
     target: &dyn Target,
     options: &CompactionOptions,

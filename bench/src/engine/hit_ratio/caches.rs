@@ -7,7 +7,7 @@ use uzram::{Error, ErrorKind, Result};
 
 /// Memory for a number of pages.
 pub(super) trait Cache {
-    /// Uses a page, and answers whether it was in memory. It is now.
+    /// Uses a page, and returns whether it was in memory. It is now.
     fn touch(&mut self, page: u32) -> Result<bool>;
 }
 
