@@ -1,5 +1,11 @@
 //! Statistics that each CPU counts for itself, so that counting shares no cache line.
 
+/// A sum of the CPUs' shares, which are read one after another: one CPU may have taken out what another put in, after the
+/// other was looked at, so that the sum comes out below zero.
+pub fn at_least_zero(sum: u64) -> u64 {
+    u64::try_from(sum.cast_signed()).unwrap_or(0)
+}
+
 /// Declares statistics as one list of fields: a public struct of sums, and a struct of counters of which each
 /// CPU has one.
 macro_rules! per_cpu_counters {

@@ -20,13 +20,17 @@ impl PageNo {
     /// The page that holds byte `offset` of a disk. The caller has checked that the disk ends behind it.
     #[inline]
     pub const fn of_byte(offset: u64) -> Self {
-        PageNo::from_number(page_of(offset))
+        debug_assert!(page_of(offset) <= u32::MAX as u64, "a store has at most 2^32 pages");
+        PageNo(page_of(offset) as u32)
     }
 
-    /// The page of that number, which the caller knows to fit.
+    /// The page of that number.
+    ///
+    /// # Panics
+    /// When no store has so many pages.
     #[inline]
     pub const fn from_number(number: u64) -> Self {
-        debug_assert!(number <= u32::MAX as u64, "a store has at most 2^32 pages");
+        assert!(number <= u32::MAX as u64, "a store has at most 2^32 pages");
         PageNo(number as u32)
     }
 
@@ -151,6 +155,13 @@ pub fn format_size(bytes: u64) -> String {
     format!("{bytes} B")
 }
 
+/// Fills a page with a word.
+#[inline]
+pub fn fill_with_word(page: &mut Page, word: u64) {
+    let (words, _) = page.as_chunks_mut::<8>();
+    words.fill(word.to_ne_bytes());
+}
+
 /// The word that fills the page, if one does.
 #[inline]
 pub fn same_word(page: &Page) -> Option<u64> {
@@ -214,5 +225,12 @@ mod tests {
         assert_eq!(format_size(0), "0 B");
         assert_eq!(format_size(1 << 30), "1 GiB");
         assert_eq!(format_size((1 << 30) + (1 << 29)), "1.5 GiB");
+    }
+
+    #[test]
+    #[should_panic(expected = "2^32")]
+    fn no_store_has_more_pages_than_numbers() {
+        assert_eq!(PageNo::from_number((1 << 32) - 1).number(), (1 << 32) - 1);
+        PageNo::from_number(1 << 32);
     }
 }

@@ -71,7 +71,7 @@ impl Dictionary {
 
     /// A path from the root, because whoever reads it may work in another directory than whoever wrote
     /// it, and one that can stand in a list that is separated by spaces, with brackets.
-    pub(super) fn check_path(path: &str) -> Result<()> {
+    pub(crate) fn check_path(path: &str) -> Result<()> {
         let refused = |why: &str| Err(Error::invalid(format!("dict={path}: {why}")));
         if !path.starts_with('/') {
             return refused("write the whole path, beginning with '/'");

@@ -26,7 +26,7 @@ impl NamedBacking {
     /// else is taken, too.
     ///
     /// # Errors
-    /// `Invalid` unless the path begins at the root; what [`FileBacking::open`] answers.
+    /// `Invalid` unless the path begins at the root; as [`FileBacking::open`].
     pub fn open(text: &str, force: bool) -> Result<Self> {
         Self::check(text)?;
         let (path, size_bytes) = split(text);

@@ -11,7 +11,7 @@ use crate::store::MAX_RECOMPRESSION;
 use crate::stream::StreamDesign;
 use crate::zsmalloc::PoolDesign;
 
-use super::{Device, NamedBacking};
+use super::{Attribute, Device, NamedBacking};
 
 /// Makes a [`Device`]; [`Device::builder`] begins one.
 #[derive(Clone)]
@@ -63,7 +63,7 @@ impl DeviceBuilder {
         self.attribute("reserve", bytes)
     }
 
-    /// Has a checksum of each page kept, and verified at each read.
+    /// Keeps a checksum of each page, and verifies it at each read.
     pub fn checksum(self, on: bool) -> Self {
         self.attribute("checksum", u8::from(on))
     }
@@ -120,7 +120,7 @@ impl DeviceBuilder {
     ///
     /// # Errors
     /// `Invalid` for a name or a value that cannot be; `NoMemory` when the system gives none.
-    pub fn build(self, size_bytes: u64) -> Result<Arc<Device>> {
+    pub fn build(mut self, size_bytes: u64) -> Result<Arc<Device>> {
         let device = Device::new(&self.name)?;
         if self.recompression.len() > MAX_RECOMPRESSION {
             let what = format!("a device compresses again by {MAX_RECOMPRESSION} algorithms at most");
@@ -135,9 +135,8 @@ impl DeviceBuilder {
                 *place = Some(algorithm);
             }
         }
-        if self.backing.is_some() {
-            device.set_backing(self.backing)?;
-        }
+        device.set_backing(self.backing)?;
+        self.attributes.sort_by_key(|(name, _)| Attribute::turn(name));
         for (name, value) in &self.attributes {
             device.set(name, value)?;
         }
@@ -153,6 +152,16 @@ mod tests {
     use super::*;
     use crate::base::error::ErrorKind;
     use crate::codec::Kind;
+
+    #[test]
+    fn attributes_are_set_in_their_turn() {
+        let device = Device::builder("zram0")
+            .attribute("algorithm_params", "level=5")
+            .attribute("comp_algorithm", "zstd")
+            .build(1 << 20)
+            .unwrap();
+        assert!(device.get("comp_algorithm").unwrap().contains("[zstd:5]"));
+    }
 
     #[test]
     fn a_device_is_built_with_its_attributes() {

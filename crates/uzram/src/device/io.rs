@@ -79,6 +79,15 @@ fn covered_bytes(offset: u64, len: u64, pages: u64) -> u64 {
     pages_to_bytes(pages).saturating_sub(offset_in_page(offset) as u64).min(len)
 }
 
+/// Whether something was done: not, where it would have had to wait.
+#[inline]
+fn unless_waiting(done: Result<()>) -> Result<bool> {
+    match done {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
 impl OpenDevice {
     /// Counts a user of `device`, whose lock is held by whoever has its `state`: nobody resets it before.
     pub(super) fn new(store: Arc<Store>, device: Arc<Device>, state: &State) -> Self {
@@ -137,11 +146,10 @@ impl OpenDevice {
                 Ok(whole) => self.store.read_wait(page, whole, wait),
                 Err(_) => self.store.read_part(page, at, part, wait),
             };
-            match read {
-                Ok(()) => done += len,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
+            if !unless_waiting(read)? {
+                break;
             }
+            done += len;
         }
         Ok(done)
     }
@@ -200,11 +208,10 @@ impl OpenDevice {
                 Ok(whole) => self.store.write_wait(page, whole, wait),
                 Err(_) => self.store.write_part(page, at, part, wait),
             };
-            match written {
-                Ok(()) => done += len,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) => return Err(error),
+            if !unless_waiting(written)? {
+                break;
             }
+            done += len;
         }
         Ok(done)
     }
@@ -251,10 +258,8 @@ impl OpenDevice {
         while let Some(Piece { page, at, len: piece_len }) = pieces(offset + done, len - done).next() {
             let mut zeroed_len = piece_len as u64;
             if piece_len < PAGE_SIZE {
-                match self.store.zero_part(page, at, piece_len, allocate, wait) {
-                    Ok(()) => {}
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    Err(error) => return Err(error),
+                if !unless_waiting(self.store.zero_part(page, at, piece_len, allocate, wait))? {
+                    break;
                 }
             } else if allocate {
                 self.store.zero(page);

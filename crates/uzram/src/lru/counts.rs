@@ -1,6 +1,6 @@
 //! What the lists hold, and what was done with them.
 
-use crate::base::counters::per_cpu_counters;
+use crate::base::counters::{at_least_zero, per_cpu_counters};
 use crate::base::cpu::PerCpu;
 use crate::base::sync::{Counter, Mutex, MutexGuard, Timed};
 
@@ -130,9 +130,4 @@ impl Counts {
             List::Active => &share.active,
         }
     }
-}
-
-/// One CPU may have taken out what another put in, after the other was looked at.
-fn at_least_zero(sum: u64) -> u64 {
-    u64::try_from(sum.cast_signed()).unwrap_or(0)
 }

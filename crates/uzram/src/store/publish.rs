@@ -66,6 +66,7 @@ impl Store {
     }
 
     /// Publishes `new` in a locked slot as a use of the page, unlocks it, and frees what it held: all steps in order.
+    #[inline]
     pub(super) fn replace(&self, mut slot: SlotGuard<'_>, page: PageNo, new: Contents) {
         let old = self.publish(&mut slot, new);
         slot.touch();

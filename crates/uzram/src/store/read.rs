@@ -7,11 +7,10 @@
 use std::borrow::Borrow;
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::base::units::{PAGE_SIZE, Page, PageNo, fill_with_word};
 
 use super::slot::{Contents, SlotGuard};
 use super::stream::Codec;
-use super::write::fill;
 use super::{Store, Wait};
 
 impl Store {
@@ -103,7 +102,7 @@ impl Store {
     ) -> Result<()> {
         match slot.borrow().contents() {
             Contents::Empty => out.fill(0),
-            Contents::Same(word) => fill(out, word),
+            Contents::Same(word) => fill_with_word(out, word),
             Contents::Backed(_) => {
                 return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
             }

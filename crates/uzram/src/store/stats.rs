@@ -1,5 +1,6 @@
 //! What a store counts, on each CPU for itself, and what it reports.
 
+use crate::base::counters::at_least_zero;
 use crate::base::cpu::PerCpu;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, CHUNK_PAGES};
@@ -14,6 +15,7 @@ use super::stream::Codec;
 
 /// What a store holds and has done. Pages of 4096 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct StoreStats {
     /// Pages that hold something, same-filled ones included.
@@ -186,7 +188,7 @@ impl Counters {
     /// another meanwhile may be missing, so that the sum comes out below zero.
     pub(super) fn sum(&self, field: impl Fn(&Share) -> &Counter) -> u64 {
         let sum = self.0.iter().fold(0u64, |sum, share| sum.wrapping_add(field(share).get()));
-        u64::try_from(sum.cast_signed()).unwrap_or(0)
+        at_least_zero(sum)
     }
 
     pub(super) fn bytes(&self) -> usize {

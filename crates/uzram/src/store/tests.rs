@@ -1,9 +1,8 @@
 use super::slot::Contents;
-use super::write::fill;
 use super::*;
 use crate::base::error::ErrorKind;
 use crate::base::random::Random;
-use crate::base::units::{PAGE_SIZE, Page, PageNo, same_word};
+use crate::base::units::{PAGE_SIZE, Page, PageNo, fill_with_word, same_word};
 use crate::codec::Encoder;
 use crate::stream::StreamDesign;
 use crate::zsmalloc::{ClassStat, PoolDesign};
@@ -52,7 +51,7 @@ pub(super) fn page(random: &mut Random) -> Page {
     let mut page = [0; PAGE_SIZE];
     match random.below(6) {
         0 => {}
-        1 => fill(&mut page, random.next()),
+        1 => fill_with_word(&mut page, random.next()),
         2 => random.fill(&mut page),
         3 => {
             let len = random.below(PAGE_SIZE);

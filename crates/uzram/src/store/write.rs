@@ -13,7 +13,6 @@ use crate::base::error::{Error, Result};
 use crate::base::mem::Gfp;
 use crate::base::units::{PAGE_SIZE, Page, PageNo, same_word};
 
-use super::policy::Room;
 use super::slot::Contents;
 use super::stream::Stream;
 use super::{Store, StreamAlloc, Wait};
@@ -63,11 +62,7 @@ impl Store {
                 Ok(new) => break new,
                 Err(error) => error,
             };
-            match self.request_room(error, wait, &mut deadline) {
-                Room::Freed => {}
-                Room::WouldBlock(error) => return Err(error),
-                Room::Refused(error) => return Err(self.count_failed_write(error)),
-            }
+            self.request_room(error, wait, &mut deadline).map_err(|error| self.count_failed_write(error))?;
         };
         let mut slot = self.slots.lock(page);
         let old = self.publish(&mut slot, new);
@@ -105,11 +100,7 @@ impl Store {
                 Err(error) => error,
             };
             drop(slot);
-            match self.request_room(error, wait, &mut deadline) {
-                Room::Freed => {}
-                Room::WouldBlock(error) => return Err(error),
-                Room::Refused(error) => return Err(self.count_failed_write(error)),
-            }
+            self.request_room(error, wait, &mut deadline).map_err(|error| self.count_failed_write(error))?;
         };
         self.replace(slot, page, new);
         self.count_write();
@@ -164,11 +155,4 @@ impl Store {
         self.counters.local().failed_write(&error);
         error
     }
-}
-
-/// Fills a page with a word.
-#[inline]
-pub(super) fn fill(page: &mut Page, word: u64) {
-    let (words, _) = page.as_chunks_mut::<8>();
-    words.fill(word.to_ne_bytes());
 }

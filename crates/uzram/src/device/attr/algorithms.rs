@@ -97,7 +97,10 @@ impl AlgorithmParams {
                 "algo" => params.kind = Some(value.parse()?),
                 "priority" => params.priority = Some(parse_priority(value, 0)?),
                 "level" => params.level = Some(value.to_owned()),
-                "dict" => params.dict = Some(value.to_owned()),
+                "dict" => {
+                    Dictionary::check_path(value)?;
+                    params.dict = Some(value.to_owned());
+                }
                 "deflate.winbits" => {
                     return Err(Error::invalid(format!(
                         "'{name}={value}': deflate's window cannot be changed; leave it out"
@@ -105,6 +108,9 @@ impl AlgorithmParams {
                 }
                 _ => return Err(unknown(name)),
             }
+        }
+        if let (Some(kind), Some(level)) = (params.kind, &params.level) {
+            kind.parse_level(level)?;
         }
         Ok(params)
     }

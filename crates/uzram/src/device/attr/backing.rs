@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::bytes_to_pages;
-use crate::store::{BackingStats, Candidates, Store, Writeback, WritebackLimit};
+use crate::store::{BackingStats, Candidates, MAX_PAGES, Store, Writeback, WritebackLimit};
 
 use super::super::task::Task;
 use super::super::{Device, NamedBacking, State};
@@ -98,7 +98,7 @@ fn parse_pages(first: &str, last: &str) -> Result<Range<u64>> {
         let what = format!("{first}-{last}: the first page comes after the last");
         return Err(Error::invalid(what).with_setting("writeback"));
     }
-    if last == u64::MAX {
+    if last >= MAX_PAGES {
         return Err(beyond_the_end(last, "no disk has so many pages"));
     }
     Ok(first..last + 1)

@@ -47,7 +47,7 @@ macro_rules! task {
         Set::Task {
             unit: $unit,
             check: |text| parsed(text, $parse, |_| Ok(())),
-            run: |task, text| parsed(text, $parse, |value| worked(task, value, $run)),
+            run: |task, text| parsed(text, $parse, |value| applied(task, value, $run)),
         }
     };
 }
@@ -60,12 +60,9 @@ fn parsed<T>(
     then(parse(text)?)
 }
 
-fn applied<T>(device: &Device, value: T, apply: impl FnOnce(&Device, T) -> Result<()>) -> Result<()> {
-    apply(device, value)
-}
-
-fn worked<T>(task: &Task<'_>, value: T, run: impl FnOnce(&Task<'_>, T) -> Result<()>) -> Result<()> {
-    run(task, value)
+/// Calls `apply` with a value parsed for it: here its closure learns the types of its arguments.
+fn applied<C: ?Sized, T>(to: &C, value: T, apply: impl FnOnce(&C, T) -> Result<()>) -> Result<()> {
+    apply(to, value)
 }
 
 /// The table, in the order in which it is shown.

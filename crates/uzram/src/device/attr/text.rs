@@ -51,7 +51,7 @@ impl AttributeText {
 }
 
 impl Device {
-    /// An attribute's text, to be read piece by piece. [`Device::get`] answers it whole, without its last newline.
+    /// An attribute's text, to be read piece by piece. [`Device::get`] returns it whole, without its last newline.
     ///
     /// # Errors
     /// As there.

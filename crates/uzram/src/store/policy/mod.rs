@@ -34,7 +34,6 @@ use crate::zsmalloc::AnyPool;
 use super::Store;
 #[cfg(all(test, not(loom)))]
 pub(super) use reclaim::Reclaimed;
-pub(super) use room::Room;
 #[cfg(not(loom))]
 pub use thread::PolicyThread;
 pub(super) use watermarks::Watermarks;

@@ -102,6 +102,7 @@ pub struct WritebackLimit {
 
 /// What a store's backing device holds and was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct BackingStats {
     /// Pages that are there and not in memory.
