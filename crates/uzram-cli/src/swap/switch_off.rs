@@ -1,7 +1,5 @@
 //! Switching a swap area off: what was swapped out comes back to memory, so there must be room for it first.
 
-use std::fs;
-
 use rustix::io::Errno;
 use uzram::units::format_size;
 use uzram_serve::loop_device::LoopAttachment;
@@ -23,7 +21,7 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
     let active = swap_area::active().context(failed)?;
     let others = active.iter().filter(|other| other.path != area.path);
     let elsewhere_bytes: u64 = others.map(|other| other.size_bytes.saturating_sub(other.used_bytes)).sum();
-    let available_bytes = available_bytes()?;
+    let available_bytes = uzram::machine_memory::available_bytes()?;
     // What the daemon keeps goes as it comes back.
     let path = attachment.path();
     let shown = path.display();
@@ -62,15 +60,4 @@ pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
             _ => Failure::Line(format!("cannot switch swap on {shown} off: {error}")),
         }
     })
-}
-
-/// What programs can still get, by the kernel's estimate.
-fn available_bytes() -> Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo").context(|| "cannot read /proc/meminfo".to_owned())?;
-    let available = text.lines().find_map(|line| {
-        line.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    available
-        .map(|kib| kib << 10)
-        .ok_or_else(|| Failure::line("/proc/meminfo does not say what is available"))
 }

@@ -1,5 +1,5 @@
-//! [`DeviceStats`] as JSON. The engine knows no serialisation, so its fields are listed once more here; a test finds one
-//! that is missing.
+//! [`DeviceStats`] as JSON. It is read back, too, so its fields are listed once more here; a test finds one that is
+//! missing.
 
 use serde::{Deserialize, Serialize};
 use uzram::device::DeviceStats;

@@ -252,7 +252,7 @@ impl<P: Policy> Drop for Inner<P> {
         if self.reported.get() == 0
             && let Some(what) = self.leaked()
         {
-            // There is nobody to answer it to.
+            // Nobody is there to be told.
             eprintln!("{what}");
         }
         self.core.slabs.discard_all();

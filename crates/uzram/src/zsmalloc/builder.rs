@@ -64,14 +64,14 @@ impl PoolBuilder {
         self
     }
 
-    /// Has the pool keep the order in which its zspages were stored into, for [`Pool::reclaim`]. That takes a
+    /// Keeps the order in which zspages were stored into, for [`Pool::reclaim`]. That takes a
     /// lock of the whole pool for each object that is stored, and 12 bytes a page.
     pub fn reclaim(mut self, on: bool) -> Self {
         self.reclaim = on;
         self
     }
 
-    /// Has the pool count what it does with its locks, for [`Pool::lock_counts`].
+    /// Counts what the pool does with its locks, for [`Pool::lock_counts`].
     pub fn count_locks(mut self, on: bool) -> Self {
         self.count_locks = on;
         self

@@ -211,14 +211,6 @@ impl<'a, D: PoolLocks> Object<'a, D> {
         std::mem::forget(self);
         Handle { pool, handle, owner, len }
     }
-
-    /// Returns the object of a handle: [`Pool::object`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn from_handle(pool: &'a Pool<D>, handle: Handle) -> Result<Self> {
-        pool.object(handle)
-    }
 }
 
 impl<D: PoolLocks> Drop for Object<'_, D> {

@@ -37,7 +37,7 @@ impl<D: PoolLocks> RawPool<D> {
         match self.with_memory(gfp, || self.alloc(self.classes.index_for(len), gfp)) {
             Ok((zspage, object)) => {
                 self.counts.count(|share| &share.allocs);
-                Ok(Reserved::new(self, handle, zspage, object))
+                Ok(Reserved { pool: self, handle, zspage, object })
             }
             Err(error) => {
                 // SAFETY: the handle is new, and known here only.
@@ -80,10 +80,6 @@ pub struct Reserved<'a, D: PoolLocks> {
 }
 
 impl<'a, D: PoolLocks> Reserved<'a, D> {
-    pub(super) fn new(pool: &'a RawPool<D>, handle: u32, zspage: u32, object: Location) -> Self {
-        Reserved { pool, handle, zspage, object }
-    }
-
     /// Stores a copy of `bytes` for `owner`. If the object is of another class than they need, they
     /// get one of theirs, and this one goes back.
     ///

@@ -286,8 +286,8 @@ impl Lists {
         Some(first)
     }
 
-    /// The first `most` zspages of each group that has room, fullest group first, as long as
-    /// `f` does not return.
+    /// Calls `f` with the first `most` zspages of each group that has room, fullest group first, until it returns
+    /// something.
     pub(super) fn find_with_room<R>(
         &mut self,
         all: &Descriptors,

@@ -22,7 +22,7 @@ pub(super) fn batch_runs(batch_pages: usize, pages: usize) -> usize {
     (batch_pages / pages).max(1)
 }
 
-/// Has the capacity of a vector, which is empty, in memory; returns its bytes.
+/// Touches all of the capacity of an empty vector; returns its bytes.
 pub(super) fn touch<T: Copy + Default>(empty: &mut Vec<T>) -> usize {
     empty.resize(empty.capacity(), T::default());
     // Not to be taken for something that nobody looks at.
@@ -38,7 +38,7 @@ impl RunCache {
         RunCache { stacks: std::array::from_fn(|_| std::array::from_fn(stack)) }
     }
 
-    /// Has the memory of the stacks, which are empty, touched; returns how many bytes that is.
+    /// Touches the memory of the empty stacks; returns its bytes.
     pub(super) fn touch(&mut self) -> usize {
         self.stacks.iter_mut().flatten().map(touch).sum()
     }

@@ -1,5 +1,5 @@
 //! The only door to atomics, locks and threads: the standard library, or loom's models of it when
-//! the feature `loom` is on, so that loom checks the code that ships.
+//! built with `--cfg loom`, so that loom checks the code that ships.
 //!
 //! Every lock of the engine belongs to a [`LockClass`] declared here, in lock order. Debug builds
 //! check that order at each acquisition; the feature `lock-stats` counts acquisitions, contended

@@ -124,8 +124,8 @@ impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
             let of_zspage = || unsafe { pool.zspage_at(object.page) }.class;
             pool.lists(if STEPS & CLASS_IN_WORD != 0 { object.class } else { of_zspage() })
         };
-        // SAFETY: as above; nothing is moved under the class's lock, and nobody else frees it.
-        let object = unsafe { design::find(pool, handle) };
+        // Again, as it may have been moved: under the class's lock it is not.
+        let object = cell.object();
         pool.is_sound(handle, object).then_some((object, lists))
     }
 }
