@@ -14,8 +14,10 @@ use crate::base::error::Result;
 use crate::base::mem::Gfp;
 use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::base::work::{Unit, Work};
+use crate::stream::Streams;
 
 use super::slot::{Contents, Peek, SlotGuard};
+use super::stream::Stream;
 use super::{MAX_RECOMPRESSION, Store};
 
 /// The width of a bucket of candidates.
@@ -208,13 +210,13 @@ impl Store {
         for priority in first..=*what.priorities.end() {
             let Some(codec) = self.codec_of(priority) else { continue };
             tried = true;
-            let stored = codec.with(|stream| {
-                let len = stream.encoder.encode(&contents, &mut stream.compressed);
-                let len = len.filter(|len| *len < self.pool.huge_threshold() && is_wanted(*len))?;
-                let handle = self.pool.store(&stream.compressed[..len], page.0, Gfp::MayWait);
-                Some(handle.map(|handle| Contents::Stored { handle, len: len as u16, checksum, priority }))
-            });
-            if let Some(new) = stored.transpose()? {
+            let mut stream = codec.streams.lend();
+            let Stream { encoder, compressed, .. } = &mut *stream;
+            let len = encoder.encode(&contents, compressed);
+            if let Some(len) = len.filter(|len| *len < self.pool.huge_threshold() && is_wanted(*len)) {
+                let handle = self.pool.store(&compressed[..len], page.0, Gfp::MayWait)?;
+                drop(stream);
+                let new = Contents::Stored { handle, len: len as u16, checksum, priority };
                 self.replace_smaller(slot, new);
                 return Ok((true, None));
             }

@@ -57,7 +57,7 @@ const WARM_UP_PAGES: usize = 32;
 
 /// An algorithm and its streams.
 pub(super) struct Codec {
-    streams: AnyStreams<Stream>,
+    pub(super) streams: AnyStreams<Stream>,
     /// Where the algorithm decodes without state, reading takes no stream.
     stateless_decoder: Option<StatelessDecoder>,
 }
@@ -90,18 +90,12 @@ impl Codec {
         Ok(Codec { streams, stateless_decoder: algorithm.stateless_decoder() })
     }
 
-    /// Lends a stream to `f`.
-    #[inline]
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Stream) -> R) -> R {
-        self.streams.with(f)
-    }
-
     /// As [`Decoder::decode`].
     #[inline]
     pub(super) fn decode(&self, bytes: &[u8], out: &mut Page) -> Result<()> {
         match &self.stateless_decoder {
             Some(decoder) => decoder.decode(bytes, out),
-            None => self.streams.with(|stream| stream.decoder.decode(bytes, out)),
+            None => self.streams.lend().decoder.decode(bytes, out),
         }
     }
 

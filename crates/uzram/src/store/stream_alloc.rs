@@ -10,6 +10,7 @@
 use crate::base::error::Result;
 use crate::base::mem::Gfp;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
+use crate::stream::Streams;
 
 use super::Store;
 
@@ -31,24 +32,22 @@ impl Store {
     /// Stores a page without holding a stream while memory is waited for: see [`StreamAlloc::Released`].
     pub(super) fn store_released(&self, page: PageNo, contents: &Page) -> Result<(u32, usize)> {
         let owner = page.0;
-        let stored = self.codec.with(|stream| {
-            let bytes = self.compress(stream, page, contents);
-            let handle = self.pool.store(bytes, owner, Gfp::NoWait);
-            handle.map(|handle| (handle, bytes.len())).map_err(|_| bytes.len())
-        });
-        let len = match stored {
-            Ok(stored) => return Ok(stored),
-            Err(len) => len,
+        let len = {
+            let mut stream = self.codec.streams.lend();
+            let bytes = self.compress(&mut stream, page, contents);
+            if let Ok(handle) = self.pool.store(bytes, owner, Gfp::NoWait) {
+                return Ok((handle, bytes.len()));
+            }
+            bytes.len()
         };
         self.counters.local().writestall.add(1);
         let reserved = self.pool.reserve(len, Gfp::MayWait)?;
         if len == PAGE_SIZE {
             return reserved.write(contents, owner).map(|handle| (handle, len));
         }
-        self.codec.with(|stream| {
-            // As long as before; were it not, the pool would find another object for it.
-            let bytes = self.compress(stream, page, contents);
-            reserved.write(bytes, owner).map(|handle| (handle, bytes.len()))
-        })
+        let mut stream = self.codec.streams.lend();
+        // As long as before; were it not, the pool would find another object for it.
+        let bytes = self.compress(&mut stream, page, contents);
+        reserved.write(bytes, owner).map(|handle| (handle, bytes.len()))
     }
 }

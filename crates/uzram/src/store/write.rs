@@ -12,6 +12,7 @@
 use crate::base::error::{Error, Result};
 use crate::base::mem::Gfp;
 use crate::base::units::{PAGE_SIZE, Page, PageNo, same_word};
+use crate::stream::Streams;
 
 use super::slot::Contents;
 use super::stream::Stream;
@@ -119,12 +120,13 @@ impl Store {
             lru.prefetch(page.0);
         }
         let (handle, len) = match self.stream_alloc {
-            StreamAlloc::Held => self.codec.with(|stream| {
-                let bytes = self.compress(stream, page, contents);
-                self.pool.store(bytes, page.0, Gfp::MayWait).map(|handle| (handle, bytes.len()))
-            }),
-            StreamAlloc::Released => self.store_released(page, contents),
-        }?;
+            StreamAlloc::Held => {
+                let mut stream = self.codec.streams.lend();
+                let bytes = self.compress(&mut stream, page, contents);
+                (self.pool.store(bytes, page.0, Gfp::MayWait)?, bytes.len())
+            }
+            StreamAlloc::Released => self.store_released(page, contents)?,
+        };
         Ok(Contents::Stored { handle, len: len as u16, checksum, priority: 0 })
     }
 

@@ -14,9 +14,11 @@
 //! are on their way as there are idle streams. For a thread goes to sleep only when no stream is
 //! idle; each return adds one to both; and whoever takes a stream takes one from the idle ones.
 
+use std::ops::{Deref, DerefMut};
+
 use super::{StreamCount, Streams};
 use crate::base::cpu::Padded;
-use crate::base::sync::{Condvar, Mutex, classes};
+use crate::base::sync::{Condvar, Mutex, MutexGuard, classes};
 
 /// A number of streams, and a locked list of those that are idle. A thread that finds none sleeps
 /// until one is returned.
@@ -36,7 +38,14 @@ struct List {
     sleeps: u64,
 }
 
-/// A stream that is off the list; it goes back even if its holder panics.
+/// A stream that a thread has, until it is dropped.
+pub struct Lent<'a, S> {
+    // Unlocked before `_taken` is returned.
+    stream: MutexGuard<'a, S>,
+    _taken: Taken<'a, S>,
+}
+
+/// The number of a stream that is off the list; it goes back even if its holder panics.
 struct Taken<'a, S> {
     streams: &'a IdleList<S>,
     number: u16,
@@ -86,15 +95,34 @@ impl<S> Drop for Taken<'_, S> {
 }
 
 impl<S> Streams<S> for IdleList<S> {
+    type Lent<'a>
+        = Lent<'a, S>
+    where
+        S: 'a;
+
     #[inline]
-    fn with<R>(&self, f: impl FnOnce(&mut S) -> R) -> R {
+    fn lend(&self) -> Lent<'_, S> {
         let taken = self.take();
-        // Let go before `taken` is returned.
-        let mut stream = self.streams[usize::from(taken.number)].lock();
-        f(&mut stream)
+        Lent { stream: self.streams[usize::from(taken.number)].lock(), _taken: taken }
     }
 
     fn sleeps(&self) -> u64 {
         self.list.lock().sleeps
+    }
+}
+
+impl<S> Deref for Lent<'_, S> {
+    type Target = S;
+
+    #[inline]
+    fn deref(&self) -> &S {
+        &self.stream
+    }
+}
+
+impl<S> DerefMut for Lent<'_, S> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut S {
+        &mut self.stream
     }
 }

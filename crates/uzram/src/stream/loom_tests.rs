@@ -28,13 +28,13 @@ fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send +
         let (lent, done) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let work = move |streams: &Tested, lent: &AtomicU32, done: &AtomicU32| {
             for _ in 0..uses {
-                streams.with(|stream| {
-                    // SAFETY: the stream is lent to this thread alone; loom would see another's access.
-                    unsafe { stream.0.with_mut(|used| *used += 1) };
-                    let others = lent.fetch_add(1, Ordering::Relaxed);
-                    assert!(u64::from(others) < count.get(), "more lent than there are");
-                    lent.fetch_sub(1, Ordering::Relaxed);
-                });
+                let stream = streams.lend();
+                // SAFETY: the stream is lent to this thread alone; loom would see another's access.
+                unsafe { stream.0.with_mut(|used| *used += 1) };
+                let others = lent.fetch_add(1, Ordering::Relaxed);
+                assert!(u64::from(others) < count.get(), "more lent than there are");
+                lent.fetch_sub(1, Ordering::Relaxed);
+                drop(stream);
                 done.fetch_add(1, Ordering::Relaxed);
             }
         };

@@ -21,12 +21,19 @@ pub use design::{StreamCount, StreamDesign};
 pub use idle_list::IdleList;
 pub use per_cpu::PerCpu;
 
+use std::ops::{Deref, DerefMut};
+
 use crate::base::cpu;
 
 /// A way to share streams among threads.
 pub trait Streams<S> {
-    /// Lends a stream to `f`, waiting for one only while all are lent.
-    fn with<R>(&self, f: impl FnOnce(&mut S) -> R) -> R;
+    /// A stream that one thread has, until it is dropped.
+    type Lent<'a>: DerefMut<Target = S>
+    where
+        Self: 'a;
+
+    /// Lends a stream, waiting for one only while all are lent. A thread has one at a time.
+    fn lend(&self) -> Self::Lent<'_>;
 
     /// How often a thread found all streams lent and waited, so far.
     fn sleeps(&self) -> u64;
@@ -42,6 +49,34 @@ pub enum AnyStreams<S> {
     PerCpu(PerCpu<S>),
     /// See [`IdleList`].
     IdleList(IdleList<S>),
+}
+
+/// A stream of either design that a thread has, until it is dropped.
+pub enum AnyLent<'a, S> {
+    PerCpu(per_cpu::Lent<'a, S>),
+    IdleList(idle_list::Lent<'a, S>),
+}
+
+impl<S> Deref for AnyLent<'_, S> {
+    type Target = S;
+
+    #[inline]
+    fn deref(&self) -> &S {
+        match self {
+            AnyLent::PerCpu(stream) => stream,
+            AnyLent::IdleList(stream) => stream,
+        }
+    }
+}
+
+impl<S> DerefMut for AnyLent<'_, S> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut S {
+        match self {
+            AnyLent::PerCpu(stream) => stream,
+            AnyLent::IdleList(stream) => stream,
+        }
+    }
 }
 
 impl<S> AnyStreams<S> {
@@ -60,9 +95,7 @@ impl<S> AnyStreams<S> {
             StreamDesign::IdleList(count) => IdleList::new(count, make).map(AnyStreams::IdleList),
         }
     }
-}
 
-impl<S> AnyStreams<S> {
     /// Makes all streams now that may be needed, and returns whether that could be done.
     pub fn make_spares(&self) -> bool {
         match self {
@@ -73,11 +106,16 @@ impl<S> AnyStreams<S> {
 }
 
 impl<S> Streams<S> for AnyStreams<S> {
+    type Lent<'a>
+        = AnyLent<'a, S>
+    where
+        S: 'a;
+
     #[inline]
-    fn with<R>(&self, f: impl FnOnce(&mut S) -> R) -> R {
+    fn lend(&self) -> AnyLent<'_, S> {
         match self {
-            AnyStreams::PerCpu(streams) => streams.with(f),
-            AnyStreams::IdleList(streams) => streams.with(f),
+            AnyStreams::PerCpu(streams) => AnyLent::PerCpu(streams.lend()),
+            AnyStreams::IdleList(streams) => AnyLent::IdleList(streams.lend()),
         }
     }
 

@@ -9,6 +9,8 @@
 //!
 //! Locks: each stream has one, held while it is lent; a spare one's also while it is made.
 
+use std::ops::{Deref, DerefMut};
+
 use super::Streams;
 use crate::base::cpu::{self, PerCpu as Array};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
@@ -23,9 +25,12 @@ pub struct PerCpu<S> {
     sleeps: Counter,
 }
 
-/// A stream that is lent.
-enum Taken<'a, S> {
-    Own(MutexGuard<'a, S>),
+/// A stream that a thread has, until it is dropped.
+pub struct Lent<'a, S>(Place<'a, S>);
+
+/// Whose stream that is.
+enum Place<'a, S> {
+    Cpu(MutexGuard<'a, S>),
     /// It holds a stream.
     Spare(MutexGuard<'a, Option<S>>),
 }
@@ -55,50 +60,70 @@ impl<S> PerCpu<S> {
         })
     }
 
-    #[inline]
-    fn take(&self) -> Taken<'_, S> {
-        let cpu = cpu::current();
-        match self.streams.of(cpu).try_lock() {
-            Some(stream) => Taken::Own(stream),
-            None => self.take_other(cpu),
-        }
-    }
-
+    /// A stream for a thread that found the one of `cpu` lent.
     #[cold]
-    fn take_other(&self, cpu: usize) -> Taken<'_, S> {
+    fn lend_other(&self, cpu: usize) -> Place<'_, S> {
         let mut others = (1..self.streams.len()).map(|step| (cpu + step) % self.streams.len());
         if let Some(stream) = others.find_map(|other| self.streams.of(other).try_lock()) {
-            return Taken::Own(stream);
+            return Place::Cpu(stream);
         }
-        self.take_spare().unwrap_or_else(|| {
+        self.lend_spare().unwrap_or_else(|| {
             self.sleeps.add(1);
-            Taken::Own(self.streams.of(cpu).lock())
+            Place::Cpu(self.streams.of(cpu).lock())
         })
     }
 
     /// A spare stream that is free, or that there is room for.
-    fn take_spare(&self) -> Option<Taken<'_, S>> {
+    fn lend_spare(&self) -> Option<Place<'_, S>> {
         let mut spare = self.spares.iter().find_map(Mutex::try_lock)?;
         if spare.is_none() {
             *spare = (self.make)();
         }
-        spare.is_some().then_some(Taken::Spare(spare))
+        spare.is_some().then_some(Place::Spare(spare))
     }
 }
 
 impl<S> Streams<S> for PerCpu<S> {
+    type Lent<'a>
+        = Lent<'a, S>
+    where
+        S: 'a;
+
     #[inline]
-    fn with<R>(&self, f: impl FnOnce(&mut S) -> R) -> R {
-        match &mut self.take() {
-            Taken::Own(stream) => f(stream),
-            Taken::Spare(stream) => match &mut **stream {
-                Some(stream) => f(stream),
-                None => unreachable!("a spare stream was taken that was not made"),
-            },
-        }
+    fn lend(&self) -> Lent<'_, S> {
+        let cpu = cpu::current();
+        Lent(match self.streams.of(cpu).try_lock() {
+            Some(stream) => Place::Cpu(stream),
+            None => self.lend_other(cpu),
+        })
     }
 
     fn sleeps(&self) -> u64 {
         self.sleeps.get()
+    }
+}
+
+/// A spare place without a stream is never lent.
+const NOT_MADE: &str = "a spare stream was lent that was not made";
+
+impl<S> Deref for Lent<'_, S> {
+    type Target = S;
+
+    #[inline]
+    fn deref(&self) -> &S {
+        match &self.0 {
+            Place::Cpu(stream) => stream,
+            Place::Spare(stream) => stream.as_ref().expect(NOT_MADE),
+        }
+    }
+}
+
+impl<S> DerefMut for Lent<'_, S> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut S {
+        match &mut self.0 {
+            Place::Cpu(stream) => stream,
+            Place::Spare(stream) => stream.as_mut().expect(NOT_MADE),
+        }
     }
 }

@@ -31,15 +31,16 @@ fn a_lent_stream_is_nobody_elses() {
             for _ in 0..threads {
                 scope.spawn(|| {
                     for round in 0..ROUNDS {
-                        streams.with(|(number, in_use)| {
-                            assert!(!std::mem::replace(in_use, true), "{design}: stream {number} has two");
-                            assert!(lent.fetch_add(1, Ordering::Relaxed) < count, "{design}: too many lent");
-                            if round % 50 == 0 {
-                                std::thread::yield_now();
-                            }
-                            lent.fetch_sub(1, Ordering::Relaxed);
-                            *in_use = false;
-                        });
+                        let mut stream = streams.lend();
+                        let (number, in_use) = &mut *stream;
+                        assert!(!std::mem::replace(in_use, true), "{design}: stream {number} has two");
+                        assert!(lent.fetch_add(1, Ordering::Relaxed) < count, "{design}: too many lent");
+                        if round % 50 == 0 {
+                            std::thread::yield_now();
+                        }
+                        lent.fetch_sub(1, Ordering::Relaxed);
+                        *in_use = false;
+                        drop(stream);
                         done.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -58,7 +59,10 @@ fn every_stream_can_be_lent_at_once() {
         let all_hold = Barrier::new(count);
         std::thread::scope(|scope| {
             for _ in 0..count {
-                scope.spawn(|| streams.with(|_| all_hold.wait()));
+                scope.spawn(|| {
+                    let _lent = streams.lend();
+                    all_hold.wait();
+                });
             }
         });
         assert_eq!(streams.sleeps(), 0, "{design}: nobody sleeps while a stream is free");
@@ -78,17 +82,19 @@ fn who_finds_none_sleeps_until_one_is_returned() {
                 let (streams, all_hold) = (&streams, &all_hold);
                 let_go.push(sender);
                 holders.push(scope.spawn(move || {
-                    streams.with(|_| {
-                        all_hold.wait();
-                        // Ends when the sender is dropped.
-                        let _ = told.recv();
-                    });
+                    let _lent = streams.lend();
+                    all_hold.wait();
+                    // Ends when the sender is dropped.
+                    let _ = told.recv();
                 }));
             }
             all_hold.wait();
             let (sender, lent_at_last) = mpsc::channel();
             let streams = &streams;
-            scope.spawn(move || streams.with(|_| sender.send(()).expect("the test waits")));
+            scope.spawn(move || {
+                let _lent = streams.lend();
+                sender.send(()).expect("the test waits");
+            });
             let until = Instant::now() + Duration::from_secs(60);
             while streams.sleeps() == 0 && Instant::now() < until {
                 std::thread::yield_now();
@@ -107,10 +113,14 @@ fn a_panic_returns_the_stream() {
     for (design, count) in designs() {
         let streams = numbered(design);
         for _ in 0..2 * count {
-            let panics = std::panic::AssertUnwindSafe(|| streams.with(|_| panic!("on purpose")));
+            let panics = std::panic::AssertUnwindSafe(|| {
+                let _lent = streams.lend();
+                panic!("on purpose")
+            });
             std::panic::catch_unwind(panics).expect_err("it panics");
         }
-        assert_eq!((0..2 * count).map(|_| streams.with(|_| 1)).sum::<usize>(), 2 * count, "{design}");
+        (0..2 * count).for_each(|_| drop(streams.lend()));
+        assert_eq!(streams.sleeps(), 0, "{design}: none was lost");
     }
 }
 
@@ -139,7 +149,10 @@ fn spare_streams_are_made_when_all_are_lent() {
             let all_hold = Barrier::new(memory_for);
             std::thread::scope(|scope| {
                 for _ in 0..memory_for {
-                    scope.spawn(|| streams.with(|()| all_hold.wait()));
+                    scope.spawn(|| {
+                        let _lent = streams.lend();
+                        all_hold.wait();
+                    });
                 }
             });
         }
@@ -149,16 +162,15 @@ fn spare_streams_are_made_when_all_are_lent() {
             let (streams, all_hold) = (&streams, &all_hold);
             for _ in 0..memory_for {
                 scope.spawn(move || {
-                    streams.with(|()| {
-                        all_hold.wait();
-                        while streams.sleeps() == 0 {
-                            std::thread::yield_now();
-                        }
-                    });
+                    let _lent = streams.lend();
+                    all_hold.wait();
+                    while streams.sleeps() == 0 {
+                        std::thread::yield_now();
+                    }
                 });
             }
             all_hold.wait();
-            streams.with(|()| ());
+            drop(streams.lend());
         });
         assert_eq!(streams.sleeps(), 1);
     }
