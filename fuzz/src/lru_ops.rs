@@ -40,7 +40,7 @@ pub fn run(bytes: &[u8]) {
         batched: batchings.map(batched),
         places: vec![Place::Out; (pages + BEYOND) as usize],
         nodes: pages as usize,
-        doomed: Vec::new(),
+        dead: Vec::new(),
         held: Vec::new(),
         isolated: 0,
         put_back: 0,
@@ -133,8 +133,8 @@ struct Machine {
     /// How many pages have nodes.
     nodes: usize,
     /// Pages that are to be taken out, sooner or later.
-    doomed: Vec<u32>,
-    /// Pages that were given out, some of which have been doomed since.
+    dead: Vec<u32>,
+    /// Pages that were given out, some of which have been dead since.
     held: Vec<u32>,
     isolated: u64,
     put_back: u64,
@@ -164,8 +164,8 @@ impl Machine {
         match input.byte() % 16 {
             0..=2 => self.some_pages(input).into_iter().for_each(|page| self.add(page)),
             3..=5 => self.some_pages(input).into_iter().for_each(|page| each!(self, lru => lru.mark(page))),
-            6 => self.some_pages(input).into_iter().for_each(|page| self.doom(page)),
-            7 => self.remove_doomed(input),
+            6 => self.some_pages(input).into_iter().for_each(|page| self.mark_dead(page)),
+            7 => self.remove_dead(input),
             8 => self.some_pages(input).into_iter().for_each(|page| self.remove(page)),
             9 | 10 => {
                 let most = input.one_of(&[1, 2, 7, 32, 33, 100, 0, usize::MAX / 2]);
@@ -205,19 +205,19 @@ impl Machine {
         }
     }
 
-    fn doom(&mut self, page: u32) {
-        let is_in_list = each!(self, lru => lru.doom(page));
+    fn mark_dead(&mut self, page: u32) {
+        let is_in_list = each!(self, lru => lru.mark_dead(page));
         let may_be = matches!(*self.place(page), Place::Listed | Place::Doomed);
         assert!(may_be || !is_in_list, "page {page} is in a list, and was {:?}", self.place(page));
         self.went += u64::from(is_in_list && *self.place(page) == Place::Listed);
         *self.place(page) = if is_in_list { Place::Doomed } else { Place::Out };
-        self.doomed.extend(is_in_list.then_some(page));
+        self.dead.extend(is_in_list.then_some(page));
     }
 
-    /// The pages doomed first, in the order or the other way round.
-    fn remove_doomed(&mut self, input: &mut Input<'_>) {
-        let count = usize::from(input.byte()).min(self.doomed.len());
-        let mut told: Vec<u32> = self.doomed.drain(..count).collect();
+    /// The pages dead first, in the order or the other way round.
+    fn remove_dead(&mut self, input: &mut Input<'_>) {
+        let count = usize::from(input.byte()).min(self.dead.len());
+        let mut told: Vec<u32> = self.dead.drain(..count).collect();
         if input.byte() % 2 == 1 {
             told.reverse();
         }
@@ -226,7 +226,7 @@ impl Machine {
 
     fn take_out(&mut self, told: &[u32]) {
         let before = self.listed();
-        each!(self, lru => lru.remove_doomed(&mut told.to_vec()));
+        each!(self, lru => lru.remove_dead(&mut told.to_vec()));
         let (gone, mut due) = (before - self.listed(), 0);
         for page in told {
             if *self.place(*page) == Place::Doomed {
@@ -368,19 +368,19 @@ impl Machine {
         let left = stats.isolated + stats.inactive + stats.active;
         let taken_out = stats.added.checked_sub(left).expect("what is in a list has come there");
         assert_eq!(stats.removed, taken_out, "{stats:?}");
-        // Whatever moves a doomed page takes it out.
+        // Whatever moves a dead page takes it out.
         let (least, most) = (self.taken_out, self.went);
         assert!((least..=most).contains(&taken_out), "{taken_out}, not {least} to {most}: {stats:?}");
         self.taken_out = taken_out;
         assert_eq!(self.single.stats().batch_locks, 0);
     }
 
-    /// Takes out what is doomed, and empties the lists from their cold end.
+    /// Takes out what is dead, and empties the lists from their cold end.
     fn finish(mut self) {
-        let told = std::mem::take(&mut self.doomed);
+        let told = std::mem::take(&mut self.dead);
         self.take_out(&told);
         self.drain();
-        assert_eq!(self.listed(), self.count(|place| place == Place::Listed), "a doomed page stays");
+        assert_eq!(self.listed(), self.count(|place| place == Place::Listed), "a dead page stays");
         self.check_stats();
         // A call clears the marks at least, and half of the active ones go, rounded up.
         for _ in 0..16 {
@@ -412,7 +412,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         let [low, high] = from.to_le_bytes();
         vec![op, low, high, count - 1, step]
     };
-    let remove_doomed = |count: u8, reversed: u8| vec![7, count, reversed];
+    let remove_dead = |count: u8, reversed: u8| vec![7, count, reversed];
     let isolate = |most: u8| vec![9, most];
     let (put_back, evict) = (|from, count| vec![11, from, count], |from, count| vec![12, from, count]);
     let come_back = |from: u8| vec![13, from, 0];
@@ -425,10 +425,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
         some(DOOM, 0, 90, 3),
         some(ADD, 20, 20, 0),
         some(REMOVE, 180, 40, 0),
-        remove_doomed(60, 1),
+        remove_dead(60, 1),
         some(DOOM, 100, 100, 0),
         isolate(4),
-        remove_doomed(255, 0),
+        remove_dead(255, 0),
     ]
     .concat();
     let refaults = (0..6).flat_map(|at| come_back(at * 20)).collect::<Vec<u8>>();

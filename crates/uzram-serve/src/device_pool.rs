@@ -136,7 +136,7 @@ impl DevicePool {
 impl Shared {
     /// Starts one more thread, if the system allows it.
     fn start_thread(self: &Arc<Self>, state: &mut State) {
-        let name = format!("wait-{}", state.threads.len());
+        let name = format!("blocking-{}", state.threads.len());
         let shared = Arc::clone(self);
         match thread::Builder::new().name(name).spawn(move || shared.run()) {
             Ok(thread) => {

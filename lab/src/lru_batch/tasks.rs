@@ -96,16 +96,16 @@ impl<D: LruLocks> Task<'_, D> {
 
     /// Takes all pages out of the LRU and gives them back.
     fn unmap(&mut self) -> Result<()> {
-        let mut doomed = [0; GATHERED_PAGES];
+        let mut dead = [0; GATHERED_PAGES];
         for (gathered, runs) in self.mapped.chunks(GATHERED_PAGES).enumerate() {
             let mut count = 0;
             for (run, _) in runs {
-                if self.lru.doom(run.page) {
-                    doomed[count] = run.page;
+                if self.lru.mark_dead(run.page) {
+                    dead[count] = run.page;
                     count += 1;
                 }
             }
-            self.lru.remove_doomed(&mut doomed[..count]);
+            self.lru.remove_dead(&mut dead[..count]);
             for (at, (run, _)) in runs.iter().enumerate().step_by(CHECKED) {
                 // SAFETY: the page is still this task's, which wrote a word to it.
                 let found = unsafe { self.arena.address(run.page).cast::<u64>().read() };

@@ -59,7 +59,7 @@ pub use stats::StatsJson;
 
 /// How an [`exchange`] ended.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct Exchanged {
     /// The request asked the daemon to end, and how.
     pub shutdown: Option<Ending>,
     /// The request was refused before all of it was read.
@@ -75,12 +75,12 @@ pub fn exchange(
     input: &mut (impl Read + Write),
     output: &mut impl Write,
     is_wanted: &dyn Fn() -> bool,
-) -> Outcome {
+) -> Exchanged {
     let (response, unread_input) = match http::read_request(input) {
         Ok(request) => (api.handle(&request, is_wanted), false),
         Err(refusal) => (refusal, true),
     };
-    Outcome { shutdown: response.shutdown, unread_input, sent: response.write_to(output) }
+    Exchanged { shutdown: response.shutdown, unread_input, sent: response.write_to(output) }
 }
 
 #[cfg(test)]

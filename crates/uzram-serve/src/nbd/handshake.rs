@@ -1,4 +1,4 @@
-//! The handshake: greeting, option haggling, and the choice of an export.
+//! The handshake: greeting, option negotiation, and the choice of an export.
 //!
 //! It reads exactly the bytes it needs, so that nothing of the transmission phase is swallowed. A
 //! client gets [`MAX_OPTIONS`] options of at most [`MAX_OPTION_BYTES`] each; the time it may take is
@@ -49,8 +49,8 @@ pub(super) enum TlsMode {
     Started,
 }
 
-/// How the haggling ended.
-pub(super) enum Outcome {
+/// How the negotiation ended.
+pub(super) enum NextPhase {
     /// With an export.
     Chosen(Session),
     /// With TLS to be started, then to begin anew. The acknowledgement has been sent, and nothing
@@ -61,7 +61,7 @@ pub(super) enum Outcome {
 }
 
 /// What the client asked of the server before choosing an export.
-struct Haggling<'a> {
+struct Negotiation<'a> {
     exports: &'a Exports,
     no_zeroes: bool,
     negotiated: Negotiated,
@@ -111,9 +111,9 @@ pub(super) fn haggle<S: Read + Write>(
     exports: &Exports,
     client_flags: u32,
     tls: TlsMode,
-) -> io::Result<Outcome> {
+) -> io::Result<NextPhase> {
     let no_zeroes = client_flags & u32::from(handshake_flags::NO_ZEROES) != 0;
-    let mut haggling = Haggling { exports, no_zeroes, negotiated: Negotiated::default() };
+    let mut negotiation = Negotiation { exports, no_zeroes, negotiated: Negotiated::default() };
 
     let mut data = Vec::new();
     for _ in 0..MAX_OPTIONS {
@@ -121,12 +121,12 @@ pub(super) fn haggle<S: Read + Write>(
         match option {
             option::ABORT => {
                 acknowledge(stream, option)?;
-                return Ok(Outcome::Left);
+                return Ok(NextPhase::Left);
             }
             option::STARTTLS => match starttls_refusal(tls, &data) {
                 None => {
                     acknowledge(stream, option)?;
-                    return Ok(Outcome::StartTls);
+                    return Ok(NextPhase::StartTls);
                 }
                 Some((error, why)) => refuse(stream, option, error, why)?,
             },
@@ -137,21 +137,25 @@ pub(super) fn haggle<S: Read + Write>(
             _ if tls == TlsMode::Required => {
                 refuse(stream, option, reply::ERR_TLS_REQD, "this server requires TLS")?;
             }
-            option::EXPORT_NAME => return haggling.export_name(stream, &data).map(Outcome::Chosen),
-            option::LIST => haggling.list(stream, &data)?,
-            option::INFO => drop(haggling.info(stream, option, &data)?),
+            option::EXPORT_NAME => return negotiation.export_name(stream, &data).map(NextPhase::Chosen),
+            option::LIST => negotiation.list(stream, &data)?,
+            option::INFO => drop(negotiation.info(stream, option, &data)?),
             option::GO => {
-                if let Some(export) = haggling.info(stream, option, &data)? {
-                    return Ok(Outcome::Chosen(haggling.session(export)));
+                if let Some(export) = negotiation.info(stream, option, &data)? {
+                    return Ok(NextPhase::Chosen(negotiation.session(export)));
                 }
             }
-            option::STRUCTURED_REPLY => haggling.raise_headers(stream, option, &data, Headers::Structured)?,
-            option::EXTENDED_HEADERS => haggling.raise_headers(stream, option, &data, Headers::Extended)?,
-            option::LIST_META_CONTEXT => drop(haggling.meta_contexts(stream, option, &data)?),
+            option::STRUCTURED_REPLY => {
+                negotiation.raise_headers(stream, option, &data, Headers::Structured)?
+            }
+            option::EXTENDED_HEADERS => {
+                negotiation.raise_headers(stream, option, &data, Headers::Extended)?
+            }
+            option::LIST_META_CONTEXT => drop(negotiation.meta_contexts(stream, option, &data)?),
             option::SET_META_CONTEXT => {
                 // Those set before are forgotten even if this fails.
-                haggling.negotiated.contexts = None;
-                haggling.negotiated.contexts = haggling.meta_contexts(stream, option, &data)?;
+                negotiation.negotiated.contexts = None;
+                negotiation.negotiated.contexts = negotiation.meta_contexts(stream, option, &data)?;
             }
             _ => refuse(stream, option, reply::ERR_UNSUP, "this server does not have that option")?,
         }
@@ -206,7 +210,7 @@ fn refuse(stream: &mut impl Write, option: u32, error: u32, why: &str) -> io::Re
     send_reply(stream, option, error, &[why.as_bytes()])
 }
 
-impl Haggling<'_> {
+impl Negotiation<'_> {
     /// What `export` can do for this client.
     fn transmission_flags(&self, export: &ExportedDevice) -> u16 {
         use transmission_flags::*;

@@ -56,7 +56,7 @@ use std::sync::Arc;
 
 use crate::Exports;
 use clients::TrafficCounters;
-use session::Terms;
+use session::SessionConfig;
 
 pub use address::{Endpoint, Listen, ListenAddress, SocketAccess};
 pub use buffer::{BUFFER_BYTES, Buffers, MIN_BUFFER_BYTES, SHARED_BYTES};
@@ -102,7 +102,7 @@ fn serve<S: Read + Write>(
     buffers: &mut Buffers,
     tls: Option<(&Tls, bool)>,
 ) -> io::Result<()> {
-    let terms = Terms {
+    let config = SessionConfig {
         exports,
         tls: tls.map(|(tls, _)| tls),
         tls_required: tls.is_some_and(|(_, required)| required),
@@ -110,7 +110,7 @@ fn serve<S: Read + Write>(
         offload: None,
         traffic: &TrafficCounters::default(),
     };
-    session::run(stream, terms, |_, _| Ok(buffers))
+    session::run(stream, config, |_, _| Ok(buffers))
 }
 
 /// The peer broke the protocol; the connection ends.

@@ -23,7 +23,7 @@ use super::buffer::SHARED_BYTES;
 use super::clients::Clients;
 use super::listener::{Listener, is_local};
 use super::registry::{self, Accept, Registration, Registry};
-use super::session::{self, Chosen, Terms};
+use super::session::{self, ChosenExport, SessionConfig};
 use super::socket::{Socket, timespec};
 use super::tls::Tls;
 use super::transmission::OffloadTarget;
@@ -367,7 +367,7 @@ impl Server {
         socket.set_timeouts(self.config.send_timeout, self.config.payload_timeout)?;
         socket.set_deadline(Instant::now().checked_add(self.config.handshake_timeout));
         let wake = socket.wake();
-        let terms = Terms {
+        let config = SessionConfig {
             exports: listener.exports(),
             tls: self.config.tls.as_ref(),
             tls_required: self.tls_required(listener),
@@ -375,7 +375,7 @@ impl Server {
             offload: Some(OffloadTarget { pools: &self.pools, wake: &wake }),
             traffic: registration.traffic(),
         };
-        session::run(socket, terms, |socket, Chosen { export, tls }| {
+        session::run(socket, config, |socket, ChosenExport { export, tls }| {
             socket.set_deadline(None);
             if !registration.become_client(export) {
                 return Err(io::Error::other("too many connections"));

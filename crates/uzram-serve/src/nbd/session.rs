@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::clients::TrafficCounters;
-use super::handshake::{self, Outcome, Session, TlsMode};
+use super::handshake::{self, NextPhase, Session, TlsMode};
 use super::tls::Tls;
 use super::tls_stream::TlsStream;
 use super::transmission::OffloadTarget;
@@ -15,7 +15,7 @@ use crate::Exports;
 
 /// What a session takes from its server.
 #[derive(Clone, Copy)]
-pub(super) struct Terms<'a> {
+pub(super) struct SessionConfig<'a> {
     /// The devices that the client can choose from.
     pub exports: &'a Exports,
     /// The certificate and key, if there is TLS.
@@ -32,20 +32,20 @@ pub(super) struct Terms<'a> {
 
 /// What a client has chosen.
 #[derive(Clone, Copy)]
-pub(super) struct Chosen<'a> {
+pub(super) struct ChosenExport<'a> {
     /// The export's name.
     pub export: &'a str,
     /// Whether the session runs over TLS.
     pub tls: bool,
 }
 
-impl<'a> Chosen<'a> {
+impl<'a> ChosenExport<'a> {
     fn new(session: &'a Session, tls: bool) -> Self {
-        Chosen { export: session.export.device.device().name(), tls }
+        ChosenExport { export: session.export.device.device().name(), tls }
     }
 }
 
-impl Terms<'_> {
+impl SessionConfig<'_> {
     fn tls_mode(&self) -> TlsMode {
         match self.tls {
             None => TlsMode::Off,
@@ -63,36 +63,38 @@ impl Terms<'_> {
 /// `UnexpectedEof` when it left within a message.
 pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut S,
-    terms: Terms<'_>,
-    chosen: impl FnOnce(&mut S, Chosen<'_>) -> io::Result<B>,
+    config: SessionConfig<'_>,
+    chosen: impl FnOnce(&mut S, ChosenExport<'_>) -> io::Result<B>,
 ) -> io::Result<()> {
     let client_flags = handshake::greet(stream)?;
-    let tls = match handshake::haggle(stream, terms.exports, client_flags, terms.tls_mode())? {
-        Outcome::Left => return Ok(()),
-        Outcome::Chosen(session) => {
-            let mut buffers = chosen(stream, Chosen::new(&session, false))?;
-            return transmission::run(stream, session, terms, buffers.borrow_mut());
+    let tls = match handshake::haggle(stream, config.exports, client_flags, config.tls_mode())? {
+        NextPhase::Left => return Ok(()),
+        NextPhase::Chosen(session) => {
+            let mut buffers = chosen(stream, ChosenExport::new(&session, false))?;
+            return transmission::run(stream, session, config, buffers.borrow_mut());
         }
-        Outcome::StartTls => terms.tls.ok_or_else(|| violation("TLS was started without a certificate"))?,
+        NextPhase::StartTls => {
+            config.tls.ok_or_else(|| violation("TLS was started without a certificate"))?
+        }
     };
     let mut stream = TlsStream::accept(stream, tls)?;
-    let result = run_tls(&mut stream, terms, client_flags, chosen);
+    let result = run_tls(&mut stream, config, client_flags, chosen);
     stream.close();
     result
 }
 
 fn run_tls<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut TlsStream<'_, S>,
-    terms: Terms<'_>,
+    config: SessionConfig<'_>,
     client_flags: u32,
-    chosen: impl FnOnce(&mut S, Chosen<'_>) -> io::Result<B>,
+    chosen: impl FnOnce(&mut S, ChosenExport<'_>) -> io::Result<B>,
 ) -> io::Result<()> {
-    match handshake::haggle(stream, terms.exports, client_flags, TlsMode::Started)? {
-        Outcome::Chosen(session) => {
-            let mut buffers = chosen(stream.stream(), Chosen::new(&session, true))?;
+    match handshake::haggle(stream, config.exports, client_flags, TlsMode::Started)? {
+        NextPhase::Chosen(session) => {
+            let mut buffers = chosen(stream.stream(), ChosenExport::new(&session, true))?;
             stream.enlarge(buffers.borrow().len_bytes())?;
-            transmission::run(stream, session, terms, buffers.borrow_mut())
+            transmission::run(stream, session, config, buffers.borrow_mut())
         }
-        Outcome::Left | Outcome::StartTls => Ok(()),
+        NextPhase::Left | NextPhase::StartTls => Ok(()),
     }
 }

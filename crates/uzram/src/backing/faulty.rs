@@ -77,7 +77,7 @@ struct Plan {
 }
 
 /// What was decided for one transfer.
-struct Fate {
+struct Injected {
     stall: Option<Duration>,
     /// It waits until the faults have been cleared more often than that.
     held: Option<u64>,
@@ -115,35 +115,35 @@ impl Faults {
         self.injected.get()
     }
 
-    fn decide(&self, transfer: &Transfer) -> Fate {
+    fn decide(&self, transfer: &Transfer) -> Injected {
         let mut plan = self.plan.lock();
         let Plan { random, faults, clears, .. } = &mut *plan;
-        let mut fate = Fate { stall: None, held: None, then: None, random: 0 };
+        let mut injected = Injected { stall: None, held: None, then: None, random: 0 };
         for fault in faults.iter_mut().filter(|fault| fault.concerns(transfer)) {
             if fault.after > 0 {
                 fault.after -= 1;
             } else if fault.times > 0 && random.next().is_multiple_of(fault.one_in.max(1)) {
                 match fault.kind {
                     FaultKind::Stall(by) => {
-                        fate.stall = Some(fate.stall.unwrap_or_default().saturating_add(by))
+                        injected.stall = Some(injected.stall.unwrap_or_default().saturating_add(by))
                     }
-                    FaultKind::Hold => fate.held = Some(*clears),
-                    _ if fate.then.is_some() => continue,
-                    kind => fate.then = Some(kind),
+                    FaultKind::Hold => injected.held = Some(*clears),
+                    _ if injected.then.is_some() => continue,
+                    kind => injected.then = Some(kind),
                 }
                 fault.times -= 1;
             }
         }
-        fate.random = random.next();
+        injected.random = random.next();
         drop(plan);
-        if !fate.is_good() {
+        if !injected.is_good() {
             self.injected.add(1);
         }
-        fate
+        injected
     }
 }
 
-impl Fate {
+impl Injected {
     /// Whether nothing happens.
     fn is_good(&self) -> bool {
         self.stall.is_none() && self.held.is_none() && self.then.is_none()
@@ -180,7 +180,7 @@ struct Queue {
 struct Waiting {
     due: Instant,
     transfer: Transfer,
-    fate: Fate,
+    injected: Injected,
 }
 
 impl<B: Backing + 'static> FaultyBacking<B> {
@@ -224,14 +224,14 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
     }
 
     fn start(&self, transfer: Transfer) {
-        let fate = self.shared.faults.decide(&transfer);
-        if fate.is_good() {
+        let injected = self.shared.faults.decide(&transfer);
+        if injected.is_good() {
             return self.shared.inner.start(transfer);
         }
         // A stall of centuries waits until the backing is dropped.
         const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
-        let due = Instant::now() + fate.stall.unwrap_or_default().min(LONGEST);
-        self.shared.queue.lock().waiting.push(Waiting { due, transfer, fate });
+        let due = Instant::now() + injected.stall.unwrap_or_default().min(LONGEST);
+        self.shared.queue.lock().waiting.push(Waiting { due, transfer, injected });
         self.wake_up();
     }
 
@@ -256,7 +256,7 @@ impl<B: Backing> Shared<B> {
             let clears = self.faults.plan.lock().clears;
             let mut queue = self.queue.lock();
             let closed = queue.closed;
-            let is_held = |waiting: &Waiting| waiting.fate.held.is_some_and(|since| since == clears);
+            let is_held = |waiting: &Waiting| waiting.injected.held.is_some_and(|since| since == clears);
             let is_due = |waiting: &mut Waiting| closed || waiting.due <= now && !is_held(waiting);
             let due: Vec<Waiting> = queue.waiting.extract_if(.., is_due).collect();
             let free = queue.waiting.iter().filter(|waiting| !is_held(waiting));
@@ -276,9 +276,9 @@ impl<B: Backing> Shared<B> {
     }
 
     /// What happens to a transfer after it has stalled and was held.
-    fn let_go(&self, Waiting { mut transfer, fate, .. }: Waiting) {
+    fn let_go(&self, Waiting { mut transfer, injected: what, .. }: Waiting) {
         let half_bytes = transfer.len_bytes / 2 / self.inner.block_bytes() * self.inner.block_bytes();
-        match fate.then {
+        match what.then {
             None => return self.inner.start(transfer),
             Some(FaultKind::NoSpace) => {
                 let full = Error::new(ErrorKind::NoSpace, "an injected want of space");
@@ -289,7 +289,7 @@ impl<B: Backing> Shared<B> {
             Some(_) => return transfer.finish(Err(injected())),
         }
         let len_bytes = transfer.len_bytes;
-        let flip = (fate.then == Some(FaultKind::FlipBit)).then_some((len_bytes, fate.random));
+        let flip = (what.then == Some(FaultKind::FlipBit)).then_some((len_bytes, what.random));
         if flip.is_none() {
             transfer.len_bytes = half_bytes;
         }

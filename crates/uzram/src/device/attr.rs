@@ -144,7 +144,7 @@ fn parse_limit_pages(value: &str) -> Result<u64> {
 
 fn set_mem_limit(device: &Device, pages: u64) -> Result<()> {
     let mut state = device.state.lock();
-    state.params.config.limit_pages = pages;
+    state.params.store.limit_pages = pages;
     if let Some(store) = &state.store {
         store.set_limit_pages(pages);
     }

@@ -127,7 +127,7 @@ impl DeviceBuilder {
             return Err(Error::invalid(what).with_setting("recomp_algorithm"));
         }
         {
-            let config = &mut device.state.lock().params.config;
+            let config = &mut device.state.lock().params.store;
             if let Some(algorithm) = self.algorithm {
                 config.algorithm = algorithm;
             }

@@ -70,7 +70,7 @@ struct State {
 #[derive(Clone)]
 struct Params {
     /// Of the store, but for its name, its size, and where its cold pages go.
-    config: StoreBuilder,
+    store: StoreBuilder,
     backing: Option<NamedBacking>,
     /// Of the next backing: whether it may hold something else.
     backing_force: bool,
@@ -84,7 +84,7 @@ struct Params {
 impl Default for Params {
     fn default() -> Self {
         Params {
-            config: StoreBuilder::new("", 0),
+            store: StoreBuilder::new("", 0),
             backing: None,
             backing_force: false,
             writeback_layout: WritebackLayout::default(),
@@ -270,7 +270,7 @@ impl Device {
         let pages = bytes_to_pages(attr::parse_disksize(disksize.trim())?);
         let backing_dev = backing_dev.map(str::trim).filter(|text| *text != "none");
         let state = self.state.lock();
-        StoreBuilder { pages, ..state.params.config.clone() }.check()?;
+        StoreBuilder { pages, ..state.params.store.clone() }.check()?;
         match backing_dev {
             Some(text) => state.params.check_layout().and_then(|()| NamedBacking::check(text)),
             None => Ok(()),
@@ -287,7 +287,7 @@ impl Device {
     pub fn counts(&self) -> DeviceStats {
         let (store, disksize_bytes, limit_pages) = {
             let state = self.state.lock();
-            (state.store.clone(), state.disksize_bytes, state.params.config.limit_pages)
+            (state.store.clone(), state.disksize_bytes, state.params.store.limit_pages)
         };
         let Some(store) = store else {
             return DeviceStats { mem_limit_bytes: pages_to_bytes(limit_pages), ..DeviceStats::default() };
@@ -391,9 +391,9 @@ impl Device {
         let pages = bytes_to_pages(bytes);
         let params = &state.params;
         let backing = params.backing_options()?;
-        let recompresses = params.config.recompression.iter().any(Option::is_some);
+        let recompresses = params.store.recompression.iter().any(Option::is_some);
         let is_backed = backing.is_some();
-        let config = StoreBuilder { name: self.name.clone(), pages, backing, ..params.config.clone() };
+        let config = StoreBuilder { name: self.name.clone(), pages, backing, ..params.store.clone() };
         let store = Arc::new(config.build()?);
         if is_backed {
             store.change_writeback_limit(|limit| *limit = params.writeback_limit);

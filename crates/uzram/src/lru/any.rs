@@ -82,15 +82,15 @@ impl AnyLru {
         each!(self, lru => lru.prefetch(page));
     }
 
-    /// As [`Lru::doom`].
+    /// As [`Lru::mark_dead`].
     #[inline]
-    pub fn doom(&self, page: u32) -> bool {
-        each!(self, lru => lru.doom(page))
+    pub fn mark_dead(&self, page: u32) -> bool {
+        each!(self, lru => lru.mark_dead(page))
     }
 
-    /// As [`Lru::remove_doomed`].
-    pub fn remove_doomed(&self, pages: &mut [u32]) {
-        each!(self, lru => lru.remove_doomed(pages));
+    /// As [`Lru::remove_dead`].
+    pub fn remove_dead(&self, pages: &mut [u32]) {
+        each!(self, lru => lru.remove_dead(pages));
     }
 
     /// As [`Lru::isolate`].

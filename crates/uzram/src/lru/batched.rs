@@ -29,7 +29,7 @@ use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 use super::LruConfig;
 use super::counts::LruGuard;
 use super::design::{Claimed, Lists, LockedLists, LruLocks};
-use super::node::{DOOMED, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
+use super::node::{DEAD, LISTS, List, OPEN, PROMOTED, Place, SENTINEL, State};
 use super::pagevec::Pagevec;
 
 /// Parameters of [`Batched`].
@@ -230,7 +230,7 @@ impl Batched {
         }
     }
 
-    /// Takes doomed pages out, one batch after another: those that are no sentinels, or all.
+    /// Takes dead pages out, one batch after another: those that are no sentinels, or all.
     fn remove_by_batch(&self, lists: &Lists, pages: &mut [u32], sentinels: bool, revived: &mut usize) {
         let mut taken = Taken { design: self, lists, fronts: None, batch: None };
         let mut left = [0; LISTS.len()];
@@ -257,7 +257,7 @@ impl Batched {
             }
             Batched::unlink(lists, taken.fronts.as_deref_mut(), page, state);
             left[on(state)] += 1;
-            if lists.unlinked_doomed(page) {
+            if lists.unlinked_dead(page) {
                 pages.swap(*revived, at);
                 *revived += 1;
             }
@@ -265,7 +265,7 @@ impl Batched {
         lists.counts.removed(left);
     }
 
-    /// Takes doomed pages out, sentinels or not, some batches at a time.
+    /// Takes dead pages out, sentinels or not, some batches at a time.
     fn remove_edges(&self, lists: &Lists, pages: &mut [u32], revived: &mut usize) {
         let mut left = [0; LISTS.len()];
         let mut next = *revived;
@@ -290,7 +290,7 @@ impl Batched {
                 }
                 Batched::unlink(lists, Some(&mut locked.fronts), *page, state);
                 left[on(state)] += 1;
-                if lists.unlinked_doomed(*page) {
+                if lists.unlinked_dead(*page) {
                     pages.swap(*revived, at);
                     *revived += 1;
                 }
@@ -306,9 +306,9 @@ fn on(state: State) -> usize {
 }
 
 /// Whether a page is to be taken out. If that is so and it has another tag after locking than before, somebody
-/// else sees to it: who moved it, or who doomed it after it had gone and come anew.
+/// else sees to it: who moved it, or who marked it dead after it had gone and come anew.
 fn is_due(state: State) -> bool {
-    state.is_on_list() && state.has(DOOMED)
+    state.is_on_list() && state.has(DEAD)
 }
 
 impl LockedLists for AllLocked<'_> {
@@ -357,18 +357,18 @@ impl LruLocks for Batched {
     }
 
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec {
-        let mut doomed = Pagevec::EMPTY;
+        let mut dead = Pagevec::EMPTY;
         if !self.batching.splice {
             let mut fronts = self.lock_lru(lists);
             for (list, pages) in LISTS.into_iter().zip(pages) {
                 for page in pages {
                     self.push(lists, &mut fronts, list, *page);
                     if lists.linked(*page, list) {
-                        doomed.push(*page);
+                        dead.push(*page);
                     }
                 }
             }
-            return doomed;
+            return dead;
         }
         pages.iter().for_each(|pages| self.chain(lists, pages));
         let mut fronts = self.lock_lru(lists);
@@ -377,13 +377,13 @@ impl LruLocks for Batched {
         drop(fronts);
         // Nobody takes a page out before this.
         for (list, pages) in LISTS.into_iter().zip(pages) {
-            pages.iter().filter(|page| lists.linked(**page, list)).for_each(|page| doomed.push(*page));
+            pages.iter().filter(|page| lists.linked(**page, list)).for_each(|page| dead.push(*page));
         }
-        doomed
+        dead
     }
 
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec {
-        let mut doomed = Pagevec::EMPTY;
+        let mut dead = Pagevec::EMPTY;
         for pages in pages.chunks(AT_ONCE) {
             let mut locked = self.lock_few(lists, pages);
             for page in pages {
@@ -401,11 +401,11 @@ impl LruLocks for Batched {
                 self.push(lists, &mut locked.fronts, List::Active, *page);
                 lists.counts.activated();
                 if lists.linked(*page, List::Active) {
-                    doomed.push(*page);
+                    dead.push(*page);
                 }
             }
         }
-        doomed
+        dead
     }
 
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize {

@@ -2,7 +2,7 @@
 
 use super::LruConfig;
 use super::counts::Counts;
-use super::node::{DOOMED, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
+use super::node::{DEAD, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
 use super::pagevec::Pagevec;
 
 /// What every design works on.
@@ -28,14 +28,14 @@ pub trait LruLocks: Sized + Send + Sync + 'static {
     }
 
     /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front, and
-    /// returns those that were doomed meanwhile.
+    /// returns those that were dead meanwhile.
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec;
 
     /// Moves those of the pages that are in the inactive list and promoted to the front of the active
-    /// list, and returns those that were doomed meanwhile.
+    /// list, and returns those that were dead meanwhile.
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec;
 
-    /// Takes those of the pages that are in a list and doomed out of it, and brings those to the front of
+    /// Takes those of the pages that are in a list and dead out of it, and brings those to the front of
     /// `pages` that got contents meanwhile, to be added again: returns how many.
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
@@ -81,19 +81,19 @@ impl Lists {
         claimed
     }
 
-    /// Makes a page that was linked one of `list`, and says whether it was doomed meanwhile.
+    /// Makes a page that was linked one of `list`, and says whether it was dead meanwhile.
     pub(super) fn linked(&self, page: u32, list: List) -> bool {
         let on = |state: State| Some(state.at(Place::On(list)).without(PROMOTED));
-        self.nodes.change(page, on).is_some_and(|state| state.has(DOOMED))
+        self.nodes.change(page, on).is_some_and(|state| state.has(DEAD))
     }
 
     /// Makes a page that was unlinked one without contents, unless it got new ones: says whether it did.
-    pub(super) fn unlinked_doomed(&self, page: u32) -> bool {
+    pub(super) fn unlinked_dead(&self, page: u32) -> bool {
         let out = |state: State| {
-            let doomed = state.has(DOOMED);
-            Some(State::only(if doomed { Place::Out } else { Place::Pending }))
+            let dead = state.has(DEAD);
+            Some(State::only(if dead { Place::Out } else { Place::Pending }))
         };
-        self.nodes.change(page, out).is_some_and(|state| !state.has(DOOMED))
+        self.nodes.change(page, out).is_some_and(|state| !state.has(DEAD))
     }
 
     /// Makes the neighbours of a page neighbours of each other.

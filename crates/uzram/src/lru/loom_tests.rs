@@ -140,8 +140,8 @@ fn loom_lru_removal_meets_pages_that_come<D: LruLocks>(batching: Batching) {
         lru.remove(3);
     };
     let other = |lru: &Lru<D>| {
-        let mut doomed: Vec<u32> = [1, 2].into_iter().filter(|page| lru.doom(*page)).collect();
-        lru.remove_doomed(&mut doomed);
+        let mut dead: Vec<u32> = [1, 2].into_iter().filter(|page| lru.mark_dead(*page)).collect();
+        lru.remove_dead(&mut dead);
     };
     run(make, one, other, |model| model.end(&[0, 4], &[]));
 }
@@ -166,17 +166,17 @@ fn removed_from_two_batches<D: LruLocks>(
     let make = move || {
         let model = Model::<D>::new(batching, 3);
         let _ = model.0.set_pagevec_pages(3);
-        assert!(model.0.doom(page));
+        assert!(model.0.mark_dead(page));
         model
     };
     let again = move |lru: &Lru<D>| {
-        lru.remove_doomed(&mut [page]);
+        lru.remove_dead(&mut [page]);
         come.into_iter().for_each(|page| lru.add(page));
-        let mut doomed: Vec<u32> = [page, 4].into_iter().filter(|page| lru.doom(*page)).collect();
-        lru.remove_doomed(&mut [4]);
-        lru.remove_doomed(&mut doomed);
+        let mut dead: Vec<u32> = [page, 4].into_iter().filter(|page| lru.mark_dead(*page)).collect();
+        lru.remove_dead(&mut [4]);
+        lru.remove_dead(&mut dead);
     };
-    run(make, move |lru| lru.remove_doomed(&mut [page]), again, |model| model.end(stay, &[]));
+    run(make, move |lru| lru.remove_dead(&mut [page]), again, |model| model.end(stay, &[]));
 }
 
 fn loom_lru_page_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
@@ -192,8 +192,8 @@ fn loom_lru_edge_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
 fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 6);
     let edges = |lru: &Lru<D>| {
-        let mut doomed: Vec<u32> = [0, 3].into_iter().filter(|page| lru.doom(*page)).collect();
-        lru.remove_doomed(&mut doomed);
+        let mut dead: Vec<u32> = [0, 3].into_iter().filter(|page| lru.mark_dead(*page)).collect();
+        lru.remove_dead(&mut dead);
     };
     let within = |lru: &Lru<D>| {
         lru.remove(1);
@@ -262,10 +262,10 @@ fn loom_lru_pagevec_meets_removal<D: LruLocks>(batching: Batching) {
 fn loom_lru_doomed_page_comes_back<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 3);
-        assert!(model.0.doom(1));
+        assert!(model.0.mark_dead(1));
         model
     };
-    let one = |lru: &Lru<D>| lru.remove_doomed(&mut [0, 1]);
+    let one = |lru: &Lru<D>| lru.remove_dead(&mut [0, 1]);
     run(make, one, |lru| lru.add(1), |model| model.end(&[0, 1, 2], &[]));
 }
 

@@ -12,7 +12,7 @@
 //! [`Batched`].
 //!
 //! What is returned about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
-//! to one at a time; and one that [`Lru::add`] was told of later than of [`Lru::doom`] is in the lists, or on its way.
+//! to one at a time; and one that [`Lru::add`] was told of later than of [`Lru::mark_dead`] is in the lists, or on its way.
 
 mod any;
 mod batched;
@@ -39,7 +39,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::{Counter, Mutex, classes};
 
 use counts::Counts;
-use node::{DOOMED, LISTS, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
+use node::{DEAD, LISTS, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
 use pagevec::Pagevec;
 
 /// What a node takes: the fixed cost of a page.
@@ -137,7 +137,7 @@ impl<D: LruLocks> Lru<D> {
                 Some(State::only(Place::Pending).with(if is_recent { PROMOTED } else { 0 }))
             }
             // It has been on its way out.
-            _ => state.has(DOOMED).then(|| state.without(DOOMED | REFERENCED)),
+            _ => state.has(DEAD).then(|| state.without(DEAD | REFERENCED)),
         };
         if !nodes.has(page) {
             return false;
@@ -191,7 +191,7 @@ impl<D: LruLocks> Lru<D> {
         }
         let state = nodes.state(page);
         let is_inactive = state.place() == Place::On(List::Inactive);
-        if state.has(DOOMED) || state.has(REFERENCED) && (!is_inactive || state.has(PROMOTED)) {
+        if state.has(DEAD) || state.has(REFERENCED) && (!is_inactive || state.has(PROMOTED)) {
             return;
         }
         let mut promotes = false;
@@ -208,22 +208,22 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// A page's contents are gone. Returns whether it is in a list, so that [`Lru::remove_doomed`] is to be
+    /// A page's contents are gone. Returns whether it is in a list, so that [`Lru::remove_dead`] is to be
     /// told of it, sooner or later.
     #[inline]
-    pub fn doom(&self, page: u32) -> bool {
+    pub fn mark_dead(&self, page: u32) -> bool {
         let gone = |state: State| match state.place() {
             Place::Out | Place::Head => None,
             Place::Pending | Place::Isolated | Place::Evicted => Some(State::only(Place::Out)),
-            Place::Linking | Place::On(_) => Some(state.with(DOOMED)),
+            Place::Linking | Place::On(_) => Some(state.with(DEAD)),
         };
         let nodes = &self.lists.nodes;
         nodes.has(page) && nodes.change(page, gone).is_some_and(State::is_on_list)
     }
 
-    /// Takes pages out of the lists that were doomed, unless they have contents again. They are in another order
+    /// Takes pages out of the lists that were marked dead, unless they have contents again. They are in another order
     /// afterwards.
-    pub fn remove_doomed(&self, pages: &mut [u32]) {
+    pub fn remove_dead(&self, pages: &mut [u32]) {
         if pages.is_empty() {
             return;
         }
@@ -233,13 +233,13 @@ impl<D: LruLocks> Lru<D> {
 
     /// A page's contents are gone: it is in no list afterwards.
     pub fn remove(&self, page: u32) {
-        if self.doom(page) {
-            self.remove_doomed(&mut [page]);
+        if self.mark_dead(page) {
+            self.remove_dead(&mut [page]);
         }
     }
 
     /// Takes up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each is
-    /// this caller's until it says [`Lru::put_back`] or [`Lru::evicted`], or another [`Lru::doom`].
+    /// this caller's until it says [`Lru::put_back`] or [`Lru::evicted`], or another [`Lru::mark_dead`].
     ///
     /// Pages are looked at only once: where all are in use, it returns few or none.
     pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
@@ -248,13 +248,13 @@ impl<D: LruLocks> Lru<D> {
         let mut scans = self.len(List::Inactive) + 2 * self.len(List::Active) + 1;
         while out.len() < wanted && scans > 0 {
             let scan_pages = SCAN_PAGES.min(usize::try_from(scans).unwrap_or(SCAN_PAGES));
-            let mut doomed = Vec::new();
+            let mut dead = Vec::new();
             let mut all = self.design.lock_all(&self.lists);
-            self.balance(&mut all, &mut doomed);
+            self.balance(&mut all, &mut dead);
             let before = out.len();
-            let scanned = self.scan(&mut all, scan_pages, wanted, out, &mut doomed);
+            let scanned = self.scan(&mut all, scan_pages, wanted, out, &mut dead);
             drop(all);
-            self.remove_doomed(&mut doomed);
+            self.remove_dead(&mut dead);
             let share = self.lists.counts.local();
             share.scanned.add(scanned as u64);
             share.isolated.add((out.len() - before) as u64);
@@ -294,13 +294,13 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// The contents of a page went elsewhere, whether it was given out or not. Returns as [`Lru::doom`].
+    /// The contents of a page went elsewhere, whether it was given out or not. Returns as [`Lru::mark_dead`].
     pub fn leave(&self, page: u32) -> bool {
         if self.is_isolated(page) {
             self.evicted(page);
             return false;
         }
-        self.doom(page)
+        self.mark_dead(page)
     }
 
     /// A page was used whose contents are elsewhere. Returns whether it was not long ago that they went, or that
@@ -380,18 +380,18 @@ impl<D: LruLocks> Lru<D> {
             for (list, pages) in LISTS.into_iter().zip([&inactive, &active]) {
                 counts.came(list, pages.len());
             }
-            let mut doomed = self.design.add(&self.lists, [inactive.pages(), active.pages()]);
-            self.remove_doomed(doomed.pages_mut());
+            let mut dead = self.design.add(&self.lists, [inactive.pages(), active.pages()]);
+            self.remove_dead(dead.pages_mut());
         }
         if promoted.len() > 0 {
-            let mut doomed = self.design.activate(&self.lists, promoted.pages());
-            self.remove_doomed(doomed.pages_mut());
+            let mut dead = self.design.activate(&self.lists, promoted.pages());
+            self.remove_dead(dead.pages_mut());
         }
     }
 
     /// Moves pages from the cold end of the active list as long as the inactive one is shorter: those that
     /// were used go round.
-    fn balance(&self, all: &mut D::LockedLists<'_>, doomed: &mut Vec<u32>) {
+    fn balance(&self, all: &mut D::LockedLists<'_>, dead: &mut Vec<u32>) {
         let lists = &self.lists;
         let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)).div_ceil(2);
         for _ in 0..SCAN_PAGES {
@@ -402,7 +402,7 @@ impl<D: LruLocks> Lru<D> {
                 short -= 1;
                 lists.counts.local().demoted.add(1);
             }
-            self.shift(all, page, list, doomed);
+            self.shift(all, page, list, dead);
         }
     }
 
@@ -414,7 +414,7 @@ impl<D: LruLocks> Lru<D> {
         most: usize,
         wanted: usize,
         out: &mut Vec<u32>,
-        doomed: &mut Vec<u32>,
+        dead: &mut Vec<u32>,
     ) -> usize {
         let lists = &self.lists;
         for scanned in 0..most {
@@ -423,16 +423,16 @@ impl<D: LruLocks> Lru<D> {
             };
             if state.has(REFERENCED) {
                 lists.counts.local().activated.add(1);
-                self.shift(all, page, List::Active, doomed);
+                self.shift(all, page, List::Active, dead);
                 continue;
             }
             all.unlink(page);
             let isolated = |state: State| {
-                let place = if state.has(DOOMED) { Place::Out } else { Place::Isolated };
+                let place = if state.has(DEAD) { Place::Out } else { Place::Isolated };
                 Some(State::only(place))
             };
             match lists.nodes.change(page, isolated) {
-                Some(state) if !state.has(DOOMED) => out.push(page),
+                Some(state) if !state.has(DEAD) => out.push(page),
                 _ => {
                     lists.counts.local().removed.add(1);
                 }
@@ -442,12 +442,12 @@ impl<D: LruLocks> Lru<D> {
     }
 
     /// Moves a page to the front of a list, as one that was not used since.
-    fn shift(&self, all: &mut D::LockedLists<'_>, page: u32, list: List, doomed: &mut Vec<u32>) {
+    fn shift(&self, all: &mut D::LockedLists<'_>, page: u32, list: List, dead: &mut Vec<u32>) {
         let flags = OPEN | SENTINEL | REFERENCED | PROMOTED;
         all.unlink(page);
         self.lists.nodes.change(page, |state| Some(state.at(Place::Linking).without(flags)));
         all.put_front(list, page);
         self.lists.counts.came(list, 1);
-        doomed.extend(self.lists.linked(page, list).then_some(page));
+        dead.extend(self.lists.linked(page, list).then_some(page));
     }
 }

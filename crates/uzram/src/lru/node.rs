@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! state   31      16 15      8   7          6        5            4      3          2      0
-//!         [ unused ] [ tag   ] [ promoted | doomed | referenced | open | sentinel | place  ]
+//!         [ unused ] [ tag   ] [ promoted | dead | referenced | open | sentinel | place  ]
 //!         [ age              ] [ 0                                               | evicted ]
 //! ```
 
@@ -52,7 +52,7 @@ pub(super) const OPEN: u32 = 1 << 4;
 /// Used since it came where it is.
 pub(super) const REFERENCED: u32 = 1 << 5;
 /// The page's contents are gone, and the node is to be taken out.
-pub(super) const DOOMED: u32 = 1 << 6;
+pub(super) const DEAD: u32 = 1 << 6;
 /// To be put into the active list.
 pub(super) const PROMOTED: u32 = 1 << 7;
 const PLACE_MASK: u32 = 7;

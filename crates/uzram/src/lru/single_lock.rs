@@ -5,7 +5,7 @@ use crate::base::sync::{Mutex, classes};
 use super::LruConfig;
 use super::counts::LruGuard;
 use super::design::{Lists, LockedLists, LruLocks};
-use super::node::{DOOMED, LISTS, List, Place};
+use super::node::{DEAD, LISTS, List, Place};
 use super::pagevec::Pagevec;
 
 /// Pages that are taken out under one hold: the kernel's, when it frees many (`SWAP_CLUSTER_MAX`).
@@ -50,21 +50,21 @@ impl LruLocks for SingleLock {
     }
 
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec {
-        let mut doomed = Pagevec::EMPTY;
+        let mut dead = Pagevec::EMPTY;
         let mut locked = self.lock(lists);
         for (list, pages) in LISTS.into_iter().zip(pages) {
             for page in pages {
                 locked.put_front(list, *page);
                 if lists.linked(*page, list) {
-                    doomed.push(*page);
+                    dead.push(*page);
                 }
             }
         }
-        doomed
+        dead
     }
 
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec {
-        let mut doomed = Pagevec::EMPTY;
+        let mut dead = Pagevec::EMPTY;
         let mut locked = self.lock(lists);
         for page in pages {
             if !lists.claim_promoted(*page) {
@@ -74,10 +74,10 @@ impl LruLocks for SingleLock {
             locked.put_front(List::Active, *page);
             lists.counts.activated();
             if lists.linked(*page, List::Active) {
-                doomed.push(*page);
+                dead.push(*page);
             }
         }
-        doomed
+        dead
     }
 
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize {
@@ -89,12 +89,12 @@ impl LruLocks for SingleLock {
                 let page = pages[at];
                 let state = lists.nodes.state(page);
                 let Place::On(list) = state.place() else { continue };
-                if !state.has(DOOMED) {
+                if !state.has(DEAD) {
                     continue;
                 }
                 lists.unlink(page);
                 left[list as usize] += 1;
-                if lists.unlinked_doomed(page) {
+                if lists.unlinked_dead(page) {
                     pages.swap(revived, at);
                     revived += 1;
                 }

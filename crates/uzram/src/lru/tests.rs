@@ -225,7 +225,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
                     let (lru, slots) = (&lru, &slots);
                     scope.spawn(move || {
                         let mut random = Random::new(seed * 100 + thread);
-                        let mut doomed = Vec::new();
+                        let mut dead = Vec::new();
                         for _ in 0..20_000 {
                             let page = random.below(PAGES);
                             match random.below(10) {
@@ -237,13 +237,13 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
                                 4..6 => lru.mark(page as u32),
                                 6..9 => {
                                     let mut has = slots[page].lock();
-                                    if std::mem::take(&mut *has) && lru.doom(page as u32) {
-                                        doomed.push(page as u32);
+                                    if std::mem::take(&mut *has) && lru.mark_dead(page as u32) {
+                                        dead.push(page as u32);
                                     }
                                 }
                                 _ => {
-                                    lru.remove_doomed(&mut doomed);
-                                    doomed.clear();
+                                    lru.remove_dead(&mut dead);
+                                    dead.clear();
                                     let mut out = Vec::new();
                                     lru.isolate(random.below(20), &mut out);
                                     for page in out {
@@ -261,7 +261,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
                                 }
                             }
                         }
-                        lru.remove_doomed(&mut doomed);
+                        lru.remove_dead(&mut dead);
                     })
                 })
                 .collect();
@@ -273,7 +273,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
         for (page, has) in slots.iter().enumerate() {
             let state = lru.lists.nodes.state(page as u32);
             assert_eq!(state.is_on_list(), *has.lock(), "seed {seed} page {page}: {state:?}");
-            assert!(!state.has(DOOMED));
+            assert!(!state.has(DEAD));
         }
     }
 }
@@ -284,17 +284,17 @@ fn bulk_removal<D: LruLocks>(batching: Batching) {
     (0..4096).for_each(|page| lru.add(page));
     lru.drain_all();
     assert_eq!(lru.len(List::Inactive), 4096);
-    let mut range: Vec<u32> = (1000..2000).filter(|page| lru.doom(*page)).collect();
+    let mut range: Vec<u32> = (1000..2000).filter(|page| lru.mark_dead(*page)).collect();
     assert_eq!(range.len(), 1000);
-    lru.remove_doomed(&mut range);
+    lru.remove_dead(&mut range);
     check(&lru);
     assert_eq!(lru.len(List::Inactive), 3096);
     // What has contents again stays.
     let (odd, mut all): (Vec<u32>, Vec<u32>) =
         ((0..1000).filter(|page| page % 2 == 1).collect(), (0..1000).collect());
-    assert!(all.iter().all(|page| lru.doom(*page)));
+    assert!(all.iter().all(|page| lru.mark_dead(*page)));
     odd.iter().for_each(|page| lru.add(*page));
-    lru.remove_doomed(&mut all);
+    lru.remove_dead(&mut all);
     check(&lru);
     assert_eq!(lru.len(List::Inactive), 2596);
     let mut out = Vec::new();

@@ -7,7 +7,7 @@ use crate::base::sync::{Arc, Counter};
 #[cfg(all(debug_assertions, not(loom)))]
 use super::checked::Checked;
 use super::core::Core;
-use super::policy::Front;
+use super::policy::FastPath;
 use super::registry::Described;
 use super::{CacheConfig, CacheInfo, Policy, Sheaves};
 
@@ -22,7 +22,7 @@ pub struct Cache<P: Policy = Sheaves>(Arc<Inner<P>>);
 
 struct Inner<P: Policy> {
     core: Core<P::Freeze>,
-    front: P::Front,
+    fast: P::FastPath,
     /// Not 0 once the objects in use at the end were reported.
     reported: Counter,
     #[cfg(all(debug_assertions, not(loom)))]
@@ -38,7 +38,7 @@ impl<P: Policy> Cache<P> {
     pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let core = Core::new(arena, options, P::HARDENED)?;
         let inner = Arc::new(Inner {
-            front: P::Front::new(&core)?,
+            fast: P::FastPath::new(&core)?,
             reported: Counter::default(),
             #[cfg(all(debug_assertions, not(loom)))]
             checked: Checked::new(&core)?,
@@ -55,11 +55,11 @@ impl<P: Policy> Cache<P> {
     /// # Errors
     /// `NoMemory` when the system gives none.
     pub fn populate(&self) -> Result<()> {
-        let Inner { core, front, .. } = &*self.0;
+        let Inner { core, fast, .. } = &*self.0;
         core.slabs.populate()?;
         #[cfg(all(debug_assertions, not(loom)))]
         self.0.checked.populate()?;
-        front.populate()
+        fast.populate()
     }
 
     /// Takes an object.
@@ -71,10 +71,10 @@ impl<P: Policy> Cache<P> {
     /// without them.
     #[inline]
     pub fn alloc(&self, gfp: Gfp) -> Result<u32> {
-        let Inner { core, front, .. } = &*self.0;
-        let object = match front.pop(core) {
+        let Inner { core, fast, .. } = &*self.0;
+        let object = match fast.pop(core) {
             Some(object) => object,
-            None => front.alloc_slow(core, gfp)?,
+            None => fast.alloc_slow(core, gfp)?,
         };
         #[cfg(all(debug_assertions, not(loom)))]
         self.0.checked.take(core, object)?;
@@ -106,8 +106,8 @@ impl<P: Policy> Cache<P> {
     /// be found when a sheaf is emptied, by a free of another object.
     #[inline]
     pub fn free(&self, object: u32) -> Result<()> {
-        let Inner { core, front, .. } = &*self.0;
-        if self.0.push(object)? { Ok(()) } else { front.free_slow(core, object) }
+        let Inner { core, fast, .. } = &*self.0;
+        if self.0.push(object)? { Ok(()) } else { fast.free_slow(core, object) }
     }
 
     /// Gives objects back, in any order.
@@ -115,7 +115,7 @@ impl<P: Policy> Cache<P> {
     /// # Errors
     /// As [`Cache::free`] for one of them; the others are freed.
     pub fn free_bulk(&self, objects: &[u32]) -> Result<()> {
-        let Inner { core, front, .. } = &*self.0;
+        let Inner { core, fast, .. } = &*self.0;
         let mut result = Ok(());
         for objects in objects.chunks(BULK_OBJECTS) {
             let mut refused = [0; BULK_OBJECTS];
@@ -130,7 +130,7 @@ impl<P: Policy> Cache<P> {
                     Err(error) => result = Err(error),
                 }
             }
-            result = front.free_many(core, &mut refused[..count]).and(result);
+            result = fast.free_many(core, &mut refused[..count]).and(result);
         }
         result
     }
@@ -141,9 +141,9 @@ impl<P: Policy> Cache<P> {
     /// # Errors
     /// `Corrupt` when free objects were found damaged; everything else is done.
     pub fn shrink(&self) -> Result<u64> {
-        let Inner { core, front, .. } = &*self.0;
+        let Inner { core, fast, .. } = &*self.0;
         let gone_before = core.slabs.pages_gone();
-        let drained = core.free_many(&mut front.drain(core));
+        let drained = core.free_many(&mut fast.drain(core));
         drained.and(core.shrink()).map(|()| core.slabs.pages_gone() - gone_before)
     }
 
@@ -193,11 +193,11 @@ impl<P: Policy> Inner<P> {
     /// In debug builds as [`Cache::free`]; no others.
     #[inline]
     fn push(&self, object: u32) -> Result<bool> {
-        let Inner { core, front, .. } = self;
+        let Inner { core, fast, .. } = self;
         #[cfg(all(debug_assertions, not(loom)))]
         self.checked.put(core, object)?;
         let passes = !P::HARDENED || core.slabs.may_be_object(object);
-        Ok(passes && front.push(core, object, P::HARDENED))
+        Ok(passes && fast.push(core, object, P::HARDENED))
     }
 
     /// What there is to say of objects in use when the cache goes.
@@ -219,7 +219,7 @@ impl<P: Policy> Inner<P> {
 
 impl<P: Policy> Described for Inner<P> {
     fn info(&self) -> CacheInfo {
-        let Inner { core, front, .. } = self;
+        let Inner { core, fast, .. } = self;
         let (mut in_use, mut active_slabs) = (0, 0);
         for slab in core.slabs.iter() {
             let inuse = u64::from(core.slabs.get(slab).word.load().inuse);
@@ -227,7 +227,7 @@ impl<P: Policy> Described for Inner<P> {
             active_slabs += u64::from(inuse > 0);
         }
         let mut stats = core.counters.read();
-        let kept = front.cached(core, &mut stats) + core.in_lists(&mut stats) + core.lost.get();
+        let kept = fast.cached(core, &mut stats) + core.in_lists(&mut stats) + core.lost.get();
         let (layout, num_slabs) = (core.slabs.layout, core.slabs.live());
         CacheInfo {
             name: core.options.name.clone(),
@@ -238,7 +238,7 @@ impl<P: Policy> Described for Inner<P> {
             objperslab: layout.objects.into(),
             pagesperslab: layout.pages as u32,
             cpu_partial_objs: core.options.cpu_partial_objects as u32,
-            sheaf_objs: front.capacity(),
+            sheaf_objs: fast.capacity(),
             active_slabs,
             num_slabs,
             corrupted: core.corrupted.get(),

@@ -25,7 +25,7 @@ pub trait Policy: Send + Sync + Sized + 'static {
     /// When slabs are frozen.
     type Freeze: Freeze;
     /// What stands before the slabs.
-    type Front: Front<Self::Freeze>;
+    type FastPath: FastPath<Self::Freeze>;
     /// Its name on paper.
     const NAME: &'static str;
     /// Links between free objects are scrambled and checked, and freed names looked at.
@@ -33,7 +33,7 @@ pub trait Policy: Send + Sync + Sized + 'static {
 }
 
 /// What allocations and frees meet first.
-pub trait Front<F: Freeze>: Send + Sync + Sized {
+pub trait FastPath<F: Freeze>: Send + Sync + Sized {
     /// The front of a cache whose slabs are `core`'s.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ pub trait Front<F: Freeze>: Send + Sync + Sized {
     /// As [`Cache::free`](super::Cache::free).
     fn free_slow(&self, core: &Core<F>, object: u32) -> Result<()>;
 
-    /// [`Front::free_slow`] for many, which may be sorted for that.
+    /// [`FastPath::free_slow`] for many, which may be sorted for that.
     ///
     /// # Errors
     /// The first one's; the others are freed.
@@ -84,10 +84,10 @@ pub trait Front<F: Freeze>: Send + Sync + Sized {
     fn capacity(&self) -> u32;
 }
 
-/// No front: the fast paths are those of the CPU's active slab.
+/// No fast: the fast paths are those of the CPU's active slab.
 pub struct Direct;
 
-impl<F: Freeze> Front<F> for Direct {
+impl<F: Freeze> FastPath<F> for Direct {
     fn new(_: &Core<F>) -> Result<Self> {
         Ok(Direct)
     }
@@ -175,19 +175,19 @@ impl Freeze for DelayedFreeze {
 
 impl<F: Freeze> Policy for F {
     type Freeze = F;
-    type Front = Direct;
+    type FastPath = Direct;
     const NAME: &'static str = F::NAME;
 }
 
 impl Policy for Sheaves {
     type Freeze = DelayedFreeze;
-    type Front = Sheaved;
+    type FastPath = Sheaved;
     const NAME: &'static str = "sheaves";
 }
 
 impl<P: Policy> Policy for Plain<P> {
     type Freeze = P::Freeze;
-    type Front = P::Front;
+    type FastPath = P::FastPath;
     const NAME: &'static str = P::NAME;
     const HARDENED: bool = false;
 }

@@ -17,7 +17,7 @@ use crate::base::sync::{Mutex, MutexGuard, classes};
 
 use super::core::{Core, Freeze};
 use super::cpu_word::{Opening, lock_local};
-use super::policy::Front;
+use super::policy::FastPath;
 use super::sheaf_cells::{Cells, Word};
 use super::stats::Stat;
 
@@ -50,7 +50,7 @@ pub struct Sheaved {
 /// The counters of the fast paths.
 const FAST_PATHS: [Stat; 2] = [Stat::AllocPcs, Stat::FreePcs];
 
-impl<F: Freeze> Front<F> for Sheaved {
+impl<F: Freeze> FastPath<F> for Sheaved {
     fn new(core: &Core<F>) -> Result<Self> {
         let capacity = core.options.sheaf_objects;
         if !(1..=MAX_SHEAF_OBJECTS).contains(&capacity) {

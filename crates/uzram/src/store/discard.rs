@@ -23,7 +23,7 @@ impl Store {
 
     /// Discards the pages of these numbers: they read as zeros.
     pub fn discard_pages(&self, pages: Range<u64>) {
-        let (mut doomed, mut count) = ([0; REMOVED_AT_ONCE], 0);
+        let (mut dead, mut count) = ([0; REMOVED_AT_ONCE], 0);
         self.counters.local().notify_free.add(pages.end.saturating_sub(pages.start));
         self.slots.discard(pages, |page| {
             let mut slot = self.slots.lock(page);
@@ -32,16 +32,16 @@ impl Store {
             drop(slot);
             self.free(old);
             if update == ListUpdate::Remove {
-                doomed[count] = page.0;
+                dead[count] = page.0;
                 count += 1;
             }
             if let Some(lru) = self.lru.as_ref().filter(|_| count == REMOVED_AT_ONCE) {
-                lru.remove_doomed(&mut doomed);
+                lru.remove_dead(&mut dead);
                 count = 0;
             }
         });
         if let Some(lru) = &self.lru {
-            lru.remove_doomed(&mut doomed[..count]);
+            lru.remove_dead(&mut dead[..count]);
         }
     }
 

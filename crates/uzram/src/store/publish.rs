@@ -36,7 +36,7 @@ impl Store {
         let was_listed = matches!(old, Contents::Stored { .. } | Contents::Backed(_));
         match &self.lru {
             Some(lru) if is_stored && lru.arrive(page.0) => ListUpdate::Add,
-            Some(lru) if !is_stored && was_listed && lru.doom(page.0) => ListUpdate::Remove,
+            Some(lru) if !is_stored && was_listed && lru.mark_dead(page.0) => ListUpdate::Remove,
             _ => ListUpdate::None,
         }
     }
@@ -46,7 +46,7 @@ impl Store {
     pub(super) fn update_lists(&self, page: PageNo, update: ListUpdate) {
         match &self.lru {
             Some(lru) if update == ListUpdate::Add => lru.queue(page.0),
-            Some(lru) if update == ListUpdate::Remove => lru.remove_doomed(&mut [page.0]),
+            Some(lru) if update == ListUpdate::Remove => lru.remove_dead(&mut [page.0]),
             _ => {}
         }
     }

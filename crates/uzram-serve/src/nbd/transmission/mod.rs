@@ -26,7 +26,7 @@ use super::clients::Traffic;
 use super::handshake::Session;
 use super::proto::NbdError;
 use super::request::Refusal;
-use super::session::Terms;
+use super::session::SessionConfig;
 use connection::Connection;
 use offload::Offloaded;
 use replies::Replies;
@@ -36,7 +36,7 @@ pub(super) use offload::OffloadTarget;
 /// The reply to requests once the server is stopping.
 const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the server is stopping" };
 
-/// Serves requests until the client disconnects and all offloaded requests are done. Once `terms.stopping` is set,
+/// Serves requests until the client disconnects and all offloaded requests are done. Once `config.stopping` is set,
 /// requests that have arrived are answered with `NBD_ESHUTDOWN`.
 ///
 /// # Errors
@@ -45,7 +45,7 @@ const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the ser
 pub(super) fn run<S: Read + Write>(
     stream: &mut S,
     session: Session,
-    terms: Terms<'_>,
+    config: SessionConfig<'_>,
     buffers: &mut Buffers,
 ) -> io::Result<()> {
     let (received, unsent, budget) = buffers.emptied();
@@ -54,15 +54,15 @@ pub(super) fn run<S: Read + Write>(
     // Counts the client until everything that uses the device is gone.
     let (device, _client) = export.into_parts();
     let device = Arc::new(device);
-    let stopping = terms.stopping;
+    let stopping = config.stopping;
     let mut connection = Connection {
         access,
         contexts,
         received,
         replies: Replies { device: &device, headers, stopping, budget: Some(budget), unsent, stream },
-        offloaded: Offloaded::new(terms.offload, &device, headers, stopping),
+        offloaded: Offloaded::new(config.offload, &device, headers, stopping),
         traffic: Traffic::default(),
-        published: terms.traffic,
+        published: config.traffic,
     };
     let served = connection.serve();
     match &served {

@@ -14,12 +14,12 @@ fn choices(current: &Algorithm) -> String {
 }
 
 pub(super) fn comp_algorithm(device: &Device) -> String {
-    choices(&device.state.lock().params.config.algorithm)
+    choices(&device.state.lock().params.store.algorithm)
 }
 
 /// A line for each priority that has an algorithm.
 pub(super) fn recomp_algorithm(device: &Device) -> String {
-    let algorithms = device.state.lock().params.config.recompression.clone();
+    let algorithms = device.state.lock().params.store.recompression.clone();
     let line = |(at, algorithm): (usize, &Option<Algorithm>)| {
         algorithm.as_ref().map(|algorithm| format!("#{}: {}", at + 1, choices(algorithm)))
     };
@@ -59,9 +59,9 @@ pub(super) fn find(
     priority: Option<usize>,
     kind: Option<Kind>,
 ) -> Result<(usize, Algorithm)> {
-    let all = [Some(&params.config.algorithm)]
+    let all = [Some(&params.store.algorithm)]
         .into_iter()
-        .chain(params.config.recompression.iter().map(Option::as_ref));
+        .chain(params.store.recompression.iter().map(Option::as_ref));
     let is_wanted = |(at, algorithm): &(usize, &Algorithm)| {
         priority.is_none_or(|priority| priority == *at) && kind.is_none_or(|kind| kind == algorithm.kind())
     };
@@ -130,8 +130,8 @@ pub(super) fn set_algorithm_params(device: &Device, params: AlgorithmParams) -> 
     let dict = dict.map(|path| Dictionary::read(&path)).transpose()?;
     let algorithm = Algorithm::new(current.kind(), level, dict)?;
     put("algorithm_params", device, algorithm, |params, algorithm| match at.checked_sub(1) {
-        None => params.config.algorithm = algorithm,
-        Some(at) => params.config.recompression[at] = Some(algorithm),
+        None => params.store.algorithm = algorithm,
+        Some(at) => params.store.recompression[at] = Some(algorithm),
     })
 }
 

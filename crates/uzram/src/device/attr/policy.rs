@@ -17,12 +17,12 @@ pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPol
 
 fn try_change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) -> Result<()>) -> Result<()> {
     let mut state = device.state.lock();
-    let mut policy = state.params.config.policy;
+    let mut policy = state.params.store.policy;
     change(&mut policy)?;
     if let Some(store) = &state.store {
         store.set_policy(policy);
     }
-    state.params.config.policy = policy;
+    state.params.store.policy = policy;
     Ok(())
 }
 

@@ -46,7 +46,7 @@ pub(super) fn set_compact_threshold(device: &Device, percent: u64) -> Result<()>
     if let Some(store) = &state.store {
         store.set_compact_threshold_percent(percent);
     }
-    state.params.config.compact_threshold_percent = percent;
+    state.params.store.compact_threshold_percent = percent;
     Ok(())
 }
 
@@ -64,7 +64,7 @@ pub(super) fn set_compact_rate(device: &Device, bytes: u64) -> Result<()> {
     if let Some(store) = &state.store {
         store.set_compact_rate_bytes(bytes);
     }
-    state.params.config.compact_rate_bytes = bytes;
+    state.params.store.compact_rate_bytes = bytes;
     Ok(())
 }
 
@@ -80,7 +80,7 @@ pub(super) fn set_lru_pagevec(device: &Device, pages: usize) -> Result<()> {
     if let Some(store) = &state.store {
         store.set_lru_pagevec_pages(pages)?;
     }
-    state.params.config.lru_pagevec_pages = pages;
+    state.params.store.lru_pagevec_pages = pages;
     Ok(())
 }
 
@@ -111,6 +111,6 @@ pub(super) fn set_run_cache_batch(device: &Device, pages: usize) -> Result<()> {
     if let Some(store) = &state.store {
         store.set_run_cache_batch_pages(pages)?;
     }
-    state.params.config.run_cache_batch_pages = pages;
+    state.params.store.run_cache_batch_pages = pages;
     Ok(())
 }

@@ -92,7 +92,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         get: Some(comp_algorithm),
         set: before!(
             str::parse::<Algorithm>,
-            |params, algorithm| params.config.algorithm = algorithm,
+            |params, algorithm| params.store.algorithm = algorithm,
             Algorithm::check
         ),
     },
@@ -110,7 +110,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         get: Some(recomp_algorithm),
         set: before!(
             |text| parse_recomp_algorithm(text, str::parse::<Algorithm>),
-            |params, (algorithm, priority)| params.config.recompression[priority - 1] = Some(algorithm),
+            |params, (algorithm, priority)| params.store.recompression[priority - 1] = Some(algorithm),
             |text| parse_recomp_algorithm(text, Algorithm::check).map(drop)
         ),
     },
@@ -227,20 +227,20 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "policy_high",
         help: "percent of mem_limit less reserve above which the coldest pages leave by themselves, 1 to 100, recompressed if that wins \
                memory, else written back; lowers policy_low to it; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.high_percent.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.high_percent.to_string()),
         set: at_any_time!(|text| number_within("policy_high", text, 1..=100), set_policy_high),
     },
     Attribute {
         name: "policy_low",
         help: "percent of mem_limit less reserve below which that ends, 0 to policy_high; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.low_percent.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.low_percent.to_string()),
         set: at_any_time!(|text| number_within("policy_low", text, 0..=100), set_policy_low),
     },
     Attribute {
         name: "recompress_after",
         help: "seconds, or a number and s, m, h or d, after which pages that nobody used are compressed again; 0 for \
                never; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.recompress_after_s.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.recompress_after_s.to_string()),
         set: at_any_time!(|text| parse_age_s("recompress_after", text), |device, after_s| change_policy(
             device,
             |policy| policy.recompress_after_s = after_s
@@ -249,7 +249,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "writeback_after",
         help: "the same for writing them to the backing device (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.writeback_after_s.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.writeback_after_s.to_string()),
         set: at_any_time!(|text| parse_age_s("writeback_after", text), |device, after_s| change_policy(
             device,
             |policy| policy.writeback_after_s = after_s
@@ -259,7 +259,7 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "writeback_budget",
         help: "the most bytes that are written to the backing device in a day, on request or not, also written as SIZE/day; \
                0 for any number; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.writeback_budget_bytes.to_string()),
+        get: Some(|device| device.state.lock().params.store.policy.writeback_budget_bytes.to_string()),
         set: at_any_time!(parse_writeback_budget, |device, bytes| change_policy(device, |policy| policy
             .writeback_budget_bytes =
             bytes)),
@@ -268,8 +268,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         name: "reclaim",
         help: "in what order pages leave by themselves: pages, the coldest first, or zspages, all of the coldest zspage at a \
                time; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.policy.order.to_string()),
-        set: before!(str::parse::<ReclaimOrder>, |params, order| params.config.policy.order = order),
+        get: Some(|device| device.state.lock().params.store.policy.order.to_string()),
+        set: before!(str::parse::<ReclaimOrder>, |params, order| params.store.policy.order = order),
     },
     Attribute {
         name: "policy",
@@ -289,8 +289,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
         help: "free memory that is kept ready, in bytes, so that no read, write or discard waits for the system's: for a \
                disk that is swapped to; rounded up to 2 MiB, at least 4 MiB; a write fails when none is left; 0 for none; \
                before initialisation (uzram only)",
-        get: Some(|device| pages_to_bytes(device.state.lock().params.config.reserve_pages).to_string()),
-        set: before!(parse_reserve_pages, |params, pages| params.config.reserve_pages = pages),
+        get: Some(|device| pages_to_bytes(device.state.lock().params.store.reserve_pages).to_string()),
+        set: before!(parse_reserve_pages, |params, pages| params.store.reserve_pages = pages),
     },
     Attribute {
         name: "mem_used_max",
@@ -344,13 +344,13 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "compact_threshold",
         help: "percent of the pool's memory that compaction must free to begin by itself, 0 to 100; 0 for never; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.compact_threshold_percent.to_string()),
+        get: Some(|device| device.state.lock().params.store.compact_threshold_percent.to_string()),
         set: at_any_time!(|text| number_within("compact_threshold", text, 0..=100), set_compact_threshold),
     },
     Attribute {
         name: "compact_rate",
         help: "bytes of objects that it then moves in a second at most, from 1M; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.compact_rate_bytes.to_string()),
+        get: Some(|device| device.state.lock().params.store.compact_rate_bytes.to_string()),
         set: at_any_time!(parse_compact_rate, set_compact_rate),
     },
     Attribute {
@@ -362,8 +362,8 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "pool_design",
         help: "how the pool is locked: pinned, class-indexed, consolidated or split; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.pool_design.to_string()),
-        set: before!(str::parse::<PoolDesign>, |params, design| params.config.pool_design = design),
+        get: Some(|device| device.state.lock().params.store.pool_design.to_string()),
+        set: before!(str::parse::<PoolDesign>, |params, design| params.store.pool_design = design),
     },
     Attribute {
         name: "lru",
@@ -374,40 +374,40 @@ pub(in super::super) static TABLE: &[Attribute] = &[
     Attribute {
         name: "lru_design",
         help: "how the lists of pages by their use are locked: batched or single-lock, or none for no lists; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.lru_design.to_string()),
-        set: before!(str::parse::<LruDesign>, |params, design| params.config.lru_design = design),
+        get: Some(|device| device.state.lock().params.store.lru_design.to_string()),
+        set: before!(str::parse::<LruDesign>, |params, design| params.store.lru_design = design),
     },
     Attribute {
         name: "lru_pagevec",
         help: "pages that each CPU collects before they are put into the lists, 1 to 128; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.lru_pagevec_pages.to_string()),
+        get: Some(|device| device.state.lock().params.store.lru_pagevec_pages.to_string()),
         set: at_any_time!(|text| number_within("lru_pagevec", text, 1..=MAX_PAGEVEC_PAGES), set_lru_pagevec),
     },
     Attribute {
         name: "chain_size",
         help: "the most pages of a zspage, 4 to 16; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.chain_size.to_string()),
+        get: Some(|device| device.state.lock().params.store.chain_size.to_string()),
         set: before!(|text| number_within("chain_size", text, CHAIN_SIZES), |params, pages| params
-            .config
+            .store
             .chain_size =
             pages),
     },
     Attribute {
         name: "checksum",
         help: "1 to keep a checksum of each page and verify it at each read; before initialisation (uzram only)",
-        get: Some(|device| u8::from(device.state.lock().params.config.checksum).to_string()),
-        set: before!(|text| switch("checksum", text), |params, on| params.config.checksum = on),
+        get: Some(|device| u8::from(device.state.lock().params.store.checksum).to_string()),
+        set: before!(|text| switch("checksum", text), |params, on| params.store.checksum = on),
     },
     Attribute {
         name: "streams",
         help: "who may compress at once: percpu, or the number of streams on a locked list of idle ones, 1 to 1024; before initialisation (uzram only)",
-        get: Some(|device| device.state.lock().params.config.streams.to_string()),
-        set: before!(str::parse::<StreamDesign>, |params, design| params.config.streams = design),
+        get: Some(|device| device.state.lock().params.store.streams.to_string()),
+        set: before!(str::parse::<StreamDesign>, |params, design| params.store.streams = design),
     },
     Attribute {
         name: "run_cache_batch",
         help: "pages that the CPUs' caches of free runs move at a time, up to 512; 0 for none; at any time (uzram only)",
-        get: Some(|device| device.state.lock().params.config.run_cache_batch_pages.to_string()),
+        get: Some(|device| device.state.lock().params.store.run_cache_batch_pages.to_string()),
         set: at_any_time!(
             |text| number_within("run_cache_batch", text, 0..=MAX_BATCH_PAGES),
             set_run_cache_batch

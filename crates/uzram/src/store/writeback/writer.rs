@@ -59,7 +59,7 @@ struct Writer {
     /// A page on its way there that is not to be compressed.
     whole: Box<Page>,
     /// Pages that are gone and still in the LRU's lists.
-    doomed: Vec<u32>,
+    dead: Vec<u32>,
 }
 
 /// A buffer that is being filled.
@@ -113,7 +113,7 @@ impl BackingDevice {
             flights: (0..NUMBERS).map(|_| Flight::default()).collect(),
             in_flight: 0,
             whole: Box::new([0; PAGE_SIZE]),
-            doomed: Vec::new(),
+            dead: Vec::new(),
         };
         let finished = Finished {
             writes: Mutex::new(&classes::BACKING_QUEUE, VecDeque::with_capacity(NUMBERS)),
@@ -365,9 +365,9 @@ impl<'a> Pass<'a> {
             }
         }
         if let Some(lru) = &self.store.lru {
-            lru.remove_doomed(&mut self.writer.doomed);
+            lru.remove_dead(&mut self.writer.dead);
         }
-        self.writer.doomed.clear();
+        self.writer.dead.clear();
         entries.clear();
         let flight = &mut self.writer.flights[number as usize - 1];
         (flight.entries, flight.is_used) = (entries, false);
@@ -398,7 +398,7 @@ impl<'a> Pass<'a> {
         let is_listed = store.lru.as_ref().is_some_and(|lru| lru.leave(page.0));
         drop(slot);
         store.free(old);
-        self.writer.doomed.extend(is_listed.then_some(page.0));
+        self.writer.dead.extend(is_listed.then_some(page.0));
         self.outcome.written += 1;
         log.counts.pages_written_back.add(1);
         log.counts.object_bytes.add(u64::from(entry.pool_bytes));
