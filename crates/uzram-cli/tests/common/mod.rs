@@ -14,6 +14,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -110,6 +111,23 @@ impl Place {
             assert!(daemon.stdout.read_line(&mut daemon.facts).unwrap() > 0, "{}", daemon.facts);
         }
         daemon
+    }
+}
+
+impl Drop for Place {
+    /// Ends what a failed test has left running here: a daemon that went to the background outlives its test.
+    fn drop(&mut self) {
+        let lock = std::fs::read_to_string(self.dir().join("uzram.lock"));
+        let Some(id) = lock.ok().and_then(|lock| Pid::from_raw(lock.trim().parse().ok()?)) else { return };
+        let exe = PathBuf::from(format!("/proc/{}/exe", id.as_raw_nonzero()));
+        let is_ours =
+            || std::fs::read_link(&exe).is_ok_and(|exe| exe == Path::new(env!("CARGO_BIN_EXE_uzram")));
+        if std::thread::panicking() && is_ours() && kill_process(id, Signal::TERM).is_ok() {
+            let deadline = Instant::now() + PATIENCE;
+            while is_ours() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
     }
 }
 

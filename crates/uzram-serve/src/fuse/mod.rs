@@ -44,7 +44,7 @@ pub use cpu_latency::CpuLatencyLimit;
 pub use tree::DISK;
 
 /// The longest read or write that the kernel sends at once: its limit, unless `fs.fuse.max_pages_limit` is changed.
-pub const MAX_IO_BYTES: usize = 1 << 20;
+pub const MAX_IO_BYTES: usize = 128 << 10;
 /// Requests that the kernel has in flight at once: more than a loop device's queue holds.
 const MAX_BACKGROUND: u16 = 256;
 /// The device that FUSE connections are opened on.

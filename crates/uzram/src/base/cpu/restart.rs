@@ -57,12 +57,37 @@ impl Restartable {
 /// The offset of glibc's area from the thread pointer, where it registers threads.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(super) fn area_offset() -> Option<isize> {
-    // SAFETY: both names are NUL-terminated, and glibc declares the variables with these types.
+    let (size, offset) = glibc_variables();
+    // SAFETY: glibc declares the variables with these types, and changes neither after the start.
+    unsafe { if size.is_null() || offset.is_null() || *size == 0 { None } else { Some(*offset) } }
+}
+
+/// Where glibc has `__rseq_size` and `__rseq_offset`; null before 2.35.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", not(target_feature = "crt-static"), not(loom)))]
+fn glibc_variables() -> (*const u32, *const isize) {
+    // SAFETY: both names are NUL-terminated.
     unsafe {
-        let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr()).cast::<u32>();
-        let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>();
-        if size.is_null() || offset.is_null() || *size == 0 { None } else { Some(*offset) }
+        let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr());
+        let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr());
+        (size.cast(), offset.cast())
     }
+}
+
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", target_feature = "crt-static", not(loom)))]
+std::arch::global_asm!(".weak __rseq_size", ".weak __rseq_offset");
+
+/// The same where glibc is linked in, and `dlsym` knows none of its names: by weak references.
+#[cfg(all(target_arch = "x86_64", target_env = "gnu", target_feature = "crt-static", not(loom)))]
+fn glibc_variables() -> (*const u32, *const isize) {
+    let (size, offset);
+    // SAFETY: this reads two entries of the global offset table; that of a weak symbol which is nowhere defined is null.
+    unsafe {
+        std::arch::asm!(
+            "mov {0}, qword ptr [rip + __rseq_size@GOTPCREL]",
+            "mov {1}, qword ptr [rip + __rseq_offset@GOTPCREL]",
+            out(reg) size, out(reg) offset, options(nostack, readonly, preserves_flags, pure));
+    }
+    (size, offset)
 }
 
 #[cfg(not(all(target_arch = "x86_64", target_env = "gnu", not(loom))))]

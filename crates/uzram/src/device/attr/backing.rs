@@ -9,6 +9,7 @@ use crate::store::{BackingStats, Candidates, MAX_PAGES, Store, Writeback, Writeb
 
 use super::super::task::Task;
 use super::super::{Device, NamedBacking, State};
+use super::cold::page_type;
 use super::{lines, words};
 
 pub(super) fn backing_dev(device: &Device) -> String {
@@ -75,15 +76,12 @@ pub(super) fn parse_writeback(value: &str) -> Result<Writeback> {
 fn parse_candidates(name: &str) -> Result<Candidates> {
     let all = Candidates::default();
     match name {
-        "idle" => Ok(Candidates { idle: true, ..all }),
-        "huge" => Ok(Candidates { huge: true, ..all }),
-        "huge_idle" => Ok(Candidates { idle: true, huge: true, ..all }),
         "incompressible" => Ok(Candidates { incompressible: true, ..all }),
         "all" => Ok(all),
-        _ => {
+        _ => page_type(name).ok_or_else(|| {
             let what = format!("'{name}' is no type: write idle, huge, huge_idle, incompressible or all");
-            Err(Error::invalid(what).with_setting("writeback"))
-        }
+            Error::invalid(what).with_setting("writeback")
+        }),
     }
 }
 

@@ -16,6 +16,17 @@ pub(super) fn parse_idle_age(value: &str) -> Result<Option<u32>> {
     if value == "all" { Ok(None) } else { value.parse().map(Some).map_err(bad) }
 }
 
+/// The pages of a type that the kernel has for recompression and writeback alike.
+pub(super) fn page_type(name: &str) -> Option<Candidates> {
+    let (idle, huge) = match name {
+        "idle" => (true, false),
+        "huge" => (false, true),
+        "huge_idle" => (true, true),
+        _ => return None,
+    };
+    Some(Candidates { idle, huge, ..Candidates::default() })
+}
+
 /// In the columns of the kernel's `block_state`.
 pub(super) fn block_state(device: &Device) -> String {
     let (mut lines, mut text, mut piece) = (BlockStates::new(device), Vec::new(), [0; 4096]);
@@ -43,15 +54,9 @@ impl RecompressRequest {
             let bad = || Error::invalid(format!("'{name}={value}' cannot be")).with_setting("recompress");
             match name {
                 "type" => {
-                    what.candidates = match value {
-                        "idle" => Candidates { idle: true, ..Candidates::default() },
-                        "huge" => Candidates { huge: true, ..Candidates::default() },
-                        "huge_idle" => Candidates { idle: true, huge: true, ..Candidates::default() },
-                        _ => {
-                            let what = format!("type={value}: write idle, huge or huge_idle");
-                            return Err(Error::invalid(what));
-                        }
-                    }
+                    what.candidates = page_type(value).ok_or_else(|| {
+                        Error::invalid(format!("type={value}: write idle, huge or huge_idle"))
+                    })?;
                 }
                 "threshold" => what.threshold_bytes = value.parse().map_err(|_| bad())?,
                 "max_pages" => what.max_pages = value.parse().map_err(|_| bad())?,
