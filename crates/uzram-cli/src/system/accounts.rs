@@ -1,43 +1,28 @@
 //! Users and groups of the machine, by name or number, and permissions as people write them.
+//!
+//! Names are looked up in the files of passwd(5) and group(5) alone. What else the system may ask (LDAP, say) takes
+//! libraries of glibc's that a static program cannot load.
 
-use std::ffi::CString;
-use std::ptr;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
 
-/// The most bytes of what the system knows of a user or group: groups may have many members.
-const MAX_ENTRY_BYTES: usize = 1 << 20;
+/// The longest line that is read: groups may have many members.
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// The number of a user.
 ///
 /// # Errors
-/// The system knows none of that name.
+/// `/etc/passwd` has none of that name.
 pub fn parse_user(text: &str) -> Result<u32, String> {
-    number_of(text, "user", |name, buffer| {
-        // SAFETY: a structure of numbers and addresses that may be null.
-        let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
-        let (mut found, len) = (ptr::null_mut(), buffer.len());
-        // SAFETY: the name ends with a zero, the buffer has `len` bytes, and all live through the call.
-        let errno = unsafe {
-            libc::getpwnam_r(name.as_ptr(), &raw mut entry, buffer.as_mut_ptr().cast(), len, &raw mut found)
-        };
-        (errno, (!found.is_null()).then_some(entry.pw_uid))
-    })
+    number_of(text, "user", "/etc/passwd")
 }
 
 /// The number of a group.
 ///
 /// # Errors
-/// The system knows none of that name.
+/// `/etc/group` has none of that name.
 pub fn parse_group(text: &str) -> Result<u32, String> {
-    number_of(text, "group", |name, buffer| {
-        // SAFETY: a structure of numbers and addresses that may be null.
-        let mut entry: libc::group = unsafe { std::mem::zeroed() };
-        let (mut found, len) = (ptr::null_mut(), buffer.len());
-        // SAFETY: the name ends with a zero, the buffer has `len` bytes, and all live through the call.
-        let errno = unsafe {
-            libc::getgrnam_r(name.as_ptr(), &raw mut entry, buffer.as_mut_ptr().cast(), len, &raw mut found)
-        };
-        (errno, (!found.is_null()).then_some(entry.gr_gid))
-    })
+    number_of(text, "group", "/etc/group")
 }
 
 /// Permissions in octal digits, as in 0660.
@@ -50,25 +35,36 @@ pub fn parse_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "write permissions in octal, from 0000 to 0777, as in 0660".to_owned())
 }
 
-/// A number as it is, or that of a name by `look_up`: an errno, and the number if there is one.
-fn number_of(
-    text: &str,
-    what: &str,
-    look_up: impl Fn(&CString, &mut [u8]) -> (i32, Option<u32>),
-) -> Result<u32, String> {
-    let unknown = || format!("there is no {what} '{text}'");
+/// A number as it is, or that of a name in a file of lines `NAME:PASSWORD:NUMBER:…`.
+fn number_of(text: &str, what: &str, path: &str) -> Result<u32, String> {
+    // The last number means nobody, chown(2).
+    let is_one = |number: &u32| *number != u32::MAX;
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // The last one means nobody, chown(2).
-        return text.parse().ok().filter(|number| *number != u32::MAX).ok_or_else(unknown);
+        return text.parse().ok().filter(is_one).ok_or_else(|| format!("there is no {what} '{text}'"));
     }
-    let name = CString::new(text).map_err(|_| unknown())?;
-    let mut buffer = vec![0; 4096];
+    let file =
+        File::open(path).map_err(|error| format!("cannot look up the {what} '{text}' in {path}: {error}"))?;
+    find(BufReader::new(file), text)
+        .filter(is_one)
+        .ok_or_else(|| format!("there is no {what} '{text}' in {path}: write a number for others"))
+}
+
+/// The number in the first line of that name.
+fn find(mut lines: impl BufRead, name: &str) -> Option<u32> {
+    let mut line = Vec::new();
     loop {
-        match look_up(&name, &mut buffer) {
-            (libc::ERANGE, _) if buffer.len() < MAX_ENTRY_BYTES => buffer.resize(2 * buffer.len(), 0),
-            (libc::EINTR, _) => {}
-            (_, Some(number)) => return Ok(number),
-            _ => return Err(unknown()),
+        line.clear();
+        let read = lines.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line).ok()?;
+        if read == 0 {
+            return None;
+        }
+        let mut fields = line.split(|byte| *byte == b':');
+        if fields.next() == Some(name.as_bytes()) {
+            let number =
+                fields.nth(1).and_then(|number| std::str::from_utf8(number).ok()?.trim_end().parse().ok());
+            if number.is_some() {
+                return number;
+            }
         }
     }
 }
@@ -82,9 +78,23 @@ mod tests {
         assert_eq!((parse_user("root"), parse_group("root")), (Ok(0), Ok(0)));
         assert_eq!((parse_user("65534"), parse_group("65534")), (Ok(65534), Ok(65534)));
         for text in ["", "no such", "-1", "4294967295", "4294967296", "a\0b"] {
-            assert_eq!(parse_user(text), Err(format!("there is no user '{text}'")));
-            assert_eq!(parse_group(text), Err(format!("there is no group '{text}'")));
+            let refused = |parsed: Result<u32, String>, what: &str| {
+                let error = parsed.expect_err(text);
+                assert!(error.starts_with(&format!("there is no {what} '{text}'")), "{error}");
+            };
+            refused(parse_user(text), "user");
+            refused(parse_group(text), "group");
         }
+    }
+
+    #[test]
+    fn lines_of_any_kind_are_looked_through() {
+        let file = b"# root:x:7:\nroot\nadm:x\nx\xff:x:1:\nadm:x:4:syslog,me\nadm:x:5:\nlast:x:9";
+        for (name, number) in [("adm", Some(4)), ("last", Some(9)), ("root", None), ("x", None), ("", None)] {
+            assert_eq!(find(&file[..], name), number, "{name}");
+        }
+        let long = [&b"many:x:3:"[..], &b"me,".repeat(MAX_LINE_BYTES as usize), b"\nafter:x:6:\n"].concat();
+        assert_eq!((find(&long[..], "many"), find(&long[..], "after")), (Some(3), Some(6)));
     }
 
     #[test]
