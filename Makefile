@@ -4,7 +4,7 @@ UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test lint bench lab fuzz loom asan tsan hog
+.PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,6 +16,9 @@ run: ## Serve a compressed RAM disk of 1 GiB, in the foreground
 demo: ## Copy an image of a real file tree in and out, compare, print ratio and throughput
 	@cargo build --release
 	@tools/demo
+
+dist: ## Build one static program of the product, target/dist/uzram
+	@tools/dist
 
 test: ## Every test, with a summary
 	@tools/test

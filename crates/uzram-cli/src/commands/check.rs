@@ -14,6 +14,7 @@ use rustix::io_uring::{io_uring_params, io_uring_setup};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
+use uzram::cpu::Restartable;
 use uzram::units::{format_size, parse_size};
 
 use crate::config::plan::{Attached, DaemonPlan};
@@ -72,6 +73,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
         loop_devices(),
         page_faults(),
         io_uring(),
+        restartable_sequences(),
         locked_memory(&capabilities),
         capabilities.finding(),
         kernel_zram(),
@@ -181,6 +183,20 @@ fn page_faults() -> Finding {
             follows: "a process's own memory cannot be paged",
         },
     }
+}
+
+fn restartable_sequences() -> Finding {
+    let (works, checked_by, follows) = if Restartable::get().is_some_and(Restartable::works_here) {
+        (
+            Works::Yes,
+            "glibc registers threads, and membarrier(2) interrupts them",
+            "caches of CPUs take no lock",
+        )
+    } else {
+        let why = "glibc before 2.35 or its tunable, a kernel before 5.10, or a sandbox";
+        (Works::No, why, "caches of CPUs take a lock each, which is slower")
+    };
+    Finding { name: "rseq", works, checked_by: checked_by.to_owned(), follows }
 }
 
 fn io_uring() -> Finding {
