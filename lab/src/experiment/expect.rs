@@ -3,10 +3,9 @@
 //! A speed is judged from five rounds on: fewer do not tell a difference from the noise. Beside elapsed
 //! time stands processor time, which leaves out waiting and which other programs disturb less.
 
-use uzram_bench::harness::cpus;
 use uzram_bench::harness::stats::{PairedRatio, at_least, can_judge, coverage, median};
 
-use super::{Designs, Row, Series, Side};
+use super::{Designs, Row, Series, Side, cpus};
 
 /// The most rows that are named one by one.
 const MOST_NAMED: usize = 6;

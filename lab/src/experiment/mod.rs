@@ -10,10 +10,13 @@
 //! * `expect`: judges what was expected.
 //! * `report`: rows of medians, the ratio of the rounds' elapsed times with its interval and rank
 //!   test ([`uzram_bench::harness::stats::PairedRatio`]), as a table and as JSON.
+//! * `clock`: runs a thread's work with the clock, or without.
 //! * `callgrind`: the slow mode, which counts instructions instead of seconds.
 
 pub mod callgrind;
+pub(crate) mod clock;
 pub(crate) mod expect;
+mod kept_arena;
 mod report;
 mod run;
 
@@ -22,6 +25,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::thread;
 use std::time::Duration;
 
 use uzram::{Error, Result};
@@ -29,6 +33,7 @@ use uzram::{Error, Result};
 use crate::{lru_batch, slab_freeze, streams, zs_free, zs_lock};
 
 pub use expect::{Bound, Expect, Figure, Jobs, interval, jobs_text, side};
+pub(crate) use kept_arena::kept_arena;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;
 use uzram_bench::harness::corpus::Kind;
@@ -119,6 +124,24 @@ impl Unit {
         }
     }
 
+    /// What a unit costs: the names of elapsed time, processor time, context switches of both kinds.
+    pub(crate) const fn costs(self) -> [&'static str; 4] {
+        match self {
+            Unit::Page => [
+                "ns_per_page",
+                "cpu_ns_per_page",
+                "voluntary_switches_per_page",
+                "involuntary_switches_per_page",
+            ],
+            Unit::Object => [
+                "ns_per_object",
+                "cpu_ns_per_object",
+                "voluntary_switches_per_object",
+                "involuntary_switches_per_object",
+            ],
+        }
+    }
+
     /// What callgrind counts for each: the names of instructions, branches, mispredicted branches.
     pub const fn counts(self) -> [&'static str; 3] {
         match self {
@@ -195,6 +218,11 @@ pub(crate) fn by_name<T: Copy>(designs: &[(&'static str, T)], name: &str) -> Res
         let names: Vec<_> = designs.iter().map(|(name, _)| *name).collect();
         Error::invalid(format!("'{name}' is no design of this table, only: {}", names.join(", ")))
     })
+}
+
+/// The number of CPUs that jobs can run on.
+pub(crate) fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// How to run a table.

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use super::*;
 use crate::experiment::testing::{assert_complete, assert_measured, begun, plan, rounds};

@@ -20,8 +20,6 @@ mod findings;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
-
 use uzram::codec::Algorithm;
 use uzram::device::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES};
 use uzram::zsmalloc::design::{
@@ -31,12 +29,14 @@ use uzram::zsmalloc::design::{
 use uzram::zsmalloc::{LockCounts, huge_threshold};
 use uzram::{Error, Result};
 
+use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
+    cpus,
 };
 use passes::{Memory, Passes};
 use uzram_bench::engine::Packed;
-use uzram_bench::harness::{CLOCKED, Source, Span, Usage, clocked, cpus};
+use uzram_bench::harness::Source;
 
 /// Before the series, and its patches one by one.
 type ClassInWord = ClassLocks<{ CLASS_IN_WORD }>;
@@ -220,43 +220,29 @@ impl Experiment for Pools {
     }
 }
 
-/// The counted run does one part in so many of the clocked run's work.
-const COUNTED_SHARE: u64 = 4;
-
 /// Measures one design with pools of its own.
 fn measure<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
-    let freed = passes::run::<D, _>(memory, pages, plan, false, clocked)?;
+    let freed = passes::run::<D>(memory, pages, plan, false, clocked)?;
     // Counts need no more than one pass.
     let work = plan.work.div_ceil(COUNTED_SHARE).min(passes::most_objects(plan.jobs) * plan.jobs as u64);
-    let counted = passes::run::<D, _>(memory, pages, &Plan { work, ..*plan }, true, |part| part())?;
+    let counted = passes::run::<D>(memory, pages, &Plan { work, ..*plan }, true, unclocked)?;
     Ok(sample(plan.jobs, &freed, &counted.counts))
 }
 
-fn sample(jobs: usize, freed: &Passes<(Span, u64)>, counts: &LockCounts) -> Sample {
-    let (mut elapsed, mut usage, mut objects) = (Duration::ZERO, Usage::default(), 0);
-    for ended in &freed.ended {
-        let (pass_elapsed, pass_usage) = Span::together(ended.iter().map(|(span, _)| *span));
-        elapsed += pass_elapsed;
-        usage += pass_usage;
-        objects += ended.iter().map(|(_, freed)| freed).sum::<u64>();
-    }
-    let per_object = |value: f64| value / objects.max(1) as f64;
+fn sample(jobs: usize, freed: &Passes, counts: &LockCounts) -> Sample {
+    let mut total = Total::default();
+    freed.ended.iter().for_each(|ended| total += Total::of(ended));
+    let full_size_objects = (jobs as u64 * passes::FULL_SIZE_PAGES) as f64;
     let counted = |count: u64, of: u64| count as f64 / of.max(1) as f64;
-    let (elapsed_ns, cpu) = (elapsed.as_secs_f64() * 1e9, usage.user + usage.system);
-    let values = vec![
-        ("user_s", usage.user.as_secs_f64()),
-        ("system_s", usage.system.as_secs_f64()),
-        ("full_size_ms", per_object(elapsed_ns) * (jobs as u64 * passes::FULL_SIZE_PAGES) as f64 / 1e6),
-        ("ns_per_object", per_object(elapsed_ns)),
-        ("cpu_ns_per_object", per_object(cpu.as_secs_f64() * 1e9)),
-        ("voluntary_switches_per_object", per_object(usage.voluntary_switches as f64)),
-        ("involuntary_switches_per_object", per_object(usage.involuntary_switches as f64)),
+    let mut values = total.values(Unit::Object);
+    values.extend([
+        ("full_size_ms", total.per_unit(total.elapsed.as_secs_f64() * 1e3) * full_size_objects),
         ("pool_locks_per_object", counted(counts.pool_locks, counts.frees)),
         ("class_locks_per_object", counted(counts.class_locks, counts.frees)),
         ("lists_hold_ns_per_object", counted(counts.lists_hold_ns, counts.frees)),
         ("zspages_emptied_per_object", counted(counts.runs_freed, counts.frees)),
         ("equal_classes", freed.equal_classes),
         ("locked_frees_per_zspage", counted(counts.runs_freed_locked, counts.runs_freed)),
-    ];
-    Sample { elapsed, values }
+    ]);
+    Sample { elapsed: total.elapsed, values }
 }

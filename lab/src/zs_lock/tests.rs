@@ -58,7 +58,7 @@ fn disks_stay_full_to_four_fifths() {
             let plan = Plan { design: 0, jobs, work, seed: 7, stop: &stop };
             let before = device.stats();
             let ended = files.use_by_threads(disk, &corpus, &plan).unwrap();
-            let written = ended.iter().map(|(_, pages)| pages).sum::<u64>();
+            let written = ended.iter().map(|done| done.units).sum::<u64>();
             let after = device.stats();
             assert!((work..work + (jobs * FILE_PAGES) as u64).contains(&written), "{design}, {jobs} jobs");
             assert_eq!(after.pages_written - before.pages_written, written, "{design}, {jobs} jobs");
