@@ -3,7 +3,7 @@
 //! A speed is judged from five rounds on: fewer do not tell a difference from the noise. Beside elapsed
 //! time stands processor time, which leaves out waiting and which other programs disturb less.
 
-use uzram_bench::harness::stats::{PairedRatio, at_least, can_judge, coverage, median};
+use uzram_bench::harness::stats::{at_least, can_judge, coverage, median};
 
 use super::{Designs, Row, Series, Side, cpus};
 
@@ -84,11 +84,6 @@ impl Jobs {
 /// `1 job`, `2 jobs`.
 pub fn jobs_text(jobs: usize) -> String {
     format!("{jobs} job{}", if jobs == 1 { "" } else { "s" })
-}
-
-/// A ratio and its interval.
-pub fn interval(ratio: f64, low: f64, high: f64) -> String {
-    format!("{ratio:.3} [{low:.3}, {high:.3}]")
 }
 
 /// The figures of a design in the rows of a number of jobs.
@@ -178,7 +173,7 @@ impl Expect {
         if let Bound::NotBelow(wanted) = self.bound {
             let outside = (1.0 - coverage(rows.first().map_or(0, |row| rounds(row)))) / 2.0;
             is_met = is_met || at_least(missing.len(), rows.len(), outside) > CHANCE;
-            let above = rows.iter().filter(|row| row.ratio_low > wanted).count();
+            let above = rows.iter().filter(|row| row.gain.low > wanted).count();
             chance = format!(
                 "; chance alone puts {:.1} of {} intervals below {wanted}, and as many above, where {above} lie",
                 rows.len() as f64 * outside,
@@ -213,7 +208,7 @@ impl Expect {
             let case = if self.case.is_none() { format!("{}, ", row.case) } else { String::new() };
             let before =
                 if self.before.is_none() { format!(" against {}", row.before.design) } else { String::new() };
-            let ratio = interval(row.ratio, row.ratio_low, row.ratio_high);
+            let ratio = row.gain;
             format!("{case}{}{before}: {ratio}", jobs_text(row.jobs))
         };
         let mut names: Vec<String> = rows.iter().take(MOST_NAMED).map(name).collect();
@@ -228,10 +223,10 @@ impl Bound {
     /// Whether a row's speed lies there.
     fn holds(self, row: &Row) -> bool {
         match self {
-            Bound::AtLeast(wanted) => row.ratio >= wanted,
-            Bound::AtMost(wanted) => row.ratio <= wanted,
-            Bound::Within(low, high) => row.ratio_low >= low && row.ratio_high <= high,
-            Bound::NotBelow(wanted) => row.ratio_high >= wanted,
+            Bound::AtLeast(wanted) => row.gain.ratio >= wanted,
+            Bound::AtMost(wanted) => row.gain.ratio <= wanted,
+            Bound::Within(low, high) => row.gain.low >= low && row.gain.high <= high,
+            Bound::NotBelow(wanted) => row.gain.high >= wanted,
         }
     }
 
@@ -259,10 +254,7 @@ fn by_processor_time(rows: &[&Row]) -> Option<String> {
     if rows.len() > MOST_NAMED {
         return None;
     }
-    let ratio = |row: &&Row| {
-        let PairedRatio { ratio, low, high, .. } = row.processor_time()?;
-        Some(format!("{} with {}", interval(ratio, low, high), jobs_text(row.jobs)))
-    };
+    let ratio = |row: &&Row| Some(format!("{} with {}", row.processor_time()?, jobs_text(row.jobs)));
     let ratios = rows.iter().map(ratio).collect::<Option<Vec<_>>>()?;
     Some(format!(" By processor time: {}.", ratios.join(", ")))
 }
@@ -271,7 +263,7 @@ fn by_processor_time(rows: &[&Row]) -> Option<String> {
 fn beyond(series: &Series, rows: &[Row], design: &str, after: &str) -> Option<String> {
     let gain = |(case, _): &(&str, &[usize])| {
         let later = rows.iter().filter(|row| row.after.design == design && row.case == *case);
-        let ratios: Vec<f64> = later.map(|row| row.ratio).collect();
+        let ratios: Vec<f64> = later.map(|row| row.gain.ratio).collect();
         let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let most = ratios.iter().copied().fold(0.0, f64::max);
         (!ratios.is_empty()).then(|| format!("{:.2} ({least:.2} to {most:.2}) in {case}", median(&ratios)))

@@ -32,7 +32,7 @@ use uzram::{Error, Result};
 
 use crate::{lru_batch, slab_freeze, streams, zs_free, zs_lock};
 
-pub use expect::{Bound, Expect, Figure, Jobs, interval, jobs_text, side};
+pub use expect::{Bound, Expect, Figure, Jobs, jobs_text, side};
 pub(crate) use kept_arena::kept_arena;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;

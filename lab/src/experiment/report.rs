@@ -81,14 +81,9 @@ pub struct Row {
     pub before: Side,
     /// The design after.
     pub after: Side,
-    /// The median of the rounds' elapsed seconds before / after.
-    pub ratio: f64,
-    /// Where its interval begins.
-    pub ratio_low: f64,
-    /// Where it ends.
-    pub ratio_high: f64,
-    /// The rank test's p.
-    pub p: f64,
+    /// Elapsed seconds before / after; above 1 the design after is faster.
+    #[serde(flatten)]
+    pub gain: PairedRatio,
     /// What the series' author measured.
     pub published: Option<Published>,
 }
@@ -103,22 +98,10 @@ impl Row {
         published: Option<Published>,
     ) -> Option<Row> {
         let elapsed_s = |side: &Side| side.values.get("elapsed_s").cloned().unwrap_or_default();
-        let compared = PairedRatio::new(&elapsed_s(&before), &elapsed_s(&after))?;
-        Some(Row {
-            case: case.to_owned(),
-            jobs,
-            before,
-            after,
-            ratio: compared.ratio,
-            ratio_low: compared.low,
-            ratio_high: compared.high,
-            p: compared.p,
-            published,
-        })
+        let gain = PairedRatio::new(&elapsed_s(&before), &elapsed_s(&after))?;
+        Some(Row { case: case.to_owned(), jobs, before, after, gain, published })
     }
-}
 
-impl Row {
     /// How the processor time of the designs compares. It leaves out what threads waited for, and other
     /// programs on the machine disturb it less than elapsed time.
     pub fn processor_time(&self) -> Option<PairedRatio> {
@@ -284,7 +267,7 @@ fn split(rows: &[Row]) -> (&[Row], &[Row]) {
 
 /// How two designs compare.
 fn gain_cells(row: &Row) -> Vec<String> {
-    vec![format!("{:.2} [{:.2}, {:.2}]", row.ratio, row.ratio_low, row.ratio_high), format!("{:.3}", row.p)]
+    vec![format!("{:.2}", row.gain), format!("{:.3}", row.gain.p)]
 }
 
 /// A paragraph in lines of at most 100 columns, the second and later ones indented.

@@ -108,9 +108,9 @@ fn rounds_alternate_on_the_same_fixed_work() {
     // Two cases and both together, with 1 and 3 jobs.
     assert_eq!(report.rows.len(), 6);
     for row in &report.rows {
-        assert!((row.ratio - 2.0).abs() < 1e-9, "{row:?}");
-        assert_eq!((row.ratio_low, row.ratio_high), (row.ratio, row.ratio));
-        assert_eq!(row.p, 0.125, "the least that 4 rounds can give");
+        assert!((row.gain.ratio - 2.0).abs() < 1e-9, "{row:?}");
+        assert_eq!((row.gain.low, row.gain.high), (row.gain.ratio, row.gain.ratio));
+        assert_eq!(row.gain.p, 0.125, "the least that 4 rounds can give");
     }
     let total = report.rows.last().unwrap();
     assert_eq!((total.case.as_str(), total.after.median("user_s")), ("both", Some(0.5)));
@@ -126,7 +126,7 @@ fn a_design_beyond_is_compared_with_the_one_after() {
     for pair in report.rows.chunks(2) {
         let designs = pair.iter().map(|row| (row.before.design.as_str(), row.after.design.as_str()));
         assert!(designs.eq([("old", "new"), ("new", "even-newer")]));
-        assert!(pair.iter().all(|row| (row.ratio - 2.0).abs() < 1e-9), "{pair:?}");
+        assert!(pair.iter().all(|row| (row.gain.ratio - 2.0).abs() < 1e-9), "{pair:?}");
     }
     let text = report.to_string();
     let gains: Vec<_> = text

@@ -1,8 +1,7 @@
 //! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
 
 use super::{AFTER, DESIGNS, LONG_BATCHES, ONE_PASS, SINGLE_LOCK, TWO_PASSES, ZONE_BATCH, published};
-use crate::experiment::{Row, interval, side};
-use uzram_bench::harness::stats::PairedRatio;
+use crate::experiment::{Row, side};
 
 /// CPUs for which the authors' gain is looked for.
 const MANY_CPUS: f64 = 16.0;
@@ -22,12 +21,9 @@ fn row<'a>(rows: &'a [Row], jobs: usize, before: &str) -> Option<&'a Row> {
 
 /// Elapsed and processor time of a row, in words.
 fn gain(row: &Row) -> String {
-    let elapsed = interval(row.ratio, row.ratio_low, row.ratio_high);
     match row.processor_time() {
-        Some(PairedRatio { ratio, low, high, .. }) => {
-            format!("{elapsed}, by processor time {}", interval(ratio, low, high))
-        }
-        None => elapsed,
+        Some(processor_time) => format!("{}, by processor time {processor_time}", row.gain),
+        None => row.gain.to_string(),
     }
 }
 

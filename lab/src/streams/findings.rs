@@ -25,7 +25,7 @@ fn writes(row: &Row) -> bool {
 /// What writers gain, beside what was published.
 fn gains(rows: &[&Row]) -> Option<String> {
     let several = rows.iter().filter(|row| row.jobs > 1 && writes(row));
-    let gains = several.filter_map(|row| Some((row.ratio, row.published.as_ref()?.ratio)));
+    let gains = several.filter_map(|row| Some((row.gain.ratio, row.published.as_ref()?.ratio)));
     let (ours, theirs): (Vec<f64>, Vec<f64>) = gains.unzip();
     (!ours.is_empty()).then(|| {
         format!(

@@ -30,8 +30,9 @@ fn every_value_of_the_short_form_is_measured() {
             let cpu_s = side.median("user_s").unwrap() + side.median("system_s").unwrap();
             assert!(cpu_s > 0.0, "{name}");
         }
-        assert!(row.ratio_low <= row.ratio && row.ratio <= row.ratio_high, "{name}");
-        assert!(row.p > 0.0 && row.p <= 1.0, "{name}");
+        let gain = row.gain;
+        assert!(gain.low <= gain.ratio && gain.ratio <= gain.high, "{name}");
+        assert!(gain.p > 0.0 && gain.p <= 1.0, "{name}");
         assert_eq!(row.published.is_some(), row.jobs <= published::JOBS, "{name}");
         let Ok(pattern) = row.case.parse::<Pattern>() else { continue };
         assert_eq!(row.after.values.contains_key("sleeps_per_write"), pattern.writes(), "{name}");
