@@ -4,10 +4,12 @@
 //! * [`threads`] starts jobs together; [`usage`] reads what a thread has cost.
 //! * [`corpus`]: pages taken from what the machine has.
 //! * [`stats`]: medians, quantiles, and how sure a ratio of paired measurements is.
+//! * [`bound`]: where a figure should lie.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
 //! * [`report`]: columns of figures, JSON, lines of a paragraph.
 //! * [`command`]: what the programs `uzram-bench` and `uzram-lab` share.
 
+pub mod bound;
 pub mod command;
 pub mod corpus;
 pub mod fio;

@@ -25,7 +25,7 @@ use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
 use crate::nbd;
-pub use target::{Bound, Target, Targets};
+pub use target::{Target, Targets};
 use wanted::{
     backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
     nbd_targets, recompression_targets, speed_targets,

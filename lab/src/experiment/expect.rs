@@ -3,6 +3,7 @@
 //! A speed is judged from five rounds on: fewer do not tell a difference from the noise. Beside elapsed
 //! time stands processor time, which leaves out waiting and which other programs disturb less.
 
+use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::stats::{at_least, can_judge, coverage, median};
 
 use super::{Designs, Row, Series, Side, cpus};
@@ -47,19 +48,6 @@ pub enum Figure {
     Speed,
     /// A quantity of the design after: the most of all rounds.
     Most(&'static str),
-}
-
-/// Where a figure should lie.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
-    /// Here or above.
-    AtLeast(f64),
-    /// Here or below.
-    AtMost(f64),
-    /// Its whole interval within these.
-    Within(f64, f64),
-    /// Its interval not wholly below, in no more rows than chance explains.
-    NotBelow(f64),
 }
 
 impl Jobs {
@@ -150,16 +138,12 @@ impl Expect {
             rounds.copied().fold(0.0, f64::max)
         };
         let (before, measured) = (most(|row| &row.before), most(|row| &row.after));
-        let is_met = match self.bound {
-            Bound::AtLeast(wanted) | Bound::NotBelow(wanted) => measured >= wanted,
-            Bound::AtMost(wanted) => measured <= wanted,
-            Bound::Within(low, high) => (low..=high).contains(&measured),
-        };
+        let is_met = self.bound.holds(measured);
         format!(
             "{}{}: {after} should have {} with {}, and has {measured:.2} at most in {} rows; {} has {before:.2}.",
             self.name(),
             missed(is_met),
-            self.bound.words(),
+            self.bound,
             self.jobs.words(),
             rows.len(),
             self.before.unwrap_or("what it is compared with")
@@ -167,7 +151,8 @@ impl Expect {
     }
 
     fn judge_speed(&self, after: &str, rows: &[&Row]) -> String {
-        let (reached, missing): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| self.bound.holds(row));
+        let (reached, missing): (Vec<&Row>, Vec<&Row>) =
+            rows.iter().partition(|row| self.bound.holds_for(&row.gain));
         let mut chance = String::new();
         let mut is_met = missing.is_empty();
         if let Bound::NotBelow(wanted) = self.bound {
@@ -184,7 +169,7 @@ impl Expect {
             "{}{}: {after} should be {} times as fast as {} with {}, and is in {} of {} rows",
             self.name(),
             missed(is_met),
-            self.bound.words(),
+            self.bound,
             self.before.unwrap_or("each design before"),
             self.jobs.words(),
             reached.len(),
@@ -216,27 +201,6 @@ impl Expect {
             names.push(format!("{} more", rows.len() - MOST_NAMED));
         }
         names.join(", ")
-    }
-}
-
-impl Bound {
-    /// Whether a row's speed lies there.
-    fn holds(self, row: &Row) -> bool {
-        match self {
-            Bound::AtLeast(wanted) => row.gain.ratio >= wanted,
-            Bound::AtMost(wanted) => row.gain.ratio <= wanted,
-            Bound::Within(low, high) => row.gain.low >= low && row.gain.high <= high,
-            Bound::NotBelow(wanted) => row.gain.high >= wanted,
-        }
-    }
-
-    fn words(self) -> String {
-        match self {
-            Bound::AtLeast(wanted) => format!("at least {wanted:.2}"),
-            Bound::AtMost(wanted) => format!("at most {wanted:.2}"),
-            Bound::Within(low, high) => format!("from {low:.2} to {high:.2}, with the whole interval,"),
-            Bound::NotBelow(wanted) => format!("at least {wanted:.2}, within the noise,"),
-        }
     }
 }
 

@@ -32,10 +32,11 @@ use uzram::{Error, Result};
 
 use crate::{lru_batch, slab_freeze, streams, zs_free, zs_lock};
 
-pub use expect::{Bound, Expect, Figure, Jobs, jobs_text, side};
+pub use expect::{Expect, Figure, Jobs, jobs_text, side};
 pub(crate) use kept_arena::kept_arena;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;
+pub use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::corpus::Kind;
 pub use uzram_bench::harness::rounds::{Experiment, Plan, RoundOptions, Sample, Values};
 use uzram_bench::harness::stats::MAX_PAIRS;
