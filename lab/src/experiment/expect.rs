@@ -1,12 +1,13 @@
 //! What a series is expected to show: data ([`Expect`]), judged and put into words here for all series.
 //!
 //! A speed is judged from five rounds on: fewer do not tell a difference from the noise. Beside elapsed
-//! time stands processor time, which leaves out waiting and which other programs disturb less.
+//! time stand processor time, which leaves out waiting and which other programs disturb less, and what the
+//! author published.
 
 use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::stats::{at_least, can_judge, coverage, median};
 
-use super::{Designs, Row, Series, Side, cpus};
+use super::{Designs, Row, Series, Side};
 
 /// The most rows that are named one by one.
 const MOST_NAMED: usize = 6;
@@ -26,8 +27,6 @@ pub struct Expect {
     pub figure: Figure,
     /// Where it should lie.
     pub bound: Bound,
-    /// What the series' author measured, in the same unit.
-    pub published: Option<f64>,
 }
 
 /// Numbers of jobs.
@@ -80,19 +79,27 @@ pub fn side<'a>(rows: impl IntoIterator<Item = &'a Row>, jobs: usize, design: &s
     sides.into_iter().find(|side| side.design == design)
 }
 
-/// Judges every expectation of a series, a paragraph each, and says what designs beyond it gain.
-pub(super) fn judge(series: &Series, rows: &[Row]) -> Vec<String> {
-    judge_on(series, rows, cpus())
+/// A quantity of a design in a case: the median of the rows with 2 jobs or more.
+pub(crate) fn median_of(rows: &[Row], case: &str, design: &str, quantity: &str) -> Option<f64> {
+    let rows = rows.iter().filter(|row| row.case == case && row.jobs >= 2);
+    let sides = rows.flat_map(|row| [&row.before, &row.after]).filter(|side| side.design == design);
+    let medians: Vec<f64> = sides.filter_map(|side| side.median(quantity)).collect();
+    (!medians.is_empty()).then(|| median(&medians))
 }
 
-/// The same on a machine with so many CPUs.
-pub(crate) fn judge_on(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
+/// The row with the most jobs of which each has a CPU. With more jobs than CPUs, holders of a lock are
+/// preempted, and how long it is held says little.
+pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> Option<&'a Row> {
+    rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)
+}
+
+/// What the rows say on a machine with so many CPUs, in paragraphs: whether each expectation is met, what
+/// designs beyond the series gain, and what else the series finds.
+pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
     let designs = (series.designs)();
-    let mut paragraphs: Vec<String> =
-        series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus)).collect();
-    paragraphs
-        .extend(designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after)));
-    paragraphs
+    let judged = series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus));
+    let beyond = designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after));
+    judged.chain(beyond).chain((series.findings)(rows, cpus)).collect()
 }
 
 impl Expect {
@@ -176,31 +183,36 @@ impl Expect {
             rows.len()
         );
         for (what, rows) in [("reached", &reached), ("missed", &missing)] {
-            if !rows.is_empty() {
-                text += &format!("; {what} with {}", self.named(rows));
+            let mut gains = self.by_row(rows, |row| Some(row.gain.to_string()));
+            if gains.len() > MOST_NAMED {
+                gains.truncate(MOST_NAMED);
+                gains.push(format!("{} more", rows.len() - MOST_NAMED));
+            }
+            if !gains.is_empty() {
+                text += &format!("; {what} with {}", gains.join(", "));
             }
         }
         text += &chance;
         text += ".";
-        text += &by_processor_time(rows).unwrap_or_default();
-        text += &self.published.map_or_else(String::new, |published| format!(" Published: {published:.3}."));
+        let processor_time = self.by_row(rows, |row| Some(row.processor_time()?.to_string()));
+        let published = self.by_row(rows, |row| Some(format!("{:.3}", row.published.as_ref()?.ratio)));
+        for (what, ratios) in [("By processor time", processor_time), ("Published", published)] {
+            if (1..=MOST_NAMED).contains(&ratios.len()) {
+                text += &format!(" {what} with {}.", ratios.join(", "));
+            }
+        }
         text
     }
 
-    /// Rows by their number of jobs, and by what else tells them apart.
-    fn named(&self, rows: &[&Row]) -> String {
-        let name = |row: &&Row| {
+    /// What is known of rows, each with the number of jobs and what else tells it apart.
+    fn by_row(&self, rows: &[&Row], known: impl Fn(&Row) -> Option<String>) -> Vec<String> {
+        let text = |row: &&Row| {
             let case = if self.case.is_none() { format!("{}, ", row.case) } else { String::new() };
             let before =
                 if self.before.is_none() { format!(" against {}", row.before.design) } else { String::new() };
-            let ratio = row.gain;
-            format!("{case}{}{before}: {ratio}", jobs_text(row.jobs))
+            Some(format!("{case}{}{before}: {}", jobs_text(row.jobs), known(row)?))
         };
-        let mut names: Vec<String> = rows.iter().take(MOST_NAMED).map(name).collect();
-        if rows.len() > MOST_NAMED {
-            names.push(format!("{} more", rows.len() - MOST_NAMED));
-        }
-        names.join(", ")
+        rows.iter().filter_map(text).collect()
     }
 }
 
@@ -211,16 +223,6 @@ fn missed(is_met: bool) -> &'static str {
 /// Rounds that were measured.
 fn rounds(row: &Row) -> usize {
     row.after.values.get("elapsed_s").map_or(0, Vec::len)
-}
-
-/// The processor time of a few rows.
-fn by_processor_time(rows: &[&Row]) -> Option<String> {
-    if rows.len() > MOST_NAMED {
-        return None;
-    }
-    let ratio = |row: &&Row| Some(format!("{} with {}", row.processor_time()?, jobs_text(row.jobs)));
-    let ratios = rows.iter().map(ratio).collect::<Option<Vec<_>>>()?;
-    Some(format!(" By processor time: {}.", ratios.join(", ")))
 }
 
 /// What a design that came after the series gains.

@@ -33,6 +33,7 @@ use uzram::{Error, Result};
 use crate::{lru_batch, slab_freeze, streams, zs_free, zs_lock};
 
 pub use expect::{Expect, Figure, Jobs, jobs_text, side};
+pub(crate) use expect::{busiest, median_of};
 pub(crate) use kept_arena::kept_arena;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;
@@ -193,8 +194,8 @@ pub struct Series {
     pub published: fn(&str, usize, usize) -> Option<Published>,
     /// What it should show.
     pub expectations: &'static [Expect],
-    /// What else the rows say, in words: paragraphs.
-    pub findings: fn(&[Row]) -> Vec<String>,
+    /// What else the rows say on a machine with so many CPUs, in paragraphs.
+    pub findings: fn(&[Row], usize) -> Vec<String>,
 }
 
 impl Series {

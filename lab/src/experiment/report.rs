@@ -20,7 +20,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, LabOptions, Series, Unit, expect};
+use super::{Column, LabOptions, Series, Unit, cpus, expect};
 use uzram_bench::harness::report::{Table, ratio_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
@@ -150,8 +150,7 @@ impl LabReport {
         ));
         notes.push(format!("published: {series}"));
         notes.extend(left_out);
-        let mut verdict = expect::judge(table, &rows);
-        verdict.extend((table.findings)(&rows));
+        let verdict = expect::verdict(table, &rows, cpus());
         let (columns, unit) = (table.columns, table.unit);
         LabReport { table: table.name, series, rows, notes, verdict, columns, unit }
     }

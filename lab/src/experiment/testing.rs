@@ -4,7 +4,8 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::{Experiment, Plan, RoundOptions, Row, Series};
+use super::expect::verdict;
+use super::{Experiment, Plan, RoundOptions, Row, Series, Side};
 use uzram_bench::harness::Source;
 
 /// So many rounds, of measurements that take so long.
@@ -39,4 +40,32 @@ pub(crate) fn assert_complete(table: &Series, row: &Row) {
         let is_there = |value| side.median(value).is_some();
         assert!(table.columns.iter().all(|column| is_there(column.value)), "{}: {}", row.case, side.design);
     }
+}
+
+/// A design of which the same was measured in each of 9 rounds.
+pub(crate) fn side(design: &str, values: &[(&'static str, f64)]) -> Side {
+    let values = values.iter().map(|(quantity, value)| (*quantity, vec![*value; 9])).collect();
+    Side { design: design.to_owned(), values }
+}
+
+/// A row of a table, beside what was published for it.
+pub(crate) fn row(table: &Series, case: &str, jobs: usize, before: Side, after: Side) -> Row {
+    let at = (table.designs)().before.iter().position(|design| *design == before.design);
+    let published = at.and_then(|at| (table.published)(case, jobs, at));
+    Row::new(case, jobs, before, after, published).unwrap()
+}
+
+/// The rows as if four rounds had been measured, which are too few to judge a speed.
+pub(crate) fn of_four_rounds(mut rows: Vec<Row>) -> Vec<Row> {
+    for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
+        side.values.values_mut().for_each(|rounds| rounds.truncate(4));
+    }
+    rows
+}
+
+/// The verdict on rows, on a machine with two CPUs.
+pub(crate) fn said_of(table: &Series, rows: &[Row]) -> String {
+    let said = verdict(table, rows, 2).join("\n");
+    assert!(!said.contains("NaN"), "{said}");
+    said
 }

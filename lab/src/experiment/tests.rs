@@ -17,7 +17,7 @@ thread_local! {
 }
 
 /// A series whose measurements take 2 µs a unit of work before and 1 µs after.
-static CLOCKWORK: Series = Series {
+const CLOCKWORK: Series = Series {
     name: "clockwork",
     about: "two speeds",
     title: "clockwork: faster",
@@ -36,11 +36,11 @@ static CLOCKWORK: Series = Series {
     },
     published: |_, _, _| None,
     expectations: &[],
-    findings: |rows| vec![format!("{} rows", rows.len())],
+    findings: |rows, _| vec![format!("{} rows", rows.len())],
 };
 
 /// The same with a design beyond, of 0.5 µs, and another number of jobs in case two.
-static BEYOND: Series = Series {
+const BEYOND: Series = Series {
     cases: &[("one", &[1, 3]), ("two", &[2])],
     designs: || Designs {
         before: vec!["old".to_owned()],
@@ -52,18 +52,8 @@ static BEYOND: Series = Series {
         assert_eq!(designs, (BEYOND.designs)().all());
         Ok(Box::new(Measuring { case: String::new() }))
     },
-    name: "clockwork",
-    about: "three speeds",
-    title: "clockwork: faster",
-    author: "Nobody",
-    date: "2000",
-    unit: Unit::Page,
-    columns: &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }],
-    legend: Vec::new,
-    counted_function: "",
-    published: |_, _, _| None,
-    expectations: &[],
-    findings: |_| Vec::new(),
+    findings: |_, _| Vec::new(),
+    ..CLOCKWORK
 };
 
 struct Measuring {

@@ -25,7 +25,7 @@ use uzram::mem::Arena;
 use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
-    cpus, kept_arena,
+    kept_arena,
 };
 use tasks::Faults;
 use uzram_bench::harness::Source;
@@ -119,9 +119,8 @@ pub static SERIES: Series = Series {
         before: Some(ZONE_BATCH),
         figure: Figure::Speed,
         bound: Bound::NotBelow(1.0),
-        published: None,
     }],
-    findings: |rows| findings::of(rows, cpus()),
+    findings: findings::of,
 };
 
 fn designs() -> Designs {

@@ -34,7 +34,6 @@ use uzram::{Error, ErrorKind, Result};
 use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Done, RunPart, Total, clocked, unclocked};
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
-    cpus,
 };
 use counters::{COUNTERS, Counting, counts};
 use objects::Objects;
@@ -114,7 +113,6 @@ pub static SERIES: Series = Series {
             before: Some(EagerFreeze::NAME),
             figure: Figure::Speed,
             bound: Bound::AtLeast(1.05),
-            published: Some(published::RAWPKT_GAIN),
         },
         Expect {
             case: Some(Case::Messaging.name()),
@@ -122,10 +120,9 @@ pub static SERIES: Series = Series {
             before: Some(EagerFreeze::NAME),
             figure: Figure::Speed,
             bound: Bound::AtLeast(0.98),
-            published: Some(published::MESSAGING_GAIN),
         },
     ],
-    findings: |rows| findings::of(rows, cpus()),
+    findings: findings::of,
 };
 
 fn designs() -> Designs {

@@ -71,7 +71,6 @@ pub static SERIES: Series = Series {
             before: None,
             figure: Figure::Speed,
             bound: Bound::NotBelow(1.0),
-            published: None,
         },
         Expect {
             case: None,
@@ -79,10 +78,9 @@ pub static SERIES: Series = Series {
             before: None,
             figure: Figure::Most("sleeps_per_write"),
             bound: Bound::AtMost(0.0),
-            published: None,
         },
     ],
-    findings: |rows| findings::of(rows, cpus()),
+    findings: findings::of,
 };
 
 fn designs() -> Designs {

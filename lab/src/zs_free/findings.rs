@@ -3,8 +3,7 @@
 use uzram::zsmalloc::design::PoolLocks;
 
 use super::{AFTER, BEFORE, Case, ClassInWord, NoPoolLock, PagesAfterLock};
-use crate::experiment::{Row, Side, jobs_text};
-use uzram_bench::harness::stats::median;
+use crate::experiment::{Row, Side, busiest, jobs_text, median_of};
 
 /// The findings on a machine with so many CPUs.
 pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
@@ -12,18 +11,10 @@ pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
     Case::ALL.into_iter().flat_map(of_case).flatten().collect()
 }
 
-/// What a quantity of a design is in a case, median of the rows with 2 jobs or more.
-fn of_design(rows: &[Row], case: Case, design: &str, quantity: &str) -> Option<f64> {
-    let rows = rows.iter().filter(|row| row.case == case.name() && row.jobs >= 2);
-    let side = |row: &Row| [&row.before, &row.after].into_iter().find(|side| side.design == design).cloned();
-    let medians: Vec<f64> = rows.filter_map(side).filter_map(|side| side.median(quantity)).collect();
-    (!medians.is_empty()).then(|| median(&medians))
-}
-
 /// What each step brings.
 fn steps(case: Case, rows: &[Row]) -> Option<String> {
     let steps = [BEFORE, ClassInWord::NAME, NoPoolLock::NAME, AFTER];
-    let ns = |design: &str| of_design(rows, case, design, "ns_per_object");
+    let ns = |design: &str| median_of(rows, case.name(), design, "ns_per_object");
     let series =
         steps.iter().map(|step| Some(format!("{:.0} ({step})", ns(step)?))).collect::<Option<Vec<_>>>()?;
     Some(format!(
@@ -38,8 +29,7 @@ fn steps(case: Case, rows: &[Row]) -> Option<String> {
 /// one cache line that all CPUs share: that grows with their number, and is not seen here.)
 fn hold_times(case: Case, rows: &[Row], cpus: usize) -> Option<String> {
     let rows = rows.iter().filter(|row| row.before.design == BEFORE && row.case == case.name());
-    // With more threads than CPUs some holders of a lock are preempted, which is another matter.
-    let row = rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)?;
+    let row = busiest(rows, cpus)?;
     let held_ns = |side: &Side| side.median("lists_hold_ns_per_object").filter(|ns| *ns > 0.0);
     let (before_ns, after_ns) = (held_ns(&row.before)?, held_ns(&row.after)?);
     let classes = row.before.median("equal_classes")?;
@@ -66,17 +56,10 @@ mod tests {
 
     use super::super::SERIES;
     use super::*;
-    use crate::experiment::Values;
-    use crate::experiment::expect::judge_on;
+    use crate::experiment::testing::{of_four_rounds, row, said_of, side};
 
-    /// All that is said of rows on a machine with two CPUs.
-    fn said_of(rows: &[Row]) -> String {
-        [judge_on(&SERIES, rows, 2), of(rows, 2)].concat().join("\n")
-    }
-
-    /// What a design measured in every one of 9 rounds.
-    fn side(design: &str, elapsed_s: f64, pool_locks: f64, held_ns: f64) -> Side {
-        let values: Values = [
+    fn measured(design: &str, elapsed_s: f64, pool_locks: f64, held_ns: f64) -> Side {
+        let values = [
             ("elapsed_s", elapsed_s),
             ("user_s", 0.5 * elapsed_s),
             ("system_s", 0.25),
@@ -86,36 +69,35 @@ mod tests {
             ("locked_frees_per_zspage", pool_locks),
             ("lists_hold_ns_per_object", held_ns),
             ("equal_classes", 40.0),
-        ]
-        .map(|(quantity, value)| (quantity, vec![value; 9]))
-        .into();
-        Side { design: design.to_owned(), values }
+        ];
+        side(design, &values)
     }
 
     /// The rows of a turn in which split took `ratio` times as long as class-indexed, and pinned half.
     fn turn(case: Case, jobs: usize, ratio: f64) -> Vec<Row> {
-        let after = || side(AFTER, 1.0, 0.0, 20.0);
-        let row = |before: Side, after: Side| Row::new(case.name(), jobs, before, after, None).unwrap();
-        let step = |design: &str| row(side(design, ratio, 1.0, 80.0), after());
+        let after = || measured(AFTER, 1.0, 0.0, 20.0);
+        let row = |before, after| row(&SERIES, case.name(), jobs, before, after);
+        let step = |design: &str| row(measured(design, ratio, 1.0, 80.0), after());
         vec![
             step(BEFORE),
             step(ClassInWord::NAME),
             step(NoPoolLock::NAME),
             step(PagesAfterLock::NAME),
-            row(after(), side(Pinned::NAME, 0.5, 0.0, 10.0)),
+            row(after(), measured(Pinned::NAME, 0.5, 0.0, 10.0)),
         ]
     }
 
     #[test]
     fn what_was_promised_and_held_is_said() {
-        let rows = [turn(Case::RunCache, 1, 1.06), turn(Case::RunCache, 2, 1.41)].concat();
-        let verdict = said_of(&rows);
+        let rows =
+            [(1, 1.06), (2, 1.41), (4, 1.41)].map(|(jobs, ratio)| turn(Case::RunCache, jobs, ratio)).concat();
+        let verdict = said_of(&SERIES, &rows);
         for said in [
-            "pool_locks_per_object: class-indexed should have at most 0.00 with any number of jobs, and has 0.00 at most in 2 rows; split has 1.00.",
+            "pool_locks_per_object: class-indexed should have at most 0.00 with any number of jobs, and has 0.00 at most in 3 rows; split has 1.00.",
             "locked_frees_per_zspage: class-indexed should have at most 0.00",
-            "Speed, run-cache: class-indexed should be at least 1.05 times as fast as split with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.060 [1.060, 1.060]. By processor time: 1.040 [1.040, 1.040] with 1 job. Published: 1.194.",
+            "Speed, run-cache: class-indexed should be at least 1.05 times as fast as split with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.060 [1.060, 1.060]. By processor time with 1 job: 1.040 [1.040, 1.040]. Published with 1 job: 1.194.",
             // 0.705 + 0.25 s and 0.5 + 0.25.
-            "at least 1.40 times as fast as split with 2 jobs or more, and is in 1 of 1 rows; reached with 2 jobs: 1.410 [1.410, 1.410]. By processor time: 1.273",
+            "at least 1.40 times as fast as split with 2 jobs or more, and is in 2 of 2 rows; reached with 2 jobs: 1.410 [1.410, 1.410], 4 jobs: 1.410 [1.410, 1.410]. By processor time with 2 jobs: 1.273 [1.273, 1.273], 4 jobs: 1.273 [1.273, 1.273]. Published with 2 jobs: 1.401, 4 jobs: 1.391.",
             "Speed, no-run-cache: not measured with 1 job,",
             "141 (split), 141 (class-in-word), 141 (no-pool-lock), 100 (class-indexed); the last step alone: 141",
             // 80 of 200 ns, and 20, over 40 classes.
@@ -132,7 +114,7 @@ mod tests {
     fn what_was_missed_is_said_as_plainly() {
         let mut rows = [turn(Case::NoRunCache, 1, 1.04), turn(Case::NoRunCache, 4, 1.5)].concat();
         rows[0].after.values.insert("pool_locks_per_object", vec![0.0, 0.0, 0.01]);
-        let verdict = said_of(&rows);
+        let verdict = said_of(&SERIES, &rows);
         for said in [
             "pool_locks_per_object, MISSED:",
             "has 0.01 at most in 2 rows;",
@@ -146,12 +128,8 @@ mod tests {
 
     #[test]
     fn what_was_not_measured_is_not_judged() {
-        let mut rows = turn(Case::RunCache, 2, 1.0);
-        for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
-            side.values.values_mut().for_each(|rounds| rounds.truncate(4));
-        }
-        let verdict = said_of(&rows);
+        let verdict = said_of(&SERIES, &of_four_rounds(turn(Case::RunCache, 2, 1.0)));
         assert!(verdict.contains("Speed, run-cache: not judged"), "{verdict}");
-        assert!(said_of(&[]).contains("not measured") && !said_of(&[]).contains("NaN"));
+        assert!(said_of(&SERIES, &[]).contains("not measured"));
     }
 }

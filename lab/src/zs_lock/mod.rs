@@ -67,7 +67,6 @@ pub static SERIES: Series = Series {
         before: Some(BEFORE),
         figure: Figure::Speed,
         bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
-        published: Some(published::GAIN),
     }],
     findings: findings::of,
 };
