@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use uzram::Result;
 use uzram::codec::Algorithm;
 use uzram::stream::StreamDesign;
 use uzram::units::parse_size;
-use uzram::{Error, Result};
 use uzram_bench::block::{Programs, SwapUser};
 use uzram_bench::engine::{self, Against, Pattern, backing};
+use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::targets;
 
@@ -104,8 +105,7 @@ fn main() -> ExitCode {
 
 /// Runs the benchmark, or all targets; returns the text to print.
 fn measure(args: &Args) -> Result<String> {
-    let duration = Duration::try_from_secs_f64(args.seconds)
-        .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))?;
+    let duration = command::seconds(args.seconds)?;
     if args.targets { run_targets(args, duration) } else { run_bench(args, duration) }
 }
 
@@ -124,7 +124,7 @@ fn run_bench(args: &Args, duration: Duration) -> Result<String> {
         stop: command::stop_flag()?,
         ..defaults
     })?;
-    Ok(if args.json { format!("{}\n", to_json(&report)) } else { report.to_string() })
+    Ok(text(&report, args.json))
 }
 
 fn run_targets(args: &Args, duration: Duration) -> Result<String> {
@@ -140,7 +140,7 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
         stop: command::stop_flag()?,
         ..targets::TargetsOptions::default()
     })?;
-    Ok(if args.json { format!("{}\n", to_json(&report)) } else { report.to_string() })
+    Ok(text(&report, args.json))
 }
 
 /// Is the program that is swapped out, and prints its times.

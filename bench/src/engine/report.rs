@@ -8,7 +8,7 @@ use uzram::units::format_size;
 
 use super::measure::{Measurement, SAMPLE_EVERY};
 use super::{BenchOptions, Pattern, Target};
-use crate::harness::report::{Table, ratio_cell};
+use crate::harness::report::{Table, figure_cell};
 use crate::harness::stats::{median, median_ratio};
 
 /// One target under one pattern with one number of jobs. Figures are medians over the rounds.
@@ -223,7 +223,7 @@ impl Memory {
             format_size(self.stored_bytes),
             format_size(self.compressed_bytes),
             format_size(self.used_bytes),
-            ratio_cell(self.used_per_compressed, 3),
+            figure_cell(self.used_per_compressed, 3),
             format_size(self.charged_bytes),
             format_size(self.fixed_bytes),
         ]);
@@ -233,7 +233,7 @@ impl Memory {
                 format_size(kernel.stored_bytes),
                 format_size(kernel.compressed_bytes),
                 format_size(kernel.used_bytes),
-                ratio_cell(kernel.used_per_compressed, 3),
+                figure_cell(kernel.used_per_compressed, 3),
             ]);
         }
         write!(f, "\n{table}")

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::harness::bound::Bound;
-use crate::harness::report::{Table, ratio_cell};
+use crate::harness::report::{Table, figure_cell};
 
 /// One target and what was measured.
 #[derive(Clone, Debug, Serialize)]
@@ -51,7 +51,7 @@ impl fmt::Display for Targets<'_> {
             table.row([
                 target.name.clone(),
                 target.bound.cell(),
-                ratio_cell(target.measured, 3),
+                figure_cell(target.measured, 3),
                 verdict.to_owned(),
             ]);
         }

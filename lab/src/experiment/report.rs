@@ -21,7 +21,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::{Column, LabOptions, Series, Unit, cpus, expect};
-use uzram_bench::harness::report::{Table, ratio_cell};
+use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
 
@@ -209,7 +209,7 @@ impl LabReport {
 
     fn side_cells(&self, jobs: String, side: &Side) -> Vec<String> {
         let cell = |column: &Column| {
-            ratio_cell(side.median(column.value).map(|value| value * column.scale), column.decimals)
+            figure_cell(side.median(column.value).map(|value| value * column.scale), column.decimals)
         };
         [jobs, side.design.clone()].into_iter().chain(self.columns.iter().map(cell)).collect()
     }
@@ -223,12 +223,12 @@ impl LabReport {
         let cells = |case: &str, side: &Side| {
             let decimals = [1, 1, 2];
             let counts = names.iter().zip(decimals);
-            let counts = counts.map(|(name, decimals)| ratio_cell(side.median(name), decimals));
+            let counts = counts.map(|(name, decimals)| figure_cell(side.median(name), decimals));
             [case.to_owned(), side.design.clone()].into_iter().chain(counts).collect::<Vec<_>>()
         };
         let ratio = |row: &Row| {
             let ratio = instructions(&row.before).zip(instructions(&row.after));
-            vec![ratio_cell(ratio.map(|(before, after)| before / after), 4)]
+            vec![figure_cell(ratio.map(|(before, after)| before / after), 4)]
         };
         let mut table = Table::new([
             "<case",
