@@ -116,7 +116,7 @@ pub struct TargetsReport {
 /// # Errors
 /// As [`engine::run`]. A comparison that is not possible here is no error but a note.
 pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = options.programs.as_ref().and_then(other_uzram).into_iter().collect();
     let dir = tempfile::tempdir()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
     let path = dir.path().join("mixed.bin");
@@ -191,6 +191,15 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         backing,
         nbd,
         block,
+    })
+}
+
+/// A note that names the measured `uzram`, if it is not the one beside `uzram-bench`.
+fn other_uzram(programs: &block::Programs) -> Option<String> {
+    let block::Programs { uzram, bench } = programs;
+    (uzram.parent() != bench.parent()).then(|| {
+        let (uzram, bench) = (uzram.display(), bench.display());
+        format!("NBD, block devices and swap are measured with {uzram}: there is no uzram beside {bench}")
     })
 }
 
@@ -306,6 +315,14 @@ mod tests {
         assert_eq!(sliced(20, 3), (20, 3));
         assert_eq!(sliced(2, 3), (2, 3), "shorter ones stay");
         assert_eq!(sliced(60_000, 5), (20, engine::MAX_REPEAT), "no more rounds than there may be");
+    }
+
+    #[test]
+    fn another_uzram_than_the_one_beside_is_named() {
+        let programs = |uzram: &str| block::Programs { uzram: uzram.into(), bench: "/b/uzram-bench".into() };
+        assert_eq!(other_uzram(&programs("/b/uzram")), None);
+        let note = other_uzram(&programs("/usr/bin/uzram")).unwrap();
+        assert!(note.contains("with /usr/bin/uzram: ") && note.contains("beside /b/uzram-bench"), "{note}");
     }
 
     #[test]
