@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::testing::rounds;
+use super::testing::{begun, plan, rounds};
 use super::*;
 use uzram_bench::harness::to_json;
 
@@ -184,4 +184,30 @@ fn the_stop_flag_ends_a_run() {
 fn the_estimate_counts_every_measurement() {
     // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
     assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
+}
+
+/// Little of the corpus, for the tables that need some.
+fn corpus() -> Source {
+    Source::Built(Kind::Mixed, 64)
+}
+
+#[test]
+fn a_stopped_measurement_ends_in_every_table() {
+    let stop = AtomicBool::new(true);
+    for table in TABLES {
+        for case in table.case_names() {
+            let mut experiment = begun(table, &corpus(), case);
+            for design in 0..(table.designs)().all().len() {
+                experiment.measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn no_table_opens_a_design_that_it_does_not_have() {
+    for table in TABLES {
+        let error = (table.open)(&corpus(), &["frozen".to_owned()]).err().unwrap();
+        assert!(error.to_string().contains("frozen"), "{}: {error}", table.name);
+    }
 }

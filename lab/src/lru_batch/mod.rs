@@ -24,8 +24,7 @@ use uzram::mem::Arena;
 
 use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
-    kept_arena,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name, kept_arena,
 };
 use tasks::Faults;
 use uzram_bench::harness::Source;
@@ -97,7 +96,7 @@ pub static SERIES: Series = Series {
     date: "January 2018",
     cases: &[(CASE, &JOBS)],
     unit: Unit::Page,
-    designs,
+    designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
         Column::new("faults_per_s", "k/s", 1e-3, 0),
         Column::new("ns_per_page", "ns/page", 1.0, 1),
@@ -112,7 +111,7 @@ pub static SERIES: Series = Series {
     total: None,
     counted_function: CLOCKED,
     open,
-    published,
+    published: |_, jobs, before| published::of(jobs, before),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(1),
@@ -122,10 +121,6 @@ pub static SERIES: Series = Series {
     }],
     findings: findings::of,
 };
-
-fn designs() -> Designs {
-    Designs::of(&DESIGNS, AFTER_AT)
-}
 
 fn legend() -> Vec<String> {
     vec![
@@ -141,10 +136,6 @@ fn legend() -> Vec<String> {
 fn open(_: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     let setups = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<Vec<_>>>()?;
     Ok(Box::new(Lrus { setups, memory: None }))
-}
-
-fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
-    published::of(jobs, before)
 }
 
 /// An LRU for each design, twice, and the pages for all of them.

@@ -91,7 +91,7 @@ pub static SERIES: Series = Series {
     date: "2023",
     cases: &[(Case::Messaging.name(), &MESSAGING_JOBS), (Case::Rawpkt.name(), &RAWPKT_JOBS)],
     unit: Unit::Object,
-    designs,
+    designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
         Column::new("elapsed_s", "elapsed", 1.0, 3),
         Column::new("ns_per_object", "ns/obj", 1.0, 1),
@@ -124,10 +124,6 @@ pub static SERIES: Series = Series {
     ],
     findings: findings::of,
 };
-
-fn designs() -> Designs {
-    Designs::of(&DESIGNS, AFTER_AT)
-}
 
 fn legend() -> Vec<String> {
     let steps = format!(

@@ -20,7 +20,7 @@ use uzram::zsmalloc::PoolDesign;
 
 use crate::experiment::clock::{CLOCKED, Total};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
 };
 use files::{FILE_PAGES, Files};
 use uzram_bench::engine::UzramDevice;
@@ -60,7 +60,7 @@ pub static SERIES: Series = Series {
     total: None,
     counted_function: CLOCKED,
     open,
-    published,
+    published: |_, jobs, _| published::of(jobs),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(published::THREADS),
@@ -103,10 +103,6 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     };
     let disks = designs.iter().map(disk).collect::<Result<_>>()?;
     Ok(Box::new(Disks { corpus, disks }))
-}
-
-fn published(_: &str, jobs: usize, _: usize) -> Option<Published> {
-    published::of(jobs)
 }
 
 /// A device for each design.
