@@ -234,7 +234,8 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
         verify(*target, &corpus, page_count)?;
         go_on(&options.stop)?;
     }
-    let memory = Memory::new(&device.stats(), kernel.as_ref().map(kernel::KernelDevice::memory).transpose()?);
+    let memory =
+        Memory::new(&device.stats(), kernel.as_ref().map(|kernel| kernel.zram.memory()).transpose()?);
     let rows = measure_all(&options, &targets, &corpus, page_count)?;
     report::describe(&options, &targets, &mut notes);
     Ok(BenchReport { corpus_pages: corpus.page_count(), size_bytes, rows, memory, notes })

@@ -123,26 +123,6 @@ impl Memory {
     }
 }
 
-impl KernelMemory {
-    pub(super) fn new(
-        stored_bytes: u64,
-        compressed_bytes: u64,
-        used_bytes: u64,
-        same_pages: u64,
-        huge_pages: u64,
-    ) -> KernelMemory {
-        let used_per_compressed = quotient(used_bytes, compressed_bytes);
-        KernelMemory {
-            stored_bytes,
-            compressed_bytes,
-            used_bytes,
-            same_pages,
-            huge_pages,
-            used_per_compressed,
-        }
-    }
-}
-
 /// Everything a run found. `Display` prints the tables; the JSON has the fields as keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
