@@ -187,21 +187,22 @@ impl LabReport {
         let headings = ["jobs", "<design"].into_iter().chain(columns);
         let mut table = Table::new(headings.chain(["<gain", "p", "published", "gain"]));
         for group in rows.chunk_by(|a, b| a.jobs == b.jobs) {
-            let (before, beyond) = split(group);
-            for (i, row) in before.iter().enumerate() {
-                let jobs = if i == 0 { row.jobs.to_string() } else { String::new() };
-                let published = row.published.as_ref().map_or_else(Vec::new, |published| {
-                    vec![published.before.figure.clone(), format!("{:.2}", published.ratio)]
-                });
-                table.row([self.side_cells(jobs, &row.before), gain_cells(row), published].concat());
-            }
-            let Some(row) = before.first() else { continue };
-            let published = row.published.as_ref().map_or_else(Vec::new, |published| {
-                vec![String::new(), String::new(), published.after.figure.clone()]
-            });
-            table.row([self.side_cells(String::new(), &row.after), published].concat());
-            for row in beyond {
-                table.row([self.side_cells(String::new(), &row.after), gain_cells(row)].concat());
+            let published_after = group.first().and_then(|row| row.published.as_ref());
+            for (i, (side, row)) in lines(group).into_iter().enumerate() {
+                let jobs = if i == 0 { group[0].jobs.to_string() } else { String::new() };
+                let mut cells = self.side_cells(jobs, side);
+                match (row, row.map_or(published_after, |row| row.published.as_ref())) {
+                    (Some(row), None) => cells.extend(gain_cells(row)),
+                    (Some(row), Some(published)) => {
+                        cells.extend(gain_cells(row));
+                        cells.extend([published.before.figure.clone(), format!("{:.2}", published.ratio)]);
+                    }
+                    (None, Some(published)) => {
+                        cells.extend([String::new(), String::new(), published.after.figure.clone()]);
+                    }
+                    (None, None) => {}
+                }
+                table.row(cells);
             }
         }
         write!(f, "\n{case}\n{table}")
@@ -239,16 +240,9 @@ impl LabReport {
             "instructions before / after",
         ]);
         for case in rows.chunk_by(|a, b| a.case == b.case) {
-            let (before, beyond) = split(case);
-            for (i, row) in before.iter().enumerate() {
-                let case = if i == 0 { row.case.as_str() } else { "" };
-                table.row([cells(case, &row.before), ratio(row)].concat());
-            }
-            if let Some(row) = before.first() {
-                table.row(cells("", &row.after));
-            }
-            for row in beyond {
-                table.row([cells("", &row.after), ratio(row)].concat());
+            for (i, (side, row)) in lines(case).into_iter().enumerate() {
+                let case = if i == 0 { case[0].case.as_str() } else { "" };
+                table.row([cells(case, side), row.map(ratio).unwrap_or_default()].concat());
             }
         }
         match table.is_empty() {
@@ -258,10 +252,15 @@ impl LabReport {
     }
 }
 
-/// The rows of one case and number of jobs, apart: those before the table's `after`, those beyond.
-fn split(rows: &[Row]) -> (&[Row], &[Row]) {
-    let same = rows.iter().take_while(|row| row.after.design == rows[0].after.design).count();
-    rows.split_at(same)
+/// The designs in the rows of one case and number of jobs, in the order of [`Designs::all`](super::Designs::all):
+/// each with the row whose gain stands beside it, of which the table's `after` has none.
+fn lines(rows: &[Row]) -> Vec<(&Side, Option<&Row>)> {
+    let Some(first) = rows.first() else { return Vec::new() };
+    let same = rows.iter().take_while(|row| row.after.design == first.after.design).count();
+    let (before, beyond) = rows.split_at(same);
+    let before = before.iter().map(|row| (&row.before, Some(row)));
+    let beyond = beyond.iter().map(|row| (&row.after, Some(row)));
+    before.chain([(&first.after, None)]).chain(beyond).collect()
 }
 
 /// How two designs compare.
