@@ -210,15 +210,15 @@ impl Series {
     }
 }
 
-/// What a table has for one of its designs, by the design's name.
+/// What a table has for one of its designs or cases, by the name.
 ///
 /// # Errors
 /// `Invalid`, with the names there are.
-pub(crate) fn by_name<T: Copy>(designs: &[(&'static str, T)], name: &str) -> Result<T> {
-    let found = designs.iter().find(|(other, _)| *other == name);
-    found.map(|(_, design)| *design).ok_or_else(|| {
-        let names: Vec<_> = designs.iter().map(|(name, _)| *name).collect();
-        Error::invalid(format!("'{name}' is no design of this table, only: {}", names.join(", ")))
+pub(crate) fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str) -> Result<T> {
+    let found = all.iter().find(|(other, _)| *other == name);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        Error::invalid(format!("this table has no '{name}', only: {}", names.join(", ")))
     })
 }
 

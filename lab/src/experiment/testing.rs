@@ -79,14 +79,6 @@ pub(crate) fn row(table: &Series, case: &str, jobs: usize, before: Side, after: 
     Row::new(case, jobs, before, after, published).unwrap()
 }
 
-/// The rows as if four rounds had been measured, which are too few to judge a speed.
-pub(crate) fn of_four_rounds(mut rows: Vec<Row>) -> Vec<Row> {
-    for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
-        side.values.values_mut().for_each(|rounds| rounds.truncate(4));
-    }
-    rows
-}
-
 /// The verdict on rows, on a machine with two CPUs.
 pub(crate) fn said_of(table: &Series, rows: &[Row]) -> String {
     let said = verdict(table, rows, 2).join("\n");

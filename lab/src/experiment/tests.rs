@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::testing::{begun, plan, rounds};
+use super::testing::{begun, plan, rounds, said_of};
 use super::*;
 use uzram_bench::harness::to_json;
 
@@ -209,5 +209,14 @@ fn no_table_opens_a_design_that_it_does_not_have() {
     for table in TABLES {
         let error = (table.open)(&corpus(), &["frozen".to_owned()]).err().unwrap();
         assert!(error.to_string().contains("frozen"), "{}: {error}", table.name);
+    }
+}
+
+#[test]
+fn nothing_is_said_of_what_was_not_measured() {
+    for table in TABLES {
+        let verdict = said_of(table, &[]);
+        let not_measured = verdict.lines().filter(|line| line.contains(": not measured with ")).count();
+        assert_eq!(not_measured, table.expectations.len(), "{verdict}");
     }
 }

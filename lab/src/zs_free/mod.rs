@@ -20,6 +20,7 @@ mod findings;
 #[cfg(test)]
 mod tests;
 
+use uzram::Result;
 use uzram::codec::Algorithm;
 use uzram::device::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES};
 use uzram::zsmalloc::design::{
@@ -27,7 +28,6 @@ use uzram::zsmalloc::design::{
     Split,
 };
 use uzram::zsmalloc::{LockCounts, huge_threshold};
-use uzram::{Error, Result};
 
 use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
@@ -62,34 +62,11 @@ type Measure = fn(&Memory, &Packed, &Plan<'_>) -> Result<Sample>;
 /// Numbers of jobs that the author measured.
 const JOBS: [usize; 3] = [1, 2, 4];
 
-/// Whether CPUs keep free runs of pages for themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
-    RunCache,
-    NoRunCache,
-}
-
-impl Case {
-    const ALL: [Case; 2] = [Case::RunCache, Case::NoRunCache];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Case::RunCache => "run-cache",
-            Case::NoRunCache => "no-run-cache",
-        }
-    }
-
-    fn of(name: &str) -> Option<Case> {
-        Case::ALL.into_iter().find(|case| case.name() == name)
-    }
-
-    const fn batch_pages(self) -> usize {
-        match self {
-            Case::RunCache => DEFAULT_RUN_CACHE_BATCH_PAGES,
-            Case::NoRunCache => 0,
-        }
-    }
-}
+/// With the arena's cache of free runs, and without.
+const RUN_CACHE: &str = "run-cache";
+const NO_RUN_CACHE: &str = "no-run-cache";
+/// The cases, and the number of pages in which CPUs take runs for their caches.
+const CASES: [(&str, usize); 2] = [(RUN_CACHE, DEFAULT_RUN_CACHE_BATCH_PAGES), (NO_RUN_CACHE, 0)];
 
 /// See the [module's documentation](self).
 pub static SERIES: Series = Series {
@@ -98,7 +75,7 @@ pub static SERIES: Series = Series {
     title: "mm/zsmalloc: reduce lock contention in zs_free()",
     author: "Wenchao Hao and Xueyuan Chen",
     date: "2026",
-    cases: &[(Case::RunCache.name(), &JOBS), (Case::NoRunCache.name(), &JOBS)],
+    cases: &[(RUN_CACHE, &JOBS), (NO_RUN_CACHE, &JOBS)],
     unit: Unit::Object,
     designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
@@ -131,18 +108,18 @@ pub static SERIES: Series = Series {
             figure: Figure::Most("locked_frees_per_zspage"),
             bound: Bound::AtMost(0.0),
         },
-        speed(Case::RunCache, Jobs::Exactly(1), 1.05),
-        speed(Case::RunCache, Jobs::AtLeast(2), 1.4),
-        speed(Case::NoRunCache, Jobs::Exactly(1), 1.05),
-        speed(Case::NoRunCache, Jobs::AtLeast(2), 1.4),
+        speed(RUN_CACHE, Jobs::Exactly(1), 1.05),
+        speed(RUN_CACHE, Jobs::AtLeast(2), 1.4),
+        speed(NO_RUN_CACHE, Jobs::Exactly(1), 1.05),
+        speed(NO_RUN_CACHE, Jobs::AtLeast(2), 1.4),
     ],
     findings: findings::of,
 };
 
 /// How many times as fast as before the series a free should be.
-const fn speed(case: Case, jobs: Jobs, least: f64) -> Expect {
+const fn speed(case: &'static str, jobs: Jobs, least: f64) -> Expect {
     Expect {
-        case: Some(case.name()),
+        case: Some(case),
         jobs,
         before: Some(BEFORE),
         figure: Figure::Speed,
@@ -162,8 +139,8 @@ fn legend() -> Vec<String> {
         "ms: what freeing 256 MiB of pages a thread comes to; ns/obj: elapsed for each object that a thread freed, any of them; for each object freed: pool and class, times that lock was taken, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each zspage that ran empty; for 1000 objects: empty, zspages that did, sleeps, times a thread waited for a lock or the system".to_owned(),
         format!(
             "{}: CPUs keep free runs of pages, {DEFAULT_RUN_CACHE_BATCH_PAGES} pages at a time, as a device's do; {}: they keep none",
-            Case::RunCache.name(),
-            Case::NoRunCache.name()
+            RUN_CACHE,
+            NO_RUN_CACHE
         ),
         published::legend(),
     ]
@@ -174,7 +151,7 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     // Same-filled pages never come to a pool.
     let corpus = corpus.load()?.without_same_filled()?;
     let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
-    Ok(Box::new(Pools { pages, designs, case: Case::RunCache, memory: None }))
+    Ok(Box::new(Pools { pages, designs, run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES, memory: None }))
 }
 
 fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
@@ -186,13 +163,13 @@ fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
 struct Pools {
     pages: Packed,
     designs: Vec<Measure>,
-    case: Case,
+    run_cache_batch_pages: usize,
     memory: Option<Memory>,
 }
 
 impl Experiment for Pools {
     fn begin(&mut self, case: &str) -> Result<()> {
-        self.case = Case::of(case).ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
+        self.run_cache_batch_pages = by_name(&CASES, case)?;
         Ok(())
     }
 
@@ -203,10 +180,12 @@ impl Experiment for Pools {
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let objects = passes::most_objects(plan.jobs) * plan.jobs as u64;
-        let fits = |memory: &Memory| memory.case == self.case && memory.objects >= objects;
+        let fits = |memory: &Memory| {
+            memory.run_cache_batch_pages == self.run_cache_batch_pages && memory.objects >= objects
+        };
         let memory = match self.memory.take().filter(fits) {
             Some(memory) => memory,
-            None => Memory::new(self.case, objects, self.pages.mean_bytes())?,
+            None => Memory::new(self.run_cache_batch_pages, objects, self.pages.mean_bytes())?,
         };
         self.designs[plan.design](self.memory.insert(memory), &self.pages, plan)
     }

@@ -8,7 +8,6 @@ use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolBuilder, PoolLocks};
 use uzram::{Error, ErrorKind, Result};
 
-use super::Case;
 use crate::experiment::clock::{Done, RunPart};
 use crate::experiment::{Plan, kept_arena};
 use uzram_bench::engine::Packed;
@@ -34,19 +33,19 @@ pub(super) struct Passes {
 /// Memory for the pools of a case, one after another.
 pub(super) struct Memory {
     pub(super) arena: Arc<Arena>,
-    pub(super) case: Case,
+    pub(super) run_cache_batch_pages: usize,
     /// How many objects at a time it is for.
     pub(super) objects: u64,
 }
 
 impl Memory {
     /// For so many objects of that length on average. What they leave stays in the arena.
-    pub(super) fn new(case: Case, objects: u64, mean_bytes: f64) -> Result<Self> {
+    pub(super) fn new(run_cache_batch_pages: usize, objects: u64, mean_bytes: f64) -> Result<Self> {
         const SPARE_PAGES: u64 = 1 << 14;
         let pool_pages = (1.25 * objects as f64 * mean_bytes) as u64 / PAGE_SIZE as u64 + SPARE_PAGES;
         let arena = kept_arena(pool_pages)?;
-        arena.set_run_cache_batch_pages(case.batch_pages())?;
-        Ok(Memory { arena: Arc::new(arena), case, objects })
+        arena.set_run_cache_batch_pages(run_cache_batch_pages)?;
+        Ok(Memory { arena: Arc::new(arena), run_cache_batch_pages, objects })
     }
 }
 

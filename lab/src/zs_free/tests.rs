@@ -79,7 +79,7 @@ fn much_work_is_done_in_passes() {
         (1..passes::FULL_SIZE_PAGES).contains(&most) && passes::most_objects(1) == passes::FULL_SIZE_PAGES
     );
     let objects = 2 * passes::FULL_SIZE_PAGES;
-    let memory = Memory::new(Case::RunCache, objects, pages.mean_bytes()).unwrap();
+    let memory = Memory::new(DEFAULT_RUN_CACHE_BATCH_PAGES, objects, pages.mean_bytes()).unwrap();
     let plan = plan(0, 2, objects + 2, &stop);
     let free = || passes::run::<Pinned>(&memory, &pages, &plan, true, unclocked).unwrap();
     let freed = free();
