@@ -110,19 +110,21 @@ fn measure(args: &Args) -> Result<String> {
 }
 
 fn run_bench(args: &Args, duration: Duration) -> Result<String> {
-    let defaults = engine::BenchOptions::default();
+    let defaults = engine::Common::default();
     let report = engine::run(engine::BenchOptions {
-        corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
+        common: engine::Common {
+            corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
+            duration,
+            repeat: args.repeat,
+            algorithm: args.algorithm.clone(),
+            stop: command::stop_flag()?,
+            ..defaults
+        },
         size_bytes: args.size,
         patterns: args.rw.clone(),
         jobs: args.jobs.iter().copied().map(usize::from).collect(),
-        duration,
-        repeat: args.repeat,
-        algorithm: args.algorithm.clone(),
         streams: args.streams,
         against: args.against.clone(),
-        stop: command::stop_flag()?,
-        ..defaults
     })?;
     Ok(text(&report, args.json))
 }

@@ -149,9 +149,9 @@ impl BenchReport {
 pub(super) fn describe(options: &BenchOptions, targets: &[&dyn Target], notes: &mut Vec<String>) {
     notes.push(format!(
         "{} {} of {:.2} s, medians; every {SAMPLE_EVERY}th page timed; ratio = uzram / target, median of the rounds' ratios",
-        options.repeat,
-        if options.repeat == 1 { "round" } else { "interleaved rounds" },
-        options.duration.as_secs_f64()
+        options.common.repeat,
+        if options.common.repeat == 1 { "round" } else { "interleaved rounds" },
+        options.common.duration.as_secs_f64()
     ));
     notes
         .push("random writes store a corpus page drawn at random, sequential ones the corpus shifted".into());

@@ -122,13 +122,14 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     let path = dir.path().join("mixed.bin");
     corpus::build(Kind::Mixed, options.corpus_pages)?.save(&path)?;
 
-    let base = engine::BenchOptions {
+    let common = Common {
         corpus: Source::File(path.clone()),
         duration: options.duration,
         repeat: options.repeat,
         stop: Arc::clone(&options.stop),
-        ..engine::BenchOptions::default()
+        ..Common::default()
     };
+    let base = engine::BenchOptions { common: common.clone(), ..engine::BenchOptions::default() };
     let speed = engine::run(engine::BenchOptions {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
@@ -139,19 +140,13 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
         against: vec![Against::NoLru],
-        ..in_slices(base.clone())
+        common: in_slices(common.clone()),
+        ..base.clone()
     })?;
     let memory = engine::BenchOptions { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
     let small = engine::run(memory.clone())?;
     let large = engine::run(engine::BenchOptions { size_bytes: Some(options.large_size_bytes), ..memory })?;
 
-    let common = Common {
-        corpus: Source::File(path.clone()),
-        duration: options.duration,
-        repeat: options.repeat,
-        stop: Arc::clone(&options.stop),
-        ..Common::default()
-    };
     let size_bytes = options.compacted_size_bytes;
     let compaction = compaction::run(&compaction::CompactionOptions { common: common.clone(), size_bytes })?;
     let recompression = recompression::run(&recompression::RecompressionOptions {
@@ -204,14 +199,10 @@ fn other_uzram(programs: &block::Programs) -> Option<String> {
 }
 
 /// As long as these, in rounds of at most [`SLICE`].
-fn in_slices(options: engine::BenchOptions) -> engine::BenchOptions {
+fn in_slices(options: Common) -> Common {
     let slices = options.repeat as u128 * options.duration.as_nanos() / SLICE.as_nanos();
     let repeat = usize::try_from(slices).unwrap_or(engine::MAX_REPEAT).max(options.repeat);
-    engine::BenchOptions {
-        duration: options.duration.min(SLICE),
-        repeat: repeat.min(engine::MAX_REPEAT),
-        ..options
-    }
+    Common { duration: options.duration.min(SLICE), repeat: repeat.min(engine::MAX_REPEAT), ..options }
 }
 
 /// The benchmark of a backing file, or a note that says why there is none.
@@ -306,8 +297,7 @@ mod tests {
     fn slices_take_as_long_as_the_rounds_did() {
         let sliced = |duration_ms, repeat| {
             let duration = Duration::from_millis(duration_ms);
-            let options =
-                in_slices(engine::BenchOptions { duration, repeat, ..engine::BenchOptions::default() });
+            let options = in_slices(Common { duration, repeat, ..Common::default() });
             (options.duration.as_millis(), options.repeat)
         };
         assert_eq!(sliced(1000, 5), (20, 250));
