@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use uzram::Result;
 use uzram::codec::Algorithm;
 use uzram::stream::StreamDesign;
 use uzram::units::parse_size;
-use uzram::{Error, Result};
 use uzram_bench::block::{Programs, SwapUser};
 use uzram_bench::engine::{self, Against, Pattern, backing};
+use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::targets;
 
@@ -104,27 +105,28 @@ fn main() -> ExitCode {
 
 /// Runs the benchmark, or all targets; returns the text to print.
 fn measure(args: &Args) -> Result<String> {
-    let duration = Duration::try_from_secs_f64(args.seconds)
-        .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))?;
+    let duration = command::seconds(args.seconds)?;
     if args.targets { run_targets(args, duration) } else { run_bench(args, duration) }
 }
 
 fn run_bench(args: &Args, duration: Duration) -> Result<String> {
-    let defaults = engine::BenchOptions::default();
+    let defaults = engine::Common::default();
     let report = engine::run(engine::BenchOptions {
-        corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
+        common: engine::Common {
+            corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
+            duration,
+            repeat: args.repeat,
+            algorithm: args.algorithm.clone(),
+            stop: command::stop_flag()?,
+            ..defaults
+        },
         size_bytes: args.size,
         patterns: args.rw.clone(),
         jobs: args.jobs.iter().copied().map(usize::from).collect(),
-        duration,
-        repeat: args.repeat,
-        algorithm: args.algorithm.clone(),
         streams: args.streams,
         against: args.against.clone(),
-        stop: command::stop_flag()?,
-        ..defaults
     })?;
-    Ok(if args.json { format!("{}\n", to_json(&report)) } else { report.to_string() })
+    Ok(text(&report, args.json))
 }
 
 fn run_targets(args: &Args, duration: Duration) -> Result<String> {
@@ -140,7 +142,7 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
         stop: command::stop_flag()?,
         ..targets::TargetsOptions::default()
     })?;
-    Ok(if args.json { format!("{}\n", to_json(&report)) } else { report.to_string() })
+    Ok(text(&report, args.json))
 }
 
 /// Is the program that is swapped out, and prints its times.

@@ -1,11 +1,10 @@
 //! The program `uzram-lab`, which `uzram lab` runs: its command line.
 
 use std::fs::{self, Permissions};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use uzram::{Error, ErrorKind, Result};
@@ -126,9 +125,7 @@ fn jobs(table: &Series) -> String {
 fn run_tables(args: &RunArgs) -> Result<()> {
     let tables: Vec<&Series> =
         args.tables.iter().map(|name| experiment::table(name)).collect::<Result<_>>()?;
-    let duration = Duration::try_from_secs_f64(args.seconds)
-        .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))?;
-    let progress = if io::stderr().is_terminal() { show_progress } else { |_: &str| {} };
+    let (duration, progress) = (command::seconds(args.seconds)?, command::show_progress);
     let options = LabOptions {
         cases: args.case.clone(),
         jobs: args.jobs.clone(),
@@ -165,12 +162,6 @@ fn of_run(table: &str, error: &Error) -> Error {
 
 fn this_program() -> Result<Program> {
     Ok(Program { path: command::this_program()?, args: vec!["work".to_owned()] })
-}
-
-/// Shows one line in place of the last. Whoever closed standard error does not want to see it.
-fn show_progress(line: &str) {
-    let mut stderr = io::stderr().lock();
-    let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
 }
 
 /// The file that `--json` names. A file of that name is replaced at once when everything has been

@@ -16,13 +16,13 @@ mod report;
 mod ring;
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::Parser;
 use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::report::text;
 use uzram_bench::harness::rounds::{RoundOptions, Values, measure_case};
 use uzram_bench::harness::stats::{MAX_PAIRS, coverage};
-use uzram_bench::harness::to_json;
+use uzram_bench::harness::{command, go_on};
 
 use heap::{SIZES_BYTES, names};
 use measured::{Case, Round};
@@ -53,31 +53,26 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    let text = match (&args.resident_of, args.size) {
+    command::main("bench-allocators", |args: &Args| command::print(&measure(args)?))
+}
+
+/// Measures everything, or what one allocator keeps; returns the text to print.
+fn measure(args: &Args) -> Result<String> {
+    match (&args.resident_of, args.size) {
         (Some(allocator), Some(size_bytes)) => {
             memory::measure(allocator, size_bytes, args.objects as usize).map(|bytes| format!("{bytes}\n"))
         }
-        _ => run(&args).map(|report| if args.json { to_json(&report) + "\n" } else { report.to_string() }),
-    };
-    match text {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
-        Err(error) => {
-            eprintln!("bench-allocators: {error}");
-            ExitCode::FAILURE
-        }
+        _ => Ok(text(&run(args)?, args.json)),
     }
 }
 
 fn run(args: &Args) -> Result<AllocatorsReport> {
-    let duration = Duration::try_from_secs_f64(args.seconds).ok().filter(|duration| !duration.is_zero());
-    let duration = duration.ok_or_else(|| {
-        Error::invalid("a measurement lasts more than nothing, and not for ever").with_setting("--seconds")
-    })?;
-    let options = RoundOptions { rounds: args.rounds.into(), duration, progress, ..RoundOptions::default() };
+    let duration = command::seconds(args.seconds)?;
+    if duration.is_zero() {
+        return Err(Error::invalid("a measurement must last more than nothing").with_setting("--seconds"));
+    }
+    let (stop, progress) = (command::stop_flag()?, command::show_progress);
+    let options = RoundOptions { rounds: args.rounds.into(), duration, progress, stop };
     let mut times = Vec::new();
     for case in Case::ALL {
         for size_bytes in SIZES_BYTES {
@@ -87,8 +82,10 @@ fn run(args: &Args) -> Result<AllocatorsReport> {
     let mut memory = Vec::new();
     for size_bytes in SIZES_BYTES {
         progress(&format!("memory, {size_bytes} bytes"));
+        go_on(&options.stop)?;
         memory.extend(memory::measure_all(size_bytes, args.objects as usize)?);
     }
+    progress("");
     Ok(AllocatorsReport::new(times, memory, notes(args)))
 }
 
@@ -122,12 +119,4 @@ fn notes(args: &Args) -> Vec<String> {
     ];
     notes.extend(peers::LEFT_OUT.iter().map(|name| format!("{name} is left out: it was not built")));
     notes
-}
-
-/// Says on a terminal what is being measured.
-fn progress(what: &str) {
-    use std::io::IsTerminal;
-    if std::io::stderr().is_terminal() {
-        eprint!("\r\x1b[K{what}");
-    }
 }

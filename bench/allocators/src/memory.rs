@@ -6,9 +6,12 @@
 //! kernel's own count. Pages that the kernel may take at any time (`MADV_FREE`) do not count.
 
 use std::process::Command;
+use std::time::Duration;
 
 use serde::Serialize;
 use uzram::{Error, ErrorKind, Result};
+use uzram_bench::harness::command;
+use uzram_bench::harness::process::run_to_end;
 
 use crate::heap::{names, open};
 
@@ -17,6 +20,9 @@ const KEPT_ONE_IN: usize = 10;
 
 /// Which objects are freed.
 const SEED: u64 = 1;
+
+/// A child that takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What one allocator kept.
 #[derive(Clone, Debug, Serialize)]
@@ -47,19 +53,16 @@ pub fn measure_all(size_bytes: usize, objects: usize) -> Result<Vec<Memory>> {
 
 /// Runs this program again to measure one allocator.
 fn in_child(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
-    let failed =
-        |what: String| Error::new(ErrorKind::Io, format!("measuring the memory of {allocator}: {what}"));
-    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
     let (size, objects) = (size_bytes.to_string(), objects.to_string());
-    let output = Command::new(program)
-        .args([CHILD_OPTION, allocator, "--size", &size, "--objects", &objects])
-        .output()
-        .map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    text.trim().parse().map_err(|_| failed(format!("it printed '{}'", text.trim())))
+    let mut child = Command::new(command::this_program()?);
+    child.args([CHILD_OPTION, allocator, "--size", &size, "--objects", &objects]);
+    let printed = run_to_end(&mut child, PATIENCE)?;
+    printed.trim().parse().map_err(|_| {
+        Error::new(
+            ErrorKind::Io,
+            format!("the memory of {allocator}: the child printed '{}'", printed.trim()),
+        )
+    })
 }
 
 /// What a child does: the bytes that an allocator keeps in memory.

@@ -28,14 +28,9 @@ pub struct Time {
     pub allocator: &'static str,
     /// Nanoseconds for an object to be allocated and freed, a number a round.
     pub ns_per_object: Vec<f64>,
-    /// The rounds' median of this allocator's time / the yardstick's.
-    pub ratio: f64,
-    /// Where its interval begins.
-    pub ratio_low: f64,
-    /// Where it ends.
-    pub ratio_high: f64,
-    /// The rank test's p.
-    pub p: f64,
+    /// This allocator's time / the yardstick's.
+    #[serde(flatten)]
+    pub compared: PairedRatio,
 }
 
 fn case_name<S: serde::Serializer>(case: &Case, serializer: S) -> Result<S::Ok, S::Error> {
@@ -52,16 +47,7 @@ impl Time {
         yardstick: &[f64],
     ) -> Option<Time> {
         let compared = PairedRatio::new(ns_per_object, yardstick)?;
-        Some(Time {
-            case,
-            size_bytes,
-            allocator,
-            ns_per_object: ns_per_object.to_vec(),
-            ratio: compared.ratio,
-            ratio_low: compared.low,
-            ratio_high: compared.high,
-            p: compared.p,
-        })
+        Some(Time { case, size_bytes, allocator, ns_per_object: ns_per_object.to_vec(), compared })
     }
 }
 
@@ -101,7 +87,7 @@ impl AllocatorsReport {
 fn time_target(times: &[Time], case: Case, size_bytes: usize, allocator: &str, wanted: f64) -> Target {
     let is_row =
         |time: &&Time| time.case == case && time.size_bytes == size_bytes && time.allocator == allocator;
-    let ratio = times.iter().find(is_row).map(|time| time.ratio);
+    let ratio = times.iter().find(is_row).map(|time| time.compared.ratio);
     let hardened = if allocator == HARDENED { ", hardened" } else { "" };
     let name = |what: String| format!("{what}, {size_bytes} bytes{hardened} / {YARDSTICK}");
     match case {
@@ -137,8 +123,8 @@ impl fmt::Display for AllocatorsReport {
                 let mut cells =
                     vec![format!("  {}", row.allocator), format!("{:.2}", median(&row.ns_per_object))];
                 if row.allocator != YARDSTICK {
-                    cells.push(format!("{:.3} [{:.3}, {:.3}]", row.ratio, row.ratio_low, row.ratio_high));
-                    cells.push(format!("{:.3}", row.p));
+                    cells.push(row.compared.to_string());
+                    cells.push(format!("{:.3}", row.compared.p));
                 }
                 table.row(cells);
             }

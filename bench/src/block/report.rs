@@ -6,7 +6,7 @@ use serde::Serialize;
 use uzram::units::format_size;
 
 use super::{BlockOptions, FileSystem, Idle, Swap};
-use crate::harness::report::{Table, ratio_cell};
+use crate::harness::report::{Table, figure_cell};
 use crate::harness::stats::{median, median_ratio};
 
 /// A figure of uzram's and of the kernel's zram; medians over the rounds.
@@ -77,7 +77,7 @@ impl fmt::Display for BlockReport {
         let mut table = Table::new(["<block devices and swap", "uzram", "kernel", "ratio"]);
         let mut row = |what: String, compared: &Compared, unit: f64| {
             let figure = |value: f64| format!("{:.0}", value / unit);
-            let ratio = ratio_cell(compared.ratio, 2);
+            let ratio = figure_cell(compared.ratio, 2);
             table.row([what, figure(compared.uzram), figure(compared.kernel), ratio]);
         };
         for file_system in &self.file_systems {

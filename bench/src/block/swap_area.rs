@@ -7,6 +7,7 @@ use std::process::Command;
 use serde_json::Value;
 use tempfile::TempDir;
 use uzram::{Error, ErrorKind, Result};
+use uzram_serve::swap_area::active;
 
 use super::disk::named_device;
 use super::{ALGORITHM, PATIENCE, io_error, kernel_zram};
@@ -149,30 +150,8 @@ impl Drop for KernelSwap {
 
 /// What a swap area holds: also others' memory, for there is one list of areas for all.
 fn used_bytes(device: &Path) -> Result<u64> {
-    let path = Path::new("/proc/swaps");
-    let text = fs::read_to_string(path).map_err(|error| io_error(path, error))?;
-    used_in(&text, device)
+    let areas = active().map_err(|error| io_error(Path::new("/proc/swaps"), error))?;
+    let area = areas.into_iter().find(|area| area.path == device);
+    area.map(|area| area.used_bytes)
         .ok_or_else(|| Error::new(ErrorKind::NotFound, format!("{} is no swap area", device.display())))
-}
-
-/// By proc_swaps(5): path, type, size and used in KiB, priority.
-fn used_in(swaps: &str, device: &Path) -> Option<u64> {
-    let lines = swaps.lines().map(|line| line.split_ascii_whitespace());
-    let mut line = lines.into_iter().find(|line| line.clone().next().map(Path::new) == Some(device))?;
-    Some(line.nth(3)?.parse::<u64>().ok()? << 10)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_an_area_holds_is_found_by_its_device() {
-        let swaps = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n\
-                     /dev/loop1                              partition\t1048572\t\t12\t\t100\n\
-                     /dev/loop11                             partition\t1048572\t\t0\t\t32767\n";
-        assert_eq!(used_in(swaps, Path::new("/dev/loop1")), Some(12 << 10));
-        assert_eq!(used_in(swaps, Path::new("/dev/loop11")), Some(0));
-        assert_eq!(used_in(swaps, Path::new("/dev/loop")), None);
-    }
 }

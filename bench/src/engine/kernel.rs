@@ -11,7 +11,6 @@ use uzram::units::{PAGE_SIZE, Page, page_of, pages_to_bytes};
 use uzram::{Error, ErrorKind, Result};
 
 use super::kernel_zram::{KernelZram, io_error};
-use super::report::KernelMemory;
 use super::{Target, Worker, fill_in_order};
 use crate::harness::corpus::{AlignedPage, Corpus};
 
@@ -19,7 +18,7 @@ pub(super) struct KernelDevice {
     disk: OwnedFd,
     page_count: usize,
     /// After `disk`: the device can only be removed when it is closed.
-    zram: KernelZram,
+    pub(super) zram: KernelZram,
 }
 
 impl KernelDevice {
@@ -31,16 +30,6 @@ impl KernelDevice {
         let disk =
             rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| io_error(&path, errno.into()))?;
         Ok(KernelDevice { disk, page_count: page_of(size_bytes) as usize, zram })
-    }
-
-    /// Packs its pool's objects together.
-    pub(super) fn compact(&self) -> Result<()> {
-        self.zram.compact()
-    }
-
-    /// What `mm_stat` says.
-    pub(super) fn memory(&self) -> Result<KernelMemory> {
-        self.zram.memory()
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use uzram::codec::Algorithm;
 use uzram::{Error, ErrorKind, Result};
 
-use super::report::KernelMemory;
+use super::report::{KernelMemory, quotient};
 
 const CONTROL: &str = "/sys/class/zram-control";
 
@@ -57,7 +57,15 @@ impl KernelZram {
         let fields: Vec<u64> = text.split_ascii_whitespace().filter_map(|field| field.parse().ok()).collect();
         match fields[..] {
             [stored_bytes, compressed_bytes, used_bytes, _, _, same_pages, _, huge_pages, ..] => {
-                Ok(KernelMemory::new(stored_bytes, compressed_bytes, used_bytes, same_pages, huge_pages))
+                let used_per_compressed = quotient(used_bytes, compressed_bytes);
+                Ok(KernelMemory {
+                    stored_bytes,
+                    compressed_bytes,
+                    used_bytes,
+                    same_pages,
+                    huge_pages,
+                    used_per_compressed,
+                })
             }
             _ => Err(Error::new(ErrorKind::Io, format!("mm_stat has an unknown form: '{text}'"))),
         }

@@ -77,32 +77,61 @@ impl std::str::FromStr for Against {
     }
 }
 
+/// What all benchmarks of the engine have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// The pages that are stored.
+    pub corpus: Source,
+    /// How long what is measured in one round lasts.
+    pub duration: Duration,
+    /// How many rounds.
+    pub repeat: usize,
+    /// The algorithm, in uzram and whatever it is compared with.
+    pub algorithm: Algorithm,
+    /// Seeds which pages are used.
+    pub seed: u64,
+    /// Set it, from a signal handler say, and the run ends with an error after removing what it added to the
+    /// system.
+    pub stop: Arc<AtomicBool>,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Common {
+            corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
+            duration: Duration::from_secs(1),
+            repeat: 5,
+            algorithm: Algorithm::default(),
+            seed: 1,
+            stop: Arc::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Common {
+    /// Little of everything.
+    fn tiny(corpus_pages: usize, repeat: usize) -> Self {
+        let corpus = Source::Built(Kind::Mixed, corpus_pages);
+        Common { corpus, duration: Duration::from_millis(20), repeat, ..Common::default() }
+    }
+}
+
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// The pages.
-    pub corpus: Source,
+    /// The pages, rounds and so on.
+    pub common: Common,
     /// The device's size; `None` for the corpus's. A shorter corpus is repeated.
     pub size_bytes: Option<u64>,
     /// The patterns, in the order of the report; none measures memory only.
     pub patterns: Vec<Pattern>,
     /// Numbers of threads.
     pub jobs: Vec<usize>,
-    /// How long one measurement lasts.
-    pub duration: Duration,
-    /// How many rounds.
-    pub repeat: usize,
-    /// The algorithm, in uzram and whatever it is compared with.
-    pub algorithm: Algorithm,
     /// How threads share uzram's compression streams.
     pub streams: StreamDesign,
     /// What to compare with.
     pub against: Vec<Against>,
-    /// Seeds which pages are taken.
-    pub seed: u64,
-    /// Set it, from a signal handler say, and the run ends with an error after removing what it
-    /// added to the kernel.
-    pub stop: Arc<AtomicBool>,
 }
 
 const MAX_JOBS: usize = 256;
@@ -112,17 +141,12 @@ const MAX_DURATION: Duration = Duration::from_hours(1);
 impl Default for BenchOptions {
     fn default() -> Self {
         BenchOptions {
-            corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
+            common: Common::default(),
             size_bytes: None,
             patterns: Pattern::ALL.to_vec(),
             jobs: vec![1, 2],
-            duration: Duration::from_secs(1),
-            repeat: 5,
-            algorithm: Algorithm::default(),
             streams: StreamDesign::PerCpu,
             against: Vec::new(),
-            seed: 1,
-            stop: Arc::default(),
         }
     }
 }
@@ -136,17 +160,18 @@ impl BenchOptions {
         if self.jobs.is_empty() && !self.patterns.is_empty() {
             return bad("no number of jobs".to_owned(), "--jobs");
         }
-        if !(1..=MAX_REPEAT).contains(&self.repeat) {
-            return bad(format!("{} rounds: it must be 1 to {MAX_REPEAT}", self.repeat), "--repeat");
+        let Common { repeat, duration, .. } = self.common;
+        if !(1..=MAX_REPEAT).contains(&repeat) {
+            return bad(format!("{repeat} rounds: it must be 1 to {MAX_REPEAT}"), "--repeat");
         }
-        if self.duration.is_zero() || self.duration > MAX_DURATION {
+        if duration.is_zero() || duration > MAX_DURATION {
             return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
         }
         Ok(())
     }
 
     fn load_corpus(&self) -> Result<Corpus> {
-        let corpus = self.corpus.load()?;
+        let corpus = self.common.corpus.load()?;
         match self.against.contains(&Against::Codec) {
             true => corpus.without_same_filled(),
             false => Ok(corpus),
@@ -203,14 +228,14 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
     let size_bytes = pages_to_bytes(page_count as u64);
     let mut notes = Vec::new();
 
-    let device = UzramDevice::new(&options.algorithm, options.streams, size_bytes)?;
+    let device = UzramDevice::new(&options.common.algorithm, options.streams, size_bytes)?;
     let without_lru = match options.against.contains(&Against::NoLru) {
-        true => Some(UzramDevice::without_lru(&options.algorithm, options.streams, size_bytes)?),
+        true => Some(UzramDevice::without_lru(&options.common.algorithm, options.streams, size_bytes)?),
         false => None,
     };
     let codec = match options.against.contains(&Against::Codec) {
         true => Some(codec_loop::CodecLoop::new(
-            options.algorithm.clone(),
+            options.common.algorithm.clone(),
             uzram::zsmalloc::huge_threshold(uzram::device::DEFAULT_CHAIN_SIZE),
             &corpus,
             page_count,
@@ -218,7 +243,7 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
         false => None,
     };
     let kernel = match options.against.contains(&Against::Kernel) {
-        true => kernel::KernelDevice::add(&options.algorithm, size_bytes)
+        true => kernel::KernelDevice::add(&options.common.algorithm, size_bytes)
             .inspect_err(|error| notes.push(format!("kernel zram left out: {error}")))
             .ok(),
         false => None,
@@ -232,51 +257,13 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
     for target in &targets {
         target.fill(&corpus)?;
         verify(*target, &corpus, page_count)?;
-        go_on(&options.stop)?;
+        go_on(&options.common.stop)?;
     }
-    let memory = Memory::new(&device.stats(), kernel.as_ref().map(kernel::KernelDevice::memory).transpose()?);
+    let memory =
+        Memory::new(&device.stats(), kernel.as_ref().map(|kernel| kernel.zram.memory()).transpose()?);
     let rows = measure_all(&options, &targets, &corpus, page_count)?;
     report::describe(&options, &targets, &mut notes);
     Ok(BenchReport { corpus_pages: corpus.page_count(), size_bytes, rows, memory, notes })
-}
-
-/// What the benchmarks of compaction, recompression and a backing file have in common.
-#[derive(Clone, Debug)]
-pub struct Common {
-    /// The pages that are stored.
-    pub corpus: Source,
-    /// How long what is measured in one round lasts.
-    pub duration: Duration,
-    /// How many rounds.
-    pub repeat: usize,
-    /// What compresses the pages, in kernel zram as well.
-    pub algorithm: Algorithm,
-    /// Seeds which pages are used.
-    pub seed: u64,
-    /// Set it and the run ends with an error after removing what it added to the system.
-    pub stop: Arc<AtomicBool>,
-}
-
-impl Default for Common {
-    fn default() -> Self {
-        Common {
-            corpus: Source::Built(Kind::Mixed, DEFAULT_CORPUS_PAGES),
-            duration: Duration::from_secs(1),
-            repeat: 5,
-            algorithm: Algorithm::default(),
-            seed: 1,
-            stop: Arc::default(),
-        }
-    }
-}
-
-#[cfg(test)]
-impl Common {
-    /// Little of everything.
-    fn tiny(corpus_pages: usize, repeat: usize) -> Self {
-        let corpus = Source::Built(Kind::Mixed, corpus_pages);
-        Common { corpus, duration: Duration::from_millis(20), repeat, ..Common::default() }
-    }
 }
 
 /// Reads some pages of a target that was filled with a corpus.
@@ -316,18 +303,24 @@ fn measure_all(
             targets.iter().try_for_each(|target| target.fill(corpus))?;
         }
         written |= pattern.writes();
-        let cells = in_turn_by_jobs(options.repeat, &options.jobs, targets.len(), &options.stop, |turn| {
-            let plan = Plan {
-                pattern,
-                jobs: turn.jobs,
-                until: Until::Elapsed(options.duration),
-                seed: options.seed.wrapping_add(turn.round as u64),
-                corpus,
-                page_count,
-                stop: &options.stop,
-            };
-            measure(targets[turn.variant], &plan)
-        })?;
+        let cells = in_turn_by_jobs(
+            options.common.repeat,
+            &options.jobs,
+            targets.len(),
+            &options.common.stop,
+            |turn| {
+                let plan = Plan {
+                    pattern,
+                    jobs: turn.jobs,
+                    until: Until::Elapsed(options.common.duration),
+                    seed: options.common.seed.wrapping_add(turn.round as u64),
+                    corpus,
+                    page_count,
+                    stop: &options.common.stop,
+                };
+                measure(targets[turn.variant], &plan)
+            },
+        )?;
         for (cell, &jobs) in cells.iter().zip(&options.jobs) {
             rows.extend((0..targets.len()).map(|which| {
                 let against = (which > 0).then_some(&cell[0]);

@@ -8,7 +8,7 @@ use uzram::units::format_size;
 
 use super::measure::{Measurement, SAMPLE_EVERY};
 use super::{BenchOptions, Pattern, Target};
-use crate::harness::report::{Table, ratio_cell};
+use crate::harness::report::{Table, figure_cell};
 use crate::harness::stats::{median, median_ratio};
 
 /// One target under one pattern with one number of jobs. Figures are medians over the rounds.
@@ -123,26 +123,6 @@ impl Memory {
     }
 }
 
-impl KernelMemory {
-    pub(super) fn new(
-        stored_bytes: u64,
-        compressed_bytes: u64,
-        used_bytes: u64,
-        same_pages: u64,
-        huge_pages: u64,
-    ) -> KernelMemory {
-        let used_per_compressed = quotient(used_bytes, compressed_bytes);
-        KernelMemory {
-            stored_bytes,
-            compressed_bytes,
-            used_bytes,
-            same_pages,
-            huge_pages,
-            used_per_compressed,
-        }
-    }
-}
-
 /// Everything a run found. `Display` prints the tables; the JSON has the fields as keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
@@ -169,9 +149,9 @@ impl BenchReport {
 pub(super) fn describe(options: &BenchOptions, targets: &[&dyn Target], notes: &mut Vec<String>) {
     notes.push(format!(
         "{} {} of {:.2} s, medians; every {SAMPLE_EVERY}th page timed; ratio = uzram / target, median of the rounds' ratios",
-        options.repeat,
-        if options.repeat == 1 { "round" } else { "interleaved rounds" },
-        options.duration.as_secs_f64()
+        options.common.repeat,
+        if options.common.repeat == 1 { "round" } else { "interleaved rounds" },
+        options.common.duration.as_secs_f64()
     ));
     notes
         .push("random writes store a corpus page drawn at random, sequential ones the corpus shifted".into());
@@ -223,7 +203,7 @@ impl Memory {
             format_size(self.stored_bytes),
             format_size(self.compressed_bytes),
             format_size(self.used_bytes),
-            ratio_cell(self.used_per_compressed, 3),
+            figure_cell(self.used_per_compressed, 3),
             format_size(self.charged_bytes),
             format_size(self.fixed_bytes),
         ]);
@@ -233,7 +213,7 @@ impl Memory {
                 format_size(kernel.stored_bytes),
                 format_size(kernel.compressed_bytes),
                 format_size(kernel.used_bytes),
-                ratio_cell(kernel.used_per_compressed, 3),
+                figure_cell(kernel.used_per_compressed, 3),
             ]);
         }
         write!(f, "\n{table}")

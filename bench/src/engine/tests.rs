@@ -7,16 +7,22 @@ use crate::harness::to_json;
 use uzram::codec;
 use uzram::units::PAGE_SIZE;
 
-/// A run of a few ms.
-fn tiny() -> BenchOptions {
-    BenchOptions {
+fn common() -> Common {
+    Common {
         corpus: Source::Built(Kind::Text, 24),
-        patterns: vec![Pattern::RandRead],
-        jobs: vec![1],
         duration: Duration::from_millis(2),
         repeat: 2,
-        ..BenchOptions::default()
+        ..Common::default()
     }
+}
+
+/// A run of a few ms.
+fn tiny() -> BenchOptions {
+    with(common())
+}
+
+fn with(common: Common) -> BenchOptions {
+    BenchOptions { common, patterns: vec![Pattern::RandRead], jobs: vec![1], ..BenchOptions::default() }
 }
 
 #[test]
@@ -108,11 +114,11 @@ fn an_option_that_cannot_be_is_named() {
         (BenchOptions { jobs: vec![0], ..tiny() }, "--jobs"),
         (BenchOptions { jobs: vec![100_000], ..tiny() }, "--jobs"),
         (BenchOptions { jobs: Vec::new(), ..tiny() }, "--jobs"),
-        (BenchOptions { repeat: 0, ..tiny() }, "--repeat"),
-        (BenchOptions { duration: Duration::ZERO, ..tiny() }, "--seconds"),
+        (with(Common { repeat: 0, ..common() }), "--repeat"),
+        (with(Common { duration: Duration::ZERO, ..common() }), "--seconds"),
         (BenchOptions { size_bytes: Some(0), ..tiny() }, "--size"),
         (BenchOptions { size_bytes: Some(u64::MAX), ..tiny() }, "--size"),
-        (BenchOptions { corpus: Source::File("/nonexistent".into()), ..tiny() }, "/nonexistent"),
+        (with(Common { corpus: Source::File("/nonexistent".into()), ..common() }), "/nonexistent"),
     ];
     for (options, named) in cases {
         let error = run(options).err().unwrap().to_string();
@@ -123,8 +129,8 @@ fn an_option_that_cannot_be_is_named() {
 
 #[test]
 fn the_stop_flag_ends_a_run() {
-    let options = BenchOptions { duration: Duration::from_secs(600), ..tiny() };
-    let stop = Arc::clone(&options.stop);
+    let options = with(Common { duration: Duration::from_secs(600), ..common() });
+    let stop = Arc::clone(&options.common.stop);
     let run = std::thread::spawn(move || run(options));
     std::thread::sleep(Duration::from_millis(50));
     stop.store(true, Ordering::Relaxed);
@@ -139,7 +145,9 @@ fn same_filled_pages_are_left_out_beside_the_codec() {
     contents[..8].copy_from_slice(b"contents");
     std::fs::write(&path, contents).unwrap();
     for (against, wanted) in [(Vec::new(), 2), (vec![Against::Codec], 1)] {
-        let report = run(BenchOptions { corpus: Source::File(path.clone()), against, ..tiny() }).unwrap();
+        let report =
+            run(BenchOptions { against, ..with(Common { corpus: Source::File(path.clone()), ..common() }) })
+                .unwrap();
         assert_eq!(report.corpus_pages, wanted);
     }
 }

@@ -1,14 +1,15 @@
-//! What the programs `uzram-bench` and `uzram-lab` share: one line for a failure, the exit status, the
-//! signals that end a run in order.
+//! What the programs `uzram-bench`, `uzram-lab` and `bench-allocators` share: one line for a failure, the exit
+//! status, the signals that end a run in order, the line of progress, the other programs that they start.
 //!
 //! The statuses are those of `uzram`: 0, it was done; 1, it was not; 2, the command line makes no sense
 //! and nothing was tried.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use uzram::{Error, ErrorKind, Result};
@@ -45,6 +46,24 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
+/// The value of `--seconds`.
+///
+/// # Errors
+/// `Invalid`: it is negative, or no number.
+pub fn seconds(seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))
+}
+
+/// Shows one line on standard error in place of the last, if that is a terminal.
+pub fn show_progress(line: &str) {
+    let mut stderr = io::stderr().lock();
+    if stderr.is_terminal() {
+        // Whoever closed it does not want to see the line.
+        let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
+    }
+}
+
 /// A flag that SIGINT and SIGTERM set.
 ///
 /// # Errors
@@ -67,7 +86,7 @@ pub fn this_program() -> Result<PathBuf> {
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot find this program: {error}")))
 }
 
-/// The path of the `uzram` program: beside this one, or in `PATH`.
+/// The path of the `uzram` program: the one beside this program, else the first in `PATH`.
 pub fn uzram_program() -> Option<PathBuf> {
     let beside = this_program().ok().and_then(|program| Some(program.parent()?.join("uzram")));
     beside.filter(|program| program.is_file()).or_else(|| find("uzram"))

@@ -1,17 +1,18 @@
 //! What every measurement here stands on.
 //!
 //! * [`rounds`]: variants measured in turn, round by round; `Experiment`, whose work is calibrated.
-//! * [`threads`] starts jobs together and clocks them; [`usage`] reads what a thread has cost.
+//! * [`threads`] starts jobs together; [`usage`] reads what a thread has cost.
 //! * [`corpus`]: pages taken from what the machine has.
 //! * [`stats`]: medians, quantiles, and how sure a ratio of paired measurements is.
+//! * [`bound`]: where a figure should lie.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
 //! * [`report`]: columns of figures, JSON, lines of a paragraph.
 //! * [`command`]: what the programs `uzram-bench` and `uzram-lab` share.
 
+pub mod bound;
 pub mod command;
 pub mod corpus;
 pub mod fio;
-mod kept_arena;
 pub mod process;
 pub mod report;
 pub mod rounds;
@@ -20,8 +21,7 @@ pub mod threads;
 pub mod usage;
 
 pub use corpus::{DEFAULT_CORPUS_PAGES, Source, read_back};
-pub use kept_arena::kept_arena;
 pub use report::to_json;
 pub use rounds::go_on;
-pub use threads::{CLOCKED, Gate, Part, Span, clocked, cpus, joined, run_together};
+pub use threads::{Gate, Span, joined, run_together};
 pub use usage::Usage;

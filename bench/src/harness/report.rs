@@ -59,9 +59,14 @@ impl fmt::Display for Table {
     }
 }
 
-/// A ratio in a cell, `-` if there is none.
-pub fn ratio_cell(ratio: Option<f64>, decimals: usize) -> String {
-    ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.decimals$}"))
+/// A figure in a cell, `-` if there is none.
+pub fn figure_cell(figure: Option<f64>, decimals: usize) -> String {
+    figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.decimals$}"))
+}
+
+/// A report as a program prints it: as JSON or as text.
+pub fn text(report: &(impl Serialize + fmt::Display), json: bool) -> String {
+    if json { to_json(report) + "\n" } else { report.to_string() }
 }
 
 /// A report as one line of JSON; figures that do not exist are `null`.
@@ -80,6 +85,6 @@ mod tests {
         table.row(["uzram", "12", "1.0"].map(str::to_owned));
         table.row(["a".to_owned(), "3".to_owned()]);
         assert_eq!(table.to_string(), "who   µs ratio\nuzram 12   1.0\na      3\n");
-        assert_eq!(ratio_cell(None, 2) + &ratio_cell(Some(1.0 / 3.0), 2), "-0.33");
+        assert_eq!(figure_cell(None, 2) + &figure_cell(Some(1.0 / 3.0), 2), "-0.33");
     }
 }

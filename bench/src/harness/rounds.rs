@@ -1,10 +1,10 @@
 //! Rounds: variants of one thing measured in turn, so that what disturbs the machine for longer than a
 //! turn disturbs all of them alike.
 //!
-//! [`in_turn`] is the loop. [`measure_case`] is the same for an [`Experiment`]: each measurement does a
-//! fixed amount of work, calibrated once for each number of jobs so that it takes about as long as was
-//! asked for, and a first round warms up (caches, the processor's clock, memory that was never touched)
-//! and does not count.
+//! [`in_turn_by_jobs`] is the loop, [`in_turn`] its form for one number of jobs. [`measure_case`] runs it for
+//! an [`Experiment`]: each measurement does a fixed amount of work, calibrated once for each number of jobs so
+//! that it takes about as long as was asked for, and a first round warms up (caches, the processor's clock,
+//! memory that was never touched) and does not count.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,15 +50,8 @@ pub fn in_turn<const N: usize, T>(
     stop: &AtomicBool,
     mut measure: impl FnMut(usize, usize) -> Result<T>,
 ) -> Result<[Vec<T>; N]> {
-    let mut found = [const { Vec::new() }; N];
-    for round in 0..rounds {
-        for variant in order(round, N) {
-            go_on(stop)?;
-            found[variant].push(measure(round, variant)?);
-        }
-    }
-    go_on(stop)?;
-    Ok(found)
+    let mut cells = in_turn_by_jobs(rounds, &[1], N, stop, |turn| measure(turn.round, turn.variant))?;
+    Ok(std::array::from_fn(|variant| std::mem::take(&mut cells[0][variant])))
 }
 
 /// Measures variants in turn with every number of jobs in each round: `[jobs][variant][round]`.

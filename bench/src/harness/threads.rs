@@ -91,31 +91,6 @@ pub fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
     thread.join().unwrap_or_else(|_| Err(Error::new(ErrorKind::Io, "a thread of the benchmark panicked")))
 }
 
-/// What a job does that is clocked; it returns the number of units of work.
-pub type Part<'a> = &'a mut dyn FnMut() -> Result<u64>;
-
-/// What callgrind is to count where jobs are clocked by [`clocked`].
-pub const CLOCKED: &str = "uzram_bench::harness::threads::clocked";
-
-/// Runs a job's part and clocks it. Its name is what callgrind looks for ([`CLOCKED`]), so it stays a
-/// function of its own.
-///
-/// # Errors
-/// The part's.
-#[inline(never)]
-pub fn clocked(part: Part<'_>) -> Result<(Span, u64)> {
-    let usage = Usage::of_this_thread()?;
-    let start = Instant::now();
-    let done = part()?;
-    let end = Instant::now();
-    Ok((Span { start, end, usage: Usage::of_this_thread()? - usage }, done))
-}
-
-/// The CPUs that jobs can run on.
-pub fn cpus() -> usize {
-    thread::available_parallelism().map_or(1, usize::from)
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -25,7 +25,7 @@ use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
 use crate::nbd;
-pub use target::{Bound, Target, Targets};
+pub use target::{Target, Targets};
 use wanted::{
     backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
     nbd_targets, recompression_targets, speed_targets,
@@ -116,19 +116,20 @@ pub struct TargetsReport {
 /// # Errors
 /// As [`engine::run`]. A comparison that is not possible here is no error but a note.
 pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
-    let mut notes = Vec::new();
+    let mut notes: Vec<String> = options.programs.as_ref().and_then(other_uzram).into_iter().collect();
     let dir = tempfile::tempdir()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot make a temporary folder: {error}")))?;
     let path = dir.path().join("mixed.bin");
     corpus::build(Kind::Mixed, options.corpus_pages)?.save(&path)?;
 
-    let base = engine::BenchOptions {
+    let common = Common {
         corpus: Source::File(path.clone()),
         duration: options.duration,
         repeat: options.repeat,
         stop: Arc::clone(&options.stop),
-        ..engine::BenchOptions::default()
+        ..Common::default()
     };
+    let base = engine::BenchOptions { common: common.clone(), ..engine::BenchOptions::default() };
     let speed = engine::run(engine::BenchOptions {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
@@ -139,19 +140,13 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
         against: vec![Against::NoLru],
-        ..in_slices(base.clone())
+        common: in_slices(common.clone()),
+        ..base.clone()
     })?;
     let memory = engine::BenchOptions { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
     let small = engine::run(memory.clone())?;
     let large = engine::run(engine::BenchOptions { size_bytes: Some(options.large_size_bytes), ..memory })?;
 
-    let common = Common {
-        corpus: Source::File(path.clone()),
-        duration: options.duration,
-        repeat: options.repeat,
-        stop: Arc::clone(&options.stop),
-        ..Common::default()
-    };
     let size_bytes = options.compacted_size_bytes;
     let compaction = compaction::run(&compaction::CompactionOptions { common: common.clone(), size_bytes })?;
     let recompression = recompression::run(&recompression::RecompressionOptions {
@@ -194,15 +189,20 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     })
 }
 
+/// A note that names the measured `uzram`, if it is not the one beside `uzram-bench`.
+fn other_uzram(programs: &block::Programs) -> Option<String> {
+    let block::Programs { uzram, bench } = programs;
+    (uzram.parent() != bench.parent()).then(|| {
+        let (uzram, bench) = (uzram.display(), bench.display());
+        format!("NBD, block devices and swap are measured with {uzram}: there is no uzram beside {bench}")
+    })
+}
+
 /// As long as these, in rounds of at most [`SLICE`].
-fn in_slices(options: engine::BenchOptions) -> engine::BenchOptions {
+fn in_slices(options: Common) -> Common {
     let slices = options.repeat as u128 * options.duration.as_nanos() / SLICE.as_nanos();
     let repeat = usize::try_from(slices).unwrap_or(engine::MAX_REPEAT).max(options.repeat);
-    engine::BenchOptions {
-        duration: options.duration.min(SLICE),
-        repeat: repeat.min(engine::MAX_REPEAT),
-        ..options
-    }
+    Common { duration: options.duration.min(SLICE), repeat: repeat.min(engine::MAX_REPEAT), ..options }
 }
 
 /// The benchmark of a backing file, or a note that says why there is none.
@@ -297,8 +297,7 @@ mod tests {
     fn slices_take_as_long_as_the_rounds_did() {
         let sliced = |duration_ms, repeat| {
             let duration = Duration::from_millis(duration_ms);
-            let options =
-                in_slices(engine::BenchOptions { duration, repeat, ..engine::BenchOptions::default() });
+            let options = in_slices(Common { duration, repeat, ..Common::default() });
             (options.duration.as_millis(), options.repeat)
         };
         assert_eq!(sliced(1000, 5), (20, 250));
@@ -306,6 +305,14 @@ mod tests {
         assert_eq!(sliced(20, 3), (20, 3));
         assert_eq!(sliced(2, 3), (2, 3), "shorter ones stay");
         assert_eq!(sliced(60_000, 5), (20, engine::MAX_REPEAT), "no more rounds than there may be");
+    }
+
+    #[test]
+    fn another_uzram_than_the_one_beside_is_named() {
+        let programs = |uzram: &str| block::Programs { uzram: uzram.into(), bench: "/b/uzram-bench".into() };
+        assert_eq!(other_uzram(&programs("/b/uzram")), None);
+        let note = other_uzram(&programs("/usr/bin/uzram")).unwrap();
+        assert!(note.contains("with /usr/bin/uzram: ") && note.contains("beside /b/uzram-bench"), "{note}");
     }
 
     #[test]

@@ -4,27 +4,17 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::harness::report::{Table, ratio_cell};
-
-/// Which side of the wanted figure is good.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Bound {
-    /// The figure or more.
-    AtLeast,
-    /// The figure or less.
-    AtMost,
-}
+use crate::harness::bound::Bound;
+use crate::harness::report::{Table, figure_cell};
 
 /// One target and what was measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Target {
     /// What is measured.
     pub name: String,
-    /// Which side of `wanted` is good.
+    /// Where the figure should lie, which is a ratio unless the name says what else.
+    #[serde(flatten)]
     pub bound: Bound,
-    /// The figure to reach: a ratio, unless the name says what else.
-    pub wanted: f64,
     /// The figure measured; none when it could not be.
     pub measured: Option<f64>,
 }
@@ -32,20 +22,17 @@ pub struct Target {
 impl Target {
     /// A figure that should be `wanted` or more.
     pub fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
-        Target { name: name.into(), bound: Bound::AtLeast, wanted, measured }
+        Target { name: name.into(), bound: Bound::AtLeast(wanted), measured }
     }
 
     /// A figure that should be `wanted` or less.
     pub fn at_most(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
-        Target { name: name.into(), bound: Bound::AtMost, wanted, measured }
+        Target { name: name.into(), bound: Bound::AtMost(wanted), measured }
     }
 
     /// Whether it is reached; none when it was not measured.
     pub fn is_met(&self) -> Option<bool> {
-        self.measured.map(|measured| match self.bound {
-            Bound::AtLeast => measured >= self.wanted,
-            Bound::AtMost => measured <= self.wanted,
-        })
+        self.measured.map(|measured| self.bound.holds(measured))
     }
 }
 
@@ -56,10 +43,6 @@ impl fmt::Display for Targets<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new(["<target", "wanted", "measured", "<"]);
         for target in self.0 {
-            let sign = match target.bound {
-                Bound::AtLeast => '≥',
-                Bound::AtMost => '≤',
-            };
             let verdict = match target.is_met() {
                 Some(true) => "met",
                 Some(false) => "MISSED",
@@ -67,8 +50,8 @@ impl fmt::Display for Targets<'_> {
             };
             table.row([
                 target.name.clone(),
-                format!("{sign} {}", target.wanted),
-                ratio_cell(target.measured, 3),
+                target.bound.cell(),
+                figure_cell(target.measured, 3),
                 verdict.to_owned(),
             ]);
         }
@@ -81,13 +64,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bound_has_a_good_side() {
-        let mut target = Target::at_least("speed", 1.5, Some(1.5));
-        assert_eq!(target.is_met(), Some(true));
-        target.bound = Bound::AtMost;
-        target.measured = Some(1.6);
-        assert_eq!(target.is_met(), Some(false));
-        target.measured = None;
-        assert_eq!(target.is_met(), None);
+    fn a_target_is_met_missed_or_not_measured() {
+        let targets = [
+            Target::at_least("speed", 1.5, Some(1.5)),
+            Target::at_most("memory", 1.5, Some(1.6)),
+            Target::at_most("time", 1.0, None),
+        ];
+        assert_eq!(targets.each_ref().map(Target::is_met), [Some(true), Some(false), None]);
+        let text = Targets(&targets).to_string();
+        let lines = [
+            "target wanted measured",
+            "speed   ≥ 1.5    1.500  met",
+            "memory  ≤ 1.5    1.600  MISSED",
+            "time      ≤ 1        -  not measured",
+        ];
+        assert!(text.lines().eq(lines), "{text}");
+        let json = serde_json::to_value(&targets[0]).unwrap_or_default();
+        let wanted =
+            serde_json::json!({"name": "speed", "bound": "at_least", "wanted": 1.5, "measured": 1.5});
+        assert_eq!(json, wanted);
     }
 }

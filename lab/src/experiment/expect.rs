@@ -1,10 +1,11 @@
 //! What a series is expected to show: data ([`Expect`]), judged and put into words here for all series.
 //!
 //! A speed is judged from five rounds on: fewer do not tell a difference from the noise. Beside elapsed
-//! time stands processor time, which leaves out waiting and which other programs disturb less.
+//! time stand processor time, which leaves out waiting and which other programs disturb less, and what the
+//! author published.
 
-use uzram_bench::harness::cpus;
-use uzram_bench::harness::stats::{PairedRatio, at_least, can_judge, coverage, median};
+use uzram_bench::harness::bound::Bound;
+use uzram_bench::harness::stats::{at_least, can_judge, coverage, median};
 
 use super::{Designs, Row, Series, Side};
 
@@ -26,8 +27,6 @@ pub struct Expect {
     pub figure: Figure,
     /// Where it should lie.
     pub bound: Bound,
-    /// What the series' author measured, in the same unit.
-    pub published: Option<f64>,
 }
 
 /// Numbers of jobs.
@@ -48,19 +47,6 @@ pub enum Figure {
     Speed,
     /// A quantity of the design after: the most of all rounds.
     Most(&'static str),
-}
-
-/// Where a figure should lie.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
-    /// Here or above.
-    AtLeast(f64),
-    /// Here or below.
-    AtMost(f64),
-    /// Its whole interval within these.
-    Within(f64, f64),
-    /// Its interval not wholly below, in no more rows than chance explains.
-    NotBelow(f64),
 }
 
 impl Jobs {
@@ -87,30 +73,33 @@ pub fn jobs_text(jobs: usize) -> String {
     format!("{jobs} job{}", if jobs == 1 { "" } else { "s" })
 }
 
-/// A ratio and its interval.
-pub fn interval(ratio: f64, low: f64, high: f64) -> String {
-    format!("{ratio:.3} [{low:.3}, {high:.3}]")
-}
-
 /// The figures of a design in the rows of a number of jobs.
 pub fn side<'a>(rows: impl IntoIterator<Item = &'a Row>, jobs: usize, design: &str) -> Option<&'a Side> {
     let sides = rows.into_iter().filter(|row| row.jobs == jobs).flat_map(|row| [&row.before, &row.after]);
     sides.into_iter().find(|side| side.design == design)
 }
 
-/// Judges every expectation of a series, a paragraph each, and says what designs beyond it gain.
-pub(super) fn judge(series: &Series, rows: &[Row]) -> Vec<String> {
-    judge_on(series, rows, cpus())
+/// A quantity of a design in a case: the median of the rows with 2 jobs or more.
+pub(crate) fn median_of(rows: &[Row], case: &str, design: &str, quantity: &str) -> Option<f64> {
+    let rows = rows.iter().filter(|row| row.case == case && row.jobs >= 2);
+    let sides = rows.flat_map(|row| [&row.before, &row.after]).filter(|side| side.design == design);
+    let medians: Vec<f64> = sides.filter_map(|side| side.median(quantity)).collect();
+    (!medians.is_empty()).then(|| median(&medians))
 }
 
-/// The same on a machine with so many CPUs.
-pub(crate) fn judge_on(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
+/// The row with the most jobs of which each has a CPU. With more jobs than CPUs, holders of a lock are
+/// preempted, and how long it is held says little.
+pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> Option<&'a Row> {
+    rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)
+}
+
+/// What the rows say on a machine with so many CPUs, in paragraphs: whether each expectation is met, what
+/// designs beyond the series gain, and what else the series finds.
+pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
     let designs = (series.designs)();
-    let mut paragraphs: Vec<String> =
-        series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus)).collect();
-    paragraphs
-        .extend(designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after)));
-    paragraphs
+    let judged = series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus));
+    let beyond = designs.beyond.iter().filter_map(|design| beyond(series, rows, design, &designs.after));
+    judged.chain(beyond).chain((series.findings)(rows, cpus)).collect()
 }
 
 impl Expect {
@@ -156,16 +145,12 @@ impl Expect {
             rounds.copied().fold(0.0, f64::max)
         };
         let (before, measured) = (most(|row| &row.before), most(|row| &row.after));
-        let is_met = match self.bound {
-            Bound::AtLeast(wanted) | Bound::NotBelow(wanted) => measured >= wanted,
-            Bound::AtMost(wanted) => measured <= wanted,
-            Bound::Within(low, high) => (low..=high).contains(&measured),
-        };
+        let is_met = self.bound.holds(measured);
         format!(
             "{}{}: {after} should have {} with {}, and has {measured:.2} at most in {} rows; {} has {before:.2}.",
             self.name(),
             missed(is_met),
-            self.bound.words(),
+            self.bound,
             self.jobs.words(),
             rows.len(),
             self.before.unwrap_or("what it is compared with")
@@ -173,13 +158,14 @@ impl Expect {
     }
 
     fn judge_speed(&self, after: &str, rows: &[&Row]) -> String {
-        let (reached, missing): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| self.bound.holds(row));
+        let (reached, missing): (Vec<&Row>, Vec<&Row>) =
+            rows.iter().partition(|row| self.bound.holds_for(&row.gain));
         let mut chance = String::new();
         let mut is_met = missing.is_empty();
         if let Bound::NotBelow(wanted) = self.bound {
             let outside = (1.0 - coverage(rows.first().map_or(0, |row| rounds(row)))) / 2.0;
             is_met = is_met || at_least(missing.len(), rows.len(), outside) > CHANCE;
-            let above = rows.iter().filter(|row| row.ratio_low > wanted).count();
+            let above = rows.iter().filter(|row| row.gain.low > wanted).count();
             chance = format!(
                 "; chance alone puts {:.1} of {} intervals below {wanted}, and as many above, where {above} lie",
                 rows.len() as f64 * outside,
@@ -190,59 +176,43 @@ impl Expect {
             "{}{}: {after} should be {} times as fast as {} with {}, and is in {} of {} rows",
             self.name(),
             missed(is_met),
-            self.bound.words(),
+            self.bound,
             self.before.unwrap_or("each design before"),
             self.jobs.words(),
             reached.len(),
             rows.len()
         );
         for (what, rows) in [("reached", &reached), ("missed", &missing)] {
-            if !rows.is_empty() {
-                text += &format!("; {what} with {}", self.named(rows));
+            let mut gains = self.by_row(rows, |row| Some(row.gain.to_string()));
+            if gains.len() > MOST_NAMED {
+                gains.truncate(MOST_NAMED);
+                gains.push(format!("{} more", rows.len() - MOST_NAMED));
+            }
+            if !gains.is_empty() {
+                text += &format!("; {what} with {}", gains.join(", "));
             }
         }
         text += &chance;
         text += ".";
-        text += &by_processor_time(rows).unwrap_or_default();
-        text += &self.published.map_or_else(String::new, |published| format!(" Published: {published:.3}."));
+        let processor_time = self.by_row(rows, |row| Some(row.processor_time()?.to_string()));
+        let published = self.by_row(rows, |row| Some(format!("{:.3}", row.published.as_ref()?.ratio)));
+        for (what, ratios) in [("By processor time", processor_time), ("Published", published)] {
+            if (1..=MOST_NAMED).contains(&ratios.len()) {
+                text += &format!(" {what} with {}.", ratios.join(", "));
+            }
+        }
         text
     }
 
-    /// Rows by their number of jobs, and by what else tells them apart.
-    fn named(&self, rows: &[&Row]) -> String {
-        let name = |row: &&Row| {
+    /// What is known of rows, each with the number of jobs and what else tells it apart.
+    fn by_row(&self, rows: &[&Row], known: impl Fn(&Row) -> Option<String>) -> Vec<String> {
+        let text = |row: &&Row| {
             let case = if self.case.is_none() { format!("{}, ", row.case) } else { String::new() };
             let before =
                 if self.before.is_none() { format!(" against {}", row.before.design) } else { String::new() };
-            let ratio = interval(row.ratio, row.ratio_low, row.ratio_high);
-            format!("{case}{}{before}: {ratio}", jobs_text(row.jobs))
+            Some(format!("{case}{}{before}: {}", jobs_text(row.jobs), known(row)?))
         };
-        let mut names: Vec<String> = rows.iter().take(MOST_NAMED).map(name).collect();
-        if rows.len() > MOST_NAMED {
-            names.push(format!("{} more", rows.len() - MOST_NAMED));
-        }
-        names.join(", ")
-    }
-}
-
-impl Bound {
-    /// Whether a row's speed lies there.
-    fn holds(self, row: &Row) -> bool {
-        match self {
-            Bound::AtLeast(wanted) => row.ratio >= wanted,
-            Bound::AtMost(wanted) => row.ratio <= wanted,
-            Bound::Within(low, high) => row.ratio_low >= low && row.ratio_high <= high,
-            Bound::NotBelow(wanted) => row.ratio_high >= wanted,
-        }
-    }
-
-    fn words(self) -> String {
-        match self {
-            Bound::AtLeast(wanted) => format!("at least {wanted:.2}"),
-            Bound::AtMost(wanted) => format!("at most {wanted:.2}"),
-            Bound::Within(low, high) => format!("from {low:.2} to {high:.2}, with the whole interval,"),
-            Bound::NotBelow(wanted) => format!("at least {wanted:.2}, within the noise,"),
-        }
+        rows.iter().filter_map(text).collect()
     }
 }
 
@@ -255,24 +225,11 @@ fn rounds(row: &Row) -> usize {
     row.after.values.get("elapsed_s").map_or(0, Vec::len)
 }
 
-/// The processor time of a few rows.
-fn by_processor_time(rows: &[&Row]) -> Option<String> {
-    if rows.len() > MOST_NAMED {
-        return None;
-    }
-    let ratio = |row: &&Row| {
-        let PairedRatio { ratio, low, high, .. } = row.processor_time()?;
-        Some(format!("{} with {}", interval(ratio, low, high), jobs_text(row.jobs)))
-    };
-    let ratios = rows.iter().map(ratio).collect::<Option<Vec<_>>>()?;
-    Some(format!(" By processor time: {}.", ratios.join(", ")))
-}
-
 /// What a design that came after the series gains.
 fn beyond(series: &Series, rows: &[Row], design: &str, after: &str) -> Option<String> {
     let gain = |(case, _): &(&str, &[usize])| {
         let later = rows.iter().filter(|row| row.after.design == design && row.case == *case);
-        let ratios: Vec<f64> = later.map(|row| row.ratio).collect();
+        let ratios: Vec<f64> = later.map(|row| row.gain.ratio).collect();
         let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
         let most = ratios.iter().copied().fold(0.0, f64::max);
         (!ratios.is_empty()).then(|| format!("{:.2} ({least:.2} to {most:.2}) in {case}", median(&ratios)))

@@ -10,10 +10,13 @@
 //! * `expect`: judges what was expected.
 //! * `report`: rows of medians, the ratio of the rounds' elapsed times with its interval and rank
 //!   test ([`uzram_bench::harness::stats::PairedRatio`]), as a table and as JSON.
+//! * `clock`: runs a thread's work with the clock, or without.
 //! * `callgrind`: the slow mode, which counts instructions instead of seconds.
 
 pub mod callgrind;
+pub(crate) mod clock;
 pub(crate) mod expect;
+mod kept_arena;
 mod report;
 mod run;
 
@@ -22,15 +25,19 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
+use std::thread;
 use std::time::Duration;
 
 use uzram::{Error, Result};
 
 use crate::{lru_batch, slab_freeze, streams, zs_free, zs_lock};
 
-pub use expect::{Bound, Expect, Figure, Jobs, interval, jobs_text, side};
+pub use expect::{Expect, Figure, Jobs, jobs_text, side};
+pub(crate) use expect::{busiest, median_of};
+pub(crate) use kept_arena::kept_arena;
 pub use report::{LabReport, Published, PublishedSide, Row, Side};
 pub use run::run;
+pub use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::corpus::Kind;
 pub use uzram_bench::harness::rounds::{Experiment, Plan, RoundOptions, Sample, Values};
 use uzram_bench::harness::stats::MAX_PAIRS;
@@ -119,6 +126,24 @@ impl Unit {
         }
     }
 
+    /// What a unit costs: the names of elapsed time, processor time, context switches of both kinds.
+    pub(crate) const fn costs(self) -> [&'static str; 4] {
+        match self {
+            Unit::Page => [
+                "ns_per_page",
+                "cpu_ns_per_page",
+                "voluntary_switches_per_page",
+                "involuntary_switches_per_page",
+            ],
+            Unit::Object => [
+                "ns_per_object",
+                "cpu_ns_per_object",
+                "voluntary_switches_per_object",
+                "involuntary_switches_per_object",
+            ],
+        }
+    }
+
     /// What callgrind counts for each: the names of instructions, branches, mispredicted branches.
     pub const fn counts(self) -> [&'static str; 3] {
         match self {
@@ -169,8 +194,8 @@ pub struct Series {
     pub published: fn(&str, usize, usize) -> Option<Published>,
     /// What it should show.
     pub expectations: &'static [Expect],
-    /// What else the rows say, in words: paragraphs.
-    pub findings: fn(&[Row]) -> Vec<String>,
+    /// What else the rows say on a machine with so many CPUs, in paragraphs.
+    pub findings: fn(&[Row], usize) -> Vec<String>,
 }
 
 impl Series {
@@ -185,16 +210,21 @@ impl Series {
     }
 }
 
-/// What a table has for one of its designs, by the design's name.
+/// What a table has for one of its designs or cases, by the name.
 ///
 /// # Errors
 /// `Invalid`, with the names there are.
-pub(crate) fn by_name<T: Copy>(designs: &[(&'static str, T)], name: &str) -> Result<T> {
-    let found = designs.iter().find(|(other, _)| *other == name);
-    found.map(|(_, design)| *design).ok_or_else(|| {
-        let names: Vec<_> = designs.iter().map(|(name, _)| *name).collect();
-        Error::invalid(format!("'{name}' is no design of this table, only: {}", names.join(", ")))
+pub(crate) fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str) -> Result<T> {
+    let found = all.iter().find(|(other, _)| *other == name);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        Error::invalid(format!("this table has no '{name}', only: {}", names.join(", ")))
     })
+}
+
+/// The number of CPUs that jobs can run on.
+pub(crate) fn cpus() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// How to run a table.

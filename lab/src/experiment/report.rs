@@ -20,8 +20,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Column, LabOptions, Series, Unit, expect};
-use uzram_bench::harness::report::{Table, ratio_cell};
+use super::{Column, LabOptions, Series, Unit, cpus, expect};
+use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
 
@@ -81,14 +81,9 @@ pub struct Row {
     pub before: Side,
     /// The design after.
     pub after: Side,
-    /// The median of the rounds' elapsed seconds before / after.
-    pub ratio: f64,
-    /// Where its interval begins.
-    pub ratio_low: f64,
-    /// Where it ends.
-    pub ratio_high: f64,
-    /// The rank test's p.
-    pub p: f64,
+    /// Elapsed seconds before / after; above 1 the design after is faster.
+    #[serde(flatten)]
+    pub gain: PairedRatio,
     /// What the series' author measured.
     pub published: Option<Published>,
 }
@@ -103,22 +98,10 @@ impl Row {
         published: Option<Published>,
     ) -> Option<Row> {
         let elapsed_s = |side: &Side| side.values.get("elapsed_s").cloned().unwrap_or_default();
-        let compared = PairedRatio::new(&elapsed_s(&before), &elapsed_s(&after))?;
-        Some(Row {
-            case: case.to_owned(),
-            jobs,
-            before,
-            after,
-            ratio: compared.ratio,
-            ratio_low: compared.low,
-            ratio_high: compared.high,
-            p: compared.p,
-            published,
-        })
+        let gain = PairedRatio::new(&elapsed_s(&before), &elapsed_s(&after))?;
+        Some(Row { case: case.to_owned(), jobs, before, after, gain, published })
     }
-}
 
-impl Row {
     /// How the processor time of the designs compares. It leaves out what threads waited for, and other
     /// programs on the machine disturb it less than elapsed time.
     pub fn processor_time(&self) -> Option<PairedRatio> {
@@ -167,8 +150,7 @@ impl LabReport {
         ));
         notes.push(format!("published: {series}"));
         notes.extend(left_out);
-        let mut verdict = expect::judge(table, &rows);
-        verdict.extend((table.findings)(&rows));
+        let verdict = expect::verdict(table, &rows, cpus());
         let (columns, unit) = (table.columns, table.unit);
         LabReport { table: table.name, series, rows, notes, verdict, columns, unit }
     }
@@ -205,21 +187,22 @@ impl LabReport {
         let headings = ["jobs", "<design"].into_iter().chain(columns);
         let mut table = Table::new(headings.chain(["<gain", "p", "published", "gain"]));
         for group in rows.chunk_by(|a, b| a.jobs == b.jobs) {
-            let (before, beyond) = split(group);
-            for (i, row) in before.iter().enumerate() {
-                let jobs = if i == 0 { row.jobs.to_string() } else { String::new() };
-                let published = row.published.as_ref().map_or_else(Vec::new, |published| {
-                    vec![published.before.figure.clone(), format!("{:.2}", published.ratio)]
-                });
-                table.row([self.side_cells(jobs, &row.before), gain_cells(row), published].concat());
-            }
-            let Some(row) = before.first() else { continue };
-            let published = row.published.as_ref().map_or_else(Vec::new, |published| {
-                vec![String::new(), String::new(), published.after.figure.clone()]
-            });
-            table.row([self.side_cells(String::new(), &row.after), published].concat());
-            for row in beyond {
-                table.row([self.side_cells(String::new(), &row.after), gain_cells(row)].concat());
+            let published_after = group.first().and_then(|row| row.published.as_ref());
+            for (i, (side, row)) in lines(group).into_iter().enumerate() {
+                let jobs = if i == 0 { group[0].jobs.to_string() } else { String::new() };
+                let mut cells = self.side_cells(jobs, side);
+                match (row, row.map_or(published_after, |row| row.published.as_ref())) {
+                    (Some(row), None) => cells.extend(gain_cells(row)),
+                    (Some(row), Some(published)) => {
+                        cells.extend(gain_cells(row));
+                        cells.extend([published.before.figure.clone(), format!("{:.2}", published.ratio)]);
+                    }
+                    (None, Some(published)) => {
+                        cells.extend([String::new(), String::new(), published.after.figure.clone()]);
+                    }
+                    (None, None) => {}
+                }
+                table.row(cells);
             }
         }
         write!(f, "\n{case}\n{table}")
@@ -227,7 +210,7 @@ impl LabReport {
 
     fn side_cells(&self, jobs: String, side: &Side) -> Vec<String> {
         let cell = |column: &Column| {
-            ratio_cell(side.median(column.value).map(|value| value * column.scale), column.decimals)
+            figure_cell(side.median(column.value).map(|value| value * column.scale), column.decimals)
         };
         [jobs, side.design.clone()].into_iter().chain(self.columns.iter().map(cell)).collect()
     }
@@ -241,12 +224,12 @@ impl LabReport {
         let cells = |case: &str, side: &Side| {
             let decimals = [1, 1, 2];
             let counts = names.iter().zip(decimals);
-            let counts = counts.map(|(name, decimals)| ratio_cell(side.median(name), decimals));
+            let counts = counts.map(|(name, decimals)| figure_cell(side.median(name), decimals));
             [case.to_owned(), side.design.clone()].into_iter().chain(counts).collect::<Vec<_>>()
         };
         let ratio = |row: &Row| {
             let ratio = instructions(&row.before).zip(instructions(&row.after));
-            vec![ratio_cell(ratio.map(|(before, after)| before / after), 4)]
+            vec![figure_cell(ratio.map(|(before, after)| before / after), 4)]
         };
         let mut table = Table::new([
             "<case",
@@ -257,16 +240,9 @@ impl LabReport {
             "instructions before / after",
         ]);
         for case in rows.chunk_by(|a, b| a.case == b.case) {
-            let (before, beyond) = split(case);
-            for (i, row) in before.iter().enumerate() {
-                let case = if i == 0 { row.case.as_str() } else { "" };
-                table.row([cells(case, &row.before), ratio(row)].concat());
-            }
-            if let Some(row) = before.first() {
-                table.row(cells("", &row.after));
-            }
-            for row in beyond {
-                table.row([cells("", &row.after), ratio(row)].concat());
+            for (i, (side, row)) in lines(case).into_iter().enumerate() {
+                let case = if i == 0 { case[0].case.as_str() } else { "" };
+                table.row([cells(case, side), row.map(ratio).unwrap_or_default()].concat());
             }
         }
         match table.is_empty() {
@@ -276,15 +252,20 @@ impl LabReport {
     }
 }
 
-/// The rows of one case and number of jobs, apart: those before the table's `after`, those beyond.
-fn split(rows: &[Row]) -> (&[Row], &[Row]) {
-    let same = rows.iter().take_while(|row| row.after.design == rows[0].after.design).count();
-    rows.split_at(same)
+/// The designs in the rows of one case and number of jobs, in the order of [`Designs::all`](super::Designs::all):
+/// each with the row whose gain stands beside it, of which the table's `after` has none.
+fn lines(rows: &[Row]) -> Vec<(&Side, Option<&Row>)> {
+    let Some(first) = rows.first() else { return Vec::new() };
+    let same = rows.iter().take_while(|row| row.after.design == first.after.design).count();
+    let (before, beyond) = rows.split_at(same);
+    let before = before.iter().map(|row| (&row.before, Some(row)));
+    let beyond = beyond.iter().map(|row| (&row.after, Some(row)));
+    before.chain([(&first.after, None)]).chain(beyond).collect()
 }
 
 /// How two designs compare.
 fn gain_cells(row: &Row) -> Vec<String> {
-    vec![format!("{:.2} [{:.2}, {:.2}]", row.ratio, row.ratio_low, row.ratio_high), format!("{:.3}", row.p)]
+    vec![format!("{:.2}", row.gain), format!("{:.3}", row.gain.p)]
 }
 
 /// A paragraph in lines of at most 100 columns, the second and later ones indented.

@@ -4,8 +4,9 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use super::{Experiment, Plan, RoundOptions, Row, Series};
-use uzram_bench::harness::Source;
+use super::expect::verdict;
+use super::{Experiment, LabOptions, LabReport, Plan, RoundOptions, Row, Sample, Series, Side, run};
+use uzram_bench::harness::{Source, to_json};
 
 /// So many rounds, of measurements that take so long.
 pub(crate) fn rounds(rounds: usize, duration: Duration) -> RoundOptions {
@@ -24,13 +25,37 @@ pub(crate) fn begun(table: &Series, corpus: &Source, case: &str) -> Box<dyn Expe
     experiment
 }
 
-/// What was measured of a row was measured in each of so many rounds, whatever it came to.
-pub(crate) fn assert_measured(row: &Row, rounds: usize) {
-    let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
-    for (quantity, values) in row.before.values.iter().chain(&row.after.values) {
-        assert_eq!(values.len(), rounds, "{name}: {quantity}");
-        assert!(values.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
+/// Runs a table in short and prints it: `rows` rows, of which everything was measured in every round, whatever it
+/// came to, and each design did the same work; the text has all of `said`.
+pub(crate) fn run_short(table: &Series, options: &LabOptions, rows: usize, said: &[&str]) -> LabReport {
+    let report = run(table, options).unwrap();
+    assert_eq!(report.rows.len(), rows);
+    for row in &report.rows {
+        let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
+        for (quantity, values) in row.before.values.iter().chain(&row.after.values) {
+            assert_eq!(values.len(), options.rounds.rounds, "{name}: {quantity}");
+            assert!(values.iter().all(|value| value.is_finite() && *value >= 0.0), "{name}: {quantity}");
+        }
+        let units =
+            |side: &Side| Some(side.values["elapsed_s"][0] / side.values.get(table.unit.costs()[0])?[0]);
+        if let Some((before, after)) = units(&row.before).zip(units(&row.after)) {
+            assert!((before / after - 1.0).abs() < 1e-6, "{name}: {before} and {after} units of work");
+        }
     }
+    let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
+    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
+    let text = report.to_string();
+    for said in said.iter().chain(&["Verdict"]) {
+        assert!(text.contains(said), "{said}: {text}");
+    }
+    assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    println!("{text}");
+    report
+}
+
+/// A quantity of a measurement.
+pub(crate) fn value(sample: &Sample, name: &str) -> f64 {
+    sample.values.iter().find(|value| value.0 == name).unwrap().1
 }
 
 /// All that the table prints was measured of both sides of a row.
@@ -39,4 +64,24 @@ pub(crate) fn assert_complete(table: &Series, row: &Row) {
         let is_there = |value| side.median(value).is_some();
         assert!(table.columns.iter().all(|column| is_there(column.value)), "{}: {}", row.case, side.design);
     }
+}
+
+/// A design of which the same was measured in each of 9 rounds.
+pub(crate) fn side(design: &str, values: &[(&'static str, f64)]) -> Side {
+    let values = values.iter().map(|(quantity, value)| (*quantity, vec![*value; 9])).collect();
+    Side { design: design.to_owned(), values }
+}
+
+/// A row of a table, beside what was published for it.
+pub(crate) fn row(table: &Series, case: &str, jobs: usize, before: Side, after: Side) -> Row {
+    let at = (table.designs)().before.iter().position(|design| *design == before.design);
+    let published = at.and_then(|at| (table.published)(case, jobs, at));
+    Row::new(case, jobs, before, after, published).unwrap()
+}
+
+/// The verdict on rows, on a machine with two CPUs.
+pub(crate) fn said_of(table: &Series, rows: &[Row]) -> String {
+    let said = verdict(table, rows, 2).join("\n");
+    assert!(!said.contains("NaN"), "{said}");
+    said
 }

@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::testing::rounds;
+use super::testing::{begun, plan, rounds, said_of};
 use super::*;
 use uzram_bench::harness::to_json;
 
@@ -17,7 +17,7 @@ thread_local! {
 }
 
 /// A series whose measurements take 2 µs a unit of work before and 1 µs after.
-static CLOCKWORK: Series = Series {
+const CLOCKWORK: Series = Series {
     name: "clockwork",
     about: "two speeds",
     title: "clockwork: faster",
@@ -36,11 +36,11 @@ static CLOCKWORK: Series = Series {
     },
     published: |_, _, _| None,
     expectations: &[],
-    findings: |rows| vec![format!("{} rows", rows.len())],
+    findings: |rows, _| vec![format!("{} rows", rows.len())],
 };
 
 /// The same with a design beyond, of 0.5 µs, and another number of jobs in case two.
-static BEYOND: Series = Series {
+const BEYOND: Series = Series {
     cases: &[("one", &[1, 3]), ("two", &[2])],
     designs: || Designs {
         before: vec!["old".to_owned()],
@@ -52,18 +52,8 @@ static BEYOND: Series = Series {
         assert_eq!(designs, (BEYOND.designs)().all());
         Ok(Box::new(Measuring { case: String::new() }))
     },
-    name: "clockwork",
-    about: "three speeds",
-    title: "clockwork: faster",
-    author: "Nobody",
-    date: "2000",
-    unit: Unit::Page,
-    columns: &[Column { value: "elapsed_s", heading: "elapsed", scale: 1000.0, decimals: 1 }],
-    legend: Vec::new,
-    counted_function: "",
-    published: |_, _, _| None,
-    expectations: &[],
-    findings: |_| Vec::new(),
+    findings: |_, _| Vec::new(),
+    ..CLOCKWORK
 };
 
 struct Measuring {
@@ -108,9 +98,9 @@ fn rounds_alternate_on_the_same_fixed_work() {
     // Two cases and both together, with 1 and 3 jobs.
     assert_eq!(report.rows.len(), 6);
     for row in &report.rows {
-        assert!((row.ratio - 2.0).abs() < 1e-9, "{row:?}");
-        assert_eq!((row.ratio_low, row.ratio_high), (row.ratio, row.ratio));
-        assert_eq!(row.p, 0.125, "the least that 4 rounds can give");
+        assert!((row.gain.ratio - 2.0).abs() < 1e-9, "{row:?}");
+        assert_eq!((row.gain.low, row.gain.high), (row.gain.ratio, row.gain.ratio));
+        assert_eq!(row.gain.p, 0.125, "the least that 4 rounds can give");
     }
     let total = report.rows.last().unwrap();
     assert_eq!((total.case.as_str(), total.after.median("user_s")), ("both", Some(0.5)));
@@ -126,7 +116,7 @@ fn a_design_beyond_is_compared_with_the_one_after() {
     for pair in report.rows.chunks(2) {
         let designs = pair.iter().map(|row| (row.before.design.as_str(), row.after.design.as_str()));
         assert!(designs.eq([("old", "new"), ("new", "even-newer")]));
-        assert!(pair.iter().all(|row| (row.ratio - 2.0).abs() < 1e-9), "{pair:?}");
+        assert!(pair.iter().all(|row| (row.gain.ratio - 2.0).abs() < 1e-9), "{pair:?}");
     }
     let text = report.to_string();
     let gains: Vec<_> = text
@@ -194,4 +184,39 @@ fn the_stop_flag_ends_a_run() {
 fn the_estimate_counts_every_measurement() {
     // 2 cases, 2 numbers of jobs, 2 designs, 4 rounds and the warm-up.
     assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
+}
+
+/// Little of the corpus, for the tables that need some.
+fn corpus() -> Source {
+    Source::Built(Kind::Mixed, 64)
+}
+
+#[test]
+fn a_stopped_measurement_ends_in_every_table() {
+    let stop = AtomicBool::new(true);
+    for table in TABLES {
+        for case in table.case_names() {
+            let mut experiment = begun(table, &corpus(), case);
+            for design in 0..(table.designs)().all().len() {
+                experiment.measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn no_table_opens_a_design_that_it_does_not_have() {
+    for table in TABLES {
+        let error = (table.open)(&corpus(), &["frozen".to_owned()]).err().unwrap();
+        assert!(error.to_string().contains("frozen"), "{}: {error}", table.name);
+    }
+}
+
+#[test]
+fn nothing_is_said_of_what_was_not_measured() {
+    for table in TABLES {
+        let verdict = said_of(table, &[]);
+        let not_measured = verdict.lines().filter(|line| line.contains(": not measured with ")).count();
+        assert_eq!(not_measured, table.expectations.len(), "{verdict}");
+    }
 }

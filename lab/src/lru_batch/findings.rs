@@ -1,8 +1,7 @@
 //! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
 
 use super::{AFTER, DESIGNS, LONG_BATCHES, ONE_PASS, SINGLE_LOCK, TWO_PASSES, ZONE_BATCH, published};
-use crate::experiment::{Row, interval, side};
-use uzram_bench::harness::stats::PairedRatio;
+use crate::experiment::{Row, busiest, side};
 
 /// CPUs for which the authors' gain is looked for.
 const MANY_CPUS: f64 = 16.0;
@@ -22,12 +21,9 @@ fn row<'a>(rows: &'a [Row], jobs: usize, before: &str) -> Option<&'a Row> {
 
 /// Elapsed and processor time of a row, in words.
 fn gain(row: &Row) -> String {
-    let elapsed = interval(row.ratio, row.ratio_low, row.ratio_high);
     match row.processor_time() {
-        Some(PairedRatio { ratio, low, high, .. }) => {
-            format!("{elapsed}, by processor time {}", interval(ratio, low, high))
-        }
-        None => elapsed,
+        Some(processor_time) => format!("{}, by processor time {processor_time}", row.gain),
+        None => row.gain.to_string(),
     }
 }
 
@@ -35,8 +31,9 @@ fn gain(row: &Row) -> String {
 fn more_tasks(rows: &[Row]) -> Option<String> {
     let of = |jobs: usize| {
         let (all, locks) = (row(rows, jobs, SINGLE_LOCK)?, row(rows, jobs, ZONE_BATCH)?);
+        let published = all.published.as_ref();
         let published =
-            published::gain(jobs).map_or_else(String::new, |gain| format!(", published {gain:.3}"));
+            published.map_or_else(String::new, |published| format!(", published {:.3}", published.ratio));
         Some(format!(
             "{}: {} over {SINGLE_LOCK}{published}, {} over {ZONE_BATCH}",
             tasks(jobs),
@@ -67,8 +64,7 @@ fn locks(rows: &[Row]) -> Option<String> {
 
 /// What more CPUs would make of it, as far as the time for which `lru_lock` is held tells.
 fn many_cpus(rows: &[Row], cpus: usize) -> Option<String> {
-    // With more tasks than CPUs some holders are preempted, which is another matter.
-    let jobs = rows.iter().map(|row| row.jobs).filter(|jobs| *jobs <= cpus).max()?;
+    let jobs = busiest(rows.iter(), cpus)?.jobs;
     let full = |design: &str| {
         let side = side(rows, jobs, design)?;
         let held_ns = side.median("lru_lock_hold_ns_per_page").filter(|ns| *ns > 0.0)?;
@@ -117,17 +113,11 @@ mod tests {
 
     use super::super::SERIES;
     use super::*;
-    use crate::experiment::expect::judge_on;
-    use crate::experiment::{Side, Values};
+    use crate::experiment::Side;
+    use crate::experiment::testing::{self, said_of};
 
-    /// All that is said of rows on a machine with two CPUs.
-    fn said_of(rows: &[Row]) -> String {
-        [judge_on(&SERIES, rows, 2), of(rows, 2)].concat().join("\n")
-    }
-
-    /// What a design measured in every one of 9 rounds.
     fn measured(design: &str, elapsed_s: f64, lru_locks: f64, held_ns: f64) -> Side {
-        let values: Values = [
+        let values = [
             ("elapsed_s", elapsed_s),
             ("user_s", 0.5 * elapsed_s),
             ("system_s", 0.25),
@@ -135,16 +125,14 @@ mod tests {
             ("lru_locks_per_page", lru_locks),
             ("lru_lock_contended_share", 0.125),
             ("lru_lock_hold_ns_per_page", held_ns),
-        ]
-        .map(|(quantity, value)| (quantity, vec![value; 9]))
-        .into();
-        Side { design: design.to_owned(), values }
+        ];
+        testing::side(design, &values)
     }
 
     /// The rows of a turn in which the designs before splice took `ratio` times as long as it.
     fn turn(jobs: usize, ratio: f64) -> Vec<Row> {
         let after = || measured(AFTER, 1.0, 0.05, 5.0);
-        let row = |before, after| Row::new("page-fault", jobs, before, after, None).unwrap();
+        let row = |before, after| testing::row(&SERIES, "page-fault", jobs, before, after);
         let step = |design| row(measured(design, ratio, 0.1, 40.0), after());
         let mut rows: Vec<Row> = [SINGLE_LOCK, ZONE_BATCH, ONE_PASS, TWO_PASSES].map(step).into();
         rows.push(row(after(), measured(LONG_BATCHES, 0.5, 0.02, 2.0)));
@@ -154,10 +142,10 @@ mod tests {
     #[test]
     fn what_was_promised_and_held_is_said() {
         let rows = [turn(1, 1.0), turn(2, 1.25), turn(4, 1.5)].concat();
-        let verdict = said_of(&rows);
+        let verdict = said_of(&SERIES, &rows);
         for said in [
             "Speed, page-fault: splice should be at least 1.00, within the noise, times as fast as zone-batch with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.000 [1.000, 1.000]",
-            "By processor time: 1.000",
+            "By processor time with 1 job: 1.000 [1.000, 1.000]. Published with 1 job: 0.998.",
             "4 tasks: 1.500 [1.500, 1.500], by processor time 1.333 [1.333, 1.333] over single-lock, published 1.047,",
             "with 4 tasks: 100.0 (single-lock, 12.50 % contended), 100.0 (zone-batch",
             "50.0 (splice, 12.50 % contended), 20.0 (batch-56",
@@ -174,13 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_or_not_measured_is_said_as_plainly() {
-        assert!(said_of(&turn(1, 0.97)).starts_with("Speed, page-fault, MISSED:"));
-        let mut rows = turn(1, 0.5);
-        for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
-            side.values.values_mut().for_each(|rounds| rounds.truncate(4));
-        }
-        assert!(said_of(&rows).contains("not judged"));
-        assert_eq!(said_of(&[]), "Speed, page-fault: not measured with 1 job, so nothing is said of it.");
+    fn what_was_missed_is_said_as_plainly() {
+        assert!(said_of(&SERIES, &turn(1, 0.97)).starts_with("Speed, page-fault, MISSED:"));
     }
 }

@@ -17,18 +17,17 @@ mod findings;
 #[cfg(test)]
 mod tests;
 
-use std::time::{Duration, Instant};
-
 use uzram::Result;
 use uzram::device::DEFAULT_RUN_CACHE_BATCH_PAGES;
 use uzram::lru::{Batched, Batching, DEFAULT_PAGEVEC_PAGES, LruConfig, LruStats, SingleLock};
 use uzram::mem::Arena;
 
+use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit, by_name, kept_arena,
 };
 use tasks::Faults;
-use uzram_bench::harness::{CLOCKED, Part, Source, Span, Usage, clocked, cpus, kept_arena};
+use uzram_bench::harness::Source;
 
 /// The only case.
 const CASE: &str = "page-fault";
@@ -97,7 +96,7 @@ pub static SERIES: Series = Series {
     date: "January 2018",
     cases: &[(CASE, &JOBS)],
     unit: Unit::Page,
-    designs,
+    designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
         Column::new("faults_per_s", "k/s", 1e-3, 0),
         Column::new("ns_per_page", "ns/page", 1.0, 1),
@@ -112,21 +111,16 @@ pub static SERIES: Series = Series {
     total: None,
     counted_function: CLOCKED,
     open,
-    published,
+    published: |_, jobs, before| published::of(jobs, before),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(1),
         before: Some(ZONE_BATCH),
         figure: Figure::Speed,
         bound: Bound::NotBelow(1.0),
-        published: None,
     }],
-    findings: |rows| findings::of(rows, cpus()),
+    findings: findings::of,
 };
-
-fn designs() -> Designs {
-    Designs::of(&DESIGNS, AFTER_AT)
-}
 
 fn legend() -> Vec<String> {
     vec![
@@ -142,10 +136,6 @@ fn legend() -> Vec<String> {
 fn open(_: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     let setups = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<Vec<_>>>()?;
     Ok(Box::new(Lrus { setups, memory: None }))
-}
-
-fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
-    published::of(jobs, before)
 }
 
 /// An LRU for each design, twice, and the pages for all of them.
@@ -187,9 +177,6 @@ fn lru(setup: &Setup, pages: u64, times_holds: bool) -> Result<Box<dyn Faults>> 
     })
 }
 
-/// The run that measures holds does one part in so many of the clocked run's work.
-const COUNTED_SHARE: u64 = 4;
-
 impl Experiment for Lrus {
     fn begin(&mut self, _: &str) -> Result<()> {
         Ok(())
@@ -207,43 +194,26 @@ impl Experiment for Lrus {
         let Memory { arena, lrus, .. } = self.memory.insert(memory);
         arena.set_run_cache_batch_pages(self.setups[plan.design].zone_batch_pages)?;
         let [clocked_lru, counted_lru] = &lrus[plan.design];
-        let (ended, counts) = clocked_lru.run(arena, plan, clocked)?;
-        let counted = Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan };
-        let (ended_too, held_counts) = counted_lru.run(arena, &counted, unclocked)?;
-        let mut sample = sample(&ended, &counts);
-        let hold_ns = held_counts.lru_lock_hold_ns as f64 / pages_of(&ended_too);
+        let (done, counts) = clocked_lru.run(arena, plan, clocked)?;
+        let counted_plan = Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan };
+        let (counted_done, held_counts) = counted_lru.run(arena, &counted_plan, unclocked)?;
+        let mut sample = sample(&Total::of(&done), &counts);
+        let hold_ns = Total::of(&counted_done).per_unit(held_counts.lru_lock_hold_ns as f64);
         sample.values.push(("lru_lock_hold_ns_per_page", hold_ns));
         Ok(sample)
     }
 }
 
-/// Runs a task of which only the holds of `lru_lock` are measured.
-fn unclocked(part: Part<'_>) -> Result<(Span, u64)> {
-    let now = Instant::now();
-    Ok((Span { start: now, end: now, usage: Usage::default() }, part()?))
-}
-
-fn pages_of(ended: &[(Span, u64)]) -> f64 {
-    ended.iter().map(|(_, pages)| pages).sum::<u64>().max(1) as f64
-}
-
-fn sample(ended: &[(Span, u64)], counts: &LruStats) -> Sample {
-    let (elapsed, usage): (Duration, Usage) = Span::together(ended.iter().map(|(span, _)| *span));
-    let pages = pages_of(ended);
-    let (elapsed_s, cpu) = (elapsed.as_secs_f64(), usage.user + usage.system);
+fn sample(total: &Total, counts: &LruStats) -> Sample {
+    let elapsed_s = total.elapsed.as_secs_f64();
     let share = |of: u64, all: u64| of as f64 / all.max(1) as f64;
-    let values = vec![
-        ("user_s", usage.user.as_secs_f64()),
-        ("system_s", usage.system.as_secs_f64()),
-        ("faults_per_s", pages / elapsed_s.max(1e-9)),
-        ("ns_per_page", 1e9 * elapsed_s / pages),
-        ("cpu_ns_per_page", 1e9 * cpu.as_secs_f64() / pages),
-        ("lru_locks_per_page", counts.lru_locks as f64 / pages),
+    let mut values = total.values(Unit::Page);
+    values.extend([
+        ("faults_per_s", total.units.max(1) as f64 / elapsed_s.max(1e-9)),
+        ("lru_locks_per_page", total.per_unit(counts.lru_locks as f64)),
         ("lru_lock_contended_share", share(counts.lru_locks_contended, counts.lru_locks)),
-        ("batch_locks_per_page", counts.batch_locks as f64 / pages),
+        ("batch_locks_per_page", total.per_unit(counts.batch_locks as f64)),
         ("batch_lock_contended_share", share(counts.batch_locks_contended, counts.batch_locks)),
-        ("voluntary_switches_per_page", usage.voluntary_switches as f64 / pages),
-        ("involuntary_switches_per_page", usage.involuntary_switches as f64 / pages),
-    ];
-    Sample { elapsed, values }
+    ]);
+    Sample { elapsed: total.elapsed, values }
 }

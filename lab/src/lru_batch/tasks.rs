@@ -9,7 +9,8 @@ use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::experiment::Plan;
-use uzram_bench::harness::{Gate, Part, Span, run_together};
+use crate::experiment::clock::{Done, RunPart};
+use uzram_bench::harness::{Gate, run_together};
 
 /// What a task maps at a time: 128 MiB.
 pub(super) const MAPPED_PAGES: u64 = 128 << 8;
@@ -18,22 +19,19 @@ const GATHERED_PAGES: usize = 512;
 /// One page in so many is looked at before it is given back.
 const CHECKED: usize = 61;
 
-/// How a task is run: clocked, or not.
-pub(super) type How = fn(Part<'_>) -> Result<(Span, u64)>;
-
 /// An LRU of any design.
 pub(super) trait Faults {
-    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each by way of `how`. Returns what that
-    /// gave for each, with its number of pages, and what was counted of the locks meanwhile.
+    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each run by `run_part`. Returns when each
+    /// task ran and its number of pages, and what was counted of the locks meanwhile.
     ///
     /// # Errors
     /// `NoMemory` when there is too little, `Corrupt` when a page does not hold what its task wrote, or
     /// something is left in the lists.
-    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)>;
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, run_part: RunPart) -> Result<(Vec<Done>, LruStats)>;
 }
 
 impl<D: LruLocks> Faults for Lru<D> {
-    fn run(&self, arena: &Arena, plan: &Plan<'_>, how: How) -> Result<(Vec<(Span, u64)>, LruStats)> {
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, run_part: RunPart) -> Result<(Vec<Done>, LruStats)> {
         let before = self.stats();
         let pages_each = plan.work.div_ceil(plan.jobs as u64);
         let ended = run_together((0..plan.jobs).map(|number| {
@@ -41,7 +39,7 @@ impl<D: LruLocks> Faults for Lru<D> {
                 let mut task = Task { lru: self, arena, number: number as u64 + 1, mapped: Vec::new() };
                 task.mapped.reserve_exact(pages_each.min(MAPPED_PAGES) as usize);
                 gate.pass();
-                how(&mut || task.run(pages_each, plan.stop))
+                run_part(&mut || task.run(pages_each, plan.stop))
             }
         }))?;
         self.drain_all();

@@ -1,10 +1,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use super::*;
-use crate::experiment::testing::{assert_complete, assert_measured, begun, plan, rounds};
-use crate::experiment::{self, run};
+use crate::experiment::LabOptions;
+use crate::experiment::testing::{assert_complete, begun, plan, rounds, run_short, value};
 use uzram_bench::harness::corpus::Kind;
 
 fn corpus() -> Source {
@@ -14,27 +15,19 @@ fn corpus() -> Source {
 /// The whole table, short: what is measured is measured, whatever it comes to.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
-    let options = experiment::LabOptions {
+    let options = LabOptions {
         rounds: rounds(1, Duration::from_micros(500)),
         corpus: corpus(),
-        ..experiment::LabOptions::default()
+        ..LabOptions::default()
     };
-    let report = run(&SERIES, &options).unwrap();
     // Four numbers of tasks, four designs before and one beyond.
-    assert_eq!(report.rows.len(), 4 * 5);
-    for row in &report.rows {
-        assert_measured(row, 1);
+    let said = ["splice", "batch-56", "706 k/s", "12081 / 12551"];
+    for row in &run_short(&SERIES, &options, 4 * 5, &said).rows {
         assert_complete(&SERIES, row);
         let is_published = [1, 4].contains(&row.jobs)
             && [SINGLE_LOCK, ZONE_BATCH, TWO_PASSES].contains(&row.before.design.as_str());
         assert_eq!(row.published.is_some(), is_published, "{} {}", row.jobs, row.before.design);
     }
-    let text = report.to_string();
-    for said in ["splice", "batch-56", "706 k/s", "12081 / 12551", "Verdict"] {
-        assert!(text.contains(said), "{said}: {text}");
-    }
-    assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
-    println!("{text}");
 }
 
 /// How often locks are taken is no matter of chance with one task.
@@ -44,8 +37,8 @@ fn each_step_takes_its_locks() {
     let mut lrus = begun(&SERIES, &corpus(), CASE);
     const PAGES: u64 = 20 * 14 * 512;
     let mut lru_locks = |design: usize| {
-        let values = lrus.measure(&plan(design, 1, PAGES, &stop)).unwrap().values;
-        let value = |name: &str| values.iter().find(|value| value.0 == name).unwrap().1;
+        let sample = lrus.measure(&plan(design, 1, PAGES, &stop)).unwrap();
+        let value = |name: &str| value(&sample, name);
         assert!(value("lru_lock_hold_ns_per_page") > 0.0 && value("ns_per_page") > 1.0);
         assert_eq!(value("batch_locks_per_page") > 0.0, design >= 2);
         value("lru_locks_per_page")
@@ -65,18 +58,4 @@ fn each_step_takes_its_locks() {
     is_about(3, 1.0 / 14.0 + 5.0 / 512.0);
     is_about(4, 1.0 / 14.0 + 5.0 / 512.0);
     is_about(5, 1.0 / 56.0 + 2.0 / 512.0);
-}
-
-#[test]
-fn a_measurement_that_is_stopped_ends() {
-    let stop = AtomicBool::new(true);
-    for design in 0..DESIGNS.len() {
-        begun(&SERIES, &corpus(), CASE).measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
-    }
-}
-
-#[test]
-fn what_is_no_design_is_refused() {
-    let error = (SERIES.open)(&corpus(), &["frozen".to_owned()]).err().unwrap();
-    assert!(error.to_string().contains("single-lock, zone-batch"), "{error}");
 }

@@ -6,24 +6,13 @@ use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, Unfree
 
 use super::published::CPUS_PER_NODE;
 use super::{Case, rawpkt};
-use crate::experiment::{Row, Side, jobs_text};
-use uzram_bench::harness::stats::median;
+use crate::experiment::{Row, Side, busiest, jobs_text, median_of};
 
 /// The findings on a machine with so many CPUs.
 pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
     let is_series = |row: &&Row| row.before.design == EagerFreeze::NAME && row.case == Case::Rawpkt.name();
-    let rawpkt: Vec<&Row> = rows.iter().filter(is_series).collect();
-    [saved(rows), many_cpus(&rawpkt, cpus)].into_iter().flatten().collect()
-}
-
-/// A quantity of a design for 1000 objects: the median of the rows of a case with 2 jobs or more.
-fn per_1000(rows: &[Row], case: Case, design: &str, quantity: &str) -> Option<f64> {
-    let of_design = |row: &Row| -> Option<Side> {
-        [&row.before, &row.after].into_iter().find(|side| side.design == design).cloned()
-    };
-    let rows = rows.iter().filter(|row| row.case == case.name() && row.jobs >= 2);
-    let medians: Vec<f64> = rows.filter_map(of_design).filter_map(|side| side.median(quantity)).collect();
-    if medians.is_empty() { None } else { Some(1000.0 * median(&medians)) }
+    let busiest = busiest(rows.iter().filter(is_series), cpus);
+    [saved(rows), busiest.and_then(|row| many_cpus(row, cpus))].into_iter().flatten().collect()
 }
 
 /// What each step saved, and the design that came later.
@@ -31,7 +20,7 @@ fn saved(rows: &[Row]) -> Option<String> {
     let steps = [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME, DelayedFreeze::NAME, Sheaves::NAME];
     let list = |case: Case, quantity: &str, decimals: usize| -> Option<String> {
         let values = steps.iter().map(|step| {
-            let value = per_1000(rows, case, step, quantity)?;
+            let value = 1000.0 * median_of(rows, case.name(), step, quantity)?;
             Some(format!("{value:.decimals$} ({step})"))
         });
         Some(values.collect::<Option<Vec<_>>>()?.join(", "))
@@ -57,9 +46,7 @@ fn saved(rows: &[Row]) -> Option<String> {
 }
 
 /// What more CPUs would make of it, as far as the time for which the lock is held tells.
-fn many_cpus(rows: &[&Row], cpus: usize) -> Option<String> {
-    // With more threads than CPUs some holders of the lock are preempted, which is another matter.
-    let row = rows.iter().filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)?;
+fn many_cpus(row: &Row, cpus: usize) -> Option<String> {
     let held_ns = |side: &Side| side.median("list_lock_hold_ns_per_object").filter(|ns| *ns > 0.0);
     let (before_ns, after_ns) = (held_ns(&row.before)?, held_ns(&row.after)?);
     // While a CPU handles an object, the locks of both caches are held for that long together.
@@ -109,17 +96,10 @@ mod tests {
 
     use super::super::SERIES;
     use super::*;
-    use crate::experiment::Values;
-    use crate::experiment::expect::judge_on;
+    use crate::experiment::testing::{row, said_of, side};
 
-    /// All that is said of rows on a machine with two CPUs.
-    fn said_of(rows: &[Row]) -> String {
-        [judge_on(&SERIES, rows, 2), of(rows, 2)].concat().join("\n")
-    }
-
-    /// What a design measured in every one of 9 rounds.
-    fn side(design: &str, elapsed_s: f64, exchanges: f64, held_ns: f64) -> Side {
-        let values: Values = [
+    fn measured(design: &str, elapsed_s: f64, exchanges: f64, held_ns: f64) -> Side {
+        let values = [
             ("elapsed_s", elapsed_s),
             ("cpu_ns_per_object", 50.0),
             ("cmpxchg_double_per_object", exchanges),
@@ -127,32 +107,35 @@ mod tests {
             ("list_lock_acquired_per_object", 0.01),
             ("list_lock_contended_per_object", 0.0001),
             ("list_lock_hold_ns_per_object", held_ns),
-        ]
-        .map(|(quantity, value)| (quantity, vec![value; 9]))
-        .into();
-        Side { design: design.to_owned(), values }
+        ];
+        side(design, &values)
     }
 
     /// The rows of a turn in which eager took `ratio` times as long as delayed, and sheaves half.
     fn turn(case: Case, jobs: usize, ratio: f64) -> Vec<Row> {
-        let after = || side(DelayedFreeze::NAME, 1.0, 0.9, 2.0);
-        let row = |before: Side, after: Side| Row::new(case.name(), jobs, before, after, None).unwrap();
+        let after = || measured(DelayedFreeze::NAME, 1.0, 0.9, 2.0);
+        let row = |before, after| row(&SERIES, case.name(), jobs, before, after);
         vec![
-            row(side(EagerFreeze::NAME, ratio, 1.0, 4.0), after()),
-            row(side(OnPartial::NAME, ratio, 1.0, 4.0), after()),
-            row(side(UnfreezeFirst::NAME, ratio, 1.0, 3.0), after()),
-            row(after(), side(Sheaves::NAME, 0.5, 0.05, 0.5)),
+            row(measured(EagerFreeze::NAME, ratio, 1.0, 4.0), after()),
+            row(measured(OnPartial::NAME, ratio, 1.0, 4.0), after()),
+            row(measured(UnfreezeFirst::NAME, ratio, 1.0, 3.0), after()),
+            row(after(), measured(Sheaves::NAME, 0.5, 0.05, 0.5)),
         ]
     }
 
     #[test]
     fn what_was_promised_and_held_is_said() {
-        let rows = [turn(Case::Messaging, 1, 0.99), turn(Case::Rawpkt, 1, 0.5), turn(Case::Rawpkt, 2, 1.06)]
-            .concat();
-        let verdict = said_of(&rows);
+        let rows = [
+            turn(Case::Messaging, 1, 0.99),
+            turn(Case::Rawpkt, 1, 0.5),
+            turn(Case::Rawpkt, 2, 1.06),
+            turn(Case::Rawpkt, 8, 1.06),
+        ]
+        .concat();
+        let verdict = said_of(&SERIES, &rows);
         assert!(
             verdict
-                .contains("is in 1 of 1 rows; reached with 2 jobs: 1.060 [1.060, 1.060]. Published: 1.130."),
+                .contains("is in 2 of 2 rows; reached with 2 jobs: 1.060 [1.060, 1.060], 8 jobs: 1.060 [1.060, 1.060]. Published with 8 jobs: 1.130."),
             "{verdict}"
         );
         assert!(verdict.contains("is in 1 of 1 rows; reached with 1 job: 0.990"), "{verdict}");
@@ -172,7 +155,7 @@ mod tests {
     fn what_was_missed_is_said_as_plainly() {
         let rows = [turn(Case::Messaging, 5, 0.97), turn(Case::Rawpkt, 2, 1.04), turn(Case::Rawpkt, 4, 1.07)]
             .concat();
-        let verdict = said_of(&rows);
+        let verdict = said_of(&SERIES, &rows);
         for said in [
             "Speed, rawpkt, MISSED: delayed should be at least 1.05 times as fast as eager with 2 jobs or more, and is in 1 of 2 rows; reached with 4 jobs: 1.070",
             "missed with 2 jobs: 1.040",
@@ -190,23 +173,8 @@ mod tests {
         for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
             side.values.insert("cpu_ns_per_object", vec![200.0; 9]);
         }
-        let verdict = said_of(&rows);
+        let verdict = said_of(&SERIES, &rows);
         // 64 of 100 CPUs, and of 200.
         assert!(verdict.contains("36 % of the time with eager and 68 % with delayed"), "{verdict}");
-    }
-
-    #[test]
-    fn what_was_not_measured_is_not_judged() {
-        let verdict = said_of(&turn(Case::Rawpkt, 1, 1.0));
-        assert!(
-            verdict.contains("rawpkt: not measured") && verdict.contains("messaging: not measured"),
-            "{verdict}"
-        );
-        let mut rows = turn(Case::Rawpkt, 2, 1.0);
-        for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
-            side.values.values_mut().for_each(|rounds| rounds.truncate(4));
-        }
-        assert!(said_of(&rows).contains("not judged"), "{}", said_of(&rows));
-        assert!(!verdict.contains("NaN") && !said_of(&[]).contains("NaN"), "{verdict}");
     }
 }

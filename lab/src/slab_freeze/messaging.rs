@@ -13,7 +13,8 @@ use uzram::{Error, Result};
 use super::objects::{Content, Objects};
 use super::queue::{Receiver, Sender, queue};
 use crate::experiment::Plan;
-use uzram_bench::harness::{Gate, Part, run_together};
+use crate::experiment::clock::{Done, RunPart};
+use uzram_bench::harness::{Gate, run_together};
 
 /// Senders of a group, and receivers.
 const SIDE: usize = 20;
@@ -52,11 +53,7 @@ pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, groups: usize) -> Result<Vec
 }
 
 /// Sends `plan.work` messages or a few more, so that all senders send alike.
-pub(super) fn run<P: Policy, T: Send>(
-    caches: &[Objects<P>],
-    plan: &Plan<'_>,
-    how: fn(Part<'_>) -> Result<T>,
-) -> Result<Vec<T>> {
+pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_part: RunPart) -> Result<Vec<Done>> {
     let [messages] = caches else { return Ok(Vec::new()) };
     let rounds = plan.work.div_ceil((plan.jobs * SIDE * SIDE) as u64);
     let members = (0..plan.jobs).flat_map(|_| group());
@@ -65,9 +62,9 @@ pub(super) fn run<P: Policy, T: Send>(
             gate.pass();
             match member {
                 Member::Sender { sender, queues } => {
-                    how(&mut || send(messages, plan, rounds, sender, &queues))
+                    run_part(&mut || send(messages, plan, rounds, sender, &queues))
                 }
-                Member::Receiver(queue) => how(&mut || receive(messages, &queue)),
+                Member::Receiver(queue) => run_part(&mut || receive(messages, &queue)),
             }
         }
     }))

@@ -26,23 +26,21 @@ mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use uzram::mem::Arena;
 use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 use uzram::{Error, ErrorKind, Result};
 
+use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Done, RunPart, Total, clocked, unclocked};
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
 };
 use counters::{COUNTERS, Counting, counts};
 use objects::Objects;
-use uzram_bench::harness::{CLOCKED, Part, Source, Span, Usage, clocked, cpus};
+use uzram_bench::harness::Source;
 
 /// Address space for all caches of a measurement.
 const ARENA_BYTES: u64 = 8 << 30;
-/// The counted run does one part in so many of the clocked run's work.
-const COUNTED_SHARE: u64 = 4;
 
 /// The designs, in the series' order.
 const DESIGNS: [(&str, Measure); 5] = [
@@ -93,7 +91,7 @@ pub static SERIES: Series = Series {
     date: "2023",
     cases: &[(Case::Messaging.name(), &MESSAGING_JOBS), (Case::Rawpkt.name(), &RAWPKT_JOBS)],
     unit: Unit::Object,
-    designs,
+    designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
         Column::new("elapsed_s", "elapsed", 1.0, 3),
         Column::new("ns_per_object", "ns/obj", 1.0, 1),
@@ -115,7 +113,6 @@ pub static SERIES: Series = Series {
             before: Some(EagerFreeze::NAME),
             figure: Figure::Speed,
             bound: Bound::AtLeast(1.05),
-            published: Some(published::RAWPKT_GAIN),
         },
         Expect {
             case: Some(Case::Messaging.name()),
@@ -123,15 +120,10 @@ pub static SERIES: Series = Series {
             before: Some(EagerFreeze::NAME),
             figure: Figure::Speed,
             bound: Bound::AtLeast(0.98),
-            published: Some(published::MESSAGING_GAIN),
         },
     ],
-    findings: |rows| findings::of(rows, cpus()),
+    findings: findings::of,
 };
-
-fn designs() -> Designs {
-    Designs::of(&DESIGNS, AFTER_AT)
-}
 
 fn legend() -> Vec<String> {
     let steps = format!(
@@ -185,60 +177,43 @@ fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result
         Case::Messaging => messaging::caches::<P>(arena, plan.jobs)?,
         Case::Rawpkt => rawpkt::caches(arena, plan.jobs)?,
     };
-    let received = run(case, &caches, plan, clocked)?;
-    let objects = all_received(received.iter().map(|(_, received)| *received), plan)?;
-    let (elapsed, usage) = Span::together(received.iter().map(|(span, _)| *span));
+    let total = Total::of(&run(case, &caches, plan, clocked)?);
+    check_received(total.units, plan)?;
 
     let before = counts(&caches);
     let counted = {
         let _counting = Counting::start();
         let plan = Plan { work: plan.work.div_ceil(COUNTED_SHARE), ..*plan };
-        all_received(run(case, &caches, &plan, |part| part())?.into_iter(), &plan)?
+        let counted = Total::of(&run(case, &caches, &plan, unclocked)?);
+        check_received(counted.units, &plan)?;
+        counted
     };
-    let counts: Vec<u64> = counts(&caches).into_iter().zip(before).map(|(now, then)| now - then).collect();
-    Ok(sample(elapsed, usage, objects, &counts, counted))
+    let counts = counts(&caches).into_iter().zip(before).map(|(now, then)| now - then);
+    let counts =
+        COUNTERS.iter().zip(counts).map(|((_, name), count)| (*name, counted.per_unit(count as f64)));
+    let mut values = total.values(Unit::Object);
+    values.extend(counts);
+    Ok(Sample { elapsed: total.elapsed, values })
 }
 
-/// Runs each thread's part, which returns the number of objects it received, by way of `how`; returns what
-/// that gave for each.
-fn run<P: Policy, T: Send>(
+/// Runs each thread's work; its units are the objects that the thread received.
+fn run<P: Policy>(
     case: Case,
     caches: &[Objects<P>],
     plan: &Plan<'_>,
-    how: fn(Part<'_>) -> Result<T>,
-) -> Result<Vec<T>> {
+    run_part: RunPart,
+) -> Result<Vec<Done>> {
     match case {
-        Case::Messaging => messaging::run(caches, plan, how),
-        Case::Rawpkt => rawpkt::run(caches, plan, how),
+        Case::Messaging => messaging::run(caches, plan, run_part),
+        Case::Rawpkt => rawpkt::run(caches, plan, run_part),
     }
 }
 
-/// How many objects all threads received.
-///
-/// # Errors
-/// `Corrupt` when that is less than was to be sent, though nobody asked to stop.
-fn all_received(received: impl Iterator<Item = u64>, plan: &Plan<'_>) -> Result<u64> {
-    let received: u64 = received.sum();
+/// Fails when fewer objects were received than should have been sent, unless the run was stopped.
+fn check_received(received: u64, plan: &Plan<'_>) -> Result<()> {
     if received < plan.work && !plan.stop.load(Ordering::Relaxed) {
         let what = format!("{} objects were sent and {received} received", plan.work);
         return Err(Error::new(ErrorKind::Corrupt, what));
     }
-    Ok(received)
-}
-
-fn sample(elapsed: Duration, usage: Usage, objects: u64, counts: &[u64], counted: u64) -> Sample {
-    let per_object = |value: f64, objects: u64| value / objects.max(1) as f64;
-    let seconds = |name, time: Duration| (name, time.as_secs_f64());
-    let ns = |name, time: Duration| (name, per_object(time.as_secs_f64() * 1e9, objects));
-    let mut values = vec![
-        seconds("user_s", usage.user),
-        seconds("system_s", usage.system),
-        ns("ns_per_object", elapsed),
-        ns("cpu_ns_per_object", usage.user + usage.system),
-        ("voluntary_switches_per_object", per_object(usage.voluntary_switches as f64, objects)),
-        ("involuntary_switches_per_object", per_object(usage.involuntary_switches as f64, objects)),
-    ];
-    let counts = COUNTERS.iter().zip(counts);
-    values.extend(counts.map(|((_, name), count)| (*name, per_object(*count as f64, counted))));
-    Sample { elapsed, values }
+    Ok(())
 }

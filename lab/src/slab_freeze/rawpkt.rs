@@ -22,7 +22,8 @@ use uzram::slab::Policy;
 
 use super::objects::{Content, Objects};
 use crate::experiment::Plan;
-use uzram_bench::harness::{Gate, Part, run_together};
+use crate::experiment::clock::{Done, RunPart};
+use uzram_bench::harness::{Gate, run_together};
 
 /// Objects of a packet, each from a cache of its own.
 pub(super) const CACHES: usize = 2;
@@ -81,11 +82,7 @@ pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Ve
 }
 
 /// Sends packets of `plan.work` objects or a few more, so that all threads send alike.
-pub(super) fn run<P: Policy, T: Send>(
-    caches: &[Objects<P>],
-    plan: &Plan<'_>,
-    how: fn(Part<'_>) -> Result<T>,
-) -> Result<Vec<T>> {
+pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_part: RunPart) -> Result<Vec<Done>> {
     let [skbs, data] = caches else { return Ok(Vec::new()) };
     let packets = plan.work.div_ceil((plan.jobs * CACHES) as u64);
     let wires: Vec<Wire> = (0..plan.jobs).map(|_| Wire::new()).collect();
@@ -94,7 +91,7 @@ pub(super) fn run<P: Policy, T: Send>(
         let mut end = End::new(skbs, data, &wires, thread, plan.seed, &broken);
         move |gate: &Gate| {
             gate.pass();
-            how(&mut || end.run(plan, packets))
+            run_part(&mut || end.run(plan, packets))
         }
     });
     run_together(jobs)

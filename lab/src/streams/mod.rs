@@ -19,12 +19,12 @@ use uzram::stream::StreamDesign;
 use uzram::units::pages_to_bytes;
 
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, cpus,
 };
 use uzram_bench::engine::{Measurement, Plan as BenchPlan};
 use uzram_bench::engine::{Pattern, Target, Until, UzramDevice, mb_per_s, measure, verify};
+use uzram_bench::harness::Source;
 use uzram_bench::harness::corpus::Corpus;
-use uzram_bench::harness::{Source, cpus};
 
 /// The patterns, each with 1 to 10 jobs.
 const CASES: &[(&str, &[usize])] = &{
@@ -71,7 +71,6 @@ pub static SERIES: Series = Series {
             before: None,
             figure: Figure::Speed,
             bound: Bound::NotBelow(1.0),
-            published: None,
         },
         Expect {
             case: None,
@@ -79,10 +78,9 @@ pub static SERIES: Series = Series {
             before: None,
             figure: Figure::Most("sleeps_per_write"),
             bound: Bound::AtMost(0.0),
-            published: None,
         },
     ],
-    findings: |rows| findings::of(rows, cpus()),
+    findings: findings::of,
 };
 
 fn designs() -> Designs {

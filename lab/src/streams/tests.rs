@@ -3,10 +3,9 @@
 use std::time::Duration;
 
 use super::*;
-use crate::experiment::testing::{assert_measured, rounds};
-use crate::experiment::{LabOptions, Side, run};
+use crate::experiment::testing::{rounds, run_short, value};
+use crate::experiment::{LabOptions, Side};
 use uzram_bench::harness::corpus::Kind;
-use uzram_bench::harness::to_json;
 
 /// The whole table, short: what is measured is measured, whatever it comes to.
 #[test]
@@ -18,20 +17,19 @@ fn every_value_of_the_short_form_is_measured() {
         corpus: Source::Built(Kind::Mixed, 192),
         ..LabOptions::default()
     };
-    let report = run(&SERIES, &options).unwrap();
     // Six patterns and all six, with two numbers of jobs, two lists each.
-    assert_eq!(report.rows.len(), 7 * 2 * 2);
+    let report = run_short(&SERIES, &options, 7 * 2 * 2, &["randrw"]);
     let mut seconds = Vec::new();
     for row in &report.rows {
         let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
-        assert_measured(row, 2);
         for side in [&row.before, &row.after] {
             seconds.extend(&side.values["elapsed_s"]);
             let cpu_s = side.median("user_s").unwrap() + side.median("system_s").unwrap();
             assert!(cpu_s > 0.0, "{name}");
         }
-        assert!(row.ratio_low <= row.ratio && row.ratio <= row.ratio_high, "{name}");
-        assert!(row.p > 0.0 && row.p <= 1.0, "{name}");
+        let gain = row.gain;
+        assert!(gain.low <= gain.ratio && gain.ratio <= gain.high, "{name}");
+        assert!(gain.p > 0.0 && gain.p <= 1.0, "{name}");
         assert_eq!(row.published.is_some(), row.jobs <= published::JOBS, "{name}");
         let Ok(pattern) = row.case.parse::<Pattern>() else { continue };
         assert_eq!(row.after.values.contains_key("sleeps_per_write"), pattern.writes(), "{name}");
@@ -48,11 +46,6 @@ fn every_value_of_the_short_form_is_measured() {
     seconds.sort_unstable_by(f64::total_cmp);
     seconds.dedup();
     assert!(seconds.len() > 80, "only {} different times", seconds.len());
-    let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
-    assert!(json["rows"].as_array().unwrap().iter().all(|row| row["p"].is_number()));
-    let text = report.to_string();
-    assert!(text.contains("randrw") && text.contains("Verdict") && !text.contains("NaN"), "{text}");
-    println!("{text}");
 }
 
 /// A list of one stream and more jobs than CPUs: a holder is preempted before long, and the others
@@ -65,7 +58,7 @@ fn a_list_that_runs_dry_is_seen_to() {
     let slept = (0..50).any(|seed| {
         let plan = Plan { design: 0, jobs: 2 * cpus(), work: 4000, seed, stop: &stop };
         let sample = devices.measure(&plan).unwrap();
-        sample.values.iter().any(|(name, value)| *name == "sleeps_per_write" && *value > 0.0)
+        value(&sample, "sleeps_per_write") > 0.0
     });
     assert!(slept);
 }

@@ -2,33 +2,24 @@
 
 use uzram::zsmalloc::design::PoolLocks;
 
-use super::{AFTER, BEFORE, Case, ClassInWord, NoPoolLock, PagesAfterLock};
-use crate::experiment::{Row, Side, jobs_text};
-use uzram_bench::harness::stats::median;
+use super::{AFTER, BEFORE, ClassInWord, NO_RUN_CACHE, NoPoolLock, PagesAfterLock, RUN_CACHE};
+use crate::experiment::{Row, Side, busiest, jobs_text, median_of};
 
 /// The findings on a machine with so many CPUs.
 pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
-    let of_case = |case: Case| [steps(case, rows), hold_times(case, rows, cpus)];
-    Case::ALL.into_iter().flat_map(of_case).flatten().collect()
-}
-
-/// What a quantity of a design is in a case, median of the rows with 2 jobs or more.
-fn of_design(rows: &[Row], case: Case, design: &str, quantity: &str) -> Option<f64> {
-    let rows = rows.iter().filter(|row| row.case == case.name() && row.jobs >= 2);
-    let side = |row: &Row| [&row.before, &row.after].into_iter().find(|side| side.design == design).cloned();
-    let medians: Vec<f64> = rows.filter_map(side).filter_map(|side| side.median(quantity)).collect();
-    (!medians.is_empty()).then(|| median(&medians))
+    let of_case = |case| [steps(case, rows), hold_times(case, rows, cpus)];
+    [RUN_CACHE, NO_RUN_CACHE].into_iter().flat_map(of_case).flatten().collect()
 }
 
 /// What each step brings.
-fn steps(case: Case, rows: &[Row]) -> Option<String> {
+fn steps(case: &str, rows: &[Row]) -> Option<String> {
     let steps = [BEFORE, ClassInWord::NAME, NoPoolLock::NAME, AFTER];
-    let ns = |design: &str| of_design(rows, case, design, "ns_per_object");
+    let ns = |design: &str| median_of(rows, case, design, "ns_per_object");
     let series =
         steps.iter().map(|step| Some(format!("{:.0} ({step})", ns(step)?))).collect::<Option<Vec<_>>>()?;
     Some(format!(
         "The steps, {}, ns an object, median of the rows with 2 jobs or more: {}; the last step alone: {:.0}.",
-        case.name(),
+        case,
         series.join(", "),
         ns(PagesAfterLock::NAME)?
     ))
@@ -36,10 +27,9 @@ fn steps(case: Case, rows: &[Row]) -> Option<String> {
 
 /// What the time for which lists are locked lets one expect. (The pool's lock costs two atomic additions to
 /// one cache line that all CPUs share: that grows with their number, and is not seen here.)
-fn hold_times(case: Case, rows: &[Row], cpus: usize) -> Option<String> {
-    let rows = rows.iter().filter(|row| row.before.design == BEFORE && row.case == case.name());
-    // With more threads than CPUs some holders of a lock are preempted, which is another matter.
-    let row = rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)?;
+fn hold_times(case: &str, rows: &[Row], cpus: usize) -> Option<String> {
+    let rows = rows.iter().filter(|row| row.before.design == BEFORE && row.case == case);
+    let row = busiest(rows, cpus)?;
     let held_ns = |side: &Side| side.median("lists_hold_ns_per_object").filter(|ns| *ns > 0.0);
     let (before_ns, after_ns) = (held_ns(&row.before)?, held_ns(&row.after)?);
     let classes = row.before.median("equal_classes")?;
@@ -49,7 +39,7 @@ fn hold_times(case: Case, rows: &[Row], cpus: usize) -> Option<String> {
     };
     Some(format!(
         "Why, {}: with {}, lists are locked for {before_ns:.0} ns of an object's {:.0} with {BEFORE} and for {after_ns:.0} of {:.0} with {AFTER}. The objects are of so many classes as {classes:.0} with as many objects each, so that a CPU's free finds its class's lock taken by a given other CPU in about {:.1} % and {:.1} % of the cases.",
-        case.name(),
+        case,
         jobs_text(row.jobs),
         row.before.median("cpu_ns_per_object")?,
         row.after.median("cpu_ns_per_object")?,
@@ -66,17 +56,10 @@ mod tests {
 
     use super::super::SERIES;
     use super::*;
-    use crate::experiment::Values;
-    use crate::experiment::expect::judge_on;
+    use crate::experiment::testing::{row, said_of, side};
 
-    /// All that is said of rows on a machine with two CPUs.
-    fn said_of(rows: &[Row]) -> String {
-        [judge_on(&SERIES, rows, 2), of(rows, 2)].concat().join("\n")
-    }
-
-    /// What a design measured in every one of 9 rounds.
-    fn side(design: &str, elapsed_s: f64, pool_locks: f64, held_ns: f64) -> Side {
-        let values: Values = [
+    fn measured(design: &str, elapsed_s: f64, pool_locks: f64, held_ns: f64) -> Side {
+        let values = [
             ("elapsed_s", elapsed_s),
             ("user_s", 0.5 * elapsed_s),
             ("system_s", 0.25),
@@ -86,36 +69,35 @@ mod tests {
             ("locked_frees_per_zspage", pool_locks),
             ("lists_hold_ns_per_object", held_ns),
             ("equal_classes", 40.0),
-        ]
-        .map(|(quantity, value)| (quantity, vec![value; 9]))
-        .into();
-        Side { design: design.to_owned(), values }
+        ];
+        side(design, &values)
     }
 
     /// The rows of a turn in which split took `ratio` times as long as class-indexed, and pinned half.
-    fn turn(case: Case, jobs: usize, ratio: f64) -> Vec<Row> {
-        let after = || side(AFTER, 1.0, 0.0, 20.0);
-        let row = |before: Side, after: Side| Row::new(case.name(), jobs, before, after, None).unwrap();
-        let step = |design: &str| row(side(design, ratio, 1.0, 80.0), after());
+    fn turn(case: &str, jobs: usize, ratio: f64) -> Vec<Row> {
+        let after = || measured(AFTER, 1.0, 0.0, 20.0);
+        let row = |before, after| row(&SERIES, case, jobs, before, after);
+        let step = |design: &str| row(measured(design, ratio, 1.0, 80.0), after());
         vec![
             step(BEFORE),
             step(ClassInWord::NAME),
             step(NoPoolLock::NAME),
             step(PagesAfterLock::NAME),
-            row(after(), side(Pinned::NAME, 0.5, 0.0, 10.0)),
+            row(after(), measured(Pinned::NAME, 0.5, 0.0, 10.0)),
         ]
     }
 
     #[test]
     fn what_was_promised_and_held_is_said() {
-        let rows = [turn(Case::RunCache, 1, 1.06), turn(Case::RunCache, 2, 1.41)].concat();
-        let verdict = said_of(&rows);
+        let rows =
+            [(1, 1.06), (2, 1.41), (4, 1.41)].map(|(jobs, ratio)| turn(RUN_CACHE, jobs, ratio)).concat();
+        let verdict = said_of(&SERIES, &rows);
         for said in [
-            "pool_locks_per_object: class-indexed should have at most 0.00 with any number of jobs, and has 0.00 at most in 2 rows; split has 1.00.",
+            "pool_locks_per_object: class-indexed should have at most 0.00 with any number of jobs, and has 0.00 at most in 3 rows; split has 1.00.",
             "locked_frees_per_zspage: class-indexed should have at most 0.00",
-            "Speed, run-cache: class-indexed should be at least 1.05 times as fast as split with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.060 [1.060, 1.060]. By processor time: 1.040 [1.040, 1.040] with 1 job. Published: 1.194.",
+            "Speed, run-cache: class-indexed should be at least 1.05 times as fast as split with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.060 [1.060, 1.060]. By processor time with 1 job: 1.040 [1.040, 1.040]. Published with 1 job: 1.194.",
             // 0.705 + 0.25 s and 0.5 + 0.25.
-            "at least 1.40 times as fast as split with 2 jobs or more, and is in 1 of 1 rows; reached with 2 jobs: 1.410 [1.410, 1.410]. By processor time: 1.273",
+            "at least 1.40 times as fast as split with 2 jobs or more, and is in 2 of 2 rows; reached with 2 jobs: 1.410 [1.410, 1.410], 4 jobs: 1.410 [1.410, 1.410]. By processor time with 2 jobs: 1.273 [1.273, 1.273], 4 jobs: 1.273 [1.273, 1.273]. Published with 2 jobs: 1.401, 4 jobs: 1.391.",
             "Speed, no-run-cache: not measured with 1 job,",
             "141 (split), 141 (class-in-word), 141 (no-pool-lock), 100 (class-indexed); the last step alone: 141",
             // 80 of 200 ns, and 20, over 40 classes.
@@ -130,9 +112,9 @@ mod tests {
 
     #[test]
     fn what_was_missed_is_said_as_plainly() {
-        let mut rows = [turn(Case::NoRunCache, 1, 1.04), turn(Case::NoRunCache, 4, 1.5)].concat();
+        let mut rows = [turn(NO_RUN_CACHE, 1, 1.04), turn(NO_RUN_CACHE, 4, 1.5)].concat();
         rows[0].after.values.insert("pool_locks_per_object", vec![0.0, 0.0, 0.01]);
-        let verdict = said_of(&rows);
+        let verdict = said_of(&SERIES, &rows);
         for said in [
             "pool_locks_per_object, MISSED:",
             "has 0.01 at most in 2 rows;",
@@ -142,16 +124,5 @@ mod tests {
         ] {
             assert!(verdict.contains(said), "{said}: {verdict}");
         }
-    }
-
-    #[test]
-    fn what_was_not_measured_is_not_judged() {
-        let mut rows = turn(Case::RunCache, 2, 1.0);
-        for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
-            side.values.values_mut().for_each(|rounds| rounds.truncate(4));
-        }
-        let verdict = said_of(&rows);
-        assert!(verdict.contains("Speed, run-cache: not judged"), "{verdict}");
-        assert!(said_of(&[]).contains("not measured") && !said_of(&[]).contains("NaN"));
     }
 }

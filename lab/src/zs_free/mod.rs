@@ -20,8 +20,7 @@ mod findings;
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
-
+use uzram::Result;
 use uzram::codec::Algorithm;
 use uzram::device::{DEFAULT_CHAIN_SIZE, DEFAULT_RUN_CACHE_BATCH_PAGES};
 use uzram::zsmalloc::design::{
@@ -29,14 +28,14 @@ use uzram::zsmalloc::design::{
     Split,
 };
 use uzram::zsmalloc::{LockCounts, huge_threshold};
-use uzram::{Error, Result};
 
+use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Total, clocked, unclocked};
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
 };
 use passes::{Memory, Passes};
 use uzram_bench::engine::Packed;
-use uzram_bench::harness::{CLOCKED, Source, Span, Usage, clocked, cpus};
+use uzram_bench::harness::Source;
 
 /// Before the series, and its patches one by one.
 type ClassInWord = ClassLocks<{ CLASS_IN_WORD }>;
@@ -63,34 +62,11 @@ type Measure = fn(&Memory, &Packed, &Plan<'_>) -> Result<Sample>;
 /// Numbers of jobs that the author measured.
 const JOBS: [usize; 3] = [1, 2, 4];
 
-/// Whether CPUs keep free runs of pages for themselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
-    RunCache,
-    NoRunCache,
-}
-
-impl Case {
-    const ALL: [Case; 2] = [Case::RunCache, Case::NoRunCache];
-
-    const fn name(self) -> &'static str {
-        match self {
-            Case::RunCache => "run-cache",
-            Case::NoRunCache => "no-run-cache",
-        }
-    }
-
-    fn of(name: &str) -> Option<Case> {
-        Case::ALL.into_iter().find(|case| case.name() == name)
-    }
-
-    const fn batch_pages(self) -> usize {
-        match self {
-            Case::RunCache => DEFAULT_RUN_CACHE_BATCH_PAGES,
-            Case::NoRunCache => 0,
-        }
-    }
-}
+/// With the arena's cache of free runs, and without.
+const RUN_CACHE: &str = "run-cache";
+const NO_RUN_CACHE: &str = "no-run-cache";
+/// The cases, and the number of pages in which CPUs take runs for their caches.
+const CASES: [(&str, usize); 2] = [(RUN_CACHE, DEFAULT_RUN_CACHE_BATCH_PAGES), (NO_RUN_CACHE, 0)];
 
 /// See the [module's documentation](self).
 pub static SERIES: Series = Series {
@@ -99,9 +75,9 @@ pub static SERIES: Series = Series {
     title: "mm/zsmalloc: reduce lock contention in zs_free()",
     author: "Wenchao Hao and Xueyuan Chen",
     date: "2026",
-    cases: &[(Case::RunCache.name(), &JOBS), (Case::NoRunCache.name(), &JOBS)],
+    cases: &[(RUN_CACHE, &JOBS), (NO_RUN_CACHE, &JOBS)],
     unit: Unit::Object,
-    designs,
+    designs: || Designs::of(&DESIGNS, AFTER_AT),
     columns: &[
         Column::new("full_size_ms", "ms", 1.0, 1),
         Column::new("ns_per_object", "ns/obj", 1.0, 1),
@@ -124,7 +100,6 @@ pub static SERIES: Series = Series {
             before: Some(BEFORE),
             figure: Figure::Most("pool_locks_per_object"),
             bound: Bound::AtMost(0.0),
-            published: None,
         },
         Expect {
             case: None,
@@ -132,30 +107,24 @@ pub static SERIES: Series = Series {
             before: Some(BEFORE),
             figure: Figure::Most("locked_frees_per_zspage"),
             bound: Bound::AtMost(0.0),
-            published: None,
         },
-        speed(Case::RunCache, Jobs::Exactly(1), 1.05, published::GAINS[0]),
-        speed(Case::RunCache, Jobs::AtLeast(2), 1.4, published::GAINS[1]),
-        speed(Case::NoRunCache, Jobs::Exactly(1), 1.05, published::GAINS[0]),
-        speed(Case::NoRunCache, Jobs::AtLeast(2), 1.4, published::GAINS[1]),
+        speed(RUN_CACHE, Jobs::Exactly(1), 1.05),
+        speed(RUN_CACHE, Jobs::AtLeast(2), 1.4),
+        speed(NO_RUN_CACHE, Jobs::Exactly(1), 1.05),
+        speed(NO_RUN_CACHE, Jobs::AtLeast(2), 1.4),
     ],
-    findings: |rows| findings::of(rows, cpus()),
+    findings: findings::of,
 };
 
 /// How many times as fast as before the series a free should be.
-const fn speed(case: Case, jobs: Jobs, least: f64, published: f64) -> Expect {
+const fn speed(case: &'static str, jobs: Jobs, least: f64) -> Expect {
     Expect {
-        case: Some(case.name()),
+        case: Some(case),
         jobs,
         before: Some(BEFORE),
         figure: Figure::Speed,
         bound: Bound::AtLeast(least),
-        published: Some(published),
     }
-}
-
-fn designs() -> Designs {
-    Designs::of(&DESIGNS, AFTER_AT)
 }
 
 fn legend() -> Vec<String> {
@@ -170,8 +139,8 @@ fn legend() -> Vec<String> {
         "ms: what freeing 256 MiB of pages a thread comes to; ns/obj: elapsed for each object that a thread freed, any of them; for each object freed: pool and class, times that lock was taken, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each zspage that ran empty; for 1000 objects: empty, zspages that did, sleeps, times a thread waited for a lock or the system".to_owned(),
         format!(
             "{}: CPUs keep free runs of pages, {DEFAULT_RUN_CACHE_BATCH_PAGES} pages at a time, as a device's do; {}: they keep none",
-            Case::RunCache.name(),
-            Case::NoRunCache.name()
+            RUN_CACHE,
+            NO_RUN_CACHE
         ),
         published::legend(),
     ]
@@ -182,7 +151,7 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     // Same-filled pages never come to a pool.
     let corpus = corpus.load()?.without_same_filled()?;
     let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
-    Ok(Box::new(Pools { pages, designs, case: Case::RunCache, memory: None }))
+    Ok(Box::new(Pools { pages, designs, run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES, memory: None }))
 }
 
 fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
@@ -194,13 +163,13 @@ fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
 struct Pools {
     pages: Packed,
     designs: Vec<Measure>,
-    case: Case,
+    run_cache_batch_pages: usize,
     memory: Option<Memory>,
 }
 
 impl Experiment for Pools {
     fn begin(&mut self, case: &str) -> Result<()> {
-        self.case = Case::of(case).ok_or_else(|| Error::invalid(format!("there is no case '{case}'")))?;
+        self.run_cache_batch_pages = by_name(&CASES, case)?;
         Ok(())
     }
 
@@ -211,52 +180,40 @@ impl Experiment for Pools {
 
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let objects = passes::most_objects(plan.jobs) * plan.jobs as u64;
-        let fits = |memory: &Memory| memory.case == self.case && memory.objects >= objects;
+        let fits = |memory: &Memory| {
+            memory.run_cache_batch_pages == self.run_cache_batch_pages && memory.objects >= objects
+        };
         let memory = match self.memory.take().filter(fits) {
             Some(memory) => memory,
-            None => Memory::new(self.case, objects, self.pages.mean_bytes())?,
+            None => Memory::new(self.run_cache_batch_pages, objects, self.pages.mean_bytes())?,
         };
         self.designs[plan.design](self.memory.insert(memory), &self.pages, plan)
     }
 }
 
-/// The counted run does one part in so many of the clocked run's work.
-const COUNTED_SHARE: u64 = 4;
-
 /// Measures one design with pools of its own.
 fn measure<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
-    let freed = passes::run::<D, _>(memory, pages, plan, false, clocked)?;
+    let freed = passes::run::<D>(memory, pages, plan, false, clocked)?;
     // Counts need no more than one pass.
     let work = plan.work.div_ceil(COUNTED_SHARE).min(passes::most_objects(plan.jobs) * plan.jobs as u64);
-    let counted = passes::run::<D, _>(memory, pages, &Plan { work, ..*plan }, true, |part| part())?;
+    let counted = passes::run::<D>(memory, pages, &Plan { work, ..*plan }, true, unclocked)?;
     Ok(sample(plan.jobs, &freed, &counted.counts))
 }
 
-fn sample(jobs: usize, freed: &Passes<(Span, u64)>, counts: &LockCounts) -> Sample {
-    let (mut elapsed, mut usage, mut objects) = (Duration::ZERO, Usage::default(), 0);
-    for ended in &freed.ended {
-        let (pass_elapsed, pass_usage) = Span::together(ended.iter().map(|(span, _)| *span));
-        elapsed += pass_elapsed;
-        usage += pass_usage;
-        objects += ended.iter().map(|(_, freed)| freed).sum::<u64>();
-    }
-    let per_object = |value: f64| value / objects.max(1) as f64;
+fn sample(jobs: usize, freed: &Passes, counts: &LockCounts) -> Sample {
+    let mut total = Total::default();
+    freed.ended.iter().for_each(|ended| total += Total::of(ended));
+    let full_size_objects = (jobs as u64 * passes::FULL_SIZE_PAGES) as f64;
     let counted = |count: u64, of: u64| count as f64 / of.max(1) as f64;
-    let (elapsed_ns, cpu) = (elapsed.as_secs_f64() * 1e9, usage.user + usage.system);
-    let values = vec![
-        ("user_s", usage.user.as_secs_f64()),
-        ("system_s", usage.system.as_secs_f64()),
-        ("full_size_ms", per_object(elapsed_ns) * (jobs as u64 * passes::FULL_SIZE_PAGES) as f64 / 1e6),
-        ("ns_per_object", per_object(elapsed_ns)),
-        ("cpu_ns_per_object", per_object(cpu.as_secs_f64() * 1e9)),
-        ("voluntary_switches_per_object", per_object(usage.voluntary_switches as f64)),
-        ("involuntary_switches_per_object", per_object(usage.involuntary_switches as f64)),
+    let mut values = total.values(Unit::Object);
+    values.extend([
+        ("full_size_ms", total.per_unit(total.elapsed.as_secs_f64() * 1e3) * full_size_objects),
         ("pool_locks_per_object", counted(counts.pool_locks, counts.frees)),
         ("class_locks_per_object", counted(counts.class_locks, counts.frees)),
         ("lists_hold_ns_per_object", counted(counts.lists_hold_ns, counts.frees)),
         ("zspages_emptied_per_object", counted(counts.runs_freed, counts.frees)),
         ("equal_classes", freed.equal_classes),
         ("locked_frees_per_zspage", counted(counts.runs_freed_locked, counts.runs_freed)),
-    ];
-    Sample { elapsed, values }
+    ]);
+    Sample { elapsed: total.elapsed, values }
 }

@@ -8,10 +8,10 @@ use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolBuilder, PoolLocks};
 use uzram::{Error, ErrorKind, Result};
 
-use super::Case;
-use crate::experiment::Plan;
+use crate::experiment::clock::{Done, RunPart};
+use crate::experiment::{Plan, kept_arena};
 use uzram_bench::engine::Packed;
-use uzram_bench::harness::{Gate, Part, kept_arena, run_together};
+use uzram_bench::harness::{Gate, run_together};
 
 /// What a thread stores at most before it frees: 256 MiB of pages, as the authors' processes had.
 pub(super) const FULL_SIZE_PAGES: u64 = 256 << 8;
@@ -21,9 +21,9 @@ const MOST_PAGES: u64 = 8 * FULL_SIZE_PAGES;
 const CHECKED: usize = 61;
 
 /// What a run gave.
-pub(super) struct Passes<T> {
-    /// What each thread returned, pass by pass.
-    pub(super) ended: Vec<Vec<T>>,
+pub(super) struct Passes {
+    /// What each thread freed, pass by pass.
+    pub(super) ended: Vec<Vec<Done>>,
     /// What the pool counted while objects were freed.
     pub(super) counts: LockCounts,
     /// How many classes with as many objects each would meet as often by chance as those there were.
@@ -33,19 +33,19 @@ pub(super) struct Passes<T> {
 /// Memory for the pools of a case, one after another.
 pub(super) struct Memory {
     pub(super) arena: Arc<Arena>,
-    pub(super) case: Case,
+    pub(super) run_cache_batch_pages: usize,
     /// How many objects at a time it is for.
     pub(super) objects: u64,
 }
 
 impl Memory {
     /// For so many objects of that length on average. What they leave stays in the arena.
-    pub(super) fn new(case: Case, objects: u64, mean_bytes: f64) -> Result<Self> {
+    pub(super) fn new(run_cache_batch_pages: usize, objects: u64, mean_bytes: f64) -> Result<Self> {
         const SPARE_PAGES: u64 = 1 << 14;
         let pool_pages = (1.25 * objects as f64 * mean_bytes) as u64 / PAGE_SIZE as u64 + SPARE_PAGES;
         let arena = kept_arena(pool_pages)?;
-        arena.set_run_cache_batch_pages(case.batch_pages())?;
-        Ok(Memory { arena: Arc::new(arena), case, objects })
+        arena.set_run_cache_batch_pages(run_cache_batch_pages)?;
+        Ok(Memory { arena: Arc::new(arena), run_cache_batch_pages, objects })
     }
 }
 
@@ -54,19 +54,19 @@ pub(super) fn most_objects(jobs: usize) -> u64 {
     FULL_SIZE_PAGES.min(MOST_PAGES / jobs as u64)
 }
 
-/// Stores and frees `plan.work` objects or a few more, so that all threads free alike; the freeing by way
-/// of `how`.
+/// Stores and frees `plan.work` objects or a few more, so that all threads free alike. `run_part` runs
+/// the freeing.
 ///
 /// # Errors
 /// `NoMemory` when there is too little, `Corrupt` when the pool does not hold what was stored, or something
 /// is left in it.
-pub(super) fn run<D: PoolLocks, T: Send>(
+pub(super) fn run<D: PoolLocks>(
     memory: &Memory,
     pages: &Packed,
     plan: &Plan<'_>,
     count_locks: bool,
-    how: fn(Part<'_>) -> Result<T>,
-) -> Result<Passes<T>> {
+    run_part: RunPart,
+) -> Result<Passes> {
     let objects_each = plan.work.div_ceil(plan.jobs as u64);
     let passes = objects_each.div_ceil(most_objects(plan.jobs)).max(1);
     let objects_each = objects_each.div_ceil(passes);
@@ -84,7 +84,7 @@ pub(super) fn run<D: PoolLocks, T: Send>(
         let handles = fill(&pool, pages, plan.jobs, objects_each as usize, shift)?;
         done.equal_classes = equal_classes(&pool);
         let before = pool.lock_counts();
-        done.ended.push(empty(&pool, handles, how)?);
+        done.ended.push(empty(&pool, handles, run_part)?);
         done.counts += pool.lock_counts().since(&before);
         if pool.pages_used() > 0 {
             let what = format!("{} pages are left in an empty pool of '{}'", pool.pages_used(), D::NAME);
@@ -130,15 +130,11 @@ fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
 }
 
 /// Has each thread free what it stored, all at the same time.
-fn empty<D: PoolLocks, T: Send>(
-    pool: &Pool<D>,
-    handles: Vec<Vec<Handle>>,
-    how: fn(Part<'_>) -> Result<T>,
-) -> Result<Vec<T>> {
+fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_part: RunPart) -> Result<Vec<Done>> {
     run_together(handles.into_iter().map(|mut handles| {
         move |gate: &Gate| {
             gate.pass();
-            how(&mut || {
+            run_part(&mut || {
                 let freed = handles.len() as u64;
                 handles.drain(..).try_for_each(|handle| pool.free(handle))?;
                 Ok(freed)

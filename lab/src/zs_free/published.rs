@@ -48,9 +48,6 @@ pub(super) fn of(jobs: usize) -> Option<Published> {
     Some(Published { before, after, ratio: I7.gain(at) })
 }
 
-/// How many times faster the series was on the i7, by the number of processes in [`JOBS`].
-pub(super) const GAINS: [f64; JOBS.len()] = [I7.gain(0), I7.gain(1), I7.gain(2)];
-
 /// Where the figures come from.
 pub(super) fn legend() -> String {
     let of = |machine: &Machine| {

@@ -8,8 +8,9 @@ use uzram::device::OpenDevice;
 use uzram::units::{PAGE_SIZE, Page, pages_to_bytes};
 
 use crate::experiment::Plan;
+use crate::experiment::clock::{Done, clocked};
 use uzram_bench::harness::corpus::{AlignedPage, Corpus};
-use uzram_bench::harness::{Gate, Span, clocked, read_back, run_together};
+use uzram_bench::harness::{Gate, read_back, run_together};
 
 /// Pages of a file of 100 000 bytes.
 pub(super) const FILE_PAGES: usize = 100_000usize.div_ceil(PAGE_SIZE);
@@ -39,13 +40,13 @@ impl Files {
     }
 
     /// Has threads write files of `plan.work` pages or a few more, and read and delete as many. Returns for
-    /// each when it ran and how many pages it wrote.
+    /// each thread when it ran and how many pages it wrote.
     pub(super) fn use_by_threads(
         &mut self,
         disk: &OpenDevice,
         corpus: &Corpus,
         plan: &Plan<'_>,
-    ) -> Result<Vec<(Span, u64)>> {
+    ) -> Result<Vec<Done>> {
         let files_each = plan.work.div_ceil((plan.jobs * FILE_PAGES) as u64);
         let mut rest = self.0.as_mut_slice();
         let mut parts = Vec::new();

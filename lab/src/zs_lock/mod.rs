@@ -18,13 +18,14 @@ mod tests;
 use uzram::Result;
 use uzram::zsmalloc::PoolDesign;
 
+use crate::experiment::clock::{CLOCKED, Total};
 use crate::experiment::{
-    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit,
+    Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Sample, Series, Unit,
 };
 use files::{FILE_PAGES, Files};
 use uzram_bench::engine::UzramDevice;
+use uzram_bench::harness::Source;
 use uzram_bench::harness::corpus::Corpus;
-use uzram_bench::harness::{CLOCKED, Source, Span};
 
 /// The only case.
 const CASE: &str = "files";
@@ -59,14 +60,13 @@ pub static SERIES: Series = Series {
     total: None,
     counted_function: CLOCKED,
     open,
-    published,
+    published: |_, jobs, _| published::of(jobs),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(published::THREADS),
         before: Some(BEFORE),
         figure: Figure::Speed,
         bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
-        published: Some(published::GAIN),
     }],
     findings: findings::of,
 };
@@ -105,10 +105,6 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     Ok(Box::new(Disks { corpus, disks }))
 }
 
-fn published(_: &str, jobs: usize, _: usize) -> Option<Published> {
-    published::of(jobs)
-}
-
 /// A device for each design.
 struct Disks {
     corpus: Corpus,
@@ -128,15 +124,14 @@ impl Experiment for Disks {
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample> {
         let Disk { device, files } = &mut self.disks[plan.design];
         let ended = files.use_by_threads(device.disk(), &self.corpus, plan)?;
-        let pages = ended.iter().map(|(_, pages)| pages).sum::<u64>();
-        let (elapsed, usage) = Span::together(ended.iter().map(|(span, _)| *span));
-        let per_page = |count: u64| count as f64 / pages.max(1) as f64;
+        let total = Total::of(&ended);
+        let Total { elapsed, usage, units: pages } = total;
         let values = vec![
             ("files_per_s", pages as f64 / FILE_PAGES as f64 / elapsed.as_secs_f64()),
             ("user_s", usage.user.as_secs_f64()),
             ("system_s", usage.system.as_secs_f64()),
-            ("voluntary_switches_per_page", per_page(usage.voluntary_switches)),
-            ("involuntary_switches_per_page", per_page(usage.involuntary_switches)),
+            ("voluntary_switches_per_page", total.per_unit(usage.voluntary_switches as f64)),
+            ("involuntary_switches_per_page", total.per_unit(usage.involuntary_switches as f64)),
         ];
         Ok(Sample { elapsed, values })
     }

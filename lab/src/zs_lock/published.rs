@@ -48,9 +48,6 @@ impl FileSystem {
     }
 }
 
-/// How many times the files a second there were on btrfs, which stands in the table.
-pub(super) const GAIN: f64 = BTRFS.gain();
-
 /// What stands beside our figures.
 pub(super) fn of(jobs: usize) -> Option<Published> {
     if jobs != THREADS {

@@ -13,7 +13,7 @@ mod zipf;
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::harness::report::{Table, ratio_cell};
+use crate::harness::report::{Table, figure_cell};
 use serde::Serialize;
 use uzram::store::WritebackLayout;
 use uzram::units::format_size;
@@ -158,7 +158,7 @@ impl fmt::Display for BackingReport {
                 format_size(row.compressed_bytes),
                 format_size(row.written_bytes),
                 format_size(row.moved_bytes),
-                ratio_cell(row.bytes_ratio(), 3),
+                figure_cell(row.bytes_ratio(), 3),
             ]);
         }
         write!(f, "\n{table}")?;

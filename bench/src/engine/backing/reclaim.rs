@@ -39,21 +39,14 @@ pub struct ReclaimRow {
     pub refault_percent: f64,
 }
 
-/// One round's.
-struct Round {
-    freed_mb_per_s: f64,
-    freed_per_written: f64,
-    refault_percent: f64,
-}
-
 /// Measures a row for each order.
 pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<Vec<ReclaimRow>> {
     let rounds: [_; ReclaimOrder::ALL.len()] =
         in_turn(options.common.repeat, &options.common.stop, |number, which| {
             round(options, scratch, ReclaimOrder::ALL[which], number)
         })?;
-    let row = |(order, rounds): (ReclaimOrder, &Vec<Round>)| {
-        let middle = |figure: fn(&Round) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
+    let row = |(order, rounds): (ReclaimOrder, &Vec<ReclaimRow>)| {
+        let middle = |figure: fn(&ReclaimRow) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
         ReclaimRow {
             order: order.name(),
             freed_mb_per_s: middle(|round| round.freed_mb_per_s),
@@ -69,7 +62,7 @@ fn round(
     scratch: &Scratch<'_>,
     reclaim: ReclaimOrder,
     number: usize,
-) -> Result<Round> {
+) -> Result<ReclaimRow> {
     let page_count = page_of(options.reclaimed_size_bytes) as usize;
     let file = scratch.file("reclaimed", options.reclaimed_size_bytes)?;
     let policy = ReclaimPolicy { order: reclaim, ..ReclaimPolicy::default() };
@@ -100,7 +93,8 @@ fn round(
     uses.iter().try_for_each(|access| access.carry_out(&mut pages))?;
     let refaults = pages.backing_stats().reads - left.reads;
     pages.check()?;
-    Ok(Round {
+    Ok(ReclaimRow {
+        order: reclaim.name(),
         freed_mb_per_s: freed_bytes / elapsed.as_secs_f64() / 1e6,
         freed_per_written: freed_bytes / left.object_bytes.max(1) as f64,
         refault_percent: refaults as f64 / uses.len() as f64 * 100.0,

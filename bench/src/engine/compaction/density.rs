@@ -100,9 +100,9 @@ pub(super) fn measure(
     let kernel_used_bytes = match KernelDevice::add(&options.common.algorithm, size_bytes) {
         Ok(kernel) => {
             let contents = scatter(&kernel)?;
-            let scattered = kernel.memory()?.used_bytes;
-            kernel.compact()?;
-            let compacted = kernel.memory()?.used_bytes;
+            let scattered = kernel.zram.memory()?.used_bytes;
+            kernel.zram.compact()?;
+            let compacted = kernel.zram.memory()?.used_bytes;
             verify_pages(&kernel, corpus, contents.into_iter().enumerate())?;
             Some([scattered, compacted])
         }

@@ -14,6 +14,10 @@
 //!   two things changes nothing. Pairs without a difference are left out and equal differences
 //!   share their ranks, as he does; the distribution is counted over all signs, ties included.
 
+use std::fmt;
+
+use serde::Serialize;
+
 use super::median;
 
 /// The most pairs, which bounds what the exact distributions cost.
@@ -22,15 +26,18 @@ pub const MAX_PAIRS: usize = 100;
 /// How sure an interval should be.
 const WANTED_COVERAGE: f64 = 0.95;
 
-/// Two things compared in pairs of measurements.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Two things compared in pairs of measurements. `Display` prints the ratio and its interval, with 3 decimals
+/// unless the format says otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PairedRatio {
     /// The median of the pairs' ratios.
     pub ratio: f64,
     /// Where the interval for it begins. It holds the true median as probably as [`coverage`] says:
     /// 0.95 or a little more; less only with fewer than six pairs, of which it spans all.
+    #[serde(rename = "ratio_low")]
     pub low: f64,
     /// Where it ends.
+    #[serde(rename = "ratio_high")]
     pub high: f64,
     /// How probably the signed ranks would be as uneven as these, or more, if the two were alike.
     pub p: f64,
@@ -54,6 +61,14 @@ impl PairedRatio {
             high: ratios[ratios.len() - k],
             p: signed_rank_p(&logarithms),
         })
+    }
+}
+
+impl fmt::Display for PairedRatio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PairedRatio { ratio, low, high, .. } = self;
+        let decimals = f.precision().unwrap_or(3);
+        write!(f, "{ratio:.decimals$} [{low:.decimals$}, {high:.decimals$}]")
     }
 }
 
@@ -256,6 +271,7 @@ mod tests {
         let one = PairedRatio::new(&before, &after).unwrap();
         let other = PairedRatio::new(&after, &before).unwrap();
         assert_eq!((one.ratio, one.low, one.high), (2.0, 1.8, 2.3 / 1.1));
+        assert_eq!(format!("{one:.1}, {one}"), "2.0 [1.8, 2.1], 2.000 [1.800, 2.091]");
         assert!((one.ratio * other.ratio - 1.0).abs() < 1e-12 && (one.low * other.high - 1.0).abs() < 1e-12);
         assert!((one.p - other.p).abs() < 1e-12 && one.p < 0.05, "{one:?}");
         let same = PairedRatio::new(&before, &before).unwrap();

@@ -11,7 +11,7 @@ use uzram::units::pages_to_bytes;
 ///
 /// # Errors
 /// As [`Arena::new`].
-pub fn kept_arena(pages: u64) -> Result<Arena> {
+pub(crate) fn kept_arena(pages: u64) -> Result<Arena> {
     // As long as somebody else is to give memory back, as much is kept as half of what is in use, if that
     // was never touched either.
     let used_pages = 2 * pages;

@@ -1,0 +1,89 @@
+//! The measured work of a thread: run with the clock or without, and what all threads together took.
+
+use std::ops::AddAssign;
+use std::time::{Duration, Instant};
+
+use uzram::Result;
+use uzram_bench::harness::{Span, Usage};
+
+use super::Unit;
+
+/// The work of one thread; returns the number of units done.
+pub(crate) type Part<'a> = &'a mut dyn FnMut() -> Result<u64>;
+
+/// [`clocked`] or [`unclocked`].
+pub(crate) type RunPart = fn(Part<'_>) -> Result<Done>;
+
+/// A thread's work that was done.
+pub(crate) struct Done {
+    pub(crate) span: Span,
+    pub(crate) units: u64,
+}
+
+/// The path of [`clocked`], for [`Series::counted_function`](super::Series::counted_function).
+pub(crate) const CLOCKED: &str = "uzram_lab::experiment::clock::clocked";
+
+/// Where a second run counts locks and the like, which costs time, it does the clocked run's work divided by
+/// this.
+pub(crate) const COUNTED_SHARE: u64 = 4;
+
+/// Runs a thread's work and clocks it. Callgrind looks for this function by name ([`CLOCKED`]), so it must not
+/// be inlined.
+#[inline(never)]
+pub(crate) fn clocked(part: Part<'_>) -> Result<Done> {
+    let usage = Usage::of_this_thread()?;
+    let start = Instant::now();
+    let units = part()?;
+    let end = Instant::now();
+    Ok(Done { span: Span { start, end, usage: Usage::of_this_thread()? - usage }, units })
+}
+
+/// Runs a thread's work in the run that counts, of which neither the clock nor callgrind should see anything.
+pub(crate) fn unclocked(part: Part<'_>) -> Result<Done> {
+    let now = Instant::now();
+    Ok(Done { span: Span { start: now, end: now, usage: Usage::default() }, units: part()? })
+}
+
+/// The work of all threads together.
+#[derive(Default)]
+pub(crate) struct Total {
+    /// From the first thread's start to the last one's end.
+    pub(crate) elapsed: Duration,
+    pub(crate) usage: Usage,
+    pub(crate) units: u64,
+}
+
+impl Total {
+    pub(crate) fn of(done: &[Done]) -> Total {
+        let (elapsed, usage) = Span::together(done.iter().map(|done| done.span));
+        Total { elapsed, usage, units: done.iter().map(|done| done.units).sum() }
+    }
+
+    /// A quantity divided by the units of work.
+    pub(crate) fn per_unit(&self, value: f64) -> f64 {
+        value / self.units.max(1) as f64
+    }
+
+    /// Seconds, and for each unit nanoseconds and context switches.
+    pub(crate) fn values(&self, unit: Unit) -> Vec<(&'static str, f64)> {
+        let [ns, cpu_ns, voluntary, involuntary] = unit.costs();
+        let Total { elapsed, usage, .. } = self;
+        let ns_per_unit = |time: Duration| self.per_unit(time.as_secs_f64() * 1e9);
+        vec![
+            ("user_s", usage.user.as_secs_f64()),
+            ("system_s", usage.system.as_secs_f64()),
+            (ns, ns_per_unit(*elapsed)),
+            (cpu_ns, ns_per_unit(usage.user + usage.system)),
+            (voluntary, self.per_unit(usage.voluntary_switches as f64)),
+            (involuntary, self.per_unit(usage.involuntary_switches as f64)),
+        ]
+    }
+}
+
+impl AddAssign for Total {
+    fn add_assign(&mut self, other: Total) {
+        self.elapsed += other.elapsed;
+        self.usage += other.usage;
+        self.units += other.units;
+    }
+}
