@@ -1,4 +1,4 @@
-//! What each codec stores of mixed pages, and how fast it is beside lz4: the table in the README.
+//! What each codec stores of mixed pages, and how fast it is beside lz4: the table in docs/algorithms.md.
 //!
 //! `cargo run --release -p uzram-bench --example codecs [MIXED_CORPUS]`. Half of the corpus trains a
 //! dictionary, the other half is measured. In each round every algorithm codes the same pages, one

@@ -110,7 +110,7 @@ fn fio_verifies_while_compaction_never_stops() {
     }
 }
 
-/// Compacts again and again, some times at least, and answers how often.
+/// Compacts again and again, some times at least, and returns how often.
 fn compact_until(place: &Place, ends: &AtomicBool) -> usize {
     let body = r#"{"value": "1"}"#;
     let request = format!(

@@ -93,3 +93,9 @@ const _: () = {
     is_send_and_sync::<Arena>();
     is_send_and_sync::<Error>();
 };
+
+// The examples of the documents are tests, too.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../../../docs/library.md")]
+struct Documents;

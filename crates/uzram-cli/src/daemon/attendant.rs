@@ -123,7 +123,7 @@ impl Attendant {
         }
     }
 
-    /// Has it do something, and answers what the command prints.
+    /// Has it do something, and returns what the command prints.
     ///
     /// # Errors
     /// What the command says; it could not be run.
