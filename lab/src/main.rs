@@ -151,7 +151,7 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     printed
 }
 
-/// An error of a run that had begun: names the table, and blames no word of the command line.
+/// An error of a run that had open_case: names the table, and blames no word of the command line.
 fn of_run(table: &str, error: &Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::Invalid => ErrorKind::Io,

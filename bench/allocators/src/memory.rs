@@ -65,7 +65,7 @@ fn in_child(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
     })
 }
 
-/// What a child does: the bytes that an allocator keeps in memory.
+/// Run by a child: returns the bytes that an allocator keeps in memory.
 ///
 /// # Errors
 /// What went wrong.

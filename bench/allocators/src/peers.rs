@@ -68,7 +68,7 @@ fn of_size<const SIZE: usize>(name: &str) -> Option<Box<dyn Measured>> {
     })
 }
 
-/// What an allocation answered, as a word.
+/// The address that an allocator returned, as a word.
 #[inline]
 fn word(address: *mut c_void) -> Result<u64> {
     if address.is_null() { Err(none()) } else { Ok(address.expose_provenance() as u64) }

@@ -39,7 +39,7 @@ pub struct Consumer<'a> {
 }
 
 impl Ring {
-    /// A queue of so many words.
+    /// A queue that holds at least `words` words.
     pub fn new(words: usize) -> Ring {
         Ring {
             slots: (0..words.next_power_of_two()).map(|_| AtomicU64::new(0)).collect(),
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ends_early_keeps_nobody_waiting() {
+    fn a_producer_does_not_wait_for_a_consumer_that_ended() {
         let mut ring = Ring::new(4);
         let (mut producer, consumer) = ring.ends();
         thread::scope(|scope| {

@@ -92,7 +92,7 @@ pub fn uzram_program() -> Option<PathBuf> {
     beside.filter(|program| program.is_file()).or_else(|| find("uzram"))
 }
 
-/// One line on standard error; nobody may be reading it.
+/// One line on standard error, which may be closed.
 fn error_line(name: &str, line: &str) {
     let _ = writeln!(io::stderr().lock(), "{name}: {line}");
 }

@@ -1,4 +1,4 @@
-//! Other programs as child processes: run to their end, or ended with whoever holds them.
+//! Other programs as child processes: run to their end, or ended when their handle is dropped.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -91,7 +91,7 @@ fn order(round: usize, variants: usize) -> Vec<usize> {
 
 /// Designs that are ready to be measured.
 pub trait Experiment {
-    /// How much of a measurement's time is clocked, about; the rest is preparation.
+    /// About which share of a measurement's time is clocked; the rest is preparation.
     fn clocked_share(&self) -> f64 {
         1.0
     }
@@ -116,7 +116,7 @@ pub struct Plan<'a> {
     pub design: usize,
     /// How many at the same time.
     pub jobs: usize,
-    /// How much to do, all jobs together, in the experiment's unit; it may be a little more.
+    /// The work of all jobs together, in the experiment's unit; a little more may be done.
     pub work: u64,
     /// The same seed means the same operations.
     pub seed: u64,
@@ -197,9 +197,9 @@ pub fn measure_case(
     Ok(samples.iter().map(|designs| designs.iter().map(of_design).collect()).collect())
 }
 
-/// How much work takes about as long as was asked for. Tried with more and more, until two amounts in a
-/// row took about as long: a few units of work may do so by themselves, as starting threads takes time
-/// on a busy machine.
+/// Returns the work that takes about as long as was asked for: tries more and more, until two amounts in a row
+/// took about as long. One would not do, as starting threads for a few units of work may take that long on a busy
+/// machine.
 fn calibrate(
     experiment: &mut dyn Experiment,
     design: usize,

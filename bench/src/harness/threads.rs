@@ -1,4 +1,4 @@
-//! Jobs that run at the same time: starting them together, and what they took.
+//! Jobs that run at the same time: starting them together, and the time they took together.
 
 use std::sync::RwLock;
 use std::thread;
@@ -33,13 +33,13 @@ impl Span {
     }
 }
 
-/// What the jobs wait at until all of them are there.
+/// Jobs wait here until all of them have started.
 pub struct Gate(RwLock<()>);
 
 impl Gate {
     /// Waits until it opens.
     pub fn pass(&self) {
-        // Nobody panics while it is closed, and if so there is nothing behind it to protect.
+        // A poisoned lock is passed as well: it protects no data.
         drop(self.0.read());
     }
 }
@@ -83,7 +83,7 @@ where
     })
 }
 
-/// What a thread beside the jobs ended with.
+/// Waits for a thread beside the jobs; returns its result.
 ///
 /// # Errors
 /// The thread's, or that it panicked.

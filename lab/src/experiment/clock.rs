@@ -9,10 +9,10 @@ use uzram_bench::harness::{Span, Usage};
 use super::Unit;
 
 /// The work of one thread; returns the number of units done.
-pub(crate) type Part<'a> = &'a mut dyn FnMut() -> Result<u64>;
+pub(crate) type ThreadWork<'a> = &'a mut dyn FnMut() -> Result<u64>;
 
 /// [`clocked`] or [`unclocked`].
-pub(crate) type RunPart = fn(Part<'_>) -> Result<Done>;
+pub(crate) type RunWork = fn(ThreadWork<'_>) -> Result<Done>;
 
 /// A thread's work that was done.
 pub(crate) struct Done {
@@ -30,18 +30,18 @@ pub(crate) const COUNTED_SHARE: u64 = 4;
 /// Runs a thread's work and clocks it. Callgrind looks for this function by name ([`CLOCKED`]), so it must not
 /// be inlined.
 #[inline(never)]
-pub(crate) fn clocked(part: Part<'_>) -> Result<Done> {
+pub(crate) fn clocked(work: ThreadWork<'_>) -> Result<Done> {
     let usage = Usage::of_this_thread()?;
     let start = Instant::now();
-    let units = part()?;
+    let units = work()?;
     let end = Instant::now();
     Ok(Done { span: Span { start, end, usage: Usage::of_this_thread()? - usage }, units })
 }
 
 /// Runs a thread's work in the run that counts, of which neither the clock nor callgrind should see anything.
-pub(crate) fn unclocked(part: Part<'_>) -> Result<Done> {
+pub(crate) fn unclocked(work: ThreadWork<'_>) -> Result<Done> {
     let now = Instant::now();
-    Ok(Done { span: Span { start: now, end: now, usage: Usage::default() }, units: part()? })
+    Ok(Done { span: Span { start: now, end: now, usage: Usage::default() }, units: work()? })
 }
 
 /// The work of all threads together.

@@ -11,7 +11,7 @@ use super::{Designs, Row, Series, Side};
 
 /// The most rows that are named one by one.
 const MOST_NAMED: usize = 6;
-/// Rows that miss a bound by chance with this probability or more are no miss.
+/// An expectation counts as missed only if chance explains its missing rows with less than this probability.
 const CHANCE: f64 = 0.05;
 
 /// One figure that the design after should reach.
@@ -46,7 +46,7 @@ pub enum Figure {
     /// How many times as fast the design after is as the one before.
     Speed,
     /// A quantity of the design after: the most of all rounds.
-    Most(&'static str),
+    Maximum(&'static str),
 }
 
 impl Jobs {
@@ -93,8 +93,8 @@ pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> O
     rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)
 }
 
-/// What the rows say on a machine with so many CPUs, in paragraphs: whether each expectation is met, what
-/// designs beyond the series gain, and what else the series finds.
+/// What the rows say, in paragraphs: whether each expectation is met, what designs beyond the series gain, and
+/// what else the series finds. `cpus` is the number of the machine's CPUs.
 pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
     let designs = (series.designs)();
     let judged = series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus));
@@ -111,7 +111,7 @@ impl Expect {
         let is_before = |before: &str| self.before.is_none_or(|wanted| wanted == before);
         let has_figure = |row: &Row| match self.figure {
             Figure::Speed => true,
-            Figure::Most(quantity) => row.after.values.contains_key(quantity),
+            Figure::Maximum(quantity) => row.after.values.contains_key(quantity),
         };
         let rows: Vec<&Row> = rows
             .iter()
@@ -123,7 +123,7 @@ impl Expect {
             return format!("{name}: not measured with {}, so nothing is said of it.", self.jobs.words());
         };
         match self.figure {
-            Figure::Most(quantity) => self.judge_quantity(quantity, &designs.after, &rows),
+            Figure::Maximum(quantity) => self.judge_quantity(quantity, &designs.after, &rows),
             Figure::Speed if !can_judge(rounds(first)) => {
                 format!("{name}: not judged; it takes 5 rounds or more to tell a difference from the noise.")
             }
@@ -134,7 +134,7 @@ impl Expect {
     fn name(&self) -> String {
         let figure = match self.figure {
             Figure::Speed => "Speed",
-            Figure::Most(quantity) => quantity,
+            Figure::Maximum(quantity) => quantity,
         };
         self.case.map_or_else(|| figure.to_owned(), |case| format!("{figure}, {case}"))
     }

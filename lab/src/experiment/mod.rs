@@ -72,7 +72,6 @@ pub struct Column {
 }
 
 impl Column {
-    /// A quantity, its heading, what one is printed as, and decimals.
     pub(crate) const fn new(
         value: &'static str,
         heading: &'static str,
@@ -95,7 +94,7 @@ pub struct Designs {
 }
 
 impl Designs {
-    /// Those of a list with what a table has for each; the one at `after` is [`Designs::after`].
+    /// The designs of a table's list; the one at `after` is [`Designs::after`].
     pub(crate) fn of<T>(designs: &[(&'static str, T)], after: usize) -> Designs {
         let names = |designs: &[(&str, T)]| designs.iter().map(|(name, _)| (*name).to_owned()).collect();
         let (before, others) = designs.split_at(after);
@@ -180,8 +179,8 @@ pub struct Series {
     pub columns: &'static [Column],
     /// What the columns mean, and the names of the designs: lines below the table.
     pub legend: fn() -> Vec<String>,
-    /// Under what name the rows stand that add up the seconds of all cases, when all were run; `None`
-    /// where cases have different numbers of jobs.
+    /// The name of the rows that add up the seconds of all cases, if all were run; `None` where cases have
+    /// different numbers of jobs.
     pub total: Option<&'static str>,
     /// What callgrind is to count: the path of a function that does the measured work and nothing
     /// else. Counting is turned on when it is entered and off when it returns, so it must not call
@@ -194,7 +193,7 @@ pub struct Series {
     pub published: fn(&str, usize, usize) -> Option<Published>,
     /// What it should show.
     pub expectations: &'static [Expect],
-    /// What else the rows say on a machine with so many CPUs, in paragraphs.
+    /// What else the rows say, in paragraphs; the number is that of the machine's CPUs.
     pub findings: fn(&[Row], usize) -> Vec<String>,
 }
 
@@ -258,7 +257,7 @@ impl Default for LabOptions {
 }
 
 impl LabOptions {
-    /// What these options come to for a table: its cases, each with its numbers of jobs.
+    /// The cases to run of a table, each with its numbers of jobs.
     fn resolve(&self, table: &Series) -> Result<Vec<(&'static str, Vec<usize>)>> {
         let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
         let known = table.case_names();
@@ -294,7 +293,7 @@ impl LabOptions {
     /// About how long a table takes: every round, and the one that warms up.
     ///
     /// # Errors
-    /// An option that cannot be, for this table.
+    /// `Invalid` names the option that does not fit this table.
     pub fn estimate(&self, table: &Series) -> Result<Duration> {
         let turns: usize = self.resolve(table)?.iter().map(|(_, jobs)| jobs.len()).sum();
         let measurements = turns * (table.designs)().all().len() * (self.rounds.rounds + 1);

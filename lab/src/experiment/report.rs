@@ -1,4 +1,4 @@
-//! What a table found: rows, as JSON for programs and as text for people.
+//! The report of a table: rows, as JSON for programs and as text for people.
 //!
 //! The JSON is one object: `table`, `series`, and `rows`, each with
 //!

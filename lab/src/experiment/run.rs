@@ -16,8 +16,7 @@ const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 /// Runs a table.
 ///
 /// # Errors
-/// `Invalid` names the option that cannot be; anything else is what kept a design from being
-/// measured.
+/// `Invalid` names the option that does not fit the table; any other error kept a design from being measured.
 pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     let cases = options.resolve(table)?;
     let designs = (table.designs)();

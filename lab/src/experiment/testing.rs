@@ -18,8 +18,8 @@ pub(crate) fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> 
     Plan { design, jobs, work, seed: 7, stop }
 }
 
-/// All designs of a table, with a case begun.
-pub(crate) fn begun(table: &Series, corpus: &Source, case: &str) -> Box<dyn Experiment> {
+/// All designs of a table, with a case open_case.
+pub(crate) fn open_case(table: &Series, corpus: &Source, case: &str) -> Box<dyn Experiment> {
     let mut experiment = (table.open)(corpus, &(table.designs)().all()).unwrap();
     experiment.begin(case).unwrap();
     experiment
@@ -80,7 +80,7 @@ pub(crate) fn row(table: &Series, case: &str, jobs: usize, before: Side, after: 
 }
 
 /// The verdict on rows, on a machine with two CPUs.
-pub(crate) fn said_of(table: &Series, rows: &[Row]) -> String {
+pub(crate) fn verdict_text(table: &Series, rows: &[Row]) -> String {
     let said = verdict(table, rows, 2).join("\n");
     assert!(!said.contains("NaN"), "{said}");
     said

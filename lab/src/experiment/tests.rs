@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::testing::{begun, plan, rounds, said_of};
+use super::testing::{open_case, plan, rounds, verdict_text};
 use super::*;
 use uzram_bench::harness::to_json;
 
@@ -196,7 +196,7 @@ fn a_stopped_measurement_ends_in_every_table() {
     let stop = AtomicBool::new(true);
     for table in TABLES {
         for case in table.case_names() {
-            let mut experiment = begun(table, &corpus(), case);
+            let mut experiment = open_case(table, &corpus(), case);
             for design in 0..(table.designs)().all().len() {
                 experiment.measure(&plan(design, 3, 1 << 40, &stop)).unwrap();
             }
@@ -215,7 +215,7 @@ fn no_table_opens_a_design_that_it_does_not_have() {
 #[test]
 fn nothing_is_said_of_what_was_not_measured() {
     for table in TABLES {
-        let verdict = said_of(table, &[]);
+        let verdict = verdict_text(table, &[]);
         let not_measured = verdict.lines().filter(|line| line.contains(": not measured with ")).count();
         assert_eq!(not_measured, table.expectations.len(), "{verdict}");
     }

@@ -6,8 +6,7 @@ use crate::experiment::{Row, busiest, side};
 /// CPUs for which the authors' gain is looked for.
 const MANY_CPUS: f64 = 16.0;
 
-/// The verdict on a machine with so many CPUs.
-pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
+pub(super) fn paragraphs(rows: &[Row], cpus: usize) -> Vec<String> {
     [more_tasks(rows), locks(rows), many_cpus(rows, cpus), longer(rows)].into_iter().flatten().collect()
 }
 
@@ -62,7 +61,7 @@ fn locks(rows: &[Row]) -> Option<String> {
     Some(format!("lru_lock, times it is taken for 1000 pages with {}: {}.", tasks(most), lines.join(", ")))
 }
 
-/// What more CPUs would make of it, as far as the time for which `lru_lock` is held tells.
+/// What more CPUs would gain, estimated from the time for which `lru_lock` is held.
 fn many_cpus(rows: &[Row], cpus: usize) -> Option<String> {
     let jobs = busiest(rows.iter(), cpus)?.jobs;
     let full = |design: &str| {
@@ -114,7 +113,7 @@ mod tests {
     use super::super::SERIES;
     use super::*;
     use crate::experiment::Side;
-    use crate::experiment::testing::{self, said_of};
+    use crate::experiment::testing::{self, verdict_text};
 
     fn measured(design: &str, elapsed_s: f64, lru_locks: f64, held_ns: f64) -> Side {
         let values = [
@@ -130,7 +129,7 @@ mod tests {
     }
 
     /// The rows of a turn in which the designs before splice took `ratio` times as long as it.
-    fn turn(jobs: usize, ratio: f64) -> Vec<Row> {
+    fn rows_of(jobs: usize, ratio: f64) -> Vec<Row> {
         let after = || measured(AFTER, 1.0, 0.05, 5.0);
         let row = |before, after| testing::row(&SERIES, "page-fault", jobs, before, after);
         let step = |design| row(measured(design, ratio, 0.1, 40.0), after());
@@ -140,9 +139,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_and_held_is_said() {
-        let rows = [turn(1, 1.0), turn(2, 1.25), turn(4, 1.5)].concat();
-        let verdict = said_of(&SERIES, &rows);
+    fn expectations_that_are_met_are_told() {
+        let rows = [rows_of(1, 1.0), rows_of(2, 1.25), rows_of(4, 1.5)].concat();
+        let verdict = verdict_text(&SERIES, &rows);
         for said in [
             "Speed, page-fault: splice should be at least 1.00, within the noise, times as fast as zone-batch with 1 job, and is in 1 of 1 rows; reached with 1 job: 1.000 [1.000, 1.000]",
             "By processor time with 1 job: 1.000 [1.000, 1.000]. Published with 1 job: 0.998.",
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_said_as_plainly() {
-        assert!(said_of(&SERIES, &turn(1, 0.97)).starts_with("Speed, page-fault, MISSED:"));
+    fn expectations_that_are_missed_are_told() {
+        assert!(verdict_text(&SERIES, &rows_of(1, 0.97)).starts_with("Speed, page-fault, MISSED:"));
     }
 }

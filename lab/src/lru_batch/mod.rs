@@ -111,7 +111,7 @@ pub static SERIES: Series = Series {
     total: None,
     counted_function: CLOCKED,
     open,
-    published: |_, jobs, before| published::of(jobs, before),
+    published: |_, jobs, before| published::figures(jobs, before),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(1),
@@ -119,7 +119,7 @@ pub static SERIES: Series = Series {
         figure: Figure::Speed,
         bound: Bound::NotBelow(1.0),
     }],
-    findings: findings::of,
+    findings: findings::paragraphs,
 };
 
 fn legend() -> Vec<String> {

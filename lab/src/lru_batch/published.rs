@@ -63,7 +63,7 @@ fn side(tasks: &Tasks, design: &str) -> Option<(&'static str, f64)> {
 }
 
 /// What stands beside our figures for the design at `before`.
-pub(super) fn of(jobs: usize, before: usize) -> Option<Published> {
+pub(super) fn figures(jobs: usize, before: usize) -> Option<Published> {
     let tasks = MEASURED.iter().find(|measured| measured.tasks == jobs)?;
     let side = |at: usize| {
         let (design, faults_per_s) = side(tasks, DESIGNS.get(at)?.0)?;
@@ -79,7 +79,7 @@ pub(super) fn of(jobs: usize, before: usize) -> Option<Published> {
 
 /// How many times as fast as the base kernel the whole series was with so many tasks.
 pub(super) fn gain(tasks: usize) -> Option<f64> {
-    of(tasks, 0).map(|published| published.ratio)
+    figures(tasks, 0).map(|published| published.ratio)
 }
 
 /// All of it.
@@ -111,10 +111,10 @@ mod tests {
     fn the_gains_are_those_of_the_letter() {
         let percent = |tasks| (1000.0 * (gain(tasks).unwrap() - 1.0)).round() / 10.0;
         assert_eq!([1, 4, 16, 32, 64].map(percent), [2.3, 4.7, 28.2, 26.2, 21.9]);
-        let sixteen = of(16, 3).unwrap();
+        let sixteen = figures(16, 3).unwrap();
         assert_eq!((sixteen.before.figure.as_str(), sixteen.after.figure.as_str()), ("7625 k/s", "8264 k/s"));
-        assert!(of(16, 2).is_none(), "one pass was not measured by itself");
-        assert!(of(2, 0).is_none() && gain(8).is_none());
+        assert!(figures(16, 2).is_none(), "one pass was not measured by itself");
+        assert!(figures(2, 0).is_none() && gain(8).is_none());
         assert!(legend().contains("1: 706 / 723 / 724 / 722; 4: 2525 / 2591 / 2584 / 2643;"), "{}", legend());
     }
 }

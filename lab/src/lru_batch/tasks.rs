@@ -1,5 +1,4 @@
-//! The tasks: each takes pages one by one, as page faults do, and gives them back all at once, as unmapping
-//! does.
+//! The tasks: each takes pages one by one, as page faults do, and gives all of them back at once, as munmap does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,29 +8,29 @@ use uzram::units::PAGE_SIZE;
 use uzram::{Error, ErrorKind, Result};
 
 use crate::experiment::Plan;
-use crate::experiment::clock::{Done, RunPart};
+use crate::experiment::clock::{Done, RunWork};
 use uzram_bench::harness::{Gate, run_together};
 
 /// What a task maps at a time: 128 MiB.
 pub(super) const MAPPED_PAGES: u64 = 128 << 8;
 /// Pages that are removed from the LRU at once: about what the kernel gathers when it unmaps.
 const GATHERED_PAGES: usize = 512;
-/// One page in so many is looked at before it is given back.
+/// One page in this many is checked before it is given back.
 const CHECKED: usize = 61;
 
 /// An LRU of any design.
 pub(super) trait Faults {
-    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each run by `run_part`. Returns when each
+    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each run by `run_work`. Returns when each
     /// task ran and its number of pages, and what was counted of the locks meanwhile.
     ///
     /// # Errors
     /// `NoMemory` when there is too little, `Corrupt` when a page does not hold what its task wrote, or
     /// something is left in the lists.
-    fn run(&self, arena: &Arena, plan: &Plan<'_>, run_part: RunPart) -> Result<(Vec<Done>, LruStats)>;
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, run_work: RunWork) -> Result<(Vec<Done>, LruStats)>;
 }
 
 impl<D: LruLocks> Faults for Lru<D> {
-    fn run(&self, arena: &Arena, plan: &Plan<'_>, run_part: RunPart) -> Result<(Vec<Done>, LruStats)> {
+    fn run(&self, arena: &Arena, plan: &Plan<'_>, run_work: RunWork) -> Result<(Vec<Done>, LruStats)> {
         let before = self.stats();
         let pages_each = plan.work.div_ceil(plan.jobs as u64);
         let ended = run_together((0..plan.jobs).map(|number| {
@@ -39,12 +38,12 @@ impl<D: LruLocks> Faults for Lru<D> {
                 let mut task = Task { lru: self, arena, number: number as u64 + 1, mapped: Vec::new() };
                 task.mapped.reserve_exact(pages_each.min(MAPPED_PAGES) as usize);
                 gate.pass();
-                run_part(&mut || task.run(pages_each, plan.stop))
+                run_work(&mut || task.run(pages_each, plan.stop))
             }
         }))?;
         self.drain_all();
         if !self.is_empty() {
-            let what = format!("pages are left in the lists of '{}' that nobody has", D::NAME);
+            let what = format!("pages are left in the lists of '{}' after all were given back", D::NAME);
             return Err(Error::new(ErrorKind::Corrupt, what));
         }
         let counted = self.stats().since(&before);
@@ -61,7 +60,7 @@ struct Task<'a, D: LruLocks> {
 }
 
 impl<D: LruLocks> Task<'_, D> {
-    /// Maps and unmaps until so many pages were; returns how many.
+    /// Maps and unmaps `pages` pages; returns the number of pages done, fewer after a stop.
     fn run(&mut self, pages: u64, stop: &AtomicBool) -> Result<u64> {
         let mut done = 0;
         while done < pages && !stop.load(Ordering::Relaxed) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::experiment::LabOptions;
-use crate::experiment::testing::{assert_complete, begun, plan, rounds, run_short, value};
+use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};
 use uzram_bench::harness::corpus::Kind;
 
 fn corpus() -> Source {
@@ -34,7 +34,7 @@ fn every_value_of_the_short_form_is_measured() {
 #[test]
 fn each_step_takes_its_locks() {
     let stop = AtomicBool::new(false);
-    let mut lrus = begun(&SERIES, &corpus(), CASE);
+    let mut lrus = open_case(&SERIES, &corpus(), CASE);
     const PAGES: u64 = 20 * 14 * 512;
     let mut lru_locks = |design: usize| {
         let sample = lrus.measure(&plan(design, 1, PAGES, &stop)).unwrap();

@@ -43,7 +43,7 @@ pub(super) const COUNTERS: [(Stat, &str); 33] = [
     (Stat::BarnPutFail, "barn_put_fail_per_object"),
 ];
 
-/// Held by who has the caches count: the switches are the whole process's.
+/// Held while the caches count: the switches are global to the process.
 static SWITCHES: Mutex<()> = Mutex::new(());
 
 /// As long as it lives, the caches of this process count what they do and measure how long they hold

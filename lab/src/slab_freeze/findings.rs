@@ -8,8 +8,7 @@ use super::published::CPUS_PER_NODE;
 use super::{Case, rawpkt};
 use crate::experiment::{Row, Side, busiest, jobs_text, median_of};
 
-/// The findings on a machine with so many CPUs.
-pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
+pub(super) fn paragraphs(rows: &[Row], cpus: usize) -> Vec<String> {
     let is_series = |row: &&Row| row.before.design == EagerFreeze::NAME && row.case == Case::Rawpkt.name();
     let busiest = busiest(rows.iter().filter(is_series), cpus);
     [saved(rows), busiest.and_then(|row| many_cpus(row, cpus))].into_iter().flatten().collect()
@@ -45,7 +44,7 @@ fn saved(rows: &[Row]) -> Option<String> {
     measured.then_some(text)
 }
 
-/// What more CPUs would make of it, as far as the time for which the lock is held tells.
+/// What more CPUs would gain, estimated from the time for which the lock is held.
 fn many_cpus(row: &Row, cpus: usize) -> Option<String> {
     let held_ns = |side: &Side| side.median("list_lock_hold_ns_per_object").filter(|ns| *ns > 0.0);
     let (before_ns, after_ns) = (held_ns(&row.before)?, held_ns(&row.after)?);
@@ -96,7 +95,7 @@ mod tests {
 
     use super::super::SERIES;
     use super::*;
-    use crate::experiment::testing::{row, said_of, side};
+    use crate::experiment::testing::{row, side, verdict_text};
 
     fn measured(design: &str, elapsed_s: f64, exchanges: f64, held_ns: f64) -> Side {
         let values = [
@@ -112,7 +111,7 @@ mod tests {
     }
 
     /// The rows of a turn in which eager took `ratio` times as long as delayed, and sheaves half.
-    fn turn(case: Case, jobs: usize, ratio: f64) -> Vec<Row> {
+    fn rows_of(case: Case, jobs: usize, ratio: f64) -> Vec<Row> {
         let after = || measured(DelayedFreeze::NAME, 1.0, 0.9, 2.0);
         let row = |before, after| row(&SERIES, case.name(), jobs, before, after);
         vec![
@@ -124,15 +123,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_and_held_is_said() {
+    fn expectations_that_are_met_are_told() {
         let rows = [
-            turn(Case::Messaging, 1, 0.99),
-            turn(Case::Rawpkt, 1, 0.5),
-            turn(Case::Rawpkt, 2, 1.06),
-            turn(Case::Rawpkt, 8, 1.06),
+            rows_of(Case::Messaging, 1, 0.99),
+            rows_of(Case::Rawpkt, 1, 0.5),
+            rows_of(Case::Rawpkt, 2, 1.06),
+            rows_of(Case::Rawpkt, 8, 1.06),
         ]
         .concat();
-        let verdict = said_of(&SERIES, &rows);
+        let verdict = verdict_text(&SERIES, &rows);
         assert!(
             verdict
                 .contains("is in 2 of 2 rows; reached with 2 jobs: 1.060 [1.060, 1.060], 8 jobs: 1.060 [1.060, 1.060]. Published with 8 jobs: 1.130."),
@@ -152,10 +151,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_said_as_plainly() {
-        let rows = [turn(Case::Messaging, 5, 0.97), turn(Case::Rawpkt, 2, 1.04), turn(Case::Rawpkt, 4, 1.07)]
-            .concat();
-        let verdict = said_of(&SERIES, &rows);
+    fn expectations_that_are_missed_are_told() {
+        let rows = [
+            rows_of(Case::Messaging, 5, 0.97),
+            rows_of(Case::Rawpkt, 2, 1.04),
+            rows_of(Case::Rawpkt, 4, 1.07),
+        ]
+        .concat();
+        let verdict = verdict_text(&SERIES, &rows);
         for said in [
             "Speed, rawpkt, MISSED: delayed should be at least 1.05 times as fast as eager with 2 jobs or more, and is in 1 of 2 rows; reached with 4 jobs: 1.070",
             "missed with 2 jobs: 1.040",
@@ -169,11 +172,11 @@ mod tests {
     /// Locks that are held so shortly that 64 CPUs do not fill them.
     #[test]
     fn a_lock_with_time_left_is_not_called_full() {
-        let mut rows = turn(Case::Rawpkt, 2, 1.0);
+        let mut rows = rows_of(Case::Rawpkt, 2, 1.0);
         for side in rows.iter_mut().flat_map(|row| [&mut row.before, &mut row.after]) {
             side.values.insert("cpu_ns_per_object", vec![200.0; 9]);
         }
-        let verdict = said_of(&SERIES, &rows);
+        let verdict = verdict_text(&SERIES, &rows);
         // 64 of 100 CPUs, and of 200.
         assert!(verdict.contains("36 % of the time with eager and 68 % with delayed"), "{verdict}");
     }

@@ -13,7 +13,7 @@ use uzram::{Error, Result};
 use super::objects::{Content, Objects};
 use super::queue::{Receiver, Sender, queue};
 use crate::experiment::Plan;
-use crate::experiment::clock::{Done, RunPart};
+use crate::experiment::clock::{Done, RunWork};
 use uzram_bench::harness::{Gate, run_together};
 
 /// Senders of a group, and receivers.
@@ -25,7 +25,7 @@ const OBJECT_BYTES: usize = 104;
 /// Messages that wait for a receiver: about what a Unix socket's buffer of 208 KiB has room for,
 /// which counts the buffers' own size.
 const QUEUE: usize = 256;
-/// The most groups: their threads are as many as some systems allow a user.
+/// The most groups: with more, their threads exceed what some systems allow a user.
 const MAX_GROUPS: usize = 64;
 
 /// A message on its way.
@@ -53,7 +53,7 @@ pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, groups: usize) -> Result<Vec
 }
 
 /// Sends `plan.work` messages or a few more, so that all senders send alike.
-pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_part: RunPart) -> Result<Vec<Done>> {
+pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_work: RunWork) -> Result<Vec<Done>> {
     let [messages] = caches else { return Ok(Vec::new()) };
     let rounds = plan.work.div_ceil((plan.jobs * SIDE * SIDE) as u64);
     let members = (0..plan.jobs).flat_map(|_| group());
@@ -62,9 +62,9 @@ pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_part: R
             gate.pass();
             match member {
                 Member::Sender { sender, queues } => {
-                    run_part(&mut || send(messages, plan, rounds, sender, &queues))
+                    run_work(&mut || send(messages, plan, rounds, sender, &queues))
                 }
-                Member::Receiver(queue) => run_part(&mut || receive(messages, &queue)),
+                Member::Receiver(queue) => run_work(&mut || receive(messages, &queue)),
             }
         }
     }))
@@ -77,7 +77,7 @@ fn group() -> Vec<Member> {
     senders.chain(receivers.into_iter().map(Member::Receiver)).collect()
 }
 
-/// Sends a message to each receiver, so many times.
+/// Sends a message to each receiver in each of `rounds` rounds.
 fn send<P: Policy>(
     messages: &Objects<P>,
     plan: &Plan<'_>,
@@ -91,7 +91,7 @@ fn send<P: Policy>(
         for queue in queues {
             let object = messages.take(content)?;
             if !queue.send(Message { object, sender: sender as u32 }) {
-                // The receiver is gone, and says why.
+                // The receiver has failed; its error is the run's.
                 return Ok(0);
             }
         }
@@ -102,7 +102,7 @@ fn send<P: Policy>(
     Ok(0)
 }
 
-/// Receives until all senders have ended; returns the number of messages.
+/// Receives until all senders have ended; returns the number of messages received.
 fn receive<P: Policy>(messages: &Objects<P>, queue: &Receiver<Message>) -> Result<u64> {
     // What each sender sends, and how many it has sent.
     let mut expected: Vec<_> = (0..SIDE).map(|sender| (Content::<MESSAGE_BYTES>::of(sender), 0)).collect();

@@ -31,7 +31,7 @@ use uzram::mem::Arena;
 use uzram::slab::{DelayedFreeze, EagerFreeze, OnPartial, Policy, Sheaves, UnfreezeFirst};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Done, RunPart, Total, clocked, unclocked};
+use crate::experiment::clock::{CLOCKED, COUNTED_SHARE, Done, RunWork, Total, clocked, unclocked};
 use crate::experiment::{
     Bound, Column, Designs, Expect, Experiment, Figure, Jobs, Plan, Published, Sample, Series, Unit, by_name,
 };
@@ -122,7 +122,7 @@ pub static SERIES: Series = Series {
             bound: Bound::AtLeast(0.98),
         },
     ],
-    findings: findings::of,
+    findings: findings::paragraphs,
 };
 
 fn legend() -> Vec<String> {
@@ -150,7 +150,7 @@ fn open(_: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
 
 fn published(case: &str, jobs: usize, before: usize) -> Option<Published> {
     // The author measured the whole series, not its steps.
-    if before == 0 { published::of(Case::of(case)?, jobs) } else { None }
+    if before == 0 { published::figures(Case::of(case)?, jobs) } else { None }
 }
 
 /// Where the caches of each measurement are made.
@@ -201,11 +201,11 @@ fn run<P: Policy>(
     case: Case,
     caches: &[Objects<P>],
     plan: &Plan<'_>,
-    run_part: RunPart,
+    run_work: RunWork,
 ) -> Result<Vec<Done>> {
     match case {
-        Case::Messaging => messaging::run(caches, plan, run_part),
-        Case::Rawpkt => rawpkt::run(caches, plan, run_part),
+        Case::Messaging => messaging::run(caches, plan, run_work),
+        Case::Rawpkt => rawpkt::run(caches, plan, run_work),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Objects that are written by the thread that takes them and checked by the one that gives them
-//! back: so nothing is optimised away, and an object that two had at the same time is found out.
+//! Objects that the thread which takes them writes, and the one that gives them back checks: so no access is
+//! optimised away, and an object that two threads had at the same time is detected.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl<P: Policy> Objects<P> {
     ) -> Result<Self> {
         let mut options = CacheConfig::new(name, size_bytes, align_bytes, 2 * in_flight + SLACK_OBJECTS);
         options.max_objects_setting = "--jobs";
-        // After an error there are objects on their way that nobody will receive.
+        // After an error some objects are still in flight and never freed one by one.
         options.free_objects_on_drop = true;
         Ok(Objects { cache: Cache::new(Arc::clone(arena), options)?, size_bytes })
     }
@@ -47,15 +47,15 @@ impl<P: Policy> Objects<P> {
     /// Checks what an object holds and gives it back.
     ///
     /// # Safety
-    /// The object is in use, and whoever took it handed its number to this thread alone.
+    /// The object is in use, and the thread that took it handed its number to this thread alone.
     ///
     /// # Errors
     /// `Corrupt` when it holds something else.
     #[inline]
     pub(super) unsafe fn give_back(&self, object: u32, content: &[u8]) -> Result<()> {
         let len_bytes = content.len().min(self.size_bytes);
-        // SAFETY: an object in use has `size_bytes` bytes, its taker has written as many as are read,
-        // and by the caller's promise nobody writes to it now.
+        // SAFETY: an object in use has `size_bytes` bytes, the thread that took it wrote the bytes that are
+        // read, and by the caller's promise no thread writes to it now.
         let found = unsafe { std::slice::from_raw_parts(self.cache.address(object).cast_const(), len_bytes) };
         if found != content {
             let what = format!("an object of {} was not received as it was sent", self.cache.info().name);
@@ -75,13 +75,13 @@ impl<P: Policy> Objects<P> {
 pub(super) struct Content<const N: usize>([u8; N]);
 
 impl<const N: usize> Content<N> {
-    /// Of a sender.
+    /// The content that this sender writes.
     pub(super) fn of(sender: usize) -> Self {
-        // Never zero, as memory that nobody wrote is.
+        // Never zero, which fresh memory holds.
         Content([sender as u8 | 0x80; N])
     }
 
-    /// With a number.
+    /// Sets the number; returns the bytes.
     #[inline]
     pub(super) fn numbered(&mut self, number: u64) -> &[u8] {
         const { assert!(N >= size_of::<u64>()) };

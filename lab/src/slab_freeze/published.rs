@@ -46,7 +46,7 @@ const fn runs(case: Case) -> &'static Runs {
 }
 
 /// What stands beside our figures: rawpkt's, of 128 threads, beside the most threads of ours.
-pub(super) fn of(case: Case, jobs: usize) -> Option<Published> {
+pub(super) fn figures(case: Case, jobs: usize) -> Option<Published> {
     let beside = match case {
         Case::Messaging => MESSAGING_GROUPS,
         Case::Rawpkt => MOST_THREADS,
@@ -89,15 +89,15 @@ mod tests {
 
     #[test]
     fn the_medians_of_the_letter_are_found() {
-        let messaging = of(Case::Messaging, 5).unwrap();
+        let messaging = figures(Case::Messaging, 5).unwrap();
         assert_eq!(
             (messaging.before.values["elapsed_s"], messaging.after.values["elapsed_s"]),
             (7.042, 6.985)
         );
-        let rawpkt = of(Case::Rawpkt, 8).unwrap();
+        let rawpkt = figures(Case::Rawpkt, 8).unwrap();
         assert_eq!((rawpkt.before.figure.as_str(), rawpkt.after.figure.as_str()), ("2.440 s", "2.160 s"));
         assert!((rawpkt.ratio - 2.44 / 2.16).abs() < 1e-9 && (messaging.ratio - 7.042 / 6.985).abs() < 1e-9);
-        assert!(of(Case::Messaging, 8).is_none() && of(Case::Rawpkt, 1).is_none());
+        assert!(figures(Case::Messaging, 8).is_none() && figures(Case::Rawpkt, 1).is_none());
         assert!(legend().contains("6.934 s") && legend().contains("2.170 s"), "{}", legend());
     }
 }

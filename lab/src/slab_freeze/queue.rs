@@ -2,8 +2,8 @@
 //! sets `SO_RCVLOWAT` on its socket) and then takes all there is: so threads seldom sleep, and what is
 //! measured is not the scheduler.
 //!
-//! Senders sleep while it is full. The queue ends with its last sender, or with its receiver; both are
-//! told by the handles' drop, so that nobody waits for somebody who is gone. Its one lock protects all.
+//! Senders sleep while it is full. Dropping the last sender or the receiver ends the queue and wakes the other
+//! side. One lock protects all of it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -29,7 +29,7 @@ pub(super) struct Sender<T>(Arc<Queue<T>>);
 /// Receives from a queue.
 pub(super) struct Receiver<T>(Arc<Queue<T>>);
 
-/// A queue that holds so many.
+/// A queue that holds `capacity` messages.
 pub(super) fn queue<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let inner = Inner { waiting: Vec::with_capacity(capacity), senders: 1, receiver: true };
     let (emptied, filled) = (Condvar::new(), Condvar::new());
@@ -39,18 +39,18 @@ pub(super) fn queue<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
 
 impl<T> Queue<T> {
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
-        // Nobody panics under it.
+        // No code panics under it.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Sleeps until it is told, or for no reason.
+/// Sleeps until notified; may wake spuriously.
 fn sleep<'a, T>(place: &Condvar, held: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
     place.wait(held).unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Sender<T> {
-    /// Sends; returns whether anybody will receive it.
+    /// Sends; returns false if the receiver is gone.
     pub(super) fn send(&self, message: T) -> bool {
         let queue = &*self.0;
         let mut inner = queue.lock();
@@ -88,8 +88,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Replaces what is in `received` by what was sent; returns whether that is anything, and if not,
-    /// there will be no more.
+    /// Replaces the contents of `received` by what was sent; returns false at the end of the queue.
     pub(super) fn receive(&self, received: &mut Vec<T>) -> bool {
         let queue = &*self.0;
         received.clear();

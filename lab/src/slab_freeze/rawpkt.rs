@@ -9,7 +9,7 @@
 //! [`WINDOW`] / 2 and `WINDOW` packets are on their way to each thread all the time, many more than the
 //! slabs that a CPU may keep have room for; a single thread sends to itself.
 //!
-//! Threads that can neither send nor receive yield; who ends early says so, and the others end, too.
+//! A thread that can neither send nor receive yields. One that fails sets `broken`, and the others end as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use uzram::slab::Policy;
 
 use super::objects::{Content, Objects};
 use crate::experiment::Plan;
-use crate::experiment::clock::{Done, RunPart};
+use crate::experiment::clock::{Done, RunWork};
 use uzram_bench::harness::{Gate, run_together};
 
 /// Objects of a packet, each from a cache of its own.
@@ -82,7 +82,7 @@ pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Ve
 }
 
 /// Sends packets of `plan.work` objects or a few more, so that all threads send alike.
-pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_part: RunPart) -> Result<Vec<Done>> {
+pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_work: RunWork) -> Result<Vec<Done>> {
     let [skbs, data] = caches else { return Ok(Vec::new()) };
     let packets = plan.work.div_ceil((plan.jobs * CACHES) as u64);
     let wires: Vec<Wire> = (0..plan.jobs).map(|_| Wire::new()).collect();
@@ -91,7 +91,7 @@ pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_part: R
         let mut end = End::new(skbs, data, &wires, thread, plan.seed, &broken);
         move |gate: &Gate| {
             gate.pass();
-            run_part(&mut || end.run(plan, packets))
+            run_work(&mut || end.run(plan, packets))
         }
     });
     run_together(jobs)
@@ -101,7 +101,7 @@ pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_part: R
 struct End<'a, P: Policy> {
     sender: Sender<'a, P>,
     receiver: Receiver<'a, P>,
-    /// Whether a thread ended before its work was done, and nobody may wait for it.
+    /// Set when a thread ended before its work was done: no other thread may wait for it.
     broken: &'a AtomicBool,
     complete: bool,
 }
@@ -136,7 +136,7 @@ impl<'a, P: Policy> End<'a, P> {
         End { sender, receiver, broken, complete: false }
     }
 
-    /// Sends and receives so many packets; returns the number of objects it received.
+    /// Sends and receives `packets` packets; returns the number of objects received.
     fn run(&mut self, plan: &Plan<'_>, packets: u64) -> Result<u64> {
         let (mut sent, mut received) = (0, 0);
         while sent < packets || received < packets {
@@ -175,7 +175,7 @@ struct Sender<'a, P: Policy> {
 }
 
 impl<P: Policy> Sender<'_, P> {
-    /// Sends a batch, or as many as there is room for, of `packets` in all; returns how many.
+    /// Sends a batch, or fewer packets if there is less room or less left to send; returns the number sent.
     fn send(&mut self, sent: u64, packets: u64) -> Result<u64> {
         let in_flight = sent - self.wire.received.load(Ordering::Acquire);
         let batch = BATCH.min(packets - sent).min(WINDOW - in_flight);
@@ -210,7 +210,7 @@ struct Receiver<'a, P: Policy> {
 }
 
 impl<P: Policy> Receiver<'_, P> {
-    /// Empties the next socket once enough packets wait, or all of them; returns how many it had.
+    /// Empties the next socket once half a window or the rest of the packets wait; returns the number received.
     fn receive(&mut self, received: u64, packets: u64) -> Result<u64> {
         let sent = self.wire.sent.load(Ordering::Acquire);
         if sent - received < WINDOW / 2 && sent < packets {
@@ -222,8 +222,8 @@ impl<P: Policy> Receiver<'_, P> {
         for number in first..end {
             let packet = socket.slot(number).load(Ordering::Relaxed);
             let content = self.content.numbered(number);
-            // SAFETY: the sender took both objects and put their numbers into this slot alone, of
-            // which `sent` tells this thread, the only one that reads it.
+            // SAFETY: the sender took both objects and put their numbers into this slot alone. `sent` publishes
+            // the slot to this thread, its only reader.
             unsafe {
                 self.skbs.give_back(packet as u32, content)?;
                 self.data.give_back((packet >> 32) as u32, content)?;
@@ -246,9 +246,8 @@ mod tests {
 
     use super::*;
 
-    /// A thread whose neighbour ended before its time does not wait for it.
     #[test]
-    fn nobody_waits_for_who_is_gone() {
+    fn a_thread_whose_neighbour_ended_early_ends_too() {
         let arena = Arc::new(Arena::new(64 << 20).unwrap());
         let caches = caches::<DelayedFreeze>(&arena, 2).unwrap();
         let wires = [Wire::new(), Wire::new()];

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::experiment::LabOptions;
-use crate::experiment::testing::{assert_complete, begun, plan, rounds, run_short, value};
+use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};
 use uzram_bench::harness::corpus::Kind;
 
 /// The whole table, short: what is measured is measured, whatever it comes to.
@@ -58,7 +58,7 @@ fn slabs_go_round_by_way_of_both_partial_lists() {
 }
 
 fn open(case: &str) -> Box<dyn Experiment> {
-    begun(&SERIES, &Source::Built(Kind::Mixed, 1), case)
+    open_case(&SERIES, &Source::Built(Kind::Mixed, 1), case)
 }
 
 /// An arena so small that the objects in flight do not fit: some threads fail, and the others, which

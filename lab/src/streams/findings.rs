@@ -6,8 +6,7 @@ use super::{ALL_SIX, published};
 use crate::experiment::{Row, Side};
 use uzram_bench::harness::stats::median;
 
-/// The findings on a machine with so many CPUs.
-pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
+pub(super) fn paragraphs(rows: &[Row], cpus: usize) -> Vec<String> {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.case != ALL_SIX).collect();
     let crowded: Vec<&Row> = rows.iter().copied().filter(|row| row.jobs > cpus && writes(row)).collect();
     let mut findings: Vec<String> = gains(&rows).into_iter().collect();
@@ -36,7 +35,7 @@ fn gains(rows: &[&Row]) -> Option<String> {
     })
 }
 
-/// For 1000 of them, the mean over rows and rounds.
+/// 1000 times a quantity, the mean over rows and rounds.
 fn per_1000<'a>(sides: impl Iterator<Item = &'a Side>, quantity: &str) -> f64 {
     let means: Vec<f64> = sides.filter_map(|side| side.mean(quantity)).collect();
     1000.0 * means.iter().sum::<f64>() / means.len().max(1) as f64
@@ -72,10 +71,10 @@ fn waiting(crowded: &[&Row]) -> String {
     text
 }
 
-/// Why the gain is not the kernel's, from what the counters say. (By its author's account each write took a
-/// contended spinlock twice, and a task preempted with the last stream in hand kept the others asleep. Here
-/// who waits for the lock soon sleeps instead of spinning, so its price drowns in the compression; and when
-/// the holders of all streams are preempted, the next thread makes a spare one.)
+/// Why the gain is smaller than the kernel's, from the counters. (By its author's account each write took a
+/// contended spinlock twice, and a task preempted with the last stream in hand kept the others asleep. Here a
+/// thread that waits for the lock soon sleeps instead of spinning, so the lock costs little beside the
+/// compression; and when the holders of all streams are preempted, the next thread makes a spare one.)
 fn why(rows: &[&Row], crowded: &[&Row]) -> String {
     let mut text = String::from("Why the kernel gained more.");
     if let Some(published) = published::of_all(4, 0) {
@@ -133,7 +132,7 @@ mod tests {
 
     use super::super::SERIES;
     use super::*;
-    use crate::experiment::testing::{said_of, side};
+    use crate::experiment::testing::{side, verdict_text};
     use uzram_bench::engine::Pattern;
 
     /// A row of randwrite in which the list takes `ratio` times percpu's seconds.
@@ -154,8 +153,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_and_held_is_said() {
-        let verdict = said_of(&SERIES, &[row(1, 1.0, 0.0, 0.0), row(4, 1.1, 0.02, 0.0)]);
+    fn expectations_that_are_met_are_told() {
+        let verdict = verdict_text(&SERIES, &[row(1, 1.0, 0.0, 0.0), row(4, 1.1, 0.02, 0.0)]);
         assert!(verdict.contains("and is in 2 of 2 rows") && verdict.contains("where 1 lie"), "{verdict}");
         assert!(verdict.contains("sleeps_per_write: percpu should have at most 0.00 with more jobs than CPUs, and has 0.00 at most in 1 rows"), "{verdict}");
         assert!(verdict.contains("list of 2 slept in 1 of 1"), "{verdict}");
@@ -165,8 +164,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_said_as_plainly() {
-        let verdict = said_of(&SERIES, &[row(1, 0.9, 0.0, 0.0), row(4, 1.0, 0.02, 0.01)]);
+    fn expectations_that_are_missed_are_told() {
+        let verdict = verdict_text(&SERIES, &[row(1, 0.9, 0.0, 0.0), row(4, 1.0, 0.02, 0.01)]);
         assert!(verdict.contains("Speed, MISSED: percpu should be at least 1.00"), "{verdict}");
         assert!(
             verdict.contains("missed with randwrite, 1 job against 2: 0.900 [0.900, 0.900]"),
@@ -183,7 +182,7 @@ mod tests {
     fn what_chance_explains_is_not_called_a_miss() {
         let mut rows = vec![row(1, 1.0, 0.0, 0.0); 59];
         rows.push(row(1, 0.99, 0.0, 0.0));
-        let verdict = said_of(&SERIES, &rows);
+        let verdict = verdict_text(&SERIES, &rows);
         assert!(verdict.contains("Speed: ") && verdict.contains("is in 59 of 60 rows"), "{verdict}");
     }
 }

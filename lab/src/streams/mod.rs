@@ -76,11 +76,11 @@ pub static SERIES: Series = Series {
             case: None,
             jobs: Jobs::MoreThanCpus,
             before: None,
-            figure: Figure::Most("sleeps_per_write"),
+            figure: Figure::Maximum("sleeps_per_write"),
             bound: Bound::AtMost(0.0),
         },
     ],
-    findings: findings::of,
+    findings: findings::paragraphs,
 };
 
 fn designs() -> Designs {

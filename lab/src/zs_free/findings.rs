@@ -5,8 +5,7 @@ use uzram::zsmalloc::design::PoolLocks;
 use super::{AFTER, BEFORE, ClassInWord, NO_RUN_CACHE, NoPoolLock, PagesAfterLock, RUN_CACHE};
 use crate::experiment::{Row, Side, busiest, jobs_text, median_of};
 
-/// The findings on a machine with so many CPUs.
-pub(super) fn of(rows: &[Row], cpus: usize) -> Vec<String> {
+pub(super) fn paragraphs(rows: &[Row], cpus: usize) -> Vec<String> {
     let of_case = |case| [steps(case, rows), hold_times(case, rows, cpus)];
     [RUN_CACHE, NO_RUN_CACHE].into_iter().flat_map(of_case).flatten().collect()
 }
@@ -25,8 +24,8 @@ fn steps(case: &str, rows: &[Row]) -> Option<String> {
     ))
 }
 
-/// What the time for which lists are locked lets one expect. (The pool's lock costs two atomic additions to
-/// one cache line that all CPUs share: that grows with their number, and is not seen here.)
+/// The contention to expect from the time for which lists are locked. (The pool's lock costs two atomic
+/// additions to a cache line that all CPUs share. That cost grows with their number and is not part of this.)
 fn hold_times(case: &str, rows: &[Row], cpus: usize) -> Option<String> {
     let rows = rows.iter().filter(|row| row.before.design == BEFORE && row.case == case);
     let row = busiest(rows, cpus)?;
@@ -56,7 +55,7 @@ mod tests {
 
     use super::super::SERIES;
     use super::*;
-    use crate::experiment::testing::{row, said_of, side};
+    use crate::experiment::testing::{row, side, verdict_text};
 
     fn measured(design: &str, elapsed_s: f64, pool_locks: f64, held_ns: f64) -> Side {
         let values = [
@@ -74,7 +73,7 @@ mod tests {
     }
 
     /// The rows of a turn in which split took `ratio` times as long as class-indexed, and pinned half.
-    fn turn(case: &str, jobs: usize, ratio: f64) -> Vec<Row> {
+    fn rows_of(case: &str, jobs: usize, ratio: f64) -> Vec<Row> {
         let after = || measured(AFTER, 1.0, 0.0, 20.0);
         let row = |before, after| row(&SERIES, case, jobs, before, after);
         let step = |design: &str| row(measured(design, ratio, 1.0, 80.0), after());
@@ -88,10 +87,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_and_held_is_said() {
+    fn expectations_that_are_met_are_told() {
         let rows =
-            [(1, 1.06), (2, 1.41), (4, 1.41)].map(|(jobs, ratio)| turn(RUN_CACHE, jobs, ratio)).concat();
-        let verdict = said_of(&SERIES, &rows);
+            [(1, 1.06), (2, 1.41), (4, 1.41)].map(|(jobs, ratio)| rows_of(RUN_CACHE, jobs, ratio)).concat();
+        let verdict = verdict_text(&SERIES, &rows);
         for said in [
             "pool_locks_per_object: class-indexed should have at most 0.00 with any number of jobs, and has 0.00 at most in 3 rows; split has 1.00.",
             "locked_frees_per_zspage: class-indexed should have at most 0.00",
@@ -111,10 +110,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_said_as_plainly() {
-        let mut rows = [turn(NO_RUN_CACHE, 1, 1.04), turn(NO_RUN_CACHE, 4, 1.5)].concat();
+    fn expectations_that_are_missed_are_told() {
+        let mut rows = [rows_of(NO_RUN_CACHE, 1, 1.04), rows_of(NO_RUN_CACHE, 4, 1.5)].concat();
         rows[0].after.values.insert("pool_locks_per_object", vec![0.0, 0.0, 0.01]);
-        let verdict = said_of(&SERIES, &rows);
+        let verdict = verdict_text(&SERIES, &rows);
         for said in [
             "pool_locks_per_object, MISSED:",
             "has 0.01 at most in 2 rows;",

@@ -98,14 +98,14 @@ pub static SERIES: Series = Series {
             case: None,
             jobs: Jobs::AtLeast(1),
             before: Some(BEFORE),
-            figure: Figure::Most("pool_locks_per_object"),
+            figure: Figure::Maximum("pool_locks_per_object"),
             bound: Bound::AtMost(0.0),
         },
         Expect {
             case: None,
             jobs: Jobs::AtLeast(1),
             before: Some(BEFORE),
-            figure: Figure::Most("locked_frees_per_zspage"),
+            figure: Figure::Maximum("locked_frees_per_zspage"),
             bound: Bound::AtMost(0.0),
         },
         speed(RUN_CACHE, Jobs::Exactly(1), 1.05),
@@ -113,7 +113,7 @@ pub static SERIES: Series = Series {
         speed(NO_RUN_CACHE, Jobs::Exactly(1), 1.05),
         speed(NO_RUN_CACHE, Jobs::AtLeast(2), 1.4),
     ],
-    findings: findings::of,
+    findings: findings::paragraphs,
 };
 
 /// How many times as fast as before the series a free should be.
@@ -156,7 +156,7 @@ fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
 
 fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
     // The authors measured the whole series, not its steps.
-    if before == 0 { published::of(jobs) } else { None }
+    if before == 0 { published::figures(jobs) } else { None }
 }
 
 /// What is stored in each measurement's pool, and where.

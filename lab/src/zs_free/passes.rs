@@ -8,7 +8,7 @@ use uzram::units::PAGE_SIZE;
 use uzram::zsmalloc::{Handle, LockCounts, Object, Pool, PoolBuilder, PoolLocks};
 use uzram::{Error, ErrorKind, Result};
 
-use crate::experiment::clock::{Done, RunPart};
+use crate::experiment::clock::{Done, RunWork};
 use crate::experiment::{Plan, kept_arena};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::{Gate, run_together};
@@ -17,7 +17,7 @@ use uzram_bench::harness::{Gate, run_together};
 pub(super) const FULL_SIZE_PAGES: u64 = 256 << 8;
 /// What all threads store at most, which bounds the memory.
 const MOST_PAGES: u64 = 8 * FULL_SIZE_PAGES;
-/// One object in so many is read back.
+/// One object in this many is read back.
 const CHECKED: usize = 61;
 
 /// What a run gave.
@@ -26,7 +26,7 @@ pub(super) struct Passes {
     pub(super) ended: Vec<Vec<Done>>,
     /// What the pool counted while objects were freed.
     pub(super) counts: LockCounts,
-    /// How many classes with as many objects each would meet as often by chance as those there were.
+    /// The number of equally full classes in which two objects meet as often as in the classes there were.
     pub(super) equal_classes: f64,
 }
 
@@ -34,12 +34,12 @@ pub(super) struct Passes {
 pub(super) struct Memory {
     pub(super) arena: Arc<Arena>,
     pub(super) run_cache_batch_pages: usize,
-    /// How many objects at a time it is for.
+    /// The most objects at a time.
     pub(super) objects: u64,
 }
 
 impl Memory {
-    /// For so many objects of that length on average. What they leave stays in the arena.
+    /// Memory for `objects` objects of `mean_bytes` on average. Freed memory stays in the arena.
     pub(super) fn new(run_cache_batch_pages: usize, objects: u64, mean_bytes: f64) -> Result<Self> {
         const SPARE_PAGES: u64 = 1 << 14;
         let pool_pages = (1.25 * objects as f64 * mean_bytes) as u64 / PAGE_SIZE as u64 + SPARE_PAGES;
@@ -49,12 +49,12 @@ impl Memory {
     }
 }
 
-/// How many objects each of so many threads stores at most before it frees.
+/// The most objects that each of `jobs` threads stores before it frees them.
 pub(super) fn most_objects(jobs: usize) -> u64 {
     FULL_SIZE_PAGES.min(MOST_PAGES / jobs as u64)
 }
 
-/// Stores and frees `plan.work` objects or a few more, so that all threads free alike. `run_part` runs
+/// Stores and frees `plan.work` objects or a few more, so that all threads free alike. `run_work` runs
 /// the freeing.
 ///
 /// # Errors
@@ -65,7 +65,7 @@ pub(super) fn run<D: PoolLocks>(
     pages: &Packed,
     plan: &Plan<'_>,
     count_locks: bool,
-    run_part: RunPart,
+    run_work: RunWork,
 ) -> Result<Passes> {
     let objects_each = plan.work.div_ceil(plan.jobs as u64);
     let passes = objects_each.div_ceil(most_objects(plan.jobs)).max(1);
@@ -84,7 +84,7 @@ pub(super) fn run<D: PoolLocks>(
         let handles = fill(&pool, pages, plan.jobs, objects_each as usize, shift)?;
         done.equal_classes = equal_classes(&pool);
         let before = pool.lock_counts();
-        done.ended.push(empty(&pool, handles, run_part)?);
+        done.ended.push(empty(&pool, handles, run_work)?);
         done.counts += pool.lock_counts().since(&before);
         if pool.pages_used() > 0 {
             let what = format!("{} pages are left in an empty pool of '{}'", pool.pages_used(), D::NAME);
@@ -94,7 +94,7 @@ pub(super) fn run<D: PoolLocks>(
     Ok(done)
 }
 
-/// Has each thread store so many pages, all at the same time, and checks some of them.
+/// Has each thread store `objects_each` pages, all at the same time, and checks some of them.
 fn fill<D: PoolLocks>(
     pool: &Pool<D>,
     pages: &Packed,
@@ -122,7 +122,7 @@ fn fill<D: PoolLocks>(
     Ok(filled)
 }
 
-/// One by the chance that any two objects are of one class.
+/// 1 divided by the probability that two objects drawn at random are of one class.
 fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
     let used: Vec<f64> = pool.class_stats().iter().map(|class| class.obj_used as f64).collect();
     let (all, squares) = (used.iter().sum::<f64>(), used.iter().map(|used| used * used).sum::<f64>());
@@ -130,11 +130,11 @@ fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
 }
 
 /// Has each thread free what it stored, all at the same time.
-fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_part: RunPart) -> Result<Vec<Done>> {
+fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Vec<Done>> {
     run_together(handles.into_iter().map(|mut handles| {
         move |gate: &Gate| {
             gate.pass();
-            run_part(&mut || {
+            run_work(&mut || {
                 let freed = handles.len() as u64;
                 handles.drain(..).try_for_each(|handle| pool.free(handle))?;
                 Ok(freed)

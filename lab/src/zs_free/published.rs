@@ -33,7 +33,7 @@ impl Machine {
 }
 
 /// What stands beside our figures.
-pub(super) fn of(jobs: usize) -> Option<Published> {
+pub(super) fn figures(jobs: usize) -> Option<Published> {
     let at = JOBS.iter().position(|published| *published == jobs)?;
     let side = |design, of: fn(&Machine) -> &[f64; JOBS.len()]| {
         let ms = |machine| of(machine)[at];
@@ -74,10 +74,10 @@ mod tests {
     fn the_gains_are_those_of_the_letter() {
         let rounded = |at| [I7, RASPBERRY_PI].map(|machine| (100.0 * machine.gain(at)).round() / 100.0);
         assert_eq!([0, 1, 2].map(rounded), [[1.19, 1.05], [1.40, 1.42], [1.39, 1.83]]);
-        let four = of(4).unwrap();
+        let four = figures(4).unwrap();
         assert_eq!((four.before.figure.as_str(), four.after.figure.as_str()), ("63.0 ms", "45.3 ms"));
         assert!((four.after.values["raspberry_pi_elapsed_s"] - 0.1106).abs() < 1e-9);
-        assert!(of(3).is_none());
+        assert!(figures(3).is_none());
         assert!(legend().contains("59.0 -> 56.0 ms (1.05), 94.6 -> 66.7 ms (1.42)"), "{}", legend());
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::experiment::LabOptions;
 use crate::experiment::clock::Done;
-use crate::experiment::testing::{assert_complete, begun, plan, rounds, run_short, value};
+use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};
 use uzram_bench::harness::corpus::Kind;
 
 fn corpus() -> Source {
@@ -35,7 +35,7 @@ fn every_value_of_the_short_form_is_measured() {
 }
 
 fn open(case: &str) -> Box<dyn Experiment> {
-    begun(&SERIES, &corpus(), case)
+    open_case(&SERIES, &corpus(), case)
 }
 
 /// Which locks a free takes is no matter of chance.

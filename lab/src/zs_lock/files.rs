@@ -1,5 +1,5 @@
-//! Files on a disk, as simply as can be: a disk is cut into places for a file each, and every thread has as
-//! many of them to itself as the others.
+//! The simplest files: a disk is cut into places for one file each, and every thread has an equal share of the
+//! places to itself.
 
 use std::sync::atomic::Ordering;
 
@@ -14,11 +14,11 @@ use uzram_bench::harness::{Gate, read_back, run_together};
 
 /// Pages of a file of 100 000 bytes.
 pub(super) const FILE_PAGES: usize = 100_000usize.div_ceil(PAGE_SIZE);
-/// Files that a disk has places for: five for each thread when these are as many as can be.
+/// Files that a disk has places for: five for each of the most threads.
 const PLACES: usize = 5 * 256;
-/// What they take.
+/// The size of the disk.
 pub(super) const DISK_BYTES: u64 = (PLACES * FILE_PAGES * PAGE_SIZE) as u64;
-/// Of so many places one is left free.
+/// One place in this many is left free.
 const ONE_FREE_OF: usize = 5;
 
 /// The files of a disk: for each place, the corpus page that the file's first page is a copy of.
@@ -55,7 +55,7 @@ impl Files {
             let places = PLACES * (thread + 1) / plan.jobs - start;
             let (mine, others) = rest.split_at_mut(places);
             let rng = fastrand::Rng::with_seed(plan.seed << 32 | thread as u64);
-            parts.push(Part::new(disk, corpus, start, mine, rng));
+            parts.push(DiskPart::new(disk, corpus, start, mine, rng));
             rest = others;
         }
         run_together(parts.into_iter().map(|mut part| {
@@ -68,7 +68,7 @@ impl Files {
 }
 
 /// The part of a disk that a thread has.
-struct Part<'a> {
+struct DiskPart<'a> {
     disk: &'a OpenDevice,
     corpus: &'a Corpus,
     /// The first of its places.
@@ -81,7 +81,7 @@ struct Part<'a> {
     buffer: Box<AlignedPage>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> DiskPart<'a> {
     fn new(
         disk: &'a OpenDevice,
         corpus: &'a Corpus,
@@ -90,12 +90,12 @@ impl<'a> Part<'a> {
         rng: fastrand::Rng,
     ) -> Self {
         let (used, free) = (0..places.len()).partition(|place| places[*place].is_some());
-        Part { disk, corpus, start, places, used, free, rng, buffer: Box::new(AlignedPage([0; _])) }
+        DiskPart { disk, corpus, start, places, used, free, rng, buffer: Box::new(AlignedPage([0; _])) }
     }
 
-    /// Writes so many files, and for each reads one and deletes one; returns the number of pages it wrote.
+    /// Writes `files` files, and for each reads one and deletes one; returns the number of pages written.
     fn use_files(&mut self, files: u64, plan: &Plan<'_>) -> Result<u64> {
-        // Neighbours' parts may have had other borders before, so that this one is fuller than it should be.
+        // With another number of threads before, the borders were others, and this part may be too full.
         let most = (self.places.len() - self.places.len().div_ceil(ONE_FREE_OF)).max(1);
         let mut pages = 0;
         for _ in 0..files {

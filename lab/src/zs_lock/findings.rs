@@ -3,7 +3,7 @@
 use super::{AFTER, BEFORE, published};
 use crate::experiment::{Row, Side};
 
-pub(super) fn of(rows: &[Row], _cpus: usize) -> Vec<String> {
+pub(super) fn paragraphs(rows: &[Row], _cpus: usize) -> Vec<String> {
     waiting(rows).into_iter().collect()
 }
 
@@ -24,7 +24,7 @@ mod tests {
 
     use super::super::{BEYOND, SERIES};
     use super::*;
-    use crate::experiment::testing::{row, said_of};
+    use crate::experiment::testing::{row, verdict_text};
 
     /// A design that took these seconds, a round each.
     fn side(design: &str, elapsed_s: &[f64]) -> Side {
@@ -39,7 +39,7 @@ mod tests {
     }
 
     /// Rows in which split took so many times as long as consolidated, a ratio a round.
-    fn turn(jobs: usize, ratios: &[f64]) -> Vec<Row> {
+    fn rows_of(jobs: usize, ratios: &[f64]) -> Vec<Row> {
         let row = |before, after| row(&SERIES, "files", jobs, before, after);
         let after = || side(AFTER, &vec![1.0; ratios.len()]);
         let half = |design| row(after(), side(design, &vec![0.5; ratios.len()]));
@@ -61,7 +61,7 @@ mod tests {
             ([1.04; 9], [missed, "0 of 1 rows; missed"], "1.040 [1.040, 1.040]"),
             (across, [missed, "0 of 1 rows; missed"], "1.000 [0.960, 1.000]"),
         ] {
-            let verdict = said_of(&SERIES, &turn(32, &ratios));
+            let verdict = verdict_text(&SERIES, &rows_of(32, &ratios));
             let said = format!(
                 "{} {wanted} {} with 32 jobs: {gain}. By processor time with 32 jobs: {gain}. Published with 32 jobs: 0.997.",
                 judged[0], judged[1]
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn sleeps_and_later_designs_are_told() {
-        let verdict = said_of(&SERIES, &turn(32, &[1.01; 9]));
+        let verdict = verdict_text(&SERIES, &rows_of(32, &[1.01; 9]));
         for said in [
             "slept 2.00 times with split and 2.00 times with consolidated.",
             "pinned against consolidated, times as fast, median and range of the rows: 2.00 (2.00 to 2.00) in files.",
@@ -82,8 +82,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_measured_is_not_judged() {
-        assert!(said_of(&SERIES, &turn(8, &[1.0; 9])).contains("not measured with 32 jobs"));
-        assert!(said_of(&SERIES, &turn(32, &[1.0; 4])).contains("not judged"));
+    fn rows_that_were_not_measured_are_not_judged() {
+        assert!(verdict_text(&SERIES, &rows_of(8, &[1.0; 9])).contains("not measured with 32 jobs"));
+        assert!(verdict_text(&SERIES, &rows_of(32, &[1.0; 4])).contains("not judged"));
     }
 }

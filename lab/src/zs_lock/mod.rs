@@ -60,7 +60,7 @@ pub static SERIES: Series = Series {
     total: None,
     counted_function: CLOCKED,
     open,
-    published: |_, jobs, _| published::of(jobs),
+    published: |_, jobs, _| published::figures(jobs),
     expectations: &[Expect {
         case: Some(CASE),
         jobs: Jobs::Exactly(published::THREADS),
@@ -68,7 +68,7 @@ pub static SERIES: Series = Series {
         figure: Figure::Speed,
         bound: Bound::Within(1.0 - WANTED, 1.0 + WANTED),
     }],
-    findings: findings::of,
+    findings: findings::paragraphs,
 };
 
 fn designs() -> Designs {

@@ -49,7 +49,7 @@ impl FileSystem {
 }
 
 /// What stands beside our figures.
-pub(super) fn of(jobs: usize) -> Option<Published> {
+pub(super) fn figures(jobs: usize) -> Option<Published> {
     if jobs != THREADS {
         return None;
     }
@@ -92,9 +92,9 @@ mod tests {
     #[test]
     fn the_changes_are_those_of_the_message() {
         assert_eq!([BTRFS, EXT4].map(|fs| (10.0 * fs.change_percent()).round() / 10.0), [-0.3, -0.9]);
-        let published = of(THREADS).unwrap();
+        let published = figures(THREADS).unwrap();
         assert_eq!(published.before.values["ext4_files_per_s"], 16986.0);
-        assert_eq!((published.after.figure.as_str(), of(8).is_none()), ("13531 /s", true));
+        assert_eq!((published.after.figure.as_str(), figures(8).is_none()), ("13531 /s", true));
         assert!(legend().contains("ext4: 16986.0 (average 16958.0"), "{}", legend());
     }
 }
