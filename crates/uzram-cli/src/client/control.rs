@@ -99,7 +99,7 @@ pub struct ResetArgs {
     runtime: RuntimeArgs,
 }
 
-/// Show the slab caches of a running daemon: handles, descriptors and requests, in the columns of the
+/// Show the slab caches of a running daemon: handles and descriptors, in the columns of the
 /// kernel's /proc/slabinfo.
 ///
 /// Of the tunables, limit is cpu_partial_objs (the free objects that a CPU keeps in partial slabs), and
