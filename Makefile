@@ -10,11 +10,11 @@ help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve a compressed RAM disk of 1 GiB, in the foreground
-	@cargo build --release
+	@cargo build --release -p uzram-cli
 	@$(UZRAM) up --size 1G
 
 demo: ## Copy an image of a real file tree in and out, compare, print ratio and throughput
-	@cargo build --release
+	@cargo build --release -p uzram-cli
 	@tools/demo
 
 dist: ## Build one static program of the product, target/dist/uzram

@@ -222,7 +222,9 @@ fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
     let write = |number| {
         let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(root, fuse::warm_up_file(number), flags, Mode::empty())?;
-        rustix::io::pwrite(&file, &bytes, 0)?;
+        // The file is as long as the longest request.
+        let len = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(MAX_IO_BYTES);
+        rustix::io::pwrite(&file, &bytes[..len.min(MAX_IO_BYTES)], 0)?;
         Ok(())
     };
     thread::scope(|scope| {

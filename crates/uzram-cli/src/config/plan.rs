@@ -21,6 +21,11 @@ const NEEDS_LRU: [&str; 3] = ["backing_dev", "recomp_algorithm", "recompress_aft
 /// Where a device's files are, in the runtime directory, unless it is said otherwise.
 const MOUNT_DIR: &str = "mnt";
 
+/// The longest read or write of a swap area that comes in one request: a cluster of 32 pages, which is the most that the
+/// kernel reclaims or reads ahead at once. What the block layer merges beyond that comes in several; buffers for it would be
+/// locked in memory.
+const SWAP_IO_BYTES: u32 = 128 << 10;
+
 /// How devices are served as files.
 #[derive(clap::Args)]
 pub struct FilesArgs {
@@ -127,6 +132,15 @@ impl DaemonPlan {
             reloads_on_hang_up: false,
             slab_timing: false,
         })
+    }
+
+    /// How it serves files: to a swap area, in requests as long as swap makes them.
+    pub fn mount_options(&self) -> fuse::MountOptions {
+        if self.devices.iter().any(DevicePlan::is_swap) {
+            fuse::MountOptions { max_io_bytes: SWAP_IO_BYTES, ..self.files }
+        } else {
+            self.files
+        }
     }
 
     /// Where it shows its devices as files, if it does: where it was told to, and where it must because a device is
@@ -263,5 +277,16 @@ mod tests {
         assert_eq!(defaults(swap, &["reserve", "lru_design"]), [""; 0]);
         assert_eq!(defaults(swap, &["backing_dev"]), ["reserve"]);
         assert_eq!(defaults(Attached::Block, &[]), [""; 0]);
+    }
+
+    #[test]
+    fn requests_are_as_long_as_what_makes_them() {
+        let swap = Attached::Swap(SwapPlan { priority: None, discard: true });
+        for (attached, max_io_bytes) in [(swap, SWAP_IO_BYTES), (Attached::Block, fuse::MAX_IO_BYTES as u32)]
+        {
+            let device = DevicePlan { attached, ..DevicePlan::new("a", DeviceSettings::default()) };
+            let plan = DaemonPlan::new(PathBuf::from("/run/x"), vec![device]).expect("a short path");
+            assert_eq!(plan.mount_options(), fuse::MountOptions { max_io_bytes, ..plan.files });
+        }
     }
 }

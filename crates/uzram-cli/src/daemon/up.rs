@@ -212,7 +212,7 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
     };
     let _nbd = server.spawn().context(|| "cannot serve NBD".to_owned())?;
     let mount = mount_dir
-        .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), plan.files))
+        .map(|dir| fuse::Mount::new(&dir, &plan.runtime_dir, exports.clone(), plan.mount_options()))
         .transpose()?;
     let files = Files { mount, exports: exports.clone() };
     if let Some(mount) = &files.mount {

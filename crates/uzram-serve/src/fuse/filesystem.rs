@@ -22,7 +22,7 @@ use super::handles::{Handles, Open};
 use super::thread_buffer::{self, keep_secret, reply_from_buffer};
 use super::tree::{Node, Tree};
 use super::warm_up::WarmUp;
-use super::{MAX_BACKGROUND, MAX_IO_BYTES, attribute};
+use super::{MAX_BACKGROUND, MountOptions, attribute};
 use crate::Exports;
 use crate::device_pool::DevicePools;
 
@@ -40,19 +40,21 @@ pub(super) struct Files {
     handles: Handles,
     pools: DevicePools,
     warm_up: WarmUp,
+    max_io_bytes: u32,
     cpu_latency: Option<CpuLatency>,
     owner: (u32, u32),
 }
 
 impl Files {
-    /// The files of `exports`, served by `threads` threads.
-    pub fn new(exports: Exports, threads: usize, cpu_latency: Option<CpuLatency>) -> Self {
+    /// The files of `exports`.
+    pub fn new(exports: Exports, options: &MountOptions, cpu_latency: Option<CpuLatency>) -> Self {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         Files {
             tree: Tree::new(exports),
             handles: Handles::new(),
             pools: DevicePools::default(),
-            warm_up: WarmUp::new(threads),
+            warm_up: WarmUp::new(options.threads),
+            max_io_bytes: options.max_io_bytes,
             cpu_latency,
             owner,
         }
@@ -69,7 +71,7 @@ impl Files {
                 let mode = if attribute.readable() { 0o400 } else { 0 };
                 (ATTRIBUTE_BYTES, 0, if attribute.writable() { mode | 0o200 } else { mode })
             }
-            Node::WarmUp => (MAX_IO_BYTES as u64, 0, 0o200),
+            Node::WarmUp => (self.max_io_bytes.into(), 0, 0o200),
         };
         let is_directory = matches!(node, Node::Root | Node::Directory);
         FileAttr {
@@ -127,7 +129,7 @@ impl Files {
 impl Filesystem for Files {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // Where the kernel has less to offer, it takes the nearest it has.
-        let _ = config.set_max_write(MAX_IO_BYTES as u32);
+        let _ = config.set_max_write(self.max_io_bytes);
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);
         for capability in [
@@ -265,7 +267,7 @@ impl Filesystem for Files {
                 _ => reply.error(Errno::ESTALE),
             },
             Some(Some(Open::WarmUp)) => {
-                let touched = thread_buffer::touch();
+                let touched = thread_buffer::touch(data.len());
                 // The other threads wait for this one, even if it got no buffer.
                 match (self.warm_up.arrive(), touched) {
                     (true, Ok(())) => reply.written(data.len() as u32),

@@ -43,8 +43,8 @@ pub use cpu_latency::CpuLatencyLimit;
 /// The name of the disk's file in its device's directory.
 pub use tree::DISK;
 
-/// The longest read or write that the kernel sends at once: its limit, unless `fs.fuse.max_pages_limit` is changed.
-pub const MAX_IO_BYTES: usize = 128 << 10;
+/// The longest read or write that the kernel may send at once: its limit, unless `fs.fuse.max_pages_limit` is changed.
+pub const MAX_IO_BYTES: usize = 1 << 20;
 /// Requests that the kernel has in flight at once: more than a loop device's queue holds.
 const MAX_BACKGROUND: u16 = 256;
 /// The device that FUSE connections are opened on.
@@ -62,6 +62,9 @@ const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` a
 pub struct MountOptions {
     /// Threads that serve the kernel.
     pub threads: usize,
+    /// The longest read or write that the kernel sends at once, at most [`MAX_IO_BYTES`]. Each thread has two buffers as
+    /// long, which swap locks in memory; long sequential requests are faster in one piece.
+    pub max_io_bytes: u32,
     /// How fast CPUs wake for requests that follow each other closely.
     pub cpu_latency: CpuLatencyLimit,
 }
@@ -70,7 +73,7 @@ impl Default for MountOptions {
     /// A thread for each CPU, and at least two, so that one that waits does not delay all requests.
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
-        MountOptions { threads, cpu_latency: CpuLatencyLimit::default() }
+        MountOptions { threads, max_io_bytes: MAX_IO_BYTES as u32, cpu_latency: CpuLatencyLimit::default() }
     }
 }
 
@@ -148,7 +151,7 @@ impl Mount {
             Ok(_) => options.cpu_latency.to_string(),
             Err(error) => format!("{}: {}: {error}", CpuLatencyLimit::NONE, cpu_latency::DEVICE),
         };
-        let files = Files::new(exports, options.threads, asked.ok().flatten());
+        let files = Files::new(exports, &options, asked.ok().flatten());
         let source = format!("{SOURCE}{}", owner.display());
         let session = start(files, &dir, &point, &source, options.threads).map_err(failed_io)?;
         let uid = rustix::process::geteuid().as_raw();
@@ -308,7 +311,7 @@ fn start(
     session
 }
 
-/// Returns the name of the file in a mount's root whose writes warm up thread `number`: [`MAX_IO_BYTES`] at a time, to
+/// Returns the name of the file in a mount's root whose writes warm up thread `number`: as long as the file, to
 /// the files of all threads at once.
 pub fn warm_up_file(number: usize) -> String {
     tree::warm_up_name(number)

@@ -6,8 +6,6 @@ use std::cell::{Cell, RefCell};
 use fuser::{Errno, ReplyData};
 use uzram::mem::{ZeroedPages, leave_out_of_cores};
 
-use super::MAX_IO_BYTES;
-
 thread_local! {
     /// What this thread reads goes here.
     static BUFFER: RefCell<Option<ZeroedPages>> = const { RefCell::new(None) };
@@ -24,15 +22,15 @@ pub(super) fn reply_from_buffer(len: usize, reply: ReplyData, reply_with: impl F
     });
 }
 
-/// Touches every page of this thread's buffer, so that no later read has to wait for memory.
-pub(super) fn touch() -> Result<(), Errno> {
-    BUFFER.with_borrow_mut(|buffer| room_in(buffer, MAX_IO_BYTES).map(|room| room.fill(0)))
+/// Touches every page of this thread's buffer for reads of `len` bytes, so that none has to wait for memory later.
+pub(super) fn touch(len: usize) -> Result<(), Errno> {
+    BUFFER.with_borrow_mut(|buffer| room_in(buffer, len).map(|room| room.fill(0)))
 }
 
 /// Returns the first `len` bytes of a thread's buffer, which is made if it is missing or too small.
 fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
     if buffer.as_ref().is_none_or(|kept| kept.len() < len) {
-        *buffer = Some(allocate(MAX_IO_BYTES.max(len))?);
+        *buffer = Some(allocate(len.next_power_of_two())?);
     }
     Ok(buffer.as_mut().map_or(&mut [][..], |kept| &mut kept[..len]))
 }
