@@ -63,7 +63,7 @@ struct Args {
     against: Vec<Against>,
     /// Measure what the project promises, over NBD too where fio and nbdkit are installed, as root of block
     /// devices and swap too, and print each promise with its figure; of the other options only --seconds,
-    /// --repeat, --backing-dir and --json count
+    /// --repeat, --backing-dir, --json and --markdown count
     #[arg(long)]
     targets: bool,
     /// With --targets, the folder for files of pages that leave memory; they take some hundred MiB, and go
@@ -72,6 +72,9 @@ struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// With --targets, print the page of their figures that is kept for each release, in Markdown
+    #[arg(long, requires = "targets", conflicts_with = "json")]
+    markdown: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -131,7 +134,7 @@ fn run_bench(args: &Args, duration: Duration) -> Result<String> {
 
 fn run_targets(args: &Args, duration: Duration) -> Result<String> {
     let bench = command::this_program()?;
-    let report = targets::run(&targets::TargetsOptions {
+    let options = targets::TargetsOptions {
         programs: command::uzram_program().map(|uzram| Programs { uzram, bench }),
         duration,
         repeat: args.repeat,
@@ -141,8 +144,9 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
         },
         stop: command::stop_flag()?,
         ..targets::TargetsOptions::default()
-    })?;
-    Ok(text(&report, args.json))
+    };
+    let report = targets::run(&options)?;
+    Ok(if args.markdown { report.to_markdown(&options) } else { text(&report, args.json) })
 }
 
 /// Is the program that is swapped out, and prints its times.

@@ -22,6 +22,18 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
+    /// The table in Markdown, without what would end a cell.
+    pub fn to_markdown(&self) -> String {
+        let line = |cells: &mut dyn Iterator<Item = &str>| {
+            let cells: Vec<String> = cells.map(|cell| cell.replace('|', "/")).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let names = self.headings.iter().map(|heading| heading.strip_prefix('<').unwrap_or(heading));
+        let sides = self.headings.iter().map(|heading| if heading.starts_with('<') { "---" } else { "---:" });
+        let rows = self.rows.iter().map(|row| line(&mut row.iter().map(String::as_str)));
+        [line(&mut names.into_iter()), line(&mut sides.into_iter())].into_iter().chain(rows).collect()
+    }
+
     /// Whether it has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
@@ -85,6 +97,10 @@ mod tests {
         table.row(["uzram", "12", "1.0"].map(str::to_owned));
         table.row(["a".to_owned(), "3".to_owned()]);
         assert_eq!(table.to_string(), "who   µs ratio\nuzram 12   1.0\na      3\n");
+        assert_eq!(
+            table.to_markdown(),
+            "| who | µs | ratio |\n| --- | ---: | ---: |\n| uzram | 12 | 1.0 |\n| a | 3 |\n"
+        );
         assert_eq!(figure_cell(None, 2) + &figure_cell(Some(1.0 / 3.0), 2), "-0.33");
     }
 }

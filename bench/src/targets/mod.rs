@@ -189,6 +189,29 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     })
 }
 
+impl TargetsReport {
+    /// The page of a release's figures, in Markdown: every target beside what was measured, and how.
+    pub fn to_markdown(&self, options: &TargetsOptions) -> String {
+        let machine = rustix::system::uname();
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut page = format!(
+            "# Figures of uzram {}\n\nWritten by `uzram bench --targets --markdown`: medians of {} rounds of {} s, which are \
+             interleaved, on {cpus} CPUs, {} {}. Figures are ratios of things measured in this run, unless they say what \
+             else. What they mean: [benchmarks](benchmarks.md).\n\n{}",
+            env!("CARGO_PKG_VERSION"),
+            options.repeat,
+            options.duration.as_secs_f64(),
+            machine.sysname().to_string_lossy(),
+            machine.release().to_string_lossy(),
+            Targets(&self.targets).table().to_markdown(),
+        );
+        for note in &self.notes {
+            page += &format!("\n- {note}");
+        }
+        page.trim_end().to_owned() + "\n"
+    }
+}
+
 /// A note that names the measured `uzram`, if it is not the one beside `uzram-bench`.
 fn other_uzram(programs: &block::Programs) -> Option<String> {
     let block::Programs { uzram, bench } = programs;
@@ -347,6 +370,15 @@ mod tests {
         let text = report.to_string();
         assert!(text.contains("not measured") && text.contains("no uzram program"), "{text}");
         assert!(text.contains("backing not measured") && text.contains("/nonexistent"), "{text}");
+        let page = report.to_markdown(&options);
+        assert!(
+            page.contains("\n| hits, scan through Zipf, 5 % in memory: points above exact LRU | ≥ 0 |"),
+            "{page}"
+        );
+        assert!(
+            page.contains("medians of 1 rounds of 0.002 s") && page.contains("\n- backing not measured"),
+            "{page}"
+        );
         let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
         assert_eq!(json["targets"][0]["bound"], "at_least");
     }

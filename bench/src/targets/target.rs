@@ -39,8 +39,9 @@ impl Target {
 /// Prints each target beside what was measured.
 pub struct Targets<'a>(pub &'a [Target]);
 
-impl fmt::Display for Targets<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Targets<'_> {
+    /// A row for each.
+    pub fn table(&self) -> Table {
         let mut table = Table::new(["<target", "wanted", "measured", "<"]);
         for target in self.0 {
             let verdict = match target.is_met() {
@@ -55,7 +56,13 @@ impl fmt::Display for Targets<'_> {
                 verdict.to_owned(),
             ]);
         }
-        write!(f, "{table}")
+        table
+    }
+}
+
+impl fmt::Display for Targets<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.table())
     }
 }
 
