@@ -7,10 +7,12 @@ pub fn at_least_zero(sum: u64) -> u64 {
 }
 
 /// Declares statistics as one list of fields: a public struct of sums, and a struct of counters of which each
-/// CPU has one.
+/// CPU has one. The public struct may have other fields as well, which nobody counts here and the sum leaves at 0.
 macro_rules! per_cpu_counters {
     (
-        $(#[$sum_meta:meta])* $sum_vis:vis struct $sum:ident;
+        $(#[$sum_meta:meta])* $sum_vis:vis struct $sum:ident $({
+            $($(#[$other_doc:meta])* $other:ident,)*
+        })?;
         $(#[$share_meta:meta])* $share_vis:vis struct $share:ident;
         $($(#[$doc:meta])* $field:ident,)*
     ) => {
@@ -20,19 +22,24 @@ macro_rules! per_cpu_counters {
         #[non_exhaustive]
         $sum_vis struct $sum {
             $($(#[$doc])* pub $field: u64,)*
+            $($($(#[$other_doc])* pub $other: u64,)*)?
         }
 
         impl $sum {
             /// Returns each figure less what it was `before`.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
-                $sum { $($field: self.$field.wrapping_sub(before.$field),)* }
+                $sum {
+                    $($field: self.$field.wrapping_sub(before.$field),)*
+                    $($($other: self.$other.wrapping_sub(before.$other),)*)?
+                }
             }
         }
 
         impl std::ops::AddAssign for $sum {
             fn add_assign(&mut self, other: Self) {
                 $(self.$field = self.$field.wrapping_add(other.$field);)*
+                $($(self.$other = self.$other.wrapping_add(other.$other);)*)?
             }
         }
 
@@ -43,13 +50,13 @@ macro_rules! per_cpu_counters {
         }
 
         impl $share {
-            /// Returns the sums over all CPUs. One CPU may have taken away what another added, so that a single
-            /// counter may be below zero.
+            /// Returns the sums over all CPUs, none below zero.
             pub(super) fn sum<'a>(shares: impl IntoIterator<Item = &'a Self>) -> $sum {
                 let mut sum = $sum::default();
                 for share in shares {
-                    sum += $sum { $($field: share.$field.get(),)* };
+                    $(sum.$field = sum.$field.wrapping_add(share.$field.get());)*
                 }
+                $(sum.$field = $crate::base::counters::at_least_zero(sum.$field);)*
                 sum
             }
         }

@@ -117,10 +117,7 @@ impl Counts {
     }
 
     pub(super) fn sum(&self) -> LruStats {
-        let mut sum = Share::sum(self.shares.iter());
-        sum.inactive = at_least_zero(sum.inactive);
-        sum.active = at_least_zero(sum.active);
-        sum
+        Share::sum(self.shares.iter())
     }
 
     #[inline]

@@ -60,6 +60,7 @@ mod writeback_fault_tests;
 #[cfg(all(test, not(loom)))]
 mod writeback_tests;
 
+use crate::base::cpu::PerCpu;
 use crate::base::error::Result;
 use crate::base::mem::Arena;
 pub use crate::base::mem::MAX_BATCH_PAGES;
@@ -85,7 +86,7 @@ pub use recompress::{Candidates, Recompression};
 use reserve::Refiller;
 pub use slot::PageState;
 use slot::Slots;
-use stats::Counters;
+use stats::Share;
 pub use stats::StoreStats;
 use stream::Codec;
 pub use stream_alloc::StreamAlloc;
@@ -130,7 +131,7 @@ pub struct Store {
     pool: Arc<AnyPool>,
     arena: Arc<Arena>,
     lru: Option<AnyLru>,
-    counters: Counters,
+    counters: PerCpu<Share>,
     checksum: bool,
     /// Where cold pages go, if anywhere.
     backing: Option<Box<BackingDevice>>,
@@ -208,7 +209,7 @@ impl Store {
             pool,
             arena,
             lru,
-            counters: Counters::new(),
+            counters: PerCpu::new(|_| Share::default()),
             checksum: builder.checksum,
             backing,
             watermarks: Watermarks::new(builder.policy),

@@ -1,7 +1,6 @@
 //! What a store counts, on each CPU for itself, and what it reports.
 
-use crate::base::counters::at_least_zero;
-use crate::base::cpu::PerCpu;
+use crate::base::counters::per_cpu_counters;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, CHUNK_PAGES};
 use crate::base::sync::Counter;
@@ -13,70 +12,72 @@ use super::Store;
 use super::slot::Contents;
 use super::stream::Codec;
 
-/// What a store holds and has done. Pages of 4096 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct StoreStats {
+per_cpu_counters! {
+    /// What a store holds and has done. Pages of 4096 bytes.
+    pub struct StoreStats {
+        /// Pages of zspages.
+        pool_pages,
+        /// The most there ever were.
+        pool_pages_max,
+        /// Pages of metadata slabs: handles and descriptors.
+        slab_pages,
+        /// Pages in memory for all of these, and for free runs kept: what the limit bounds.
+        charged_pages,
+        /// Pages of all chunks that any of these lie in.
+        chunk_pages,
+        /// The limit; 0 for none.
+        limit_pages,
+        /// Pages of the reserve when it is full; 0 without one.
+        reserve_pages,
+        /// Pages of the free chunks that it has now.
+        reserve_free_pages,
+        /// Pages that compaction freed.
+        pages_compacted,
+        /// Objects found damaged when they were freed.
+        corrupted,
+        /// Times a thread found all streams lent and waited.
+        stream_sleeps,
+    };
+
+    /// One CPU's share. A page may be stored on one CPU and freed on another: a single counter may be below
+    /// zero, and only the sums mean anything.
+    pub(super) struct Share;
+
     /// Pages that hold something, same-filled ones included.
-    pub pages_stored: u64,
+    pages_stored,
     /// Bytes of all objects, huge ones included.
-    pub compr_data_bytes: u64,
-    /// Pages of zspages.
-    pub pool_pages: u64,
-    /// The most there ever were.
-    pub pool_pages_max: u64,
-    /// Pages of metadata slabs: handles and descriptors.
-    pub slab_pages: u64,
-    /// Pages in memory for all of these, and for free runs kept: what the limit bounds.
-    pub charged_pages: u64,
-    /// Pages of all chunks that any of these lie in.
-    pub chunk_pages: u64,
-    /// The limit; 0 for none.
-    pub limit_pages: u64,
-    /// Pages of the reserve when it is full; 0 without one.
-    pub reserve_pages: u64,
-    /// Pages of the free chunks that it has now.
-    pub reserve_free_pages: u64,
+    compr_data_bytes,
     /// Writes that failed because it was drained, and being filled.
-    pub reserve_drained: u64,
+    reserve_drained,
     /// Writes that failed because the limit was met.
-    pub limit_refused: u64,
+    limit_refused,
     /// Pages that are one word, repeated.
-    pub same_pages: u64,
+    same_pages,
     /// Pages stored as they are.
-    pub huge_pages: u64,
+    huge_pages,
     /// Pages ever stored as they are.
-    pub huge_pages_since: u64,
+    huge_pages_since,
     /// Pages read.
-    pub pages_read: u64,
+    pages_read,
     /// Pages written.
-    pub pages_written: u64,
+    pages_written,
     /// Reads that failed.
-    pub failed_reads: u64,
+    failed_reads,
     /// Writes that failed.
-    pub failed_writes: u64,
+    failed_writes,
     /// Pages discarded.
-    pub notify_free: u64,
-    /// Pages that compaction freed.
-    pub pages_compacted: u64,
+    notify_free,
     /// Pages that became smaller by being compressed again, so far.
-    pub pages_recompressed: u64,
-    /// Objects found damaged when they were freed.
-    pub corrupted: u64,
-    /// Times a thread found all streams lent and waited.
-    pub stream_sleeps: u64,
+    pages_recompressed,
     /// Writes that let their stream go to wait for memory: see [`super::StreamAlloc::Released`].
-    pub writestall: u64,
+    writestall,
 }
 
 impl Store {
     /// The counts now.
     pub fn stats(&self) -> StoreStats {
-        let (counters, arena) = (&self.counters, &self.arena);
+        let arena = &self.arena;
         StoreStats {
-            pages_stored: counters.sum(|share| &share.pages_stored),
-            compr_data_bytes: counters.sum(|share| &share.compr_data_bytes),
             pool_pages: self.pool.pages_used(),
             pool_pages_max: arena.used_pages_max(Account::Pool),
             slab_pages: arena.used_pages(Account::Slab),
@@ -85,22 +86,11 @@ impl Store {
             limit_pages: arena.limit_pages(),
             reserve_pages: arena.reserve_pages(),
             reserve_free_pages: arena.reserve_free_pages(),
-            reserve_drained: counters.sum(|share| &share.reserve_drained),
-            limit_refused: counters.sum(|share| &share.limit_refused),
-            same_pages: counters.sum(|share| &share.same_pages),
-            huge_pages: counters.sum(|share| &share.huge_pages),
-            huge_pages_since: counters.sum(|share| &share.huge_pages_since),
-            pages_read: counters.sum(|share| &share.pages_read),
-            pages_written: counters.sum(|share| &share.pages_written),
-            failed_reads: counters.sum(|share| &share.failed_reads),
-            failed_writes: counters.sum(|share| &share.failed_writes),
-            notify_free: counters.sum(|share| &share.notify_free),
             pages_compacted: self.pool.pages_compacted(),
-            pages_recompressed: counters.sum(|share| &share.pages_recompressed),
             corrupted: self.pool.corrupted(),
             stream_sleeps: self.codec.sleeps()
                 + self.recompression.iter().flatten().map(Codec::sleeps).sum::<u64>(),
-            writestall: counters.sum(|share| &share.writestall),
+            ..Share::sum(self.counters.iter())
         }
     }
 
@@ -146,53 +136,6 @@ impl Store {
     pub(crate) fn count_failure(&self, is_write: bool) {
         let share = self.counters.local();
         if is_write { &share.failed_writes } else { &share.failed_reads }.add(1);
-    }
-}
-
-/// One CPU's share. A page may be stored on one CPU and freed on another, so a single share may
-/// wrap below zero; only the sums mean anything.
-#[derive(Debug, Default)]
-pub(super) struct Share {
-    pub(super) pages_stored: Counter,
-    pub(super) compr_data_bytes: Counter,
-    pub(super) same_pages: Counter,
-    pub(super) huge_pages: Counter,
-    pub(super) huge_pages_since: Counter,
-    pub(super) pages_read: Counter,
-    pub(super) pages_written: Counter,
-    pub(super) failed_reads: Counter,
-    pub(super) failed_writes: Counter,
-    pub(super) reserve_drained: Counter,
-    pub(super) limit_refused: Counter,
-    pub(super) notify_free: Counter,
-    pub(super) writestall: Counter,
-    pub(super) pages_recompressed: Counter,
-}
-
-/// The counters of a store.
-#[derive(Debug)]
-pub(super) struct Counters(PerCpu<Share>);
-
-impl Counters {
-    pub(super) fn new() -> Self {
-        Counters(PerCpu::new(|_| Share::default()))
-    }
-
-    /// This CPU's share.
-    #[inline]
-    pub(super) fn local(&self) -> &Share {
-        self.0.local()
-    }
-
-    /// The sum of all shares. They are read one after another: a page that moves from one to
-    /// another meanwhile may be missing, so that the sum comes out below zero.
-    pub(super) fn sum(&self, field: impl Fn(&Share) -> &Counter) -> u64 {
-        let sum = self.0.iter().fold(0u64, |sum, share| sum.wrapping_add(field(share).get()));
-        at_least_zero(sum)
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.0.bytes()
     }
 }
 

@@ -12,11 +12,11 @@
 use crate::backing::{Backing, Buffers};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Entry, Table};
-use crate::base::sync::{Arc, AtomicU32, Counter, Mutex, Ordering, Stamp, classes};
+use crate::base::sync::{Arc, AtomicU32, Mutex, Ordering, Stamp, classes};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
-use super::{BackingOptions, WritebackLayout};
+use super::{BackingCounts, BackingOptions, WritebackLayout};
 use crate::store::slot::Backed;
 
 /// What packed extents take, on a device that has room for many.
@@ -120,25 +120,7 @@ pub(in crate::store) struct Log {
     free: Mutex<Free>,
     /// For reads of pages.
     pub(super) reads: Buffers,
-    pub(super) counts: Counts,
-}
-
-/// What was done.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    pub(super) pages: Counter,
-    pub(super) held_bytes: Counter,
-    pub(super) read_bytes: Counter,
-    pub(super) reads: Counter,
-    pub(super) written_bytes: Counter,
-    pub(super) cleaned_bytes: Counter,
-    pub(super) pages_written_back: Counter,
-    pub(super) object_bytes: Counter,
-    pub(super) pages_returned: Counter,
-    pub(super) pages_kept: Counter,
-    pub(super) failed_writes: Counter,
-    pub(super) failed_reads: Counter,
-    pub(super) corrupted: Counter,
+    pub(super) counts: BackingCounts,
 }
 
 impl Log {
@@ -179,7 +161,7 @@ impl Log {
             count,
             free: Mutex::new(&classes::BACKING_EXTENTS, free),
             reads: Buffers::new(READS, READ_AHEAD_BYTES)?,
-            counts: Counts::default(),
+            counts: BackingCounts::default(),
         })
     }
 

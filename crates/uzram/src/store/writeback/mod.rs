@@ -18,6 +18,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::backing::Backing;
+use crate::base::counters::per_cpu_counters;
 use crate::base::cpu::relax;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::named::named;
@@ -100,41 +101,44 @@ pub struct WritebackLimit {
     pub left: u64,
 }
 
-/// What a store's backing device holds and was asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct BackingStats {
+per_cpu_counters! {
+    /// What a store's backing device holds and was asked for.
+    pub struct BackingStats {
+        /// Bytes of its extents that hold any of them: those of dead objects among them are free once they are cleaned.
+        extent_bytes,
+        /// How large the device is.
+        len_bytes,
+    };
+
+    /// The counters, one of each for all CPUs: counting is little beside a transfer.
+    pub(super) struct BackingCounts;
+
     /// Pages that are there and not in memory.
-    pub pages: u64,
+    pages,
     /// Bytes of the device that they take, with what is lost around them.
-    pub held_bytes: u64,
-    /// Bytes of its extents that hold any of them: those of dead objects among them are free once they are cleaned.
-    pub extent_bytes: u64,
-    /// How large the device is.
-    pub len_bytes: u64,
+    held_bytes,
     /// Bytes read, for reads of pages and to clean.
-    pub read_bytes: u64,
+    read_bytes,
     /// Reads of the device for reads of pages.
-    pub reads: u64,
+    reads,
     /// Bytes written.
-    pub written_bytes: u64,
+    written_bytes,
     /// Of these, those of objects that had been there before.
-    pub cleaned_bytes: u64,
+    cleaned_bytes,
     /// Pages that left memory.
-    pub pages_written_back: u64,
+    pages_written_back,
     /// Bytes of memory that their objects took.
-    pub object_bytes: u64,
+    object_bytes,
     /// Pages that came back to memory.
-    pub pages_returned: u64,
+    pages_returned,
     /// Pages that were used, overwritten or discarded while they were being written, and stayed.
-    pub pages_kept: u64,
+    pages_kept,
     /// Writes of the device that failed.
-    pub failed_writes: u64,
+    failed_writes,
     /// Reads of the device that failed.
-    pub failed_reads: u64,
+    failed_reads,
     /// Pages that came back damaged: their reads fail.
-    pub corrupted: u64,
+    corrupted,
 }
 
 /// The most writes to a backing device that may be in flight.
@@ -283,23 +287,10 @@ impl Store {
     /// What the backing device holds and was asked for; all 0 without one.
     pub fn backing_stats(&self) -> BackingStats {
         let Some(backing) = &self.backing else { return BackingStats::default() };
-        let counts = &backing.log.counts;
         BackingStats {
-            pages: counts.pages.get(),
-            held_bytes: counts.held_bytes.get(),
             extent_bytes: backing.log.used_bytes(),
             len_bytes: backing.log.len_bytes(),
-            read_bytes: counts.read_bytes.get(),
-            reads: counts.reads.get(),
-            written_bytes: counts.written_bytes.get(),
-            cleaned_bytes: counts.cleaned_bytes.get(),
-            pages_written_back: counts.pages_written_back.get(),
-            object_bytes: counts.object_bytes.get(),
-            pages_returned: counts.pages_returned.get(),
-            pages_kept: counts.pages_kept.get(),
-            failed_writes: counts.failed_writes.get(),
-            failed_reads: counts.failed_reads.get(),
-            corrupted: counts.corrupted.get(),
+            ..BackingCounts::sum([&backing.log.counts])
         }
     }
 }
