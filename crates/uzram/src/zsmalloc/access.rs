@@ -1,10 +1,10 @@
-//! What loom is told of the bytes of objects, which lie in memory that it does not model.
+//! Reports accesses to objects' bytes to loom, which does not model the memory that they lie in.
 
 use crate::base::sync::Access;
 
 use super::word::Location;
 
-/// Tells loom of uses of the bytes of objects, by location; otherwise empty.
+/// Reports accesses to objects' bytes to loom, by location; otherwise empty.
 pub(super) struct ObjectAccess {
     #[cfg(loom)]
     places: Box<[Access]>,
@@ -14,7 +14,7 @@ pub(super) struct ObjectAccess {
 
 #[cfg(loom)]
 impl ObjectAccess {
-    /// Objects of a page, at most: models store large ones.
+    /// The most objects of a page: models store large ones.
     const OBJECTS: usize = 4;
 
     pub(super) fn new(pages: usize) -> Self {

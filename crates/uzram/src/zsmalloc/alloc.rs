@@ -1,4 +1,4 @@
-//! Allocating objects: from the fullest zspage of the class with room, else from a new one.
+//! Allocates objects: from the fullest zspage of the class that has room, else from a new one.
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Account, Full, Gfp};
@@ -10,11 +10,11 @@ use super::raw::RawPool;
 use super::word::Location;
 use super::zspage::{Descriptor, Lists, NONE_INDEX};
 
-/// Zspages of a group that are looked at for a freed object when nothing may grow.
+/// Zspages of a group that are searched for a freed object when none may grow.
 const HOLE_SEARCH: usize = 32;
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Allocates an object, and returns it with its zspage, which is held for it.
+    /// Allocates an object; returns it with its zspage, which is held for the caller.
     #[inline]
     pub(super) fn alloc(&self, class: u8, gfp: Gfp) -> Result<(u32, Location)> {
         let shape = self.classes.get(class);
@@ -29,7 +29,8 @@ impl<D: PoolLocks> RawPool<D> {
         lists.insert(&self.zspages, zspage, 0);
         match self.take(&mut lists, zspage, shape, true) {
             Ok(object) => {
-                // SAFETY: the object keeps the zspage in use. The hold it was made with is one too many.
+                // The object has a hold of its own; this drops the one of `alloc_zspage`.
+                // SAFETY: the object keeps the zspage in use.
                 unsafe { self.zspages.get(zspage) }.let_go();
                 self.note_store(object);
                 Ok((zspage, object))
@@ -43,7 +44,7 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Notes that an object is stored into its zspage. Its class is locked.
+    /// Marks the object's zspage as the hottest. Its class is locked.
     #[inline]
     fn note_store(&self, object: Location) {
         if let Some(lru) = &self.lru {
@@ -51,7 +52,7 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Takes an object of the fullest zspage with room, if there is any.
+    /// Takes an object of the fullest zspage that has room, if any has.
     #[inline]
     fn alloc_in_existing(
         &self,
@@ -62,15 +63,15 @@ impl<D: PoolLocks> RawPool<D> {
         if let Ok(object) = self.take(lists, zspage, shape, true) {
             return Ok(Some((zspage, object)));
         }
-        // The fullest may not grow, but another zspage may have room in pages it has already.
+        // The fullest zspage cannot grow, but another may have a free object in its committed pages.
         let hole = |lists: &mut Lists, zspage| {
             self.take(lists, zspage, shape, false).ok().map(|object| (zspage, object))
         };
         lists.find_with_room(&self.zspages, HOLE_SEARCH, hole).map(Some).ok_or(Full)
     }
 
-    /// Takes an object of a zspage that has room, growing it by pages only if it `may_grow`, and holds
-    /// the zspage: until the object is written, it cannot be moved.
+    /// Takes an object of a zspage that has room, and holds the zspage, as the object cannot be moved
+    /// before it is written. Commits further pages of the zspage only if `may_grow`.
     #[inline]
     pub(super) fn take(
         &self,
@@ -88,8 +89,8 @@ impl<D: PoolLocks> RawPool<D> {
             let index = if index != NONE_INDEX {
                 let offset = usize::from(index) * usize::from(shape.size_bytes);
                 let start = arena.address(zspage.page).wrapping_add(offset);
-                // SAFETY: a freed object's first bytes hold the tag and the next freed object;
-                // the class's lock is held, and the object belongs to nobody.
+                // SAFETY: a freed object starts with the tag and the index of the next freed object;
+                // the class's lock is held, and the object has no owner.
                 let [_, next] = unsafe { start.cast::<[u32; 2]>().read() };
                 zspage.free = next as u16;
                 index
@@ -118,7 +119,7 @@ impl<D: PoolLocks> RawPool<D> {
         Ok(object)
     }
 
-    /// Makes a zspage without objects, held once and in no list. No lock is held.
+    /// Makes an empty zspage, held once and on no list. The caller holds no lock.
     #[cold]
     pub(super) fn alloc_zspage(&self, class: u8, gfp: Gfp) -> Result<u32> {
         let shape = self.classes.get(class);

@@ -1,4 +1,4 @@
-//! A pool of any design, chosen while the program runs.
+//! A pool of any lock design, chosen at run time.
 
 use std::ops::{Deref, Range};
 
@@ -23,7 +23,7 @@ pub(crate) enum AnyPool {
     Split(RawPool<Split>),
 }
 
-/// A [`Reserved`] of one of them.
+/// A [`Reserved`] of a pool of any design.
 pub(crate) enum AnyReserved<'a> {
     Pinned(Reserved<'a, Pinned>),
     ClassIndexed(Reserved<'a, ClassIndexed>),
@@ -31,7 +31,7 @@ pub(crate) enum AnyReserved<'a> {
     Split(Reserved<'a, Split>),
 }
 
-/// A [`RawRead`] of one of them.
+/// A [`RawRead`] of a pool of any design.
 pub(crate) enum AnyRead<'a> {
     Pinned(RawRead<'a, Pinned>),
     ClassIndexed(RawRead<'a, ClassIndexed>),
@@ -39,7 +39,7 @@ pub(crate) enum AnyRead<'a> {
     Split(RawRead<'a, Split>),
 }
 
-/// `$then` with `$it` the one inside, whichever it is.
+/// Evaluates `$then` with `$it` bound to the variant's value.
 macro_rules! each {
     ($of:ident::$any:expr, $it:ident => $then:expr) => {
         match $any {
@@ -51,7 +51,7 @@ macro_rules! each {
     };
 }
 
-/// The same, with what comes out put back into one of `$into`.
+/// The same for `Result`s: wraps the value in the variant of `$into` for the same design.
 macro_rules! map {
     ($any:expr, $into:ident, $it:ident => $then:expr) => {
         match $any {
@@ -74,7 +74,7 @@ impl AnyPool {
         }
     }
 
-    /// Whether a reader may go on when its object is freed: [`PoolLocks::READS_OUTLIVE_FREES`].
+    /// Returns [`PoolLocks::READS_OUTLIVE_FREES`] of the design.
     #[inline]
     pub fn reads_outlive_frees(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! What a pool is made with.
+//! The settings of a pool.
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{Arena, CHUNK_PAGES};
@@ -9,15 +9,15 @@ use super::class::CHAIN_SIZES;
 use super::design::PoolLocks;
 use super::pool::Pool;
 
-/// Bytes that a pool of [`PoolBuilder::build`] may take unless told otherwise.
+/// The default memory limit of a pool made by [`PoolBuilder::build`].
 const DEFAULT_LIMIT_BYTES: u64 = 1 << 30;
-/// Address space of such a pool for each byte of its limit: objects and metadata lie in chunks of their own, and
-/// holes in either take address space only.
+/// Address space of such a pool per byte of its limit: objects and metadata share no chunk, and holes in the chunks
+/// of either take address space only.
 const RESERVE_FACTOR: u64 = 4;
 /// The most objects that fit into a page: those of the smallest class.
 const OBJECTS_A_PAGE: u64 = 128;
 
-/// Makes a [`Pool`]; [`Pool::builder`] begins one.
+/// Builds a [`Pool`]; [`Pool::builder`] returns one.
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct PoolBuilder {
@@ -31,7 +31,7 @@ pub struct PoolBuilder {
 }
 
 impl PoolBuilder {
-    /// Begins a pool with that name in statistics.
+    /// Returns a builder for a pool of this name. Statistics show the name.
     pub fn new(name: impl Into<String>) -> Self {
         PoolBuilder {
             name: name.into(),
@@ -44,46 +44,46 @@ impl PoolBuilder {
         }
     }
 
-    /// Sets how much memory the pool may take, metadata included; 1 GiB if it is not set. Not for
-    /// [`PoolBuilder::build_in`], where the arena has a limit.
+    /// Sets the memory limit, metadata included; 1 GiB by default. [`PoolBuilder::build_in`] ignores it: the
+    /// arena has the limit.
     pub fn limit_bytes(mut self, bytes: u64) -> Self {
         self.limit_bytes = bytes;
         self
     }
 
-    /// Sets how many objects the pool can hold; as many as its memory can if it is not set.
+    /// Sets the most objects that the pool can hold; by default, as many as its memory can.
     pub fn max_objects(mut self, objects: u64) -> Self {
         self.max_objects = Some(objects);
         self
     }
 
-    /// Sets the most pages of a zspage, 4 to 16: longer ones waste less, and are harder to empty. 16 if it is
-    /// not set.
+    /// Sets the most pages of a zspage, 4 to 16; 16 by default. Longer zspages waste less and are harder to
+    /// empty.
     pub fn chain_size(mut self, pages: usize) -> Self {
         self.chain_size = pages;
         self
     }
 
-    /// Keeps the order in which zspages were stored into, for [`Pool::reclaim`]. That takes a
-    /// lock of the whole pool for each object that is stored, and 12 bytes a page.
+    /// Keeps zspages in LRU order, for [`Pool::reclaim`]. That takes a pool-wide lock for each object
+    /// that is stored, and 12 bytes per page.
     pub fn reclaim(mut self, on: bool) -> Self {
         self.reclaim = on;
         self
     }
 
-    /// Counts what the pool does with its locks, for [`Pool::lock_counts`].
+    /// Counts lock operations, for [`Pool::lock_counts`].
     pub fn count_locks(mut self, on: bool) -> Self {
         self.count_locks = on;
         self
     }
 
-    /// Sets the setting that errors name when [`PoolBuilder::max_objects`] is met.
+    /// Sets the setting that the error names when [`PoolBuilder::max_objects`] is reached.
     pub(crate) fn max_objects_setting(mut self, setting: &'static str) -> Self {
         self.max_objects_setting = setting;
         self
     }
 
-    /// Makes an empty pool, of the lock design that measured best.
+    /// Makes an empty pool of the default lock design.
     ///
     /// # Errors
     /// `Invalid` for a limit below a page, or a chain size out of range; `NoMemory` when there is no address space.
@@ -99,17 +99,17 @@ impl PoolBuilder {
         self.build_in(Arc::new(arena))
     }
 
-    /// Makes an empty pool of any lock design in the memory of `arena`, which is to be its alone, as
-    /// [`Pool::pages_used`] counts all zspages of the arena, and large enough for two chunks of
-    /// [`CHUNK_PAGES`]: objects and what the pool keeps beside them never share one.
+    /// Makes an empty pool of any lock design in the memory of `arena`. No other pool may use the arena, as
+    /// [`Pool::pages_used`] counts all its zspages. It must have room for two chunks of [`CHUNK_PAGES`]:
+    /// objects and metadata never share one.
     ///
     /// # Errors
-    /// As [`PoolBuilder::build`], but for the limit.
+    /// As [`PoolBuilder::build`], except for the limit.
     pub fn build_in<D: PoolLocks>(self, arena: Arc<Arena>) -> Result<Pool<D>> {
         Pool::new(arena, &self)
     }
 
-    /// Returns how many objects a pool in an arena of so many pages can hold.
+    /// Returns the most objects that a pool in an arena of `pages` pages can hold.
     pub(super) fn max_objects_in(&self, pages: usize) -> u64 {
         self.max_objects.unwrap_or((pages as u64 * OBJECTS_A_PAGE).min(u32::MAX.into()))
     }

@@ -1,8 +1,8 @@
-//! Size classes: which sizes of object there are, and how many pages hold how many of them.
+//! Size classes: the object sizes, and the number of pages and objects of a zspage of each.
 //!
-//! The rule is the one of current kernels: sizes step by 16 bytes from 32 to 4096, the zspage of
+//! The rule is that of current kernels: sizes step by 16 bytes from 32 to 4096, the zspage of
 //! a size has the number of pages (up to the chain size) that wastes the least, and a class whose
-//! zspages have the same shape as the next larger one's is merged into it.
+//! zspages have the same shape as those of the next larger class is merged into it.
 
 use crate::base::units::PAGE_SIZE;
 
@@ -35,7 +35,7 @@ impl SizeClass {
             1
         } else {
             let waste = |pages: &usize| pages * PAGE_SIZE % size_bytes;
-            // Of equals the first, which is the smallest zspage.
+            // On a tie, `min_by_key` returns the smallest zspage.
             (1..=chain_size).min_by_key(waste).unwrap_or(1)
         };
         SizeClass {
@@ -49,14 +49,14 @@ impl SizeClass {
         (self.pages_per_zspage, self.objs_per_zspage) == (other.pages_per_zspage, other.objs_per_zspage)
     }
 
-    /// Whether a zspage of the class is one page that holds one object: it has no room for a
-    /// header, and stores pages as they are.
+    /// Returns whether a zspage of the class is one page that holds one object: a raw page without
+    /// a header.
     #[inline]
     pub fn is_huge(&self) -> bool {
         self.pages_per_zspage == 1 && self.objs_per_zspage == 1
     }
 
-    /// The pages of a zspage that its first `objects` objects reach into.
+    /// Returns the number of pages of a zspage that its first `objects` objects span.
     #[inline]
     pub(super) fn pages_for(&self, objects: usize) -> usize {
         (objects * usize::from(self.size_bytes)).div_ceil(PAGE_SIZE)
@@ -65,7 +65,7 @@ impl SizeClass {
 
 /// The classes for one chain size.
 pub(super) struct ClassTable {
-    /// The largest class first, as they are built.
+    /// The largest class first.
     classes: Vec<SizeClass>,
     by_raw_size: [u8; RAW_CLASSES],
     huge_threshold: usize,
@@ -88,7 +88,7 @@ impl ClassTable {
         ClassTable { classes, by_raw_size, huge_threshold }
     }
 
-    /// The class for `len` bytes of contents, 1..=4096.
+    /// Returns the index of the class for `len` bytes of contents, 1..=4096.
     #[inline]
     pub(super) fn index_for(&self, len: usize) -> u8 {
         let raw = (len + HEADER_BYTES).max(MIN_BYTES) - MIN_BYTES;
@@ -104,7 +104,7 @@ impl ClassTable {
         self.classes.iter()
     }
 
-    /// Contents of this length or more need a page of their own.
+    /// Returns the length from which contents take a whole page.
     pub(super) fn huge_threshold(&self) -> usize {
         self.huge_threshold
     }

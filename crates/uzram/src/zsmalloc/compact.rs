@@ -1,16 +1,16 @@
-//! Moving objects together, so that zspages run empty and chunks of the arena too.
+//! Compaction: moves objects together to free zspages and chunks of the arena.
 //!
-//! 1. Each class's objects are moved from its emptiest zspages into its fullest that have room, as long
-//!    as a zspage can be freed so: what the kernel's `zs_compact` does.
-//! 2. If the caller wants it [`Effort::Tight`], on until no more than one zspage of the class has gaps,
-//!    whose objects then move into a new one that has only the pages they need.
-//! 3. Zspages of the arena's emptiest chunks are moved into others, if that frees chunks.
+//! 1. Each class's objects move from its emptiest zspages into its fullest that have room, as long as
+//!    that frees a zspage: what the kernel's `zs_compact` does.
+//! 2. With [`Effort::Tight`] this goes on until at most one zspage of the class has gaps; its objects then
+//!    move into a new zspage that has only the pages they need.
+//! 3. Zspages of the arena's emptiest chunks move into other chunks, if that frees chunks.
 //!
-//! Reads and writes go on meanwhile. A class is locked for as long as nobody else waits for it, and
-//! looked at after each object; an object that is being read or written just stays where it is.
+//! Reads and writes continue meanwhile. Compaction checks after each object whether another thread waits
+//! for the class's lock, and yields it; an object that is being read or written stays in place.
 //!
-//! An object is moved under its design's [`MigrationGuard`], where nobody can find it: it is copied, its
-//! handle is led to the copy, and the old place is freed.
+//! An object is moved under its design's [`MigrationGuard`], where no thread can look it up: it is copied,
+//! its handle is pointed at the copy, and the old object is freed.
 
 use std::time::Duration;
 
@@ -27,13 +27,13 @@ use super::raw::RawPool;
 use super::word::{Cell, Location};
 use super::zspage::Lists;
 
-/// Zspages of a class that could not be emptied, after which its compaction ends.
+/// Compaction of a class ends after this many zspages that could not be emptied.
 const STUCK_ZSPAGES: usize = 8;
 
-/// How often work that waits for another thread's compaction looks whether it is its turn, or no longer wanted.
+/// How often a thread that waits for another's compaction checks for its end and for cancellation.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// How far compaction goes.
+/// The extent of compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// Until no class can free a zspage.
@@ -42,41 +42,41 @@ pub enum Effort {
     Tight,
 }
 
-/// How much may be moved.
+/// The amount that compaction may move.
 pub struct Budget<'a> {
     bytes: u64,
     work: Option<&'a Work<'a>>,
 }
 
 impl<'a> Budget<'a> {
-    /// About so many bytes.
+    /// Allows about `bytes` bytes.
     pub fn bytes(bytes: u64) -> Self {
         Budget { bytes, work: None }
     }
 
-    /// As much as there is.
+    /// Allows any amount.
     pub fn unlimited() -> Self {
         Budget::bytes(u64::MAX)
     }
 
-    /// As much as there is, as long as the work is wanted. Objects that were moved are noted there.
+    /// Allows any amount until `work` is cancelled. Counts moved objects as its progress.
     pub fn of(work: &'a Work<'a>) -> Self {
         Budget { bytes: u64::MAX, work: Some(work) }
     }
 
-    /// Spends the rest if the work is no longer wanted. No lock is held.
+    /// Spends the rest if the work is cancelled. The caller holds no class's lock.
     pub(super) fn spend_if_cancelled(&mut self) {
         if self.work.is_some_and(|work| !work.still_wanted()) {
             self.bytes = 0;
         }
     }
 
-    /// Whether nothing more may be moved.
+    /// Returns whether nothing more may be moved.
     pub fn is_spent(&self) -> bool {
         self.bytes == 0
     }
 
-    /// An object of so many bytes was moved.
+    /// Accounts for a moved object of `bytes` bytes.
     fn spend(&mut self, bytes: u64) {
         self.bytes = self.bytes.saturating_sub(bytes);
         self.work.into_iter().for_each(|work| work.note(1));
@@ -92,26 +92,26 @@ impl<'a> Budget<'a> {
     }
 }
 
-/// How moving a zspage's objects ended.
+/// The result of moving a zspage's objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// All are gone.
+    /// The source is empty.
     Emptied,
-    /// There is no more room where they go.
+    /// The destination is full.
     Filled,
-    /// Those that are left are being read or written.
+    /// The remaining objects are being read or written.
     Stuck,
-    /// Others wait for the lock, or the budget is spent.
+    /// Other threads wait for the lock, or the budget is spent.
     Yield,
-    /// The limit is met.
+    /// The memory limit is reached.
     Full,
 }
 
 type MigrationLists<'a, D> = Timed<'a, <D as PoolLocks>::MigrationGuard<'a>>;
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Moves objects together, and returns the number of pages that freed. One thread at a time does; others
-    /// wait for it, as long as their work is wanted.
+    /// Compacts the pool; returns the number of pages freed. One thread at a time compacts; other callers
+    /// wait for it until their work is cancelled.
     pub fn compact(&self, effort: Effort, budget: &mut Budget<'_>) -> u64 {
         let Some(_alone) = self.wait_for_compaction(budget) else { return 0 };
         let classes = 0..self.classes.iter().len();
@@ -122,7 +122,7 @@ impl<D: PoolLocks> RawPool<D> {
         freed
     }
 
-    /// Waits until no other thread compacts. None if the work is no longer wanted before.
+    /// Waits until no other thread compacts. Returns `None` if the work is cancelled first.
     fn wait_for_compaction(&self, budget: &mut Budget<'_>) -> Option<MutexGuard<'_, ()>> {
         if budget.work.is_none() {
             return Some(self.compaction.lock());
@@ -139,7 +139,7 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Pages that compaction would free at least: the sum of the kernel's `freeable`.
+    /// Returns the number of pages that compaction would at least free: the sum of the kernel's `freeable`.
     pub fn freeable_pages(&self) -> u64 {
         let freeable = |(index, class): (usize, &SizeClass)| {
             self.lists(index as u8).freeable_zspages(class) * u64::from(class.pages_per_zspage)
@@ -151,17 +151,16 @@ impl<D: PoolLocks> RawPool<D> {
         Timed::new(self.locks.lock_for_migration(class, &self.counts), self.counts.lists_hold_ns())
     }
 
-    /// Compacts one class, and returns the number of pages that freed.
+    /// Compacts one class; returns the number of pages freed.
     fn compact_class(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
-        // Every object once at most: others may go on making gaps for ever.
+        // Move as many bytes as the class has, at most: other threads may make new gaps without end.
         let all_bytes = self.lists(class).objs_used * u64::from(self.classes.get(class).size_bytes);
         let freed = budget.with_at_most(all_bytes, |budget| self.pack(class, effort, budget));
         budget.spend_if_cancelled();
         if effort == Effort::Tight { freed + self.tighten(class, budget) } else { freed }
     }
 
-    /// Moves objects of a class from its emptiest zspages to its fullest, and returns the number of pages that
-    /// freed.
+    /// Moves objects of a class from its emptiest zspages to its fullest; returns the number of pages freed.
     fn pack(&self, class: u8, effort: Effort, budget: &mut Budget<'_>) -> i64 {
         let shape = self.classes.get(class);
         let (mut freed, mut stuck, mut met_limit) = (0, 0, false);
@@ -185,7 +184,7 @@ impl<D: PoolLocks> RawPool<D> {
                 }
             }
             if last == Some(Outcome::Stuck) {
-                // Another one first, the next time.
+                // Try another zspage first next time.
                 lists.rotate_emptiest(&self.zspages);
             }
             freed += pages_before - lists.pages_used as i64;
@@ -198,14 +197,14 @@ impl<D: PoolLocks> RawPool<D> {
                     met_limit = true;
                     self.arena.release_free();
                 }
-                // The limit is met again, or there is no pair left.
+                // The limit is reached again, or no pair is left.
                 _ => break,
             }
         }
         freed
     }
 
-    /// From which zspage of a class objects are to be moved to which other, if any.
+    /// Returns the zspage to move objects from and the one to move them to, if any.
     fn pair(&self, lists: &mut Lists, shape: &SizeClass, effort: Effort) -> Option<(u32, u32)> {
         let is_worth_it = match effort {
             Effort::Zspages => lists.freeable_zspages(shape) > 0,
@@ -215,8 +214,7 @@ impl<D: PoolLocks> RawPool<D> {
         Some((from, lists.fullest_but(&self.zspages, from)?))
     }
 
-    /// Moves the objects of the one zspage of a class that has gaps into a new one without, if that frees
-    /// a page.
+    /// Moves the objects of the one zspage of a class that has gaps into a new zspage, if that frees a page.
     fn tighten(&self, class: u8, budget: &mut Budget<'_>) -> i64 {
         let shape = self.classes.get(class);
         let wastes = |lists: &Lists| lists.pages_used > lists.ideal_pages(shape);
@@ -229,8 +227,8 @@ impl<D: PoolLocks> RawPool<D> {
         self.move_to_new(lists, from, new, budget)
     }
 
-    /// Moves the objects of a zspage into `new`, which is in no list yet; without a zspage `new` goes back.
-    /// Returns the number of pages that freed, which may be less than none.
+    /// Moves the objects of `from` into `new`, which is on no list yet; without `from`, frees `new`.
+    /// Returns the number of pages freed, which may be negative.
     pub(super) fn move_to_new(
         &self,
         mut lists: MigrationLists<'_, D>,
@@ -240,7 +238,7 @@ impl<D: PoolLocks> RawPool<D> {
     ) -> i64 {
         let pages_before = lists.pages_used as i64;
         let mut emptied = EmptiedList::new();
-        // SAFETY: the zspage is the caller's, then in the lists, which are locked.
+        // SAFETY: the caller owns the zspage, which is then on the lists, and these are locked.
         unsafe { self.zspages.get(new) }.let_go();
         lists.insert(&self.zspages, new, 0);
         if let Some(from) = from {
@@ -249,7 +247,7 @@ impl<D: PoolLocks> RawPool<D> {
         if !emptied.iter().any(|emptied| emptied.zspage == new) {
             match self.take_off_if_empty(&mut lists, new) {
                 Some(unused) => emptied.push(unused),
-                // Who goes through the list has seen it.
+                // At the back, as `leave_chunks` takes zspages from the front.
                 None => {
                     lists.move_to_back(&self.zspages, new);
                     self.note_moved(&mut lists, new);
@@ -262,8 +260,8 @@ impl<D: PoolLocks> RawPool<D> {
         freed
     }
 
-    /// Moves objects from one zspage to another of their class until one of them is empty or full, or
-    /// something is in the way. After `Stuck`, the zspage `to` may be among the `emptied`.
+    /// Moves objects from one zspage to another of their class until `from` is empty, `to` is full, or
+    /// another [`Outcome`] ends it. After `Stuck`, `to` may be in `emptied`.
     fn move_objects(
         &self,
         lists: &mut MigrationLists<'_, D>,
@@ -272,7 +270,7 @@ impl<D: PoolLocks> RawPool<D> {
         budget: &mut Budget<'_>,
         emptied: &mut EmptiedList,
     ) -> Outcome {
-        // SAFETY: the lists lead to it, and are locked.
+        // SAFETY: the zspage is on the lists, which are locked.
         let source = unsafe { self.zspages.get(from) };
         if source.is_held() {
             return Outcome::Stuck;
@@ -285,7 +283,7 @@ impl<D: PoolLocks> RawPool<D> {
             let Some(cell) = self.movable(object, huge_handle) else { continue };
             let Ok(place) = self.take(lists, to, shape, true) else { return Outcome::Full };
             self.copy(object, place, to);
-            // SAFETY: `take` held it, and its object is in use.
+            // SAFETY: `take` held the zspage, and its object is in use.
             unsafe { self.zspages.get(to) }.let_go();
             if !cell.relocate(object, place) {
                 self.put(lists, place).into_iter().for_each(|place| emptied.push(place));
@@ -306,42 +304,42 @@ impl<D: PoolLocks> RawPool<D> {
         Outcome::Stuck
     }
 
-    /// Gives a zspage whose objects came from another one a place among the coldest.
+    /// Inserts a zspage that was filled from another at the cold end of the LRU.
     fn note_moved(&self, lists: &mut Lists, new: u32) {
         if let Some(lru) = &self.lru {
             let page = self.zspages.with(lists, new, |zspage| zspage.page);
-            // SAFETY: the lists lead to it, and are locked.
+            // SAFETY: the zspage is on the lists, which are locked.
             lru.insert(page, unsafe { self.zspages.get(new) }.class, End::Coldest);
         }
     }
 
-    /// The cell of the handle that leads to `object`, if there is one and it could be moved. The class's
-    /// lists are still, and its zspage is not held.
+    /// Returns the cell of the handle that points at `object`, if there is one and the object can be moved.
+    /// The class is locked for migration, and the zspage is not held.
     fn movable(&self, object: Location, huge_handle: u32) -> Option<&D::Cell> {
         let (start, header_bytes) = self.place(object);
         let handle = if header_bytes == 0 {
             huge_handle
         } else {
-            // SAFETY: an object below `fresh` has a header: of a handle, as its zspage is not held by one
-            // who is yet to write it, or the tag of a free one.
+            // SAFETY: an object below `fresh` has a header: a handle, as the zspage is not held and so has no
+            // unwritten object, or the tag of a free object.
             let [handle, _] = unsafe { start.cast::<[u32; 2]>().read() };
             handle
         };
         if handle == FREE_TAG {
             return None;
         }
-        // A damaged header may name anything, and nothing is moved for it.
+        // A damaged header may name any number; `is_movable` rejects it.
         self.cell(handle).filter(|cell| cell.is_movable(object))
     }
 
-    /// Copies an object to another place of its class.
+    /// Copies an object to another location of its class.
     fn copy(&self, from: Location, to: Location, to_zspage: u32) {
         self.contents().read(from);
         self.contents().write(to);
         let ((source, header_bytes), (destination, _)) = (self.place(from), self.place(to));
         let size_bytes = usize::from(self.classes.get(from.class).size_bytes);
-        // SAFETY: both places have room for an object of the class, in committed pages; the new one is
-        // the caller's alone, and nobody writes to a stored object.
+        // SAFETY: both locations have room for an object of the class, in committed pages; the new one
+        // belongs to the caller alone, and no thread writes to a stored object.
         unsafe { destination.copy_from_nonoverlapping(source, size_bytes) };
         if header_bytes == 0 {
             self.copy_huge_names(from, to, to_zspage);

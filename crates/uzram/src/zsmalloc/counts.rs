@@ -1,12 +1,12 @@
-//! What a pool counts of its locks, on each CPU for itself, if it is asked to. One that is not spends a test of a
-//! pointer on it.
+//! Per-CPU counters of a pool's lock operations, if the pool is built with them. Without them they cost one test of
+//! a pointer.
 
 use crate::base::counters::per_cpu_counters;
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;
 
 per_cpu_counters! {
-    /// What a pool has done so far.
+    /// What a pool has done since it was made.
     pub struct LockCounts;
 
     /// A CPU's share.
@@ -20,16 +20,16 @@ per_cpu_counters! {
     pool_locks,
     /// Times a size class's lock was taken.
     class_locks,
-    /// Time for which lists of zspages were locked, in ns: by the class's lock, or by the pool's where that
-    /// is the one.
+    /// Time for which lists of zspages were locked, in ns: by the class's lock, or in `Consolidated` by the
+    /// pool's.
     lists_hold_ns,
-    /// Calls of the arena to give back a run of pages.
+    /// Calls to the arena that gave back runs of pages.
     runs_freed,
-    /// Those of them that were made while lists were locked.
+    /// Those that were made while lists were locked.
     runs_freed_locked,
 }
 
-/// The counters of a pool, if it has any.
+/// The counters of a pool, if they are on.
 #[derive(Debug)]
 pub struct Counts(Option<PerCpu<Share>>);
 
@@ -46,7 +46,7 @@ impl Counts {
         }
     }
 
-    /// Returns the counter of the time for which lists are locked.
+    /// Returns this CPU's counter of the time for which lists are locked.
     #[inline]
     pub(super) fn lists_hold_ns(&self) -> Option<&Counter> {
         self.0.as_ref().map(|shares| &shares.local().lists_hold_ns)

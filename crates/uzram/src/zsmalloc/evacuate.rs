@@ -1,7 +1,7 @@
-//! Moving zspages out of chunks of the arena that have few, so that whole chunks go back to the system.
+//! Evacuates sparse chunks of the arena, so that whole chunks go back to the system.
 //!
-//! The arena says which: it hides its emptiest chunks, so that new zspages lie in the others, until this
-//! is done. What could not be moved, being read or written, keeps its chunk.
+//! The arena chooses the emptiest chunks and hides them during the evacuation, so that new zspages go into
+//! the others. A zspage that cannot be moved, as it is read or written, keeps its chunk.
 
 use crate::base::mem::{Account, Gfp, HiddenChunks};
 
@@ -10,15 +10,15 @@ use super::design::PoolLocks;
 use super::raw::RawPool;
 use super::zspage::{GROUP_FULL, Lists};
 
-/// Rounds of choosing chunks: what is left of a chosen one for want of runs of the right length finds
-/// some in the next, or in one that chooses fewer.
+/// Rounds of choosing chunks: a zspage that found no run of its length in one round may find one in the
+/// next, or in one that hides fewer chunks.
 const ROUNDS: usize = 16;
-/// Zspages that are looked at under one hold of a class's lock.
+/// Zspages that are examined per acquisition of a class's lock.
 const VISITS_PER_HOLD: u32 = 64;
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Moves zspages out of chunks that so run empty, where there are any; returns the number of pages that
-    /// freed in zspages with gaps, which may be less than none.
+    /// Evacuates sparse chunks, if there are any; returns the number of committed pages that this freed,
+    /// which may be negative.
     pub(super) fn empty_chunks(&self, budget: &mut Budget<'_>) -> i64 {
         let (mut freed, mut most, mut kept) = (0, usize::MAX, Vec::new());
         for _ in 0..ROUNDS {
@@ -35,7 +35,7 @@ impl<D: PoolLocks> RawPool<D> {
             if self.arena.chunks_in_use() < held {
                 continue;
             }
-            // Each lacked runs of the right length. They may find them in one another, or others in them.
+            // Each chunk's zspages lacked runs of their length, which other chosen chunks may have: hide fewer.
             most = chosen.len() / 2;
             if most == 0 {
                 (most, kept) = (usize::MAX, [kept, chosen].concat());
@@ -47,7 +47,7 @@ impl<D: PoolLocks> RawPool<D> {
     /// Moves the zspages of a class out of the hidden chunks.
     fn leave_chunks(&self, class: u8, hidden: &HiddenChunks<'_>, budget: &mut Budget<'_>) -> i64 {
         let mut freed = 0;
-        // A zspage of which some objects stay behind comes to a group that is looked at later.
+        // A zspage that some objects stay in moves to an emptier group, which is visited later.
         for group in (1..=GROUP_FULL).rev() {
             let mut left = self.lists(class).len(group);
             while left > 0 {
@@ -55,7 +55,7 @@ impl<D: PoolLocks> RawPool<D> {
                 if budget.is_spent() {
                     return freed;
                 }
-                // Without growing: that would win nothing.
+                // Do not grow the arena: that would free nothing.
                 let Ok(new) = self.alloc_zspage(class, Gfp::NoWait) else { return freed };
                 let mut lists = self.lock_for_migration(class);
                 let from = self.find_in(&mut lists, group, &mut left, hidden);
@@ -65,8 +65,8 @@ impl<D: PoolLocks> RawPool<D> {
         freed
     }
 
-    /// The next zspage of a group that lies in a hidden chunk, of as many as may be looked at under one
-    /// hold and are `left` to be.
+    /// Returns the next zspage of a group that lies in a hidden chunk. Examines at most `VISITS_PER_HOLD`
+    /// zspages, and subtracts them from `left`.
     pub(super) fn find_in(
         &self,
         lists: &mut Lists,
@@ -77,7 +77,7 @@ impl<D: PoolLocks> RawPool<D> {
         let visits = VISITS_PER_HOLD.min(*left);
         for visit in 1..=visits {
             let Some(id) = lists.rotate(&self.zspages, group) else {
-                // Others have emptied the group since it was counted.
+                // Other threads have emptied the group since it was counted.
                 *left = 0;
                 return None;
             };

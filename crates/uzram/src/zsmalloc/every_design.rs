@@ -1,6 +1,6 @@
-//! Tests of one body for every lock design.
+//! Runs one test body for every lock design.
 
-/// A test for each design out of each generic function.
+/// Makes a test per lock design of each generic function.
 macro_rules! for_every_design {
     ($($test:ident),+ $(,)?) => { $(
         mod $test {

@@ -1,4 +1,4 @@
-//! Giving objects back.
+//! Frees objects.
 
 use crate::base::error::Result;
 use crate::base::mem::{Account, Run};
@@ -8,10 +8,10 @@ use super::raw::RawPool;
 use super::word::Location;
 use super::zspage::Lists;
 
-/// What stands in the header of a free object instead of a handle.
+/// Replaces the handle in the header of a free object.
 pub(super) const FREE_TAG: u32 = u32::MAX;
 
-/// A zspage that has run empty and is in no list.
+/// An empty zspage that is on no list.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "its pages are to be given back"]
 pub(super) struct Emptied {
@@ -20,7 +20,7 @@ pub(super) struct Emptied {
     committed: u8,
 }
 
-/// Some of them, collected under a class's lock, where nothing is to be allocated.
+/// Emptied zspages, collected under a class's lock, where nothing may be allocated.
 pub(super) struct EmptiedList {
     some: [Option<Emptied>; EmptiedList::MOST],
     len: usize,
@@ -33,7 +33,7 @@ impl EmptiedList {
         EmptiedList { some: [None; EmptiedList::MOST], len: 0 }
     }
 
-    /// Whether there is no room for the two that moving the objects of a zspage may leave.
+    /// Returns whether there is no room for two more: moving the objects of a zspage may empty two.
     pub(super) fn is_nearly_full(&self) -> bool {
         self.len + 2 > EmptiedList::MOST
     }
@@ -52,8 +52,8 @@ impl<D: PoolLocks> RawPool<D> {
     /// Frees an object, at once or when its last reader is done.
     ///
     /// # Safety
-    /// The handle is in use, and this call alone frees it; unless [`READS_OUTLIVE_FREES`] nobody reads its
-    /// object.
+    /// The handle is in use, and only this call frees it; unless [`READS_OUTLIVE_FREES`], no thread reads
+    /// its object.
     ///
     /// [`READS_OUTLIVE_FREES`]: super::design::PoolLocks::READS_OUTLIVE_FREES
     #[inline]
@@ -64,11 +64,11 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Whether a freed object's header is its own. If not, its neighbours may be damaged as well: better
-    /// lose the memory than reuse it.
+    /// Returns whether a freed object's header names its handle. If not, its neighbours may be damaged too:
+    /// the object is leaked rather than reused.
     pub(super) fn is_sound(&self, handle: u32, object: Location) -> bool {
         let (start, header_bytes) = self.place(object);
-        // SAFETY: the object is no longer read, and not yet free: it is the caller's.
+        // SAFETY: the object is no longer read and not yet free: it belongs to the caller.
         let is_sound = header_bytes == 0 || unsafe { start.cast::<[u32; 2]>().read() }[0] == handle;
         if !is_sound {
             self.corrupted.add(1);
@@ -76,8 +76,8 @@ impl<D: PoolLocks> RawPool<D> {
         is_sound
     }
 
-    /// Takes back an object that nobody uses any more, then its handle: who moves objects may look at a
-    /// handle as long as an object's header names it.
+    /// Releases an object that is no longer used, then its handle: compaction may look a handle up as long
+    /// as an object's header names it.
     #[inline(never)]
     pub(super) fn release(&self, handle: u32, (object, mut lists): Released<'_, D>) {
         self.counts.count(|share| &share.frees);
@@ -96,32 +96,32 @@ impl<D: PoolLocks> RawPool<D> {
         unsafe { self.free_handle(handle) };
     }
 
-    /// Gives a handle back.
+    /// Frees a handle.
     ///
     /// # Safety
-    /// The handle is in use, and nobody uses it any more.
+    /// The handle is allocated, and no thread uses it any more.
     pub(super) unsafe fn free_handle(&self, handle: u32) {
         // SAFETY: the caller's promise.
         self.note(unsafe { self.handles.remove(handle) });
     }
 
-    /// Counts damage that a cache found.
+    /// Counts corruption that a slab cache found.
     fn note(&self, freed: Result<()>) {
         if freed.is_err() {
             self.corrupted.add(1);
         }
     }
 
-    /// Puts an object that is in no use back into its zspage. If that has run empty, it is taken off the
-    /// lists, and returned.
+    /// Puts an unused object back into its zspage. If the zspage is empty then, takes it off the lists and
+    /// returns it.
     pub(super) fn put(&self, lists: &mut Lists, object: Location) -> Option<Emptied> {
         let (start, header_bytes) = self.place(object);
         let id = self.zspage_id_at(object.page);
         self.contents().write(object);
         let inuse = self.zspages.with(lists, id, |zspage| {
             if header_bytes > 0 {
-                // SAFETY: the object is the caller's; the class's lock is held from here until it is on
-                // the list.
+                // SAFETY: the object belongs to the caller; the class's lock is held from here until the
+                // object is on the free list.
                 unsafe { start.cast::<[u32; 2]>().write([FREE_TAG, u32::from(zspage.free)]) };
             }
             zspage.free = object.index;
@@ -151,18 +151,18 @@ impl<D: PoolLocks> RawPool<D> {
     /// Takes a zspage off the lists if it is empty.
     pub(super) fn take_off_if_empty(&self, lists: &mut Lists, id: u32) -> Option<Emptied> {
         let inuse = self.zspages.with(lists, id, |zspage| zspage.inuse);
-        // SAFETY: the lists lead to it, and are locked.
+        // SAFETY: the zspage is on the lists, which are locked.
         (inuse == 0).then(|| self.take_off(lists, id, unsafe { self.zspages.get(id) }.class))
     }
 
-    /// Gives the memory of a zspage back.
+    /// Gives the memory of a zspage back to the arena.
     pub(super) fn give_back(&self, emptied: Emptied) {
         self.counts.count(|share| &share.runs_freed);
         let (run, committed) = self.give_descriptor_back(emptied);
         self.arena.free_run(run, Account::Pool, committed);
     }
 
-    /// Gives the memory of zspages back, all at once.
+    /// Gives the memory of zspages back to the arena, in one call.
     pub(super) fn give_back_all(&self, emptied: &EmptiedList) {
         let runs: Vec<_> = emptied.iter().map(|emptied| self.give_descriptor_back(*emptied)).collect();
         if !runs.is_empty() {
@@ -171,7 +171,7 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Gives a descriptor back, and returns what it described: a run, and its committed pages.
+    /// Frees a descriptor; returns its run and the number of committed pages.
     fn give_descriptor_back(&self, emptied: Emptied) -> (Run, u64) {
         // SAFETY: the zspage is empty and on no list.
         self.note(unsafe { self.zspages.free(emptied.zspage) });

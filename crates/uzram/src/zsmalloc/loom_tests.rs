@@ -1,5 +1,5 @@
-//! Pools of every design under loom: zspages of one page and two objects. Every object's bytes are
-//! watched, by place: what reads, writes, moves or frees them must be in order.
+//! Pools of every design under loom: zspages of one page and two objects. loom tracks the accesses to each
+//! object's bytes, by location: reads, writes, moves and frees must be ordered.
 
 use super::builder::PoolBuilder;
 use super::compact::{Budget, Effort};
@@ -19,7 +19,7 @@ for_every_design!(
     loom_zsmalloc_eviction_against_stores_and_frees,
 );
 
-/// Two of them fill a zspage of one page.
+/// Bytes of an object; two of them fill a zspage of one page.
 const LEN: usize = 1800;
 
 /// An object that the model has stored.
@@ -38,7 +38,7 @@ impl<D: PoolLocks> Model<D> {
 
     fn with(reclaim: bool) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
-        // The fewest classes: loom makes all their locks anew for each interleaving.
+        // The fewest classes: loom makes all their locks again for each interleaving.
         let builder = PoolBuilder::new("model").max_objects(8).chain_size(1).reclaim(reclaim);
         Arc::new(Model(RawPool::new(arena, &builder).expect("pool")))
     }
@@ -48,7 +48,7 @@ impl<D: PoolLocks> Model<D> {
         Stored { handle, owner }
     }
 
-    /// Two zspages of which each has one object, that of the first two owners.
+    /// Makes two zspages with one object each; returns the objects.
     fn two_half_full(&self) -> [Stored; 2] {
         let [one, two, three, four] = [1, 2, 3, 4].map(|owner| self.store(owner));
         self.free(two);
@@ -63,7 +63,7 @@ impl<D: PoolLocks> Model<D> {
     }
 
     fn free(&self, object: Stored) {
-        // SAFETY: the model frees it once, and nobody reads it.
+        // SAFETY: the model frees it once, and no thread reads it.
         unsafe { self.0.free(object.handle) };
     }
 
@@ -71,7 +71,7 @@ impl<D: PoolLocks> Model<D> {
         self.0.compact(Effort::Zspages, &mut Budget::unlimited());
     }
 
-    /// Exactly these are left, on so many pages.
+    /// Checks that exactly the objects `left` remain, on `pages` pages, and frees them.
     fn end(&self, left: &[Stored], pages: u64) {
         left.iter().for_each(|object| self.read(*object));
         let stats = self.0.class_stats();
@@ -83,17 +83,17 @@ impl<D: PoolLocks> Model<D> {
     }
 }
 
-/// `f` on a new pool.
+/// Checks `f` on a new pool.
 fn model<D: PoolLocks>(f: impl Fn(Arc<Model<D>>) + Sync + Send + 'static) {
     check(move || f(Model::new()));
 }
 
-/// `f` in every order that takes at most two switches of threads more than needed: three find no more, in
-/// many times the time. Set LOOM_MAX_PREEMPTIONS for more.
+/// Checks `f` in every interleaving of at most two preemptions: three take many times as long and find no
+/// more. Set LOOM_MAX_PREEMPTIONS for more.
 fn check(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(2));
-    // A pool is a long way from end to end.
+    // A pool's operations have many branches.
     builder.max_branches = 10_000;
     builder.check(f);
 }
@@ -107,7 +107,7 @@ fn beside<D: PoolLocks>(
 }
 
 fn loom_zsmalloc_frees_against_compaction<D: PoolLocks>() {
-    // The one that is moved, and the one beside which it is put.
+    // Frees the object that is moved, then the one that stays.
     for freed in 0..2 {
         model::<D>(move |pool| {
             let both = pool.two_half_full();
@@ -125,7 +125,7 @@ fn loom_zsmalloc_reads_against_compaction<D: PoolLocks>() {
         let reader = beside(&pool, move |pool| both.iter().for_each(|object| pool.read(*object)));
         pool.compact();
         reader.join().expect("no panic");
-        // What is read stays where it is, and compaction gives up on it after some tries.
+        // An object that is read stays in place, and compaction gives up on it after some tries.
         pool.compact();
         pool.end(&both, 1);
     });
@@ -174,7 +174,7 @@ fn loom_zsmalloc_compaction_against_compaction<D: PoolLocks>() {
     });
 }
 
-/// The owners of a zspage are asked while one of them frees its object and a third stores another.
+/// Evicts a zspage while another thread frees one of its objects and stores a new one.
 fn loom_zsmalloc_eviction_against_stores_and_frees<D: PoolLocks>() {
     check(|| {
         let pool = Model::<D>::with(true);

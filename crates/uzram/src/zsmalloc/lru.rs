@@ -1,8 +1,8 @@
-//! The order in which a pool's zspages were last stored into, for those who empty the coldest.
+//! A pool's zspages in the order in which they were last stored into, for reclaim of the coldest.
 //!
-//! A circular list through a table with an entry for each page, of which those are used that zspages
-//! start at: `[page after | page before]`, each one more than the page, and 0 for none. Another table has
-//! the classes, so that a zspage of the list can be locked. The lock comes after a class's.
+//! A circular list through a table with an entry per page, of which only the entries of zspages' first
+//! pages are used: `[page after | page before]`. Another table has the zspages' classes, so that reclaim
+//! can lock the class of a listed zspage. The list's lock comes after a class's.
 
 use std::ops::Range;
 
@@ -14,28 +14,28 @@ use crate::base::sync::{AtomicU32, AtomicU64, Mutex, Ordering, classes};
 pub(super) struct Lru {
     order: Mutex<Order>,
     links: Table<AtomicU64>,
-    /// For each page in the list one more than the class; else 0.
+    /// For each page on the list, its class plus one; else 0.
     classes: Table<AtomicU32>,
 }
 
 #[derive(Default)]
 struct Order {
-    /// The one stored into last; before it, as the list is a circle, the coldest.
+    /// The zspage stored into last; the one before it in the circle is the coldest.
     hottest: Option<u32>,
     len: u64,
 }
 
-/// Where a zspage comes that is not in the list yet.
+/// The end at which a new zspage is inserted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// It was just stored into.
+    /// For a zspage that was just stored into.
     Hottest,
-    /// It was not.
+    /// For a zspage that compaction filled.
     Coldest,
 }
 
 impl Lru {
-    /// An empty list for an arena of so many pages.
+    /// Makes an empty list for an arena of `pages` pages.
     pub(super) fn new(pages: usize) -> Result<Self> {
         Ok(Lru {
             order: Mutex::new(&classes::ZS_LRU, Order::default()),
@@ -44,18 +44,18 @@ impl Lru {
         })
     }
 
-    /// Has what belongs to these pages in memory from now on.
+    /// Populates the table entries of these pages.
     pub(super) fn populate(&self, pages: Range<usize>) -> Result<()> {
         self.links.populate_range(pages.clone())?;
         self.classes.populate_range(pages)
     }
 
-    /// How many zspages are in the list.
+    /// Returns the number of zspages on the list.
     pub(super) fn len(&self) -> u64 {
         self.order.lock().len
     }
 
-    /// Notes that something was stored into the zspage that starts at `page`. Its class is locked.
+    /// Makes the zspage that starts at `page` the hottest. Its class is locked.
     pub(super) fn touch(&self, page: u32, class: u8) {
         let mut order = self.order.lock();
         if order.hottest == Some(page) {
@@ -65,7 +65,7 @@ impl Lru {
         self.link(&mut order, page, class, End::Hottest);
     }
 
-    /// Puts a zspage in if it is not there. Its class is locked.
+    /// Inserts a zspage if it is not on the list. Its class is locked.
     pub(super) fn insert(&self, page: u32, class: u8, end: End) {
         let mut order = self.order.lock();
         if self.class_of(page).is_none() {
@@ -73,21 +73,21 @@ impl Lru {
         }
     }
 
-    /// Takes a zspage out, and returns whether it was there. Its class is locked.
+    /// Removes a zspage; returns whether it was on the list. Its class is locked.
     pub(super) fn remove(&self, page: u32) -> bool {
         let mut order = self.order.lock();
         self.unlink(&mut order, page)
     }
 
-    /// The zspage that was stored into longest ago, and its class: as long as that is not locked, it may
-    /// be gone.
+    /// Returns the zspage that was stored into longest ago, and its class. Unless the class is locked, the
+    /// zspage may be gone already.
     pub(super) fn coldest(&self) -> Option<(u32, u8)> {
         let order = self.order.lock();
         let (coldest, _) = self.neighbours(order.hottest?);
         Some((coldest, self.class_of(coldest)?))
     }
 
-    /// Whether a zspage of that class is in the list. With the class locked, it is in use then.
+    /// Returns whether a zspage of this class is on the list. If so, and the class is locked, it is in use.
     pub(super) fn contains(&self, page: u32, class: u8) -> bool {
         let _order = self.order.lock();
         self.class_of(page) == Some(class)
@@ -97,7 +97,7 @@ impl Lru {
         self.classes[page as usize].load(Ordering::Relaxed).checked_sub(1).map(|class| class as u8)
     }
 
-    /// The pages before and after one of the list.
+    /// Returns the pages before and after a page of the list.
     fn neighbours(&self, page: u32) -> (u32, u32) {
         let links = self.links[page as usize].load(Ordering::Relaxed);
         (links as u32, (links >> u32::BITS) as u32)
@@ -116,7 +116,7 @@ impl Lru {
             order.hottest = Some(page);
             return;
         };
-        // Between the coldest and the hottest, and then one of them.
+        // Insert between the coldest and the hottest; `end` decides which of the two it becomes.
         let (coldest, _) = self.neighbours(hottest);
         self.set_neighbours(page, coldest, hottest);
         let (before, _) = self.neighbours(coldest);

@@ -5,23 +5,23 @@
 //! can run empty and be given back.
 //!
 //! ```text
-//! handle ──► object word [page | class | index | the design's]      (slab "zs_handle")
+//! handle ──► object word [page | class | index | design bits]       (slab "zs_handle")
 //!                           │
 //!            page table [page] ──► descriptor of the zspage          (slab "zspage")
 //!                           │
 //!            arena [page + index * size] ──► [handle u32][owner u32][contents …]
 //! ```
 //!
-//! A huge object is a page of its own without room for a header; its owner stands in the page
-//! table, its handle in the descriptor. Every read checks handle and owner (of a huge object, the
-//! owner), so that damage cannot hand out another page's bytes.
+//! A huge object fills a page and has no header: its owner is in the page table, its handle in the
+//! descriptor. Every read checks handle and owner (for a huge object, the owner only), so that
+//! corruption never returns another page's bytes.
 //!
-//! Objects move: compaction packs those of a class into its fullest zspages, and empties chunks of the
-//! arena that have few zspages left (`compact`). Which locks that and everything else takes is the pool's
-//! [`PoolLocks`]; the table is at [`design`].
+//! Objects move: compaction packs the objects of a class into its fullest zspages, and evacuates sparse
+//! chunks of the arena (`compact`). [`PoolLocks`] defines which locks each operation takes; the table is
+//! at [`design`].
 //!
-//! Lock order: compaction, pool, size class, LRU of zspages, then the arena's `commit` only; zspages, runs
-//! and descriptors are allocated without any lock of the pool, and freed so by the designs that can.
+//! Lock order: compaction, pool, size class, LRU of zspages, then the arena's `commit` only. Zspages, runs
+//! and descriptors are allocated with no pool lock held; most designs also free them without one.
 
 mod access;
 mod alloc;
@@ -62,7 +62,7 @@ use raw::RawPool;
 pub use stats::{ClassStat, PoolDesign};
 pub use zspage::FULLNESS_GROUPS;
 
-/// Contents of this length or more take a page of their own in a pool of that chain size.
+/// Returns the length from which contents take a whole page in a pool of this chain size.
 pub fn huge_threshold(chain_size: usize) -> usize {
     class::ClassTable::new(chain_size).huge_threshold()
 }

@@ -1,7 +1,7 @@
 //! The pool as a library: byte strings of 1 to 4096 bytes, packed tightly.
 //!
-//! An [`Object`] borrows its pool and frees its bytes when it is dropped. Whoever keeps the pool and what is in it
-//! side by side, where a borrow cannot be kept, turns it into a [`Handle`].
+//! An [`Object`] borrows its pool and frees its bytes when it is dropped. Callers that cannot keep the borrow, for
+//! example because one struct holds the pool and its objects, turn it into a [`Handle`].
 
 use std::fmt;
 use std::ops::Deref;
@@ -19,10 +19,10 @@ use super::raw::RawPool;
 use super::read::RawRead;
 use super::stats::ClassStat;
 
-/// Memory for byte strings of 1 to 4096 bytes, by default of the lock design that measured best.
+/// Memory for byte strings of 1 to 4096 bytes. The default lock design is the fastest one measured.
 ///
-/// All methods can be called from any number of threads. The pool takes no more memory than its limit; what
-/// compaction frees goes back to the system.
+/// All methods can be called from any number of threads. The pool takes no more memory than its limit; pages that
+/// compaction frees go back to the system.
 ///
 /// ```
 /// let pool = uzram::Pool::builder("names").limit_bytes(16 << 20).build()?;
@@ -46,8 +46,8 @@ pub struct Object<'a, D: PoolLocks = Pinned> {
     handle: Handle,
 }
 
-/// A byte string in a [`Pool`] that no borrow ties to it. Dropping it does not free the bytes: give it to
-/// [`Pool::free`] or [`Pool::object`]. They go with the pool at the latest.
+/// A byte string in a [`Pool`] that does not borrow the pool. Dropping it does not free the bytes: pass it to
+/// [`Pool::free`] or [`Pool::object`]. Dropping the pool frees them too.
 #[must_use = "dropping a handle leaves its bytes in the pool"]
 pub struct Handle {
     pool: u32,
@@ -60,7 +60,7 @@ pub struct Handle {
 pub struct ObjectRead<'a, D: PoolLocks = Pinned>(RawRead<'a, D>);
 
 impl Pool {
-    /// Begins a pool with that name in statistics.
+    /// Returns a builder for a pool of this name. Statistics show the name.
     pub fn builder(name: impl Into<String>) -> PoolBuilder {
         PoolBuilder::new(name)
     }
@@ -68,7 +68,7 @@ impl Pool {
 
 impl<D: PoolLocks> Pool<D> {
     pub(super) fn new(arena: Arc<Arena>, builder: &PoolBuilder) -> Result<Self> {
-        // It only has to differ.
+        // Any number will do as long as pools differ.
         static POOLS: Counter = Counter::new(0);
         Ok(Pool { raw: RawPool::new(arena, builder)?, id: POOLS.add(1) as u32 })
     }
@@ -83,8 +83,7 @@ impl<D: PoolLocks> Pool<D> {
         self.store_for(bytes, 0)
     }
 
-    /// Stores a copy of `bytes` (1..=4096). `owner` is what [`Pool::reclaim`] calls them by, and what a read
-    /// checks.
+    /// Stores a copy of `bytes` (1..=4096). `owner` identifies them to [`Pool::reclaim`]; each read checks it.
     ///
     /// # Errors
     /// As [`Pool::store`].
@@ -95,10 +94,10 @@ impl<D: PoolLocks> Pool<D> {
         Ok(Object { pool: self, handle })
     }
 
-    /// Returns the object of a handle, which dropping it frees.
+    /// Turns a handle back into an object, which frees its bytes when it is dropped.
     ///
     /// # Errors
-    /// `Invalid` for a handle of another pool, where its bytes then stay.
+    /// `Invalid` for a handle of another pool; its bytes stay there.
     #[inline]
     pub fn object(&self, handle: Handle) -> Result<Object<'_, D>> {
         self.check(&handle)?;
@@ -119,21 +118,21 @@ impl<D: PoolLocks> Pool<D> {
     /// Frees the bytes of a handle.
     ///
     /// # Errors
-    /// `Invalid` for a handle of another pool, where its bytes then stay.
+    /// `Invalid` for a handle of another pool; its bytes stay there.
     #[inline]
     pub fn free(&self, handle: Handle) -> Result<()> {
         self.object(handle).map(drop)
     }
 
-    /// Moves objects together as far as that frees pages, while others store, read and free; returns the number
-    /// of pages freed. One thread at a time does, others wait for it.
+    /// Compacts the pool as far as that frees pages, while other threads store, read and free; returns the number
+    /// of pages freed. One thread at a time compacts; other callers wait for it.
     pub fn compact(&self) -> u64 {
         self.raw.compact(Effort::Tight, &mut Budget::unlimited())
     }
 
-    /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all have been
-    /// tried; returns the number of pages freed. `evict` is told the owner of each object in them, and is to
-    /// free it; one that it leaves stays. The pool is not locked meanwhile: `evict` may use it.
+    /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all zspages have been
+    /// tried; returns the number of pages freed. `evict` is called with the owner of each object in them and should
+    /// free the object; one that it does not free stays. No lock is held during the call: `evict` may use the pool.
     ///
     /// # Errors
     /// `Invalid` for a pool that was made without [`PoolBuilder::reclaim`].
@@ -141,23 +140,23 @@ impl<D: PoolLocks> Pool<D> {
         self.raw.reclaim(pages, evict)
     }
 
-    /// Returns the number of pages that compaction would free at least.
+    /// Returns the number of pages that compaction would at least free.
     pub fn freeable_pages(&self) -> u64 {
         self.raw.freeable_pages()
     }
 
-    /// Returns the number of pages that objects take now.
+    /// Returns the number of pages that objects take.
     pub fn pages_used(&self) -> u64 {
         self.raw.pages_used()
     }
 
-    /// Returns how much memory the pool takes: objects, metadata, and what it keeps for reuse. This is what its
-    /// limit bounds.
+    /// Returns the memory of the pool: objects, metadata, and free pages kept for reuse. The pool's limit
+    /// bounds it.
     pub fn charged_bytes(&self) -> u64 {
         pages_to_bytes(self.raw.arena.charged_pages())
     }
 
-    /// Returns how much memory the pool may take; 0 if there is no limit.
+    /// Returns the memory limit of the pool; 0 if there is none.
     pub fn limit_bytes(&self) -> u64 {
         pages_to_bytes(self.raw.arena.limit_pages())
     }
@@ -172,7 +171,7 @@ impl<D: PoolLocks> Pool<D> {
         self.raw.class_stats()
     }
 
-    /// Returns what the pool did with its locks so far, if it was made with [`PoolBuilder::count_locks`].
+    /// Returns the counts of lock operations, if the pool was made with [`PoolBuilder::count_locks`].
     pub fn lock_counts(&self) -> LockCounts {
         self.raw.lock_counts()
     }
@@ -204,7 +203,7 @@ impl<'a, D: PoolLocks> Object<'a, D> {
         self.handle.owner
     }
 
-    /// Keeps the bytes in the pool until [`Pool::free`].
+    /// Turns the object into a handle: the bytes stay in the pool until [`Pool::free`].
     #[inline]
     pub fn into_handle(self) -> Handle {
         let Handle { pool, handle, owner, len } = self.handle;
@@ -216,7 +215,7 @@ impl<'a, D: PoolLocks> Object<'a, D> {
 impl<D: PoolLocks> Drop for Object<'_, D> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the handle is this pool's, and this was its last use; nobody reads, who would borrow it.
+        // SAFETY: the handle is this pool's, and this is its last use; no reader exists, as one would borrow it.
         unsafe { self.pool.raw.free(self.handle.handle) };
     }
 }

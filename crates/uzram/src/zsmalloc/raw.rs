@@ -1,5 +1,5 @@
-//! The pool itself: its parts, and how one leads to another. Handles are numbers here, for whose use the caller
-//! vouches. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`, `reclaim`, `stats`.
+//! The pool itself: its parts, and how they refer to each other. Handles are plain numbers here; callers guarantee
+//! their validity. Each operation has a file: `store`, `read`, `free`, `compact`, `evacuate`, `reclaim`, `stats`.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use super::lru::Lru;
 use super::word::Location;
 use super::zspage::{Descriptor, Descriptors};
 
-/// A cache line.
+/// Bytes of a cache line.
 pub(super) const LINE_BYTES: usize = 64;
 
 /// See the [module's documentation](super). Handles are numbers here.
@@ -28,21 +28,21 @@ pub struct RawPool<D: PoolLocks> {
     pub(super) handles: TypedCache<D::Cell>,
     pub(super) zspages: Descriptors,
     /// For the first page of each zspage [owner of a huge object u32 | descriptor u32]. An entry
-    /// belongs to the zspage, and is written before any of its objects is known to others.
+    /// belongs to the zspage, and is written before any of its objects is published.
     pub(super) page_table: Table<AtomicU64>,
-    /// Objects whose header was not theirs when they were freed.
+    /// Objects whose header did not name their handle when they were freed.
     pub(super) corrupted: Counter,
     pub(super) counts: Counts,
-    /// Held by who moves objects.
+    /// Held by the thread that moves objects.
     pub(super) compaction: Mutex<()>,
     pub(super) pages_compacted: Counter,
-    /// Only of a pool that reclaims.
+    /// `None` unless the pool is built with `reclaim`.
     pub(super) lru: Option<Lru>,
     contents: ObjectAccess,
 }
 
 impl<D: PoolLocks> RawPool<D> {
-    /// A pool in the memory of `arena`.
+    /// Makes a pool in the memory of `arena`.
     ///
     /// # Errors
     /// `Invalid` for a chain size outside [`CHAIN_SIZES`]; `NoMemory` when there is no address space for the
@@ -56,7 +56,7 @@ impl<D: PoolLocks> RawPool<D> {
         let classes = ClassTable::new(builder.chain_size);
         let locks = D::new(classes.iter().len());
         let handles = TypedCache::<D::Cell>::options(format!("zs_handle-{name}"), max_objects);
-        // A pool ends with what is stored in it.
+        // Dropping the pool frees its objects.
         let max_objects_setting = builder.max_objects_setting;
         let handles = slab::CacheConfig { free_objects_on_drop: true, max_objects_setting, ..handles };
         Ok(RawPool {
@@ -75,7 +75,7 @@ impl<D: PoolLocks> RawPool<D> {
         })
     }
 
-    /// Has the tables in memory from now on whose size does not depend on the arena's.
+    /// Populates the tables whose size does not depend on the arena's.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -84,7 +84,7 @@ impl<D: PoolLocks> RawPool<D> {
         self.zspages.populate()
     }
 
-    /// Has what belongs to these pages of the arena in memory from now on.
+    /// Populates the table entries of these pages of the arena.
     ///
     /// # Errors
     /// As [`RawPool::populate`].
@@ -94,13 +94,12 @@ impl<D: PoolLocks> RawPool<D> {
         self.page_table.populate_range(pages)
     }
 
-    /// What an object of `len` bytes, 1 to 4096, takes: its size class's size, in bytes.
+    /// Returns the object size, in bytes, of the class for `len` bytes (1..=4096).
     pub fn class_bytes(&self, len: usize) -> usize {
         usize::from(self.classes.get(self.classes.index_for(len)).size_bytes)
     }
 
-    /// Contents of this length or more take a whole page: compressing them further than to it has
-    /// no use.
+    /// Returns the length from which contents take a whole page, so that compressing them has no use.
     pub fn huge_threshold(&self) -> usize {
         self.classes.huge_threshold()
     }
@@ -111,7 +110,7 @@ impl<D: PoolLocks> RawPool<D> {
         Timed::new(self.locks.lists(class, &self.counts), self.counts.lists_hold_ns())
     }
 
-    /// Where an object starts, and how many bytes its header has.
+    /// Returns an object's address and the size of its header.
     #[inline]
     pub(super) fn place(&self, object: Location) -> (*mut u8, usize) {
         let class = self.classes.get(object.class);
@@ -120,43 +119,43 @@ impl<D: PoolLocks> RawPool<D> {
         (self.arena.address(object.page).wrapping_add(offset), header_bytes)
     }
 
-    /// The cell of a handle that nobody frees meanwhile, or, for a number that is none, whatever else is in memory there.
+    /// Returns the cell of a handle that is not freed meanwhile; for an invalid number, any other bytes or `None`.
     pub(super) fn cell(&self, handle: u32) -> Option<&D::Cell> {
         #[cfg(loom)]
-        // SAFETY: models damage nothing: the number is a handle's.
+        // SAFETY: models corrupt nothing: the number is a valid handle.
         return Some(unsafe { self.handles.get(handle) });
         #[cfg(not(loom))]
-        // SAFETY: a hint is mapped, and aligned; a cell is an atomic integer, which any bytes are.
+        // SAFETY: a hint is mapped and aligned; a cell is an atomic integer, for which any bytes are valid.
         self.handles.hint(handle).map(|cell| unsafe { &*cell })
     }
 
-    /// Moves what a page table entry says of a huge object to the one of its new place, and its handle.
+    /// Copies a huge object's owner and handle to the page table entry and descriptor of its new location.
     pub(super) fn copy_huge_names(&self, from: Location, to: Location, to_zspage: u32) {
         let owner = self.page_table[from.page as usize].load(Ordering::Relaxed) >> 32;
         let entry = owner << 32 | u64::from(to_zspage);
         self.page_table[to.page as usize].store(entry, Ordering::Relaxed);
-        // SAFETY: both are the caller's to move, so their zspages are in use.
+        // SAFETY: the caller moves the object from one to the other, so both zspages are in use.
         let (from, to) = unsafe { (self.zspage_at(from.page), self.zspage_at(to.page)) };
         to.set_huge_handle(from.huge_handle());
     }
 
-    /// The number of the descriptor of the zspage that starts at `page`.
+    /// Returns the number of the descriptor of the zspage that starts at `page`.
     #[inline]
     pub(super) fn zspage_id_at(&self, page: u32) -> u32 {
         self.page_table[page as usize].load(Ordering::Relaxed) as u32
     }
 
-    /// The descriptor of the zspage that starts at `page`.
+    /// Returns the descriptor of the zspage that starts at `page`.
     ///
     /// # Safety
-    /// An object of that zspage is in use, and stays where it is, as long as the result lives.
+    /// An object of that zspage is in use and stays in place as long as the result lives.
     #[inline]
     pub(super) unsafe fn zspage_at(&self, page: u32) -> &Descriptor {
         // SAFETY: the caller's promise.
         unsafe { self.zspages.get(self.zspage_id_at(page)) }
     }
 
-    /// Tells loom of uses of objects' bytes, which it cannot see.
+    /// Returns the reporter of accesses to objects' bytes, for loom.
     #[inline]
     pub(super) fn contents(&self) -> &ObjectAccess {
         &self.contents

@@ -1,4 +1,4 @@
-//! Reading an object: pin it, check that it is the caller's, and let go when the bytes are dropped.
+//! Reads an object: pins it, checks its handle and owner, and unpins it when the bytes are dropped.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -15,7 +15,7 @@ impl<D: PoolLocks> RawPool<D> {
     /// Protects the first `len` bytes of an object for reading.
     ///
     /// # Errors
-    /// `Corrupt` when what is there does not belong to this handle and owner.
+    /// `Corrupt` when the object does not belong to this handle and owner.
     ///
     /// # Safety
     /// The handle is in use and is not being freed; unless [`READS_OUTLIVE_FREES`], it is not freed
@@ -29,16 +29,16 @@ impl<D: PoolLocks> RawPool<D> {
         self.contents().read(object);
         let (start, header_bytes) = self.place(object);
         let bytes = NonNull::new(start.wrapping_add(header_bytes)).unwrap_or(NonNull::dangling());
-        // Unpins on every way out.
+        // Unpins on every return path.
         let read = RawRead { pool: self, handle, object, bytes, len };
-        // The processor's own prefetcher starts after some misses, which is late for so short a run.
+        // The hardware prefetcher starts only after some misses: too late for an object this short.
         (0..len).step_by(LINE_BYTES).for_each(|at| prefetch(start.wrapping_add(at)));
         let room = usize::from(self.classes.get(object.class).size_bytes) - header_bytes;
         let named = if header_bytes == 0 {
             [handle, (self.page_table[object.page as usize].load(Ordering::Relaxed) >> 32) as u32]
         } else {
-            // SAFETY: the pin keeps the object where it is, and its header was written before its handle
-            // was known.
+            // SAFETY: the pin keeps the object in place, and its header was written before its handle was
+            // published.
             unsafe { start.cast::<[u32; 2]>().read() }
         };
         if named != [handle, owner] || len > room {
@@ -47,16 +47,15 @@ impl<D: PoolLocks> RawPool<D> {
         Ok(read)
     }
 
-    /// Brings nearer what [`RawPool::free`] will touch: a hint, for a number that need not be a
-    /// handle at all.
+    /// Prefetches what [`RawPool::free`] will touch: a hint. `handle` need not be a valid handle.
     #[inline]
     pub fn prefetch(&self, handle: u32) {
-        // Models have no caches, and need not explore what a hint finds.
+        // Models have no caches and need not explore hints.
         if cfg!(loom) {
             return;
         }
         let Some(cell) = self.handles.hint(handle) else { return };
-        // The handle may be freed meanwhile, and its memory be used for anything.
+        // The handle may be freed concurrently and its memory reused for anything.
         // SAFETY: a hint is aligned, and stays mapped.
         let Some(object) = (unsafe { D::Cell::hint(cell) }) else { return };
         let (page, class) = (object.page as usize, usize::from(object.class));
@@ -81,8 +80,8 @@ impl<D: PoolLocks> Deref for RawRead<'_, D> {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: `read` found that the object has room for `len` bytes from `bytes` on, which were
-        // written with it; the pin keeps it where it is, and nobody writes to an object that is stored.
+        // SAFETY: `read` checked that the object has room for `len` bytes from `bytes` on, and they were
+        // written before it was published; the pin keeps it in place, and no thread writes to a stored object.
         unsafe { std::slice::from_raw_parts(self.bytes.as_ptr(), self.len) }
     }
 }
@@ -91,7 +90,7 @@ impl<D: PoolLocks> Drop for RawRead<'_, D> {
     #[inline]
     fn drop(&mut self) {
         self.pool.contents().read(self.object);
-        // SAFETY: this pinned the handle.
+        // SAFETY: this value holds the pin.
         if let Some(released) = unsafe { D::unpin(self.pool, self.handle, self.object) } {
             self.pool.release(self.handle, released);
         }

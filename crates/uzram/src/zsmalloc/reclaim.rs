@@ -1,8 +1,8 @@
-//! Emptying the coldest zspages, with the help of those whose objects are in them.
+//! Reclaim of the coldest zspages: the owners of their objects are asked to free them.
 //!
-//! A zspage whose turn it is is *isolated*: nothing more is stored into it. Then the owners of its objects
-//! are told, one after another and without any lock, who free them or do not. What is left after that is
-//! put back, as the hottest. This is what "Implement writeback for zsmalloc" (N. Pham, 2022) did.
+//! The zspage is *isolated* first: nothing more is stored into it. Then `evict` is called with the owners
+//! of its objects, no lock held; it frees the objects or leaves them. A zspage that is not empty then is
+//! put back as the hottest. "Implement writeback for zsmalloc" (N. Pham, 2022) did the same.
 
 use crate::base::error::{Error, Result};
 use crate::base::sync::Ordering;
@@ -14,7 +14,7 @@ use super::raw::RawPool;
 use super::word::Location;
 use super::zspage::{GROUP_ISOLATED, Lists};
 
-/// A zspage that is being emptied.
+/// An isolated zspage.
 struct Isolated {
     page: u32,
     class: u8,
@@ -24,19 +24,19 @@ struct Isolated {
 /// What [`RawPool::reclaim_coldest`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reclaimed {
-    /// Zspages that it looked at.
+    /// Zspages examined.
     pub looked_at: u64,
-    /// Pages that are free by it.
+    /// Pages freed.
     pub freed_pages: u64,
 }
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Empties the zspages that were stored into longest ago, until `pages` pages are free, or there is
-    /// none left to try; returns the number of pages freed. `evict` is told the owner of each object in
-    /// them, and is to free it. No lock is held meanwhile; the object may be gone already.
+    /// Empties the zspages that were stored into longest ago, until `pages` pages are free or all zspages
+    /// have been tried; returns the number of pages freed. `evict` is called with the owner of each object in
+    /// them, no lock held, and should free the object, which may be gone already.
     ///
     /// # Errors
-    /// `Invalid` for a pool that does not keep the order of its zspages.
+    /// `Invalid` for a pool that does not keep its zspages in LRU order.
     pub fn reclaim(&self, pages: u64, mut evict: impl FnMut(u32)) -> Result<u64> {
         let (mut freed, mut left) = (0, self.lru.as_ref().map_or(1, Lru::len));
         while freed < pages && left > 0 {
@@ -47,8 +47,8 @@ impl<D: PoolLocks> RawPool<D> {
         Ok(freed)
     }
 
-    /// Empties up to `most` of the zspages that were stored into longest ago, all at once: `evict` is told the owners
-    /// of their objects.
+    /// Empties up to `most` of the zspages that were stored into longest ago: calls `evict` once, with the owners of
+    /// all their objects.
     ///
     /// # Errors
     /// As [`RawPool::reclaim`].
@@ -69,14 +69,14 @@ impl<D: PoolLocks> RawPool<D> {
         Ok(emptied)
     }
 
-    /// Isolates a zspage, unless it is gone, or someone is about to write to it, and tells whose objects are in it.
+    /// Isolates a zspage, unless it is gone or held; adds the owners of its objects to `owners`.
     fn isolate(&self, lru: &Lru, page: u32, class: u8, owners: &mut Vec<u32>) -> Option<Isolated> {
         let mut lists = self.lists(class);
         if !lru.contains(page, class) {
             return None;
         }
         let id = self.zspage_id_at(page);
-        // SAFETY: it is in use: it is among the class's, which are locked.
+        // SAFETY: the zspage is in use: it is on the class's lists, which are locked.
         let descriptor = unsafe { self.zspages.get(id) };
         if descriptor.is_held() {
             lru.touch(page, class);
@@ -93,7 +93,7 @@ impl<D: PoolLocks> RawPool<D> {
         Some(Isolated { page, class, committed })
     }
 
-    /// Puts back what is left of an isolated zspage; returns how many pages are free.
+    /// Puts an isolated zspage back if it is not empty; returns the number of pages freed.
     fn end_isolation(&self, lru: &Lru, isolated: &Isolated) -> u64 {
         let Isolated { page, class, committed } = *isolated;
         let mut lists = self.lists(class);
@@ -105,7 +105,7 @@ impl<D: PoolLocks> RawPool<D> {
         0
     }
 
-    /// The isolated zspage of a class that starts at `page`, if it is still there.
+    /// Returns the isolated zspage that starts at `page`, if it still exists.
     fn find_isolated(&self, lists: &mut Lists, page: u32) -> Option<u32> {
         (0..lists.len(GROUP_ISOLATED)).find_map(|_| {
             let id = lists.rotate(&self.zspages, GROUP_ISOLATED)?;
@@ -113,13 +113,13 @@ impl<D: PoolLocks> RawPool<D> {
         })
     }
 
-    /// Whose an object is, if it is in use. Its class is locked, and its zspage not held.
+    /// Returns the owner of an object, if it is in use. Its class is locked, and its zspage is not held.
     fn owner_of(&self, object: Location) -> Option<u32> {
         let (start, header_bytes) = self.place(object);
         if header_bytes == 0 {
             return Some((self.page_table[object.page as usize].load(Ordering::Relaxed) >> 32) as u32);
         }
-        // SAFETY: an object below `fresh` has a header, as nobody is yet to write it.
+        // SAFETY: an object below `fresh` has a header: the zspage is not held, so no object of it is unwritten.
         let [handle, owner] = unsafe { start.cast::<[u32; 2]>().read() };
         (handle != FREE_TAG).then_some(owner)
     }

@@ -1,4 +1,4 @@
-//! What a pool tells of itself, and the lock designs to choose from while the program runs.
+//! A pool's statistics, and the lock designs to choose from at run time.
 
 use crate::base::named::named;
 
@@ -10,7 +10,7 @@ use super::design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
 use super::raw::RawPool;
 use super::zspage::FULLNESS_GROUPS;
 
-/// A lock design, to choose while the program runs.
+/// A lock design, chosen at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PoolDesign {
     /// [`Pinned`].
@@ -29,7 +29,7 @@ impl PoolDesign {
     pub const ALL: [PoolDesign; 4] =
         [PoolDesign::Pinned, PoolDesign::ClassIndexed, PoolDesign::Consolidated, PoolDesign::Split];
 
-    /// Its name in settings.
+    /// Returns its name in settings.
     pub const fn name(self) -> &'static str {
         match self {
             PoolDesign::Pinned => Pinned::NAME,
@@ -42,7 +42,7 @@ impl PoolDesign {
 
 named!(PoolDesign, "'{}' is no lock design of a pool: {}");
 
-/// One class in the columns of the kernel's `classes` file.
+/// The statistics of one class, in the columns of the kernel's `classes` file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -51,16 +51,16 @@ pub struct ClassStat {
     pub class: SizeClass,
     /// Zspages by fullness group.
     pub zspages: [u32; FULLNESS_GROUPS],
-    /// Objects that its zspages have room for.
+    /// Objects that the zspages have room for.
     pub obj_allocated: u64,
     /// Objects in use.
     pub obj_used: u64,
-    /// Pages committed to its zspages.
+    /// Pages committed to the zspages.
     pub pages_used: u64,
 }
 
 impl ClassStat {
-    /// Pages that packing the class's objects together would free, the kernel's `freeable`.
+    /// Returns the number of pages that compacting the class would free: the kernel's `freeable`.
     pub fn freeable_pages(&self) -> u64 {
         let spare = (self.obj_allocated - self.obj_used) / u64::from(self.class.objs_per_zspage);
         spare * u64::from(self.class.pages_per_zspage)
@@ -68,27 +68,27 @@ impl ClassStat {
 }
 
 impl<D: PoolLocks> RawPool<D> {
-    /// Pages committed to zspages: the kernel's `mem_used_total` in pages.
+    /// Returns the number of pages committed to zspages: the kernel's `mem_used_total` in pages.
     pub fn pages_used(&self) -> u64 {
         self.arena.used_pages(Account::Pool)
     }
 
-    /// Objects found damaged when they were freed; their memory is not used again.
+    /// Returns the number of objects found damaged when they were freed; their memory is not reused.
     pub fn corrupted(&self) -> u64 {
         self.corrupted.get()
     }
 
-    /// Pages that compaction has freed.
+    /// Returns the number of pages that compaction has freed.
     pub fn pages_compacted(&self) -> u64 {
         self.pages_compacted.get()
     }
 
-    /// What the pool did with its locks, if its options asked for it.
+    /// Returns the counts of lock operations, if they are on.
     pub fn lock_counts(&self) -> LockCounts {
         self.counts.sum()
     }
 
-    /// The memory that the pool's tables take now; it grows with the pool.
+    /// Returns the resident bytes of the pool's tables; they grow with the pool.
     #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         self.page_table.resident_bytes()
@@ -96,7 +96,7 @@ impl<D: PoolLocks> RawPool<D> {
             + self.zspages.table_resident_bytes()
     }
 
-    /// The state of each class, smallest first.
+    /// Returns the state of each class, smallest first.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         let stat = |(index, class): (usize, &SizeClass)| {
             let lists = self.lists(index as u8);

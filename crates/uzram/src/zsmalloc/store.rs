@@ -1,6 +1,6 @@
-//! Storing an object: take a handle and room for the bytes, write them, publish the handle.
+//! Stores an object: allocates a handle and an object, writes the bytes, publishes the handle.
 //!
-//! Between taking and writing lies a [`Reserved`]: whoever has one may wait for other things than memory.
+//! A [`Reserved`] separates allocation from writing: its holder has its memory and may wait for other things.
 
 use crate::base::cpu::prefetch_write;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -16,18 +16,18 @@ impl<D: PoolLocks> RawPool<D> {
     /// Stores a copy of `bytes` (1..=4096) for `owner`, and returns its handle.
     ///
     /// # Errors
-    /// As [`RawPool::reserve`]. Nothing is stored then.
+    /// As [`RawPool::reserve`]. On an error nothing is stored.
     #[inline]
     pub fn store(&self, bytes: &[u8], owner: u32, gfp: Gfp) -> Result<u32> {
         self.reserve(bytes.len(), gfp)?.write(bytes, owner)
     }
 
-    /// Takes an object with room for `len` bytes (1..=4096), to be written later.
+    /// Allocates an object with room for `len` bytes (1..=4096), to be written later.
     ///
     /// # Errors
-    /// `Invalid` for another length, `NoSpace` when the arena's limit is met, `NoMemory` when the
-    /// system gives no more. If `gfp` forbids waiting, any of the latter two means no more than
-    /// that it takes waiting to know.
+    /// `Invalid` for another length, `NoSpace` when the arena's limit is reached, `NoMemory` when the
+    /// system gives no more. If `gfp` forbids waiting, the latter two only mean that the allocation
+    /// would have to wait.
     #[inline]
     pub fn reserve(&self, len: usize, gfp: Gfp) -> Result<Reserved<'_, D>> {
         if len == 0 || len > PAGE_SIZE {
@@ -40,14 +40,14 @@ impl<D: PoolLocks> RawPool<D> {
                 Ok(Reserved { pool: self, handle, zspage, object })
             }
             Err(error) => {
-                // SAFETY: the handle is new, and known here only.
+                // SAFETY: the handle is new and known only here.
                 unsafe { self.free_handle(handle) };
                 Err(error)
             }
         }
     }
 
-    /// Runs `f`; if it meets the limit and `gfp` allows it, once more after giving free memory back.
+    /// Runs `f`; if it lacks memory and `gfp` allows waiting, gives free memory back and runs it again.
     #[inline]
     fn with_memory<R>(&self, gfp: Gfp, f: impl Fn() -> Result<R>) -> Result<R> {
         match f() {
@@ -59,7 +59,7 @@ impl<D: PoolLocks> RawPool<D> {
         }
     }
 
-    /// Whether giving free memory back may mend `error`: not if a limit is met by what is in use.
+    /// Returns whether giving free memory back may help against `error`: not if used memory alone reaches the limit.
     #[cold]
     fn may_help(&self, error: &Error) -> bool {
         match error.kind() {
@@ -70,21 +70,21 @@ impl<D: PoolLocks> RawPool<D> {
     }
 }
 
-/// An object with room for as many bytes as it was reserved for. Dropped, it goes back.
+/// An allocated object that is not written yet. Dropping it frees it.
 pub struct Reserved<'a, D: PoolLocks> {
     pool: &'a RawPool<D>,
     handle: u32,
-    /// Held until the object is written: it has no header yet by which it could be moved.
+    /// Held until the object is written: without a header it cannot be moved.
     zspage: u32,
     object: Location,
 }
 
 impl<'a, D: PoolLocks> Reserved<'a, D> {
-    /// Stores a copy of `bytes` for `owner`. If the object is of another class than they need, they
-    /// get one of theirs, and this one goes back.
+    /// Stores a copy of `bytes` for `owner`. If the bytes need an object of another class, frees the
+    /// reserved one and allocates theirs.
     ///
     /// # Errors
-    /// None for as many bytes as were reserved; else as [`RawPool::store`], which may wait then.
+    /// None for as many bytes as were reserved; else as [`RawPool::store`] with [`Gfp::MayWait`].
     #[inline]
     pub fn write(self, bytes: &[u8], owner: u32) -> Result<u32> {
         let pool = self.pool;
@@ -95,7 +95,7 @@ impl<'a, D: PoolLocks> Reserved<'a, D> {
         }
         let (start, header_bytes) = pool.place(self.object);
         pool.contents().write(self.object);
-        // A new object is cold, and its lines come sooner all at once than one after another.
+        // A new object is not in the CPU's cache: fetch its lines in parallel.
         (0..header_bytes + bytes.len())
             .step_by(LINE_BYTES)
             .for_each(|at| prefetch_write(start.wrapping_add(at)));
@@ -106,18 +106,18 @@ impl<'a, D: PoolLocks> Reserved<'a, D> {
             pool.page_table[self.object.page as usize].store(entry, Ordering::Relaxed);
             zspage.set_huge_handle(self.handle);
         } else {
-            // SAFETY: the object is this reservation's alone, its pages are committed, objects are
+            // SAFETY: the object belongs to this reservation alone, its pages are committed, objects are
             // 16-aligned and at least 32 bytes, so there is room for the header.
             unsafe { start.cast::<[u32; 2]>().write([self.handle, owner]) };
         }
         // SAFETY: as above; the class is the one for this length, so the object has room for
-        // header and contents, and `bytes` cannot overlap memory that nobody has a reference to.
+        // header and contents, and no reference to its memory exists that `bytes` could overlap.
         unsafe { start.add(header_bytes).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         // SAFETY: the handle is this reservation's.
         unsafe { pool.handles.get(self.handle) }.publish(self.object);
         zspage.let_go();
         let handle = self.handle;
-        // The object is the handle's from now on.
+        // The handle owns the object now.
         std::mem::forget(self);
         Ok(handle)
     }
@@ -132,7 +132,7 @@ impl<D: PoolLocks> Drop for Reserved<'_, D> {
         let emptied = pool.put(&mut lists, self.object);
         drop(lists);
         emptied.into_iter().for_each(|emptied| pool.give_back(emptied));
-        // SAFETY: the handle is this reservation's, and known here only.
+        // SAFETY: the handle is this reservation's and known only here.
         unsafe { pool.free_handle(self.handle) };
     }
 }

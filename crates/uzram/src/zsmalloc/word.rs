@@ -1,20 +1,20 @@
-//! Object words: what a handle leads to.
+//! Object words: what a handle resolves to.
 //!
 //! ```text
 //! u64   63          32 31    24 23       12 11          0
-//!       [ page        | class  | index     | the design's ]
+//!       [ page        | class  | index     | design bits  ]
 //! ```
 //!
-//! `page` is the first page of the zspage, `class` its size class, `index` the object's place in it.
-//! Because the class stands in the word, a free can find it without any lock ("mm/zsmalloc: encode
-//! class_idx in obj", W. Hao, 2026); the design of the kernel before that does not look there.
+//! `page` is the first page of the zspage, `class` its size class, `index` the object's number in it.
+//! With the class in the word, a free finds it without any lock ("mm/zsmalloc: encode class_idx in
+//! obj", W. Hao, 2026); the kernel's earlier design, `Split`, does not read it.
 
 use crate::base::cpu::read_for_hint;
 use crate::base::sync::{AtomicU64, Ordering};
 
 use super::class::MAX_OBJECTS;
 
-/// Bits of a word that are the design's.
+/// Bits of a word that belong to the lock design.
 pub const DESIGN_BITS: u32 = 12;
 const INDEX_BITS: u32 = 12;
 const CLASS_SHIFT: u32 = DESIGN_BITS + INDEX_BITS;
@@ -34,7 +34,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// As a word, the design's bits 0.
+    /// Returns the word, with the design bits 0.
     #[inline]
     pub fn encode(self) -> u64 {
         u64::from(self.page) << PAGE_SHIFT
@@ -42,7 +42,7 @@ impl Location {
             | u64::from(self.index) << DESIGN_BITS
     }
 
-    /// From a word, whatever the design's bits are.
+    /// Decodes a word; ignores the design bits.
     #[inline]
     pub fn decode(word: u64) -> Self {
         Location {
@@ -53,35 +53,35 @@ impl Location {
     }
 }
 
-/// A handle's word, by the rules of a design. Any bytes are a cell.
+/// A handle's word, as a lock design defines it. Any bit pattern is a valid cell.
 pub trait Cell: Default + Send + Sync + 'static {
-    /// Leads the handle to its object, which is written.
+    /// Points the handle at its object, which has been written.
     fn publish(&self, object: Location);
 
-    /// Whether the handle leads to `object`, and it could be moved now. The caller holds the
-    /// [`MigrationGuard`](super::design::MigrationGuard) of its class.
+    /// Returns whether the handle points at `object` and the object can be moved now. The caller holds
+    /// the [`MigrationGuard`](super::design::MigrationGuard) of its class.
     fn is_movable(&self, object: Location) -> bool;
 
-    /// Leads the handle from one place to another, which has the same contents; returns false if the
+    /// Points the handle from one location at another with the same contents; returns false if the
     /// object cannot be moved now. The caller holds the [`MigrationGuard`](super::design::MigrationGuard)
     /// of its class.
     fn relocate(&self, from: Location, to: Location) -> bool;
 
-    /// Where the object of the cell at `cell` might be, if its word says enough: a hint, as others may be changing what is
-    /// there, which need not be a cell ([`read_for_hint`]).
+    /// Returns the likely location of the object of `cell`: a hint, as other threads may be changing the memory, which
+    /// need not be a cell ([`read_for_hint`]).
     ///
     /// # Safety
-    /// It is aligned as one, and mapped.
+    /// `cell` is aligned and mapped.
     unsafe fn hint(cell: *const Self) -> Option<Location>;
 }
 
-/// A cell of nothing but a word, which locks protect.
+/// A cell that holds only the location, which locks protect.
 #[derive(Default)]
 #[repr(transparent)]
 pub struct WordCell(AtomicU64);
 
 impl WordCell {
-    /// Where the handle leads.
+    /// Returns the location of the handle's object.
     #[inline]
     pub fn object(&self) -> Location {
         Location::decode(self.0.load(Ordering::Acquire))

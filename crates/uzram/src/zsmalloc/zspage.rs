@@ -1,11 +1,11 @@
 //! Zspages and the lists that a size class keeps of them. The class's lock protects all of it.
 //!
 //! A zspage is one run of pages, so an object is always contiguous in memory. Objects that were
-//! never used lie beyond `fresh`: they need no free list, and the pages only they would reach are
-//! not committed yet. Objects that were freed form a list through their own first bytes.
+//! never used lie at or beyond `fresh`: they need no free list, and pages that only they span are
+//! not committed yet. Freed objects form a list through their own first bytes.
 //!
-//! Who has a zspage *held* knows that no object of it is moved: the kernel's zspage read lock. Holds
-//! are taken where moving is impossible (the design says how), so that moving only has to look.
+//! While a zspage is *held*, none of its objects is moved: the kernel's zspage read lock. A hold is
+//! taken where the lock design excludes moves, so a mover only needs to check for holds.
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
@@ -14,7 +14,7 @@ use crate::slab::{CacheConfig, TypedCache};
 
 use super::class::SizeClass;
 
-/// Fullness groups: 0 is empty, 11 full, and group `g` between holds zspages from `(g - 1) * 10`
+/// Fullness groups: 0 is empty, 11 is full, and group `g` in between holds zspages from `(g - 1) * 10`
 /// to below `g * 10` percent full.
 pub const FULLNESS_GROUPS: usize = 12;
 pub(super) const GROUP_FULL: usize = FULLNESS_GROUPS - 1;
@@ -26,7 +26,7 @@ const LISTS: usize = FULLNESS_GROUPS + 1;
 pub(super) const NONE_INDEX: u16 = u16::MAX;
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What changes of a zspage.
+/// The mutable state of a zspage.
 #[derive(Debug)]
 pub struct Zspage {
     /// The run's first page.
@@ -36,7 +36,7 @@ pub struct Zspage {
     next: u32,
     /// The freed object to use next.
     pub(super) free: u16,
-    /// Objects from here on were never used.
+    /// Objects from this index on were never used.
     pub(super) fresh: u16,
     pub(super) inuse: u16,
     group: u8,
@@ -44,7 +44,7 @@ pub struct Zspage {
     pub(super) committed: u8,
 }
 
-/// The group of a zspage with `inuse` of `objs` objects in use.
+/// Returns the group of a zspage with `inuse` of `objs` objects in use.
 #[inline]
 pub(super) fn fullness_group(inuse: u16, objs: u16) -> usize {
     match inuse {
@@ -58,10 +58,10 @@ pub(super) fn fullness_group(inuse: u16, objs: u16) -> usize {
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(align(32)))]
 pub struct Descriptor {
-    /// Its class's lock guards it.
+    /// Protected by the class's lock.
     guarded: Guarded<Zspage>,
     holds: AtomicU32,
-    /// The handle of a huge object, which has no header to name it.
+    /// The handle of a huge object, which has no header.
     huge_handle: AtomicU32,
     pub(super) class: u8,
 }
@@ -70,7 +70,7 @@ pub struct Descriptor {
 const _: () = assert!(size_of::<Descriptor>() == 32);
 
 impl Descriptor {
-    /// A zspage of no objects, whose run starts at `page`, held once.
+    /// Makes an empty zspage whose run starts at `page`, held once.
     pub(super) fn new(page: u32, class: u8) -> Self {
         let zspage = Zspage {
             page,
@@ -90,13 +90,13 @@ impl Descriptor {
         }
     }
 
-    /// Keeps the zspage's objects where they are. Call it where they cannot be moved.
+    /// Keeps the zspage's objects in place. Call it where they cannot be moved.
     #[inline]
     pub(super) fn hold(&self) {
         self.holds.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a hold: what was done under it is seen by who then finds the zspage not held.
+    /// Ends a hold: what was done under it is visible to a thread that then finds the zspage not held.
     #[inline]
     pub(super) fn let_go(&self) {
         self.holds.fetch_sub(1, Ordering::Release);
@@ -124,7 +124,7 @@ pub(super) struct Descriptors(TypedCache<Descriptor>);
 impl Descriptors {
     pub(super) fn new(pool_name: &str, arena: Arc<Arena>, max_zspages: u64) -> Result<Self> {
         let name = format!("zspage-{pool_name}");
-        // A pool ends with what is stored in it.
+        // Dropping the pool frees its objects.
         let options = CacheConfig {
             free_objects_on_drop: true,
             ..TypedCache::<Descriptor>::options(name, max_zspages)
@@ -137,40 +137,39 @@ impl Descriptors {
         self.0.populate()
     }
 
-    /// Takes a descriptor that nobody else knows yet.
+    /// Allocates a descriptor that no other thread knows yet.
     pub(super) fn alloc(&self, descriptor: Descriptor, gfp: Gfp) -> Result<u32> {
         self.0.insert(descriptor, gfp)
     }
 
-    /// Gives back a descriptor that is in no list.
+    /// Frees a descriptor that is on no list.
     ///
     /// # Errors
-    /// `Corrupt` when it is found that it is none, or free already.
+    /// `Corrupt` when `id` is found to be no descriptor, or free already.
     ///
     /// # Safety
-    /// [`Descriptors::alloc`] returned it, and nobody uses it any more.
+    /// [`Descriptors::alloc`] returned it, and no thread uses it any more.
     pub(super) unsafe fn free(&self, id: u32) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.0.remove(id) }
     }
 
-    /// A descriptor.
+    /// Returns a descriptor.
     ///
     /// # Safety
-    /// It is in use for as long as the reference lives: an object of the zspage is, or the lock of the
-    /// lists that it is in is held.
+    /// It is in use for as long as the reference lives: an object of the zspage is in use, or the zspage is
+    /// on lists whose lock is held.
     #[inline]
     pub(super) unsafe fn get(&self, id: u32) -> &Descriptor {
         // SAFETY: the caller's promise.
         unsafe { self.0.get(id) }
     }
 
-    /// Runs `f` on a zspage of the class that `_lists` belongs to: whoever has its lists has the class's
-    /// lock.
+    /// Runs `f` on a zspage of the class of `_lists`. A caller that has the lists holds the class's lock.
     #[inline]
     pub(super) fn with<R>(&self, _lists: &mut Lists, id: u32, f: impl FnOnce(&mut Zspage) -> R) -> R {
-        // SAFETY: a zspage that the class's lists or its page table lead to has its descriptor until
-        // it is taken off them. The class's lock is held, and `f` cannot come back: it has no `Lists`.
+        // SAFETY: a zspage that the class's lists or the page table name keeps its descriptor until it is
+        // taken off them. The class's lock is held, and `f` cannot call this again: it has no `Lists`.
         unsafe { self.0.get(id).guarded.with_mut(f) }
     }
 
@@ -188,7 +187,7 @@ impl Descriptors {
 /// A class's zspages by fullness, and its counts.
 #[derive(Debug)]
 pub struct Lists {
-    /// The first of each circular list.
+    /// The first zspage of each circular list.
     heads: [u32; LISTS],
     lengths: [u32; LISTS],
     /// A bit for each group that has zspages.
@@ -202,17 +201,17 @@ impl Lists {
         Lists { heads: [NONE; LISTS], lengths: [0; LISTS], groups: 0, objs_used: 0, pages_used: 0 }
     }
 
-    /// Zspages of a group.
+    /// Returns the number of zspages of a group.
     pub(super) fn len(&self, group: usize) -> u32 {
         self.lengths[group]
     }
 
-    /// All zspages.
+    /// Returns the number of zspages of all groups.
     pub(super) fn zspages(&self) -> u64 {
         self.lengths.iter().map(|len| u64::from(*len)).sum()
     }
 
-    /// Zspages by fullness; those that are being emptied count as empty.
+    /// Returns the number of zspages by fullness; isolated ones count as empty.
     pub(super) fn by_fullness(&self) -> [u32; FULLNESS_GROUPS] {
         let mut counts = [0; FULLNESS_GROUPS];
         counts.copy_from_slice(&self.lengths[..FULLNESS_GROUPS]);
@@ -220,15 +219,15 @@ impl Lists {
         counts
     }
 
-    /// The first zspage of the fullest group that has room.
+    /// Returns the first zspage of the fullest group that has room.
     #[inline]
     pub(super) fn fullest_with_room(&self) -> Option<u32> {
         let room = self.groups & ((1 << GROUP_FULL) - 1);
         (room != 0).then(|| self.heads[room.ilog2() as usize])
     }
 
-    /// The last zspage of the emptiest group that is not empty, if it has room. Objects are moved from last ones to
-    /// first ones, so that the same ones are not moved again and again.
+    /// Returns the last zspage of the emptiest group, neither the empty nor the full one, that has zspages. Compaction
+    /// moves objects from the last zspage to the first, so that it does not move the same objects repeatedly.
     pub(super) fn emptiest(&mut self, all: &Descriptors) -> Option<u32> {
         let some = self.groups & ((1 << GROUP_FULL) - 2);
         let first = (some != 0).then(|| self.heads[some.trailing_zeros() as usize])?;
@@ -243,7 +242,7 @@ impl Lists {
         self.rotate(all, group);
     }
 
-    /// Makes the last zspage of the emptiest group that has some its first.
+    /// Makes the last zspage of the group of [`Lists::emptiest`] its first.
     pub(super) fn rotate_emptiest(&mut self, all: &Descriptors) {
         if let Some(last) = self.emptiest(all) {
             let group = all.with(self, last, |zspage| usize::from(zspage.group));
@@ -251,7 +250,7 @@ impl Lists {
         }
     }
 
-    /// Of the zspages with room the fullest that is not `other`.
+    /// Returns the fullest zspage that has room, other than `other`.
     pub(super) fn fullest_but(&mut self, all: &Descriptors, other: u32) -> Option<u32> {
         (1..GROUP_FULL).rev().find_map(|group| {
             let first = self.heads[group];
@@ -263,13 +262,13 @@ impl Lists {
         })
     }
 
-    /// Packing the class's objects together would free a zspage at least: the kernel's `zs_can_compact`.
+    /// Returns the number of zspages that packing the class's objects would free: the kernel's `zs_can_compact`.
     pub(super) fn freeable_zspages(&self, class: &SizeClass) -> u64 {
         let objs = u64::from(class.objs_per_zspage);
         (self.zspages() * objs).saturating_sub(self.objs_used) / objs
     }
 
-    /// Pages that the objects would take if they were packed without a gap.
+    /// Returns the number of pages that the objects would take without gaps.
     pub(super) fn ideal_pages(&self, class: &SizeClass) -> u64 {
         let objs = u64::from(class.objs_per_zspage);
         let rest = class.pages_for((self.objs_used % objs) as usize) as u64;
@@ -287,7 +286,7 @@ impl Lists {
     }
 
     /// Calls `f` with the first `most` zspages of each group that has room, fullest group first, until it returns
-    /// something.
+    /// `Some`.
     pub(super) fn find_with_room<R>(
         &mut self,
         all: &Descriptors,
@@ -340,7 +339,7 @@ impl Lists {
         }
     }
 
-    /// Puts a zspage into the list of its fullness, unless it is there or is being emptied.
+    /// Moves a zspage to the list of its fullness, unless it is there already or is isolated.
     #[inline]
     pub(super) fn regroup(&mut self, all: &Descriptors, id: u32, objs_per_zspage: u16) {
         let (old, inuse) = all.with(self, id, |zspage| (usize::from(zspage.group), zspage.inuse));
@@ -366,7 +365,7 @@ mod tests {
         assert_eq!((fullness_group(0, 1), fullness_group(1, 1)), (0, 11));
     }
 
-    /// Zspages come, change their group, go round and go, against plain queues.
+    /// Inserts, regroups, rotates and removes zspages; compares with plain queues.
     #[test]
     fn lists_agree_with_queues() {
         use std::collections::VecDeque;
@@ -387,7 +386,7 @@ mod tests {
                         let at = random.below(model[from].len());
                         let id = model[from].remove(at).expect("in range");
                         lists.remove(&all, id);
-                        // SAFETY: the zspage is this test's, and in no list.
+                        // SAFETY: the zspage is this test's and on no list.
                         unsafe { all.free(id) }.expect("in use");
                     }
                     2 if !model[from].is_empty() => {

@@ -1,5 +1,5 @@
-//! A lock for each class, and one for the pool that keeps objects where they are while a handle is
-//! looked up: the kernel's design since 2023, and its three steps of 2026.
+//! A lock per class, and one for the pool that keeps objects in place while a handle is looked up: the
+//! kernel's design since 2023, and its three steps of 2026.
 
 use std::ops::{Deref, DerefMut};
 
@@ -12,23 +12,23 @@ use crate::zsmalloc::{RawPool, design};
 
 use super::{MigrationGuard, PoolLocks, Released};
 
-/// A lock for each class and one for the pool. `STEPS` are the steps of the series that are taken, added
-/// up: [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
+/// A lock per class and one for the pool. `STEPS` is a mask of the steps of the series:
+/// [`CLASS_IN_WORD`], [`FREE_WITHOUT_POOL_LOCK`], [`PAGES_AFTER_LOCK`].
 pub struct ClassLocks<const STEPS: u8> {
-    /// On lines of its own, as every class's is: what others only read is beside it otherwise.
+    /// On cache lines of its own, like each class's lock: read-only data would otherwise share them.
     pool: Padded<RwLock>,
     classes: Box<[Padded<Mutex<Lists>>]>,
 }
 
-/// Step 1: a free takes the class's number from the object word, not from the zspage.
+/// Step 1: a free takes the class's index from the object word, not from the zspage.
 pub const CLASS_IN_WORD: u8 = 1;
-/// Step 2: so a free takes no pool lock. Without step 1 it does.
+/// Step 2: a free takes no pool lock. It has no effect without step 1.
 pub const FREE_WITHOUT_POOL_LOCK: u8 = 2;
-/// Step 3: an emptied zspage's pages are given back after the class's lock is let go.
+/// Step 3: an emptied zspage's pages are freed after the class's lock is released.
 pub const PAGES_AFTER_LOCK: u8 = 4;
 
-/// Before both series: the pool's lock is a readers' lock for finding objects and a writer's for moving
-/// them, each class has a lock of its own, and a zspage is held while an object in it is read.
+/// The design before both series: the pool's lock is taken for reading to look objects up and for writing
+/// to move them, each class has a lock of its own, and a zspage is held while an object in it is read.
 pub type Split = ClassLocks<0>;
 /// "mm/zsmalloc: reduce lock contention in zs_free()" (W. Hao, 2026).
 pub type ClassIndexed = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK | PAGES_AFTER_LOCK }>;
@@ -42,7 +42,7 @@ impl<const STEPS: u8> ClassLocks<STEPS> {
 
 /// The lists of a class, and the pool's lock.
 pub struct BothLocks<'a> {
-    // Before `pool`: let go in reverse.
+    // Declared before `pool`: released in reverse lock order.
     lists: MutexGuard<'a, Lists>,
     pool: WriteGuard<'a>,
 }
@@ -106,7 +106,7 @@ impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
         let _look_up = pool.locks.look_up(&pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
-        // lock for itself.
+        // lock for writing.
         unsafe { design::find_and_hold(pool, handle) }
     }
 
@@ -115,16 +115,16 @@ impl<const STEPS: u8> PoolLocks for ClassLocks<STEPS> {
         // SAFETY: the handle is in use (the caller's promise).
         let cell = unsafe { pool.handles.get(handle) };
         let lists = if STEPS & CLASS_IN_WORD != 0 && STEPS & FREE_WITHOUT_POOL_LOCK != 0 {
-            // An object that is moved stays in its class.
+            // A moved object stays in its class.
             pool.lists(cell.object().class)
         } else {
             let _look_up = pool.locks.look_up(&pool.counts);
             let object = cell.object();
-            // SAFETY: the object is in use and not moved under the pool's lock, so its zspage is in use.
+            // SAFETY: the object is in use, and the pool's lock keeps it in place, so its zspage is in use.
             let of_zspage = || unsafe { pool.zspage_at(object.page) }.class;
             pool.lists(if STEPS & CLASS_IN_WORD != 0 { object.class } else { of_zspage() })
         };
-        // Again, as it may have been moved: under the class's lock it is not.
+        // Read the word again: the object may have moved before the class's lock was taken.
         let object = cell.object();
         pool.is_sound(handle, object).then_some((object, lists))
     }

@@ -1,5 +1,5 @@
-//! One lock for the pool, but for holding a zspage while an object in it is read: "zsmalloc: Consolidate
-//! zs_pool's migrate_lock and size_class's locks" (N. Pham, 2022).
+//! One lock for the pool, except that a zspage is held while an object in it is read: "zsmalloc:
+//! Consolidate zs_pool's migrate_lock and size_class's locks" (N. Pham, 2022).
 
 use std::ops::{Deref, DerefMut};
 
@@ -14,7 +14,7 @@ use super::{MigrationGuard, PoolLocks, Released};
 
 /// One lock for the whole pool.
 pub struct Consolidated {
-    /// On lines of its own: what others only read is beside it otherwise.
+    /// On cache lines of its own: read-only data would otherwise share them.
     classes: Padded<Mutex<Box<[Lists]>>>,
 }
 
@@ -71,7 +71,7 @@ impl PoolLocks for Consolidated {
 
     #[inline]
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location {
-        // Which class it is does not matter here.
+        // Any class will do: the lock is the pool's.
         let _locked = pool.locks.lists(0, &pool.counts);
         // SAFETY: the handle is in use and not being freed (the caller's promise); moving takes the pool's
         // lock.
@@ -81,7 +81,7 @@ impl PoolLocks for Consolidated {
     #[inline]
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>> {
         let mut lists = pool.lists(0);
-        // SAFETY: the handle is in use, and this call alone frees it (the caller's promise); moving takes
+        // SAFETY: the handle is in use, and only this call frees it (the caller's promise); moving takes
         // the pool's lock.
         let object = unsafe { design::find(pool, handle) };
         lists.guard_mut().class = object.class;

@@ -1,4 +1,4 @@
-//! Lock designs, as types: which locks a pool takes for what.
+//! Lock designs, as types: the locks that each operation of a pool takes.
 //!
 //! | design | to allocate | to find an object | to free | to move |
 //! |---|---|---|---|---|
@@ -7,11 +7,12 @@
 //! | [`Consolidated`] | pool | pool, then the zspage is held | pool | pool |
 //! | [`Pinned`] | class | none: the object's word is pinned | class | class |
 //!
-//! `Split` is the kernel's design before two patch series, which are the two after it: "zsmalloc:
-//! Consolidate zs_pool's migrate_lock and size_class's locks" (N. Pham, 2022) and "mm/zsmalloc: reduce
-//! lock contention in zs_free()" (W. Hao, 2026). In both a reader keeps all objects of a zspage from
-//! being moved, and the caller keeps the one being read from being freed. [`Pinned`] came later: a
-//! reader pins its object alone, may read on when it is freed, and never waits.
+//! `Split` is the kernel's design before two patch series: "zsmalloc: Consolidate zs_pool's
+//! migrate_lock and size_class's locks" (N. Pham, 2022), which is `Consolidated`, and "mm/zsmalloc:
+//! reduce lock contention in zs_free()" (W. Hao, 2026), which is `ClassIndexed`. In these three a reader
+//! keeps all objects of a zspage from being moved, and the caller keeps the object being read from being
+//! freed. In [`Pinned`], which is ours, a reader pins only its object, may go on reading when it is
+//! freed, and never waits.
 
 mod class_locks;
 mod consolidated;
@@ -32,23 +33,24 @@ use super::counts::Counts;
 use super::word::{Cell, Location, WordCell};
 use super::zspage::Lists;
 
-/// The locks of a design, and what is done under them.
+/// The locks of a design, and the operations under them.
 pub trait PoolLocks: Sized + Send + Sync + 'static {
-    /// Its name in settings and tables.
+    /// The name in settings and tables.
     const NAME: &'static str;
-    /// A reader may go on reading when its object is freed; it is then released after the last one.
-    /// Where not, the caller keeps the object from being freed while it is read.
+    /// Whether a reader may go on reading when its object is freed; the last reader then releases it.
+    /// If not, the caller keeps the object from being freed while it is read.
     const READS_OUTLIVE_FREES: bool;
-    /// The pages of an emptied zspage are given back while its class's lists are still locked.
+    /// Whether the pages of an emptied zspage are freed while its class's lists are still locked.
     const FREES_PAGES_LOCKED: bool;
-    /// A handle's word in memory.
+    /// The handle's word.
     type Cell: Cell;
-    /// Locked lists of a class.
+    /// The locked lists of a class.
     type Lists<'a>: DerefMut<Target = Lists>;
-    /// Locked lists of a class none of whose objects can be found meanwhile, and no zspage held.
+    /// The locked lists of a class whose objects no thread can look up, and whose zspages no thread can hold,
+    /// meanwhile.
     type MigrationGuard<'a>: MigrationGuard;
 
-    /// The locks for so many classes.
+    /// Makes the locks for `classes` classes.
     fn new(classes: usize) -> Self;
 
     /// Locks the lists of a class.
@@ -57,47 +59,47 @@ pub trait PoolLocks: Sized + Send + Sync + 'static {
     /// Locks the lists of a class to move its objects.
     fn lock_for_migration(&self, class: u8, counts: &Counts) -> Self::MigrationGuard<'_>;
 
-    /// Finds a handle's object, and keeps it where it is until [`PoolLocks::unpin`].
+    /// Finds a handle's object, and keeps it in place until [`PoolLocks::unpin`].
     ///
     /// # Safety
-    /// The handle is in use, and not being freed.
+    /// The handle is in use and not being freed.
     unsafe fn pin(pool: &RawPool<Self>, handle: u32) -> Location;
 
-    /// Ends a pin; of a design that pins by holding the zspage, that hold. Returns the object if it was
-    /// freed meanwhile and the caller is to release it, with the lists of its class.
+    /// Ends a pin; by default, a hold of the zspage. If the object was freed meanwhile and the caller must
+    /// release it, returns it with the lists of its class.
     ///
     /// # Safety
     /// The handle is pinned.
     #[inline]
     unsafe fn unpin(pool: &RawPool<Self>, handle: u32, object: Location) -> Option<Released<'_, Self>> {
         let _ = handle;
-        // SAFETY: the object is in use (the caller's promise), and stays where it is as its zspage is held.
+        // SAFETY: the object is in use (the caller's promise) and stays in place, as its zspage is held.
         unsafe { pool.zspage_at(object.page) }.let_go();
         None
     }
 
     /// Finds a handle's object to free it: returns the object to release with the lists of its class,
-    /// unless a reader will do it.
+    /// unless a reader will release it.
     ///
     /// # Safety
-    /// The handle is in use, and this call alone frees it.
+    /// The handle is in use, and only this call frees it.
     unsafe fn free(pool: &RawPool<Self>, handle: u32) -> Option<Released<'_, Self>>;
 }
 
-/// An object that nobody uses any more, and its class's lists, locked.
+/// An object that is no longer used, and the locked lists of its class.
 pub type Released<'a, D> = (Location, Timed<'a, <D as PoolLocks>::Lists<'a>>);
 
 /// Locked lists whose holder moves objects.
 pub trait MigrationGuard: DerefMut<Target = Lists> {
-    /// Whether others wait for one of the locks.
+    /// Returns whether other threads wait for one of the locks.
     fn is_contended(&self) -> bool;
 }
 
-/// Finds an object by its word, where nothing can move it: under the pool's lock, or the class's.
+/// Finds an object by its word where it cannot be moved: under the pool's lock, or the class's.
 ///
 /// # Safety
-/// The handle is in use, its object is not freed before the caller is done with the result, and it
-/// cannot be moved.
+/// The handle is in use, and its object is neither freed nor moved before the caller is done with the
+/// result.
 #[inline]
 unsafe fn find<D: PoolLocks<Cell = WordCell>>(pool: &RawPool<D>, handle: u32) -> Location {
     // SAFETY: the handle is in use (the caller's promise).

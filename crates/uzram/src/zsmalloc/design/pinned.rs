@@ -1,21 +1,20 @@
-//! A lock for each class, and readers that pin their object in its handle's word.
+//! A lock per class, and readers that pin their object in its handle's word.
 //!
 //! ```text
 //! 63            12  11    10     0
-//! [ where it is   | freed | pins  ]
+//! [ location      | freed | pins  ]
 //! ```
 //!
-//! A reader raises `pins` while it looks at the object; a free sets `freed`. The object is released by
-//! whoever sees both at rest: the free when nobody reads, else the last reader. So readers and writers
-//! never wait for each other, and a free finds the class in the word.
+//! A reader increments `pins` while it uses the object; a free sets `freed`. The free releases the object
+//! if it has no readers, else the last reader does. So readers and writers never wait for each other, and
+//! a free finds the class in the word.
 //!
-//! An object that is neither read nor freed is moved by copying it and then exchanging the word, as a
-//! whole, for one that leads to the copy. A reader or a free that came first makes the exchange fail;
-//! one that comes later finds the copy. Nothing is written to a published object, so that the copy is
-//! as good as the object.
+//! An object that is neither read nor freed is moved by copying it and then compare-exchanging the whole
+//! word for one that points at the copy. A reader or a free that came first makes the exchange fail; one
+//! that comes later finds the copy. No thread writes to a published object, so the copy is identical.
 //!
-//! A handle may only be pinned by someone who knows that it is not freed yet (the store holds the
-//! slot's lock meanwhile).
+//! A caller may only pin a handle that it knows is not freed yet (the store holds the slot's lock
+//! meanwhile).
 
 use crate::base::cpu::{Padded, read_for_hint};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
@@ -28,11 +27,11 @@ use super::{MigrationGuard, PoolLocks, Released};
 
 const FREED: u64 = 1 << (DESIGN_BITS - 1);
 const PINS_MASK: u64 = FREED - 1;
-/// A thread that finds so many readers of one object takes its pin back and tries again, which
-/// leaves room for as many more to do the same.
+/// A thread that finds this many pins on an object drops its own and tries again, which leaves room for
+/// as many other threads to do the same.
 const MANY_PINS: u64 = PINS_MASK / 2;
 
-/// A lock for each class, and readers that pin their object.
+/// A lock per class, and readers that pin their object.
 pub struct Pinned {
     classes: Box<[Padded<Mutex<Lists>>]>,
 }
@@ -54,7 +53,7 @@ impl Cell for PinCell {
 
     fn relocate(&self, from: Location, to: Location) -> bool {
         let (from, to) = (from.encode(), to.encode());
-        // Acquire: what readers did who are gone comes before the old place is used again.
+        // Acquire: past readers' accesses come before the old location is reused.
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
@@ -71,17 +70,17 @@ impl MigrationGuard for MutexGuard<'_, Lists> {
     }
 }
 
-/// How a pin is let go. ThreadSanitizer sees no fences, such as that of [`at_rest`].
+/// The ordering of an unpin. ThreadSanitizer does not see fences, such as that of [`at_rest`].
 const UNPIN: Ordering = if cfg!(tsan) { Ordering::AcqRel } else { Ordering::Release };
 
-/// Whether a word that was `old` is now at rest, `last` being what was left to take from it: the object
-/// is to be released then.
+/// Returns the object to release, if the free bit and pins of the word's old value are exactly `last`:
+/// then the caller's change was the last one.
 #[inline]
 fn at_rest(old: u64, last: u64) -> Option<Location> {
     if old & (FREED | PINS_MASK) != last {
         return None;
     }
-    // What the readers did comes before what happens to the object now.
+    // The readers' accesses come before the release of the object.
     fence(Ordering::Acquire);
     Some(Location::decode(old))
 }

@@ -1,4 +1,4 @@
-//! Counts a pool anew, from its zspages and the objects in them.
+//! Checks a pool's counts and lists against its zspages and the objects in them.
 
 use std::collections::HashMap;
 
@@ -10,18 +10,18 @@ use crate::zsmalloc::raw::RawPool;
 use crate::zsmalloc::word::Location;
 use crate::zsmalloc::zspage::{FULLNESS_GROUPS, Lists, NONE_INDEX, fullness_group};
 
-/// What a test has stored.
+/// An object that a test has stored.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Live {
     pub(super) owner: u32,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Panics unless the pool, which nobody uses meanwhile, holds exactly `live` (by handle), and all that it
-/// says and keeps agrees with that.
+/// Panics unless the pool holds exactly `live` (by handle) and its statistics and metadata agree with that.
+/// No other thread uses the pool meanwhile.
 pub(super) fn check<D: PoolLocks>(pool: &RawPool<D>, live: &HashMap<u32, Live>) {
     for (handle, Live { owner, bytes }) in live {
-        // SAFETY: the handle is in use, and freed by nobody.
+        // SAFETY: the handle is in use, and no thread frees it.
         let read = unsafe { pool.read(*handle, *owner, bytes.len()) }.expect("sound");
         assert_eq!(*read, **bytes);
     }
@@ -58,7 +58,8 @@ pub(super) fn zspages(stat: &crate::zsmalloc::ClassStat) -> u64 {
     stat.zspages.iter().map(|count| u64::from(*count)).sum()
 }
 
-/// One zspage; notes the handles of its objects, and returns how many it has and its pages.
+/// Checks one zspage; adds the handles of its objects to `found`, and returns the numbers of its objects and
+/// committed pages.
 fn check_zspage<D: PoolLocks>(
     pool: &RawPool<D>,
     lists: &mut Lists,
@@ -67,7 +68,7 @@ fn check_zspage<D: PoolLocks>(
     group: usize,
     found: &mut Vec<u32>,
 ) -> (u64, u64) {
-    // SAFETY: it is in the lists, which are locked.
+    // SAFETY: the zspage is on the lists, which are locked.
     let descriptor = unsafe { pool.zspages.get(id) };
     assert_eq!((descriptor.class, descriptor.is_held()), (class, false));
     let shape = pool.classes.get(class);
@@ -84,7 +85,7 @@ fn check_zspage<D: PoolLocks>(
     }
     let header = |index| {
         let (start, _) = pool.place(Location { page, class, index });
-        // SAFETY: the object is below `fresh`, so it has a header, and nobody uses the pool.
+        // SAFETY: the object is below `fresh`, so it has a header, and no other thread uses the pool.
         unsafe { start.cast::<[u32; 2]>().read() }
     };
     let mut is_free = vec![false; usize::from(fresh)];

@@ -1,4 +1,4 @@
-//! What compaction moves, and what it leaves.
+//! Tests of compaction: what it moves, and what it leaves.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ for_every_design!(
     who_waits_for_another_compaction_can_give_up,
 );
 
-/// A pool with random objects of which most were freed again.
+/// Makes a pool with random objects, of which three in four are freed again.
 fn scattered<D: PoolLocks>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
     let pool = pool::<D>(16);
     let mut random = Random::new(seed);
@@ -49,7 +49,7 @@ fn scattered<D: PoolLocks>(seed: u64) -> (RawPool<D>, HashMap<u32, Live>) {
     (pool, live)
 }
 
-/// Pages of all objects packed without gaps.
+/// Returns the number of pages of all objects packed without gaps.
 fn ideal_pages<D: PoolLocks>(pool: &RawPool<D>) -> u64 {
     (0..pool.classes.iter().len() as u8)
         .map(|class| pool.lists(class).ideal_pages(pool.classes.get(class)))
@@ -70,7 +70,7 @@ fn compaction_packs_every_class<D: PoolLocks>() {
     assert_eq!(pool.compact(Effort::Tight, &mut Budget::unlimited()), 0, "there is nothing left to do");
 }
 
-/// Zspages that are all as empty as each other: what the first of them takes in is not moved on.
+/// Zspages that are all equally sparse: an object that was moved into one of them is not moved again.
 fn compaction_moves_no_object_of_sparse_zspages_twice<D: PoolLocks>() {
     let pool = pool::<D>(16);
     let bytes = [7; 1500];
@@ -103,7 +103,7 @@ fn compaction_stays_within_its_budget<D: PoolLocks>() {
         rounds += 1;
         assert!(rounds < 1000);
     }
-    // Some hundred objects of 2 KB on average.
+    // Some hundreds of objects, of 2 KB on average, have to move.
     assert!(rounds > 3, "{rounds}");
     assert_eq!(pool.pages_used(), used - freed);
     check(&pool, &live);
@@ -157,24 +157,24 @@ fn at_the_limit_compaction_makes_room<D: PoolLocks>() {
     assert!(D::NAME.len() > 3);
 }
 
-/// Zspages that are full but few, all over many chunks, come together in as many as they need.
+/// Full zspages that are spread over many sparse chunks move together into as few chunks as they need.
 fn zspages_leave_sparse_chunks<D: PoolLocks>() {
     let (pool, live) = sparse_chunks::<D>();
     let (before, used) = (pool.arena.chunks_held(), pool.pages_used());
     pool.compact(Effort::Zspages, &mut Budget::unlimited());
     pool.arena.release_free();
-    // One more for the metadata, and one for what is left over at the ends.
+    // One more for the metadata, and one for fragmentation.
     let after = pool.arena.chunks_held();
     assert!(before > 6 && after <= used.div_ceil(512) + 2, "{before} -> {after} chunks for {used} pages");
     check(&pool, &live);
 }
 
-/// A pool of zspages that are full, but few in each of many chunks.
+/// Makes a pool of full zspages, few in each of many chunks.
 fn sparse_chunks<D: PoolLocks>() -> (RawPool<D>, HashMap<u32, Live>) {
     let pool = pool::<D>(16);
     let mut random = Random::new(6);
     let (mut live, mut zspages) = (HashMap::new(), Vec::new());
-    // Huge objects among them: zspages of one page, that can't be compacted otherwise.
+    // Include huge objects: their zspages have one page, and only evacuation moves them.
     for owner in 0..8000 {
         let bytes = vec![owner as u8; if owner % 3 == 0 { PAGE_SIZE } else { 1000 + random.below(200) }];
         let handle = pool.store(&bytes, owner, Gfp::MayWait).expect("memory");
@@ -195,7 +195,7 @@ fn sparse_chunks<D: PoolLocks>() -> (RawPool<D>, HashMap<u32, Live>) {
     (pool, live)
 }
 
-/// However many zspages of a class are to leave their chunks.
+/// Cancellation is checked after each zspage that leaves its chunk.
 fn whether_it_is_wanted_is_asked_between_zspages<D: PoolLocks>() {
     let (pool, live) = sparse_chunks::<D>();
     let (progress, most, last) = (Cell::<Option<Arc<Progress>>>::new(None), Cell::new(0), Cell::new(0));
@@ -232,7 +232,7 @@ fn who_waits_for_another_compaction_can_give_up<D: PoolLocks>() {
     check(&pool, &live);
 }
 
-/// Others may take the last zspage out of a group after its zspages were counted.
+/// Other threads may take the last zspage out of a group after its zspages were counted.
 fn a_group_that_ran_empty_is_left<D: PoolLocks>() {
     let pool = pool::<D>(16);
     let hidden = pool.arena.hide_sparse_chunks(Account::Pool, usize::MAX, &[]);

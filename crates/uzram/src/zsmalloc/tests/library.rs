@@ -1,4 +1,4 @@
-//! The pool as others use it.
+//! Tests of the pool's public interface.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -111,9 +111,9 @@ fn the_coldest_are_evicted_first<D: PoolLocks>() {
     let freed = freed.unwrap();
     assert_eq!(pool.pages_used(), pages - freed);
     assert!(freed >= pages / 2 && freed < pages / 2 + 16, "{freed} of {pages}");
-    // In the order in which they were stored, by whole zspages.
+    // Whole zspages were evicted, in the order in which they were stored.
     assert!(evicted.iter().enumerate().all(|(at, owner)| at as u32 == *owner), "{evicted:?}");
-    // Those that stay where they are count as the hottest: every other one is asked first.
+    // Zspages that are not emptied become the hottest: reclaim tries each once.
     let (pages, mut asked) = (pool.pages_used(), Vec::new());
     assert_eq!(pool.reclaim(1, |owner| asked.push(owner)).unwrap(), 0);
     assert_eq!(asked.len(), handles.len());
@@ -121,7 +121,7 @@ fn the_coldest_are_evicted_first<D: PoolLocks>() {
     for (owner, handle) in &handles {
         assert_eq!(*pool.read(handle).unwrap(), [*owner as u8; 1000]);
     }
-    // What is moved stays cold.
+    // Objects that compaction moves stay cold.
     let (hot, cold): (Vec<_>, Vec<_>) = handles.into_iter().partition(|(owner, _)| owner % 7 != 0);
     hot.into_iter().for_each(|(_, handle)| pool.free(handle).unwrap());
     pool.compact();
@@ -137,8 +137,8 @@ fn the_coldest_are_evicted_first<D: PoolLocks>() {
     assert_eq!(refused.unwrap_err().setting(), Some("reclaim"));
 }
 
-/// A cache as a user would make one: threads look up and insert, evict and compact, and everything found
-/// is what was stored.
+/// A cache such as a user would write: threads look up and insert, evict and compact; each read returns what
+/// was stored.
 fn eviction_goes_on_beside_everything_else<D: PoolLocks>() {
     type Shelf = Mutex<HashMap<u32, super::super::Handle>>;
     const KEYS: usize = 3000;

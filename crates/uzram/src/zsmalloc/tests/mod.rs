@@ -1,4 +1,4 @@
-//! The pool with handles as numbers: what is stored, refused, freed and found damaged.
+//! Tests of the raw pool: storing, refusals, freeing, corruption.
 
 use super::builder::PoolBuilder;
 use super::class::{CHAIN_SIZES, HEADER_BYTES};
@@ -26,18 +26,17 @@ fn pool<D: PoolLocks>(chain_size: usize) -> RawPool<D> {
 
 /// Reads an object that the test does not free meanwhile.
 fn read<D: PoolLocks>(pool: &RawPool<D>, handle: u32, owner: u32, len: usize) -> Result<RawRead<'_, D>> {
-    // SAFETY: the handle is in use, and the test's; a test that frees it meanwhile has a design that
-    // allows that.
+    // SAFETY: the handle is in use and the test's; tests free it meanwhile only with designs that allow it.
     unsafe { pool.read(handle, owner, len) }
 }
 
-/// Frees a handle of a test that uses it no more.
+/// Frees a handle that the test no longer uses.
 fn free<D: PoolLocks>(pool: &RawPool<D>, handle: u32) {
-    // SAFETY: the handle is in use, and the test's.
+    // SAFETY: the handle is in use and the test's.
     unsafe { pool.free(handle) };
 }
 
-/// What a handle that the test has not freed leads to.
+/// Returns the location of the object of a handle that the test has not freed.
 fn object<D: PoolLocks>(pool: &RawPool<D>, handle: u32) -> super::word::Location {
     // SAFETY: the handle is in use.
     unsafe {
@@ -47,7 +46,7 @@ fn object<D: PoolLocks>(pool: &RawPool<D>, handle: u32) -> super::word::Location
     }
 }
 
-/// Contents that only the object of this number has.
+/// Returns contents that only the object of this number has.
 fn contents(random: &mut Random, number: u64) -> Vec<u8> {
     let len = match random.below(8) {
         0 => PAGE_SIZE,
@@ -87,7 +86,7 @@ fn lengths_and_chain_sizes_out_of_range_are_refused<D: PoolLocks>() {
     }
 }
 
-/// Without waiting the pool neither grows nor gives memory back, and takes all that is there.
+/// Without waiting the pool neither grows nor gives memory back, and uses all memory that it has.
 fn without_waiting_only_what_is_there_is_taken<D: PoolLocks>() {
     let pool = pool::<D>(8);
     let refused = pool.store(&[1; 3000], 0, Gfp::NoWait).expect_err("there is no memory yet");
@@ -98,12 +97,12 @@ fn without_waiting_only_what_is_there_is_taken<D: PoolLocks>() {
     while let Ok(handle) = pool.store(&[1; 3000], 0, Gfp::NoWait) {
         handles.push(handle);
     }
-    // Of a chunk of 512 pages, two slabs of 16 are metadata; runs of other lengths leave gaps.
+    // A chunk has 512 pages; gaps remain that are too short for a run.
     assert!(pool.pages_used() > 460, "{} pages", pool.pages_used());
     assert_eq!(pool.zspages.in_use(), pool.class_stats().iter().map(zspages).sum(), "none is left over");
     assert_eq!(pool.handles.info().active_objs, handles.len() as u64);
 
-    // At the limit, with free memory in runs of another length.
+    // Now at the limit, with free memory in runs of another length.
     let kept = handles.len() - 40;
     handles.drain(kept..).for_each(|handle| free(&pool, handle));
     pool.arena.set_limit_pages(pool.arena.charged_pages());
@@ -114,8 +113,8 @@ fn without_waiting_only_what_is_there_is_taken<D: PoolLocks>() {
     assert!(pool.arena.charged_pages() < charged);
 }
 
-/// Bytes of another length than was reserved are stored all the same, and the object that they do
-/// not need goes back.
+/// Bytes of another length than was reserved are stored, and the reserved object that they do not need
+/// is freed.
 fn bytes_need_not_be_as_long_as_what_was_reserved<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for (reserved_len, len) in [(100, 3000), (3000, 100), (PAGE_SIZE, 1), (1, PAGE_SIZE), (500, 501)] {
@@ -196,18 +195,18 @@ fn another_owners_bytes_are_never_answered<D: PoolLocks>() {
     }
     let handle = pool.store(&[1; 100], 5, Gfp::MayWait).expect("memory");
     assert!(read(&pool, handle, 5, 200).is_err(), "longer than its class");
-    // Damage the header: it cannot be read, and its memory is not reused.
+    // Damage the header: the object cannot be read, and its memory is not reused.
     let object = object(&pool, handle);
-    // SAFETY: the object is live and this test is its only user.
+    // SAFETY: the object is live, and this test is its only user.
     unsafe { pool.place(object).0.write(!0) };
     assert!(read(&pool, handle, 5, 100).is_err());
     free(&pool, handle);
     assert_eq!((pool.corrupted(), pool.handles.info().active_objs), (1, 1));
 }
 
-/// Objects that just fit their class and those that just do not, of all classes and chain sizes: each keeps
-/// its bytes beside its neighbours, and none is read beyond its class. (The kernel's 894913e2d35c and
-/// 391f057f44a5: scans and states went one beyond the last.)
+/// Objects that just fit their class, and objects one byte longer, of all classes and chain sizes: each keeps
+/// its bytes next to its neighbours, and none is read beyond its class. (The kernel's 894913e2d35c and
+/// 391f057f44a5 are off-by-one bugs of this kind.)
 fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
     for chain_size in CHAIN_SIZES {
         let pool = pool::<D>(chain_size);
@@ -235,14 +234,14 @@ fn lengths_beside_every_class_border_fit<D: PoolLocks>() {
     }
 }
 
-/// Where a longer object was, a shorter one is read as long as it is, and moved so. (The kernel's 3bf1c285dc40:
-/// bytes behind an object's end were shown.)
+/// A shorter object in the place of a longer one reads as its own bytes only. (The kernel's 3bf1c285dc40 fixed
+/// a leak of bytes beyond an object's end.)
 fn a_shorter_object_shows_nothing_of_a_longer_one<D: PoolLocks>() {
     let pool = pool::<D>(8);
     for (long, short) in [(56, 41), (3000, 2985), (PAGE_SIZE, 4000), (24, 1)] {
         let handle = pool.store(&vec![0xaa; long], 1, Gfp::MayWait).expect("memory");
         let place = object(&pool, handle);
-        // Another one, so that the zspage stays.
+        // Another object, so that the zspage stays.
         let other = pool.store(&vec![0xbb; long], 2, Gfp::MayWait).expect("memory");
         free(&pool, handle);
         let handle = pool.store(&vec![0xcc; short], 3, Gfp::MayWait).expect("memory");

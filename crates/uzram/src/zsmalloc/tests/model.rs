@@ -1,4 +1,4 @@
-//! Seeded events against a naive model: a map.
+//! Compares seeded random operations with a naive model, a map.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::zsmalloc::raw::RawPool;
 
 for_every_design!(agrees_with_a_naive_model, threads_agree_with_naive_models);
 
-/// Stores in one of the ways there are, and now and then reserves an object in vain.
+/// Stores by one of the pool's calls, and sometimes drops a reservation.
 fn store<D: PoolLocks>(pool: &RawPool<D>, bytes: &[u8], owner: u32, random: &mut Random) -> Option<u32> {
     let other_len = 1 + random.below(PAGE_SIZE);
     match random.below(4) {
@@ -35,7 +35,7 @@ fn compact<D: PoolLocks>(pool: &RawPool<D>, random: &mut Random) {
     pool.compact(effort, &mut budget);
 }
 
-/// Evicts some of the coldest objects, most of which their owners give up.
+/// Evicts some of the coldest objects; their owners free most of them.
 fn evict<D: PoolLocks>(
     pool: &RawPool<D>,
     live: &mut HashMap<u32, Live>,
@@ -57,7 +57,7 @@ fn evict<D: PoolLocks>(
     handles.retain(|handle| live.contains_key(handle));
 }
 
-/// One thread's events, failures of the arena among them; everything is checked as often as that.
+/// One thread's operations, with injected failures of the arena; checks everything after each series of failures.
 fn agrees_with_a_naive_model<D: PoolLocks>() {
     for seed in 0..4 {
         let mut random = Random::new(seed);
@@ -76,7 +76,7 @@ fn agrees_with_a_naive_model<D: PoolLocks>() {
                 2 => evict(&pool, &mut live, &mut handles, &mut random),
                 _ => {}
             }
-            // Grow for a while, then shrink.
+            // Grow for 2000 steps, then shrink.
             if random.below(100) < if step / 2000 % 2 == 0 { 70 } else { 40 } {
                 let bytes = contents(&mut random, u64::from(step));
                 let Some(handle) = store(&pool, &bytes, step, &mut random) else {
@@ -101,11 +101,11 @@ fn agrees_with_a_naive_model<D: PoolLocks>() {
     }
 }
 
-/// Eight threads store, read and free, half of the time each other's objects, while one more compacts and
-/// the arena fails; in the end everything is counted anew.
+/// Eight threads store, read and free their own and shared objects while another compacts and allocations
+/// fail; everything is checked at the end.
 fn threads_agree_with_naive_models<D: PoolLocks>() {
     const THREADS: u64 = 8;
-    // Instrumented they take twenty times as long.
+    // ThreadSanitizer makes a step many times slower.
     const STEPS: u64 = if cfg!(tsan) { 200 } else { 2000 };
     type Shared = Mutex<Option<(u32, Live)>>;
     for seed in 0..2 {
@@ -193,7 +193,7 @@ fn step_of_a_thread<D: PoolLocks>(
             free(pool, handle);
             live.remove(&handle);
         }
-        // What others may have, as the store's slots: exchanged and read under a lock.
+        // Shared objects, like the store's slots: exchanged and read under a lock.
         _ => {
             let mut slot = shared[random.below(shared.len())].lock();
             let bytes = contents(random, number);
@@ -203,7 +203,7 @@ fn step_of_a_thread<D: PoolLocks>(
             };
             let reading = read(pool, old, owner, bytes.len());
             drop(slot);
-            // A read that goes on while its object is freed, where that is allowed.
+            // Go on reading after the object is freed, where the design allows it.
             if D::READS_OUTLIVE_FREES {
                 free(pool, old);
                 assert_eq!(*reading.expect("sound"), *bytes, "{number:#x}");
