@@ -1,13 +1,13 @@
-//! Statistics that each CPU counts for itself, so that counting shares no cache line.
+//! Per-CPU statistics: CPUs share no cache line when they count.
 
-/// A sum of the CPUs' shares, which are read one after another: one CPU may have taken out what another put in, after the
-/// other was looked at, so that the sum comes out below zero.
+/// Clamps a sum of the CPUs' shares at zero. The shares are read one after another: a CPU read late may have subtracted
+/// what a CPU read early had not added yet, so that the sum is below zero.
 pub fn at_least_zero(sum: u64) -> u64 {
     u64::try_from(sum.cast_signed()).unwrap_or(0)
 }
 
-/// Declares statistics as one list of fields: a public struct of sums, and a struct of counters of which each
-/// CPU has one. The public struct may have other fields as well, which nobody counts here and the sum leaves at 0.
+/// Declares statistics from one list of fields: a public struct of sums, and a struct of counters, one per CPU. The
+/// public struct may have further fields that the counters lack; the sum leaves them 0.
 macro_rules! per_cpu_counters {
     (
         $(#[$sum_meta:meta])* $sum_vis:vis struct $sum:ident $({
@@ -26,7 +26,7 @@ macro_rules! per_cpu_counters {
         }
 
         impl $sum {
-            /// Returns each figure less what it was `before`.
+            /// Returns the difference of each figure to `before`.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
                 $sum {
@@ -50,7 +50,7 @@ macro_rules! per_cpu_counters {
         }
 
         impl $share {
-            /// Returns the sums over all CPUs, none below zero.
+            /// Returns the sums over all CPUs, clamped at zero.
             pub(super) fn sum<'a>(shares: impl IntoIterator<Item = &'a Self>) -> $sum {
                 let mut sum = $sum::default();
                 for share in shares {

@@ -1,12 +1,12 @@
-//! The one error type of the engine: what kind of failure, which errno a kernel device would
-//! answer, what happened in words, and the setting to change.
+//! The engine's error type: the kind of failure, the errno that a kernel device would return, a
+//! message, and the setting to change.
 //!
 //! Errors on the I/O paths are built from static strings, so that failing allocates nothing.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// What went wrong, as far as a caller can act on it.
+/// The kind of a failure, as far as a caller can act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -14,7 +14,7 @@ pub enum ErrorKind {
     Invalid,
     /// An offset or length beyond the end of the device (EINVAL).
     OutOfRange,
-    /// A limit of ours is reached (ENOSPC).
+    /// A configured limit is reached (ENOSPC).
     NoSpace,
     /// The system gave no memory (ENOMEM).
     NoMemory,
@@ -28,16 +28,16 @@ pub enum ErrorKind {
     Corrupt,
     /// A system call failed (EIO).
     Io,
-    /// It would have to wait, and was told not to (EAGAIN).
+    /// The operation would have to wait, and the caller forbade it (EAGAIN).
     WouldBlock,
     /// Not allowed (EACCES).
     Permission,
-    /// It was ended before it was done (EINTR).
+    /// The operation was cancelled before it was done (EINTR).
     Interrupted,
 }
 
 impl ErrorKind {
-    /// The Linux errno a kernel device would return.
+    /// Returns the Linux errno that a kernel device would return.
     pub const fn errno(self) -> i32 {
         match self {
             ErrorKind::Invalid | ErrorKind::OutOfRange => 22,
@@ -66,12 +66,12 @@ pub struct Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// An error of `kind`; `context` is a clause that says what happened.
+    /// Makes an error of `kind`; `context` is a clause that says what happened.
     pub fn new(kind: ErrorKind, context: impl Into<Cow<'static, str>>) -> Self {
         Error { kind, context: context.into(), setting: None }
     }
 
-    /// Short for [`ErrorKind::Invalid`].
+    /// Makes an error of kind [`ErrorKind::Invalid`].
     pub fn invalid(context: impl Into<Cow<'static, str>>) -> Self {
         Error::new(ErrorKind::Invalid, context)
     }
@@ -83,17 +83,17 @@ impl Error {
         self
     }
 
-    /// What went wrong.
+    /// Returns the kind of the failure.
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The Linux errno a kernel device would return.
+    /// Returns the Linux errno that a kernel device would return.
     pub const fn errno(&self) -> i32 {
         self.kind.errno()
     }
 
-    /// The setting to change, where there is one.
+    /// Returns the setting to change, if there is one.
     pub const fn setting(&self) -> Option<&'static str> {
         self.setting
     }

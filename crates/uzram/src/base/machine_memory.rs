@@ -1,4 +1,4 @@
-//! How much memory the machine has, and how much of it this process may use.
+//! The machine's memory, and the limit of this process's control group.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,32 +8,32 @@ use std::path::Path;
 use super::error::{Error, ErrorKind, Result};
 use super::mountinfo::{self, MountInfo};
 
-/// The memory of a machine and of a process.
+/// The memory of the machine and the limit of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// The machine's memory.
     pub ram_bytes: u64,
-    /// The most memory that the process may have: all of it if nothing bounds it.
+    /// The most memory that the process may use: all of the machine's if there is no limit.
     pub limit_bytes: u64,
 }
 
-/// Returns the memory of this machine and of this process's control group.
+/// Returns the memory of this machine and the limit of this process's control group.
 ///
 /// # Errors
-/// `Io`: `/proc` does not say.
+/// `Io` if `/proc` does not tell.
 pub fn read() -> Result<Memory> {
     let ram_bytes = meminfo("MemTotal:")?;
-    // Without them there are no control groups.
+    // If these cannot be read, there are no control groups.
     let groups = fs::read("/proc/self/cgroup").unwrap_or_default();
     let mounts = mountinfo::all().unwrap_or_default();
     let limit = limit_bytes(&groups, &mounts, |path| fs::read_to_string(path).ok());
     Ok(Memory { ram_bytes, limit_bytes: limit.unwrap_or(ram_bytes).min(ram_bytes) })
 }
 
-/// Returns how much memory programs can still get, by the kernel's estimate.
+/// Returns the kernel's estimate of the memory that programs can still allocate.
 ///
 /// # Errors
-/// `Io`: `/proc` does not say.
+/// `Io` if `/proc` does not tell.
 pub fn available_bytes() -> Result<u64> {
     meminfo("MemAvailable:")
 }
@@ -53,7 +53,7 @@ fn figure(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1 << 10)
 }
 
-/// The least limit of the process's control group and those it lies in, of either version of them; `read` reads a file.
+/// Returns the lowest limit of the process's control group and its ancestors, of cgroup v1 or v2; `read` reads a file.
 fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let limits = groups.split(|byte| *byte == b'\n').filter_map(|line| {
         // hierarchy-ID:controller-list:cgroup-path, cgroups(7)
@@ -73,8 +73,8 @@ fn limit_bytes(groups: &[u8], mounts: &[MountInfo], read: impl Fn(&Path) -> Opti
     limits.min()
 }
 
-/// The mount of the hierarchy that bounds memory in which `group` can be seen, with the most of the groups that it lies
-/// in; and its path below that.
+/// Returns the mount of the memory hierarchy that shows `group` and the most of its ancestors, and the path of `group`
+/// below it.
 fn mount_of<'a>(
     group: &'a Path,
     mounts: &'a [MountInfo],
@@ -86,7 +86,7 @@ fn mount_of<'a>(
         _ => false,
     });
     let seen = mounts.clone().filter_map(|mount| Some((mount, group.strip_prefix(&mount.root).ok()?)));
-    // A namespace may have another root than the mount; then what can be seen is the mount's root.
+    // The root of a cgroup namespace may differ from the mount's; then only the mount's root is visible.
     let or_root = || mounts.clone().next().map(|mount| (mount, Path::new("")));
     seen.max_by_key(|(_, below)| below.components().count()).or_else(or_root)
 }
@@ -133,12 +133,12 @@ mod tests {
             ("/sys/fs/cgroup/memory/c/memory.limit_in_bytes", "2147483648\n"),
         ];
         assert_eq!(limit(groups, V1, &files), Some(2 << 30));
-        // From within a container, whose groups lie elsewhere than they are mounted.
+        // In a container, whose groups' paths differ from those of the mount.
         assert_eq!(limit("4:memory:/\n", V1, &files), Some(9_223_372_036_854_771_712));
         assert_eq!(limit("4:cpu:/docker/ab/c\n", V1, &files), None);
     }
 
-    /// Other mounts may have any names, and may show other groups.
+    /// Other mounts may have any name, and may show other groups.
     #[test]
     fn the_mount_is_found_among_others() {
         let files = [
@@ -152,7 +152,7 @@ mod tests {
         let bound = "40 22 0:26 /other /other rw - cgroup2 cgroup2 rw\n";
         assert_eq!(limit("0::/a b\n", [bound, V2].concat(), &files), Some(1 << 30));
         assert_eq!(limit("0::/a b\n", bound, &files), Some(4096), "it is the only one");
-        // Of two that show the group, the one that shows more of those above it.
+        // Of two mounts that show the group, the one that shows more of its ancestors.
         let part = "41 22 0:26 /a\\040b /a\\040b rw - cgroup2 cgroup2 rw\n";
         assert_eq!(limit("0::/a b/c\n", part, &files), Some(1 << 29));
         assert_eq!(limit("0::/a b/c\n", [part, V2].concat(), &files), Some(1 << 30));

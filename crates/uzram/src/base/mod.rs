@@ -1,4 +1,4 @@
-//! What everything else stands on.
+//! The lowest layer: used by all others.
 
 pub mod clock;
 pub mod counters;

@@ -1,6 +1,6 @@
-//! What is mounted, by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+//! Reads the list of mounts, `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 //!
-//! Nothing here asks a file system anything: one whose server is stopped would not answer.
+//! No call here accesses a mounted file system: it would hang on one whose server is stopped.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,46 +10,46 @@ use std::path::PathBuf;
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountInfo {
-    /// Its number, which another mount may get when it is gone.
+    /// The mount's number; another mount may reuse it after an unmount.
     pub id: u64,
     /// The device number of its file system, as in `st_dev`: major, minor.
     pub device: (u32, u32),
-    /// Which directory of the file system is its root.
+    /// The directory of the file system that is the root of the mount.
     pub root: PathBuf,
-    /// Where it is mounted.
+    /// The mount point.
     pub dir: PathBuf,
     /// The file system's type, with its subtype, as in `fuse.sshfs`.
     pub file_system: String,
-    /// What is mounted: a block device, or what a file system says instead.
+    /// What is mounted: a block device, or a string that the file system chose.
     pub source: PathBuf,
     /// The file system's options, each with its value, if it has one.
     pub options: Vec<String>,
-    /// Who mounted it, if it is a FUSE file system.
+    /// The user who mounted it, if it is a FUSE file system.
     pub user_id: Option<u32>,
 }
 
 impl MountInfo {
-    /// Whether a process serves it, in the name of `uid`.
+    /// Returns whether it is a FUSE file system that `uid` mounted.
     pub fn is_fuse_of(&self, uid: u32) -> bool {
         let is_fuse = self.file_system == "fuse" || self.file_system.starts_with("fuse.");
         is_fuse && self.user_id == Some(uid)
     }
 }
 
-/// All mounts that this process sees, in the order in which they were mounted.
+/// Returns all mounts that this process sees, in the order in which they were mounted.
 ///
 /// # Errors
-/// The kernel's list cannot be read.
+/// If the kernel's list cannot be read.
 pub fn all() -> io::Result<Vec<MountInfo>> {
     Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
 }
 
-/// The mounts of such a list. A line that cannot be read is passed over.
+/// Parses the kernel's list. Skips lines that it cannot parse.
 pub(super) fn parse(text: &[u8]) -> Vec<MountInfo> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
 
-/// One line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,user_id=0`.
+/// Parses a line: `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,user_id=0`.
 fn parse_line(line: &[u8]) -> Option<MountInfo> {
     let mut fields = line.split(|byte| *byte == b' ');
     let id = number(fields.next()?)?;
@@ -59,7 +59,7 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     let file_system = String::from_utf8_lossy(fields.next()?).into_owned();
     let source = unescape(fields.next()?);
-    // The kernel's own options; a source cannot add to them, as a space or comma in it ends no field of these.
+    // Options come from the kernel. A source cannot forge one: it is a field of its own, its spaces escaped.
     let options = fields.next().unwrap_or_default().split(|byte| *byte == b',');
     let options: Vec<_> = options.map(|option| String::from_utf8_lossy(option).into_owned()).collect();
     let user_id = options.iter().find_map(|option| number(option.strip_prefix("user_id=")?.as_bytes()));
@@ -70,7 +70,7 @@ fn number<N: std::str::FromStr>(text: &[u8]) -> Option<N> {
     str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// A path in which space, tab, newline and backslash are written as three octal digits after a backslash.
+/// Decodes a path in which space, tab, newline and backslash are escaped as a backslash and three octal digits.
 pub fn unescape(text: &[u8]) -> PathBuf {
     let mut path = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -112,7 +112,7 @@ mod tests {
         let escaped = parse_line(b"1 2 0:3 /\\134 /a\\040b\\134c rw - ext4 /dev/loop0 rw").unwrap();
         assert_eq!((escaped.dir.as_path(), escaped.user_id), (Path::new("/a b\\c"), None));
         assert_eq!(escaped.root, Path::new("/\\"));
-        // A source that looks like options, or like a type, is a source.
+        // A source that looks like options is still a source.
         let lies = parse_line(b"1 2 0:3 / /a rw - fuse x,user_id=0 rw,user_id=65534").unwrap();
         assert_eq!(lies.user_id, Some(65534));
         for cut in [

@@ -1,6 +1,7 @@
-//! Types whose values have names in settings, and what to say of a name that nothing has.
+//! Types whose values have names in settings, and hints for unknown names.
 
-/// Has a type read and print as the `name()` of one of its `ALL`. `$refusal` takes another name, and those there are.
+/// Implements `Display` and `FromStr` by the `name()` of each of a type's `ALL`. `$refusal` is the message for an
+/// unknown name; it takes that name and the list of valid ones.
 macro_rules! named {
     ($type:ident, $refusal:literal) => {
         impl std::fmt::Display for $type {
@@ -27,8 +28,8 @@ pub(crate) use named;
 /// The longest name that is compared with others.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The one of `names` that was probably meant by `name`: the one that the fewest changes of a byte make of it, if these
-/// are at most a third of it. Names that differ in digits alone are those of different things.
+/// Returns the one of `names` that `name` was probably meant to be: the nearest by edit distance, if that is at most a
+/// third of the length. Names that differ only in digits name different things and are left out.
 pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > MAX_NAME_BYTES {
         return None;
@@ -41,7 +42,7 @@ pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     near.min_by_key(|(count, _)| *count).map(|(_, other)| other)
 }
 
-/// For a message about a name that nothing has: which was probably meant, else which there are.
+/// Returns a hint for a message about an unknown name: the name that was probably meant, else the list of names.
 pub fn hint(name: &str, names: &[&str]) -> String {
     match nearest(name, names.iter().copied()) {
         Some(other) => format!("did you mean `{other}`?"),
@@ -49,10 +50,10 @@ pub fn hint(name: &str, names: &[&str]) -> String {
     }
 }
 
-/// How many bytes must be put in, left out, replaced or exchanged with the next to make one name of the other.
+/// Returns the edit distance in bytes: insertions, deletions, replacements, and transpositions of neighbours.
 fn changes(from: &str, to: &str) -> usize {
     let (from, to) = (from.as_bytes(), to.as_bytes());
-    // `rows[i][j]`: to make the first j bytes of `to` of the first i of `from`.
+    // `rows[i][j]` is the distance between the first i bytes of `from` and the first j of `to`.
     let mut rows: Vec<Vec<usize>> = vec![(0..=to.len()).collect()];
     for i in 1..=from.len() {
         let mut row = vec![i; to.len() + 1];

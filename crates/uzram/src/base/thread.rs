@@ -1,4 +1,4 @@
-//! Threads of the engine's own. Models start none.
+//! The engine's own threads. Loom models start none.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{Builder, JoinHandle};
@@ -15,8 +15,8 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<J
     })
 }
 
-/// Starts a thread that others rely on. If a panic ends what it does with `state`, `died` is told why, so that they need
-/// not wait for what never comes; the panic itself has been reported, as every one is.
+/// Starts a thread that other threads wait for. If `run` panics, calls `died` with the reason, so that they do not wait
+/// for ever. The panic hook has reported the panic by then.
 ///
 /// # Errors
 /// As [`spawn`].
@@ -28,7 +28,7 @@ pub(crate) fn spawn_relied_on<S: Send + 'static>(
 ) -> Result<JoinHandle<()>> {
     let named = name.to_owned();
     spawn(name, move || {
-        // What it leaves behind is not used any more, protected by locks of its own, or what `died` expects.
+        // After a panic, data of `run` is unused, protected by its own locks, or what `died` expects.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&mut state))) {
             let what = panic.downcast_ref::<String>().map(String::as_str);
             let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
@@ -37,17 +37,17 @@ pub(crate) fn spawn_relied_on<S: Send + 'static>(
     })
 }
 
-/// Has so much of this thread's stack in memory that it takes no page fault where others wait for it.
+/// Faults in enough of this thread's stack that it takes no page fault while other threads wait for it.
 #[inline(never)]
 pub(crate) fn touch_stack() {
     std::hint::black_box(&mut [0u8; 128 << 10]);
 }
 
-/// Waits for a thread that was told to end, unless it is the caller, who will get there.
+/// Waits for a thread that was told to end, unless it is the calling thread itself.
 pub(crate) fn join(thread: JoinHandle<()>) {
     if thread.thread().id() != std::thread::current().id() {
         thread.thread().unpark();
-        // A panic there has been reported already.
+        // The panic hook has reported a panic already.
         let _ = thread.join();
     }
 }

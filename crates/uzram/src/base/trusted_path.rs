@@ -1,13 +1,13 @@
-//! Paths that no other user can bend: what they name is found component by component, and opened below the
-//! descriptor of its directory.
+//! Path resolution that no other user can redirect: paths are walked component by component, and the last one is
+//! opened relative to the descriptor of its directory.
 //!
-//! The rule: a symbolic link is followed only in a directory that root or the user of this process alone may write:
+//! The rule: a symbolic link is followed only in a directory that only root and the user of this process may write to:
 //! it belongs to one of them, and neither its group nor others have write permission ([`only_we_may_write`]).
-//! Anywhere else, in `/tmp` say, another user may have put the link there, and would choose which file this process
+//! Anywhere else, in `/tmp` say, another user may have made the link, and would choose which file this process
 //! reads or overwrites. Such a link is an error that names it.
 //!
-//! The last component is never followed unseen: [`Place::open`] refuses a link that has taken its place meanwhile.
-//! Whose the file is that is found, and who may write it, is the caller's to check, by `fstat` of what was opened.
+//! The last component is never followed when it is opened: [`Place::open`] refuses a link that was put there after the
+//! walk. Callers check the owner and mode of the file by `fstat` of the open descriptor.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -18,31 +18,31 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// Symbolic links on the way of one path: the kernel's limit.
+/// The most symbolic links followed in one path: the kernel's limit.
 const MAX_LINKS: usize = 40;
 
-/// How directories and links on the way are opened.
+/// The flags with which directories and links on the way are opened.
 const ON_THE_WAY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A name in an open directory: where a path leads. What has that name need not exist, and is no symbolic link unless
-/// it was put there since.
+/// A name in an open directory: the result of resolving a path. The name need not exist, and was no symbolic link when
+/// the path was resolved.
 #[derive(Debug)]
 pub struct Place {
     dir: OwnedFd,
     name: OsString,
 }
 
-/// Why a path leads nowhere.
+/// Why a path was not resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// A symbolic link lies in a directory that other users may write.
+    /// A symbolic link lies in a directory that other users may write to.
     Link {
         /// The link.
         link: PathBuf,
         /// Its directory.
         dir: PathBuf,
     },
-    /// What the system returns.
+    /// A system call failed.
     System(Errno),
 }
 
@@ -69,61 +69,61 @@ impl From<Errno> for Refused {
     }
 }
 
-/// Whether root and the user of this process are the only ones who may write to what has this status.
+/// Returns whether only root and the user of this process may write to the file or directory of this status.
 pub fn only_we_may_write(stat: &Stat) -> bool {
     let is_ours = stat.st_uid == 0 || stat.st_uid == rustix::process::geteuid().as_raw();
     is_ours && !Mode::from_raw_mode(stat.st_mode).intersects(Mode::WGRP | Mode::WOTH)
 }
 
 impl Place {
-    /// Where `path` leads; all but its last component must exist.
+    /// Resolves `path`; all components but the last must exist.
     ///
     /// # Errors
     /// [`Refused::Link`] for a link that the rule does not follow; `ENOENT`, `ENOTDIR`, `ELOOP` for more than 40
-    /// links, and what else the system returns.
+    /// links, and other errors of the system.
     pub fn resolve(path: &Path) -> Result<Place, Refused> {
         Walk::new(path)?.run()
     }
 
-    /// The status of what is there.
+    /// Returns the status of the file.
     ///
     /// # Errors
-    /// `ENOENT` when nothing is; what else the system returns.
+    /// `ENOENT` if it does not exist; other errors of the system.
     pub fn status(&self) -> Result<Stat, Errno> {
         rustix::fs::statat(&self.dir, &self.name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Opens or makes what is there.
+    /// Opens the file, or creates it with `O_CREAT`.
     ///
     /// # Errors
-    /// `ELOOP` for a symbolic link (`ENOTDIR` with `O_DIRECTORY`); what else the system returns.
+    /// `ELOOP` for a symbolic link (`ENOTDIR` with `O_DIRECTORY`); other errors of the system.
     pub fn open(&self, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         rustix::fs::openat(&self.dir, &self.name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)
     }
 
-    /// Makes a directory there.
+    /// Makes a directory of this name.
     ///
     /// # Errors
-    /// `EEXIST` when something is there; what else the system returns.
+    /// `EEXIST` if the name exists; other errors of the system.
     pub fn make_dir(&self, mode: Mode) -> Result<(), Errno> {
         rustix::fs::mkdirat(&self.dir, &self.name, mode)
     }
 
-    /// Removes the file that is there.
+    /// Removes the file.
     ///
     /// # Errors
-    /// What the system returns.
+    /// Those of the system.
     pub fn remove_file(&self) -> Result<(), Errno> {
         rustix::fs::unlinkat(&self.dir, &self.name, AtFlags::empty())
     }
 }
 
-/// How far a path has been walked.
+/// The state of a path walk.
 struct Walk {
     dir: OwnedFd,
     /// The path of `dir`, for messages.
     at: PathBuf,
-    /// The components that are left, the next one last.
+    /// The remaining components, the next one last.
     rest: Vec<OsString>,
     links: usize,
 }
@@ -137,7 +137,7 @@ impl Walk {
         Ok(walk)
     }
 
-    /// The components of `path` come next. What ends in `/` is a directory, as if it ended in `/.`.
+    /// Pushes the components of `path` to be walked next. A path that ends in `/` is walked as if it ended in `/.`.
     fn push(&mut self, path: &OsStr) -> Result<(), Errno> {
         let bytes = path.as_bytes();
         if bytes.is_empty() {
@@ -168,7 +168,7 @@ impl Walk {
 
     fn leave(&mut self) -> Result<(), Errno> {
         self.dir = rustix::fs::openat(&self.dir, "..", ON_THE_WAY | OFlags::DIRECTORY, Mode::empty())?;
-        // A relative path may leave the directory that it began in.
+        // A relative path may leave the directory that it starts in.
         if self.at.file_name().is_some() {
             self.at.pop();
         } else if !self.at.has_root() {
@@ -177,7 +177,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Enters a directory or follows a link; the name back if it is the last one, and no link.
+    /// Enters a directory or follows a link; returns the name if it is the last component and no link.
     fn step(&mut self, name: OsString) -> Result<Option<OsString>, Refused> {
         let is_last = self.rest.is_empty();
         let found = match rustix::fs::openat(&self.dir, &name, ON_THE_WAY, Mode::empty()) {

@@ -1,10 +1,10 @@
-//! Bytes, pages, durations and their texts: the only place that converts between them.
+//! Conversions between bytes, pages, durations and their texts: the only place for them.
 
 use std::fmt;
 
 use super::error::{Error, Result};
 
-/// A page, everywhere in uzram, whatever the host's page size.
+/// Bytes of a page, everywhere in uzram, whatever the host's page size.
 pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
 /// log2 of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;
@@ -17,30 +17,30 @@ pub type Page = [u8; PAGE_SIZE];
 pub struct PageNo(pub u32);
 
 impl PageNo {
-    /// The page that holds byte `offset` of a disk. The caller has checked that the disk ends behind it.
+    /// Returns the page that holds byte `offset` of a disk. The caller has checked that `offset` is within the disk.
     #[inline]
     pub const fn of_byte(offset: u64) -> Self {
         debug_assert!(page_of(offset) <= u32::MAX as u64, "a store has at most 2^32 pages");
         PageNo(page_of(offset) as u32)
     }
 
-    /// The page of that number.
+    /// Returns the page of this number.
     ///
     /// # Panics
-    /// When no store has so many pages.
+    /// If the number is 2^32 or more.
     #[inline]
     pub const fn from_number(number: u64) -> Self {
         assert!(number <= u32::MAX as u64, "a store has at most 2^32 pages");
         PageNo(number as u32)
     }
 
-    /// Its number, for ranges of pages: their end may be 2^32.
+    /// Returns its number as a u64, for ranges of pages: their end may be 2^32.
     #[inline]
     pub const fn number(self) -> u64 {
         self.0 as u64
     }
 
-    /// Its place in a table of all pages.
+    /// Returns its index in a table of all pages.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -53,25 +53,25 @@ impl fmt::Display for PageNo {
     }
 }
 
-/// The number of the page that holds byte `offset`.
+/// Returns the number of the page that holds byte `offset`.
 #[inline]
 pub const fn page_of(offset: u64) -> u64 {
     offset >> PAGE_SHIFT
 }
 
-/// Where byte `offset` lies within its page.
+/// Returns the offset of byte `offset` within its page.
 #[inline]
 pub const fn offset_in_page(offset: u64) -> usize {
     (offset & (PAGE_SIZE as u64 - 1)) as usize
 }
 
-/// Bytes in `pages` pages.
+/// Returns the bytes of `pages` pages.
 #[inline]
 pub const fn pages_to_bytes(pages: u64) -> u64 {
     pages << PAGE_SHIFT
 }
 
-/// Pages needed to hold `bytes` bytes.
+/// Returns the number of pages needed for `bytes` bytes.
 #[inline]
 pub const fn bytes_to_pages(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_SIZE as u64)
@@ -89,7 +89,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
     parse_number(text, "too large", unit_bytes).map_err(bad)
 }
 
-/// What a unit of a size stands for, written in lower case.
+/// Returns the bytes of a unit, which is given in lower case.
 pub fn unit_bytes(suffix: &str) -> Option<u64> {
     match suffix {
         "" | "b" => Some(1),
@@ -101,8 +101,8 @@ pub fn unit_bytes(suffix: &str) -> Option<u64> {
     }
 }
 
-/// Reads decimal digits and a unit, of which `unit` knows in lower case what it stands for. Returns why not, if it
-/// cannot, and `too_much` for what does not fit 64 bits.
+/// Parses decimal digits and a unit; `unit` returns the factor of a unit in lower case. On failure returns the reason,
+/// `too_much` if the value does not fit 64 bits.
 fn parse_number(
     text: &str,
     too_much: &'static str,
@@ -119,7 +119,7 @@ fn parse_number(
     number.checked_mul(unit).ok_or(too_much)
 }
 
-/// Reads a duration in seconds: decimal digits and an optional s, m, h or d, without which they are seconds.
+/// Reads a duration in seconds: decimal digits and an optional unit s, m, h or d; seconds without one.
 ///
 /// # Errors
 /// `Invalid` when the text is anything else or the duration does not fit 64 bits.
@@ -139,7 +139,7 @@ pub fn parse_duration_s(text: &str) -> Result<u64> {
     parse_number(text, "too long", unit_s).map_err(bad)
 }
 
-/// A size for people: the largest unit that keeps the number at or above one.
+/// Formats a size for people, in the largest unit in which the number is at least one.
 pub fn format_size(bytes: u64) -> String {
     const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     for (shift, unit) in UNITS {
@@ -162,12 +162,12 @@ pub fn fill_with_word(page: &mut Page, word: u64) {
     words.fill(word.to_ne_bytes());
 }
 
-/// The word that fills the page, if one does.
+/// Returns the word that fills the page, if the page is same-filled.
 #[inline]
 pub fn same_word(page: &Page) -> Option<u64> {
     let (words, _) = page.as_chunks::<8>();
     let (first, last) = (words[0], words[words.len() - 1]);
-    // Pages that start and end alike are rare: look at the rest only of those.
+    // Few pages start and end with the same word: scan only those.
     (first == last && words.iter().all(|word| *word == first)).then(|| u64::from_ne_bytes(first))
 }
 

@@ -1,22 +1,22 @@
-//! Work that goes through many pages: how far it has come, and whether it is still wanted.
+//! Long work over many pages: its progress and its cancellation.
 //!
-//! Whoever works tells of each page ([`Work::step`]); whoever looks on has the [`Progress`], by which the work can also be
-//! ended. What was done until then stays done.
+//! The worker reports each page ([`Work::step`]); an observer reads the [`Progress`], which can also cancel the work.
+//! What was done until then stays done.
 
 use super::error::{Error, ErrorKind, Result};
 use super::sync::{Arc, Counter};
 
-/// After so many pages whoever wants the work is asked whether that is still so: it may be a system call.
+/// `is_wanted` is called once per this many pages, as it may make a system call.
 const ASK_EVERY: u64 = 16;
-/// The same where pages are only looked at.
+/// The same where pages are only examined.
 const ASK_EVERY_LOOKS: usize = 4096;
 
-/// What is counted of work.
+/// The unit in which work is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Pages that are done.
+    /// Pages done.
     Pages,
-    /// Objects that were moved.
+    /// Objects moved.
     Objects,
 }
 
@@ -29,27 +29,27 @@ impl Unit {
     }
 }
 
-/// How far work has come. Of what is being done, it only informs.
+/// The progress of work. The counts only inform: no other memory depends on them.
 #[derive(Debug, Default)]
 pub struct Progress {
     done: Counter,
     all: Counter,
-    /// Not 0 when the work is to end.
+    /// Not 0 once the work is cancelled.
     ends: Counter,
 }
 
 impl Progress {
-    /// How much is done, in the work's [`Unit`].
+    /// Returns how much is done, in the work's [`Unit`].
     pub fn done(&self) -> u64 {
         self.done.get()
     }
 
-    /// How many there are, with those that are done; 0 if that is not known.
+    /// Returns the total, including what is done; 0 if it is not known.
     pub fn all(&self) -> u64 {
         self.all.get()
     }
 
-    /// Has the work end soon.
+    /// Cancels the work; the worker ends it soon after.
     pub fn end(&self) {
         self.ends.set(1);
     }
@@ -59,7 +59,7 @@ impl Progress {
     }
 }
 
-/// Work, as seen by whoever does it.
+/// The worker's view of work.
 pub struct Work<'a> {
     progress: Arc<Progress>,
     unit: Unit,
@@ -67,30 +67,30 @@ pub struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    /// Work that goes on as long as `is_wanted` returns true.
+    /// Makes work that goes on as long as `is_wanted` returns true.
     pub fn new(unit: Unit, is_wanted: &'a dyn Fn() -> bool) -> Self {
         Work { progress: Arc::default(), unit, is_wanted }
     }
 
-    /// Work that is always wanted.
+    /// Makes work that only [`Progress::end`] cancels.
     pub fn uninterruptible(unit: Unit) -> Work<'static> {
         Work::new(unit, &|| true)
     }
 
-    /// How far it has come.
+    /// Returns the progress.
     pub fn progress(&self) -> &Arc<Progress> {
         &self.progress
     }
 
-    /// So many pages are to come.
+    /// Adds `pages` to what is done already as the new total.
     pub fn expect(&self, pages: u64) {
         self.progress.all.set(self.progress.done().saturating_add(pages));
     }
 
-    /// One more is done.
+    /// Counts one as done.
     ///
     /// # Errors
-    /// `Interrupted`: it is to end.
+    /// `Interrupted` if the work is cancelled.
     pub fn step(&self) -> Result<()> {
         if self.progress.done.add(1).is_multiple_of(ASK_EVERY) {
             self.still_wanted();
@@ -98,13 +98,13 @@ impl<'a> Work<'a> {
         self.check()
     }
 
-    /// Notes that so many more are done, and nothing else.
+    /// Counts `count` as done, without checking for cancellation.
     pub(crate) fn note(&self, count: u64) {
         self.progress.done.add(count);
     }
 
-    /// The same items, until the work is to end, which is asked after every so many of them: for what goes through pages
-    /// of which most may not need to be done. [`Work::check`] says afterwards whether these were all.
+    /// Returns the items until the work is cancelled, which is checked every [`ASK_EVERY_LOOKS`] items: for scans in
+    /// which most pages need no work. [`Work::check`] tells afterwards whether the scan was cut short.
     pub(crate) fn while_wanted<I: Iterator>(&self, items: I) -> impl Iterator<Item = I::Item> {
         let mut looks = 0usize;
         items.take_while(move |_| {
@@ -113,7 +113,7 @@ impl<'a> Work<'a> {
         })
     }
 
-    /// Asks whether it is still wanted, which may take a system call: not under a lock of many.
+    /// Returns whether the work is still wanted. May make a system call: do not call it under a contended lock.
     pub(crate) fn still_wanted(&self) -> bool {
         if !self.progress.is_ended() && !(self.is_wanted)() {
             self.progress.end();
@@ -121,10 +121,10 @@ impl<'a> Work<'a> {
         !self.progress.is_ended()
     }
 
-    /// Fails once it is to end.
+    /// Fails once the work is cancelled.
     ///
     /// # Errors
-    /// `Interrupted`.
+    /// `Interrupted` if the work is cancelled.
     pub fn check(&self) -> Result<()> {
         if self.progress.is_ended() {
             let what = format!("interrupted: {} {}", self.progress.done(), self.unit.done());

@@ -1,11 +1,11 @@
-//! Which CPU this thread runs on, and arrays with one entry a CPU.
+//! The current CPU, and arrays with one entry per CPU.
 //!
 //! glibc (2.35 and later) registers a restartable-sequence area for each thread, in which the
-//! kernel keeps the CPU number: reading it is one load. Where there is none (musl, an older
-//! glibc, `GLIBC_TUNABLES=glibc.pthread.rseq=0`), `sched_getcpu` is called, more slowly.
+//! kernel keeps the CPU number: reading it is one load. Without it (musl, an older glibc,
+//! `GLIBC_TUNABLES=glibc.pthread.rseq=0`), the slower `sched_getcpu` is called.
 //!
-//! A thread may move to another CPU at any time, so the number is a hint: whatever a CPU's entry
-//! holds must be safe to use from any thread.
+//! A thread may move to another CPU at any time, so the number is a hint: a CPU's entry must be
+//! safe to use from any thread.
 
 mod restart;
 
@@ -15,23 +15,23 @@ pub use restart::Restartable;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(crate) use restart::restartable;
 
-/// No machine has more CPUs: the kernel's own limit, NR_CPUS. In models two are enough for every
-/// interleaving of two and three threads; a thread has one of its own as long as there are no more.
+/// The most CPUs of any machine: the kernel's limit, NR_CPUS. In models two are enough for every
+/// interleaving of two and three threads; up to two threads each have a CPU of their own.
 pub(crate) const MAX_CPUS: usize = if cfg!(loom) { 2 } else { 8192 };
 
-/// The CPU this thread runs on, below [`possible`].
+/// Returns the CPU this thread runs on, below [`possible`].
 #[inline]
 pub fn current() -> usize {
     imp::current()
 }
 
-/// How many CPUs this machine can ever have: entries of a [`PerCpu`].
+/// Returns the number of possible CPUs of this machine: the entries of a [`PerCpu`].
 pub fn possible() -> usize {
     imp::possible()
 }
 
-/// Lets others run that this thread waits for: they hold something for a few instructions, unless
-/// they were preempted.
+/// Yields the CPU while this thread waits for another that holds something for a few instructions,
+/// unless it was preempted.
 pub fn relax() {
     #[cfg(not(loom))]
     std::thread::yield_now();
@@ -39,7 +39,7 @@ pub fn relax() {
     loom::thread::yield_now();
 }
 
-/// Asks for the cache line at `address`, which need not be valid: a hint, and no access.
+/// Prefetches the cache line at `address`, which need not be valid: a hint, not an access.
 #[inline]
 pub fn prefetch<T>(address: *const T) {
     // SAFETY: the instruction never faults, whatever the address.
@@ -52,7 +52,7 @@ pub fn prefetch<T>(address: *const T) {
     let _ = address;
 }
 
-/// [`prefetch`], to write there.
+/// As [`prefetch`], for writing.
 #[inline]
 pub fn prefetch_write<T>(address: *const T) {
     // SAFETY: the instruction never faults, whatever the address, and does nothing where the
@@ -65,15 +65,15 @@ pub fn prefetch_write<T>(address: *const T) {
     let _ = address;
 }
 
-/// Reads eight bytes of which nothing is known, for a hint: the result is any number. None where [`prefetch`] does
-/// nothing.
+/// Reads eight bytes of unknown content, for a hint: the result may be any number. Returns `None` where [`prefetch`]
+/// does nothing.
 ///
-/// Others may be writing them in whatever way, which the language allows no read beside, atomic or not. This is none to
-/// it: an instruction that yields some number, about which the compiler assumes nothing, and that changes no memory, so
-/// that no other thread can tell whether it was carried out. To the processor it is a plain load.
+/// Other threads may write the bytes concurrently and non-atomically, so that any read in Rust, atomic or not, would be
+/// a data race. To the compiler this is no read but an instruction that yields an unknown number and changes no
+/// memory; no other thread can tell whether it was executed. To the processor it is a plain load.
 ///
 /// # Safety
-/// They are mapped.
+/// The bytes are mapped.
 #[inline]
 pub unsafe fn read_for_hint(address: *const u64) -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
@@ -97,8 +97,8 @@ pub unsafe fn read_for_hint(address: *const u64) -> Option<u64> {
     }
 }
 
-/// Keeps its content on cache lines of its own: 128 bytes, as the prefetchers of x86-64 fetch
-/// lines in pairs.
+/// Keeps its content on cache lines of its own: aligned to 128 bytes, as the prefetchers of x86-64
+/// fetch lines in pairs.
 #[repr(align(128))]
 #[derive(Debug, Default)]
 pub struct Padded<T>(pub T);
@@ -124,45 +124,45 @@ impl<T> PerCpu<T> {
         PerCpu { entries: (0..possible()).map(entry).map(Padded).collect() }
     }
 
-    /// Makes each CPU's entry, or fails as the first one that cannot be made.
+    /// Makes each CPU's entry, or fails with the first error of `entry`.
     ///
     /// # Errors
-    /// What `entry` returns.
+    /// Those of `entry`.
     pub fn try_new<E>(entry: impl FnMut(usize) -> Result<T, E>) -> Result<Self, E> {
         let entries = (0..possible()).map(entry).map(|made| made.map(Padded));
         Ok(PerCpu { entries: entries.collect::<Result<_, E>>()? })
     }
 
-    /// The entry of the CPU this thread runs on (at this moment: it may move).
+    /// Returns the entry of the CPU this thread runs on (at this moment: it may move).
     #[inline]
     pub fn local(&self) -> &T {
         &self.entries[current()]
     }
 
-    /// The entry of one CPU.
+    /// Returns the entry of CPU `cpu`.
     #[inline]
     pub fn of(&self, cpu: usize) -> &T {
         &self.entries[cpu]
     }
 
-    /// Where CPU 0's entry is; the others follow, each on lines of its own.
+    /// Returns the address of CPU 0's entry; the others follow, each on cache lines of its own.
     #[inline]
     pub fn as_ptr(&self) -> *const Padded<T> {
         self.entries.as_ptr()
     }
 
-    /// All entries, CPU 0 first.
+    /// Iterates over all entries, CPU 0 first.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.entries.iter().map(|entry| &entry.0)
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// The memory the entries take.
+    /// Returns the bytes of the entries.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.entries)
     }
@@ -173,7 +173,7 @@ mod imp {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicIsize, Ordering};
 
-    /// Where glibc's rseq area is, in which the kernel keeps the CPU number, from the thread pointer.
+    /// The offset of glibc's rseq area, in which the kernel keeps the CPU number, from the thread pointer.
     static AREA_OFFSET: AtomicIsize = AtomicIsize::new(UNKNOWN);
     const UNKNOWN: isize = isize::MIN;
     const NONE: isize = isize::MAX;
@@ -182,7 +182,7 @@ mod imp {
     pub(super) fn current() -> usize {
         let offset = AREA_OFFSET.load(Ordering::Relaxed);
         if offset != UNKNOWN && offset != NONE {
-            // SAFETY: `area_offset` returned it.
+            // SAFETY: `area_offset` returned the offset.
             let cpu = unsafe { super::restart::cpu_id(offset) } as usize;
             // A thread without a registration reads -1 or -2, which fail this test.
             if cpu < possible() {
@@ -210,15 +210,15 @@ mod imp {
         })
     }
 
-    /// The highest number in a CPU list such as `0-3` or `0,2-7`, if it is one that can be true.
+    /// Returns the last number of a CPU list such as `0-3` or `0,2-7`, if it is plausible.
     fn last_cpu(list: &str) -> Option<usize> {
         let last = list.trim().rsplit([',', '-']).next()?.parse().ok()?;
         (last < super::MAX_CPUS).then_some(last)
     }
 
-    /// One more than the highest CPU that this thread, the process or the first process of its namespace may run on,
-    /// where the system does not say how many there can be. How many they are does not matter: a container may have
-    /// CPU 7 alone. Should a thread come to a higher one all the same, what is its CPU's takes it longer.
+    /// Returns one more than the highest CPU that this thread, the process or init may run on, for systems whose list
+    /// of possible CPUs cannot be read. The highest counts, not their number: a container may have only CPU 7. A thread
+    /// that runs on a higher CPU still works, but more slowly.
     fn fallback_possible() -> usize {
         let of_process = rustix::process::getpid();
         let init = rustix::process::Pid::INIT;
@@ -226,7 +226,7 @@ mod imp {
         last.unwrap_or_else(|| rustix::thread::sched_getcpu() % super::MAX_CPUS) + 1
     }
 
-    /// The highest CPU that a process may run on (`None`: this thread).
+    /// Returns the highest CPU that a process may run on (`None`: this thread).
     fn last_allowed_cpu(process: Option<rustix::process::Pid>) -> Option<usize> {
         let process = process.map_or(0, rustix::process::Pid::as_raw_pid);
         let mask = super::restart::allowed_cpus(process)?;
@@ -238,7 +238,7 @@ mod imp {
     mod tests {
         use super::{fallback_possible, last_cpu};
 
-        /// Where `/sys` cannot be read, the CPU that this thread is bound to is one of those there are, whatever its
+        /// Where `/sys` cannot be read, the possible CPUs include the one that this thread is bound to, whatever its
         /// number.
         #[test]
         fn without_a_list_the_allowed_cpus_tell_how_many_there_are() {

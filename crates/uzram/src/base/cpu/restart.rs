@@ -1,29 +1,28 @@
 //! Restartable sequences: a few instructions that take effect on one CPU as a whole or not at all,
 //! without an atomic instruction.
 //!
-//! The kernel promises that a thread which is preempted, moved or interrupted by a signal inside
-//! such a sequence continues at the sequence's abort handler, which starts it again. So nothing
-//! else runs on the CPU between the sequence's first instruction and its last, which is the store
-//! that makes its effect visible (rseq(2); Desnoyers and Turner). glibc, from 2.35 on, registers
-//! every thread; the layout of the area and the signature are the kernel's ABI.
+//! The kernel guarantees that a thread which is preempted, migrated or interrupted by a signal inside
+//! such a sequence continues at the sequence's abort handler, which restarts it. So nothing else runs
+//! on the CPU between the sequence's first instruction and its last, which is the store that commits
+//! it (rseq(2); Desnoyers and Turner). glibc, from 2.35 on, registers every thread; the layout of the
+//! area and the signature are the kernel's ABI.
 //!
-//! Another CPU that must know that no sequence is under way, because it is about to change what
-//! they read, publishes that first and then calls [`Restartable::interrupt_all`]: sequences that
-//! started before are started again.
+//! A thread that is about to change what sequences read publishes that first and then calls
+//! [`Restartable::interrupt_all`]: all sequences under way are restarted, and read what it published.
 
 use std::num::NonZeroIsize;
 use std::sync::OnceLock;
 
-/// That this process can use restartable sequences.
+/// Proof that this process can use restartable sequences.
 #[derive(Clone, Copy, Debug)]
 pub struct Restartable {
     area: NonZeroIsize,
 }
 
 impl Restartable {
-    /// `None` where glibc registers no threads, or the kernel cannot interrupt sequences on other
-    /// CPUs (before 5.10, or a sandbox that forbids membarrier), or there may be more than
-    /// 8192 CPUs, the most that Linux supports.
+    /// Returns `None` where glibc registers no threads, or the kernel cannot interrupt sequences on
+    /// other CPUs (before 5.10, or in a sandbox that forbids membarrier), or CPU numbers may exceed
+    /// 8191, the highest of Linux.
     pub fn get() -> Option<Self> {
         static FOUND: OnceLock<Option<Restartable>> = OnceLock::new();
         *FOUND.get_or_init(|| {
@@ -32,37 +31,37 @@ impl Restartable {
         })
     }
 
-    /// Where a thread's area lies, from its thread pointer. Never 0.
+    /// Returns the offset of a thread's area from its thread pointer. Never 0.
     #[inline]
     pub fn area_offset(self) -> isize {
         self.area.get()
     }
 
-    /// Whether sequences work in this thread, on this CPU: glibc registered it, and there is a place
-    /// for the CPU in a [`PerCpu`](super::PerCpu). Where not, each leaves without a commit.
+    /// Returns whether sequences work in this thread, on this CPU: glibc registered the thread, and a
+    /// [`PerCpu`](super::PerCpu) has an entry for the CPU. If not, every sequence leaves without a commit.
     pub fn works_here(self) -> bool {
         // SAFETY: the area was found by `area_offset`.
         let cpu = unsafe { cpu_id(self.area.get()) };
         usize::try_from(cpu).is_ok_and(|cpu| cpu < super::possible())
     }
 
-    /// Starts every sequence again that is under way in any thread of this process: whoever
-    /// commits after this has read everything that the caller wrote before it. A system call, which
-    /// must stay allowed once [`Restartable::get`] has returned; there is no going on without.
+    /// Restarts every sequence that is under way in any thread of this process: a sequence that
+    /// commits after this has read everything that the caller wrote before. Aborts if the system call,
+    /// which must stay allowed once [`Restartable::get`] has returned, fails.
     pub fn interrupt_all(self) {
         imp::interrupt_all();
     }
 }
 
-/// The offset of glibc's area from the thread pointer, where it registers threads.
+/// Returns the offset of glibc's area from the thread pointer, if glibc registers threads.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 pub(super) fn area_offset() -> Option<isize> {
     let (size, offset) = glibc_variables();
-    // SAFETY: glibc declares the variables with these types, and changes neither after the start.
+    // SAFETY: glibc declares the variables with these types, and changes neither after startup.
     unsafe { if size.is_null() || offset.is_null() || *size == 0 { None } else { Some(*offset) } }
 }
 
-/// Where glibc has `__rseq_size` and `__rseq_offset`; null before 2.35.
+/// Returns the addresses of glibc's `__rseq_size` and `__rseq_offset`; null before 2.35.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(target_feature = "crt-static"), not(loom)))]
 fn glibc_variables() -> (*const u32, *const isize) {
     // SAFETY: both names are NUL-terminated.
@@ -76,11 +75,11 @@ fn glibc_variables() -> (*const u32, *const isize) {
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", target_feature = "crt-static", not(loom)))]
 std::arch::global_asm!(".weak __rseq_size", ".weak __rseq_offset");
 
-/// The same where glibc is linked in, and `dlsym` knows none of its names: by weak references.
+/// The same where glibc is linked statically, so that `dlsym` finds no symbol: by weak references.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", target_feature = "crt-static", not(loom)))]
 fn glibc_variables() -> (*const u32, *const isize) {
     let (size, offset);
-    // SAFETY: this reads two entries of the global offset table; that of a weak symbol which is nowhere defined is null.
+    // SAFETY: this reads two entries of the global offset table; the entry of an undefined weak symbol is null.
     unsafe {
         std::arch::asm!(
             "mov {0}, qword ptr [rip + __rseq_size@GOTPCREL]",
@@ -95,16 +94,16 @@ pub(super) fn area_offset() -> Option<isize> {
     None
 }
 
-/// The number of the CPU this thread runs on; negative if the thread is not registered.
+/// Returns the number of the CPU this thread runs on; negative if the thread is not registered.
 ///
 /// # Safety
-/// `area` is what [`area_offset`] returned.
+/// [`area_offset`] returned `area`.
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 #[inline]
 pub(super) unsafe fn cpu_id(area: isize) -> i32 {
     let cpu: i32;
-    // SAFETY: each thread has an area there from its fs base (the caller's promise), with `cpu_id` at 4,
-    // which the kernel changes only while the thread does not run.
+    // SAFETY: each thread has an area at this offset from its fs base (the caller's promise), with `cpu_id`
+    // at 4, which the kernel changes only while the thread does not run.
     unsafe {
         std::arch::asm!("mov {0:e}, dword ptr fs:[{1} + 4]", out(reg) cpu, in(reg) area,
             options(nostack, readonly, preserves_flags));
@@ -118,12 +117,12 @@ pub(super) unsafe fn cpu_id(_area: isize) -> i32 {
     -1
 }
 
-/// The CPUs that a process (0: this thread) may run on, a bit each. `None` if the kernel's numbers of CPUs do not all
-/// lie below `MAX_CPUS`: it refuses a set that has no room for all.
+/// Returns the CPUs that a process (0: this thread) may run on, a bit each. `None` if CPU numbers may reach
+/// `MAX_CPUS`: the kernel refuses a set that is too small for all its CPUs.
 #[cfg(not(loom))]
 pub(super) fn allowed_cpus(process: i32) -> Option<[u64; super::MAX_CPUS / u64::BITS as usize]> {
     let mut set = [0; super::MAX_CPUS / u64::BITS as usize];
-    // SAFETY: the kernel writes a set of CPUs of at most that size.
+    // SAFETY: the kernel writes a set of CPUs of at most this size.
     let written =
         unsafe { libc::syscall(libc::SYS_sched_getaffinity, process, size_of_val(&set), set.as_mut_ptr()) };
     (written > 0).then_some(set)
@@ -133,8 +132,8 @@ pub(super) fn allowed_cpus(process: i32) -> Option<[u64; super::MAX_CPUS / u64::
 mod imp {
     use rustix::thread::{MembarrierCommand, membarrier};
 
-    /// Whether the kernel's CPUs are numbered below `MAX_CPUS`, by itself: what it says to files in /sys
-    /// may be another's invention in a container.
+    /// Returns whether all CPU numbers lie below `MAX_CPUS`. Asks the kernel by a system call: in a container,
+    /// files in /sys may be faked.
     pub(super) fn cpus_are_few() -> bool {
         super::allowed_cpus(0).is_some()
     }
@@ -165,12 +164,12 @@ mod imp {
     pub(super) fn interrupt_all() {}
 }
 
-/// A restartable sequence of x86-64 instructions, between the two halves that surround each.
+/// Makes a restartable sequence of x86-64 instructions: adds the prologue and the abort handler.
 ///
 /// The sequence starts with the number of the CPU in `{cpu}`, below [`MAX_CPUS`](super::MAX_CPUS); it is
 /// -1 or -2 in a thread that is not registered, and then the sequence must leave. Its last instruction is
-/// the store that commits it. It leaves by a jump to `43b`, which puts -1 into `{result}`, or with
-/// `restartable!(or "{label}": …)` goes on at that label. `{rseq}` is [`Restartable::area_offset`].
+/// the store that commits it. It leaves by a jump to `43b`, which puts -1 into `{result}` or, with
+/// `restartable!(or "{label}": …)`, jumps to that label. `{rseq}` is [`Restartable::area_offset`].
 #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
 macro_rules! restartable {
     (or $label:literal: $($sequence:tt)*) => {
@@ -185,8 +184,8 @@ macro_rules! restartable {
             ".long 0, 0",
             ".quad 22f, (32f - 22f), 54f",
             ".popsection",
-            // Out of the way: the abort handler, behind the signature that the kernel looks for
-            // (as the operand of an undefined instruction), and the way out without a commit.
+            // Out of line: the abort handler, after the signature that the kernel checks for (as the
+            // operand of an undefined instruction), and the exit without a commit.
             ".pushsection __rseq_failure, \"ax\"",
             ".byte 0x0f, 0xb9, 0x3d",
             ".long 0x53053053",

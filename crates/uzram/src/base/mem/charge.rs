@@ -1,11 +1,11 @@
-//! What is charged to whom, and the limit of it. No lock: atomic counts and the pages' bits.
+//! Charging pages to accounts, and the limit. Lock-free: atomic counts and the pages' resident bits.
 
 use super::runs::{group_of, mask};
 use super::{Account, Arena};
 use crate::base::error::{Error, ErrorKind};
 use crate::base::sync::{Counter, Ordering};
 
-/// No page could be charged: the limit is met. [`Arena::release_free`] may help.
+/// No page could be charged: the limit is reached. [`Arena::release_free`] may help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -30,11 +30,11 @@ pub(super) struct Usage {
 }
 
 impl Arena {
-    /// Charges pages to `account` that its owner will touch: `pages` pages from `page` on, of one
-    /// run, none of them committed yet.
+    /// Charges pages to `account` before they are touched: `pages` pages from `page` on, of one run,
+    /// none of them committed yet.
     ///
     /// # Errors
-    /// `Full` when the limit does not allow it; nothing is charged then.
+    /// `Full` if that would exceed the limit; nothing is charged then.
     pub fn commit(&self, account: Account, page: u32, pages: u32) -> Result<(), Full> {
         #[cfg(test)]
         self.inject(super::faults::Faults::page).map_err(|_| Full)?;
@@ -51,41 +51,41 @@ impl Arena {
         Ok(())
     }
 
-    /// Pages in memory: those in use and those of free runs kept for reuse. The limit bounds it.
+    /// Returns the number of pages in memory: used pages and free pages kept for reuse. The limit bounds it.
     pub fn charged_pages(&self) -> u64 {
         self.usage.charged_pages.get()
     }
 
-    /// Pages that `account` has committed.
+    /// Returns the number of pages committed to `account`.
     pub fn used_pages(&self, account: Account) -> u64 {
         self.usage(account).pages.get()
     }
 
-    /// The most pages `account` ever had committed, since [`Arena::reset_used_max`].
+    /// Returns the most pages committed to `account` at any time since [`Arena::reset_used_max`].
     pub fn used_pages_max(&self, account: Account) -> u64 {
         self.usage(account).pages_max.get()
     }
 
-    /// Starts the maximum anew from what is in use now.
+    /// Resets the maximum to the pages committed now.
     pub fn reset_used_max(&self, account: Account) {
         let usage = self.usage(account);
         usage.pages_max.set(usage.pages.get());
     }
 
-    /// The limit of [`Arena::charged_pages`]; 0 is none.
+    /// Returns the limit of [`Arena::charged_pages`]; 0 if there is none.
     pub fn limit_pages(&self) -> u64 {
         self.limit_pages.get()
     }
 
-    /// Sets the limit. Free memory beyond it goes back at once; what is in use stays, and a limit
-    /// below it only stops growth.
+    /// Sets the limit. Free memory beyond it goes back at once; used memory stays, and a limit below it
+    /// only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.limit_pages.set(pages);
         self.release_beyond_limit();
         self.retry_refill();
     }
 
-    /// Whether more is charged than the limit allows, as it was lowered.
+    /// Returns whether more is charged than the limit allows, because it was lowered.
     pub(super) fn is_beyond_limit(&self) -> bool {
         let limit_pages = self.limit_pages.get();
         limit_pages > 0 && self.charged_pages() > limit_pages

@@ -1,32 +1,32 @@
-//! The arena: where all memory of a device's contents and metadata comes from, and the only place
+//! The arena: the source of all memory of a device's contents and metadata, and the only place
 //! that knows the host's mmap, madvise and page size.
 //!
 //! An arena reserves address space once, and makes it usable in chunks of 2 MiB. Pages are named
-//! by their number from the arena's start (u32), so that everything built on them can be mapped
-//! elsewhere one day. Pages of one [`Account`] share chunks with no other's, so that a chunk whose
-//! pages can move can be emptied. Pages are handed out in two steps:
+//! by their number from the arena's start (u32), so that the arena can be mapped at another address
+//! one day. Accounts ([`Account`]) share no chunks, so that a chunk of movable pages can be
+//! evacuated. Pages are allocated in two steps:
 //!
 //! 1. [`Arena::alloc_run`] takes a run of 1..=16 pages of address space. That costs no memory.
-//! 2. [`Arena::commit`] charges pages of the run to its account before they are touched the
-//!    first time. A zspage so grows page by page: what it has not reached yet is not there.
+//! 2. [`Arena::commit`] charges pages of the run to its account before they are first touched.
+//!    So a zspage grows page by page: pages that it has not reached take no memory.
 //!
 //! Each page has a *resident* bit: set when it is first committed, cleared when its memory goes
-//! back to the system. [`Arena::charged_pages`] counts these bits, so it is what the arena really
-//! takes, pages of freed runs included that are kept for reuse; [`Arena::set_limit_pages`] bounds
-//! it. (On hosts whose pages are larger than 4096 bytes the system may take up to a host page for
-//! each of ours, which goes back when none of its pages is taken any more.) Kept are up to two batches of each account and length in each CPU's run cache, and
-//! as much again as a sixteenth of what is in use; all of it goes back when the limit is met. A free
-//! gives back what is too much, or leaves that to a thread ([`Arena::set_releaser`]). (With a reserve,
-//! below, it is chunks that are charged, kept and given back.)
+//! back to the system. [`Arena::charged_pages`] counts these bits: it is the memory that the arena
+//! takes, including free pages kept for reuse. [`Arena::set_limit_pages`] bounds it. (On hosts whose
+//! pages are larger than 4096 bytes the system may take up to a host page for each of ours; it goes
+//! back when none of its pages is taken.) Free pages are kept in each CPU's run cache, up to two
+//! batches of each account and length, and beyond that up to a sixteenth of the used pages; all of
+//! them go back when the limit is reached. A free releases the surplus, or leaves it to a thread
+//! ([`Arena::set_releaser`]). (With a reserve, see below, chunks are charged, kept and given back.)
 //!
-//! Who can move the contents of runs empties chunks: [`Arena::hide_sparse_chunks`] chooses them and
-//! keeps them from filling up again meanwhile.
+//! Callers that can relocate runs evacuate sparse chunks: [`Arena::hide_sparse_chunks`] chooses them
+//! and keeps them from filling up again meanwhile.
 //!
-//! An arena with a *reserve* ([`Arena::with_reserve`]) deals in whole chunks, which are there or are not:
-//! nobody who takes runs and touches their pages then waits for memory.
+//! An arena with a *reserve* ([`Arena::with_reserve`]) makes whole chunks resident ahead of use: a
+//! thread that takes runs and touches their pages never waits for memory.
 //!
 //! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
-//! be called with any lock held. The others are not to be called under a size class's lock.
+//! be called with any lock held. Do not call the others under a size class's lock.
 
 mod charge;
 #[cfg(test)]
@@ -70,7 +70,7 @@ use runs::{GROUP_PAGES, Runs, group_of, groups_of, mask};
 
 const _: () = assert!(usize::BITS == 64, "an arena reserves more than 4 GiB");
 
-/// Whom a page is charged to.
+/// The account that a page is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Account {
     /// Pages of zspages, which can move.
@@ -80,17 +80,17 @@ pub enum Account {
 }
 
 impl Account {
-    /// All of them.
+    /// All accounts.
     const ALL: [Account; 2] = [Account::Pool, Account::Slab];
 }
 
-/// How far an allocation may go to get memory, by the kernel's flags of that name.
+/// How far an allocation may go to get memory, after the kernel's GFP flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gfp {
-    /// It takes what is there: no system call, and no waiting for memory that is going back.
+    /// It takes only memory that is available: it makes no system call, and does not wait for reclaim.
     NoWait,
-    /// It also grows what there is, and gives free memory back where a limit asks for it; not in an arena with a
-    /// reserve.
+    /// It also grows the arena, and gives free memory back at the limit; in an arena with a reserve it does
+    /// neither.
     MayWait,
 }
 
@@ -99,18 +99,18 @@ pub enum Gfp {
 pub struct Run {
     /// The number of its first page.
     pub page: u32,
-    /// How many pages it has, 1..=16.
+    /// The number of its pages, 1..=16.
     pub pages: u8,
 }
 
 /// See the [module's documentation](self).
 pub struct Arena {
     mapping: Mapping,
-    /// Set bits are pages in memory; a word a group. A bit of a taken page belongs to the owner
-    /// of its run, one of a free page to the holder of the arena's lock.
+    /// A bit per page, set if it is in memory; a word per group. The owner of its run changes the bit of
+    /// a taken page, the holder of the arena's lock that of a free page.
     resident: Table<AtomicU64>,
     batch_pages: Counter,
-    /// 1 while a [`HiddenChunks`] exists that is not empty, or is being made.
+    /// 1 while a [`HiddenChunks`] is being made, or exists and is not empty.
     hiding: Counter,
     /// A bit for each chunk that is hidden.
     hidden: Table<AtomicU64>,
@@ -118,15 +118,15 @@ pub struct Arena {
     limit_pages: Counter,
     caches: PerCpu<Mutex<RunCache>>,
     inner: Padded<Mutex<Inner>>,
-    /// Held while memory goes back: who needs some waits for it here, instead of failing.
+    /// Held while memory goes back to the system: a thread that needs memory waits here instead of failing.
     reclaim: Mutex<()>,
     usage: Padded<Usages>,
-    /// Chunks that are to be free and present; 0 without a reserve.
+    /// The target number of free present chunks; 0 without a reserve.
     reserve_chunks: usize,
-    /// 1 from when a taken run left the reserve lacking at the limit, until somebody sees that it no longer is.
-    /// Changed under the arena's lock.
+    /// 1 if the reserve lacked chunks at the limit when last checked ([`Arena::lacks_reserve`]). Changed under the
+    /// arena's lock.
     lacks_reserve: Counter,
-    /// What is in memory of the arena's own tables for that, whatever is in use.
+    /// Bytes of the arena's own tables, which a reserve keeps resident.
     reserve_table_bytes: usize,
     #[cfg(test)]
     holds_refills: Counter,
@@ -138,19 +138,19 @@ pub struct Arena {
 #[derive(Default)]
 struct Inner {
     runs: Runs,
-    /// Pages of free runs (not those in CPU caches) that are in memory.
+    /// Resident pages of free runs (not those in CPU caches).
     free_resident_pages: u64,
-    /// The group below which giving memory back goes on.
+    /// The next release starts below this group.
     release_below: usize,
-    /// Who gives surplus memory back.
+    /// The thread that gives surplus memory back.
     releaser: Option<Thread>,
-    /// Whether it was told that there is some, and has not looked since.
+    /// Whether the releaser was woken and has not checked for surplus since.
     releaser_is_told: bool,
-    /// Who fills the reserve.
+    /// The thread that fills the reserve.
     refiller: Option<Thread>,
-    /// Chunks that it is filling.
+    /// Chunks that the refiller is filling.
     chunks_on_their_way: usize,
-    /// Whether it was told that something is missing, and has not filled it since.
+    /// Whether the refiller was woken and has not filled the reserve since.
     refiller_is_told: bool,
 }
 
@@ -184,30 +184,30 @@ impl Arena {
         })
     }
 
-    /// How many pages the reservation holds.
+    /// Returns the number of pages of the reservation.
     pub fn reserved_pages(&self) -> usize {
         self.mapping.len_bytes() >> PAGE_SHIFT
     }
 
-    /// The first byte of a page of the reservation.
+    /// Returns the address of a page of the reservation.
     #[inline]
     pub fn address(&self, page: u32) -> *mut u8 {
         debug_assert!((page as usize) < self.reserved_pages());
         self.mapping.base().wrapping_add((page as usize) << PAGE_SHIFT)
     }
 
-    /// The page that starts at an address, which [`Arena::address`] returned.
+    /// Returns the page that starts at an address, which [`Arena::address`] returned.
     pub fn page_at(&self, address: *const u8) -> u32 {
         let offset_bytes = address.addr() - self.mapping.base().addr();
         debug_assert!(offset_bytes < self.mapping.len_bytes() && offset_bytes.is_multiple_of(PAGE_SIZE));
         (offset_bytes >> PAGE_SHIFT) as u32
     }
 
-    /// Takes a run of `pages` pages (1..=16) for `account`. It charges nothing.
+    /// Takes a run of `pages` pages (1..=16) for `account`. Charges nothing.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no more, or when no run is free and `gfp` does not allow
-    /// asking it; `NoSpace` when the reservation is used up.
+    /// growing; `NoSpace` when the reservation is used up.
     pub fn alloc_run(&self, pages: usize, account: Account, gfp: Gfp) -> Result<Run> {
         assert!((1..=MAX_RUN_PAGES).contains(&pages), "runs have 1 to 16 pages");
         #[cfg(test)]
@@ -226,10 +226,10 @@ impl Arena {
         }
         let mut inner = self.inner.lock();
         let first = self.take(&mut inner, pages, account, gfp)?;
-        // While chunks are emptied, runs are taken to be filled, and no chunk is to be held for others.
+        // While chunks are hidden, take no spare runs: they would hold chunks.
         let batch = if self.hiding.get() == 0 { batch_runs(batch_pages, pages) } else { 1 };
         for _ in 1..batch {
-            // What is free anyway comes along; growing is for those who need it now.
+            // Fill the batch with free runs only: growing for spare runs would waste memory.
             match self.take_free(&mut inner, pages, account, true) {
                 Some(page) => cache.stack(account, pages).push(page),
                 None => break,
@@ -239,15 +239,15 @@ impl Arena {
         Ok(run(first))
     }
 
-    /// Gives a run back that was taken for `account`. `committed` of its pages were charged to it;
-    /// nobody uses their contents any more. With none committed it makes no system call, and with a
-    /// releaser ([`Arena::set_releaser`]) hardly ever one.
+    /// Frees a run that was taken for `account`. `committed` of its pages were charged to it; no thread
+    /// uses their contents any more. It makes no system call if no page is committed, and with a
+    /// releaser ([`Arena::set_releaser`]) rarely one.
     pub fn free_run(&self, run: Run, account: Account, committed: u64) {
         self.free_runs(account, &[(run, committed)]);
     }
 
-    /// Gives runs back as [`Arena::free_run`] does, each with its committed pages, and takes each
-    /// lock once for all of them.
+    /// Frees runs, each with its number of committed pages, as [`Arena::free_run`] does, but takes each
+    /// lock only once.
     #[inline]
     pub fn free_runs(&self, account: Account, runs: &[(Run, u64)]) {
         let committed: u64 = runs.iter().map(|(_, committed)| committed).sum();
@@ -271,7 +271,7 @@ impl Arena {
                 let batch = batch_runs(batch_pages, pages);
                 if stack.len() > 2 * batch {
                     let inner = inner.get_or_insert_with(|| self.inner.lock());
-                    // The oldest go: the newest are warm.
+                    // Drain the oldest: the newest are warm in the CPU's cache.
                     stack.drain(..batch).for_each(|page| self.put(inner, page, pages));
                 }
             }
@@ -280,14 +280,14 @@ impl Arena {
                 None => return,
             }
         };
-        // Without them there is no more free memory than before the runs were taken.
+        // With no page committed there is no more free memory than before the runs were taken.
         if committed > 0 {
             self.deal_with_surplus(inner);
         }
     }
 
-    /// Sets how many pages the CPUs' run caches move at a time, at most [`MAX_BATCH_PAGES`]; 0
-    /// empties the caches and leaves them empty.
+    /// Sets the batch size, in pages, of the CPUs' run caches, at most [`MAX_BATCH_PAGES`]; 0 empties
+    /// the caches and turns them off.
     ///
     /// # Errors
     /// `Invalid` beyond the maximum.
@@ -303,14 +303,14 @@ impl Arena {
         Ok(())
     }
 
-    /// The memory that the arena's own tables take now; it grows with the arena.
+    /// Returns the resident bytes of the arena's own tables that grow with it.
     #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
-        // With a reserve it is among what does not grow.
+        // With a reserve they do not grow: see `reserve_table_bytes`.
         if self.has_reserve() { 0 } else { self.resident.resident_bytes() }
     }
 
-    /// The bytes in memory by the system's own count, for checking [`Arena::charged_pages`].
+    /// Returns the resident bytes by the system's count, to check [`Arena::charged_pages`].
     #[cfg(test)]
     pub fn resident_bytes(&self) -> usize {
         self.mapping.resident_bytes()
@@ -319,7 +319,7 @@ impl Arena {
     /// Takes a run, growing by a chunk if none is free and `gfp` allows it.
     fn take(&self, inner: &mut Inner, pages: usize, account: Account, gfp: Gfp) -> Result<u32> {
         loop {
-            // Who empties chunks wins nothing by beginning another.
+            // An evacuation frees nothing if it takes a run of a free chunk.
             let begins_chunk = gfp == Gfp::MayWait || self.hiding.get() == 0;
             if let Some(page) = self.take_free(inner, pages, account, begins_chunk) {
                 return Ok(page);
@@ -328,7 +328,7 @@ impl Arena {
                 return Err(Error::new(ErrorKind::NoMemory, "no run of pages is free"));
             }
             if let Err(error) = self.grow(inner) {
-                // Better a run of a chunk that is being emptied than none.
+                // A run of a hidden chunk is better than a failure.
                 if self.hiding.get() == 0 || !inner.runs.show_all() {
                     return Err(error);
                 }
@@ -371,7 +371,7 @@ impl Arena {
         self.resident_of(group_of(page), mask(page, pages as u32))
     }
 
-    /// How many of the pages `bits` of a group are in memory.
+    /// Returns how many of the pages `bits` of a group are in memory.
     fn resident_of(&self, group: usize, bits: u64) -> u64 {
         u64::from((self.resident[group].load(Ordering::Relaxed) & bits).count_ones())
     }

@@ -1,14 +1,14 @@
-//! A lock in two bits of a word that holds other data too: one per page costs no memory.
+//! A lock in two bits of a word that also holds other data: a lock per page costs no memory.
 //!
 //! ```text
 //! 31       30        29                0
-//! [ locked | waiters | the holder's     ]
+//! [ locked | waiters | value            ]
 //! ```
 //!
-//! The other 30 bits belong to the holder and are read and replaced together with the lock: the
-//! exchange that takes the lock returns them, the one that lets it go publishes the new ones.
-//! A thread that does not get the lock spins for a moment, then sleeps in a [`WaitTable`], which
-//! many words share (the parking-lot scheme: WebKit's ParkingLot, Pizlo 2015).
+//! The value belongs to the holder and is read and replaced together with the lock: the exchange
+//! that takes the lock returns it, the one that releases the lock publishes the new value. A thread
+//! that does not get the lock spins for a moment, then sleeps in a [`WaitTable`], which many words
+//! share (the parking-lot scheme: WebKit's ParkingLot, Pizlo 2015).
 
 use super::class::{Hold, classes};
 use super::{AtomicU32, Condvar, Mutex, Ordering, spin_loop};
@@ -16,26 +16,26 @@ use super::{AtomicU32, Condvar, Mutex, Ordering, spin_loop};
 const LOCKED: u32 = 1 << 31;
 const WAITERS: u32 = 1 << 30;
 
-/// Tries before a waiter sleeps: some microseconds, several times what a holder needs that does
-/// not compress under the lock.
+/// Tries before a waiter sleeps: some microseconds, several times as long as a holder takes that
+/// does not compress under the lock.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
-/// The word: two lock bits and 30 bits of the holder's.
+/// The word: two lock bits and 30 bits of value.
 #[derive(Debug, Default)]
 pub struct BitLock(AtomicU32);
 
-/// Where threads sleep that wait for a [`BitLock`].
+/// The buckets in which threads sleep that wait for a [`BitLock`].
 pub struct WaitTable {
     buckets: Box<[Bucket]>,
 }
 
 struct Bucket {
-    /// How many threads sleep here.
+    /// The number of threads that sleep here.
     lock: Mutex<usize>,
     freed: Condvar,
 }
 
-/// Holds a [`BitLock`]; dropped, it leaves the value as it was.
+/// Holds a [`BitLock`]. Dropping it publishes the value and releases the lock.
 pub struct BitGuard<'a> {
     word: &'a AtomicU32,
     bucket: &'a Bucket,
@@ -44,15 +44,15 @@ pub struct BitGuard<'a> {
 }
 
 impl WaitTable {
-    /// A table of `buckets` places to sleep; words of different buckets never wake each other's
+    /// Makes a table of `buckets` buckets. Words of different buckets never wake each other's
     /// waiters.
     pub fn new(buckets: usize) -> Self {
         let bucket = |_| Bucket { lock: Mutex::new(&classes::WAIT_TABLE, 0), freed: Condvar::new() };
         WaitTable { buckets: (0..buckets.max(1)).map(bucket).collect() }
     }
 
-    /// Has all who sleep look at their locks again: some of these were freed without a [`BitGuard`], by
-    /// memory that became zeros.
+    /// Wakes all sleeping threads to check their locks again: some locks were released without a [`BitGuard`],
+    /// as their memory became zeros.
     pub fn wake_all(&self) {
         self.buckets.iter().for_each(Bucket::wake);
     }
@@ -64,7 +64,7 @@ impl WaitTable {
 }
 
 impl Bucket {
-    /// Wakes who sleeps here. A thread about to sleep holds the bucket's lock until it does.
+    /// Wakes the threads that sleep here. A thread about to sleep holds the bucket's lock until it sleeps.
     fn wake(&self) {
         let sleepers = *self.lock.lock();
         if sleepers > 0 {
@@ -74,11 +74,11 @@ impl Bucket {
 }
 
 impl BitLock {
-    /// The bits a holder may use.
+    /// The bits of the value.
     pub const VALUE_MASK: u32 = WAITERS - 1;
 
-    /// Waits for the lock. `key` says which bucket of `table` this word sleeps in; it must be the
-    /// same at every call for this word.
+    /// Waits for the lock. `key` selects the bucket of `table`; it must be the same at every call
+    /// for this word.
     #[inline]
     pub fn lock<'a>(&'a self, table: &'a WaitTable, key: usize) -> BitGuard<'a> {
         let bucket = table.bucket(key);
@@ -122,7 +122,7 @@ impl BitLock {
             if old & LOCKED == 0 {
                 return old & Self::VALUE_MASK;
             }
-            // The holder takes the bucket's lock before it wakes anyone, and this thread holds
+            // The holder takes the bucket's lock before it wakes waiters, and this thread holds
             // that lock from before it set WAITERS until it sleeps: no wake-up is lost.
             *sleeper += 1;
             sleeper = sleeper.wait(&bucket.freed);
@@ -132,50 +132,50 @@ impl BitLock {
 }
 
 impl BitLock {
-    /// The holder's bits as they were last published, without waiting for a holder that may be
-    /// about to replace them.
+    /// Returns the value as it was last published, without waiting for a holder that may be about
+    /// to replace it.
     #[inline]
     pub fn peek(&self) -> u32 {
         self.0.load(Ordering::Acquire) & Self::VALUE_MASK
     }
 
-    /// Whether the lock is free and the holder's bits are 0: if so, what the last holder did is
-    /// seen, and this was true when it was asked.
+    /// Returns whether the lock is free and the value is 0. If so, the last holder's writes are
+    /// visible to the caller.
     #[inline]
     pub fn is_free_and_zero(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }
 
-    /// Takes the lock if it is free and the holder's bits are 0. It stays taken until [`BitLock::reopen`], or until the
-    /// word's memory is replaced by zeros. There is no guard, so that many can be held at once; nobody is to be waited for
-    /// meanwhile.
+    /// Takes the lock if it is free and the value is 0; returns whether it did. The lock stays taken until
+    /// [`BitLock::reopen`], or until the word's memory becomes zeros. There is no guard, so that a thread can hold many
+    /// locks; it must not wait for other threads meanwhile.
     pub fn close(&self) -> bool {
         self.0.compare_exchange(0, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
 
-    /// Lets a lock go that [`BitLock::close`] took.
+    /// Releases a lock that [`BitLock::close`] took.
     pub fn reopen(&self, table: &WaitTable, key: usize) {
         if self.0.swap(0, Ordering::Release) & WAITERS != 0 {
             table.bucket(key).wake();
         }
     }
 
-    /// Makes the word 0 as memory does that the system gave new: for models of that.
+    /// Makes the word 0, for models: memory that goes back to the system becomes zeros.
     #[cfg(loom)]
     pub fn clear(&self) {
-        // By an exchange, as loom does not know that a store follows the exchanges that came before it.
+        // By an exchange, as loom does not order a store after earlier exchanges.
         self.0.swap(0, Ordering::Release);
     }
 }
 
 impl BitGuard<'_> {
-    /// The holder's bits.
+    /// Returns the value.
     #[inline]
     pub fn value(&self) -> u32 {
         self.value
     }
 
-    /// Sets the bits that letting go publishes.
+    /// Sets the value that the release publishes.
     #[inline]
     pub fn set(&mut self, value: u32) {
         debug_assert_eq!(value & !BitLock::VALUE_MASK, 0, "the top two bits are the lock's");
@@ -242,8 +242,8 @@ mod loom_tests {
     use super::*;
     use crate::base::sync::{Arc, Guarded};
 
-    /// `threads` threads each take the lock once: they exclude each other, every one gets it, and
-    /// each sees what the one before published.
+    /// Checks that `threads` threads that each take the lock once exclude each other, that each gets
+    /// the lock, and that each sees what the one before published.
     fn exclusion(threads: u32) {
         loom::model(move || {
             let shared = Arc::new((BitLock::default(), WaitTable::new(1), Guarded::new(0u32)));

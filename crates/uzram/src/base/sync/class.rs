@@ -1,15 +1,15 @@
 //! Lock classes: the lock order of the engine, its check in debug builds, and lock statistics.
 
-/// What a lock protects, as a name and a place in the lock order.
+/// A class of locks: its name and its place in the lock order.
 #[derive(Debug)]
 pub struct LockClass {
-    /// The name in statistics and in messages about lock order.
+    /// The name in statistics and in lock order messages.
     pub name: &'static str,
-    // Only debug builds check the order.
+    // Used only by the check in debug builds.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: u32,
-    /// Whether a thread may wait for one while it holds others of the class: it takes them in an order that
-    /// everybody keeps.
+    /// Whether a thread may wait for a lock of the class while it holds others of it: all threads take them
+    /// in one order.
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     several: bool,
     #[cfg(feature = "lock-stats")]
@@ -34,7 +34,7 @@ pub mod classes {
 
     /// A device's life cycle.
     pub static DEVICE: LockClass = LockClass::new(0, "device");
-    /// Writing pages back: what is being filled and what is in flight.
+    /// Writeback: the extents being filled and the transfers in flight.
     pub static WRITEBACK: LockClass = LockClass::new(1, "writeback");
     /// One page's slot.
     pub static SLOT: LockClass = LockClass::new(2, "slot");
@@ -42,13 +42,13 @@ pub mod classes {
     pub static STREAM_LIST: LockClass = LockClass::new(3, "stream_list");
     /// A compression stream.
     pub static STREAM: LockClass = LockClass::new(4, "stream");
-    /// Compacting a zsmalloc pool, or emptying its coldest zspage.
+    /// Compaction of a zsmalloc pool.
     pub static COMPACTION: LockClass = LockClass::new(5, "compaction");
     /// A zsmalloc pool: the kernel's `pool->lock`.
     pub static ZS_POOL: LockClass = LockClass::new(6, "zs_pool");
     /// A size class of zsmalloc.
     pub static SIZE_CLASS: LockClass = LockClass::new(7, "size_class");
-    /// The order in which a zsmalloc pool's zspages were last written.
+    /// The LRU of a zsmalloc pool's zspages.
     pub static ZS_LRU: LockClass = LockClass::new(8, "zs_lru");
     /// Giving free memory of an arena back to the system.
     pub static RECLAIM: LockClass = LockClass::new(9, "reclaim");
@@ -58,7 +58,7 @@ pub mod classes {
     pub static ARENA: LockClass = LockClass::new(11, "arena");
     /// A CPU's sheaves in a slab cache.
     pub static SLAB_SHEAF: LockClass = LockClass::new(12, "slab_sheaf");
-    /// A slab cache's sheaves that no CPU has.
+    /// A slab cache's barn: the sheaves that no CPU holds.
     pub static SLAB_BARN: LockClass = LockClass::new(13, "slab_barn");
     /// A CPU's slabs in a slab cache.
     pub static SLAB_CPU: LockClass = LockClass::new(14, "slab_cpu");
@@ -70,24 +70,24 @@ pub mod classes {
     pub static SLAB_CACHES: LockClass = LockClass::new(17, "slab_caches");
     /// A CPU's pagevec of an LRU.
     pub static LRU_PAGEVEC: LockClass = LockClass::new(18, "lru_pagevec");
-    /// The batches of one tag in an LRU. Several are taken by ascending tag.
+    /// The batches of one tag in an LRU. Several are taken in ascending order of tag.
     pub static LRU_BATCH: LockClass = LockClass { several: true, ..LockClass::new(19, "lru_batch") };
     /// The edges of batches in an LRU: the kernel's `lru_lock`.
     pub static LRU_LOCK: LockClass = LockClass::new(20, "lru_lock");
     /// The free extents of a backing device.
     pub static BACKING_EXTENTS: LockClass = LockClass::new(21, "backing_extents");
-    /// What a store's policy waits for, and who waits for it.
+    /// What a store's policy thread waits for, and the writers that wait for it.
     pub static POLICY: LockClass = LockClass::new(22, "policy");
-    /// Transfers to and from a backing that wait for a thread, or are waited for.
+    /// Transfers to and from a backing: those queued for a thread, and those that a thread waits for.
     pub static BACKING_QUEUE: LockClass = LockClass::new(23, "backing_queue");
-    /// Which buffers of transfers are free.
+    /// The free transfer buffers.
     pub static BACKING_BUFFERS: LockClass = LockClass::new(24, "backing_buffers");
     /// Giving a page of the slot table back to the system.
     pub static SLOT_TABLE: LockClass = LockClass::new(25, "slot_table");
     /// Threads that wait for a bit lock.
     pub static WAIT_TABLE: LockClass = LockClass::new(26, "wait_table");
 
-    /// All of them.
+    /// All classes.
     pub static ALL: [&LockClass; 27] = [
         &DEVICE,
         &WRITEBACK,
@@ -119,7 +119,7 @@ pub mod classes {
     ];
 }
 
-/// Held while a lock of its class is held: checks the lock order (debug builds) and measures
+/// Exists while a lock of its class is held: checks the lock order (debug builds) and measures
 /// (feature `lock-stats`); otherwise empty.
 pub(super) struct Hold {
     #[cfg(any(debug_assertions, feature = "lock-stats"))]
@@ -135,8 +135,8 @@ impl Hold {
         order::check(class);
     }
 
-    /// Takes the lock: by `try_take` if that succeeds at once, else by `wait`, which must come
-    /// after everything the thread holds already.
+    /// Takes the lock: by `try_take` if that succeeds at once, else by `wait`. The class must come
+    /// after all classes that the thread holds already.
     pub(super) fn take<G>(
         class: &'static LockClass,
         try_take: impl FnOnce() -> Option<G>,
@@ -163,7 +163,7 @@ impl Hold {
         }
     }
 
-    /// For a lock that has just been taken without waiting: any order will do.
+    /// For a lock that was taken without waiting: the lock order does not apply.
     pub(super) fn new(class: &'static LockClass) -> Self {
         order::push(class);
         #[cfg(feature = "lock-stats")]
@@ -276,7 +276,7 @@ mod stats {
         }
     }
 
-    /// What one class of locks has been through since the program started.
+    /// The statistics of one class of locks since the program started.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize))]
     #[non_exhaustive]
@@ -285,15 +285,15 @@ mod stats {
         pub class: &'static str,
         /// Times a lock of the class was taken.
         pub acquisitions: u64,
-        /// Times it was not free at once.
+        /// Times a lock was not free at once.
         pub contended: u64,
-        /// Time spent waiting for it.
+        /// Time spent waiting for locks.
         pub wait_ns: u64,
-        /// Time it was held.
+        /// Time locks were held.
         pub hold_ns: u64,
     }
 
-    /// The statistics of every class, in lock order.
+    /// Returns the statistics of every class, in lock order.
     pub fn lock_stats() -> Vec<LockStat> {
         super::classes::ALL
             .iter()

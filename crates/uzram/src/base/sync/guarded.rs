@@ -1,17 +1,17 @@
-//! Data that a lock elsewhere protects.
+//! Data whose lock lies elsewhere.
 
 #[cfg(loom)]
 use loom::cell::UnsafeCell;
 #[cfg(not(loom))]
 use std::cell::UnsafeCell;
 
-/// A `T` whose lock is not around it but beside it: a size class's lock guards the zspages of the
-/// class, a slot's bit lock the slot. loom checks every access.
+/// A `T` whose lock does not contain it: a size class's lock protects the zspages of the class, a
+/// slot's bit lock the slot. loom checks every access.
 #[derive(Debug, Default)]
 pub struct Guarded<T>(UnsafeCell<T>);
 
-// SAFETY: `with_mut` is the only access, and its callers promise that they hold the lock that
-// guards this value, so threads only ever hand the `T` from one to the next.
+// SAFETY: `with_mut` is the only access, and its callers promise to hold the lock that protects
+// this value, so only one thread at a time uses the `T`.
 unsafe impl<T: Send> Sync for Guarded<T> {}
 
 impl<T> Guarded<T> {
@@ -23,7 +23,7 @@ impl<T> Guarded<T> {
     /// Runs `f` on the value.
     ///
     /// # Safety
-    /// The caller holds the lock that guards this value, and `f` does not come back to it.
+    /// The caller holds the lock that protects this value, and `f` does not access the value again.
     #[inline]
     pub unsafe fn with_mut<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: the caller holds the lock, so no other reference to the value exists.
@@ -35,27 +35,27 @@ impl<T> Guarded<T> {
     }
 }
 
-/// Tells loom when memory is used that it cannot see, such as an object's bytes in the arena: it
-/// then checks that writes exclude each other and reads. Otherwise empty.
+/// Reports accesses to memory that loom does not model, such as an object's bytes in the arena: loom
+/// then checks that a write excludes other accesses. Otherwise empty.
 #[derive(Debug, Default)]
 pub struct Access {
     #[cfg(loom)]
     seen: UnsafeCell<()>,
 }
 
-// SAFETY: there is nothing to share; loom checks the order of the calls.
+// SAFETY: the cell holds no data; loom checks the order of the calls.
 #[cfg(loom)]
 unsafe impl Sync for Access {}
 
 impl Access {
-    /// The memory is read.
+    /// Reports a read.
     #[inline]
     pub fn read(&self) {
         #[cfg(loom)]
         self.seen.with(|_| ());
     }
 
-    /// The memory is written, or handed on to someone who may.
+    /// Reports a write, or a handover to a thread that may write.
     #[inline]
     pub fn write(&self) {
         #[cfg(loom)]

@@ -1,9 +1,9 @@
-//! The only door to atomics, locks and threads: the standard library, or loom's models of it when
-//! built with `--cfg loom`, so that loom checks the code that ships.
+//! The only door to atomics and locks: the standard library's, or loom's models of them when built
+//! with `--cfg loom`, so that loom checks the code that ships.
 //!
 //! Every lock of the engine belongs to a [`LockClass`] declared here, in lock order. Debug builds
 //! check that order at each acquisition; the feature `lock-stats` counts acquisitions, contended
-//! acquisitions, and time waited and held per class. Without it a class costs nothing.
+//! acquisitions, and time waited and held per class. Without both a class costs nothing.
 
 mod bit_lock;
 mod class;
@@ -36,12 +36,12 @@ pub use loom::sync::Condvar;
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// How long a thread sleeps before it looks whether what it waits for has come.
+/// How long a thread sleeps before it checks its wait condition again.
 #[cfg(tsan)]
 const TSAN_NAP: std::time::Duration = std::time::Duration::from_micros(200);
 
-/// Takes a lock by trying. The standard library is not instrumented: ThreadSanitizer sees what of it
-/// is inlined here, and would not see who was waited for.
+/// Takes a lock by polling. The standard library is not instrumented: ThreadSanitizer sees only its
+/// inlined parts, and would miss the happens-before of a blocking wait.
 #[cfg(tsan)]
 fn wait_visibly<G>(try_take: impl Fn() -> Option<G>) -> G {
     loop {
@@ -52,15 +52,15 @@ fn wait_visibly<G>(try_take: impl Fn() -> Option<G>) -> G {
     }
 }
 
-/// Writes to a byte what it holds, so that its page is in memory. Of memory as it is, which loom does not model.
+/// Writes a byte's own value back to it, so that its page is resident. loom does not model this memory.
 ///
 /// # Safety
-/// It can be written to, and others change it atomically at most.
+/// The byte is writable, and other threads change it only atomically.
 pub(crate) unsafe fn rewrite(byte: *mut u8) {
     // SAFETY: the caller's promise.
     let byte = unsafe { std::sync::atomic::AtomicU8::from_ptr(byte) };
     let value = byte.load(Ordering::Relaxed);
-    // If it is another meanwhile, somebody else has written to the page.
+    // If the exchange fails, another thread has written to the page.
     let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
 }
 
@@ -69,13 +69,13 @@ pub(crate) unsafe fn rewrite(byte: *mut u8) {
 pub struct Stamp(std::sync::atomic::AtomicU32);
 
 impl Stamp {
-    /// The value now.
+    /// Returns the value.
     #[inline]
     pub fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Replaces the value, unless it is the same already: others keep their copy of it then.
+    /// Replaces the value unless it is the same already: other CPUs then keep the cache line.
     #[inline]
     pub fn set(&self, value: u32) {
         if self.get() != value {
@@ -85,12 +85,12 @@ impl Stamp {
 }
 
 /// A number that only informs: statistics and settings, on which no other memory depends.
-/// It is not modelled by loom, which would otherwise explore every order of counting.
+/// loom does not model it, as it would explore every order of counting.
 #[derive(Debug, Default)]
 pub struct Counter(std::sync::atomic::AtomicU64);
 
 impl Counter {
-    /// A counter that starts at `value`.
+    /// Makes a counter that starts at `value`.
     pub const fn new(value: u64) -> Self {
         Counter(std::sync::atomic::AtomicU64::new(value))
     }
@@ -101,20 +101,20 @@ impl Counter {
         self.0.fetch_add(n, Ordering::Relaxed).wrapping_add(n)
     }
 
-    /// Adds `n` unless that exceeds `limit` (0: none), and says whether it did.
+    /// Adds `n` unless the sum exceeds `limit` (0: none); returns whether it added.
     pub fn add_within(&self, n: u64, limit: u64) -> bool {
         let add = |now: u64| (limit == 0 || now + n <= limit).then_some(now + n);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
-    /// Subtracts `n`. A counter split over CPUs may wrap below zero; the sum comes out right.
+    /// Subtracts `n`. A CPU's share may wrap below zero; the sum of the shares is right.
     #[inline]
     pub fn sub(&self, n: u64) {
         self.0.fetch_sub(n, Ordering::Relaxed);
     }
 
-    /// Counts the caller as one who waits while `wait` takes a lock that `try_take` does not get.
-    /// Models only wait: it is the same to them.
+    /// Takes a lock by `try_take`, or else by `wait`, and counts the caller as a waiter meanwhile.
+    /// Models only call `wait`, as the count is not modelled.
     #[inline]
     fn while_waiting<G>(&self, try_take: impl FnOnce() -> Option<G>, wait: impl FnOnce() -> G) -> G {
         if cfg!(loom) {
@@ -128,7 +128,7 @@ impl Counter {
         })
     }
 
-    /// The value now.
+    /// Returns the value.
     #[inline]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

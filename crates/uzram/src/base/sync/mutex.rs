@@ -10,8 +10,8 @@ use loom::sync as imp;
 #[cfg(not(loom))]
 use std::sync as imp;
 
-/// A lock around a `T`. A panic of its holder does not poison it: the engine's critical sections
-/// leave their data valid at each step that can panic, which is none but broken invariants.
+/// A lock around a `T`. A panic of its holder does not poison it: only broken invariants panic in a
+/// critical section, and each such point leaves the data valid.
 pub struct Mutex<T> {
     class: &'static LockClass,
     waiters: Counter,
@@ -20,14 +20,14 @@ pub struct Mutex<T> {
 
 /// Holds a [`Mutex`] until it is dropped.
 pub struct MutexGuard<'a, T> {
-    // Before `hold`: the lock is let go first, then its hold time is booked.
+    // Declared before `_hold`: the lock is released before its hold time is counted.
     guard: imp::MutexGuard<'a, T>,
     lock: &'a Mutex<T>,
     _hold: Hold,
 }
 
 impl<T> Mutex<T> {
-    /// A free lock of `class` around `value`.
+    /// Makes a free lock of `class` around `value`.
     pub fn new(class: &'static LockClass, value: T) -> Self {
         Mutex { class, waiters: Counter::new(0), inner: imp::Mutex::new(value) }
     }
@@ -50,7 +50,7 @@ impl<T> Mutex<T> {
         super::wait_visibly(|| self.try_inner())
     }
 
-    /// [`Mutex::lock`], telling `contended` if the lock is not free at once.
+    /// As [`Mutex::lock`], but calls `contended` if the lock is not free at once.
     #[inline]
     pub fn lock_noticing(&self, contended: impl FnOnce()) -> MutexGuard<'_, T> {
         Hold::check_order(self.class);
@@ -77,7 +77,7 @@ impl<T> Mutex<T> {
 }
 
 impl<'a, T> MutexGuard<'a, T> {
-    /// Waits on `condvar`, the lock being free meanwhile. It may come back without a notification.
+    /// Waits on `condvar` and releases the lock meanwhile. May return without a notification.
     #[cfg(not(tsan))]
     pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
         let MutexGuard { guard, lock, _hold } = self;
@@ -85,7 +85,7 @@ impl<'a, T> MutexGuard<'a, T> {
         MutexGuard { guard, lock, _hold }
     }
 
-    /// The same, for that long at most. Models have no time: there it only lets the lock go for a moment.
+    /// As [`MutexGuard::wait`], for `at_most` that long. Models have no time: there it only releases the lock briefly.
     #[cfg(not(tsan))]
     pub fn wait_for(self, condvar: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
         let MutexGuard { guard, lock, _hold } = self;
@@ -94,13 +94,13 @@ impl<'a, T> MutexGuard<'a, T> {
         MutexGuard { guard, lock, _hold }
     }
 
-    /// Comes back without a notification: ThreadSanitizer does not see the standard library let the lock go and take it.
+    /// Returns without a notification: ThreadSanitizer does not see the standard library release and take the lock.
     #[cfg(tsan)]
     pub fn wait(self, condvar: &super::Condvar) -> MutexGuard<'a, T> {
         self.wait_for(condvar, super::TSAN_NAP)
     }
 
-    /// As [`MutexGuard::wait`].
+    /// As [`MutexGuard::wait`], for `at_most` that long.
     #[cfg(tsan)]
     pub fn wait_for(self, _: &super::Condvar, at_most: std::time::Duration) -> MutexGuard<'a, T> {
         let MutexGuard { guard, lock, _hold } = self;
@@ -111,7 +111,7 @@ impl<'a, T> MutexGuard<'a, T> {
 }
 
 impl<T> MutexGuard<'_, T> {
-    /// Whether others wait for the lock, who would like it to be let go: a hint. Never in models.
+    /// Returns whether other threads wait for the lock: a hint. Always false in models.
     #[inline]
     pub fn is_contended(&self) -> bool {
         self.lock.waiters.get() > 0

@@ -1,4 +1,4 @@
-//! A lock that readers share, with a lock class.
+//! A readers-writer lock with a lock class.
 
 use std::sync::{TryLockError, TryLockResult};
 
@@ -10,7 +10,7 @@ use loom::sync as imp;
 #[cfg(not(loom))]
 use std::sync as imp;
 
-/// A lock that any number of readers or one writer has. What it protects stands beside it.
+/// A lock that any number of readers or one writer holds. It does not contain the data it protects.
 pub struct RwLock {
     class: &'static LockClass,
     waiters: Counter,
@@ -23,7 +23,7 @@ pub struct ReadGuard<'a> {
     _hold: Hold,
 }
 
-/// Keeps all others out until it is dropped.
+/// Keeps readers and other writers out until it is dropped.
 pub struct WriteGuard<'a> {
     _guard: imp::RwLockWriteGuard<'a, ()>,
     waiters: &'a Counter,
@@ -31,12 +31,12 @@ pub struct WriteGuard<'a> {
 }
 
 impl RwLock {
-    /// A free lock of `class`.
+    /// Makes a free lock of `class`.
     pub fn new(class: &'static LockClass) -> Self {
         RwLock { class, waiters: Counter::new(0), inner: imp::RwLock::new(()) }
     }
 
-    /// Waits until there is no writer.
+    /// Waits until no writer holds the lock.
     #[inline]
     pub fn read(&self) -> ReadGuard<'_> {
         let try_take = || taken(self.inner.try_read());
@@ -48,7 +48,7 @@ impl RwLock {
         ReadGuard { _guard: guard, _hold: hold }
     }
 
-    /// Waits until there is nobody else.
+    /// Waits until no other thread holds the lock.
     pub fn write(&self) -> WriteGuard<'_> {
         let try_take = || taken(self.inner.try_write());
         #[cfg(not(tsan))]
@@ -61,7 +61,7 @@ impl RwLock {
 }
 
 impl WriteGuard<'_> {
-    /// Whether others wait for the lock, who would like it to be let go: a hint. Never in models.
+    /// Returns whether other threads wait for the lock: a hint. Always false in models.
     #[inline]
     pub fn is_contended(&self) -> bool {
         self.waiters.get() > 0

@@ -1,24 +1,24 @@
-//! A lock that notes for how long it is held, for those who want to know.
+//! A lock guard that measures how long the lock is held.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
 
 use super::Counter;
 
-/// A lock's guard, and since when it is held if that is wanted.
+/// A lock's guard, and the time it was taken if hold time is measured.
 pub struct Timed<'a, G> {
     guard: G,
     since: Option<(Instant, &'a Counter)>,
 }
 
 impl<'a, G> Timed<'a, G> {
-    /// A lock that was just taken. The time that it is held is added to `hold_ns`, in ns.
+    /// Wraps the guard of a lock that was just taken. The time until the drop is added to `hold_ns`.
     #[inline]
     pub fn new(guard: G, hold_ns: Option<&'a Counter>) -> Self {
         Timed { guard, since: hold_ns.map(|hold_ns| (Instant::now(), hold_ns)) }
     }
 
-    /// The lock itself.
+    /// Returns the guard.
     #[inline]
     pub fn guard_mut(&mut self) -> &mut G {
         &mut self.guard

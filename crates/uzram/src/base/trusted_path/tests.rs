@@ -1,4 +1,4 @@
-//! The walk beside the kernel's own, and what it does not follow.
+//! Compares the walk with the kernel's, and tests what it does not follow.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -6,14 +6,14 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use super::*;
 use crate::base::random::Random;
 
-/// Device and inode of what a path leads to.
+/// Returns the device and inode that a path resolves to.
 fn resolved(path: &Path) -> Result<(u64, u64), Refused> {
     let stat = Place::resolve(path)?.status()?;
     assert_ne!(FileType::from_raw_mode(stat.st_mode), FileType::Symlink, "{}", path.display());
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// The same by the kernel's own walk.
+/// The same by the kernel's walk.
 fn by_kernel(path: &Path) -> Result<(u64, u64), Refused> {
     let stat = rustix::fs::stat(path)?;
     Ok((stat.st_dev, stat.st_ino))
@@ -25,7 +25,7 @@ fn agree(path: &Path) {
     assert_eq!(resolved(path), resolved(&canonical), "{}", path.display());
 }
 
-/// A path of a few names, some of them not UTF-8, with dots and slashes wherever they may be.
+/// Returns a path of a few names, some not UTF-8, with random dots and slashes.
 fn random_path(random: &mut Random) -> OsString {
     let mut path = Vec::new();
     for _ in 0..1 + random.below(4) {
@@ -39,7 +39,7 @@ fn random_path(random: &mut Random) -> OsString {
     OsString::from_vec(if path.is_empty() { b".".to_vec() } else { path })
 }
 
-/// Directories, files and links at random, in directories of ours: every path leads where the kernel says.
+/// Random directories, files and links in our own directories: every path resolves as by the kernel.
 #[test]
 fn a_tree_of_our_own_is_walked_as_the_kernel_walks_it() {
     for seed in 1..=30 {
@@ -50,7 +50,7 @@ fn a_tree_of_our_own_is_walked_as_the_kernel_walks_it() {
         fs::create_dir_all(root.join("x/y")).expect("a directory");
         for _ in 0..40 {
             let place = within(&mut random);
-            // Each fails where something is already, or no directory to put it in.
+            // Each call fails if the name exists already, or its directory does not.
             match random.below(4) {
                 0 => drop(fs::create_dir(&place)),
                 1 => drop(fs::OpenOptions::new().create_new(true).write(true).open(&place)),
@@ -106,7 +106,7 @@ fn a_link_where_others_may_write_is_not_followed() {
             let wanted = if is_followed { Ok(()) } else { Err(refused) };
             assert_eq!(answer, wanted, "{mode:o} {path}");
         }
-        // What is no link is found all the same.
+        // Names that are no links are resolved in any directory.
         assert!(resolved(&dir.join("file")).is_ok());
         assert!(
             Place::resolve(&dir.join("none")).is_ok_and(|place| place.status().err() == Some(Errno::NOENT))
