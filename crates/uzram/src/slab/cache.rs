@@ -1,4 +1,4 @@
-//! A cache as its users see it.
+//! The public interface of a cache.
 
 use crate::base::error::Result;
 use crate::base::mem::{Arena, Gfp};
@@ -11,30 +11,29 @@ use super::policy::FastPath;
 use super::registry::Described;
 use super::{CacheConfig, CacheInfo, Policy, Sheaves};
 
-/// Objects of [`Cache::free_bulk`] that are turned to their slabs together.
+/// [`Cache::free_bulk`] passes up to this many objects to the slow path together.
 const BULK_OBJECTS: usize = 64;
 
 /// A cache of objects of one size.
 ///
-/// An object is named by a number; [`Cache::address`] says where it is. Its bytes are whatever they
-/// were. See the [module's documentation](super) for what is checked.
+/// An object is named by a number; [`Cache::address`] returns its address. A new object's bytes are
+/// arbitrary. The [module's documentation](super) lists the checks.
 pub struct Cache<P: Policy = Sheaves>(Arc<Inner<P>>);
 
 struct Inner<P: Policy> {
     core: Core<P::Freeze>,
     fast: P::FastPath,
-    /// Not 0 once the objects in use at the end were reported.
+    /// Not 0 once leaked objects were reported.
     reported: Counter,
     #[cfg(all(debug_assertions, not(loom)))]
     checked: Checked,
 }
 
 impl<P: Policy> Cache<P> {
-    /// A cache without slabs, with the memory of `arena`.
+    /// Makes an empty cache in the memory of `arena`.
     ///
     /// # Errors
-    /// `Invalid` for an option that cannot be; `NoMemory` when there is no address space for its
-    /// tables.
+    /// `Invalid` for an invalid option; `NoMemory` when there is no address space for its tables.
     pub fn new(arena: Arc<Arena>, options: CacheConfig) -> Result<Self> {
         let core = Core::new(arena, options, P::HARDENED)?;
         let inner = Arc::new(Inner {
@@ -49,8 +48,7 @@ impl<P: Policy> Cache<P> {
         Ok(Cache(inner))
     }
 
-    /// Has the cache's own tables in memory from now on, so that nobody waits for it who takes or frees
-    /// objects.
+    /// Makes the cache's own tables resident, so that allocations and frees take no page faults on them.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -62,13 +60,13 @@ impl<P: Policy> Cache<P> {
         fast.populate()
     }
 
-    /// Takes an object.
+    /// Allocates an object.
     ///
     /// # Errors
-    /// `NoSpace` when the limit of the arena or of the cache is met, `NoMemory` when the system
-    /// gives no more or `gfp` does not allow asking it. `Corrupt` when a free object was found
-    /// damaged: that one, and those linked after it, are not used again, and the next call does
-    /// without them.
+    /// `NoSpace` when the limit of the arena or of the cache is reached, `NoMemory` when the system
+    /// gives no more or `gfp` does not allow asking it. `Corrupt` when a free object is found
+    /// damaged: that object and those linked after it are lost, and the next call goes on without
+    /// them.
     #[inline]
     pub fn alloc(&self, gfp: Gfp) -> Result<u32> {
         let Inner { core, fast, .. } = &*self.0;
@@ -81,7 +79,7 @@ impl<P: Policy> Cache<P> {
         Ok(object)
     }
 
-    /// Fills `objects` with objects: all of it, or nothing.
+    /// Fills `objects` with new objects; on an error allocates none.
     ///
     /// # Errors
     /// As [`Cache::alloc`].
@@ -98,19 +96,19 @@ impl<P: Policy> Cache<P> {
         Ok(())
     }
 
-    /// Gives an object back that [`Cache::alloc`] returned. Nobody uses its bytes any more.
+    /// Frees an object that [`Cache::alloc`] returned. No thread uses its bytes any more.
     ///
     /// # Errors
-    /// `Corrupt` when it is no object of this cache, or free already, as far as that is looked for
-    /// (always in debug builds); the cache stays as it was. What a release build lets pass here may
-    /// be found when a sheaf is emptied, by a free of another object.
+    /// `Corrupt` when it is found to be no object of this cache, or free already (always found in debug
+    /// builds); the cache is unchanged then. What a release build misses here may be reported later, by
+    /// a free of another object that flushes a sheaf.
     #[inline]
     pub fn free(&self, object: u32) -> Result<()> {
         let Inner { core, fast, .. } = &*self.0;
         if self.0.push(object)? { Ok(()) } else { fast.free_slow(core, object) }
     }
 
-    /// Gives objects back, in any order.
+    /// Frees objects, in any order.
     ///
     /// # Errors
     /// As [`Cache::free`] for one of them; the others are freed.
@@ -135,11 +133,11 @@ impl<P: Policy> Cache<P> {
         result
     }
 
-    /// Takes all free objects back from the CPUs, and gives every slab without objects in use back
-    /// to the arena; returns how many pages went back meanwhile. Allocations and frees may go on.
+    /// Takes all free objects back from the CPUs, and gives every empty slab back to the arena; returns the
+    /// number of pages that went back meanwhile. Other threads may allocate and free concurrently.
     ///
     /// # Errors
-    /// `Corrupt` when free objects were found damaged; everything else is done.
+    /// `Corrupt` when free objects were found damaged; the rest is done all the same.
     pub fn shrink(&self) -> Result<u64> {
         let Inner { core, fast, .. } = &*self.0;
         let gone_before = core.slabs.pages_gone();
@@ -147,50 +145,50 @@ impl<P: Policy> Cache<P> {
         drained.and(core.shrink()).map(|()| core.slabs.pages_gone() - gone_before)
     }
 
-    /// Where an object is: valid for `size_bytes`, aligned, and the caller's alone, as long as the
-    /// object is in use.
+    /// Returns the address of an object: valid for `size_bytes`, aligned, and not shared with other objects, as
+    /// long as the object is in use.
     #[inline]
     pub fn address(&self, object: u32) -> *mut u8 {
         self.0.core.slabs.address(object)
     }
 
-    /// Where an object is, if `object` may be one: a hint for prefetching, of memory that stays
+    /// Returns the address of an object, if `object` may be one: a hint for prefetching. The memory stays
     /// mapped.
     #[inline]
     pub fn hint(&self, object: u32) -> Option<*const u8> {
         self.0.core.slabs.hint(object)
     }
 
-    /// The state and the counters. Objects that other threads are allocating or freeing may be
+    /// Returns the state and the counters. Objects that other threads are allocating or freeing may be
     /// counted or not.
     pub fn info(&self) -> CacheInfo {
         self.0.info()
     }
 
-    /// What the cache's own tables take now; it grows with the cache.
+    /// Returns the resident bytes of the cache's own tables; they grow with the cache.
     #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
         self.0.core.slabs.table_resident_bytes()
     }
 
-    /// Ends a cache. All of its memory goes back, unless somebody is looking at it
-    /// ([`caches`](super::caches)): then as soon as they have.
+    /// Closes the cache. All of its memory goes back; if another thread is reading its state
+    /// ([`caches`](super::caches)), as soon as that is done.
     ///
     /// # Errors
-    /// `Busy` when objects are still in use, unless `free_objects_on_drop` says that they go with it.
+    /// `Busy` when objects are still in use, unless `free_objects_on_drop` is set.
     pub fn close(self) -> Result<()> {
         let leaked = self.0.leaked();
-        // The report is the error.
+        // The error is the report.
         self.0.reported.set(1);
         leaked.map_or(Ok(()), |what| Err(crate::Error::new(crate::ErrorKind::Busy, what)))
     }
 }
 
 impl<P: Policy> Inner<P> {
-    /// Frees an object on the fast path, if that is open.
+    /// Frees an object on the fast path; returns false if that has to be left to the slow path.
     ///
     /// # Errors
-    /// In debug builds as [`Cache::free`]; no others.
+    /// In debug builds as [`Cache::free`]; otherwise none.
     #[inline]
     fn push(&self, object: u32) -> Result<bool> {
         let Inner { core, fast, .. } = self;
@@ -200,7 +198,7 @@ impl<P: Policy> Inner<P> {
         Ok(passes && fast.push(core, object, P::HARDENED))
     }
 
-    /// What there is to say of objects in use when the cache goes.
+    /// Returns a message about leaked objects, if there are any.
     fn leaked(&self) -> Option<String> {
         let options = &self.core.options;
         let in_use = if options.free_objects_on_drop { 0 } else { self.info().active_objs };
@@ -252,7 +250,7 @@ impl<P: Policy> Drop for Inner<P> {
         if self.reported.get() == 0
             && let Some(what) = self.leaked()
         {
-            // Nobody is there to be told.
+            // A drop cannot return the error.
             eprintln!("{what}");
         }
         self.core.slabs.discard_all();

@@ -1,9 +1,8 @@
-//! What debug builds know of every object: whether it is in use, and that nobody writes to it while
-//! it is free.
+//! Checks of debug builds: double allocations, double frees, and writes to free objects.
 //!
-//! A bit for each place says that an object there is in use: setting it twice is an object handed
-//! out twice, clearing it twice a double free. A free object is filled with the kernel's poison
-//! but for its link, and looked through when it is taken.
+//! A bit for each place says that the object there is in use: setting it twice is a double allocation,
+//! clearing it twice a double free. A free object is filled with the kernel's poison, except for its
+//! link, and checked when it is allocated.
 
 use crate::base::error::Result;
 use crate::base::mem::Table;
@@ -28,10 +27,10 @@ impl Checked {
         self.in_use.populate()
     }
 
-    /// An object leaves the cache.
+    /// Checks an object that is being allocated.
     ///
     /// # Errors
-    /// `Corrupt` when somebody has it, or has written to it.
+    /// `Corrupt` when it is in use already, or was written to while it was free.
     pub(super) fn take<F: Freeze>(&self, core: &Core<F>, object: u32) -> Result<()> {
         if self.flip(object, true) {
             return Err(core.corrupt(object, "handed out twice"));
@@ -42,10 +41,10 @@ impl Checked {
         }
     }
 
-    /// An object comes back.
+    /// Checks an object that is being freed, and poisons it.
     ///
     /// # Errors
-    /// `Corrupt` when it is not one, or not in use.
+    /// `Corrupt` when `object` is no object, or not in use.
     pub(super) fn put<F: Freeze>(&self, core: &Core<F>, object: u32) -> Result<()> {
         core.check_is_object(object)?;
         if !self.flip(object, false) {
@@ -55,13 +54,13 @@ impl Checked {
         Ok(())
     }
 
-    /// The first object that is in use.
+    /// Returns the first object that is in use.
     pub(super) fn first_in_use(&self) -> Option<u32> {
         let words = (0..self.in_use.len()).map(|i| self.in_use[i].load(Ordering::Relaxed));
         words.enumerate().find(|(_, word)| *word != 0).map(|(i, word)| i as u32 * 64 + word.trailing_zeros())
     }
 
-    /// Sets the object's bit, and returns what it was.
+    /// Sets the object's bit to `in_use`; returns the previous value.
     fn flip(&self, object: u32, in_use: bool) -> bool {
         let (word, bit) = (&self.in_use[(object / 64) as usize], 1 << (object % 64));
         let old = if in_use {
@@ -74,22 +73,22 @@ impl Checked {
 
     fn poison<F: Freeze>(&self, core: &Core<F>, object: u32) {
         for at in outside_link(core) {
-            // SAFETY: the object was in use until now and belongs to who frees it; its link is not
-            // touched.
+            // SAFETY: the object was in use until now and belongs to the thread that frees it; its link
+            // is not touched.
             unsafe { core.slabs.address(object).add(at).write(POISON) };
         }
     }
 
-    /// The first byte of a free object that somebody wrote to.
+    /// Returns the first byte of a free object that was written to.
     fn damaged<F: Freeze>(&self, core: &Core<F>, object: u32) -> Option<usize> {
         outside_link(core).find(|at| {
-            // SAFETY: the object was free until now and belongs to who takes it.
+            // SAFETY: the object was free until now and belongs to the thread that takes it.
             unsafe { core.slabs.address(object).add(*at).read() != POISON }
         })
     }
 }
 
-/// The bytes of an object that are not its link.
+/// Returns the offsets of an object's bytes that are not its link.
 fn outside_link<F: Freeze>(core: &Core<F>) -> impl Iterator<Item = usize> {
     let layout = core.slabs.layout;
     let link = layout.link_offset_bytes..layout.link_offset_bytes + size_of::<u32>();

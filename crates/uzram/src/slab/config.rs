@@ -1,4 +1,4 @@
-//! What a cache is made of.
+//! The settings of a cache.
 
 use crate::base::error::Result;
 use crate::base::units::pages_to_bytes;
@@ -6,35 +6,35 @@ use crate::base::units::pages_to_bytes;
 use super::core::max_slabs;
 use super::slabs::Layout;
 
-/// How a [`Cache`](super::Cache) is made.
+/// The settings of a [`Cache`](super::Cache).
 #[derive(Clone, Debug)]
 pub struct CacheConfig {
     /// The name in statistics and errors.
     pub name: String,
     /// Bytes of an object, at most 4096.
     pub size_bytes: usize,
-    /// Where objects begin: a power of two of at most 4096.
+    /// The alignment of objects: a power of two of at most 4096.
     pub align_bytes: usize,
-    /// How many objects may be in use. There are more, so that none is refused because of those that
-    /// other CPUs keep free.
+    /// The number of objects that can be in use. The cache has room for more, so that no allocation
+    /// fails because other CPUs keep objects free.
     pub max_objects: u64,
-    /// The setting that an error names when there are so many.
+    /// The setting that an error names when the cache is full.
     pub max_objects_setting: &'static str,
     /// Empty slabs are kept as long as the node partial list has fewer slabs than this.
     pub min_partial: usize,
-    /// About how many free objects the slabs of a CPU partial list may have.
+    /// The approximate maximum of free objects in the slabs of a CPU partial list.
     pub cpu_partial_objects: usize,
     /// Objects of a sheaf, 1 to 256.
     pub sheaf_objects: usize,
-    /// Use restartable sequences where there are any; compare-exchanges otherwise.
+    /// Whether to use restartable sequences if the system has them, and compare-exchanges otherwise.
     pub restartable: bool,
-    /// The objects in use when the cache is dropped go with it, and are no leak.
+    /// Whether dropping the cache frees objects in use, instead of reporting them as leaks.
     pub free_objects_on_drop: bool,
 }
 
 impl CacheConfig {
-    /// The kernel's choices for objects of that size, with sheaves about twice as large: a cache that
-    /// reports leaks.
+    /// Returns the kernel's settings for objects of this size, with sheaves about twice as large, for a cache
+    /// that reports leaks.
     pub fn new(name: impl Into<String>, size_bytes: usize, align_bytes: usize, max_objects: u64) -> Self {
         CacheConfig {
             name: name.into(),
@@ -60,13 +60,13 @@ impl CacheConfig {
         }
     }
 
-    /// How large an arena must be for this cache alone, in bytes of address space.
+    /// Returns the bytes of address space that an arena needs for this cache alone.
     ///
     /// # Errors
-    /// `Invalid` for a size or an alignment that cannot be.
+    /// `Invalid` for an invalid size or alignment.
     pub fn reserve_bytes(&self) -> Result<u64> {
         let layout = Layout::new(self.size_bytes, self.align_bytes)?;
-        // A run does not cross a border of 64 pages: twice as much is enough, whatever is left there.
+        // A run crosses no border of 64 pages: twice as much suffices, whatever is left over at the borders.
         Ok(2 * pages_to_bytes(max_slabs(self, layout) * layout.pages as u64))
     }
 }

@@ -1,19 +1,19 @@
-//! SLUB: slabs that CPUs own, slabs that CPUs keep, and slabs for everybody.
+//! SLUB: active slabs, CPU partial lists, and the node partial list.
 //!
-//! | state | frozen | on_partial | who finds it |
+//! | state | frozen | on_partial | who allocates from it |
 //! |---|---|---|---|
-//! | active | yes | no | one CPU allocates from it; its free list there belongs to the CPU |
+//! | active | yes | no | one CPU, which has its free objects as a free list of its own |
 //! | CPU partial | no (eager: yes) | no | that CPU, when its active slab is used up |
 //! | node partial | no | yes | every CPU, under `list_lock` |
-//! | full | no | no | nobody, until an object of it is freed |
+//! | full | no | no | none, until one of its objects is freed |
 //!
-//! A free of an object goes to the free list of this CPU if the object is of its active slab. Else
-//! the slab's word is exchanged: the first free object of a full slab takes it to this CPU's partial
-//! list; a free that empties a slab takes `list_lock`, and the slab off the node's list if it is on
-//! it and enough others are. Into a slab that is on neither, objects are freed without any lock.
+//! A freed object goes to the free list of this CPU if it is of the CPU's active slab. Otherwise the
+//! slab's word is exchanged: the first free of a full slab moves the slab to this CPU's partial list;
+//! a free that empties a slab takes `list_lock`, and discards the slab if it is on the node partial
+//! list and that is long enough. All other frees take no lock.
 //!
-//! Locks: each CPU's slow lock protects its active slab and its partial list; under it `list_lock`,
-//! and nothing else. Slabs are made and given back without either.
+//! Locks: each CPU's slow lock protects its active slab and its partial list; under it only
+//! `list_lock` is taken. Slabs are made and discarded with neither held.
 
 use std::marker::PhantomData;
 
@@ -33,25 +33,25 @@ use super::word::{NONE, State};
 
 /// When slabs are frozen: one type for each step of the series.
 pub trait Freeze: Send + Sync + Sized + 'static {
-    /// Its name on paper, without sheaves.
+    /// The name in statistics, without sheaves.
     const NAME: &'static str;
-    /// A flag says whether a slab is on the node partial list, and a free that finds it off leaves
-    /// the list alone (patches 1 and 2).
+    /// Whether a flag tells that a slab is on the node partial list, so that frees leave slabs that are
+    /// not on it alone (patches 1 and 2).
     const ON_PARTIAL: bool;
-    /// A slab is unfrozen before `list_lock` is taken to put it on the node partial list (patch 3).
+    /// Whether a slab is unfrozen before `list_lock` is taken to put it on the node partial list (patch 3).
     const UNFREEZE_FIRST: bool;
-    /// Slabs on a CPU partial list are not frozen (patches 4 and 5).
+    /// Whether slabs on a CPU partial list are not frozen (patches 4 and 5).
     const DELAYED: bool;
 }
 
 /// The counters of the fast paths.
 const FAST_PATHS: [Stat; 2] = [Stat::AllocFastpath, Stat::FreeFastpath];
 
-/// A CPU's slabs. Its slow lock protects them.
+/// A CPU's slabs. Protected by the CPU's slow lock.
 struct CpuSlabs {
     /// The active slab, or [`NO_SLAB`].
     active: u32,
-    /// The first of the CPU partial list, which goes on through the slabs' `next`.
+    /// The first slab of the CPU partial list, which is linked through the slabs' `next`.
     partial: u32,
     nr_partial: usize,
     opening: Opening,
@@ -66,11 +66,11 @@ pub struct Core<F> {
     lists: CpuLists,
     cpus: PerCpu<Mutex<CpuSlabs>>,
     node: Node,
-    /// Damage that was found.
+    /// Times corruption was found.
     pub(super) corrupted: Counter,
-    /// Objects that damage has cost.
+    /// Objects lost by corruption.
     pub(super) lost: Counter,
-    /// A CPU partial list of so many slabs is moved to the node's.
+    /// A CPU partial list of this many slabs is moved to the node's.
     cpu_partial_slabs: usize,
     freeze: PhantomData<F>,
 }
@@ -100,7 +100,7 @@ impl<F: Freeze> Core<F> {
         })
     }
 
-    /// Takes an object of this CPU's free list.
+    /// Takes an object from this CPU's free list.
     #[inline]
     pub(super) fn pop(&self) -> Option<u32> {
         self.lists.pop(&self.slabs)
@@ -112,11 +112,11 @@ impl<F: Freeze> Core<F> {
         self.lists.push(&self.slabs, object)
     }
 
-    /// Takes 1 to `objects.len()` objects without the fast path, and returns how many.
+    /// Takes 1 to `objects.len()` objects without the fast path; returns how many.
     ///
     /// # Errors
-    /// As the arena; `NoSpace` when the cache holds as many as it can, `Corrupt` when a free list is
-    /// damaged. Nothing was taken then.
+    /// As the arena; `NoSpace` when the cache is full, `Corrupt` when a free list is damaged. No object is
+    /// taken then.
     #[cold]
     pub(super) fn alloc_slow(&self, objects: &mut [u32], gfp: Gfp) -> Result<usize> {
         let mut made = NO_SLAB;
@@ -125,7 +125,7 @@ impl<F: Freeze> Core<F> {
                 Ok(0) => {}
                 done => break done,
             }
-            // Nothing anywhere: a slab is made without locks, for the CPU this thread is on then.
+            // No free object is left: make a slab, without locks, for the CPU this thread is on then.
             made = match self.slabs.make(&self.options, gfp) {
                 Ok(slab) => slab,
                 Err(error) => break Err(error),
@@ -133,7 +133,7 @@ impl<F: Freeze> Core<F> {
             self.counters.count(Stat::AllocSlab);
         };
         if made != NO_SLAB {
-            // Another thread had put something there meanwhile. A list that is new is not damaged.
+            // The slab was not needed: another thread had freed objects. A new list is not damaged.
             let _ = self.deactivate(made, FreeList { first: 0, len: self.slabs.layout.objects });
         }
         let taken = taken?;
@@ -141,11 +141,11 @@ impl<F: Freeze> Core<F> {
         Ok(taken)
     }
 
-    /// Takes objects of this CPU's list and of the slabs there are, that of `made` last, and returns
-    /// how many.
+    /// Takes objects from this CPU's list and from existing slabs, from that of `made` last; returns how
+    /// many.
     ///
     /// # Errors
-    /// `Corrupt` when a free list is damaged. Nothing was taken then.
+    /// `Corrupt` when a free list is damaged. No object is taken then.
     fn take_some(&self, objects: &mut [u32], made: &mut u32) -> Result<usize> {
         let (cpu, mut own, word) = lock_local(&self.cpus, |cpu| self.lists.close_local(cpu));
         let mut list = self.closed(cpu, &own, word);
@@ -164,14 +164,14 @@ impl<F: Freeze> Core<F> {
         self.open(cpu, &mut own, list);
         drop(own);
         if done.is_err() {
-            // None of these is refused: they were free until now.
+            // This cannot fail: the objects were free until now.
             let _ = self.free_many(&mut objects[..taken]);
         }
         done.map(|()| taken)
     }
 
-    /// Frees a chain of objects of a slab without the fast path, unless the slab has fewer in use or
-    /// begins its free list with the same: then one of them is free already. Says whether it did.
+    /// Frees a chain of objects of a slab without the fast path. Returns false, and frees none, if the slab has
+    /// fewer objects in use or its free list starts with the same object: then one of them is free already.
     #[cold]
     fn free_slow(&self, slab: u32, chain: Chain) -> bool {
         let word = &self.slabs.get(slab).word;
@@ -185,7 +185,7 @@ impl<F: Freeze> Core<F> {
             let mut list_lock = None;
             if !old.frozen {
                 if old.is_full() && self.cpu_partial_slabs > 0 {
-                    // It goes to this CPU's partial list.
+                    // The slab goes to this CPU's partial list.
                     new.frozen = !F::DELAYED;
                 } else if old.is_full() || new.inuse == 0 {
                     list_lock = Some(self.node.lock(&self.counters));
@@ -208,10 +208,10 @@ impl<F: Freeze> Core<F> {
         true
     }
 
-    /// Frees an object without the fast path, which has refused it.
+    /// Frees an object that the fast path has refused.
     ///
     /// # Errors
-    /// `Corrupt` when it is found to be no object in use.
+    /// `Corrupt` when `object` is found to be no object in use.
     pub(super) fn free_one(&self, object: u32) -> Result<()> {
         self.check_is_object(object)?;
         if self.lists.head(&self.slabs) == Some(object) {
@@ -226,11 +226,11 @@ impl<F: Freeze> Core<F> {
         if done { Ok(()) } else { Err(self.corrupt(object, "freed twice: its slab has it already")) }
     }
 
-    /// Frees objects of any slabs, those of a slab together; they are sorted for that. What is found
-    /// to be no object in use is left out.
+    /// Frees objects of any slabs; sorts them, to free those of a slab together. Skips numbers that are
+    /// found to be no object in use.
     ///
     /// # Errors
-    /// `Corrupt` for the first one left out.
+    /// `Corrupt` for the first one skipped.
     pub(super) fn free_many(&self, objects: &mut [u32]) -> Result<()> {
         objects.sort_unstable();
         let mut result = Ok(());
@@ -253,7 +253,7 @@ impl<F: Freeze> Core<F> {
         result
     }
 
-    /// Frees different objects of one slab, at once if none of them is free already.
+    /// Frees different objects of one slab, in one exchange unless one of them is free already.
     fn free_of_slab(&self, objects: &[u32]) -> Result<()> {
         let [first, rest @ ..] = objects else { return Ok(()) };
         let (slab, first) = self.slabs.split(*first);
@@ -268,12 +268,12 @@ impl<F: Freeze> Core<F> {
         objects.iter().map(|object| self.free_alone(*object)).fold(Ok(()), Result::and)
     }
 
-    /// What a free does that may have changed which list the slab belongs on.
+    /// Moves a slab to the list that it belongs on after a free that took `list_lock`.
     fn freed_under_list_lock(&self, slab: u32, old: State, new: State, mut list_lock: ListLock<'_>) {
         let on_partial = list_lock.contains(&self.slabs, slab);
         debug_assert!(F::ON_PARTIAL || on_partial != old.is_full());
         if F::ON_PARTIAL && !old.is_full() && !on_partial {
-            // It is some CPU's, or on its way to a list.
+            // A CPU has the slab, or is moving it to a list.
             return;
         }
         if new.inuse == 0 && list_lock.len() >= self.options.min_partial as u64 {
@@ -289,11 +289,11 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    /// Takes every slab from the CPUs and gives the empty ones back. The node partial list is sorted,
-    /// the fullest slabs first, so that the emptiest are allocated from last.
+    /// Takes every slab from the CPUs and discards the empty ones. Sorts the node partial list, the
+    /// fullest slabs first, so that the emptiest are allocated from last.
     ///
     /// # Errors
-    /// `Corrupt` when a CPU's free list is damaged; everything else is done.
+    /// `Corrupt` when a CPU's free list is damaged; the rest is done all the same.
     pub(super) fn shrink(&self) -> Result<()> {
         let mut result = Ok(());
         for cpu in 0..self.cpus.len() {
@@ -301,7 +301,7 @@ impl<F: Freeze> Core<F> {
             let partial = self.take_cpu_partial(&mut own);
             let active = std::mem::replace(&mut own.active, NO_SLAB);
             if active == NO_SLAB {
-                // Its fast paths find nothing, and open no word.
+                // The CPU's list is empty: its word can stay open.
                 drop(own);
             } else {
                 let list = self.closed(cpu, &own, self.lists.close(cpu));
@@ -312,12 +312,12 @@ impl<F: Freeze> Core<F> {
             }
             self.put_partials(partial);
         }
-        // The slabs with so many objects in use, linked as on a CPU partial list.
+        // The slabs by number of objects in use, linked as on a CPU partial list.
         let mut with_inuse = vec![NO_SLAB; usize::from(self.slabs.layout.objects) + 1];
         let mut list_lock = self.node.lock(&self.counters);
         while let Some(slab) = list_lock.first() {
             list_lock.remove(&self.slabs, slab);
-            // Read once: frees go on, but for those that would empty a slab of this list.
+            // Read `inuse` once: frees go on, except those that would empty a slab of this list.
             let others = &mut with_inuse[usize::from(self.slabs.get(slab).word.load().inuse)];
             self.set_following(slab, std::mem::replace(others, slab));
         }
@@ -329,11 +329,11 @@ impl<F: Freeze> Core<F> {
         result
     }
 
-    /// Objects in the CPUs' free lists. Brings the counters of their fast paths in `stats` up to date.
+    /// Returns the number of objects in the CPUs' free lists. Updates the counters of fast paths in `stats`.
     pub(super) fn in_lists(&self, stats: &mut [[u64; Stat::COUNT]]) -> u64 {
         let mut free = 0;
         for (cpu, stats) in stats.iter_mut().enumerate() {
-            // Under the lock nobody counts what this CPU's word says.
+            // Under the lock no slow path adds this word's operations to the counters.
             let own = self.cpus.of(cpu).lock();
             let word = self.lists.peek(cpu);
             free += u64::from(word.list.len);
@@ -343,7 +343,7 @@ impl<F: Freeze> Core<F> {
     }
 
     /// # Errors
-    /// `Corrupt` when what is freed is no object of this cache.
+    /// `Corrupt` when `object` is no object of this cache.
     pub(super) fn check_is_object(&self, object: u32) -> Result<()> {
         match self.slabs.is_object(object) {
             true => Ok(()),
@@ -351,7 +351,7 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    /// An error that names the cache, the object and how the damage was found.
+    /// Counts corruption; returns an error that names the cache, the object and how the corruption was found.
     #[cold]
     pub(super) fn corrupt(&self, object: u32, how: &str) -> Error {
         self.corrupted.add(1);
@@ -359,14 +359,14 @@ impl<F: Freeze> Core<F> {
         Error::new(ErrorKind::Corrupt, format!("slab cache '{name}', object {object}: {how}"))
     }
 
-    /// [`Core::corrupt`], which costs `len` objects: their slab counts them as in use for good.
+    /// As [`Core::corrupt`], for corruption that loses `len` objects: their slab counts them as in use for good.
     #[cold]
     fn lose(&self, object: u32, len: u16, how: &str) -> Error {
         self.lost.add(len.into());
         self.corrupt(object, how)
     }
 
-    /// Counts what happened since a word, now closed, was opened; returns its list.
+    /// Counts the operations since a word, which is closed now, was opened; returns its list.
     fn closed(&self, cpu: usize, own: &CpuSlabs, word: Word) -> FreeList {
         self.counters.add_all_for(cpu, FAST_PATHS, own.since_open(word));
         word.list
@@ -377,13 +377,13 @@ impl<F: Freeze> Core<F> {
         own.opening = Opening { len: list.len.into(), operations };
     }
 
-    /// Takes objects of a list of `slab`, and returns how many. Damage ends the list.
+    /// Takes objects from a list of `slab`; returns how many. Corruption ends the list.
     fn take_from(&self, slab: u32, list: &mut FreeList, objects: &mut [u32]) -> (usize, Result<()>) {
         let wanted = objects.len().min(usize::from(list.len));
         for (taken, object) in objects[..wanted].iter_mut().enumerate() {
             let at = list.first;
             *object = self.slabs.name(slab, at);
-            // The last object's link ends the list, and no other's.
+            // Only the last object's link ends the list.
             let next = self.slabs.next(slab, at).filter(|next| (*next == NONE) == (list.len == 1));
             let Some(next) = next else {
                 let error = self.lose(*object, list.len, "its link to the next free object was overwritten");
@@ -395,8 +395,8 @@ impl<F: Freeze> Core<F> {
         (wanted, Ok(()))
     }
 
-    /// The next list to allocate from, of a slab that is active from now on; the list before is used
-    /// up. Takes the slab in `made` last.
+    /// Returns the next list to allocate from, once the current one is used up, and makes its slab the
+    /// active one. Takes the slab in `made` last.
     fn next_list(&self, own: &mut CpuSlabs, made: &mut u32) -> Option<FreeList> {
         if own.active != NO_SLAB {
             if let Some(list) = self.refill(own.active) {
@@ -423,8 +423,8 @@ impl<F: Freeze> Core<F> {
         Some(FreeList { first: 0, len: objects })
     }
 
-    /// Takes the objects that others freed into the active slab; without any it is unfrozen, and
-    /// full.
+    /// Takes the objects that other CPUs freed into the active slab; if there are none, unfreezes the
+    /// slab, which is full.
     fn refill(&self, slab: u32) -> Option<FreeList> {
         loop {
             let old = self.slabs.get(slab).word.load();
@@ -436,8 +436,8 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    /// Makes a slab, which has free objects and is on no list but perhaps frozen, the one that is
-    /// allocated from: its free objects go to the CPU.
+    /// Freezes a slab, which has free objects and is on no list, to make it active; returns its free
+    /// objects. With eager freezing it is frozen already.
     fn freeze(&self, slab: u32) -> FreeList {
         loop {
             let old = self.slabs.get(slab).word.load();
@@ -448,8 +448,8 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    /// Takes slabs of the node partial list: one to allocate from, and half of what a CPU partial
-    /// list holds.
+    /// Takes slabs from the node partial list: one to allocate from, and half a CPU partial list of
+    /// others.
     fn take_partial(&self, own: &mut CpuSlabs) -> Option<FreeList> {
         if self.node.nr_partial() == 0 {
             return None;
@@ -458,7 +458,7 @@ impl<F: Freeze> Core<F> {
         let mut active = None;
         while let Some(slab) = list_lock.first() {
             if !F::DELAYED && !self.freeze_on_list(slab, &mut active) {
-                // Somebody is freeing into it: better to let `list_lock` go than to try again.
+                // Another thread is freeing into the slab: release `list_lock` rather than retry.
                 break;
             }
             list_lock.remove(&self.slabs, slab);
@@ -480,8 +480,8 @@ impl<F: Freeze> Core<F> {
         active
     }
 
-    /// Freezes a slab of the node partial list, under `list_lock` and in a single try; the first one
-    /// gives its free objects at once.
+    /// Tries once to freeze a slab of the node partial list, under `list_lock`. Takes the free objects of
+    /// the first one.
     fn freeze_on_list(&self, slab: u32, active: &mut Option<FreeList>) -> bool {
         let old = self.slabs.get(slab).word.load();
         let first = active.is_none();
@@ -493,15 +493,15 @@ impl<F: Freeze> Core<F> {
         done
     }
 
-    /// Ends the ownership of an active slab: what is left of its list at the CPU goes back to it.
+    /// Gives up an active slab: the rest of the CPU's list goes back to it.
     ///
     /// # Errors
-    /// `Corrupt` when the list is damaged. It is lost then.
+    /// `Corrupt` when the list is damaged. Its objects are lost then.
     fn deactivate(&self, slab: u32, list: FreeList) -> Result<()> {
         let mut returned = None;
         let mut result = Ok(());
         if list.len > 0 {
-            // Others can only lower `inuse` by objects that are not in the list.
+            // Other CPUs lower `inuse` only by objects that are not in the list.
             let fits = list.len <= self.slabs.get(slab).word.load().inuse;
             returned = self.slabs.last_of(slab, list.first, list.len).filter(|_| fits);
             if returned.is_none() {
@@ -542,7 +542,7 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    /// Puts a slab on this CPU's partial list; a list that is long enough goes to the node.
+    /// Puts a slab on this CPU's partial list; if that is full, moves it to the node's first.
     fn put_cpu_partial(&self, slab: u32) {
         let mut own = self.cpus.local().lock();
         let mut drained = NO_SLAB;
@@ -555,8 +555,8 @@ impl<F: Freeze> Core<F> {
         self.put_partials(drained);
     }
 
-    /// Moves a CPU partial list, which is nobody's now, to the node partial list; empty slabs go back
-    /// if there are enough.
+    /// Moves a CPU partial list, which the caller has taken, to the node partial list; discards empty
+    /// slabs if that is long enough.
     fn put_partials(&self, first: u32) {
         if first == NO_SLAB {
             return;
@@ -624,7 +624,7 @@ impl<F: Freeze> Core<F> {
         std::mem::replace(&mut own.partial, NO_SLAB)
     }
 
-    /// Does something with each slab of a list that is the caller's, which it may put on another then.
+    /// Calls `f` with each slab of a list that belongs to the caller. `f` may put the slab on another list.
     fn for_each_from(&self, mut first: u32, mut f: impl FnMut(u32)) {
         while first != NO_SLAB {
             let slab = first;
@@ -633,10 +633,10 @@ impl<F: Freeze> Core<F> {
         }
     }
 
-    /// The slab after one that the caller has on a CPU partial list or on none.
+    /// Returns the slab linked after one that belongs to the caller.
     fn following(&self, slab: u32) -> u32 {
         // SAFETY: a slab on a CPU partial list belongs to the holder of that CPU's lock, one on no
-        // list to who took it off; the caller is that.
+        // list to the thread that took it off; the caller is that thread.
         unsafe { self.slabs.get(slab).next.with_mut(|next| *next) }
     }
 
@@ -646,19 +646,19 @@ impl<F: Freeze> Core<F> {
     }
 }
 
-/// The length of a CPU partial list, by the kernel's rule: slabs that are half full have that many free
-/// objects.
+/// Returns the most slabs of a CPU partial list, by the kernel's rule: half full slabs have
+/// `cpu_partial_objects` free objects.
 fn cpu_partial_slabs(options: &CacheConfig, layout: Layout) -> usize {
     (options.cpu_partial_objects * 2).div_ceil(usize::from(layout.objects))
 }
 
-/// How many slabs a cache may have: for the objects in use, and those that CPUs may keep from each other,
-/// which are their active one, their partial list, one that they are making, and their sheaves' worth; and as
-/// many for the barn as for a CPU.
+/// Returns the most slabs of a cache: those for objects in use, and those that each CPU may keep from the others,
+/// which are its active slab, its partial list, one that it is making, and the slabs of its sheaves; and as many
+/// for the barn as for a CPU.
 pub(super) fn max_slabs(options: &CacheConfig, layout: Layout) -> u64 {
     let in_use = options.max_objects.div_ceil(u64::from(layout.objects));
     if cfg!(loom) {
-        // Models have as few as they say.
+        // Models have exactly as many as they ask for.
         return in_use;
     }
     let sheaves = (BARN_SHEAVES * options.sheaf_objects).div_ceil(usize::from(layout.objects));
@@ -667,7 +667,7 @@ pub(super) fn max_slabs(options: &CacheConfig, layout: Layout) -> u64 {
 }
 
 impl CpuSlabs {
-    /// Allocations and frees on the fast path since the word was opened.
+    /// Returns the allocations and frees on the fast path since the word was opened.
     fn since_open(&self, word: Word) -> [u64; 2] {
         self.opening.since(word.list.len.into(), word.operations)
     }

@@ -1,15 +1,16 @@
-//! A CPU's free list: the objects of its active slab that it has to itself.
+//! A CPU's free list: the free objects of its active slab that only this CPU uses.
 //!
-//! The CPU's word, beside [`CpuWord`]'s bit:
+//! The CPU's word, including the bit that closes it:
 //!
 //! ```text
 //! 63         32 31      17 16       15        0
 //! [ operations | length    | closed | free list ]
 //! ```
 //!
-//! `free list` is the place of its first object in the active slab, `length` how many there are.
-//! The operations stand for the kernel's transaction id. Taking an object makes its link the head,
-//! freeing one into the active slab links it before the head; both are one change of the word.
+//! `free list` is the place of the list's first object in the active slab, `length` its number of
+//! objects. `operations` corresponds to the kernel's transaction id. An allocation makes the head's
+//! successor the head; a free into the active slab makes the object the head. Each is one change of
+//! the word.
 
 use crate::base::cpu::{PerCpu, Restartable};
 use crate::base::sync::{AtomicU32, AtomicU64, Ordering};
@@ -25,7 +26,7 @@ const OPERATION: u64 = 1 << 32;
 
 type CpuWord = cpu_word::CpuWord<{ u64::MAX }, CLOSED>;
 
-/// The objects of a slab that a CPU gets, or gives up: a chain, and how long it is.
+/// A chain of free objects of a slab, and its length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreeList {
     pub(super) first: u16,
@@ -36,7 +37,7 @@ impl FreeList {
     pub(super) const EMPTY: FreeList = FreeList { first: NONE, len: 0 };
 }
 
-/// What a word says.
+/// A decoded word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word {
     pub(super) list: FreeList,
@@ -55,10 +56,10 @@ impl Word {
 #[repr(C)]
 pub(super) struct CpuList {
     word: CpuWord,
-    /// The number of the active slab; [`NO_SLAB`] if there is none. Changes while the word is closed.
+    /// The active slab; [`NO_SLAB`] if there is none. Changes only while the word is closed.
     slab: AtomicU32,
     _pad: u32,
-    /// Where the link of the object at place 0 of the active slab is.
+    /// The address of the link of the object at place 0 of the active slab.
     links: AtomicU64,
 }
 
@@ -79,7 +80,7 @@ impl CpuLists {
         CpuLists { lists: PerCpu::new(list), rseq }
     }
 
-    /// Takes an object of this CPU's list.
+    /// Takes an object from this CPU's list.
     #[inline]
     pub(super) fn pop(&self, slabs: &Slabs) -> Option<u32> {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
@@ -110,8 +111,8 @@ impl CpuLists {
         self.lists.of(cpu).word.close_local(cpu, self.rseq).map(Word::decode)
     }
 
-    /// Opens a closed word with a list of `slab`, which is the active one from now on.
-    /// Returns the operations so far.
+    /// Opens a closed word with a list of `slab`, which becomes the active one.
+    /// Returns the word's number of operations.
     pub(super) fn open(&self, cpu: usize, slabs: &Slabs, slab: u32, list: FreeList) -> u32 {
         let own = self.lists.of(cpu);
         own.slab.store(slab, Ordering::Relaxed);
@@ -119,27 +120,27 @@ impl CpuLists {
             let links = slabs.start(slab).wrapping_add(slabs.layout.link_offset_bytes);
             own.links.store(links.expose_provenance() as u64, Ordering::Relaxed);
         }
-        // The operations go on from where they were, and count this as one: a thread that read the
-        // word before it was closed must not find it again.
+        // Opening counts as an operation: a thread that read the word before it was closed must not
+        // find the same value again.
         let operations = Word::decode(own.word.load()).operations.wrapping_add(1);
         own.word
             .open(u64::from(list.first) + u64::from(list.len) * LEN_ONE + u64::from(operations) * OPERATION);
         operations
     }
 
-    /// The first object of this CPU's list.
+    /// Returns the first object of this CPU's list.
     pub(super) fn head(&self, slabs: &Slabs) -> Option<u32> {
         let own = self.lists.local();
         let word = own.word.load();
         let slab = own.slab.load(Ordering::Relaxed);
-        // Only what both said at one time: a word never is the same again, but `slab` changes while it
-        // is closed.
+        // Accept only a consistent pair: `slab` changes while the word is closed, and the word never has
+        // the same value after that.
         let is_open = !CpuWord::is_closed(word) && own.word.load() == word;
         let first = Word::decode(word).list.first;
         (is_open && first != NONE).then(|| slabs.name(slab, first))
     }
 
-    /// What a CPU's word says now.
+    /// Returns a CPU's word.
     pub(super) fn peek(&self, cpu: usize) -> Word {
         Word::decode(self.lists.of(cpu).word.load())
     }
@@ -154,7 +155,7 @@ impl CpuLists {
                 return None;
             }
             let slab = own.slab.load(Ordering::Relaxed);
-            // If the list changes meanwhile, this is anything, and the exchange fails.
+            // If the list changes meanwhile, this may be any value, and the exchange fails.
             let next = slabs.next_if_there(slab, at);
             let rest = (word - u64::from(at) - LEN_ONE).wrapping_add(OPERATION);
             match next {
@@ -192,14 +193,14 @@ mod sequences {
     use crate::base::cpu::{Padded, restartable};
     use std::mem::offset_of;
 
-    // What the sequences below take for granted.
+    // The sequences below hard-code these values.
     const _: () = assert!(size_of::<Padded<CpuList>>() == 128);
     const _: () = assert!(offset_of!(CpuList, word) == 0);
     const _: () = assert!(offset_of!(CpuList, slab) == 8 && offset_of!(CpuList, links) == 16);
     const _: () = assert!(CLOSED == 0x10000 && NONE == 0xffff && super::super::slabs::UNIT_BYTES == 8);
 
-    /// How each begins: this CPU's list is at `{cpu}`, what its word says in `{word}`, and its first object's
-    /// place in `{result}`, which is compared with that of none; a closed word's is above.
+    /// The start of each sequence: loads the address of this CPU's list into `{cpu}`, its word into `{word}`, and
+    /// the place of its first object into `{result}`, and compares that with [`NONE`]; a closed word's is above.
     macro_rules! own_list {
         () => {
             "cmp {cpu}, {cpus}
@@ -219,14 +220,14 @@ mod sequences {
             let at: u64;
             let slab: u64;
             // SAFETY: the CPU's number is below the array's length. While the word is open and its list is
-            // not empty, `links` leads to the links of the active slab, whose memory stays mapped,
-            // and the list's objects are free and this CPU's: nobody else touches their links.
+            // not empty, `links` is the address of the active slab's links, whose memory stays mapped, and
+            // the list's objects are free and belong to this CPU: no other thread touches their links.
             unsafe {
                 restartable!(
                     own_list!(),
                     "jae 43b",
                     "mov {slab}, [{cpu} + 16]",
-                    // The next one: its place as it is mixed with this place and the secret.
+                    // The next object's place is encoded with this place and the secret.
                     "mov {next:e}, [{slab} + {result} * 8]",
                     "xor {next:e}, {secret:e}",
                     "mov {slab:e}, {result:e}",
@@ -259,8 +260,8 @@ mod sequences {
         pub(super) fn push_restartable(&self, slabs: &Slabs, rseq: Restartable, object: u32) -> bool {
             let (slab, at) = slabs.split(object);
             let result: u64;
-            // SAFETY: as in `pop_restartable`; the object is free from now on, so that its link is
-            // written by nobody else, if it is of the active slab.
+            // SAFETY: as in `pop_restartable`; the object is of the active slab and is being freed by this
+            // thread, so no other thread writes its link.
             unsafe {
                 restartable!(
                     own_list!(),

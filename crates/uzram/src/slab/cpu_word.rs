@@ -1,21 +1,20 @@
-//! A CPU's own word: the place that fast paths change without a lock, and its lock for slow ones.
+//! A CPU's word: fast paths change it without a lock, slow paths close it under the CPU's slow lock.
 //!
-//! Fast paths change the word of the CPU they run on, by a restartable sequence where there are
-//! some ([`Restartable`]) and by a compare-exchange elsewhere; the operations they have done so far
-//! stand in the upper bits, so that a word never has the same value twice soon. Neither touches a
-//! closed word. Whoever holds the CPU's slow lock closes it, owns then all that it guards, and opens
-//! it again.
+//! Fast paths change the word of the CPU they run on, by a restartable sequence where the system has
+//! them ([`Restartable`]) and by a compare-exchange elsewhere. The upper bits count operations, so that
+//! a word does not soon have the same value again. Fast paths do not touch a closed word. The holder of
+//! the CPU's slow lock closes the word, then owns everything that it guards, and opens it again.
 //!
-//! With restartable sequences closing is one too, on the word's own CPU: nobody else is inside
-//! there. From another CPU it takes a mark and a system call: a sequence that had read the word
-//! before may still commit, and so wipe out the mark, but none can after the call; so whoever
-//! closes looks once more.
+//! With restartable sequences, closing the word on its own CPU is a sequence too: no other sequence is
+//! under way there. From another CPU it takes a mark and a system call: a sequence that read the word
+//! before the mark may still commit, and overwrite it, but not after the call; so the closer checks the
+//! mark again.
 
 use crate::base::cpu::{self, PerCpu, Restartable};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// See the [module's documentation](self). A closed word is what an open one was, but for the bits that
-/// are not in `KEPT`, and those in `CLOSED`: the word's owner chooses what its fast paths turn away from.
+/// See the [module's documentation](self). Closing a word clears the bits that are not in `KEPT` and sets those in
+/// `CLOSED`: each user chooses a value at which its fast paths give up.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct CpuWord<const KEPT: u64, const CLOSED: u64>(AtomicU64);
@@ -25,25 +24,25 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         CpuWord(AtomicU64::new(value))
     }
 
-    /// What a word is while a slow path owns it.
+    /// Returns the closed form of a word.
     const fn closed(value: u64) -> u64 {
         value & KEPT | CLOSED
     }
 
-    /// Whether a slow path owns the word that is this.
+    /// Returns whether a word of this value is closed.
     #[inline]
     pub(super) const fn is_closed(value: u64) -> bool {
         value == Self::closed(value)
     }
 
-    /// The value now; with fast paths going on it is old at once.
+    /// Returns the value; fast paths may change it at any time.
     #[inline]
     pub(super) fn load(&self) -> u64 {
         self.0.load(Ordering::Acquire)
     }
 
-    /// [`CpuWord::load`] for the holder of the slow lock, who has not closed the word: a fast path may
-    /// have, for a moment.
+    /// As [`CpuWord::load`], but waits until the word is open: a fast path may close it for a moment. The caller
+    /// holds the slow lock and has not closed the word.
     pub(super) fn load_open(&self) -> u64 {
         loop {
             let value = self.load();
@@ -54,21 +53,21 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         }
     }
 
-    /// Changes the word if it is `old`, which is open. Only where sequences are not used.
+    /// Changes the word if it is `old`, which is open. Only if sequences are not used.
     #[inline]
     pub(super) fn exchange(&self, old: u64, new: u64) -> bool {
-        // Acquire: what the free list leads to. Release: what was linked.
+        // Acquire: the links of the free list. Release: the links just written.
         self.0.compare_exchange(old, new, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Closes the word if it is `old`, which is open. Only where sequences are not used.
+    /// Closes the word if it is `old`, which is open. Only if sequences are not used.
     #[inline]
     pub(super) fn close_if(&self, old: u64) -> bool {
         self.exchange(old, Self::closed(old))
     }
 
-    /// Closes the word, which is `cpu`'s, and returns its value. The caller holds the slow lock. From
-    /// another CPU this takes a system call.
+    /// Closes the word of `cpu`; returns its value. The caller holds the slow lock. From another CPU this
+    /// takes a system call.
     pub(super) fn close(&self, cpu: usize, rseq: Option<Restartable>) -> u64 {
         match rseq {
             None => self.close_by_exchange(),
@@ -76,8 +75,8 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         }
     }
 
-    /// [`CpuWord::close`] for a thread that ran on `cpu` a moment ago: `None` if it no longer does,
-    /// so that it may turn to the CPU it is on now.
+    /// As [`CpuWord::close`], for a thread that ran on `cpu` a moment ago. Returns `None` if it no longer
+    /// does, so that it can use the CPU it is on now.
     pub(super) fn close_local(&self, cpu: usize, rseq: Option<Restartable>) -> Option<u64> {
         match rseq {
             None => Some(self.close_by_exchange()),
@@ -93,7 +92,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         self.0.store(value, Ordering::Release);
     }
 
-    /// Marks the word as closed until no sequence has wiped the mark out.
+    /// Marks the word as closed until no sequence has overwritten the mark.
     fn close_from_afar(&self, rseq: Restartable) -> u64 {
         let mut value = self.load();
         loop {
@@ -111,7 +110,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
         }
     }
 
-    /// Closes the word while it is open; it may be closed for a moment by a fast path.
+    /// Closes the word; waits while a fast path has it closed.
     fn close_by_exchange(&self) -> u64 {
         loop {
             let value = self.load();
@@ -127,7 +126,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
     fn close_here(&self, cpu: usize, rseq: Restartable) -> Option<u64> {
         let value: u64;
         // SAFETY: the sequence reads and writes only this word; it commits on the CPU it started
-        // on, which is the word's.
+        // on, which is the word's CPU.
         unsafe {
             cpu::restartable!(
                 "cmp {cpu}, {wanted}",
@@ -147,7 +146,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
                 options(nostack)
             );
         }
-        // Not here: all ones, which no open word is.
+        // All ones if the sequence left; no open word has that value.
         (value != u64::MAX).then_some(value)
     }
 
@@ -157,7 +156,7 @@ impl<const KEPT: u64, const CLOSED: u64> CpuWord<KEPT, CLOSED> {
     }
 }
 
-/// How a CPU's word was when it was opened last, so that what fast paths did since is known.
+/// The state of a CPU's word when it was last opened, to compute what fast paths did since.
 #[derive(Debug, Default)]
 pub(super) struct Opening {
     /// Objects in the CPU's list.
@@ -166,8 +165,8 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// Allocations and frees since, of a word that has `len` objects now and has seen so many operations:
-    /// how many there were, and by how much the list has grown, tell both.
+    /// Returns the allocations and frees since then, for a word that has `len` objects and `operations` operations
+    /// now. Their sum is the number of operations, their difference the growth of the list.
     pub(super) fn since(&self, len: u32, operations: u32) -> [u64; 2] {
         let operations = i64::from(operations.wrapping_sub(self.operations));
         let growth = i64::from(len) - i64::from(self.len);
@@ -175,8 +174,8 @@ impl Opening {
     }
 }
 
-/// Takes the slow lock of the CPU this thread runs on and closes its word, which `close` does unless the
-/// thread has moved on; then that CPU's. Returns the CPU, and what the word was.
+/// Takes the slow lock of the CPU this thread runs on and closes its word by `close`; if the thread has moved to
+/// another CPU, tries again there. Returns the CPU, the lock's guard, and the word's value.
 pub(super) fn lock_local<T, W>(
     locks: &PerCpu<Mutex<T>>,
     close: impl Fn(usize) -> Option<W>,

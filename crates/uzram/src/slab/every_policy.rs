@@ -1,6 +1,6 @@
-//! Tests of one body for every policy, hardened and plain, and models for every policy.
+//! Runs one test body for every policy, hardened and plain, and one loom model for every policy.
 
-/// A test for each policy out of each generic function.
+/// Makes a test per policy of each generic function.
 macro_rules! for_every_policy {
     ($($test:ident),+ $(,)?) => { $(
         mod $test {
@@ -8,7 +8,7 @@ macro_rules! for_every_policy {
             type Of<P> = P;
             for_every_policy!(@tests $test);
 
-            // The protocols are the same.
+            // Not under loom: the synchronization is the same.
             #[cfg(not(loom))]
             mod plain {
                 use super::$test;

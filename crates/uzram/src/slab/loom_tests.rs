@@ -1,12 +1,12 @@
 //! The caches under loom: two CPUs, slabs of two objects, CPU partial lists of one slab, sheaves of
-//! one object. Restartable sequences cannot be modelled: these are the compare-exchanges.
+//! one object. loom cannot model restartable sequences: these tests use the compare-exchanges.
 
 use super::*;
 use crate::base::mem::{Arena, Gfp};
 use crate::base::sync::{Access, Arc};
 use loom::thread;
 
-/// A cache, and for each object what loom watches: whoever has it writes to it.
+/// A cache, and an access that loom checks for each object: its owner writes to it.
 struct Model<P: Policy> {
     cache: Cache<P>,
     contents: Vec<Access>,
@@ -16,7 +16,7 @@ struct Model<P: Policy> {
 const PER_SLAB: usize = 2;
 
 impl<P: Policy> Model<P> {
-    /// A cache of up to `slabs` slabs.
+    /// Makes a cache of up to `slabs` slabs.
     fn new(slabs: usize) -> Arc<Self> {
         let arena = Arc::new(Arena::new(1 << 19).expect("arena"));
         let options = CacheConfig {
@@ -46,12 +46,12 @@ impl<P: Policy> Model<P> {
         self.cache.free(object).expect("in use");
     }
 
-    /// `N` objects.
+    /// Allocates `N` objects.
     fn alloc_many<const N: usize>(&self) -> [u32; N] {
         [(); N].map(|()| self.alloc())
     }
 
-    /// Everything was freed: nothing is left.
+    /// Checks that everything was freed.
     fn end(&self) {
         self.cache.shrink().expect("no damage");
         let info = self.cache.info();
@@ -59,7 +59,7 @@ impl<P: Policy> Model<P> {
     }
 }
 
-/// Checks what `here` and `there` do at once, on two CPUs, with what `before` made.
+/// Runs `here` and `there` concurrently, on two CPUs, with the objects that `before` allocated.
 fn race<P: Policy, const N: usize>(
     slabs: usize,
     before: impl Fn(&Model<P>) -> [u32; N] + Send + Sync + 'static,
@@ -67,7 +67,7 @@ fn race<P: Policy, const N: usize>(
     there: impl Fn(&Model<P>, [u32; N]) + Send + Sync + Copy + 'static,
 ) {
     let mut builder = loom::model::Builder::new();
-    // What refilling can do wrong takes three.
+    // Errors in refilling take three preemptions to show.
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
     builder.check(move || {
         let model = Model::<P>::new(slabs);
@@ -82,7 +82,7 @@ fn race<P: Policy, const N: usize>(
     });
 }
 
-/// The fast path takes and returns objects of the slab that another CPU frees one of.
+/// The fast path takes and frees an object of a slab while another CPU frees one of it.
 fn fast_path_against_remote_free<P: Policy>() {
     race::<P, 1>(
         3,
@@ -95,8 +95,8 @@ fn fast_path_against_remote_free<P: Policy>() {
     );
 }
 
-/// Another CPU frees both objects of the active slab, which its owner allocates from again between
-/// them: the slab stays its owner's.
+/// Another CPU frees both objects of the active slab, and its owner allocates from it in between: the
+/// slab still belongs to its owner.
 fn refill_against_remote_frees<P: Policy>() {
     race::<P, 2>(
         3,
@@ -109,7 +109,7 @@ fn refill_against_remote_frees<P: Policy>() {
     );
 }
 
-/// Another CPU's free empties a slab while its owner lets it go.
+/// Another CPU's free empties a slab while its owner deactivates it.
 fn remote_free_against_deactivation<P: Policy>() {
     race::<P, 1>(
         2,
@@ -121,15 +121,15 @@ fn remote_free_against_deactivation<P: Policy>() {
     );
 }
 
-/// The objects of two slabs, of which the first is free: its slab was full, and went to the CPU partial list.
+/// Allocates the objects of two slabs and frees the first: its slab was full, and goes to the CPU partial list.
 fn with_cpu_partial<P: Policy>(model: &Model<P>) -> [u32; 4] {
     let objects: [u32; 4] = model.alloc_many();
     model.free(objects[0]);
     objects
 }
 
-/// A slab leaves the CPU partial list, to be allocated from, while another CPU's free empties it and
-/// so would take it to or from the node's list.
+/// A slab leaves the CPU partial list to become active while another CPU's free empties it, which may
+/// add it to or remove it from the node's list.
 fn leaving_cpu_partial_against_remote_free<P: Policy>() {
     race::<P, 4>(
         4,
@@ -148,7 +148,7 @@ fn draining_against_remote_free<P: Policy>() {
         4,
         with_cpu_partial,
         |model, [_, _, third, fourth]| {
-            // The first of the second slab: the list is full, and drained.
+            // The first free in the second slab: the list is full, and is drained.
             model.free(third);
             model.free(fourth);
         },
@@ -156,7 +156,7 @@ fn draining_against_remote_free<P: Policy>() {
     );
 }
 
-/// Slabs are taken from the CPUs and given back while another CPU allocates.
+/// A shrink takes slabs from the CPUs and discards them while another CPU allocates.
 fn shrink_against_alloc<P: Policy>() {
     race::<P, 1>(
         3,
@@ -176,10 +176,10 @@ fn shrink_against_alloc<P: Policy>() {
     );
 }
 
-/// Three threads on two CPUs: two share a CPU's word.
+/// Three threads on two CPUs: two of them share a CPU's word.
 fn three_threads<P: Policy>() {
     let mut builder = loom::model::Builder::new();
-    // With three it takes longer than anyone waits.
+    // Three preemptions take too long.
     builder.preemption_bound = Some(builder.preemption_bound.unwrap_or(1).min(2));
     builder.check(|| {
         let model = Model::<P>::new(4);

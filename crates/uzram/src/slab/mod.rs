@@ -1,22 +1,22 @@
 //! Slab caches: objects of one size, cut from runs of the arena, for the metadata of the engine.
 //!
-//! A [`Cache`] hands out objects by number (u32), so that a name costs its holders four bytes and
-//! could be mapped at another address; [`TypedCache`] puts values of one type into them. How slabs move
-//! between CPUs is a type, a [`Policy`]: SLUB before and after "slub: Delay freezing of CPU partial
+//! A [`Cache`] names its objects by number (u32), so that a reference takes four bytes and the memory
+//! could be mapped at another address; [`TypedCache`] stores values of one type. A [`Policy`] type
+//! decides how slabs move between CPUs: SLUB before and after "slub: Delay freezing of CPU partial
 //! slabs" (Chengming Zhou, 2023), in its steps, and [`Sheaves`] in front of that, the default.
 //!
-//! A hardened cache (each that is not [`Plain`]) mixes the links between free objects with a secret and
-//! takes anything else that it finds there for damage, and looks at each freed name whether there ever was
-//! such an object, and whether it was the last one freed. All caches do the latter two where they turn to
-//! slabs. Debug builds keep a bit for each object and fill free ones with poison, and so find every double free,
-//! foreign object, and write to a free object. A [`Corrupt`](crate::ErrorKind::Corrupt) error names
-//! the cache, the object and how the damage was found.
+//! A hardened cache (all but [`Plain`]) encodes the links between free objects with a secret and treats
+//! any other value as corruption. At each free it checks whether such an object ever existed, and whether
+//! it was the last one freed; caches without hardening check that only on slow paths. Debug builds keep a
+//! bit for each object and fill free ones with poison, and so find every double free, foreign object, and
+//! write to a free object. A [`Corrupt`](crate::ErrorKind::Corrupt) error names the cache, the object and
+//! how the corruption was found.
 //!
-//! | file | what it holds |
+//! | file | contents |
 //! |---|---|
-//! | `cache`, `typed`, `config` | what users see |
-//! | `policy` | the policies, and what differs between them |
-//! | `sheaves`, `sheaf_cells` | arrays of free objects on each CPU, and their fast paths |
+//! | `cache`, `typed`, `config` | the public interface |
+//! | `policy` | the policies |
+//! | `sheaves`, `sheaf_cells` | per-CPU arrays of free objects, and their fast paths |
 //! | `core` | SLUB: active slabs, CPU partial lists, the slow paths |
 //! | `cpu_list`, `cpu_word` | a CPU's free list, and the word that fast paths change |
 //! | `node` | the node partial list and `list_lock` |
@@ -58,17 +58,17 @@ pub use registry::caches;
 pub use stats::{Stat, set_counting, set_timing};
 pub use typed::{Owned, TypedCache};
 
-/// What a cache looks like from outside.
+/// A cache's state and statistics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct CacheInfo {
-    /// Its name.
+    /// The cache's name.
     pub name: String,
-    /// Its policy's name.
+    /// The policy's name.
     pub policy: &'static str,
     /// Objects in use.
     pub active_objs: u64,
-    /// Objects that its slabs have.
+    /// Objects of all slabs, used or free.
     pub num_objs: u64,
     /// Bytes from one object to the next.
     pub objsize: u32,
@@ -76,22 +76,22 @@ pub struct CacheInfo {
     pub objperslab: u32,
     /// Pages of a slab.
     pub pagesperslab: u32,
-    /// About how many free objects the slabs of a CPU partial list may have.
+    /// The approximate maximum of free objects in the slabs of a CPU partial list.
     pub cpu_partial_objs: u32,
     /// Objects of a sheaf; 0 if there are none.
     pub sheaf_objs: u32,
-    /// Slabs with objects in use, or kept free by a CPU.
+    /// Slabs with objects that are in use, or free on a CPU's list or sheaf.
     pub active_slabs: u64,
     /// Slabs.
     pub num_slabs: u64,
-    /// Times damage was found.
+    /// Times corruption was found.
     pub corrupted: u64,
-    /// For each CPU the counters, by `Stat as usize`.
+    /// The counters of each CPU, by `Stat as usize`.
     #[cfg_attr(feature = "serde", serde(serialize_with = "by_name"))]
     pub stats: Vec<[u64; Stat::COUNT]>,
 }
 
-/// Serializes each CPU's counters as a map from their names.
+/// Serializes each CPU's counters as a map by name.
 #[cfg(feature = "serde")]
 fn by_name<S: serde::Serializer>(stats: &[[u64; Stat::COUNT]], serializer: S) -> Result<S::Ok, S::Error> {
     let named = |cpu: &[u64; Stat::COUNT]| {

@@ -1,7 +1,7 @@
 //! The node partial list: slabs with free objects that no CPU owns.
 //!
-//! `list_lock` protects the list and the flag of the slabs on it. It is a leaf: nothing else is
-//! locked under it. There is one node; a process that spans several would have a list for each.
+//! `list_lock` protects the list and the on_partial flag of slabs. It is a leaf: no other lock is taken
+//! under it. There is one list for all NUMA nodes.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -15,7 +15,7 @@ use super::stats::{Counters, Stat, timing};
 /// The node partial list.
 pub(super) struct Node {
     list: Padded<Mutex<Partial>>,
-    /// Its length, to be looked at without the lock where an old value will do.
+    /// Its length, for reading without the lock where a stale value will do.
     nr_partial: Counter,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct ListLock<'a> {
     partial: MutexGuard<'a, Partial>,
     node: &'a Node,
     counters: &'a Counters,
-    /// Since when, if times are measured.
+    /// When the lock was taken, if times are measured.
     since: Option<Instant>,
 }
 
@@ -49,7 +49,7 @@ impl Node {
         ListLock { partial, node: self, counters, since: timing().then(Instant::now) }
     }
 
-    /// The length of the list, a moment ago.
+    /// Returns the length of the list, which may be stale.
     #[inline]
     pub(super) fn nr_partial(&self) -> u64 {
         self.nr_partial.get()
@@ -80,23 +80,23 @@ impl Drop for ListLock<'_> {
 }
 
 impl Partial {
-    /// The slabs on the list.
+    /// Returns the number of slabs on the list.
     pub(super) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The first slab, if there is one.
+    /// Returns the first slab, if there is one.
     pub(super) fn first(&self) -> Option<u32> {
         (self.head != NO_SLAB).then_some(self.head)
     }
 
-    /// Whether a slab is on the list.
+    /// Returns whether a slab is on the list.
     pub(super) fn contains(&self, slabs: &Slabs, slab: u32) -> bool {
         // SAFETY: `list_lock` is held.
         unsafe { slabs.get(slab).prev.with_mut(|prev| *prev != OFF_LIST) }
     }
 
-    /// Adds a slab that is on no list, first or last.
+    /// Adds a slab that is on no list, at the head if `first`, else at the tail.
     pub(super) fn add(&mut self, slabs: &Slabs, slab: u32, first: bool) {
         debug_assert!(!self.contains(slabs, slab), "slab {slab} is on the list already");
         let (prev, next) = if first { (NO_SLAB, self.head) } else { (self.tail, NO_SLAB) };
@@ -105,7 +105,7 @@ impl Partial {
         self.len += 1;
     }
 
-    /// Takes a slab off the list that is on it.
+    /// Removes a slab, which is on the list.
     pub(super) fn remove(&mut self, slabs: &Slabs, slab: u32) {
         debug_assert!(self.contains(slabs, slab), "slab {slab} is not on the list");
         // SAFETY: `list_lock` is held, and the slab is on the list.
@@ -117,7 +117,7 @@ impl Partial {
         self.len -= 1;
     }
 
-    /// Makes two slabs neighbours; [`NO_SLAB`] is the list's end on that side.
+    /// Links two slabs; [`NO_SLAB`] stands for the end of the list on its side.
     fn link(&mut self, slabs: &Slabs, prev: u32, next: u32) {
         // SAFETY: `list_lock` is held, and both slabs are on the list, or one of them is being added and so
         // on no other.

@@ -1,12 +1,12 @@
-//! How a cache moves its slabs, as types.
+//! How a cache manages its slabs, as types.
 //!
-//! | policy | what it is |
+//! | policy | description |
 //! |---|---|
 //! | [`EagerFreeze`] | SLUB before the series below: a slab is frozen while it is on a CPU partial list |
 //! | [`OnPartial`] | its patches 1 and 2: a flag says whether a slab is on the node partial list |
 //! | [`UnfreezeFirst`] | and patch 3: a slab is unfrozen before the node's lock is taken |
-//! | [`DelayedFreeze`] | and patches 4 and 5: only the slab a CPU allocates from is frozen |
-//! | [`Sheaves`] | arrays of free objects on each CPU, filled and emptied through `DelayedFreeze` |
+//! | [`DelayedFreeze`] | and patches 4 and 5: only the slab that a CPU allocates from is frozen |
+//! | [`Sheaves`] | per-CPU arrays of free objects, filled and emptied through `DelayedFreeze` |
 //! | [`Plain`] | one of these without hardening |
 //!
 //! The series is "slub: Delay freezing of CPU partial slabs" (Chengming Zhou, 2023).
@@ -24,23 +24,23 @@ use super::stats::Stat;
 pub trait Policy: Send + Sync + Sized + 'static {
     /// When slabs are frozen.
     type Freeze: Freeze;
-    /// What stands before the slabs.
+    /// The layer in front of the slabs.
     type FastPath: FastPath<Self::Freeze>;
-    /// Its name on paper.
+    /// The name in statistics.
     const NAME: &'static str;
-    /// Links between free objects are scrambled and checked, and freed names looked at.
+    /// Whether links between free objects are encoded and checked, and freed names checked.
     const HARDENED: bool = true;
 }
 
-/// What allocations and frees meet first.
+/// The layer that allocations and frees try first.
 pub trait FastPath<F: Freeze>: Send + Sync + Sized {
-    /// The front of a cache whose slabs are `core`'s.
+    /// Makes the layer of a cache whose slabs are `core`'s.
     ///
     /// # Errors
-    /// `Invalid` for an option that cannot be.
+    /// `Invalid` for an invalid option.
     fn new(core: &Core<F>) -> Result<Self>;
 
-    /// Has all of its memory there from now on.
+    /// Makes all of its memory resident.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -48,43 +48,44 @@ pub trait FastPath<F: Freeze>: Send + Sync + Sized {
         Ok(())
     }
 
-    /// The fast path of an allocation, where it is open.
+    /// Allocates an object on the fast path, if that has one.
     fn pop(&self, core: &Core<F>) -> Option<u32>;
 
-    /// The fast path of a free, where it is open. A `hardened` one looks whether the object was freed last.
+    /// Frees an object on the fast path, if that has room; returns whether it did. If `hardened`, refuses an object
+    /// that was freed last.
     fn push(&self, core: &Core<F>, object: u32, hardened: bool) -> bool;
 
-    /// The other path of an allocation.
+    /// Allocates an object on the slow path.
     ///
     /// # Errors
     /// As [`Cache::alloc`](super::Cache::alloc).
     fn alloc_slow(&self, core: &Core<F>, gfp: Gfp) -> Result<u32>;
 
-    /// The other path of a free.
+    /// Frees an object on the slow path.
     ///
     /// # Errors
     /// As [`Cache::free`](super::Cache::free).
     fn free_slow(&self, core: &Core<F>, object: u32) -> Result<()>;
 
-    /// [`FastPath::free_slow`] for many, which may be sorted for that.
+    /// Frees objects on the slow path; may sort them.
     ///
     /// # Errors
-    /// The first one's; the others are freed.
+    /// The first error; the other objects are freed.
     fn free_many(&self, core: &Core<F>, objects: &mut [u32]) -> Result<()> {
         objects.iter().map(|object| self.free_slow(core, *object)).fold(Ok(()), Result::and)
     }
 
-    /// Takes all free objects out that it keeps.
+    /// Removes and returns all free objects that the layer keeps.
     fn drain(&self, core: &Core<F>) -> Vec<u32>;
 
-    /// How many free objects it keeps. Brings the counters of its fast paths in `stats` up to date.
+    /// Returns the number of free objects that the layer keeps. Updates the counters of fast paths in `stats`.
     fn cached(&self, core: &Core<F>, stats: &mut [[u64; Stat::COUNT]]) -> u64;
 
-    /// Objects that a CPU's fast path holds at most; 0 if that is the slab's affair.
+    /// Returns the objects of a sheaf; 0 without sheaves.
     fn capacity(&self) -> u32;
 }
 
-/// No fast: the fast paths are those of the CPU's active slab.
+/// No extra layer: the fast paths are those of the CPU's active slab.
 pub struct Direct;
 
 impl<F: Freeze> FastPath<F> for Direct {
@@ -129,19 +130,19 @@ impl<F: Freeze> FastPath<F> for Direct {
     }
 }
 
-/// Slabs are frozen from leaving the node partial list until they go back to it.
+/// Slabs are frozen from when they leave the node partial list until they return to it.
 #[derive(Debug)]
 pub struct EagerFreeze;
 /// [`EagerFreeze`] with a flag for slabs on the node partial list.
 #[derive(Debug)]
 pub struct OnPartial;
-/// [`OnPartial`], unfreezing slabs before the node's lock is taken.
+/// [`OnPartial`], but slabs are unfrozen before the node's lock is taken.
 #[derive(Debug)]
 pub struct UnfreezeFirst;
 /// Slabs are frozen only while a CPU allocates from them.
 #[derive(Debug)]
 pub struct DelayedFreeze;
-/// Arrays of free objects on each CPU.
+/// Per-CPU arrays of free objects.
 #[derive(Debug)]
 pub struct Sheaves;
 /// A policy without hardening.

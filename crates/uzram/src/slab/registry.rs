@@ -1,4 +1,4 @@
-//! The caches that live in this process, for whoever wants to look at them.
+//! The list of all live caches of this process, for statistics.
 
 use super::CacheInfo;
 #[cfg(not(loom))]
@@ -6,7 +6,7 @@ use crate::base::sync::{Mutex, classes};
 #[cfg(not(loom))]
 use std::sync::{LazyLock, Weak};
 
-/// A cache whose policy does not matter.
+/// A cache of any policy.
 pub(super) trait Described: Send + Sync {
     fn info(&self) -> CacheInfo;
 }
@@ -15,7 +15,7 @@ pub(super) trait Described: Send + Sync {
 static CACHES: LazyLock<Mutex<Vec<Weak<dyn Described>>>> =
     LazyLock::new(|| Mutex::new(&classes::SLAB_CACHES, Vec::new()));
 
-/// Adds a cache; it leaves by ending.
+/// Adds a cache to the list. A closed cache drops out.
 #[cfg(not(loom))]
 pub(super) fn add(cache: Weak<impl Described + 'static>) {
     let mut caches = CACHES.lock();
@@ -23,10 +23,10 @@ pub(super) fn add(cache: Weak<impl Described + 'static>) {
     caches.push(cache);
 }
 
-/// What there is to say of every cache of this process, by name.
+/// Returns the state of every cache of this process, sorted by name.
 #[cfg(not(loom))]
 pub fn caches() -> Vec<CacheInfo> {
-    // Not under the lock: a cache may end here.
+    // Outside the lock, as this may drop the last reference to a cache.
     let live: Vec<_> = CACHES.lock().iter().filter_map(Weak::upgrade).collect();
     let mut infos: Vec<_> = live.iter().map(|cache| cache.info()).collect();
     infos.sort_by(|a, b| a.name.cmp(&b.name));

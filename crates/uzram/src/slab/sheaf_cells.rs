@@ -7,22 +7,22 @@
 //! [ operations | top ]
 //! ```
 //!
-//! `top` is the place of the highest object of the CPU's main sheaf, among the cells of all sheaves. Below
-//! a sheaf's lowest cell is one with the name of no object, and above its highest one that says so: where
-//! a fast path finds those, the sheaf is empty or full. A closed word's `top` is the place of two such
-//! cells and nothing between, so that it is both.
+//! `top` is the index of the topmost object of the CPU's main sheaf, among the cells of all sheaves. The
+//! cell below a sheaf's lowest one holds `NOTHING`, the one above its highest `FULL`: a fast path that
+//! finds them knows that the sheaf is empty or full. A closed word's `top` is the index of a `NOTHING`
+//! directly followed by a `FULL`, so that the sheaf looks both empty and full.
 //!
-//! Words and cells are one table, so that a fast path finds all from one address:
+//! Words and cells are one table, so that a fast path needs only one address:
 //!
 //! ```text
 //! [ NOTHING, FULL | word of CPU -2 | -1 | 0 | 1 | ... | MAX_CPUS - 1 | sheaf 0 | sheaf 1 | ... ]
 //! ```
 //!
-//! Each part is on cache lines of its own; only what is used takes memory. The word of a CPU that this
+//! Each part is on cache lines of its own; only used parts take memory. The word of a CPU that this
 //! machine does not have stays 0, which is closed; threads that are not registered for restartable
-//! sequences are on CPU -1 or -2. A word is at the end of its lines: a processor that compares only the
-//! lowest 12 bits of addresses at first then takes no write to the beginning of an object for one to the
-//! word.
+//! sequences are on CPU -1 or -2. A word is at the end of its lines to avoid 4K aliasing: a processor that
+//! first compares only the lowest 12 bits of addresses would otherwise take a write to the start of a
+//! page-aligned object for one to the word.
 //!
 //! Without restartable sequences a fast path closes the word for the few instructions it takes.
 
@@ -38,22 +38,22 @@ use super::cpu_word;
 const OPERATION: u64 = 1 << 32;
 type CpuWord = cpu_word::CpuWord<{ !(OPERATION - 1) }, 0>;
 
-/// What no object is called: it is below a sheaf's lowest object.
+/// Not an object's name: the cell below a sheaf's lowest object holds it.
 const NOTHING: u32 = u32::MAX;
-/// What no object is called either: it is above a sheaf's highest cell.
+/// Not an object's name either: the cell above a sheaf's highest cell holds it.
 const FULL: u32 = u32::MAX - 1;
 /// Cells of a cache line.
 const LINE_CELLS: usize = if cfg!(loom) { 2 } else { 16 };
-/// Cells that a word takes up: two lines, as the prefetchers of x86-64 fetch them in pairs.
+/// Cells that a word occupies: two lines, as the prefetchers of x86-64 fetch them in pairs.
 const WORD_CELLS: usize = 2 * LINE_CELLS;
-/// The cell where CPU 0's word begins.
+/// The cell at which CPU 0's word starts.
 #[cfg(not(loom))]
 const FIRST_WORD: usize = 4 * WORD_CELLS - size_of::<CpuWord>() / size_of::<AtomicU32>();
-/// The first cell of sheaves.
+/// The first cell of the sheaves.
 const FIRST_CELL: usize = (3 + cpu::MAX_CPUS) * WORD_CELLS;
 
-/// Sheaves of the same capacity, numbered. Those with the numbers of CPUs are their main sheaves; while a
-/// word is open, its sheaf's cells belong to the fast paths of its CPU. All others are their user's.
+/// Numbered sheaves of the same capacity. Sheaf N is the main sheaf of CPU N if that exists; while the CPU's word
+/// is open, the cells belong to its fast paths. The other sheaves belong to the caller.
 pub(super) struct Cells {
     cells: Table<AtomicU32>,
     /// loom's words are larger than cells.
@@ -65,7 +65,7 @@ pub(super) struct Cells {
     rseq: Option<Restartable>,
 }
 
-/// What a word says.
+/// A decoded word.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Word {
     /// Objects in the main sheaf.
@@ -75,7 +75,7 @@ pub(super) struct Word {
 }
 
 impl Cells {
-    /// Empty sheaves, and open words.
+    /// Makes empty sheaves, and opens the words.
     ///
     /// # Errors
     /// `NoMemory` when there is no address space for them.
@@ -89,7 +89,7 @@ impl Cells {
             stride,
             rseq,
         };
-        // What the `top` of a closed word, 0, leads to.
+        // The `top` of a closed word is 0.
         cells.cells[0].store(NOTHING, Ordering::Relaxed);
         cells.cells[1].store(FULL, Ordering::Relaxed);
         for sheaf in 0..sheaves {
@@ -103,23 +103,23 @@ impl Cells {
         Ok(cells)
     }
 
-    /// Has the words of this machine's CPUs and all sheaves in memory from now on.
+    /// Makes the words of this machine's CPUs and all sheaves resident.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
     pub(super) fn populate(&self) -> Result<()> {
-        // Before the word of CPU 0 are those of -2 and -1, and what a closed word leads to.
+        // The words of CPUs -2 and -1 and the cells of closed words come before the word of CPU 0.
         self.cells.populate_range(0..(3 + cpu::possible()) * WORD_CELLS)?;
         self.cells.populate_range(FIRST_CELL..self.cells.len())
     }
 
-    /// Objects that a sheaf has room for.
+    /// Returns the most objects of a sheaf.
     pub(super) fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Takes the highest object of this CPU's main sheaf. What it leaves to [`Cells::pop_after_all`] comes
-    /// first on the slow path.
+    /// Takes the topmost object of this CPU's main sheaf. If it fails, the slow path calls
+    /// [`Cells::pop_after_all`] first.
     #[inline]
     pub(super) fn pop(&self) -> Option<u32> {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
@@ -129,7 +129,7 @@ impl Cells {
         (object != NOTHING).then_some(object)
     }
 
-    /// [`Cells::pop`] for a process without sequences, of a build that expects them.
+    /// As [`Cells::pop`], if the process has no restartable sequences though the build supports them.
     pub(super) fn pop_after_all(&self) -> Option<u32> {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
         if self.rseq.is_none() {
@@ -139,8 +139,8 @@ impl Cells {
         None
     }
 
-    /// Puts an object into this CPU's main sheaf, if that has room; a `hardened` push only if the object is
-    /// not the highest one there.
+    /// Puts an object into this CPU's main sheaf, if that has room; if `hardened`, only if the object is not the
+    /// topmost one.
     #[inline]
     pub(super) fn push(&self, object: u32, hardened: bool) -> bool {
         #[cfg(all(target_arch = "x86_64", target_env = "gnu", not(loom)))]
@@ -163,7 +163,7 @@ impl Cells {
         self.word(cpu).close_local(cpu, self.rseq).map(|word| self.decode(cpu, word))
     }
 
-    /// Opens a closed word with `len` objects in its sheaf. Returns the operations so far.
+    /// Opens a closed word with `len` objects in its sheaf. Returns its number of operations.
     pub(super) fn open(&self, cpu: usize, len: u32) -> u32 {
         let word = self.word(cpu);
         let operations = word.load() & !(OPERATION - 1);
@@ -171,17 +171,17 @@ impl Cells {
         (operations / OPERATION) as u32
     }
 
-    /// What a word says now that the caller has not closed, who holds the CPU's slow lock.
+    /// Returns a CPU's word. The caller holds the CPU's slow lock and has not closed the word.
     pub(super) fn peek(&self, cpu: usize) -> Word {
         self.decode(cpu, self.word(cpu).load_open())
     }
 
-    /// The object in a cell of a sheaf, counted from the lowest.
+    /// Returns the object in cell `i` of a sheaf, counted from the lowest.
     pub(super) fn get(&self, sheaf: usize, i: u32) -> u32 {
         self.of(sheaf, i).load(Ordering::Relaxed)
     }
 
-    /// Puts an object into a cell.
+    /// Puts an object into cell `i` of a sheaf.
     pub(super) fn set(&self, sheaf: usize, i: u32, object: u32) {
         self.of(sheaf, i).store(object, Ordering::Relaxed);
     }
@@ -191,7 +191,7 @@ impl Cells {
         &self.cells[self.bottom(sheaf) + 1 + i as usize]
     }
 
-    /// The place below a sheaf's lowest object: the `top` of an empty one.
+    /// Returns the index below a sheaf's lowest object: the `top` of an empty sheaf.
     fn bottom(&self, sheaf: usize) -> usize {
         FIRST_CELL + sheaf * self.stride
     }
@@ -200,12 +200,12 @@ impl Cells {
         Word { len: top_of(word) as u32 - self.bottom(cpu) as u32, operations: (word / OPERATION) as u32 }
     }
 
-    /// A CPU's word.
+    /// Returns a CPU's word.
     #[cfg(not(loom))]
     fn word(&self, cpu: usize) -> &CpuWord {
         let cell: *const AtomicU32 = &self.cells[FIRST_WORD + cpu * WORD_CELLS];
-        // SAFETY: the table is page-aligned, and so the word to 8 bytes; nothing else uses this cell or the
-        // next, and zeros are a word.
+        // SAFETY: the table is page-aligned, so the word is 8-aligned; nothing else uses this cell or the next,
+        // and zeros are a valid word.
         unsafe { &*cell.cast() }
     }
 
@@ -246,7 +246,7 @@ impl Cells {
     }
 }
 
-/// A word's `top`.
+/// Returns a word's `top`.
 #[inline]
 fn top_of(word: u64) -> usize {
     word as u32 as usize
@@ -257,11 +257,11 @@ mod sequences {
     use super::*;
     use crate::base::cpu::restartable;
 
-    // What the sequences below take for granted.
+    // The sequences below hard-code these values.
     const _: () =
         assert!(WORD_CELLS * size_of::<AtomicU32>() == 1 << 7 && NOTHING as i32 == -1 && FULL as i32 == -2);
 
-    /// How each begins: what this CPU's word says is in `{word}`, and its `top` in `{result}`.
+    /// The start of each sequence: loads this CPU's word into `{word}`, and its `top` into `{result}`.
     macro_rules! own_word {
         () => {
             "shl {cpu}, 7
@@ -275,8 +275,9 @@ mod sequences {
         #[inline(always)]
         pub(super) fn pop_restartable(&self, rseq: Restartable) -> u32 {
             let object: u64;
-            // SAFETY: there is a word for each number that a CPU can have, and `top` is below the number of
-            // cells. While the word is open, the cell at `top` is this CPU's alone, or below its lowest.
+            // SAFETY: there is a word for each possible CPU number, and `top` is below the number of cells.
+            // While the word is open, the cell at `top` belongs to this CPU alone, or is the one below its
+            // lowest.
             unsafe {
                 restartable!(
                     own_word!(),
@@ -300,8 +301,8 @@ mod sequences {
 
         #[inline(always)]
         pub(super) fn push_restartable<const HARDENED: bool>(&self, rseq: Restartable, object: u32) -> bool {
-            // SAFETY: as in `pop_restartable`; above `top` is another cell of this CPU's, or the one above
-            // its highest, which is left alone.
+            // SAFETY: as in `pop_restartable`; the cell above `top` is another one of this CPU, or the one
+            // above its highest, which is not written.
             unsafe {
                 restartable!(or "{full}":
                     own_word!(),

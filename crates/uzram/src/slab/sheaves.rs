@@ -1,14 +1,14 @@
-//! Sheaves: arrays of free objects, so that a CPU allocates and frees whatever slab an object is of
-//! without touching the slab.
+//! Sheaves: arrays of free objects, so that a CPU allocates and frees objects of any slab without touching
+//! the slab.
 //!
-//! Each CPU has a *main* sheaf that its fast paths use, and a *spare* one beside it; the *barn* has some
-//! more for all of them, filled and empty ones. A CPU whose main sheaf has run empty fills half of it from
-//! the spare, whose main sheaf is full empties half of it into the spare; where the spare is empty, or
-//! full, it changes it for one of the barn, or turns to slabs. Threads that allocate what others free so
-//! hand over whole sheaves. The idea is Vlastimil Babka's ("SLUB percpu sheaves", 2025), and Bonwick's and
-//! Adams's magazines before it.
+//! Each CPU has a *main* sheaf that its fast paths use, and a *spare* one; the *barn* has some more, filled
+//! and empty ones, for all CPUs. If the main sheaf runs empty, the CPU fills half of it from the spare; if
+//! it runs full, it empties half of it into the spare. If the spare is empty, or full, the CPU exchanges it
+//! for one of the barn, or goes to the slabs. So threads that allocate what other threads free pass whole
+//! sheaves to each other. The idea is Vlastimil Babka's ("SLUB percpu sheaves", 2025), after Bonwick's and
+//! Adams's magazines.
 //!
-//! Locks: each CPU's sheaf lock, then the barn's. Slabs are turned to without either.
+//! Locks: each CPU's sheaf lock, then the barn's. Neither is held during calls to the slabs.
 
 use crate::base::cpu::{self, PerCpu};
 use crate::base::error::{Error, Result};
@@ -23,19 +23,19 @@ use super::stats::Stat;
 
 /// The most objects of a sheaf.
 pub(super) const MAX_SHEAF_OBJECTS: usize = 256;
-/// Sheaves of the barn: the kernel has up to ten full and ten empty ones.
+/// Sheaves of the barn: the kernel keeps up to ten full and ten empty ones.
 pub(super) const BARN_SHEAVES: usize = if cfg!(loom) { 1 } else { 10 };
 
-/// What a CPU's sheaf lock protects, beside its main sheaf while the word is closed.
+/// Protected by the CPU's sheaf lock, as is the main sheaf while the word is closed.
 struct Pair {
     spare: usize,
     spare_len: u32,
     opening: Opening,
 }
 
-/// Sheaves that no CPU has.
+/// Sheaves that no CPU holds.
 struct Barn {
-    /// With how many objects there are in each.
+    /// Each with its number of objects.
     filled: Vec<(usize, u32)>,
     empty: Vec<usize>,
 }
@@ -95,7 +95,7 @@ impl<F: Freeze> FastPath<F> for Sheaved {
         core.counters.count(Stat::SheafRefill);
         core.counters.add(Stat::AllocPcs, 1);
         let kept = self.keep(core, &objects[1..taken]);
-        // Another thread filled the sheaf meanwhile. Objects that were just taken are not refused.
+        // If another thread filled the sheaf meanwhile, free the rest. This cannot fail: they were just taken.
         let _ = core.free_many(&mut objects[1 + kept..taken]);
         Ok(objects[0])
     }
@@ -128,7 +128,7 @@ impl<F: Freeze> FastPath<F> for Sheaved {
     fn cached(&self, core: &Core<F>, stats: &mut [[u64; Stat::COUNT]]) -> u64 {
         let mut objects = 0;
         for (cpu, stats) in stats.iter_mut().enumerate() {
-            // Under the lock nobody counts what this CPU's word says.
+            // Under the lock no slow path adds this word's operations to the counters.
             let pair = self.pairs.of(cpu).lock();
             let word = self.cells.peek(cpu);
             objects += u64::from(word.len) + u64::from(pair.spare_len);
@@ -144,8 +144,8 @@ impl<F: Freeze> FastPath<F> for Sheaved {
 }
 
 impl Sheaved {
-    /// Takes an object of the main sheaf after all, or fills half of it from the spare; where that is
-    /// empty, from a sheaf of the barn, which is the spare then.
+    /// Takes an object of the main sheaf. If that is empty, fills half of it from the spare first; if the
+    /// spare is empty too, exchanges it for a filled sheaf of the barn.
     fn take_from_spare<F: Freeze>(&self, core: &Core<F>) -> Option<u32> {
         let (cpu, mut pair, mut len) = self.close_local(core);
         if len == 0 && pair.spare_len == 0 {
@@ -172,7 +172,7 @@ impl Sheaved {
         object
     }
 
-    /// Puts as many objects into this CPU's main sheaf as it has room for, and returns how many.
+    /// Puts as many objects into this CPU's main sheaf as it has room for; returns how many.
     fn keep<F: Freeze>(&self, core: &Core<F>, objects: &[u32]) -> usize {
         let (cpu, mut pair, len) = self.close_local(core);
         let kept = objects.len().min((self.cells.capacity() - len) as usize);
@@ -183,9 +183,9 @@ impl Sheaved {
         kept
     }
 
-    /// Puts an object into the main sheaf, once the older half of that has gone to the spare. Where there
-    /// is no room, the spare goes to the barn for an empty one; if that has none, the older half goes to
-    /// `flushed`. Returns how many these are.
+    /// Puts an object into the main sheaf. If that is full, moves its older half to the spare first. If the
+    /// spare has no room, exchanges it for an empty sheaf of the barn; if there is none, moves the older half
+    /// to `flushed`. Returns the number of objects in `flushed`.
     fn put_into_spare<F: Freeze>(
         &self,
         core: &Core<F>,
@@ -227,15 +227,15 @@ impl Sheaved {
         Ok(flush)
     }
 
-    /// Copies `len` objects from one sheaf, from a cell on, to another, or downwards in the same.
+    /// Copies `len` objects from a cell of a sheaf on to another sheaf, or downwards in the same.
     fn copy(&self, (from, from_at): (usize, u32), (to, to_at): (usize, u32), len: u32) {
         for (i, object) in (to_at..).zip(self.objects(from, from_at..from_at + len)) {
             self.cells.set(to, i, object);
         }
     }
 
-    /// How many objects move at a time: a CPU that allocates and frees fewer in turn than this then does
-    /// not come back soon.
+    /// Returns the number of objects that move at a time. A CPU that alternates between allocating and freeing
+    /// fewer objects then stays on its fast paths.
     fn half(&self) -> u32 {
         self.cells.capacity().div_ceil(2)
     }
@@ -244,15 +244,16 @@ impl Sheaved {
         range.map(move |i| self.cells.get(sheaf, i))
     }
 
-    /// Closes the word of this thread's CPU; returns which that is, what its sheaf lock protects, and
-    /// the objects of its main sheaf.
+    /// Closes the word of this thread's CPU; returns the CPU, the guard of its sheaf lock, and the number of
+    /// objects of its main sheaf.
     fn close_local<F: Freeze>(&self, core: &Core<F>) -> (usize, MutexGuard<'_, Pair>, u32) {
         let (cpu, pair, word) = lock_local(&self.pairs, |cpu| self.cells.close_local(cpu));
         let len = self.closed(core, cpu, &pair, word);
         (cpu, pair, len)
     }
 
-    /// Counts what happened since a word, now closed, was opened; returns the objects of its main sheaf.
+    /// Counts the operations since a word, which is closed now, was opened; returns the number of objects of its
+    /// main sheaf.
     fn closed<F: Freeze>(&self, core: &Core<F>, cpu: usize, pair: &Pair, word: Word) -> u32 {
         core.counters.add_all_for(cpu, FAST_PATHS, pair.opening.since(word.len, word.operations));
         word.len

@@ -1,17 +1,18 @@
-//! The slabs of a cache: where their objects are, and the links between free ones.
+//! The slabs of a cache: the addresses of their objects, and the links between free ones.
 //!
 //! A slab is a run of the arena, cut into objects. Slabs are numbered; an object's name is
-//! `[slab's number | place in the slab]`, the place counted in units of 8 bytes. 512 names are a page of
-//! them, and a table says for each page of names where the object with the name 0 would be if all were
-//! as far apart as these: finding an object is one look and one addition. A slab that goes back to the
-//! arena gives its number back too.
+//! `[slab's number | place in the slab]`, the place counted in units of 8 bytes. 512 names form a page of
+//! names. A table holds the *origin* of each page of names: the address that the name 0 would have if the
+//! mapping of the page extended to it. So an object's address takes one table lookup and one addition. A
+//! discarded slab's number is reused.
 //!
-//! A free object that is linked holds the place of the next one in its middle, where running over
-//! its neighbour's end does not reach, mixed with its own place and a secret of the cache: what else is
-//! found there comes out as a place once in 65536 times at most, and is taken for damage otherwise.
+//! A free object holds the link to the next one in its middle, where an overflow of its neighbour does not
+//! reach. The link is the next object's place, encoded with the object's own place and a secret of the
+//! cache: any other value decodes to a place at most once in 65536 times, and is otherwise found as
+//! corruption.
 //!
-//! Lock: the table of free numbers has its own, a leaf. Everything else here is for whoever owns
-//! the slab or the object.
+//! Lock: the table of free numbers has its own, a leaf. Everything else here is used by the owner of the
+//! slab or the object.
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Run, Table};
@@ -21,34 +22,34 @@ use crate::base::units::PAGE_SIZE;
 use super::CacheConfig;
 use super::word::{NONE, SlabWord, State};
 
-/// Places are counted in units of so many bytes.
+/// Bytes of a unit, in which places are counted.
 pub(super) const UNIT_BYTES: usize = 8;
-/// Names of a page: so many bits of a name are a place in it.
+/// The number of bits of a name that are its index in its page of names.
 const PAGE_PLACE_BITS: u32 = (PAGE_SIZE / UNIT_BYTES).ilog2();
-/// Beside the origin of a page of names, which is a multiple of 8: that there is one.
+/// A flag beside the origin of a page of names, which is a multiple of 8: the slab exists.
 const THERE: u64 = 1;
-/// What debug builds fill free objects with: the kernel's POISON_FREE.
+/// The byte that debug builds fill free objects with: the kernel's POISON_FREE.
 #[cfg(all(debug_assertions, not(loom)))]
 pub(super) const POISON: u8 = 0x6b;
 /// No slab.
 pub(super) const NO_SLAB: u32 = u32::MAX;
-/// Instead of the slab before it: that a slab is not on the node partial list. The kernel has a flag for
-/// that, on_partial.
+/// As the previous slab: the slab is not on the node partial list. The kernel has a flag for that,
+/// on_partial.
 pub(super) const OFF_LIST: u32 = NO_SLAB - 1;
-/// The kernel's `slub_max_order` of 3.
+/// The most pages of a slab: the kernel's `slub_max_order` of 3.
 const MAX_SLAB_PAGES: usize = 8;
-/// A slab should have so many objects: the kernel's rule, 4 * (fls(CPUs) + 1), for 4 to 7 CPUs.
+/// The least objects that a slab should have: the kernel's rule, 4 * (fls(CPUs) + 1), for 4 to 7 CPUs.
 const MIN_OBJECTS: usize = 16;
-/// A page of so many objects is hardly ever empty by itself: of those with one object in ten in use, one
-/// in a thousand.
+/// A slab page of this many objects hardly ever runs empty: if one object in ten is in use, one page in
+/// a thousand does.
 const MANY_OBJECTS: usize = 64;
-/// What may be left over at a slab's end: a sixteenth, as the kernel tries first.
+/// At most this fraction of a slab may be left over at its end: the kernel's first choice.
 const WASTE_FRACTION: usize = 16;
 
 const _: () = assert!(MAX_SLAB_PAGES <= MAX_RUN_PAGES);
 const _: () = assert!(MAX_SLAB_PAGES * PAGE_SIZE / UNIT_BYTES < 1 << 15, "places and counts fit the words");
 
-/// How a slab is cut.
+/// The layout of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Bytes from one object to the next.
@@ -59,15 +60,15 @@ pub(super) struct Layout {
     pub(super) objects: u16,
     /// Bits of a place.
     pub(super) place_bits: u32,
-    /// Where an object's link is, in bytes from its start.
+    /// The offset of an object's link from its start.
     pub(super) link_offset_bytes: usize,
 }
 
 impl Layout {
-    /// For objects of `size_bytes` aligned to `align_bytes`.
+    /// Returns the layout for objects of `size_bytes` aligned to `align_bytes`.
     ///
     /// # Errors
-    /// `Invalid` for what cannot be an object of a slab.
+    /// `Invalid` for an invalid size or alignment.
     pub(super) fn new(size_bytes: usize, align_bytes: usize) -> Result<Self> {
         if !(1..=PAGE_SIZE).contains(&size_bytes) || !align_bytes.is_power_of_two() || align_bytes > PAGE_SIZE
         {
@@ -85,7 +86,7 @@ impl Layout {
         })
     }
 
-    /// Units from one object to the next.
+    /// Returns the units from one object to the next.
     pub(super) fn stride(self) -> u16 {
         (self.stride_bytes / UNIT_BYTES) as u16
     }
@@ -94,8 +95,8 @@ impl Layout {
 /// Models have slabs of two objects: enough to be empty, partial and full.
 const LOOM_OBJECTS: usize = 2;
 
-/// The pages and objects of a slab: as few pages as hold enough objects with little left over, but two
-/// where a page would hardly ever be empty by itself, to have half as many slabs to keep account of.
+/// Returns the pages and objects of a slab: the fewest pages that hold enough objects with little left over, but
+/// at least two where a page would hardly ever run empty, which halves the number of slabs to manage.
 fn slab_of(stride_bytes: usize) -> (usize, usize) {
     let fits = |pages: usize| pages * PAGE_SIZE / stride_bytes;
     let is_good = |pages: &usize| {
@@ -107,25 +108,25 @@ fn slab_of(stride_bytes: usize) -> (usize, usize) {
     (pages, fits(pages))
 }
 
-/// What is kept of a slab.
+/// The metadata of a slab.
 #[derive(Debug, Default)]
 pub(super) struct Slab {
     pub(super) word: SlabWord,
-    /// The slab before it on the node partial list, or [`OFF_LIST`]; `list_lock` protects it.
+    /// The previous slab on the node partial list, or [`OFF_LIST`]. Protected by `list_lock`.
     pub(super) prev: Guarded<u32>,
-    /// The slab after it on the list that it is on. Belongs to whoever owns that: the holder of
-    /// `list_lock`, of a CPU's lock, or of the table's.
+    /// The next slab on the list that it is on. Protected by that list's lock: `list_lock`, a CPU's lock,
+    /// or the table's.
     pub(super) next: Guarded<u32>,
 }
 
-// SAFETY: numbers, all zero by default, and without destructors.
+// SAFETY: the fields are integers, which are zero by default and have no destructors.
 unsafe impl Entry for Slab {}
 
 /// Numbers of slabs that are not in use. Protected by the table's lock.
 struct Numbers {
-    /// The first of a list through `next`.
+    /// The first of a list that is linked through `next`.
     free: u32,
-    /// Numbers from here on were never used.
+    /// Numbers from this one on were never used.
     fresh: u32,
 }
 
@@ -141,35 +142,35 @@ pub(super) struct Chain {
 pub(super) struct Slabs {
     arena: Arc<Arena>,
     pub(super) layout: Layout,
-    /// What links are mixed with; 0 if the cache is not hardened.
+    /// The secret that links are encoded with; 0 if the cache is not hardened.
     secret: u32,
     max_slabs: u32,
     slabs: Table<Slab>,
-    /// The origin of each page of names there can be, with [`THERE`]; 0 where there is no slab.
+    /// The origin of each possible page of names, with [`THERE`]; 0 if its slab does not exist.
     origins: Table<AtomicU64>,
     /// The bits of a name that are the place.
     place_mask: u32,
     /// Bits that are 0 in every object's name.
     misplaced: u32,
     numbers: Mutex<Numbers>,
-    /// All names of objects are below: those of slabs that ever were.
+    /// The upper bound of all objects' names, those of discarded slabs included.
     names_end: AtomicU32,
     /// Slabs that exist.
     live: Counter,
-    /// Slabs that were given back.
+    /// Slabs that were discarded.
     gone: Counter,
-    /// loom's atomics cannot be made of an arena's bytes: its links stand in a table.
+    /// loom's atomics cannot lie in an arena: its links are in a table.
     #[cfg(loom)]
     links: Table<AtomicU32>,
 }
 
 impl Slabs {
-    /// No slabs yet, and room for `max_slabs` (at most as many as names can tell).
+    /// Makes the tables for `max_slabs` slabs (at most as many as names can address).
     ///
     /// # Errors
     /// `NoMemory` when there is no address space for the tables.
     pub(super) fn new(arena: Arc<Arena>, layout: Layout, max_slabs: u64, hardened: bool) -> Result<Self> {
-        // No object's name is one of the highest numbers.
+        // The highest numbers are no object's name: `sheaf_cells` uses them.
         let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
         let max_slabs = max_slabs.clamp(1, most) as u32;
         let pages_of_names = match cfg!(loom) {
@@ -196,7 +197,7 @@ impl Slabs {
         })
     }
 
-    /// Has the tables in memory from now on, as far as slabs are numbered.
+    /// Makes the tables resident, up to the entries of the last possible slab.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -205,23 +206,23 @@ impl Slabs {
         self.origins.populate_range(0..self.first_page_of_names(self.max_slabs).min(self.origins.len()))
     }
 
-    /// How many slabs there may be.
+    /// Returns the most slabs.
     #[cfg(all(debug_assertions, not(loom)))]
     pub(super) fn max_slabs(&self) -> u64 {
         self.max_slabs.into()
     }
 
-    /// Slabs that exist.
+    /// Returns the number of slabs that exist.
     pub(super) fn live(&self) -> u64 {
         self.live.get()
     }
 
-    /// Pages that were given back since the cache was made.
+    /// Returns the number of pages of slabs that were discarded since the cache was made.
     pub(super) fn pages_gone(&self) -> u64 {
         self.gone.get() * self.layout.pages as u64
     }
 
-    /// What the tables take now.
+    /// Returns the resident bytes of the tables.
     #[cfg(not(loom))]
     pub(super) fn table_resident_bytes(&self) -> usize {
         self.slabs.resident_bytes() + self.origins.resident_bytes()
@@ -232,79 +233,79 @@ impl Slabs {
         &self.slabs[slab as usize]
     }
 
-    /// The slab and the place in it of an object.
+    /// Returns an object's slab and its place in it.
     #[inline]
     pub(super) fn split(&self, object: u32) -> (u32, u16) {
         (object >> self.layout.place_bits, (object & self.place_mask) as u16)
     }
 
-    /// The name of the object at a place.
+    /// Returns the name of the object at a place.
     #[inline]
     pub(super) fn name(&self, slab: u32, at: u16) -> u32 {
         slab << self.layout.place_bits | u32::from(at)
     }
 
-    /// Whether `object` is the beginning of an object of a slab that exists.
+    /// Returns whether `object` is the name of an object of a slab that exists.
     pub(super) fn is_object(&self, object: u32) -> bool {
         let (slab, at) = self.split(object);
         let stride = self.layout.stride();
         self.exists(slab) && at.is_multiple_of(stride) && at / stride < self.layout.objects
     }
 
-    /// Where an object is; nonsense for a name that never was one.
+    /// Returns the address of an object; any address for a name that is no object's.
     #[inline]
     pub(super) fn address(&self, object: u32) -> *mut u8 {
         let page = (object >> PAGE_PLACE_BITS) as usize;
         #[cfg(loom)]
         let origin = &self.origins[page];
-        // SAFETY: there is an entry for each page of names.
+        // SAFETY: the table has an entry for each page of names.
         #[cfg(not(loom))]
         let origin = unsafe { self.origins.get_unchecked(page) };
         at_origin(origin.load(Ordering::Acquire), object)
     }
 
-    /// Where an object is, if it may be one.
+    /// Returns the address of an object, if `object` may be one.
     #[inline]
     pub(super) fn hint(&self, object: u32) -> Option<*const u8> {
         let (slab, at) = self.split(object);
         let offset_bytes = usize::from(at) * UNIT_BYTES;
         let start = self.start_if_there(slab).filter(|_| offset_bytes < self.layout.pages * PAGE_SIZE)?;
-        // Under loom there is nothing there.
+        // Under loom the arena holds no objects.
         (!cfg!(loom)).then(|| start.wrapping_add(offset_bytes).cast_const())
     }
 
-    /// Whether `object` may be one: a cheap look that lets others pass whose slab is gone, or whose place
-    /// is between those of objects that are not a power of two apart.
+    /// Returns whether `object` may be an object's name: a cheap check. It does not detect discarded slabs, nor,
+    /// unless the stride is a power of two, all places between objects.
     #[inline]
     pub(super) fn may_be_object(&self, object: u32) -> bool {
         object & self.misplaced == 0 && object < self.names_end.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a slab of that number.
+    /// Returns whether a slab exists.
     #[inline]
     fn exists(&self, slab: u32) -> bool {
         self.start_if_there(slab).is_some()
     }
 
-    /// Where a slab starts that may not exist, or not much longer: then this is where it was, and its
-    /// memory stays mapped.
+    /// Returns the address of a slab, if it exists. If the slab is discarded concurrently, the memory at the
+    /// address stays mapped.
     #[inline]
     fn start_if_there(&self, slab: u32) -> Option<*mut u8> {
         if slab >= self.max_slabs {
             return None;
         }
-        // Read once: it is forgotten when the slab goes.
+        // Read once: discarding the slab clears it.
         let origin = self.origin(slab).load(Ordering::Acquire);
         (origin != 0).then(|| at_origin(origin, self.name(slab, 0)))
     }
 
-    /// Where a slab starts.
+    /// Returns the address of a slab.
     #[inline]
     pub(super) fn start(&self, slab: u32) -> *mut u8 {
         at_origin(self.origin(slab).load(Ordering::Acquire), self.name(slab, 0))
     }
 
-    /// The origin of a slab's first page of names, which has the others'.
+    /// Returns the origin of a slab's first page of names, which all its pages of names share.
     #[inline]
     fn origin(&self, slab: u32) -> &AtomicU64 {
         &self.origins[self.first_page_of_names(slab)]
@@ -315,7 +316,7 @@ impl Slabs {
         (self.name(slab, 0) >> PAGE_PLACE_BITS) as usize
     }
 
-    /// Says where the objects of a slab are, by the origin of their names; 0: nowhere.
+    /// Sets the origin of a slab's names; 0 if it does not exist.
     fn set_origin(&self, slab: u32, origin: u64) {
         let first = self.first_page_of_names(slab);
         for page in (first..first + self.layout.pages).rev() {
@@ -323,26 +324,26 @@ impl Slabs {
         }
     }
 
-    /// What the link at a place is mixed with.
+    /// Returns the key that encodes the link at a place.
     #[inline]
     pub(super) fn key(&self, at: u16) -> u32 {
         self.secret ^ u32::from(at) << 16
     }
 
-    /// The cache's secret, for code that mixes links itself.
+    /// Returns the cache's secret, for code that encodes links itself.
     #[inline]
     pub(super) fn secret(&self) -> u32 {
         self.secret
     }
 
-    /// The object after `at` in a chain of free objects that the caller owns, or may lose to
-    /// another thread meanwhile (the result is then anything). `None` if what is there is no link.
+    /// Returns the object after `at` in a chain of free objects that the caller owns. If another thread
+    /// takes the chain meanwhile, the result may be anything. `None` if the bytes are no valid link.
     #[inline]
     pub(super) fn next(&self, slab: u32, at: u16) -> Option<u16> {
         self.next_in(self.start(slab), slab, at)
     }
 
-    /// [`Slabs::next`], of a slab that may not exist any more, or not much longer.
+    /// As [`Slabs::next`], for a slab that may be discarded concurrently.
     #[inline]
     pub(super) fn next_if_there(&self, slab: u32, at: u16) -> Option<u16> {
         self.next_in(self.start_if_there(slab)?, slab, at)
@@ -356,14 +357,14 @@ impl Slabs {
         (is_place || link == u32::from(NONE)).then_some(link as u16)
     }
 
-    /// Makes `next` the object after `at`, which is free and the caller's.
+    /// Makes `next` the object after `at`, which is free and belongs to the caller.
     #[inline]
     pub(super) fn set_next(&self, slab: u32, at: u16, next: u16) {
         let link = u32::from(next) ^ self.key(at);
         self.link(self.start(slab), slab, at).store(link, Ordering::Relaxed);
     }
 
-    /// The link at a place of a slab that starts, or did a moment ago, at `start`.
+    /// Returns the link at a place of a slab that starts, or started until a moment ago, at `start`.
     #[cfg(not(loom))]
     #[inline]
     fn link(&self, start: *mut u8, _slab: u32, at: u16) -> &AtomicU32 {
@@ -372,7 +373,7 @@ impl Slabs {
         // exists, its memory stays mapped after that, and the offset is a multiple of 4 within
         // the object. While the object is free only this function's results touch these bytes. (An
         // object that another thread may have taken meanwhile is only read, by `next_if_there`, and
-        // what was read forgotten: the language calls that a race, the machine does not mind.)
+        // the caller discards the result: a data race to the language, harmless on the machine.)
         unsafe { AtomicU32::from_ptr(link.cast()) }
     }
 
@@ -382,17 +383,17 @@ impl Slabs {
         &self.links[slab as usize * per_slab + usize::from(at)]
     }
 
-    /// Walks a chain of `len` objects (at least 1) from `first`, and returns its last one. `None`
-    /// when it is damaged on the way.
+    /// Walks a chain of `len` objects (at least 1) from `first`; returns the last one, or `None` if the
+    /// chain is damaged.
     pub(super) fn last_of(&self, slab: u32, first: u16, len: u16) -> Option<u16> {
         (1..len).try_fold(first, |at, _| self.next(slab, at).filter(|next| *next != NONE))
     }
 
-    /// Makes a slab, and returns its number; all its objects are taken and form one chain from
-    /// place 0. Nobody else knows it.
+    /// Makes a slab, which no other thread knows yet; returns its number. All its objects count as taken
+    /// and form one chain from place 0.
     ///
     /// # Errors
-    /// As the arena, and `NoSpace` when there are as many slabs as there may be.
+    /// As the arena, and `NoSpace` when the cache has its most slabs.
     #[cold]
     pub(super) fn make(&self, options: &CacheConfig, gfp: Gfp) -> Result<u32> {
         let run = self.arena.alloc_run(self.layout.pages, Account::Slab, gfp)?;
@@ -408,11 +409,11 @@ impl Slabs {
         let start = self.arena.address(run.page).expose_provenance() as u64;
         let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
         self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
-        // SAFETY: nobody else knows this slab.
+        // SAFETY: no other thread knows this slab.
         unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
         self.live.add(1);
         #[cfg(all(debug_assertions, not(loom)))]
-        // SAFETY: the run is this slab's, whose objects are all free, and its pages are committed.
+        // SAFETY: the run belongs to this slab, none of whose objects is in use, and its pages are committed.
         unsafe {
             self.start(slab).write_bytes(POISON, self.layout.pages * PAGE_SIZE)
         };
@@ -425,7 +426,7 @@ impl Slabs {
         Ok(slab)
     }
 
-    /// Gives an empty slab back that is on no list.
+    /// Gives an empty slab, which is on no list, back to the arena.
     pub(super) fn discard(&self, slab: u32) {
         let page = self.arena.page_at(self.start(slab));
         self.set_origin(slab, 0);
@@ -441,7 +442,7 @@ impl Slabs {
         self.arena.free_run(Run { page, pages: pages as u8 }, Account::Slab, pages);
     }
 
-    /// Gives all slabs back, whatever is in them.
+    /// Gives all slabs back to the arena, whether empty or not.
     pub(super) fn discard_all(&self) {
         let fresh = self.numbers.lock().fresh;
         for slab in 0..fresh {
@@ -451,7 +452,7 @@ impl Slabs {
         }
     }
 
-    /// The slabs that exist now.
+    /// Iterates over the slabs that exist.
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
         let fresh = self.numbers.lock().fresh;
         (0..fresh).filter(|slab| self.exists(*slab))
@@ -473,14 +474,14 @@ impl Slabs {
     }
 }
 
-/// Where an object is by the origin of its page of names.
+/// Returns an object's address by the origin of its page of names.
 #[inline]
 fn at_origin(origin: u64, object: u32) -> *mut u8 {
     let offset_bytes = u64::from(object) * UNIT_BYTES as u64;
     std::ptr::with_exposed_provenance_mut(origin.wrapping_add(offset_bytes).wrapping_sub(THERE) as usize)
 }
 
-/// A secret that differs from cache to cache and from process to process.
+/// Returns a secret that differs from cache to cache and from process to process.
 fn secret() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one("slab") as u32

@@ -1,10 +1,9 @@
-//! What a cache counts, by the names of the kernel's SLUB_STATS.
+//! The counters of a cache, with the names of the kernel's SLUB_STATS.
 //!
-//! The fast paths count by the number of operations that their words carry anyway, folded in when a
-//! slow path closes the word. (That number is one modulo 2^32 in a free list's word: as many operations
-//! without a slow path are lost.) The objects of slow paths are counted always, and everything else only
-//! when [`set_counting`] is on, so that it costs a branch there. Times are measured only when
-//! [`set_timing`] is on.
+//! The fast paths are counted by the operation number in their words, which a slow path adds to the
+//! counters when it closes the word. (The number is modulo 2^32: if there are more operations between two
+//! slow paths, the excess is lost.) Objects of slow paths are always counted, everything else only when
+//! [`set_counting`] is on, which costs a branch. Times are measured only when [`set_timing`] is on.
 
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;
@@ -14,19 +13,18 @@ static COUNTING: Counter = Counter::new(0);
 /// Whether times are measured.
 static TIMING: Counter = Counter::new(0);
 
-/// From now on every cache of this process counts what its slow paths do, or no longer does. Off at
-/// first.
+/// Turns counting of slow path events on or off for every cache of this process. Off by default.
 pub fn set_counting(on: bool) {
     COUNTING.set(on.into());
 }
 
-/// From now on every cache of this process measures for how long `list_lock` is held, at the price
-/// of reading the clock twice each time, or no longer does. Off at first.
+/// Turns measuring of `list_lock`'s hold time on or off for every cache of this process. It costs two
+/// clock reads per acquisition. Off by default.
 pub fn set_timing(on: bool) {
     TIMING.set(on.into());
 }
 
-/// Whether times are measured.
+/// Returns whether times are measured.
 #[inline]
 pub(super) fn timing() -> bool {
     TIMING.get() != 0
@@ -53,7 +51,7 @@ impl Counters {
         self.0.local()[stat as usize].add(n);
     }
 
-    /// [`Counters::add_for`] for several counters.
+    /// As [`Counters::add_for`], for several counters.
     pub(super) fn add_all_for<const N: usize>(&self, cpu: usize, counters: [Stat; N], counts: [u64; N]) {
         counters.into_iter().zip(counts).for_each(|(stat, n)| self.add_for(cpu, stat, n));
     }
@@ -63,7 +61,7 @@ impl Counters {
         self.0.of(cpu)[stat as usize].add(n);
     }
 
-    /// Reads counters of one CPU anew into `stats`, and adds what they lack.
+    /// Reads counters of one CPU into `stats` again, and adds `lacking`, which they do not contain yet.
     pub(super) fn read_with<const N: usize>(
         &self,
         cpu: usize,
@@ -76,7 +74,7 @@ impl Counters {
         }
     }
 
-    /// Each CPU's counters, by `Stat as usize`.
+    /// Returns each CPU's counters, by `Stat as usize`.
     pub(super) fn read(&self) -> Vec<[u64; Stat::COUNT]> {
         self.0.iter().map(|counters| std::array::from_fn(|stat| counters[stat].get())).collect()
     }
@@ -111,11 +109,11 @@ macro_rules! stats {
 stats! {
     /// Objects taken from the CPU's free list.
     AllocFastpath "alloc_fastpath",
-    /// Objects taken from slabs otherwise, those for sheaves among them.
+    /// Objects taken from slabs by slow paths, including those for sheaves.
     AllocSlowpath "alloc_slowpath",
     /// Objects put on the CPU's free list.
     FreeFastpath "free_fastpath",
-    /// Objects put back into their slab, those from sheaves among them.
+    /// Objects put back into their slab, including those from sheaves.
     FreeSlowpath "free_slowpath",
     /// Times objects were put back into a frozen slab.
     FreeFrozen "free_frozen",
@@ -127,13 +125,13 @@ stats! {
     AllocFromPartial "alloc_from_partial",
     /// Slabs made.
     AllocSlab "alloc_slab",
-    /// Times the active slab had objects again that others freed.
+    /// Times the active slab was refilled with objects that other CPUs freed.
     AllocRefill "alloc_refill",
     /// Slabs given back to the arena.
     FreeSlab "free_slab",
-    /// CPUs whose slab was taken away, by `shrink` for one.
+    /// Active slabs that `shrink` took from their CPU.
     CpuslabFlush "cpuslab_flush",
-    /// Slabs that were full when a CPU let go of them.
+    /// Slabs that were full when they were deactivated.
     DeactivateFull "deactivate_full",
     /// Slabs that were empty then.
     DeactivateEmpty "deactivate_empty",
@@ -141,11 +139,11 @@ stats! {
     DeactivateToHead "deactivate_to_head",
     /// Slabs that went to its tail.
     DeactivateToTail "deactivate_to_tail",
-    /// Slabs into which others had freed objects meanwhile.
+    /// Slabs into which other CPUs had freed objects meanwhile.
     DeactivateRemoteFrees "deactivate_remote_frees",
-    /// Active slabs that were let go because they had no free object.
+    /// Active slabs that were given up because they had no free object.
     DeactivateBypass "deactivate_bypass",
-    /// Exchanges of slab words: what stands for the kernel's double-width compare-exchange.
+    /// Compare-exchanges of slab words, for which the kernel uses a double-width one.
     CmpxchgDouble "cmpxchg_double",
     /// Of those, the ones that failed.
     CmpxchgDoubleFail "cmpxchg_double_fail",
@@ -157,9 +155,9 @@ stats! {
     CpuPartialNode "cpu_partial_node",
     /// CPU partial lists that were moved to the node partial list.
     CpuPartialDrain "cpu_partial_drain",
-    /// Objects allocated in front of the slabs, with sheaves.
+    /// Objects allocated from sheaves.
     AllocPcs "alloc_pcs",
-    /// Objects freed there.
+    /// Objects freed to sheaves.
     FreePcs "free_pcs",
     /// Sheaves filled from slabs.
     SheafRefill "sheaf_refill",
@@ -167,17 +165,17 @@ stats! {
     SheafFlush "sheaf_flush",
     /// Sheaves taken from the barn.
     BarnGet "barn_get",
-    /// Times the barn had none.
+    /// Times the barn had no filled sheaf.
     BarnGetFail "barn_get_fail",
     /// Sheaves put into the barn.
     BarnPut "barn_put",
-    /// Times the barn had no room.
+    /// Times the barn had no empty sheaf to exchange.
     BarnPutFail "barn_put_fail",
     /// Times the node's list_lock was taken.
     ListLockAcquired "list_lock_acquired",
     /// Of those, the times it was not free at once.
     ListLockContended "list_lock_contended",
-    /// Nanoseconds for which it was held; 0 unless times are measured.
+    /// Nanoseconds for which list_lock was held; 0 unless times are measured.
     ListLockHoldNs "list_lock_hold_ns",
 }
 

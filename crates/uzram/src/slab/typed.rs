@@ -12,24 +12,24 @@ use super::{Cache, CacheConfig, CacheInfo, Policy, Sheaves};
 /// A cache of values of type `T`, each in an object of its own.
 pub struct TypedCache<T, P: Policy = Sheaves> {
     cache: Cache<P>,
-    /// loom's values cannot lie in an arena: they stand in a table, by name.
+    /// loom's values cannot lie in an arena: they are in an array, by object number.
     #[cfg(loom)]
     values: Box<[std::cell::UnsafeCell<std::mem::MaybeUninit<T>>]>,
     _values: PhantomData<fn(T) -> T>,
 }
 
-// SAFETY: values are reached only through names: `get` shares them, `insert` and `remove` move them
-// between threads, and both are allowed to `T`.
+// SAFETY: values are accessed only by object number: `get` shares them, `insert` and `remove` move them
+// between threads; `T: Send + Sync` allows both.
 unsafe impl<T: Send + Sync, P: Policy> Sync for TypedCache<T, P> {}
 
 impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
-    /// [`CacheConfig::new`] with the size and the alignment of `T`.
+    /// Returns [`CacheConfig::new`] for the size and the alignment of `T`.
     pub fn options(name: impl Into<String>, max_objects: u64) -> CacheConfig {
         let (size, align) = if cfg!(loom) { (8, 8) } else { (size_of::<T>(), align_of::<T>()) };
         CacheConfig::new(name, size, align, max_objects)
     }
 
-    /// An empty cache. `options` are made by [`TypedCache::options`].
+    /// Makes an empty cache. `options` come from [`TypedCache::options`].
     ///
     /// # Errors
     /// As [`Cache::new`].
@@ -54,7 +54,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         self.cache.populate()
     }
 
-    /// Puts a value into an object of its own, and returns the object's name.
+    /// Puts a value into a new object; returns the object's number.
     ///
     /// # Errors
     /// As [`Cache::alloc`]; the value is dropped.
@@ -66,35 +66,35 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         Ok(object)
     }
 
-    /// The value of an object.
+    /// Returns the value of an object.
     ///
     /// # Safety
-    /// `object` is in use: [`TypedCache::insert`] returned it, and nobody removes it while the reference
+    /// `object` is in use: [`TypedCache::insert`] returned it, and it is not removed while the reference
     /// lives.
     #[inline]
     pub unsafe fn get(&self, object: u32) -> &T {
-        // SAFETY: there is a value, which nobody moves (the caller's promise).
+        // SAFETY: the object holds a value, which stays while the reference lives (the caller's promise).
         unsafe { &*self.at(object) }
     }
 
-    /// Drops the value of an object and gives the object back.
+    /// Drops the value of an object and frees the object.
     ///
     /// # Errors
     /// As [`Cache::free`].
     ///
     /// # Safety
-    /// `object` is in use, and nobody uses it any more.
+    /// `object` is allocated, and no thread uses it any more.
     #[inline]
     pub unsafe fn remove(&self, object: u32) -> Result<()> {
-        // SAFETY: there is a value, and it is the caller's. If there is none, `free` says so where it
-        // can, and what was read is not dropped.
+        // SAFETY: the object holds a value that belongs to the caller (the caller's promise). If it is found
+        // to be free, `free` fails, and the bytes read are not dropped.
         let value = std::mem::ManuallyDrop::new(unsafe { self.at(object).read() });
         self.cache.free(object)?;
         drop(std::mem::ManuallyDrop::into_inner(value));
         Ok(())
     }
 
-    /// [`TypedCache::insert`], with the object given back when the result is dropped.
+    /// As [`TypedCache::insert`], but returns a guard that frees the object when it is dropped.
     ///
     /// # Errors
     /// As [`Cache::alloc`]; the value is dropped.
@@ -102,7 +102,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         Ok(Owned { object: self.insert(value, gfp)?, cache: self })
     }
 
-    /// Where the value of an object is, if `object` may be one: a hint for prefetching.
+    /// Returns the address of an object's value, if `object` may be one: a hint for prefetching.
     #[inline]
     pub fn hint(&self, object: u32) -> Option<*const T> {
         self.cache.hint(object).map(<*const u8>::cast)
@@ -139,7 +139,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
     }
 }
 
-/// A value in an object of its own, which goes back when this is dropped.
+/// A value in an object, which is freed when this is dropped.
 pub struct Owned<'a, T: Send + Sync, P: Policy = Sheaves> {
     cache: &'a TypedCache<T, P>,
     object: u32,
@@ -158,7 +158,7 @@ impl<T: Send + Sync, P: Policy> Deref for Owned<'_, T, P> {
 impl<T: Send + Sync, P: Policy> DerefMut for Owned<'_, T, P> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as in `deref`; the name is known here only, so there is no other reference.
+        // SAFETY: as in `deref`; only this value knows the object's number, so there is no other reference.
         unsafe { &mut *self.cache.at(self.object) }
     }
 }
@@ -166,7 +166,7 @@ impl<T: Send + Sync, P: Policy> DerefMut for Owned<'_, T, P> {
 impl<T: Send + Sync, P: Policy> Drop for Owned<'_, T, P> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the object is in use, and this was its last user. An error is counted there.
+        // SAFETY: the object is in use, and this value was its only user. `remove` counts an error.
         let _ = unsafe { self.cache.remove(self.object) };
     }
 }

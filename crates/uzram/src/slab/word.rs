@@ -6,11 +6,11 @@
 //! ```
 //!
 //! `free list` is the place of the first free object, in units of 8 bytes from the slab's start, or
-//! [`NONE`]. The objects that a CPU took along as its own free list are not in it: they count as in
-//! use. `frozen` says that a CPU owns the slab, so that nobody else puts it on a list.
+//! [`NONE`]. Objects in the free list of the CPU that owns the slab are not in it: they count as in use.
+//! `frozen` says that a CPU owns the slab, so that no other thread puts it on a list.
 //!
-//! In the kernel the free list is a pointer and this is two words, changed by one double-width
-//! compare-exchange; indices make it one word and an ordinary one.
+//! In the kernel the free list is a pointer, and the two words are changed by a double-width
+//! compare-exchange; with indices one word and an ordinary compare-exchange suffice.
 
 use crate::base::sync::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ const OBJECTS_SHIFT: u32 = 32;
 const OBJECTS_MASK: u64 = (1 << 15) - 1;
 const FROZEN: u64 = 1 << 47;
 
-/// A slab word, taken apart.
+/// A decoded slab word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct State {
     /// The first free object.
@@ -31,17 +31,17 @@ pub(super) struct State {
     pub(super) inuse: u16,
     /// Objects of the slab.
     pub(super) objects: u16,
-    /// A CPU owns the slab.
+    /// Whether a CPU owns the slab.
     pub(super) frozen: bool,
 }
 
 impl State {
-    /// With every object taken.
+    /// Returns the state in which every object is taken.
     pub(super) fn full(objects: u16, frozen: bool) -> Self {
         State { free: NONE, inuse: objects, objects, frozen }
     }
 
-    /// No object is free.
+    /// Returns whether no object is free.
     pub(super) fn is_full(self) -> bool {
         self.free == NONE
     }
@@ -73,15 +73,15 @@ impl SlabWord {
         State::decode(self.0.load(Ordering::Acquire))
     }
 
-    /// For a slab that nobody else knows yet or any more.
+    /// Sets the word. No other thread knows the slab.
     pub(super) fn store(&self, state: State) {
         self.0.store(state.encode(), Ordering::Release);
     }
 
-    /// Changes the word if it still is `old`.
+    /// Changes the word to `new` if it is `old`; returns whether it was.
     #[inline]
     pub(super) fn exchange(&self, old: State, new: State) -> bool {
-        // Release: the links that `new.free` leads to. Acquire: those that `old.free` leads to.
+        // Release publishes the links behind `new.free`; acquire makes those behind `old.free` visible.
         self.0.compare_exchange(old.encode(), new.encode(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }

@@ -1,16 +1,16 @@
-//! Failures on purpose, for tests: allocations that fail as they do when memory is short.
+//! Fault injection for tests: allocations that fail as when memory is short.
 
 use super::Arena;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::random::Random;
 
-/// Which calls fail.
+/// The calls that fail.
 pub(super) enum Faults {
-    /// About one in so many.
+    /// About one in `one_in`.
     Seeded { random: Random, one_in: usize },
-    /// The one after so many others.
+    /// One, after this many that succeed.
     After(u64),
-    /// None any more.
+    /// None: the call of `After` has failed.
     Past,
 }
 
@@ -40,25 +40,25 @@ impl Faults {
 }
 
 impl Arena {
-    /// From now on every call that can fail fails about once in `one_in`, by the sequence of
-    /// `seed`; 0 stops it.
+    /// Makes about one in `one_in` calls that can fail do so, by the random sequence of `seed`; 0 stops
+    /// it.
     pub fn inject_faults(&self, seed: u64, one_in: usize) {
         *self.faults.lock().expect("no panic under it") =
             (one_in > 0).then(|| Faults::Seeded { random: Random::new(seed), one_in });
     }
 
-    /// One call fails: of those that can fail the one after `calls` others.
+    /// Makes one call fail: of those that can fail, the one after `calls` others.
     pub fn inject_fault_after(&self, calls: u64) {
         *self.faults.lock().expect("no panic under it") = Some(Faults::After(calls));
     }
 
-    /// Whether calls may still fail by injection.
+    /// Returns whether calls may still fail by injection.
     pub fn injects_faults(&self) -> bool {
         let faults = self.faults.lock().expect("no panic under it");
         faults.as_ref().is_some_and(|faults| !matches!(faults, Faults::Past))
     }
 
-    /// Whether refilling the reserve fails.
+    /// Makes refills of the reserve fail while `hold` is true.
     pub fn hold_refills(&self, hold: bool) {
         self.holds_refills.set(u64::from(hold));
     }

@@ -1,31 +1,30 @@
-//! Emptying chunks: which ones are worth it, and keeping them from filling up again meanwhile.
+//! Hiding chunks for evacuation: chooses them, and keeps them from filling up again meanwhile.
 //!
-//! Who can move the contents of runs asks for the emptiest chunks, which are *hidden* from then on:
-//! no run of them is handed out, and one that is freed stays out of the run caches. What is moved
-//! so ends up in the other chunks. A chunk is hidden under the arena's lock; its bit, which
-//! `free_run` looks at, is set before the run caches are flushed and read under a run cache's lock,
-//! so that no run of a hidden chunk is left in one.
+//! A caller that can relocate runs asks for the emptiest chunks. These are *hidden* from then on:
+//! none of their runs is taken, and a freed one does not enter the run caches, so that relocated
+//! runs end up in other chunks. A chunk is hidden under the arena's lock. Its bit, which `free_run`
+//! checks under the run cache's lock, is set before the run caches are flushed, so that no cache
+//! keeps a run of a hidden chunk.
 
 use super::runs::{CHUNK_PAGES, Survey};
 use super::{Account, Arena};
 use crate::base::sync::Ordering;
 
-/// A chunk that is taken to more than so many eighths is not worth emptying: eight must move then
-/// for one that is won.
+/// A chunk of which more than this many eighths are taken is not worth evacuating: more than seven
+/// pages would move for each one freed.
 const MOST_EIGHTHS_TAKEN: u64 = 7;
-/// Of the pages to be moved one in so many may find no place that the survey promised it.
+/// One in this many of the pages to move may find no room, though the survey counted some.
 const SLACK: u64 = 16;
-/// Chunks that are looked at under one hold of the arena's lock.
+/// Chunks that are surveyed per acquisition of the arena's lock.
 const CHUNKS_PER_HOLD: usize = 64;
 
-/// Chunks that are being emptied: no run of them is taken until this is dropped. The memory of
-/// their free pages goes back to the system then, that of an empty chunk all at once; with a reserve, that of empty
+/// Chunks that are being evacuated: no run of them is taken until this is dropped. Dropping it gives the memory
+/// of their free pages back to the system, that of an empty chunk in one call; with a reserve, only that of empty
 /// chunks beyond it.
 ///
-/// Meanwhile a run that is taken without waiting is one of a chunk that is in use anyway: no free chunk
-/// is begun for what is moved. There is one of these at a time that is not empty. (Where the reservation
-/// is used up, an allocation that finds no other run ends the hiding early, which costs nothing but its
-/// purpose.)
+/// Meanwhile [`Gfp::NoWait`] takes runs only from chunks in use, so that relocated runs start no new chunk.
+/// Only one `HiddenChunks` at a time is not empty. (If the reservation is used up, an allocation that finds no
+/// other run shows all chunks early: the evacuation may then free fewer.)
 pub struct HiddenChunks<'a> {
     arena: &'a Arena,
     /// In ascending order.
@@ -33,17 +32,17 @@ pub struct HiddenChunks<'a> {
 }
 
 impl HiddenChunks<'_> {
-    /// Whether a page lies in one of the chunks, so that its run is to be moved.
+    /// Returns whether a page lies in one of the chunks, so that its run should be moved.
     pub fn contains(&self, page: u32) -> bool {
         self.chunks.binary_search(&(page / CHUNK_PAGES)).is_ok()
     }
 
-    /// The chunks, in ascending order.
+    /// Returns the chunks, in ascending order.
     pub fn chunks(&self) -> &[u32] {
         &self.chunks
     }
 
-    /// Whether there is nothing to empty.
+    /// Returns whether there is no chunk to evacuate.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
@@ -59,9 +58,10 @@ impl Drop for HiddenChunks<'_> {
 }
 
 impl Arena {
-    /// Hides the emptiest chunks of `account`, as many as there is room for in its others, but at most
-    /// `most` and none of `kept`. None are hidden if that would gain nothing, or while another's are. There
-    /// being room is an estimate: runs of the right length may lack. Who emptied none may with others.
+    /// Hides the emptiest chunks of `account`, as many as its other chunks have room for, but at most `most`
+    /// and none of `kept`. Hides none if evacuation would free nothing, or while another thread hides chunks.
+    /// The room is an estimate: runs of the right length may be missing. A caller that emptied no chunk may
+    /// succeed with others.
     pub fn hide_sparse_chunks(&self, account: Account, most: usize, kept: &[u32]) -> HiddenChunks<'_> {
         let mut hidden = HiddenChunks { arena: self, chunks: Vec::new() };
         {
@@ -89,18 +89,18 @@ impl Arena {
         hidden
     }
 
-    /// Chunks of which at least one page is in memory.
+    /// Returns the number of chunks of which at least one page is in memory.
     pub fn chunks_held(&self) -> u64 {
         let chunks = self.inner.lock().runs.chunks();
         (0..chunks).filter(|chunk| self.chunk_is_resident(*chunk)).count() as u64
     }
 
-    /// Those of them that are not free chunks of a reserve.
+    /// Returns the number of those that are not free chunks of a reserve.
     pub fn chunks_in_use(&self) -> u64 {
         self.chunks_held().saturating_sub(self.reserve_free_pages() / u64::from(CHUNK_PAGES))
     }
 
-    /// Whether a page lies in a hidden chunk. Exact for those who hold a run cache's lock.
+    /// Returns whether a page lies in a hidden chunk. Exact if the caller holds a run cache's lock.
     #[inline]
     pub(super) fn is_hidden(&self, page: u32) -> bool {
         self.hiding.get() != 0 && {
@@ -109,18 +109,18 @@ impl Arena {
         }
     }
 
-    /// The word of `hidden` and the bit for the chunk of a page.
+    /// Returns the word of `hidden` and the bit for the chunk of a page.
     fn hidden_bit(&self, page: u32) -> (usize, u64) {
         let chunk = page / CHUNK_PAGES;
         ((chunk / u64::BITS) as usize, 1 << (chunk % u64::BITS))
     }
 
-    /// What there is to choose from. Others go on in between, so that it is an estimate.
+    /// Surveys the chunks of `account`. An estimate, as other threads allocate and free meanwhile.
     fn survey(&self, account: Account) -> Vec<Survey> {
         let mut surveys = Vec::new();
         let mut chunk = 0;
         loop {
-            // Collected apart: nothing is allocated under the lock.
+            // Collected on the stack: nothing is allocated under the lock.
             let mut lot = [const { None }; CHUNKS_PER_HOLD];
             let inner = self.inner.lock();
             let chunks = inner.runs.chunks();
@@ -135,7 +135,7 @@ impl Arena {
         }
     }
 
-    /// Ends the hiding of a chunk, and gives the memory of its free pages back.
+    /// Ends the hiding of a chunk, and gives the memory of its free pages back to the system.
     fn show(&self, chunk: usize) {
         if !self.has_reserve() {
             self.release_chunk(&self.reclaim.lock(), chunk);
@@ -151,10 +151,10 @@ impl Arena {
     }
 }
 
-/// Of all chunks of an account those to empty, at most `most` and none of `kept`, in ascending order: the
-/// emptiest, whose taken pages together fit into the others.
+/// Returns the chunks of an account to evacuate, at most `most` and none of `kept`, in ascending order: the
+/// emptiest, whose taken pages together fit into the other chunks.
 fn choose(mut surveys: Vec<Survey>, most: usize, kept: &[u32]) -> Vec<u32> {
-    // Of equals the last, as runs are taken from the first.
+    // On a tie the last chunk, as runs are taken from the first.
     surveys.sort_unstable_by_key(|survey| (survey.taken_pages, std::cmp::Reverse(survey.chunk)));
     let mut room: u64 = surveys.iter().map(|survey| u64::from(survey.room_pages)).sum();
     let mut moved = 0;

@@ -8,23 +8,22 @@ use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::rewrite;
 
-/// A range of address space of this process, private and anonymous: it takes memory only where it
-/// is touched. It is unmapped when dropped.
+/// A private anonymous mapping: it takes memory only where it is touched. It is unmapped when dropped.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
     page_bytes: usize,
-    /// What the system mapped: more, where a test emulates larger pages.
+    /// The whole mapping: larger than `len_bytes` where a test emulates larger pages.
     mapped: (NonNull<u8>, usize),
 }
 
-// SAFETY: a mapping is an address range that belongs to no thread; who may touch which part of it
-// is up to those who hand out its parts (`Arena`, `Table`).
+// SAFETY: a mapping is an address range that belongs to no thread; the types that hand out its parts
+// (`Arena`, `Table`) ensure that accesses to them are sound.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Mapping {}
 
-/// The host's page size: what the system gives and takes is a multiple of it.
+/// Returns the host's page size: the system gives and takes memory in multiples of it.
 pub(crate) fn host_page_bytes() -> usize {
     #[cfg(all(test, not(loom)))]
     if let Some(bytes) = EMULATED_PAGE_BYTES.get() {
@@ -38,12 +37,12 @@ thread_local! {
     static EMULATED_PAGE_BYTES: std::cell::Cell<Option<usize>> = const { std::cell::Cell::new(None) };
 }
 
-/// The sizes of pages that hosts have.
+/// Page sizes of hosts.
 #[cfg(all(test, not(loom)))]
 pub(crate) const HOST_PAGE_BYTES: [usize; 3] = [4 << 10, 16 << 10, 64 << 10];
 
-/// Runs a test on a host whose pages have `page_bytes`, a multiple of this host's: mappings that this thread makes
-/// meanwhile lie on such pages, and give back nothing smaller for as long as they live.
+/// Runs a test with emulated host pages of `page_bytes`, a multiple of this host's: mappings that this thread makes
+/// meanwhile are aligned to such pages, and only release whole ones as long as they live.
 #[cfg(all(test, not(loom)))]
 pub(crate) fn with_host_pages_of<R>(page_bytes: usize, test: impl FnOnce() -> R) -> R {
     struct Restore(Option<usize>);
@@ -60,11 +59,11 @@ pub(crate) fn with_host_pages_of<R>(page_bytes: usize, test: impl FnOnce() -> R)
     test()
 }
 
-/// Whether a new mapping can be touched at once.
+/// The initial protection of a mapping.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Not before [`Mapping::enable`]: reserving it counts nowhere, not even where the system
-    /// commits memory strictly.
+    /// No access before [`Mapping::enable`]: the reservation is not charged, even with strict
+    /// overcommit.
     None,
     /// Readable and writable.
     ReadWrite,
@@ -87,31 +86,31 @@ impl Mapping {
         };
         let too_many = || refused("there is not so much");
         let len_bytes = len_bytes.checked_next_multiple_of(page_bytes).ok_or_else(too_many)?;
-        // The system aligns to its own pages, which are smaller than those that a test emulates.
+        // The system aligns to its own pages, which may be smaller than emulated ones.
         let spare_bytes = page_bytes - rustix::param::page_size();
         let mapped_bytes = len_bytes.checked_add(spare_bytes).ok_or_else(too_many)?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice touches nothing
-        // that exists.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no existing
+        // memory.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
         let base = base.map_err(|error| refused(&error.to_string()))?;
         let mapped =
             NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
-        // SAFETY: the system's pages divide `page_bytes`, so this is `spare_bytes` on at most.
+        // SAFETY: the system's page size divides `page_bytes`, so the offset is at most `spare_bytes`.
         let base = unsafe { mapped.add(mapped.as_ptr().align_offset(page_bytes)) };
         let mapping = Mapping { base, len_bytes, page_bytes, mapped: (mapped, mapped_bytes) };
-        // Huge pages would make pages resident that nobody touched, and the counts untrue. A
-        // kernel without them refuses the advice, which is as good.
+        // Huge pages would make untouched pages resident, and the counts wrong. A kernel without
+        // them refuses the advice, which does no harm.
         // SAFETY: the range is this mapping, and the advice changes no contents.
         let _ = unsafe { rustix::mm::madvise(mapping.base().cast(), len_bytes, Advice::LinuxNoHugepage) };
-        // What it comes to hold is users' memory, and tables as large as that.
+        // The mapping will hold users' data, or large tables: keep it out of core dumps.
         // SAFETY: as above.
         let _ = unsafe { rustix::mm::madvise(mapping.base().cast(), len_bytes, Advice::LinuxDontDump) };
         Ok(mapping)
     }
 
-    /// The first byte.
+    /// Returns the address of the first byte.
     #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
@@ -121,7 +120,7 @@ impl Mapping {
         self.len_bytes
     }
 
-    /// The size of the pages that the system gives and takes back here: [`host_page_bytes`].
+    /// Returns the size of the host's pages here: [`host_page_bytes`] when it was mapped.
     pub(super) fn page_bytes(&self) -> usize {
         self.page_bytes
     }
@@ -143,8 +142,8 @@ impl Mapping {
         enabled.map_err(|_| Error::new(ErrorKind::NoMemory, "the system gave no memory"))
     }
 
-    /// Makes a page-aligned part, which is readable and writable, resident. What is there stays, and others
-    /// may use it meanwhile.
+    /// Makes a page-aligned part, which is readable and writable, resident. The contents stay, and other
+    /// threads may use them meanwhile.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none; some of the part may be resident then.
@@ -165,22 +164,22 @@ impl Mapping {
         Ok(())
     }
 
-    /// [`Mapping::populate`] by writing to each page what is there.
+    /// As [`Mapping::populate`], by rewriting a byte of each page.
     pub(super) fn touch(&self, offset: usize, len: usize) {
         let start = self.part(offset, len).cast::<u8>();
         for at in (0..len).step_by(rustix::param::page_size()) {
-            // SAFETY: the byte lies in the part, which can be written to, and is changed by nothing but whole
-            // instructions meanwhile.
+            // SAFETY: the byte lies in the part, which is writable, and other threads change it only
+            // atomically.
             unsafe { rewrite(start.add(at)) };
         }
     }
 
-    /// Gives the memory of a part back to the system, which reads as zeros afterwards, and says
-    /// whether the system took it (before Linux 5.18 it does not take locked memory). The part
-    /// consists of whole pages of the host.
+    /// Gives the memory of a part back to the system; returns whether the system took it (before Linux
+    /// 5.18 it does not take locked memory). The part then reads as zeros. It consists of whole pages
+    /// of the host.
     ///
     /// # Safety
-    /// Nobody uses the part's contents, now or later.
+    /// No thread uses the part's contents, now or later.
     pub(super) unsafe fn release(&self, offset: usize, len: usize) -> bool {
         debug_assert!(offset.is_multiple_of(self.page_bytes) && len.is_multiple_of(self.page_bytes));
         let start = self.part(offset, len);
@@ -189,18 +188,18 @@ impl Mapping {
             unsafe { rustix::mm::madvise(start, len, advice) }
         };
         match advise(Advice::LinuxDontNeed) {
-            // The answer for locked memory.
+            // The error for locked memory.
             Err(Errno::INVAL) => advise(Advice::LinuxDontneedLocked).is_ok(),
             answer => answer.is_ok(),
         }
     }
 
-    /// Counts the bytes in memory now, by asking the system about every page.
+    /// Returns the resident bytes, by asking the system about every page.
     pub(super) fn resident_bytes(&self) -> usize {
         self.resident_bytes_in(0, self.len_bytes)
     }
 
-    /// Of a page-aligned part.
+    /// Returns the resident bytes of a page-aligned part.
     pub(super) fn resident_bytes_in(&self, offset: usize, len: usize) -> usize {
         const STEP_BYTES: usize = 64 << 20;
         let host_page = rustix::param::page_size();
@@ -221,21 +220,21 @@ impl Mapping {
     }
 }
 
-/// Keeps memory out of this process's core files, with all else in its pages, and whatever lies there later: for
-/// buffers that have to lie where others put them.
+/// Keeps the pages of `bytes`, whatever else they hold now or later, out of this process's core files: for buffers in
+/// memory that this module did not map.
 pub fn leave_out_of_cores(bytes: &[u8]) {
     let page_bytes = rustix::param::page_size();
     let start = bytes.as_ptr().map_addr(|address| address & !(page_bytes - 1));
     let len_bytes = (bytes.as_ptr().addr() - start.addr() + bytes.len()).next_multiple_of(page_bytes);
     // SAFETY: the pages are mapped, as `bytes` lies in all of them, and the advice changes no contents. A kernel that
-    // does not take it leaves all as it is.
+    // refuses it changes nothing.
     let _ = unsafe { rustix::mm::madvise(start.cast_mut().cast(), len_bytes, Advice::LinuxDontDump) };
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         let (start, len_bytes) = self.mapped;
-        // SAFETY: the mapping is this value's own, and whoever used it borrowed this value.
+        // SAFETY: this value owns the mapping, and every user of it borrowed this value.
         let unmapped = unsafe { rustix::mm::munmap(start.as_ptr().cast(), len_bytes) };
         debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
     }

@@ -1,12 +1,12 @@
-//! Memory of one owner, in whole pages: for buffers that are large, and often not filled.
+//! Private zeroed pages, for buffers that are large and often not filled.
 
 use std::ops::{Deref, DerefMut};
 
 use super::map::{Access, Mapping};
 use crate::base::error::Result;
 
-/// Bytes that are zeros at first. A page takes memory once it is touched, and all of it goes back to the
-/// system on drop: no allocator keeps it.
+/// A zeroed byte buffer. A page takes memory once it is touched. Dropping the buffer gives all memory back to
+/// the system.
 pub struct ZeroedPages {
     mapping: Mapping,
     /// At most the mapping's.
@@ -14,7 +14,7 @@ pub struct ZeroedPages {
 }
 
 impl ZeroedPages {
-    /// So many bytes; at least 1.
+    /// Makes a buffer of `len_bytes` bytes.
     ///
     /// # Errors
     /// `NoMemory` when the system refuses.
@@ -27,16 +27,16 @@ impl Deref for ZeroedPages {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is readable, at least of that length, and this value's alone; whoever writes to it has
-        // borrowed the value mutably (`deref_mut`).
+        // SAFETY: the mapping is readable, has at least this length, and belongs to this value; writers borrow the
+        // value mutably (`deref_mut`).
         unsafe { std::slice::from_raw_parts(self.mapping.base(), self.len_bytes) }
     }
 }
 
 impl DerefMut for ZeroedPages {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping is readable and writable, at least of that length, and this value's alone, which is borrowed
-        // mutably.
+        // SAFETY: the mapping is readable and writable, has at least this length, and belongs to this value, which is
+        // borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.mapping.base(), self.len_bytes) }
     }
 }

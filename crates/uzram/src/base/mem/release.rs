@@ -1,8 +1,8 @@
-//! How the memory of free pages goes back to the system.
+//! Releases the memory of free pages to the system.
 //!
-//! It goes under the lock `reclaim`, one thread at a time: who needs some waits there for what is
-//! on its way, instead of failing. The arena's lock is let go during the system calls, the pages
-//! being marked as taken meanwhile.
+//! One thread at a time does so, under the lock `reclaim`: a thread that needs memory waits there
+//! for memory that is going back, instead of failing. The arena's lock is not held during the
+//! system calls; the pages are marked as taken meanwhile.
 
 use std::thread::Thread;
 
@@ -11,24 +11,24 @@ use super::{Account, Arena, Inner};
 use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
 
-/// Memory of freed runs that is kept for reuse however little is in use: half a chunk.
+/// Free pages that are always kept for reuse: half a chunk.
 pub(super) const KEPT_FREE_PAGES: u64 = 256;
-/// Beyond that, one page is kept for so many in use: about what a compressed pool loses to partly
-/// filled zspages anyway.
+/// If that is more, one free page is kept per this many used pages: about what a compressed pool
+/// loses to partly filled zspages.
 const USED_PER_KEPT_PAGE: u64 = 16;
-/// Groups that are given back before the caller, or another who waits, goes on: 4 MiB.
+/// Groups that are released before the lock `reclaim` is released: 4 MiB.
 const GROUPS_PER_STEP: usize = 16;
-/// So many times as much may be kept as without a releaser, before frees no longer wait for it.
+/// With a releaser, frees release memory themselves only beyond this multiple of the pages to keep.
 const MOST_KEPT_FOR_RELEASER: u64 = 8;
 
 impl Arena {
-    /// Whether freed memory is kept that [`Arena::release_free`] could give back, or with a reserve, that is ready for
-    /// use or in a CPU's cache.
+    /// Returns whether the arena keeps free memory: memory that [`Arena::release_free`] could give back, or with a
+    /// reserve, that is present or in a CPU's cache.
     pub fn keeps_free(&self) -> bool {
         self.charged_pages() > self.used_pages(Account::Pool) + self.used_pages(Account::Slab)
     }
 
-    /// Gives free memory back if more is charged than the limit allows, as it was lowered.
+    /// Gives free memory back if more is charged than the limit allows, because it was lowered.
     pub fn release_beyond_limit(&self) {
         match (self.is_beyond_limit(), self.has_reserve()) {
             (false, _) => {}
@@ -37,9 +37,9 @@ impl Arena {
         }
     }
 
-    /// Gives the memory of all free runs back to the system, those in CPU caches included, and
-    /// waits for others that are doing so. With a reserve only the CPU caches are emptied: the memory stays,
-    /// and nobody is waited for.
+    /// Gives the memory of all free runs, those in CPU caches included, back to the system, and waits for
+    /// other threads that do so. With a reserve it only empties the CPU caches: the memory stays, and it
+    /// waits for no thread.
     pub fn release_free(&self) {
         if self.has_reserve() {
             self.flush_caches();
@@ -51,17 +51,17 @@ impl Arena {
         self.release_down_to(&reclaim, 0, usize::MAX);
     }
 
-    /// While a thread is registered here, frees leave giving memory back to it: when more is kept
-    /// than is worth it they unpark it, once until it has called [`Arena::release_surplus`]. If it
-    /// does not keep up, they do give some back.
+    /// Registers the releaser: a free that leaves a surplus unparks the thread, once until it has called
+    /// [`Arena::release_surplus`], instead of giving memory back itself. If the releaser does not keep up,
+    /// frees do give memory back.
     pub fn set_releaser(&self, thread: Option<Thread>) {
         let mut inner = self.inner.lock();
         inner.releaser = thread;
         inner.releaser_is_told = false;
     }
 
-    /// Gives memory back if more is kept than is worth it. For the registered releaser: others can
-    /// free, allocate and wait for memory in between.
+    /// Gives surplus memory back. For the registered releaser: it works in steps, between which other
+    /// threads can free, allocate and wait for memory.
     pub fn release_surplus(&self) {
         if self.has_reserve() {
             self.release_surplus_chunks();
@@ -73,7 +73,7 @@ impl Arena {
             (inner.free_resident_pages, inner.runs.groups())
         };
         let mut goal = self.keep_pages();
-        // So many steps look at every group.
+        // This many steps visit every group.
         for _ in 0..groups.div_ceil(GROUPS_PER_STEP) {
             if left <= goal {
                 return;
@@ -83,7 +83,7 @@ impl Arena {
         }
     }
 
-    /// After a free: gives memory back, or has it given back, if more is kept than is worth it.
+    /// Gives surplus memory back, or wakes the releaser. Called after a free.
     pub(super) fn deal_with_surplus(&self, mut inner: MutexGuard<'_, Inner>) {
         let keep = self.keep_pages();
         if self.has_reserve() {
@@ -105,13 +105,13 @@ impl Arena {
             return;
         }
         drop(inner);
-        // If another thread is at it already, that will do.
+        // If another thread is releasing already, leave it to that.
         if let Some(reclaim) = self.reclaim.try_lock() {
             self.release_down_to(&reclaim, keep / 2, GROUPS_PER_STEP);
         }
     }
 
-    /// The free pages whose memory is kept.
+    /// Returns the number of free pages to keep.
     pub(super) fn keep_pages(&self) -> u64 {
         let used_pages: u64 = Account::ALL.into_iter().map(|account| self.used_pages(account)).sum();
         KEPT_FREE_PAGES.max(used_pages / USED_PER_KEPT_PAGE)
@@ -126,9 +126,9 @@ impl Arena {
         }
     }
 
-    /// Gives memory of free pages back, from the highest group down to the lowest and round, until
-    /// at most `keep` pages are left or `most_groups` have been dealt with, and returns how many
-    /// are left.
+    /// Gives memory of free pages back, from the highest group down to the lowest and around, until
+    /// at most `keep` resident free pages are left or `most_groups` groups are released. Returns the
+    /// number of pages left.
     fn release_down_to(&self, _reclaim: &MutexGuard<'_, ()>, keep: u64, most_groups: usize) -> u64 {
         let mut inner = self.inner.lock();
         let (mut released_groups, groups) = (0, inner.runs.groups());
@@ -155,7 +155,7 @@ impl Arena {
         inner.free_resident_pages
     }
 
-    /// Gives the memory of a chunk's free pages back, all of it at once if the whole chunk is free.
+    /// Gives the memory of a chunk's free pages back, in one call if the whole chunk is free.
     pub(super) fn release_chunk(&self, _reclaim: &MutexGuard<'_, ()>, chunk: usize) {
         let first = chunk as u32 * CHUNK_PAGES;
         let mut inner = self.inner.lock();
@@ -173,7 +173,7 @@ impl Arena {
         drop(inner);
         if is_free {
             let (offset, len) = (first as usize * PAGE_SIZE, CHUNK_PAGES as usize * PAGE_SIZE);
-            // SAFETY: all pages of the chunk were free, and are marked as taken now.
+            // SAFETY: all pages of the chunk were free and are marked as taken now.
             if unsafe { self.mapping.release(offset, len) } {
                 groups_of(chunk).for_each(|group| self.is_released(group, u64::MAX));
             }
@@ -186,14 +186,14 @@ impl Arena {
         groups_of(chunk).zip(bits).for_each(|(group, bits)| self.restore(&mut inner, group, bits));
     }
 
-    /// The free pages of a group whose memory the system can take: it takes memory back by its own pages only, and
-    /// only those that nobody uses a part of.
+    /// Returns the free pages of a group whose memory the system can take: it takes only whole host pages, of which
+    /// no part may be used.
     fn releasable(&self, inner: &Inner, group: usize) -> u64 {
         let unit_pages = (self.mapping.page_bytes() / PAGE_SIZE).max(1) as u32;
         units_to_release(self.resident[group].load(Ordering::Relaxed), inner.runs.taken(group), unit_pages)
     }
 
-    /// Marks free pages as taken for as long as their memory is on its way back.
+    /// Marks free pages as taken while their memory goes back.
     fn withhold(&self, inner: &mut Inner, group: usize, bits: u64) {
         inner.runs.mark(group as u32 * GROUP_PAGES, bits, true);
         inner.free_resident_pages -= self.resident_of(group, bits);
@@ -205,22 +205,22 @@ impl Arena {
         inner.free_resident_pages += self.resident_of(group, bits);
     }
 
-    /// Of the withheld pages of a group those of `released` are in memory no more.
+    /// Accounts for pages that the system took: clears their resident bits and uncharges them.
     pub(super) fn is_released(&self, group: usize, released: u64) {
         let before = self.resident[group].fetch_and(!released, Ordering::Relaxed);
         self.usage.charged_pages.sub(u64::from((before & released).count_ones()));
     }
 
-    /// Gives the pages of `bits`, counted from page `first`, back to the system, and returns those
-    /// that it took.
+    /// Gives the pages of `bits`, counted from page `first`, back to the system; returns those that it
+    /// took.
     fn release(&self, first: u32, bits: u64) -> u64 {
         let (mut left, mut released) = (bits, 0);
         while left != 0 {
             let start = left.trailing_zeros();
             let pages = (left >> start).trailing_ones();
             let offset = (first + start) as usize * PAGE_SIZE;
-            // SAFETY: the pages are marked as taken by the caller, who took them while they were
-            // free: no run contains them.
+            // SAFETY: the caller marked the pages as taken while they were free: no run contains
+            // them.
             if unsafe { self.mapping.release(offset, pages as usize * PAGE_SIZE) } {
                 released |= mask(start, pages);
             }
@@ -230,7 +230,7 @@ impl Arena {
     }
 }
 
-/// The pages of those aligned units of `unit_pages` (a power of two of at most 64) of which no page is taken and
+/// Returns the pages of all aligned units of `unit_pages` (a power of two, at most 64) of which no page is taken and
 /// at least one is in memory.
 pub(super) fn units_to_release(resident: u64, taken: u64, unit_pages: u32) -> u64 {
     let unit = u64::MAX >> (u64::BITS - unit_pages.min(u64::BITS));

@@ -1,16 +1,16 @@
-//! Memory that is never waited for: chunks that are filled before anybody needs them.
+//! The reserve: chunks that are made resident before they are needed, so that no allocation waits for memory.
 //!
-//! In an arena with a reserve a chunk is *present*, all of its pages being in memory and charged, or *absent*:
-//! none is, and no run of it is taken. Runs are taken of present chunks only, so that committing their pages
-//! charges nothing, and touching them takes no page fault. Who takes runs never makes a chunk present: a thread
-//! of its own, the *refiller*, sees to it that so many free chunks are there, and until it has, an allocation
-//! that finds none fails. Memory goes back by whole chunks only, in other threads than those that free.
+//! In an arena with a reserve a chunk is *present* (all its pages are resident and charged) or *absent* (none is,
+//! and no run of it is taken). Runs are taken only from present chunks, so committing their pages charges nothing,
+//! and touching them takes no page fault. A dedicated thread, the *refiller*, makes chunks present and keeps the
+//! reserve's number of them free; an allocation never does, and fails if it finds no free chunk. Memory goes back
+//! by whole chunks only, and not in the threads that free.
 //!
-//! At the limit the refiller can fill nothing. There the reserve is kept free by whoever can have contents leave, who
-//! leaves [`Arena::limit_but_reserve_pages`] to what is stored, and packs it as long as [`Arena::lacks_reserve`].
+//! At the limit the refiller cannot fill chunks. There the store's policy keeps the reserve free: it bounds what is
+//! stored to [`Arena::limit_but_reserve_pages`], and compacts while [`Arena::lacks_reserve`].
 //!
-//! An absent chunk is somebody's while it is filled or emptied, which takes system calls, and no lock is held
-//! meanwhile. Its bits in `resident` belong to that thread.
+//! Filling or emptying a chunk takes system calls, which are made without a lock: the absent chunk and its bits in
+//! `resident` belong to that thread meanwhile.
 
 use std::ops::Range;
 use std::thread::Thread;
@@ -23,23 +23,22 @@ use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
 
 const CHUNK_BYTES: usize = CHUNK_PAGES as usize * PAGE_SIZE;
-/// The fewest chunks of a reserve: the pool's pages and the slabs' share none, so that the first page that is
-/// stored takes two.
+/// The fewest chunks of a reserve: pool pages and slab pages share no chunk, so the first stored page takes two.
 const MIN_RESERVE_CHUNKS: u64 = 2;
 
-/// The chunks of a reserve of so many pages: it is whole chunks, and at least two, one for the first page that is
-/// stored and one for the handle that leads to it. 0 for none.
+/// Returns the number of chunks of a reserve of `pages` pages, at least two: one for the first stored page and one
+/// for its handle. 0 for 0 pages.
 pub fn reserve_chunks(pages: u64) -> u64 {
     if pages > 0 { pages.div_ceil(u64::from(CHUNK_PAGES)).max(MIN_RESERVE_CHUNKS) } else { 0 }
 }
 
 impl Arena {
-    /// An arena as [`Arena::new`] makes it, with a reserve of `reserve_pages` (more than 0), which are
-    /// [`reserve_chunks`]. It is empty until [`Arena::refill`] fills it.
+    /// Makes an arena like [`Arena::new`], with a reserve of `reserve_pages` (more than 0), rounded up as
+    /// [`reserve_chunks`] does. The reserve is empty until [`Arena::refill`] fills it.
     ///
     /// # Errors
-    /// `NoMemory` when the system has no memory for the tables, which are all there from now on; `Invalid` for
-    /// more than the reservation or the machine has.
+    /// `NoMemory` when the system has no memory for the tables, which are all populated here; `Invalid` for a
+    /// reserve that is larger than the reservation.
     pub fn with_reserve(address_bytes: u64, reserve_pages: u64) -> Result<Self> {
         let mut arena = Arena::new(address_bytes)?;
         let chunks = reserve_chunks(reserve_pages);
@@ -58,18 +57,18 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Whether there is a reserve.
+    /// Returns whether the arena has a reserve.
     #[inline]
     pub fn has_reserve(&self) -> bool {
         self.reserve_chunks > 0
     }
 
-    /// Pages of the reserve when it is full; 0 without one.
+    /// Returns the number of pages of the full reserve; 0 without one.
     pub fn reserve_pages(&self) -> u64 {
         self.reserve_chunks as u64 * u64::from(CHUNK_PAGES)
     }
 
-    /// Pages of the free chunks that are there now; 0 without a reserve.
+    /// Returns the number of pages of the free present chunks; 0 without a reserve.
     pub fn reserve_free_pages(&self) -> u64 {
         if self.has_reserve() {
             self.inner.lock().runs.free_chunks() as u64 * u64::from(CHUNK_PAGES)
@@ -78,35 +77,35 @@ impl Arena {
         }
     }
 
-    /// Pages of the limit that are there for what is stored, the others being the reserve's: at most half of the limit,
-    /// so that something can be stored even where the reserve is all of it. 0 without a limit.
+    /// Returns the limit less the reserve: the pages that may be used. The reserve counts as at most half of the limit,
+    /// so that something can be stored even if the reserve is as large. 0 without a limit.
     pub fn limit_but_reserve_pages(&self) -> u64 {
         self.limit_pages() - self.chunks_free_at_limit() as u64 * u64::from(CHUNK_PAGES)
     }
 
-    /// Whether free chunks are missing that the limit keeps the refiller from filling.
+    /// Returns whether the reserve lacks free chunks that the limit keeps the refiller from filling.
     pub fn lacks_reserve(&self) -> bool {
         self.may_lack_reserve() && self.look_for_lack(&self.inner.lock())
     }
 
-    /// Whether that was so when a run was last taken, or asked for. Takes no lock.
+    /// Returns the result of the last such check, which each taken run makes. Takes no lock.
     #[inline]
     pub fn may_lack_reserve(&self) -> bool {
         self.lacks_reserve.get() != 0
     }
 
-    /// What the arena's own tables take because of the reserve, whatever is in use.
+    /// Returns the bytes of the arena's own tables, which the reserve keeps resident; 0 without one.
     pub fn reserve_table_bytes(&self) -> usize {
         self.reserve_table_bytes
     }
 
     /// Makes chunks present until the reserve is full: the lowest absent ones first, then new ones. `prepare` is
-    /// told of the pages of each before anybody else can take them, and sees to it that what belongs to them
-    /// elsewhere is in memory. No lock is held meanwhile. One thread at a time does this.
+    /// called with the pages of each chunk before they can be taken, and populates their entries in other tables.
+    /// No lock is held during the call. Only one thread at a time may call this.
     ///
     /// # Errors
-    /// `NoSpace` when the limit is met or the reservation used up, `NoMemory` when the system gives no more, and
-    /// what `prepare` returns: what was filled until then stays.
+    /// `NoSpace` when the limit is reached or the reservation used up, `NoMemory` when the system gives no more, and
+    /// errors of `prepare`: chunks filled until then stay.
     pub fn refill(&self, prepare: impl Fn(Range<u32>) -> Result<()>) -> Result<()> {
         while let Some(chunk) = self.chunk_to_fill()? {
             let filled = self.fill(chunk, &prepare);
@@ -125,15 +124,15 @@ impl Arena {
         Ok(())
     }
 
-    /// While a thread is registered here it is unparked when a run is taken and fewer chunks are free than the
-    /// reserve is to have, once until it has called [`Arena::refill`] with success.
+    /// Registers the refiller: the thread is unparked when a run is taken and the reserve is not full, once until
+    /// its call of [`Arena::refill`] succeeds.
     pub fn set_refiller(&self, thread: Option<Thread>) {
         let mut inner = self.inner.lock();
         inner.refiller = thread;
         inner.refiller_is_told = false;
     }
 
-    /// Gives all memory back that is kept free, but for a reserve. For those who may wait.
+    /// Gives all free memory back to the system, except the reserve. May wait for other threads.
     pub fn release_kept(&self) {
         self.release_free();
         if self.has_reserve() {
@@ -141,7 +140,7 @@ impl Arena {
         }
     }
 
-    /// A chunk to be filled, which is the caller's, unless the reserve is full.
+    /// Returns an absent chunk to fill, which belongs to the caller; `None` if the reserve is full.
     fn chunk_to_fill(&self) -> Result<Option<usize>> {
         let next = {
             let mut inner = self.inner.lock();
@@ -155,7 +154,7 @@ impl Arena {
             }
             inner.runs.chunks()
         };
-        // Nobody else adds chunks.
+        // Only the refiller adds chunks.
         if next * CHUNK_PAGES as usize >= self.reserved_pages() {
             return Err(used_up());
         }
@@ -167,14 +166,14 @@ impl Arena {
         Ok(Some(chunk))
     }
 
-    /// Charges the pages of a chunk that is the caller's, and has the system give their memory.
+    /// Charges the pages of a chunk that belongs to the caller, and populates them.
     fn fill(&self, chunk: usize, prepare: impl Fn(Range<u32>) -> Result<()>) -> Result<()> {
         #[cfg(test)]
         if self.holds_refills.get() != 0 {
             return Err(Error::new(ErrorKind::NoMemory, "injected: no chunk"));
         }
         let first = chunk as u32 * CHUNK_PAGES;
-        // Where the system did not take them back, pages are still charged.
+        // Pages that the system did not take back are still charged.
         let new = |group| self.resident[group].load(Ordering::Relaxed).count_zeros();
         let new = groups_of(chunk).map(new).sum::<u32>();
         if !self.usage.charged_pages.add_within(u64::from(new), self.limit_pages.get()) {
@@ -185,16 +184,16 @@ impl Arena {
         self.mapping.populate(chunk * CHUNK_BYTES, CHUNK_BYTES)
     }
 
-    /// Gives the memory of an absent chunk that is the caller's back, and lets it go.
+    /// Gives the memory of an absent chunk back to the system. The chunk belongs to the caller until this returns.
     fn empty(&self, chunk: usize) {
-        // SAFETY: no run of an absent chunk is taken, and this one is the caller's.
+        // SAFETY: no run of an absent chunk is taken, and this one belongs to the caller.
         if unsafe { self.mapping.release(chunk * CHUNK_BYTES, CHUNK_BYTES) } {
             groups_of(chunk).for_each(|group| self.is_released(group, u64::MAX));
         }
         self.inner.lock().runs.leave_absent(chunk);
     }
 
-    /// After a run was taken: tells the refiller if something is missing.
+    /// Wakes the refiller if the reserve is not full. Called after a run was taken.
     #[inline]
     pub(super) fn look_at_reserve(&self, inner: MutexGuard<'_, Inner>) {
         if inner.runs.free_chunks() < self.reserve_chunks {
@@ -205,7 +204,7 @@ impl Arena {
         }
     }
 
-    /// Looks anew whether the reserve lacks something at the limit.
+    /// Checks whether the reserve lacks chunks at the limit, and notes the result.
     fn look_for_lack(&self, inner: &Inner) -> bool {
         let free = inner.runs.free_chunks() + inner.chunks_on_their_way;
         let lacks = free < self.chunks_free_at_limit() && !self.limit_allows_chunk();
@@ -215,7 +214,7 @@ impl Arena {
         lacks
     }
 
-    /// Chunks that are to be free when the limit is met.
+    /// Returns the number of chunks that must be free when the limit is reached.
     fn chunks_free_at_limit(&self) -> usize {
         let most = self.limit_pages() / u64::from(2 * CHUNK_PAGES);
         self.reserve_chunks.min(most as usize)
@@ -235,7 +234,7 @@ impl Arena {
         }
     }
 
-    /// Why there is no free chunk.
+    /// Returns the error that says why there is no free chunk.
     #[cold]
     pub(super) fn drained(&self, inner: &Inner) -> Error {
         if !self.limit_allows_chunk() {
@@ -248,7 +247,7 @@ impl Arena {
             .with_setting("reserve")
     }
 
-    /// After a free: has chunks given back, if more are free than are worth it.
+    /// Wakes the releaser if more than the reserve and `keep_pages` are free. Called after a free.
     pub(super) fn tell_of_surplus_chunks(&self, mut inner: MutexGuard<'_, Inner>, keep_pages: u64) {
         if inner.runs.free_chunks() <= self.reserve_chunks + chunks_of(keep_pages) || inner.releaser_is_told {
             return;
@@ -260,25 +259,25 @@ impl Arena {
         }
     }
 
-    /// [`Arena::release_surplus`], by chunks.
+    /// Implements [`Arena::release_surplus`] for arenas with a reserve.
     pub(super) fn release_surplus_chunks(&self) {
         self.inner.lock().releaser_is_told = false;
         let kept = chunks_of(self.keep_pages());
         let most = self.reserve_chunks + kept;
         let used_pages: u64 = Account::ALL.into_iter().map(|account| self.used_pages(account)).sum();
         if self.charged_pages() > used_pages + most as u64 * u64::from(CHUNK_PAGES) {
-            // Few runs in the CPUs' caches keep many chunks from being free.
+            // A few cached runs may keep many chunks from being free.
             self.flush_caches();
         }
         let free = self.inner.lock().runs.free_chunks();
         if free > most {
             self.release_chunks_beyond(self.reserve_chunks + kept / 2, || true);
         }
-        // What was in use when the limit was lowered, and is free now.
+        // Memory that was used when the limit was lowered, and is free now.
         self.release_beyond_limit();
     }
 
-    /// Gives a chunk back that was emptied, if more are free than the reserve is to have.
+    /// Gives an evacuated chunk back to the system if it is beyond the reserve.
     pub(super) fn release_chunk_if_surplus(&self, chunk: usize) {
         let _reclaim = self.reclaim.lock();
         let inner = self.inner.lock();
@@ -287,7 +286,7 @@ impl Arena {
         }
     }
 
-    /// Has the reserve, if there is one, filled as far as a new limit allows.
+    /// Wakes the refiller after the limit was changed.
     pub(super) fn retry_refill(&self) {
         let refiller = {
             let inner = self.inner.lock();
@@ -297,13 +296,13 @@ impl Arena {
         refiller.iter().for_each(Thread::unpark);
     }
 
-    /// [`Arena::release_beyond_limit`], by chunks: those of the reserve, too.
+    /// Implements [`Arena::release_beyond_limit`] for arenas with a reserve: gives back chunks of the reserve too.
     pub(super) fn release_chunks_beyond_limit(&self) {
         self.flush_caches();
         self.release_chunks_beyond(0, || self.is_beyond_limit());
     }
 
-    /// Gives free chunks back, the highest first, as long as more than `keep` are free and `goes_on`.
+    /// Gives free chunks back, the highest first, as long as more than `keep` are free and `goes_on` returns true.
     fn release_chunks_beyond(&self, keep: usize, goes_on: impl Fn() -> bool) {
         let _reclaim = self.reclaim.lock();
         while goes_on() {
@@ -319,14 +318,14 @@ impl Arena {
     fn take_away(&self, mut inner: MutexGuard<'_, Inner>, chunk: usize) {
         inner.runs.take_away(chunk);
         inner.free_resident_pages -= u64::from(CHUNK_PAGES);
-        // What it could not fill for the limit, it can again.
+        // The refiller may succeed now where the limit stopped it before.
         inner.refiller_is_told = false;
         drop(inner);
         self.empty(chunk);
     }
 }
 
-/// So many chunks hold these pages.
+/// Returns the number of chunks that hold `pages` pages.
 fn chunks_of(pages: u64) -> usize {
     pages.div_ceil(u64::from(CHUNK_PAGES)) as usize
 }

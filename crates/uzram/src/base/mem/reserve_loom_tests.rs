@@ -1,10 +1,10 @@
-//! Chunks that are filled, taken and given back at once: what is taken is there.
+//! Chunks that are filled, taken and released concurrently, under loom: a taken run is resident.
 
 use super::*;
 use crate::base::sync::Arc;
 use loom::thread;
 
-/// Pages of a run: four of them fill a chunk of a model.
+/// Pages of a run: four runs fill a model's chunk.
 const PAGES: usize = 16;
 const CHUNK: u64 = CHUNK_PAGES as u64;
 
@@ -19,7 +19,7 @@ fn refill(arena: &Arena) {
     arena.refill(|_| Ok(())).expect("memory");
 }
 
-/// A full reserve of two chunks, of six that there may be.
+/// Makes an arena of at most six chunks with a full reserve of two.
 fn reserved() -> Arc<Arena> {
     let arena = Arena::with_reserve(6 * CHUNK * PAGE_SIZE as u64, 2 * CHUNK).expect("memory");
     refill(&arena);
@@ -42,7 +42,7 @@ fn give(arena: &Arena, account: Account, mark: u64, run: Run) {
     arena.free_run(run, account, PAGES as u64);
 }
 
-/// Every count is true, and the reserve can be had again.
+/// Checks that every count is right, and that the reserve can be filled again.
 fn end(arena: &Arena) {
     assert_eq!(arena.charged_pages() * PAGE_SIZE as u64, arena.resident_bytes() as u64);
     arena.release_kept();
@@ -51,7 +51,7 @@ fn end(arena: &Arena) {
     assert_eq!(arena.resident_bytes() as u64, 2 * CHUNK * PAGE_SIZE as u64);
 }
 
-/// Two threads take and free so many runs each, of an account of their own, beside a third that does `beside`.
+/// Two threads, each with its own account, take and free `takes` runs while a third runs `beside`.
 fn takers(takes: usize, before: fn(&Arena) -> Vec<Run>, beside: fn(&Arena)) {
     model(move || {
         let arena = reserved();
@@ -82,7 +82,7 @@ fn take_none(_: &Arena) -> Vec<Run> {
     Vec::new()
 }
 
-/// All of three chunks is taken, and two more are free.
+/// Takes all of three chunks; two more are free.
 fn take_three_chunks(arena: &Arena) -> Vec<Run> {
     let taken = (0..12).map(|_| {
         refill(arena);
@@ -93,14 +93,14 @@ fn take_three_chunks(arena: &Arena) -> Vec<Run> {
     taken
 }
 
-/// All of a chunk is taken, and four are free.
+/// Takes all of one chunk; four are free.
 fn take_one_of_five(arena: &Arena) -> Vec<Run> {
     let mut taken = take_three_chunks(arena);
     taken.drain(..8).for_each(|run| give(arena, Account::Pool, 7, run));
     taken
 }
 
-/// Each of the takers begins a chunk, which leaves none but what is filled meanwhile.
+/// Each taker starts a chunk, which leaves only chunks that are filled meanwhile.
 #[test]
 fn loom_reserve_takers_beside_a_refiller() {
     takers(1, take_none, refill);
@@ -111,7 +111,7 @@ fn loom_reserve_takers_beside_a_releaser() {
     takers(1, take_one_of_five, |arena| arena.release_kept());
 }
 
-/// What is emptied goes back, and is filled again.
+/// A chunk is released and filled again.
 #[test]
 fn loom_reserve_takers_beside_one_who_does_both() {
     takers(1, take_one_of_five, |arena| {
@@ -120,7 +120,7 @@ fn loom_reserve_takers_beside_one_who_does_both() {
     });
 }
 
-/// The limit is lowered, so that what is free goes, and raised again.
+/// The limit is lowered, so that free chunks are released, and raised again.
 #[test]
 fn loom_reserve_takers_beside_a_limit() {
     takers(1, take_none, |arena| {
@@ -130,7 +130,7 @@ fn loom_reserve_takers_beside_a_limit() {
     });
 }
 
-/// A refiller and a releaser at once.
+/// A refiller and a releaser run concurrently.
 #[test]
 fn loom_reserve_refiller_beside_a_releaser() {
     model(|| {

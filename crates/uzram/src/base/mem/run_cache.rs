@@ -1,15 +1,15 @@
-//! A CPU's own free runs, so that most runs come and go without the arena's lock.
+//! Per-CPU caches of free runs, so that most runs are taken and freed without the arena's lock.
 //!
-//! For each account and length the cache holds a stack of runs, last in first out (the run freed last is the
-//! one most likely in the CPU's cache, and certainly in memory). An empty stack is refilled, and
-//! one of two batches halved, a batch at a time; a batch is counted in pages, so that long runs
-//! are kept in smaller numbers. The lock of the cache protects it.
+//! For each account and length a cache holds a stack of runs (the run freed last is the one most
+//! likely in the CPU's cache, and certainly resident). An empty stack is refilled by a batch, and one
+//! of more than two batches drained by one. A batch is counted in pages, so that fewer long runs are
+//! cached. Protected by the cache's lock.
 
 use super::Account;
 use super::runs::MAX_RUN_PAGES;
 
-/// The largest batch: the kernel's per-CPU page lists stop near it too (the series that made
-/// their batch a setting, "lru_lock scalability", D. Jordan, 2018, measured up to 310 pages).
+/// Pages of the largest batch. The kernel's per-CPU page lists are of similar size (the series that
+/// made their batch a setting, "lru_lock scalability", D. Jordan, 2018, measured up to 310 pages).
 pub const MAX_BATCH_PAGES: usize = 512;
 
 /// Stacks of free runs, one for each account and length.
@@ -17,22 +17,22 @@ pub(super) struct RunCache {
     stacks: [[Vec<u32>; MAX_RUN_PAGES]; Account::ALL.len()],
 }
 
-/// How many runs of `pages` pages make a batch of `batch_pages`: at least one.
+/// Returns the number of runs of `pages` pages in a batch of `batch_pages`, at least one.
 pub(super) fn batch_runs(batch_pages: usize, pages: usize) -> usize {
     (batch_pages / pages).max(1)
 }
 
-/// Touches all of the capacity of an empty vector; returns its bytes.
+/// Touches the whole capacity of an empty vector; returns its bytes.
 pub(super) fn touch<T: Copy + Default>(empty: &mut Vec<T>) -> usize {
     empty.resize(empty.capacity(), T::default());
-    // Not to be taken for something that nobody looks at.
+    // Keeps the compiler from removing the writes.
     std::hint::black_box(&mut *empty);
     empty.clear();
     empty.capacity() * size_of::<T>()
 }
 
 impl RunCache {
-    /// An empty cache with room for two of the largest batches of every length, and one run more.
+    /// Makes an empty cache with room for two of the largest batches of every length, and one run more.
     pub(super) fn new() -> Self {
         let stack = |index: usize| Vec::with_capacity(2 * batch_runs(MAX_BATCH_PAGES, index + 1) + 1);
         RunCache { stacks: std::array::from_fn(|_| std::array::from_fn(stack)) }
@@ -43,13 +43,13 @@ impl RunCache {
         self.stacks.iter_mut().flatten().map(touch).sum()
     }
 
-    /// The stack of an account's runs of `pages` pages.
+    /// Returns the stack of an account's runs of `pages` pages.
     #[inline]
     pub(super) fn stack(&mut self, account: Account, pages: usize) -> &mut Vec<u32> {
         &mut self.stacks[account as usize][pages - 1]
     }
 
-    /// Every run of every stack, with its pages; the stacks are empty afterwards.
+    /// Removes and returns every run of every stack, with its number of pages.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = (u32, usize)> + '_ {
         let lengths = self.stacks.iter_mut().flat_map(|stacks| stacks.iter_mut().zip(1..));
         lengths.flat_map(|(stack, pages)| stack.drain(..).map(move |page| (page, pages)))

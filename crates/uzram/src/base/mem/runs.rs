@@ -1,57 +1,57 @@
-//! Which pages of the arena are taken, by whom, and where a run of free ones is: bitmaps and
-//! tournament trees, no memory of its own contents. The arena's lock protects it.
+//! The run allocator: tracks taken pages and their accounts, and finds free runs, by bitmaps and
+//! tournament trees. It never touches the pages. Protected by the arena's lock.
 //!
 //! Pages are taken in runs of 1..=16 within a *group* of 64, one word of the bitmap: a run never
-//! crosses a group's border, so a search is a few shifts. What is left over at the borders is
-//! address space, not memory.
+//! crosses a group's border, so a search is a few shifts. The leftover at the borders is address
+//! space, not memory.
 //!
-//! Groups form *chunks*. A chunk belongs to the account that took its first run, and to nobody once
-//! it is free: pages that can be moved and pages that cannot never share one, as the kernel groups
-//! pages by mobility. Each account has a tree that holds, for each of its chunks and pairs of
-//! chunks, the longest free run (at most 16), so that the lowest chunk with room is found in
-//! log2(chunks) steps. Free chunks have a tree of their own, and are taken last.
+//! Groups form *chunks*. A chunk belongs to the account that took its first run until it is free
+//! again: movable and unmovable pages never share a chunk, as the kernel groups pages by mobility.
+//! Each account has a tree of the longest free run (at most 16) of each of its chunks, which finds
+//! the lowest chunk with room in log2(chunks) steps. Free chunks have a tree of their own, and are
+//! taken last.
 
 use super::Account;
 use super::run_cache::touch;
 use super::tree::Tree;
 use crate::base::error::{Error, ErrorKind, Result};
 
-/// The longest run.
+/// Pages of the longest run.
 pub const MAX_RUN_PAGES: usize = 16;
-/// Pages of a chunk, by which an arena grows: 2 MiB, the huge page of x86-64.
+/// Pages of a chunk, the unit in which an arena grows: 2 MiB, the huge page of x86-64.
 pub const CHUNK_PAGES: u32 = if cfg!(loom) { 64 } else { 512 };
 /// Pages of a group.
 pub(super) const GROUP_PAGES: u32 = u64::BITS;
 /// Groups of a chunk.
 pub(super) const CHUNK_GROUPS: usize = (CHUNK_PAGES / GROUP_PAGES) as usize;
 
-/// Which pages are taken, a bit each, and what follows from it.
+/// The taken pages, a bit each, and indexes derived from them.
 #[derive(Default)]
 pub(super) struct Runs {
-    /// Set bits are taken pages; a word a group.
+    /// A bit per page, set if it is taken; a word per group.
     taken: Vec<u64>,
     /// The longest free run of each group, at most 16.
     longest: Vec<u8>,
     chunks: Vec<Chunk>,
     live: [Live; Account::ALL.len()],
-    /// For each account the longest free run of each chunk; 0 for those of others, and for hidden
-    /// ones.
+    /// For each account the longest free run of each chunk; 0 for chunks of other accounts, and for
+    /// hidden ones.
     room: [Tree; Account::ALL.len()],
-    /// 1 for the free chunks that are not hidden and not absent.
+    /// 1 for each free chunk that is neither hidden nor absent.
     free_chunks: Tree,
-    /// How many these are.
+    /// The number of these chunks.
     free_count: usize,
-    /// 1 for the absent chunks that may be made present. Without a reserve there are none.
+    /// 1 for each absent chunk that no thread is filling or emptying. Without a reserve there are none.
     absent_chunks: Tree,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Chunk {
-    /// Somebody while a run of it is taken.
+    /// `Some` while a page of the chunk is taken.
     owner: Option<Account>,
     taken_pages: u16,
     hidden: bool,
-    /// None of its memory is there, and no run of it is taken.
+    /// None of its pages is resident, and no run of it is taken.
     absent: bool,
 }
 
@@ -62,35 +62,35 @@ struct Live {
     pages: u64,
 }
 
-/// What a chunk is worth to who wants to empty chunks.
+/// The figures of a chunk for choosing chunks to evacuate.
 pub(super) struct Survey {
     pub(super) chunk: u32,
-    /// Pages to move if it is emptied.
+    /// Pages to move if the chunk is evacuated.
     pub(super) taken_pages: u16,
-    /// Pages that can move to it if it stays.
+    /// Pages that can move into the chunk if it stays.
     pub(super) room_pages: u16,
 }
 
-/// The bits of `pages` pages from `page` on, within their group.
+/// Returns the bits of `pages` pages from `page` on, within their group.
 #[inline]
 pub(super) fn mask(page: u32, pages: u32) -> u64 {
     debug_assert!(pages >= 1 && page % GROUP_PAGES + pages <= GROUP_PAGES, "runs stay in their group");
     (u64::MAX >> (u64::BITS - pages)) << (page % GROUP_PAGES)
 }
 
-/// The group of a page.
+/// Returns the group of a page.
 #[inline]
 pub(super) fn group_of(page: u32) -> usize {
     (page / GROUP_PAGES) as usize
 }
 
-/// The groups of a chunk.
+/// Returns the groups of a chunk.
 #[inline]
 pub(super) fn groups_of(chunk: usize) -> std::ops::Range<usize> {
     chunk * CHUNK_GROUPS..(chunk + 1) * CHUNK_GROUPS
 }
 
-/// Set where `pages` free pages in a row start.
+/// Returns a bit for each page at which `pages` free pages in a row start.
 fn starts(taken: u64, pages: u32) -> u64 {
     let (mut free, mut have) = (!taken, 1);
     while have < pages {
@@ -101,7 +101,7 @@ fn starts(taken: u64, pages: u32) -> u64 {
     free
 }
 
-/// How many pages lie in free runs of at least `pages` pages.
+/// Returns the number of pages that lie in free runs of at least `pages` pages.
 fn room(taken: u64, pages: u32) -> u32 {
     let (mut room, mut have) = (starts(taken, pages), 1);
     while have < pages {
@@ -126,22 +126,22 @@ fn longest_run(taken: u64) -> u8 {
 }
 
 impl Runs {
-    /// How many groups there are.
+    /// Returns the number of groups.
     pub(super) fn groups(&self) -> usize {
         self.taken.len()
     }
 
-    /// How many chunks there are.
+    /// Returns the number of chunks.
     pub(super) fn chunks(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Whether no page of a chunk is taken.
+    /// Returns whether no page of a chunk is taken.
     pub(super) fn is_free(&self, chunk: usize) -> bool {
         self.chunks[chunk].taken_pages == 0
     }
 
-    /// The taken pages of a group.
+    /// Returns the taken pages of a group, a bit each.
     pub(super) fn taken(&self, group: usize) -> u64 {
         self.taken[group]
     }
@@ -167,11 +167,11 @@ impl Runs {
         Ok(())
     }
 
-    /// Makes room for so many chunks, so that adding them takes no memory any more; returns the number of bytes
-    /// that takes.
+    /// Makes room for `chunks` chunks, so that adding them allocates nothing; returns the bytes that the tables
+    /// take.
     ///
     /// # Errors
-    /// `NoMemory` when there are none.
+    /// `NoMemory` when the tables cannot grow.
     pub(super) fn reserve(&mut self, chunks: usize) -> Result<usize> {
         let no_memory = |_| Error::new(ErrorKind::NoMemory, "no memory for the arena's bitmap");
         debug_assert!(self.chunks.is_empty());
@@ -186,8 +186,8 @@ impl Runs {
         Ok(bytes)
     }
 
-    /// Adds a chunk as [`Runs::add_chunk`] does that is absent, and that the caller has; returns its number.
-    /// There is room for it ([`Runs::reserve`]).
+    /// Adds an absent chunk after the last one, which belongs to the caller; returns its number.
+    /// [`Runs::reserve`] has made room for it.
     pub(super) fn add_absent_chunk(&mut self) -> usize {
         let (chunk, groups) = (self.chunks.len(), self.groups() + CHUNK_GROUPS);
         self.taken.resize(groups, 0);
@@ -196,47 +196,47 @@ impl Runs {
         chunk
     }
 
-    /// Free chunks of which runs can be taken.
+    /// Returns the number of free chunks of which runs can be taken.
     pub(super) fn free_chunks(&self) -> usize {
         self.free_count
     }
 
-    /// Whether a chunk is one of them.
+    /// Returns whether a chunk is one of them.
     pub(super) fn can_be_taken(&self, chunk: usize) -> bool {
         self.free_chunks.get(chunk) > 0
     }
 
-    /// Whether there is an absent chunk that nobody has.
+    /// Returns whether there is an absent chunk that no thread is filling or emptying.
     pub(super) fn has_absent(&self) -> bool {
         self.absent_chunks.first(1).is_some()
     }
 
-    /// The highest of the free ones.
+    /// Returns the highest free chunk of which runs can be taken.
     pub(super) fn last_free_chunk(&self) -> Option<usize> {
         self.free_chunks.last(1)
     }
 
-    /// Makes a free chunk absent, which is the caller's then.
+    /// Makes a free chunk absent; it then belongs to the caller.
     pub(super) fn take_away(&mut self, chunk: usize) {
         debug_assert!(self.is_free(chunk) && !self.chunks[chunk].hidden);
         self.chunks[chunk].absent = true;
         self.refresh(chunk);
     }
 
-    /// The caller has an absent chunk no more: others may make it present.
+    /// Gives up an absent chunk that belongs to the caller: the refiller may fill it.
     pub(super) fn leave_absent(&mut self, chunk: usize) {
         debug_assert!(self.chunks[chunk].absent);
         self.absent_chunks.set(chunk, 1);
     }
 
-    /// Takes the lowest absent chunk, which is the caller's then.
+    /// Takes the lowest absent chunk; it then belongs to the caller.
     pub(super) fn take_absent(&mut self) -> Option<usize> {
         let chunk = self.absent_chunks.first(1)?;
         self.absent_chunks.set(chunk, 0);
         Some(chunk)
     }
 
-    /// Makes an absent chunk that the caller has a free one.
+    /// Makes an absent chunk that belongs to the caller a free one.
     pub(super) fn bring(&mut self, chunk: usize) {
         debug_assert!(self.chunks[chunk].absent && self.is_free(chunk));
         self.chunks[chunk].absent = false;
@@ -269,7 +269,7 @@ impl Runs {
         Some(page)
     }
 
-    /// Gives a run back that was taken.
+    /// Frees a run.
     pub(super) fn put(&mut self, page: u32, pages: usize) {
         if let Some(owner) = self.chunks[(page / CHUNK_PAGES) as usize].owner {
             let live = &mut self.live[owner as usize];
@@ -278,8 +278,8 @@ impl Runs {
         self.mark(page, mask(page, pages as u32), false);
     }
 
-    /// Looks at a chunk of `account`'s. Room that is too short for the account's runs as they are
-    /// on average is none.
+    /// Surveys a chunk, if it is `account`'s. Free runs that are shorter than the account's average run
+    /// do not count as room.
     pub(super) fn survey(&self, account: Account, chunk: usize) -> Option<Survey> {
         let Chunk { owner, taken_pages, .. } = self.chunks[chunk];
         let live = self.live[account as usize];
@@ -292,7 +292,7 @@ impl Runs {
         })
     }
 
-    /// Hides a chunk if it is `account`'s, and says whether it is: no run of it is taken any more.
+    /// Hides a chunk if it is `account`'s, so that no run of it is taken; returns whether it is.
     pub(super) fn hide(&mut self, chunk: usize, account: Account) -> bool {
         if self.chunks[chunk].owner != Some(account) {
             return false;
@@ -308,7 +308,7 @@ impl Runs {
         self.refresh(chunk);
     }
 
-    /// Ends the hiding of all chunks, and says whether any were hidden.
+    /// Ends the hiding of all chunks; returns whether any was hidden.
     pub(super) fn show_all(&mut self) -> bool {
         let mut any = false;
         for chunk in 0..self.chunks.len() {
@@ -320,8 +320,8 @@ impl Runs {
         any
     }
 
-    /// Marks the pages of `mask`, in the group of `page`, as taken or as free for the time in which
-    /// their memory goes back; [`Runs::take`] and [`Runs::put`] do it for runs.
+    /// Marks the pages of `mask`, in the group of `page`, as taken or free. Called directly only while
+    /// their memory goes back to the system; [`Runs::take`] and [`Runs::put`] call it for runs.
     pub(super) fn mark(&mut self, page: u32, mask: u64, taken: bool) {
         let group = group_of(page);
         debug_assert_eq!(self.taken[group] & mask, if taken { 0 } else { mask }, "pages {page}+: {mask:#x}");
@@ -338,7 +338,7 @@ impl Runs {
         }
     }
 
-    /// Makes the trees tell the truth about a chunk.
+    /// Updates the trees for a chunk.
     fn refresh(&mut self, chunk: usize) {
         let Chunk { owner, taken_pages, hidden, absent } = self.chunks[chunk];
         let free = taken_pages == 0 && !hidden && !absent;
@@ -376,7 +376,7 @@ mod tests {
         }
     }
 
-    /// Seeded takes and frees of two accounts against a plain array of pages.
+    /// Compares seeded takes and frees of two accounts with a plain array of pages.
     #[test]
     fn agrees_with_a_naive_model() {
         const CHUNK: usize = CHUNK_PAGES as usize;

@@ -1,6 +1,6 @@
-//! Arrays too large to fill before they are used: the slot table, the page table of the arena.
+//! Large sparse arrays, such as the slot table and the pool's page table.
 //!
-//! A table reserves address space for all its entries and takes memory for those that were
+//! A table reserves address space for all its entries and takes memory only for those that were
 //! touched. loom's atomics are larger than the ones they model and cannot start out as zeros, so
 //! under loom a table is a vector.
 
@@ -10,19 +10,19 @@ use crate::base::error::Result;
 #[cfg(not(loom))]
 use crate::base::error::{Error, ErrorKind};
 
-/// What a table may hold.
+/// A type that a table may hold.
 ///
 /// # Safety
 /// All bytes zero is a valid value, equal to `Default::default()`, and dropping one does nothing.
 pub unsafe trait Entry: Default + Send + Sync {
-    /// Makes it the default, as the system does with a page that it takes: of a table of which pages are released.
+    /// Sets the entry to its default, as [`Table::release_page`] does. Only for tables that release pages.
     #[cfg(loom)]
     fn clear(&self) {
         unreachable!("no page of such a table is released");
     }
 }
 
-// SAFETY: an atomic integer of zero is its default, and has no destructor that does anything.
+// SAFETY: a zeroed atomic integer is its default, and dropping one does nothing.
 unsafe impl Entry for crate::base::sync::AtomicU32 {}
 // SAFETY: as above.
 unsafe impl Entry for crate::base::sync::AtomicU64 {}
@@ -58,13 +58,13 @@ impl<T: Entry> Table<T> {
         })
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// An entry.
+    /// Returns an entry.
     ///
     /// # Safety
     /// `index` is below [`Table::len`].
@@ -74,20 +74,20 @@ impl<T: Entry> Table<T> {
         #[cfg(loom)]
         return &self.entries[index];
         // SAFETY: the mapping has room for `len` entries, of which this is one (the caller's promise),
-        // and starts on a page boundary, its bytes are zeros or what a `T` became, and zeros are a `T`
-        // (`Entry`). A `T` is only ever shared.
+        // and is page-aligned; its bytes are zeros, which are a valid `T` (`Entry`), or a `T` that was
+        // changed since. Only shared references to a `T` exist.
         #[cfg(not(loom))]
         return unsafe { &*self.mapping.base().cast::<T>().add(index) };
     }
 
-    /// Where the entries are.
+    /// Returns the address of the first entry.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) fn as_ptr(&self) -> *const T {
         self.mapping.base().cast()
     }
 
-    /// Has all entries in memory from now on.
+    /// Makes all entries resident.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -95,7 +95,7 @@ impl<T: Entry> Table<T> {
         self.populate_range(0..self.len)
     }
 
-    /// Has some entries in memory from now on.
+    /// Makes the entries of `range` resident.
     ///
     /// # Errors
     /// As [`Table::populate`].
@@ -112,19 +112,19 @@ impl<T: Entry> Table<T> {
         Ok(())
     }
 
-    /// How many entries lie in a page of the host, the unit in which a table takes memory: the first so many in the
-    /// first page, and so on.
+    /// Returns the number of entries per page of the host, the unit in which a table takes memory. The first entry
+    /// starts a page.
     pub fn entries_per_page(&self) -> usize {
         #[cfg(not(loom))]
         return self.mapping.page_bytes() / size_of::<T>();
-        // So few that models can have a page with more than one.
+        // Few, so that models can have more than one page.
         #[cfg(loom)]
         return 2;
     }
 
-    /// Gives the memory of a page of entries back to the system, and says whether it took it: the entries are their
-    /// type's default then. Whoever looks at one meanwhile sees either. When this returns, no CPU sees the old page
-    /// any more.
+    /// Gives the memory of a page of entries back to the system; returns whether it took it. The entries are then their
+    /// type's default. A concurrent reader sees the old value or the default. After this returns, no CPU sees the old
+    /// page.
     ///
     /// # Safety
     /// Every writer is excluded until it has seen an entry of the page become the default.
@@ -132,7 +132,7 @@ impl<T: Entry> Table<T> {
         #[cfg(not(loom))]
         {
             let page_bytes = self.mapping.page_bytes();
-            // SAFETY: the caller's promise. A table of atomics of which some turn to zero is as if they had been stored.
+            // SAFETY: the caller's promise. To readers, atomics that become zero look as if zero had been stored.
             unsafe { self.mapping.release(page * page_bytes, page_bytes) }
         }
         #[cfg(loom)]
@@ -143,20 +143,20 @@ impl<T: Entry> Table<T> {
         }
     }
 
-    /// The memory that all entries together can take.
+    /// Returns the bytes of all entries.
     pub fn max_bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// The memory the table takes now, at most: where entries were only read, the system shows a
-    /// page of zeros that many tables share.
+    /// Returns an upper bound of the memory that the table takes: pages that were only read count, though
+    /// the system maps one shared page of zeros there.
     #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
         self.mapping.resident_bytes()
     }
 }
 
-/// Apart, so that looking an entry up keeps its numbers in registers.
+/// Out of line, so that an index keeps its numbers in registers.
 #[cold]
 #[inline(never)]
 fn beyond(index: usize, len: usize) -> ! {
@@ -171,7 +171,7 @@ impl<T: Entry> Index<usize> for Table<T> {
         if index >= self.len {
             beyond(index, self.len);
         }
-        // SAFETY: there are so many.
+        // SAFETY: `index` is below `len`.
         unsafe { self.get_unchecked(index) }
     }
 }

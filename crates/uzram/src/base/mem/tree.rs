@@ -1,8 +1,8 @@
-//! A tournament tree: of numbered leaves with small values, the lowest whose value is large enough.
+//! A tournament tree: finds the lowest (or highest) leaf whose value is large enough.
 
 use crate::base::error::{Error, ErrorKind, Result};
 
-/// Leaves that were never set are 0.
+/// A tournament tree of small values. Leaves that were never set are 0.
 #[derive(Default)]
 pub(super) struct Tree {
     /// `nodes[leaves + n]` is leaf `n`; a parent holds the larger of its children; the root is
@@ -15,7 +15,7 @@ impl Tree {
     /// Makes room for the leaves below `len`.
     ///
     /// # Errors
-    /// `NoMemory` when there is none; the tree is as it was then.
+    /// `NoMemory` when there is none; the tree is unchanged then.
     pub(super) fn grow(&mut self, len: usize) -> Result<()> {
         if len <= self.leaves {
             return Ok(());
@@ -33,7 +33,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The lowest leaf of at least `least` (more than 0).
+    /// Returns the lowest leaf of at least `least` (more than 0).
     #[inline]
     pub(super) fn first(&self, least: u8) -> Option<usize> {
         if self.leaves == 0 || self.nodes[1] < least {
@@ -49,7 +49,7 @@ impl Tree {
         Some(node - self.leaves)
     }
 
-    /// The highest leaf of at least `least` (more than 0).
+    /// Returns the highest leaf of at least `least` (more than 0).
     pub(super) fn last(&self, least: u8) -> Option<usize> {
         if self.leaves == 0 || self.nodes[1] < least {
             return None;
@@ -64,13 +64,13 @@ impl Tree {
         Some(node - self.leaves)
     }
 
-    /// A leaf that there is room for.
+    /// Returns the value of a leaf that there is room for.
     #[inline]
     pub(super) fn get(&self, leaf: usize) -> u8 {
         self.nodes[self.leaves + leaf]
     }
 
-    /// What it takes.
+    /// Returns the bytes of the tree.
     pub(super) fn bytes(&self) -> usize {
         self.nodes.len()
     }

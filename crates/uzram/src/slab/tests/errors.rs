@@ -1,6 +1,7 @@
-//! Misuse: each is found, says what was wrong with which object of which cache, and harms no other.
+//! Misuse of caches: it is found, the error names the cache, the object and the fault, and no other object is
+//! harmed.
 //!
-//! Debug builds find all of it. What release builds find is printed by
+//! Debug builds find all of it. To print what release builds find, run
 //! `cargo test --release -p uzram --lib slab::tests::errors -- --show-output`.
 
 use super::objects::{Claims, Live, bytes_of};
@@ -21,7 +22,7 @@ for_every_policy!(
 
 const SHAPES: [(usize, usize); 3] = [(8, 8), (24, 8), (704, 8)];
 
-/// A cache with objects in use, from which others were freed in several ways.
+/// A cache with some objects in use and some freed in several ways.
 struct Fixture<P: Policy> {
     what: &'static str,
     arena: Arc<Arena>,
@@ -32,7 +33,7 @@ struct Fixture<P: Policy> {
     freed: Vec<u32>,
     found: usize,
     missed: usize,
-    /// Damage has cost objects, so that not all memory comes back.
+    /// Whether corruption has lost objects, so that not all memory comes back.
     lossy: bool,
 }
 
@@ -55,8 +56,8 @@ impl<P: Policy> Fixture<P> {
         let (arena, size) = (arena(), shape.0);
         let cache = cache_of::<P>(&arena, shape, kind);
         let mut objects: Vec<u32> = (0..400).map(|_| cache.alloc(Gfp::MayWait).unwrap()).collect();
-        // Some whose slabs may have gone, in the order in which they came; some here and there; and
-        // the last ones are still where this CPU finds them first.
+        // Free some in allocation order, whose slabs may be discarded; then some at random. This CPU
+        // still has the last ones in its list or sheaf.
         let mut freed: Vec<u32> = objects.drain(100..250).collect();
         let mut random = Random::new(1);
         freed.extend((0..100).map(|_| objects.swap_remove(random.below(objects.len()))));
@@ -65,7 +66,7 @@ impl<P: Policy> Fixture<P> {
         Fixture { what, arena, cache, size, kind, live, freed, found: 0, missed: 0, lossy: false }
     }
 
-    /// The answer to a misuse of `object`: debug builds find it.
+    /// Counts the result of a misuse of `object`: debug builds must find it.
     fn judge(&mut self, object: u32, answer: Result<()>) {
         match answer {
             Ok(()) => {
@@ -81,7 +82,7 @@ impl<P: Policy> Fixture<P> {
         }
     }
 
-    /// An error says which cache and object it is about, and it has no setting that would help.
+    /// Checks that an error names the cache and the object, and no setting.
     fn check_error(&self, object: u32, error: &Error) {
         let text = error.to_string();
         assert_eq!((error.kind(), error.setting()), (ErrorKind::Corrupt, None), "{text}");
@@ -92,8 +93,8 @@ impl<P: Policy> Fixture<P> {
         );
     }
 
-    /// Allocates so many objects, fills them, and returns the errors there were. All of them are of
-    /// this cache, and nobody has them.
+    /// Allocates 600 objects, fills them, and returns the errors. Checks that the objects are of this cache
+    /// and were not in use.
     fn alloc_600(&mut self) -> Vec<Error> {
         let claims = Claims::new(&self.arena);
         let shape = (self.size, 8);
@@ -112,7 +113,7 @@ impl<P: Policy> Fixture<P> {
         errors
     }
 
-    /// Unless something went unnoticed, the cache goes on as if nothing had happened.
+    /// Checks that the cache still works, unless a misuse was missed or lost objects.
     fn finish(mut self) {
         if !cfg!(debug_assertions) {
             let all = self.found + self.missed;
@@ -141,7 +142,7 @@ fn what_is_freed_twice_is_found<P: Policy>() {
             let answer = fixture.cache.free(object);
             fixture.judge(object, answer);
         }
-        // And now that no CPU has them at hand. What a release build did not find before it may find here.
+        // Again when no CPU caches them. A release build may find here what it missed before.
         let shrunk = fixture.cache.shrink();
         assert!(shrunk.is_ok() || fixture.missed > 0, "{shrunk:?}");
         for object in fixture.freed.clone() {
@@ -194,14 +195,14 @@ fn objects_of_slabs_that_are_gone_are_found<P: Policy>() {
     });
 }
 
-/// The bytes in the middle of an object where a free one may have its link.
+/// Returns the bytes in the middle of an object that hold the link of a free one.
 fn link_of(size: usize) -> std::ops::Range<usize> {
     let stride = size.next_multiple_of(8);
     let start = (stride / 2) & !3;
     start..start + 4
 }
 
-/// A byte of an object is written after it was freed: the object is not handed out any more.
+/// A byte of an object is written after it was freed: the object is not allocated again.
 fn a_write_to_a_free_object_is_found<P: Policy>() {
     for_each_fixture::<P>("written after they were freed were", |fixture| {
         let size = fixture.size;
@@ -219,10 +220,10 @@ fn a_write_to_a_free_object_is_found<P: Policy>() {
             let missed = found.is_empty();
             fixture.judge(damaged, found.into_iter().next().map_or(Ok(()), Err));
             if missed {
-                // It is in use again.
+                // The object is in use again.
                 continue;
             }
-            // What was found is in use from now on, and nobody's.
+            // The damaged object counts as in use, and has no owner.
             fixture.live.iter().for_each(|live| live.check(&fixture.cache, size));
             assert!(fixture.live.iter().all(|live| live.object != damaged));
             check_info(&fixture.arena, &fixture.cache, fixture.live.len() + 1);
@@ -231,8 +232,8 @@ fn a_write_to_a_free_object_is_found<P: Policy>() {
     });
 }
 
-/// The links between free objects are overwritten, by several patterns: hardened caches find that, and
-/// hand out nothing that is not theirs or that somebody has.
+/// The links between free objects are overwritten by several patterns: hardened caches find that, and return
+/// neither foreign objects nor objects in use.
 fn a_damaged_link_is_found<P: Policy>() {
     for_each_fixture::<P>("damaged links were", |fixture| {
         if !P::HARDENED {
@@ -242,7 +243,7 @@ fn a_damaged_link_is_found<P: Policy>() {
         fixture.cache.shrink().unwrap();
         let mut random = Random::new(4);
         for pattern in [[0; 4], [0xff; 4], [0x6b; 4], random.next().to_le_bytes()[..4].try_into().unwrap()] {
-            // Of a slab in which others are in use, so that it stays.
+            // An object whose slab has others in use, so that the slab stays.
             let damaged = fixture.live[fixture.live.len() / 2].object;
             fixture.live.retain(|live| live.object != damaged);
             fixture.cache.free(damaged).unwrap();
@@ -283,7 +284,7 @@ fn objects_in_use_at_the_end_are_reported<P: Policy>() {
     }
 }
 
-/// What a cache says when it is dropped, which only another process can read.
+/// Tests the message of a cache that is dropped, in a child process whose stderr can be read.
 #[test]
 fn a_drop_reports_objects_in_use() {
     const CHILD: &str = "SLAB_TEST_LEAKS";

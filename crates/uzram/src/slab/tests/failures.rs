@@ -1,5 +1,4 @@
-//! Each call of the arena fails once: the allocation that needed it is an error, and nothing else. So is
-//! one beyond what a cache may hold.
+//! Failing calls of the arena, one in turn, and full caches: only the allocation that needed the memory fails.
 
 use super::objects::Live;
 use super::*;
@@ -12,8 +11,8 @@ for_every_policy!(
     no_object_is_refused_because_others_are_kept_free,
 );
 
-/// Allocates, frees and shrinks by a seed, and does again what failed. Returns whether a call of the
-/// arena has failed.
+/// Allocates, frees and shrinks by a seed, and retries what failed. Returns whether a call of the arena
+/// has failed.
 fn script<P: Policy>(arena: &Arc<Arena>, cache: Cache<P>, size: usize) -> bool {
     const SEED: u64 = 4;
     let mut random = Random::new(SEED);
@@ -58,7 +57,7 @@ fn script<P: Policy>(arena: &Arc<Arena>, cache: Cache<P>, size: usize) -> bool {
 
 fn each_call_of_the_arena_fails_in_turn<P: Policy>() {
     let cpus = allowed_cpus();
-    // The same calls each time, whichever CPU the scheduler prefers.
+    // On one CPU, so that the calls are the same each time.
     sched_setaffinity(None, &cpus[0]).unwrap();
     for shape in [(64, 64), (704, 8), (4096, 8)] {
         for calls_before in 0.. {
@@ -67,7 +66,7 @@ fn each_call_of_the_arena_fails_in_turn<P: Policy>() {
             let cache = cache_of::<P>(&arena, shape, kinds()[0]);
             arena.inject_fault_after(calls_before);
             if !script(&arena, cache, shape.0) {
-                // There are not so many calls.
+                // The script makes fewer calls: all have failed once.
                 assert!(calls_before > 10, "{calls_before} calls");
                 break;
             }
@@ -77,7 +76,7 @@ fn each_call_of_the_arena_fails_in_turn<P: Policy>() {
 
 fn a_full_cache_names_its_setting<P: Policy>() {
     let cpus = allowed_cpus();
-    // What is free on another CPU is not found when the cache is full.
+    // On one CPU: a full cache does not use objects that are free on another.
     sched_setaffinity(None, &cpus[0]).unwrap();
     for kind in kinds() {
         let arena = arena();
@@ -106,7 +105,7 @@ fn a_full_cache_names_its_setting<P: Policy>() {
     }
 }
 
-/// Objects are freed on other CPUs than those that want them then: as many as promised can be in use.
+/// Objects are freed on other CPUs than those that allocate next: `max_objects` can still be in use.
 fn no_object_is_refused_because_others_are_kept_free<P: Policy>() {
     const MOST: usize = 1000;
     let cpus = allowed_cpus();

@@ -1,9 +1,9 @@
-//! The caches from outside: one body of tests for every policy, hardened and plain.
+//! Tests of the caches' interface: one body for every policy, hardened and plain.
 //!
-//! `objects.rs` says what objects hold and checks it; `model.rs` compares one thread's events with a
-//! naive model; `threads.rs` has eight threads hand objects over while memory is short, slabs are taken
-//! away and threads are moved between CPUs; `failures.rs` fails each call of the arena in turn;
-//! `errors.rs` misuses caches. `SLAB_STRESS=N` in the environment makes the first two N times as long.
+//! `objects.rs` fills objects and checks their contents; `model.rs` compares one thread's operations with a
+//! naive model; in `threads.rs` eight threads pass objects to each other while memory is short, slabs are
+//! discarded and threads are moved between CPUs; `failures.rs` fails each call of the arena in turn;
+//! `errors.rs` misuses caches. `SLAB_STRESS=N` in the environment makes `model` and `threads` N times as long.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// Address space of a test's arena.
 const ARENA_BYTES: u64 = 64 << 20;
 
-/// Says what was being tested when a test fails: the seed above all.
+/// Prints the parameters of a test that fails, such as its seed.
 struct Context(String);
 
 impl Drop for Context {
@@ -34,19 +34,19 @@ impl Drop for Context {
     }
 }
 
-/// How many times as long as usual the tests with random events are to run.
+/// Returns how many times as long as usual random tests run.
 fn stress_factor() -> u64 {
     std::env::var("SLAB_STRESS").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
 }
 
-/// What does not depend on the policy.
+/// Settings that do not depend on the policy.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
-    /// Fast paths are restartable sequences, where there are any.
+    /// Whether fast paths are restartable sequences.
     restartable: bool,
 }
 
-/// Those that differ on this machine.
+/// Returns the kinds that this machine supports.
 fn kinds() -> Vec<Kind> {
     let restartable = [true, false].into_iter().filter(|wanted| !wanted || Restartable::get().is_some());
     restartable.map(|restartable| Kind { restartable }).collect()
@@ -62,14 +62,14 @@ fn arena() -> Arc<Arena> {
     Arc::new(Arena::new(ARENA_BYTES).unwrap())
 }
 
-/// A cache of as many objects as its arena has room for, named after what is tested.
+/// Makes a cache of as many objects as its arena has room for, named after the policy and shape.
 fn cache_of<P: Policy>(arena: &Arc<Arena>, shape: (usize, usize), kind: Kind) -> Cache<P> {
     let (size, align) = shape;
     let name = format!("{}-{size}-{align}", P::NAME);
     Cache::new(arena.clone(), kind.options(name, size, align, ARENA_BYTES / size as u64)).unwrap()
 }
 
-/// What holds for a cache of an arena of its own that nobody uses now, with `live` objects in use.
+/// Checks the state of a cache with `live` objects in use, which is idle and has the arena for itself.
 fn check_info<P: Policy>(arena: &Arena, cache: &Cache<P>, live: usize) {
     let info = cache.info();
     assert_eq!(info.policy, P::NAME);
@@ -80,7 +80,7 @@ fn check_info<P: Policy>(arena: &Arena, cache: &Cache<P>, live: usize) {
     assert_eq!(arena.used_pages(Account::Slab), info.num_slabs * u64::from(info.pagesperslab), "{info:?}");
 }
 
-/// Everything was freed: a shrink leaves no slab, and the arena is as it was in the beginning.
+/// Checks that everything was freed: a shrink leaves no slab, and the arena is as at the start.
 fn check_all_is_back<P: Policy>(arena: &Arena, caches: Vec<Cache<P>>) {
     for cache in &caches {
         assert_eq!(cache.info().active_objs, 0, "{:?}", cache.info());
@@ -100,7 +100,7 @@ fn check_all_is_back<P: Policy>(arena: &Arena, caches: Vec<Cache<P>>) {
     assert_eq!(free, runs, "runs were not given back");
 }
 
-/// The CPUs that this thread may use. To be asked before it is bound to one of them.
+/// Returns the CPUs that this thread may use. Call it before binding the thread to one of them.
 fn allowed_cpus() -> Vec<CpuSet> {
     let allowed = sched_getaffinity(None).unwrap();
     let alone = |cpu| {

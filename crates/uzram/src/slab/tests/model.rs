@@ -1,4 +1,4 @@
-//! Seeded events of one thread against a naive model, on every CPU it may use.
+//! Compares seeded operations of one thread, on every CPU it may use, with a naive model.
 
 use super::objects::Live;
 use super::*;
@@ -23,7 +23,7 @@ struct Model<P: Policy> {
     /// The end of the object that starts at an address.
     ends: BTreeMap<usize, usize>,
     stamp: u64,
-    /// About how many objects there shall be.
+    /// The approximate target for the number of objects.
     target: usize,
 }
 
@@ -62,7 +62,7 @@ impl<P: Policy> Model<P> {
 
     fn step(&mut self, step: usize) {
         if step.is_multiple_of(200) {
-            // Often small, so that slabs run empty.
+            // Often few objects, so that slabs run empty.
             let most = ((1 << 18) / self.size).clamp(40, 3000);
             self.target = self.random.below(1 + most) >> self.random.below(8);
         }
@@ -120,7 +120,7 @@ impl<P: Policy> Model<P> {
         assert!(slabs <= self.live.len() as u64, "{slabs} slabs for {} objects", self.live.len());
     }
 
-    /// The cache returned this number: is there nothing else?
+    /// Checks that a new object overlaps no other, and fills it.
     fn handed_out(&mut self, object: u32) {
         let start = self.cache.address(object).addr();
         let (base, end) = (self.arena.address(0).addr(), start + self.size);
@@ -136,7 +136,7 @@ impl<P: Policy> Model<P> {
         self.live.push(Live::new(&self.cache, self.size, object, self.stamp));
     }
 
-    /// Some object, to be freed: it is as it was and where it was.
+    /// Returns an object to free, after checking that it has not changed or moved.
     fn take_back(&mut self) -> Option<u32> {
         let (newest, any) = (self.live.len().checked_sub(1)?, self.random.below(self.live.len()));
         let live = self.live.swap_remove(if self.random.below(2) == 0 { newest } else { any });

@@ -1,13 +1,13 @@
-//! What the objects of a test hold, all of it, and which addresses are taken.
+//! The contents of a test's objects, and the addresses in use.
 
 use super::*;
 use crate::base::sync::{AtomicU64, Ordering};
 
-/// An object in use. Its contents follow from both numbers.
+/// An object in use. Its contents are computed from both numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Live {
     pub(super) object: u32,
-    /// No two objects of a test have the same.
+    /// Unique among the objects of a test.
     pub(super) stamp: u64,
 }
 
@@ -36,22 +36,22 @@ impl Live {
         );
     }
 
-    /// What it holds, as far as there is room.
+    /// Returns the words that the object holds, without end.
     fn words(self) -> impl Iterator<Item = [u8; 8]> {
         let first = (u64::from(self.object) << 40 ^ self.stamp).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (0u64..).map(move |at| first.wrapping_add(at.wrapping_mul(0x0101_0101_0101_0101)).to_le_bytes())
     }
 }
 
-/// The bytes of an object.
+/// Returns the bytes of an object.
 #[allow(clippy::mut_from_ref, reason = "the object is the caller's, and the cache's no more")]
 pub(super) fn bytes_of<P: Policy>(cache: &Cache<P>, size: usize, object: u32) -> &mut [u8] {
-    // SAFETY: the callers own the object, which has so many bytes, and keep the slice no longer; or
-    // they misuse it on purpose while nobody else runs, and it lies in a slab that is in memory.
+    // SAFETY: the callers own the object, which has `size` bytes, as long as they keep the slice; or they
+    // misuse it on purpose while no other thread runs, and it lies in a slab that is mapped.
     unsafe { std::slice::from_raw_parts_mut(cache.address(object), size) }
 }
 
-/// Which addresses of an arena are the start of an object in use, by any thread's count.
+/// The addresses of an arena at which objects in use start, shared by all threads.
 pub(super) struct Claims {
     base: usize,
     /// A bit for each 8 bytes, in words of 64.
@@ -64,7 +64,7 @@ impl Claims {
         Claims { base: arena.address(0).addr(), bits: (0..words).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// The object there was handed out.
+    /// Claims the address of a new object.
     pub(super) fn take(&self, address: *mut u8, size: usize, align: usize) {
         assert_eq!(address.addr() % align, 0, "{address:?} is not aligned to {align}");
         let offset = address.addr().checked_sub(self.base).expect("before the arena");
@@ -73,13 +73,13 @@ impl Claims {
         assert_eq!(word.fetch_or(bit, Ordering::Relaxed) & bit, 0, "{address:?} was handed out twice");
     }
 
-    /// Its owner is about to free it.
+    /// Gives up the claim of an object that is about to be freed.
     pub(super) fn give_back(&self, address: *mut u8) {
         let (word, bit) = self.bit(address);
         assert_ne!(word.fetch_and(!bit, Ordering::Relaxed) & bit, 0, "{address:?} is not in use");
     }
 
-    // Relaxed, so that a race detector is not told of an order that the cache does not make.
+    // The callers use Relaxed, so that race detectors see no ordering that the cache does not provide.
     fn bit(&self, address: *mut u8) -> (&AtomicU64, u64) {
         let at = (address.addr() - self.base) / 8;
         (&self.bits[at / 64], 1 << (at % 64))

@@ -1,7 +1,7 @@
-//! Eight threads that hand objects over to each other, and whatever can disturb them.
+//! Eight threads pass objects to each other, under disturbances.
 //!
-//! A disturbance is chosen by [`Stress`]. Afterwards everything is freed by a thread that allocated
-//! nothing, and nothing may be left. A seed repeats what each thread does, not how they interleave.
+//! [`Stress`] selects the disturbances. At the end a thread that allocated nothing frees everything, and no
+//! object may be left. A seed repeats what each thread does, not how the threads interleave.
 
 use super::objects::{Claims, Live};
 use super::*;
@@ -27,23 +27,23 @@ for_every_policy!(
 const THREADS: usize = 8;
 /// Sizes and alignments of the caches that share an arena, all used by every thread.
 const SHAPES: [(usize, usize); 4] = [(8, 8), (64, 64), (704, 8), (4096, 8)];
-/// What each of the threads does, those that live after it included.
+/// Steps of each of the eight threads, its successors included.
 const STEPS: usize = 1500;
-/// Objects that wait for a thread; more are freed by who wanted to hand them over.
+/// The most objects in a mailbox; a sender frees further ones itself.
 const MAX_WAITING: usize = 200;
 
-/// What disturbs the threads.
+/// The disturbances of the threads.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stress {
-    /// One call of the arena in so many fails; 0: none.
+    /// One in this many calls of the arena fails; 0: none.
     faults_one_in: usize,
     /// The arena's limit; 0: none.
     limit_pages: u64,
-    /// One thread does nothing but take empty slabs away, and look.
+    /// Whether one more thread shrinks the caches all the time, and checks them.
     shrinking: bool,
-    /// One thread does nothing but bind others to other CPUs, wherever they are in the code.
+    /// Whether one more thread binds the others to random CPUs, wherever they are in the code.
     moving: bool,
-    /// How many threads there are one after the other, in place of each of the eight.
+    /// The number of threads that run one after the other in place of each of the eight.
     lives: usize,
 }
 
@@ -83,7 +83,7 @@ fn run<P: Policy>(stress: Stress) {
     }
 }
 
-/// Nothing but fast paths, and slabs that run empty and go again and again.
+/// Threads use only fast paths while slabs run empty and are discarded again and again.
 fn slabs_are_taken_away_under_fast_paths<P: Policy>() {
     let steps = 10_000 * stress_factor();
     for kind in kinds() {
@@ -121,16 +121,16 @@ struct Shared<P: Policy> {
     stress: Stress,
     seed: u64,
     arena: Arc<Arena>,
-    /// One of each of [`SHAPES`].
+    /// One cache for each of [`SHAPES`].
     caches: Vec<Cache<P>>,
     claims: Claims,
-    /// What was handed over to each thread and not freed yet.
+    /// The objects passed to each thread and not freed yet.
     mailboxes: Vec<Mutex<Vec<Parcel>>>,
     stamp: AtomicU64,
     refused: AtomicU64,
     moved: AtomicU64,
     cpus: Vec<CpuSet>,
-    /// Threads that run, and may therefore be moved.
+    /// Threads that run and may be moved.
     running: Mutex<Vec<Pid>>,
     done: AtomicBool,
 }
@@ -178,7 +178,7 @@ impl<P: Policy> Shared<P> {
         self.finish();
     }
 
-    /// One of the eight threads, and those that live after it.
+    /// Starts one of the eight threads, and its successors one after the other.
     fn spawn_lives<'scope>(
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
@@ -209,7 +209,7 @@ impl<P: Policy> Shared<P> {
         let mut random = Random::new(self.seed);
         while !self.done.load(Ordering::Relaxed) {
             {
-                // Under the lock no thread ends whose number might become somebody else's.
+                // No thread ends under the lock, so that its id cannot be reused.
                 let running = self.running.lock();
                 if let Some(at) = running.len().checked_sub(1) {
                     let (thread, cpu) = (random.below(at + 1), random.below(self.cpus.len()));
@@ -254,7 +254,7 @@ struct Worker<'a, P: Policy> {
     shared: &'a Shared<P>,
     number: usize,
     random: Random,
-    /// For each cache.
+    /// The objects that it owns, by cache.
     own: [Vec<Live>; SHAPES.len()],
 }
 
@@ -283,7 +283,7 @@ impl<'a, P: Policy> Worker<'a, P> {
                 _ => std::thread::yield_now(),
             }
         }
-        // What is left lives on.
+        // The remaining objects outlive the thread.
         let own = std::mem::take(&mut self.own);
         let left = own
             .into_iter()
@@ -379,7 +379,7 @@ impl<'a, P: Policy> Worker<'a, P> {
     }
 }
 
-/// While it lives, this thread may be moved.
+/// Registers this thread as one that may be moved, until it is dropped.
 struct Running<'a>(&'a Mutex<Vec<Pid>>);
 
 impl<'a> Running<'a> {

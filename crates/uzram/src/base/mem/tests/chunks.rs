@@ -1,9 +1,9 @@
-//! Chunks that are hidden, emptied and given back.
+//! Tests of hiding, evacuating and releasing chunks.
 
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Moves the runs that lie in hidden chunks, as an owner of pages does, and says how many.
+/// Moves the runs that lie in hidden chunks, as an evacuation does; returns how many.
 fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize {
     let inside = live.iter_mut().filter(|run| hidden.contains(run.page));
     inside
@@ -14,7 +14,7 @@ fn move_out(arena: &Arena, hidden: &HiddenChunks<'_>, live: &mut [Run]) -> usize
         .count()
 }
 
-/// Fills `chunks` chunks with runs of `pages` pages and frees all but those that `keep` says.
+/// Fills `chunks` chunks with runs of `pages` pages and frees all for which `keep` returns false.
 fn scattered(arena: &Arena, chunks: u32, pages: usize, keep: impl Fn(Run) -> bool) -> Vec<Run> {
     let runs = chunks as usize * CHUNK_PAGES as usize / pages;
     let runs: Vec<Run> = (0..runs).map(|_| filled(arena, pages, Account::Pool)).collect();
@@ -23,7 +23,7 @@ fn scattered(arena: &Arena, chunks: u32, pages: usize, keep: impl Fn(Run) -> boo
     kept
 }
 
-/// Whatever has been taken and freed before, moving leaves about as many chunks as the pages fill.
+/// After random takes and frees, moving leaves about as many chunks as the pages fill.
 #[test]
 fn moving_leaves_about_the_ideal_number_of_chunks() {
     for seed in 0..6 {
@@ -73,7 +73,7 @@ fn no_run_of_a_hidden_chunk_is_taken() {
         let arena = Arena::new(64 << 20).expect("address space");
         arena.set_run_cache_batch_pages(batch).expect("batch");
         let chunk_pages = CHUNK_PAGES;
-        // The first chunk half taken, the second by an eighth.
+        // Half of the first chunk is taken, and an eighth of the second.
         let mut live = scattered(&arena, 2, 4, |run| {
             (run.page / 4).is_multiple_of(if run.page < chunk_pages { 2 } else { 8 })
         });
@@ -84,7 +84,7 @@ fn no_run_of_a_hidden_chunk_is_taken() {
         );
         assert!(hide(&arena, Account::Pool).is_empty(), "one at a time");
 
-        // What is freed there does not come back, nor does what was free before.
+        // Neither runs freed there nor runs free before are taken.
         let inside = live.iter().position(|run| hidden.contains(run.page)).expect("an eighth");
         free(&arena, live.swap_remove(inside), Account::Pool);
         let room = (chunk_pages / 2 / 4) as usize;
@@ -109,7 +109,7 @@ fn no_run_of_a_hidden_chunk_is_taken() {
     }
 }
 
-/// What stays in a chunk that was hidden keeps its contents, and its free pages go back.
+/// Runs that stay in a hidden chunk keep their contents, and its free pages go back.
 #[test]
 fn a_chunk_that_is_not_emptied_is_shown_again() {
     let arena = Arena::new(64 << 20).expect("address space");
@@ -142,7 +142,7 @@ fn nothing_is_hidden_where_nothing_is_won() {
     assert!(hide(&arena, Account::Pool).is_empty());
     let hidden = hide(&arena, Account::Slab);
     assert!(hidden.is_empty() && !hidden.contains(slab.page));
-    // Half of the pages are free, but one at a time: no run of two finds room.
+    // Half of the pages are free, but no two in a row: no run of two finds room.
     let arena = Arena::new(64 << 20).expect("address space");
     scattered(&arena, 4, 1, |run| run.page.is_multiple_of(2));
     let pairs = 4 * CHUNK_PAGES / 2;
@@ -153,7 +153,7 @@ fn nothing_is_hidden_where_nothing_is_won() {
     assert!(hidden.is_empty());
 }
 
-/// Where no address space is left, hidden chunks are used rather than an allocation refused.
+/// If no address space is left, an allocation uses hidden chunks rather than fail.
 #[test]
 fn hiding_refuses_nobody_who_may_wait() {
     let arena = Arena::new(4 << 20).expect("address space");
@@ -169,8 +169,8 @@ fn hiding_refuses_nobody_who_may_wait() {
     assert_eq!(arena.charged_pages(), 2 * u64::from(CHUNK_PAGES));
 }
 
-/// Runs are taken, moved and freed by threads while chunks are hidden and shown: no page belongs to
-/// two runs, and in the end every count is what the system says.
+/// Threads take, move and free runs while chunks are hidden and shown: no page belongs to two runs, and
+/// at the end every count matches the system's.
 #[test]
 fn chunks_are_hidden_beside_takers() {
     for batch in [0, 32] {
@@ -189,7 +189,7 @@ fn chunks_are_hidden_beside_takers() {
                 let (arena, takers, hides) = (&arena, &takers, &hides);
                 scope.spawn(move || {
                     for round in 0..50 {
-                        // As long as it takes to be disturbed.
+                        // Until chunks were hidden often enough.
                         if round < 6 || hides.load(Relaxed) < 10 {
                             Taker::new(arena, thread << 8 | round).run(5000);
                         }

@@ -1,4 +1,4 @@
-//! The arena against models, the system's own counts and threads.
+//! Tests of the arena against models, the system's counts and concurrent threads.
 
 mod chunks;
 mod reserve;
@@ -10,7 +10,7 @@ use super::*;
 use crate::base::random::Random;
 use std::collections::HashMap;
 
-/// An arena on a host with such pages.
+/// Makes an arena on a host with pages of `host_page_bytes`.
 fn arena_on_pages_of(host_page_bytes: usize, reserve_bytes: u64) -> Arena {
     with_host_pages_of(host_page_bytes, || Arena::new(reserve_bytes)).expect("address space")
 }
@@ -28,7 +28,7 @@ fn fill(arena: &Arena, run: Run, account: Account) {
     touch(arena, run.page, u32::from(run.pages));
 }
 
-/// A run whose pages are all in memory.
+/// Takes a run and makes all its pages resident.
 fn filled(arena: &Arena, pages: usize, account: Account) -> Run {
     let run = arena.alloc_run(pages, account, Gfp::MayWait).expect("memory");
     fill(arena, run, account);
@@ -40,12 +40,12 @@ fn free(arena: &Arena, run: Run, account: Account) {
     arena.free_run(run, account, u64::from(run.pages));
 }
 
-/// Hides as many chunks of an account as may be.
+/// Hides as many chunks of an account as possible.
 fn hide(arena: &Arena, account: Account) -> HiddenChunks<'_> {
     arena.hide_sparse_chunks(account, usize::MAX, &[])
 }
 
-/// Asserts that every count is what the system says, however memory went.
+/// Asserts that every count matches the system's.
 fn recount(arena: &Arena) {
     assert_eq!(arena.resident_bytes() as u64, arena.charged_pages() * PAGE_SIZE as u64);
     let chunk_bytes = CHUNK_PAGES as usize * PAGE_SIZE;
@@ -57,8 +57,8 @@ fn recount(arena: &Arena) {
     assert_eq!(inner.free_resident_pages, (0..inner.runs.groups()).map(free).sum::<u64>());
 }
 
-/// Runs of two accounts come, grow and go by seeded events; the counts always agree with a list of
-/// what is live, and the charge with the system's own count of the pages in memory.
+/// Seeded events take, grow and free runs of two accounts; the counts agree with a list of live runs, and the
+/// charge with the system's count of resident pages.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system() {
     let mut hides = 0;
@@ -93,7 +93,7 @@ fn counts_agree_with_a_model_and_with_the_system() {
                     arena.free_run(run, account, u64::from(committed));
                 }
                 10 if step % 20 == 0 => {
-                    // A third of one account's.
+                    // Frees a third of one account's runs.
                     let account = Account::ALL[random.below(2)];
                     let is_freed = |of: &Account, page: u32| *of == account && page.is_multiple_of(3);
                     let freed = live.iter().filter(|(run, of, _)| is_freed(of, run.page));
@@ -138,7 +138,7 @@ fn counts_agree_with_a_model_and_with_the_system() {
     assert!(hides > 3, "{hides}");
 }
 
-/// Chunks are not lost for one account because another had them once.
+/// A chunk that one account had used can be used by the other once it is free.
 #[test]
 fn a_free_chunk_is_anybodys() {
     let arena = Arena::new(4 * u64::from(CHUNK_PAGES) * PAGE_SIZE as u64).expect("address space");
@@ -204,14 +204,14 @@ fn only_whole_pages_of_the_host_go_back() {
     assert_eq!(units_to_release(all, !0b1011_0111, 1), 0b1011_0111);
     assert_eq!(units_to_release(0b0010, all << 4, 1), 0b0010);
     assert_eq!(units_to_release(all, !0b1011_0111, 2), 0b0011_0011);
-    // A page of the host goes back as a whole, whichever of its pages were in memory.
+    // A host page goes back as a whole, whichever of its pages were in memory.
     assert_eq!(units_to_release(0b0100_0010, 0b1_0000_0000, 4), 0b1111_1111);
     assert_eq!(units_to_release(0b0100_0010, 0b0000_0001, 4), 0b1111_0000);
     assert_eq!(units_to_release(all, 0x0000_000f_0000_8000, 16), 0xffff_0000_ffff_0000);
     assert_eq!((units_to_release(1, 0, 64), units_to_release(all, 1 << 63, 64)), (all, 0));
 }
 
-/// Runs of which a part was committed lie beside each other in a page of the host: it goes back all the same.
+/// A host page that several partly committed runs share goes back once they are free.
 #[test]
 fn memory_of_partly_committed_runs_goes_back_whatever_the_hosts_pages() {
     for host_page_bytes in HOST_PAGE_BYTES {
@@ -225,7 +225,7 @@ fn memory_of_partly_committed_runs_goes_back_whatever_the_hosts_pages() {
             touch(&arena, run.page, committed);
             runs.push((run, u64::from(committed)));
         }
-        // Every other stays: what is left must not be touched.
+        // Every other run stays: its contents must not change.
         let mut is_kept = false;
         runs.retain(|(run, committed)| {
             is_kept = !is_kept;
@@ -248,13 +248,13 @@ fn memory_of_partly_committed_runs_goes_back_whatever_the_hosts_pages() {
     }
 }
 
-/// Memory that was locked by who embeds the engine goes back like any other.
+/// Memory that the embedding program locked goes back like any other.
 #[test]
 fn locked_memory_goes_back() {
     let arena = Arena::new(64 << 20).expect("address space");
     let runs: Vec<Run> = (0..4).map(|_| filled(&arena, 4, Account::Pool)).collect();
     let (start, len) = (arena.address(runs[1].page), 8 * PAGE_SIZE);
-    // SAFETY: advice for no bytes does nothing, and is refused if it is not known.
+    // SAFETY: advice for no bytes does nothing, and an unknown advice is refused.
     if unsafe { rustix::mm::madvise(start.cast(), 0, rustix::mm::Advice::LinuxDontneedLocked) }.is_err() {
         println!("skipped: locked memory goes back since Linux 5.18");
         return;
@@ -274,8 +274,8 @@ fn locked_memory_goes_back() {
     recount(&arena);
 }
 
-/// Threads take and free while others give memory back; in the end every count is exact, and the
-/// limit never refuses what would fit.
+/// Threads take, free and release memory concurrently; the limit never refuses what fits, and at the end
+/// every count is exact.
 #[test]
 fn memory_goes_back_beside_takers() {
     const LIMIT_PAGES: u64 = 4 * 16 * 20;
@@ -332,7 +332,7 @@ fn the_reservation_ends_with_an_error() {
     assert_eq!(arena.set_run_cache_batch_pages(MAX_BATCH_PAGES + 1).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
-/// A thread that takes runs, writes its mark into every page, and checks it before they go.
+/// A thread that takes runs, writes a mark into every page, and checks it before it frees them.
 struct Taker<'a> {
     arena: &'a Arena,
     random: Random,
@@ -345,7 +345,7 @@ impl<'a> Taker<'a> {
         Taker { arena, random: Random::new(thread), live: Vec::new(), next_mark: thread << 32 }
     }
 
-    /// So many events; in the end everything is freed. The number of live runs rises and falls.
+    /// Runs `events` events, then frees everything. The number of live runs rises and falls.
     fn run(mut self, events: usize) {
         for event in 0..events {
             let wanted = [400, 40][event * 8 / events % 2];
@@ -365,13 +365,13 @@ impl<'a> Taker<'a> {
         let run = filled(self.arena, 1 + self.random.below(16), account);
         self.next_mark += 1;
         for page in run.page..run.page + u32::from(run.pages) {
-            // SAFETY: the run is this thread's, its pages are committed.
+            // SAFETY: the run is this thread's, and its pages are committed.
             unsafe { self.arena.address(page).cast::<u64>().write(self.next_mark) };
         }
         self.live.push((run, account, self.next_mark));
     }
 
-    /// Frees up to so many runs, those of an account together.
+    /// Frees up to `most` runs, those of an account in one call.
     fn free(&mut self, most: usize) {
         let mut freed = [Vec::new(), Vec::new()];
         for _ in 0..most.min(self.live.len()) {
@@ -389,7 +389,7 @@ impl<'a> Taker<'a> {
     }
 }
 
-/// Threads take, fill, check and free runs at once: no page belongs to two.
+/// Threads take, fill, check and free runs concurrently: no page belongs to two runs.
 #[test]
 fn threads_never_share_a_page() {
     let arena = Arena::new(256 << 20).expect("address space");

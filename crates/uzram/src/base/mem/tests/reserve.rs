@@ -1,16 +1,16 @@
-//! Arenas with a reserve: chunks that are there as a whole or not at all.
+//! Tests of arenas with a reserve: a chunk is resident as a whole or not at all.
 
 use super::*;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const CHUNK: u64 = CHUNK_PAGES as u64;
 
-/// Nothing belongs to the pages elsewhere.
+/// Refills the reserve; no other table has entries for the pages.
 fn refill(arena: &Arena) -> Result<()> {
     arena.refill(|_| Ok(()))
 }
 
-/// An arena with a full reserve.
+/// Makes an arena with a full reserve.
 fn reserved(address_bytes: u64, chunks: u64, batch: usize) -> Arena {
     let arena = Arena::with_reserve(address_bytes, chunks * CHUNK).expect("memory");
     arena.set_run_cache_batch_pages(batch).expect("batch");
@@ -18,7 +18,7 @@ fn reserved(address_bytes: u64, chunks: u64, batch: usize) -> Arena {
     arena
 }
 
-/// Asserts that every count is true, and that each chunk is there or not.
+/// Asserts that every count is right, and that each chunk is resident as a whole or not at all.
 fn recount_chunks(arena: &Arena) {
     recount(arena);
     let chunk_bytes = CHUNK_PAGES as usize * PAGE_SIZE;
@@ -35,14 +35,14 @@ fn recount_chunks(arena: &Arena) {
     }
 }
 
-/// Gives everything back that is free.
+/// Releases all free memory, which must be all there is.
 fn give_all_back(arena: &Arena) {
     arena.set_limit_pages(1);
     assert_eq!((arena.charged_pages(), arena.resident_bytes(), arena.reserve_free_pages()), (0, 0, 0));
 }
 
-/// Runs come and go, chunks are filled, emptied and given back by seeded events: what is taken is there, before
-/// it is touched, and every count is true.
+/// Seeded events take and free runs, and fill, evacuate and release chunks: a taken run is resident before it is
+/// touched, and every count is right.
 #[test]
 fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
     let (mut drained, mut hides) = (0, 0);
@@ -79,7 +79,7 @@ fn counts_agree_with_a_model_and_with_the_system_in_whole_chunks() {
                             assert_eq!(why, (ErrorKind::NoMemory, Some("reserve")), "seed {seed}");
                             assert_eq!(arena.reserve_free_pages(), 0);
                             drained += 1;
-                            // Who hid some was too late.
+                            // The failed allocation has shown all hidden chunks.
                             hidden = None;
                             refill(&arena).expect("memory");
                         }
@@ -134,7 +134,7 @@ fn a_reserve_has_two_chunks_at_least_and_no_more_than_there_can_be() {
     assert_eq!((without.has_reserve(), of_reserve), (false, (0, 0, 0)));
 }
 
-/// While nothing refills it, allocations take what there is, and then fail at once; nothing is lost by that.
+/// While nothing refills the reserve, allocations take what is free, then fail at once; no memory is lost.
 #[test]
 fn a_drained_reserve_fails_until_it_is_filled() {
     let arena = reserved(64 << 20, 2, 32);
@@ -160,7 +160,7 @@ fn a_drained_reserve_fails_until_it_is_filled() {
     live.push(arena.alloc_run(16, Account::Slab, Gfp::MayWait).expect("filled"));
     assert!(arena.inner.lock().refiller_is_told);
     recount_chunks(&arena);
-    // What belongs to a chunk elsewhere is there before it is.
+    // The entries of a chunk in other tables are prepared before the chunk is present.
     let refused = arena.refill(|pages| {
         assert_eq!((pages.start % CHUNK_PAGES, pages.len()), (0, CHUNK_PAGES as usize));
         Err(Error::new(ErrorKind::NoMemory, "none"))
@@ -190,7 +190,7 @@ fn the_limit_bounds_chunks() {
     assert!(refill(&arena).is_err());
     assert_eq!(arena.charged_pages(), 4 * CHUNK);
     taken.into_iter().for_each(|run| arena.free_run(run, Account::Pool, 0));
-    // Free chunks go back, even those of the reserve, and nothing that is in use.
+    // Free chunks go back, even those of the reserve; used ones stay.
     arena.set_limit_pages(1);
     assert_eq!((arena.charged_pages(), arena.used_pages(Account::Pool)), (2 * CHUNK, 16));
     recount_chunks(&arena);
@@ -198,7 +198,7 @@ fn the_limit_bounds_chunks() {
     refill(&arena).expect("no limit");
     free(&arena, first, Account::Pool);
     recount_chunks(&arena);
-    // The end of the address space is no limit.
+    // The end of the address space names another setting.
     let arena = reserved(4 << 20, 2, 0);
     while arena.alloc_run(16, Account::Pool, Gfp::MayWait).is_ok() {}
     let error = arena.alloc_run(16, Account::Pool, Gfp::MayWait).expect_err("used up");
@@ -206,7 +206,7 @@ fn the_limit_bounds_chunks() {
     assert_eq!(refill(&arena).expect_err("used up").kind(), ErrorKind::NoSpace);
 }
 
-/// What was in use when the limit was lowered goes back when it is free, even if it would make a reserve.
+/// Memory that was used when the limit was lowered goes back once it is free, even if the reserve is not full.
 #[test]
 fn a_limit_that_was_lowered_is_kept_in_the_end() {
     let arena = reserved(64 << 20, 8, 0);
@@ -223,7 +223,8 @@ fn a_limit_that_was_lowered_is_kept_in_the_end() {
     recount_chunks(&arena);
 }
 
-/// Frees tell the releaser when free chunks are many, and give nothing back themselves; it leaves the reserve.
+/// Frees wake the releaser when there are surplus free chunks, and release nothing themselves; the releaser keeps
+/// the reserve.
 #[test]
 fn surplus_goes_back_by_whole_chunks() {
     for batch in [0, 32] {
@@ -237,7 +238,7 @@ fn surplus_goes_back_by_whole_chunks() {
         }
         live.iter().for_each(|run| arena.commit(Account::Pool, run.page, 16).expect("it is charged"));
         let charged = arena.charged_pages();
-        // Those that each CPU keeps are beyond these.
+        // The CPUs' run caches may hold further chunks.
         assert!(charged == 12 * CHUNK || batch > 0 && charged > 12 * CHUNK, "{charged}");
         // One run of each chunk stays.
         let (kept, freed): (Vec<Run>, Vec<Run>) =
@@ -254,7 +255,7 @@ fn surplus_goes_back_by_whole_chunks() {
         arena.release_surplus();
         assert_eq!((arena.charged_pages(), is_told()), (2 * CHUNK, false));
         recount_chunks(&arena);
-        // The lowest stay, and the lowest come back.
+        // The lowest chunks stay, and the lowest are filled first.
         let run = filled(&arena, 1, Account::Pool);
         assert!(run.page < CHUNK_PAGES);
         refill(&arena).expect("memory");
@@ -263,7 +264,7 @@ fn surplus_goes_back_by_whole_chunks() {
     }
 }
 
-/// An emptied chunk goes back if the reserve is full, and pages of one that is not stay.
+/// An evacuated chunk goes back if the reserve is full; pages of a chunk that is not empty stay.
 #[test]
 fn moving_empties_whole_chunks() {
     let arena = reserved(64 << 20, 2, 0);
@@ -286,7 +287,7 @@ fn moving_empties_whole_chunks() {
     let hidden = hide(&arena, Account::Pool);
     let chunks = hidden.chunks().len();
     assert!(chunks > 1);
-    // One chunk is emptied but for a run.
+    // Leave one run in one of the chunks.
     let stays = live.iter().position(|run| hidden.contains(run.page)).expect("some");
     live.swap_remove(stays);
     for run in live.iter_mut().filter(|run| hidden.contains(run.page)) {
@@ -299,18 +300,18 @@ fn moving_empties_whole_chunks() {
     assert_eq!((arena.charged_pages(), arena.chunks_in_use()), (4 * CHUNK, 2));
 }
 
-/// Memory that was locked by who embeds the engine goes back like any other.
+/// Memory that the embedding program locked goes back like any other.
 #[test]
 fn locked_chunks_go_back() {
     let arena = reserved(64 << 20, 2, 0);
     let run = filled(&arena, 16, Account::Pool);
     let (start, len) = (arena.address(0), 4 * CHUNK_PAGES as usize * PAGE_SIZE);
-    // SAFETY: advice for no bytes does nothing, and is refused if it is not known.
+    // SAFETY: advice for no bytes does nothing, and an unknown advice is refused.
     if unsafe { rustix::mm::madvise(start.cast(), 0, rustix::mm::Advice::LinuxDontneedLocked) }.is_err() {
         println!("skipped: locked memory goes back since Linux 5.18");
         return;
     }
-    // As mlockall(2) does with MCL_ONFAULT: what is in memory stays there.
+    // Like mlockall(2) with MCL_ONFAULT: resident pages stay resident.
     // SAFETY: the pages are this test's, and locking changes no contents.
     if let Err(error) = unsafe { rustix::mm::mlock_with(start.cast(), len, rustix::mm::MlockFlags::ONFAULT) }
     {
@@ -331,8 +332,8 @@ fn locked_chunks_go_back() {
     recount_chunks(&arena);
 }
 
-/// Takers, a refiller and a releaser: what is taken is there and nobody else's, whatever goes on, and in the end
-/// every count is true.
+/// Takers, a refiller and a releaser run concurrently: a taken run is resident and belongs to one thread, and at the
+/// end every count is right.
 #[test]
 fn chunks_are_filled_and_given_back_beside_takers() {
     for batch in [0, 32] {

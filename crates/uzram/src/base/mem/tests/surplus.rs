@@ -1,4 +1,4 @@
-//! Memory that a releaser gives back, and runs that are freed together.
+//! Tests of the releaser and of freeing several runs in one call.
 
 use super::*;
 use crate::base::cpu;
@@ -23,7 +23,7 @@ fn frees_leave_surplus_to_the_releaser() {
     live.drain(..).for_each(|run| free(&arena, run, Account::Pool));
     assert!(is_told());
     assert_eq!(arena.charged_pages(), 8 * KEPT_FREE_PAGES, "no free gave anything back");
-    // A thread that was unparked before it parks goes on at once.
+    // Parking a thread that was unparked before returns at once.
     let start = Instant::now();
     std::thread::park_timeout(Duration::from_secs(60));
     assert!(start.elapsed() < Duration::from_secs(30), "nobody unparked the releaser");
@@ -36,13 +36,13 @@ fn frees_leave_surplus_to_the_releaser() {
     assert_eq!(arena.charged_pages(), charged, "there is none any more");
     recount(&arena);
 
-    // It does not come: frees do what must be done.
+    // The releaser does not run: frees release what must be released.
     for run in filled_runs(&arena, 1000) {
         free(&arena, run, Account::Pool);
     }
     assert!(is_told());
     assert!(arena.charged_pages() <= 8 * KEPT_FREE_PAGES, "{}", arena.charged_pages());
-    // There is none: they do it all.
+    // There is no releaser: frees release all surplus.
     arena.set_releaser(None);
     free(&arena, filled(&arena, 16, Account::Pool), Account::Pool);
     assert!(!is_told());
@@ -53,10 +53,10 @@ fn frees_leave_surplus_to_the_releaser() {
     recount(&arena);
 }
 
-/// Runs freed together end up where they do one by one.
+/// Runs freed in one call end up where they do if freed one by one.
 #[test]
 fn runs_freed_together_are_freed_like_others() {
-    // On another CPU the thread would go on with that one's run cache, and the two arenas would not be alike.
+    // On another CPU the thread would use another run cache, and the two arenas would differ.
     let mut one = rustix::thread::CpuSet::new();
     one.set(cpu::current());
     rustix::thread::sched_setaffinity(None, &one).expect("it runs there");
@@ -90,7 +90,7 @@ fn runs_freed_together_are_freed_like_others() {
     }
 }
 
-/// A releaser beside threads that free: memory stays bounded, and comes down when they stop.
+/// A releaser runs beside threads that free: memory stays bounded, and the surplus is released when they stop.
 #[test]
 fn a_releaser_keeps_up_with_takers() {
     let arena = Arena::new(512 << 20).expect("address space");
@@ -109,7 +109,7 @@ fn a_releaser_keeps_up_with_takers() {
             scope.spawn(move || Taker::new(arena, thread).run(20_000))
         });
         let outcome = takers.map(|taker| taker.join());
-        // The last surplus was announced, and the releaser is on its way.
+        // The last surplus has woken the releaser: wait for it.
         let deadline = Instant::now() + Duration::from_secs(30);
         let surplus = || arena.inner.lock().free_resident_pages > KEPT_FREE_PAGES;
         while surplus() && Instant::now() < deadline {
