@@ -1,11 +1,11 @@
-//! An LRU of any design, chosen while the program runs.
+//! An LRU of any lock design, chosen at run time.
 
 use crate::base::error::Result;
 use crate::base::named::named;
 
 use super::{Batched, Lru, LruConfig, LruLocks, LruStats, SingleLock};
 
-/// A lock design, to choose while the program runs.
+/// A lock design, chosen at run time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LruDesign {
     /// [`Batched`].
@@ -21,7 +21,7 @@ impl LruDesign {
     /// All of them.
     pub const ALL: [LruDesign; 3] = [LruDesign::Batched, LruDesign::SingleLock, LruDesign::None];
 
-    /// Its name in settings.
+    /// Returns its name in settings.
     pub const fn name(self) -> &'static str {
         match self {
             LruDesign::Batched => Batched::NAME,
@@ -39,7 +39,7 @@ pub(crate) enum AnyLru {
     SingleLock(Lru<SingleLock>),
 }
 
-/// `$then` with `$lru` the one inside, whichever it is.
+/// Evaluates `$then` with `$lru` bound to the variant's value.
 macro_rules! each {
     ($any:expr, $lru:ident => $then:expr) => {
         match $any {
@@ -50,7 +50,7 @@ macro_rules! each {
 }
 
 impl AnyLru {
-    /// As [`Lru::new`], unless there is to be none.
+    /// As [`Lru::new`]; `None` for [`LruDesign::None`].
     pub fn new(design: LruDesign, options: &LruConfig) -> Result<Option<Self>> {
         Ok(match design {
             LruDesign::Batched => Some(AnyLru::Batched(Lru::new(options)?)),

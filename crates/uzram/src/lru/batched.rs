@@ -1,4 +1,4 @@
-//! Batch locks: a page in the middle of a batch is taken out under one lock of many ("lru_lock
+//! Batch locks: a page in the middle of a batch is removed under one of many locks ("lru_lock
 //! scalability", D. Jordan and S. Sistare, 2018).
 //!
 //! ```text
@@ -6,19 +6,19 @@
 //!         └ tag 5 ──┘    └ tag 0 ┘    └ 5 ┘
 //! ```
 //!
-//! A list is a row of *batches*, each with a *tag*, which is the number of a batch lock. The first and the
-//! last of a batch are *sentinels*. Then:
+//! A list is a sequence of *batches*, each with a *tag*, which is the number of a batch lock. The first and
+//! the last page of a batch are *sentinels*. Then:
 //!
 //! 1. Both neighbours of a page that is no sentinel have its tag. So its batch lock protects all links that
-//!    taking it out changes.
+//!    its removal changes.
 //! 2. A link to a page of another batch, or to the head, is one between sentinels, and needs `lru_lock`.
-//!    Taking a sentinel out needs both locks, and makes its neighbours sentinels.
+//!    Removing a sentinel needs both locks, and makes its neighbours sentinels.
 //! 3. A state's place changes from or to a list only under these locks, and its tag only while it is in no
-//!    list. A sentinel becomes none only under `lru_lock`, and a page becomes a sentinel only under its batch
-//!    lock and `lru_lock`. So what was found before locking is looked at again afterwards.
+//!    list. A page stops being a sentinel only under `lru_lock`, and becomes one only under its batch lock
+//!    and `lru_lock`. So a state that was read before locking is read again afterwards.
 //!
-//! Pages come to the front of a list as a whole row of batches, under one hold of `lru_lock`, which changes
-//! four links; or, without [`Batching::splice`], one after another into the *open* batch, in which all are
+//! Pages are put at the front of a list as a chain of batches, under one acquisition of `lru_lock`, which
+//! changes four links; or, without [`Batching::splice`], one by one into the *open* batch, in which all are
 //! sentinels until it is complete.
 //!
 //! Lock order: batch locks by ascending number, then `lru_lock`.
@@ -37,29 +37,29 @@ use super::pagevec::Pagevec;
 pub struct Batching {
     /// Batch locks, 1 to 256.
     pub locks: u16,
-    /// The most pages of a batch that is put in.
+    /// The most pages of a new batch.
     pub max_pages: u32,
-    /// Take those out first that are no sentinels: later, their neighbours may have become some.
+    /// Whether to remove pages that are no sentinels first: removing sentinels would make them sentinels.
     pub two_passes: bool,
-    /// Put all pages of a pagevec in at once.
+    /// Whether to put all pages of a pagevec in with one splice.
     pub splice: bool,
 }
 
 impl Default for Batching {
-    /// The series': 32 locks, batches of 14 pages, two passes, splicing.
+    /// Returns the series' parameters: 32 locks, batches of 14 pages, two passes, splicing.
     fn default() -> Self {
         Batching { locks: 32, max_pages: 14, two_passes: true, splice: true }
     }
 }
 
-/// Pages that are activated under one hold of `lru_lock`, and so the most batch locks held for that.
+/// Pages that are activated per acquisition of `lru_lock`, and so the most batch locks held for that.
 const AT_ONCE: usize = 16;
 
 /// `lru_lock` and batch locks.
 pub struct Batched {
     batch_locks: Box<[Padded<Mutex<()>>]>,
     lru_lock: Mutex<Fronts>,
-    /// For each CPU how many tags it gave out: they go round.
+    /// The number of tags that each CPU has assigned; tags are assigned round-robin.
     tags: PerCpu<Counter>,
     batching: Batching,
 }
@@ -76,16 +76,16 @@ struct Open {
     pages: u32,
 }
 
-/// All locks of a [`Batched`].
+/// The guard of all locks of a [`Batched`].
 pub struct AllLocked<'a> {
     design: &'a Batched,
     lists: &'a Lists,
-    // Before the batch locks: it is let go first, and they in reverse.
+    // Declared before the batch locks: it is released first, and they in reverse order.
     fronts: LruGuard<'a, Fronts>,
     _batches: Reversed<'a>,
 }
 
-/// Batch locks in the order they were taken in, to be let go in reverse.
+/// Batch locks in the order in which they were taken; released in reverse.
 struct Reversed<'a>(Vec<MutexGuard<'a, ()>>);
 
 impl Drop for Reversed<'_> {
@@ -94,7 +94,7 @@ impl Drop for Reversed<'_> {
     }
 }
 
-/// The batch lock that one who takes pages out has now, and `lru_lock` if that was needed for its pages.
+/// The batch lock that a removal holds, and `lru_lock` if the current page needs it.
 struct Taken<'a> {
     design: &'a Batched,
     lists: &'a Lists,
@@ -103,7 +103,7 @@ struct Taken<'a> {
 }
 
 impl Taken<'_> {
-    /// Has the batch lock of `tag`, and says whether it had it before.
+    /// Takes the batch lock of `tag` instead of the one held; returns whether it was held already.
     fn lock_batch(&mut self, tag: u8) -> bool {
         if self.batch.as_ref().is_some_and(|(held, _)| *held == tag) {
             return true;
@@ -117,13 +117,13 @@ impl Taken<'_> {
 /// The batch locks of a few pages, and `lru_lock`.
 struct FewLocked<'a> {
     tags: [Option<u8>; AT_ONCE],
-    // Before the batch locks, as above.
+    // Declared before the batch locks, as above.
     fronts: LruGuard<'a, Fronts>,
     _batches: [Option<MutexGuard<'a, ()>>; AT_ONCE],
 }
 
 impl FewLocked<'_> {
-    /// Whether the batch of that tag is locked: the page's has become another one otherwise.
+    /// Returns whether the batch lock of this tag is held. If not, the page's batch has changed.
     fn has(&self, tag: u8) -> bool {
         self.tags.contains(&Some(tag))
     }
@@ -150,7 +150,7 @@ impl Batched {
         (self.tags.local().add(1) % self.batch_locks.len() as u64) as u8
     }
 
-    /// Locks the batches of up to [`AT_ONCE`] pages, as far as they are in lists, and `lru_lock`.
+    /// Takes the batch locks of up to [`AT_ONCE`] pages, as far as they are in lists, and `lru_lock`.
     fn lock_few<'a>(&'a self, lists: &'a Lists, pages: &[u32]) -> FewLocked<'a> {
         let mut tags = [None; AT_ONCE];
         for (tag, page) in tags.iter_mut().zip(pages) {
@@ -175,17 +175,17 @@ impl Batched {
             if state.has(OPEN) {
                 fronts.open[on(state)].pages -= 1;
             }
-            // One that was none is of the same batch.
+            // A neighbour that was no sentinel is of the same batch.
             lists.nodes.set(lists.nodes.prev(page), SENTINEL);
             lists.nodes.set(lists.nodes.next(page), SENTINEL);
         }
         lists.unlink(page);
     }
 
-    /// Links pages, which were [claimed](LruLocks::claim), with each other, the last in front, as batches.
+    /// Links [claimed](LruLocks::claim) pages to a chain of batches, the last page in front.
     fn chain(&self, lists: &Lists, pages: &[u32]) {
         for batch in pages.chunks(self.batching.max_pages as usize) {
-            // The first is one already.
+            // The first page of a batch is a sentinel already.
             batch.last().iter().for_each(|last| lists.nodes.set(**last, SENTINEL));
         }
         for pair in pages.windows(2) {
@@ -193,7 +193,7 @@ impl Batched {
         }
     }
 
-    /// Puts what [`Batched::chain`] linked at the front of a list.
+    /// Puts a chain that [`Batched::chain`] made at the front of a list.
     fn splice(&self, lists: &Lists, fronts: &mut Fronts, list: List, pages: &[u32]) {
         if let [last, .., first] | [last @ first] = pages {
             self.close(lists, fronts, list);
@@ -216,13 +216,13 @@ impl Batched {
         }
     }
 
-    /// Makes the open batch of a list, if there is one, a complete one.
+    /// Completes the open batch of a list, if there is one.
     fn close(&self, lists: &Lists, fronts: &mut Fronts, list: List) {
         let nodes = &lists.nodes;
         let pages = std::mem::take(&mut fronts.open[list as usize].pages);
         let mut page = nodes.next(nodes.head(list));
         for at in 0..pages {
-            // A page that is no sentinel may be gone at once: what follows it is looked up before.
+            // Look the next page up first: a page that is no sentinel may be removed at once.
             let next = nodes.next(page);
             let is_edge = at == 0 || at + 1 == pages;
             nodes.clear(page, if is_edge { OPEN } else { OPEN | SENTINEL });
@@ -230,7 +230,7 @@ impl Batched {
         }
     }
 
-    /// Takes dead pages out, one batch after another: those that are no sentinels, or all.
+    /// Removes dead pages, one batch after another: all, or only those that are no sentinels.
     fn remove_by_batch(&self, lists: &Lists, pages: &mut [u32], sentinels: bool, revived: &mut usize) {
         let mut taken = Taken { design: self, lists, fronts: None, batch: None };
         let mut left = [0; LISTS.len()];
@@ -252,7 +252,7 @@ impl Batched {
                 taken.fronts = None;
             } else if taken.fronts.is_none() {
                 taken.fronts = Some(self.lock_lru(lists));
-                // Its batch may have been completed, so that it is none any more.
+                // The batch may have been completed meanwhile, so that the page is no sentinel any more.
                 state = lists.nodes.state(page);
             }
             Batched::unlink(lists, taken.fronts.as_deref_mut(), page, state);
@@ -265,7 +265,7 @@ impl Batched {
         lists.counts.removed(left);
     }
 
-    /// Takes dead pages out, sentinels or not, some batches at a time.
+    /// Removes dead pages, sentinels or not, of several batches at a time.
     fn remove_edges(&self, lists: &Lists, pages: &mut [u32], revived: &mut usize) {
         let mut left = [0; LISTS.len()];
         let mut next = *revived;
@@ -300,13 +300,13 @@ impl Batched {
     }
 }
 
-/// The number of the list that a page is in.
+/// Returns the index of the list that a page is in.
 fn on(state: State) -> usize {
     usize::from(state.place() == Place::On(List::Active))
 }
 
-/// Whether a page is to be taken out. If that is so and it has another tag after locking than before, somebody
-/// else sees to it: who moved it, or who marked it dead after it had gone and come anew.
+/// Returns whether a page must be removed. If its tag has changed by the time its batch lock is taken, another
+/// thread removes it: the one that moved it, or that marked it dead after it was removed and added again.
 fn is_due(state: State) -> bool {
     state.is_on_list() && state.has(DEAD)
 }
@@ -344,7 +344,7 @@ impl LruLocks for Batched {
         if !self.batching.splice {
             return lists.claim(pagevec, |_, _| 0);
         }
-        // Each list's pages are cut into batches: the tag of the last, and behind which page it ends.
+        // Cuts each list's pages into batches: the tag of the current batch, and the index of its end.
         let mut batches = [(0, 0); LISTS.len()];
         let max_pages = self.batching.max_pages as usize;
         lists.claim(pagevec, |list, nth| {
@@ -375,7 +375,7 @@ impl LruLocks for Batched {
         self.splice(lists, &mut fronts, List::Inactive, pages[0]);
         self.splice(lists, &mut fronts, List::Active, pages[1]);
         drop(fronts);
-        // Nobody takes a page out before this.
+        // Until this no other thread removes the pages.
         for (list, pages) in LISTS.into_iter().zip(pages) {
             pages.iter().filter(|page| lists.linked(**page, list)).for_each(|page| dead.push(*page));
         }
@@ -392,7 +392,7 @@ impl LruLocks for Batched {
                     continue;
                 }
                 if !locked.has(state.tag()) {
-                    // It has gone and come meanwhile: the next use promotes it again.
+                    // The page was removed and added again meanwhile: its next use promotes it again.
                     lists.nodes.clear(*page, PROMOTED);
                     continue;
                 }

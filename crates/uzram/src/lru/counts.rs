@@ -1,4 +1,4 @@
-//! What the lists hold, and what was done with them.
+//! The statistics of an LRU.
 
 use crate::base::counters::{at_least_zero, per_cpu_counters};
 use crate::base::cpu::PerCpu;
@@ -6,11 +6,11 @@ use crate::base::sync::{Counter, Mutex, MutexGuard, Timed};
 
 use super::node::{LISTS, List};
 
-/// `lru_lock`, taken.
+/// The guard of `lru_lock`.
 pub(super) type LruGuard<'a, T> = Timed<'a, MutexGuard<'a, T>>;
 
 per_cpu_counters! {
-    /// What an LRU has and has done. Counts of pages, but for the locks.
+    /// The statistics of an LRU: numbers of pages, except those of the locks.
     pub struct LruStats;
 
     /// A CPU's share.
@@ -20,37 +20,37 @@ per_cpu_counters! {
     inactive,
     /// In the active list.
     active,
-    /// Put into a list for the first time, or anew.
+    /// Put into a list from a pagevec, for the first time or again.
     added,
     /// Moved from the inactive to the active list.
     activated,
     /// Moved from the active to the inactive list.
     demoted,
-    /// Taken out because their contents went.
+    /// Removed because their contents were gone.
     removed,
-    /// Given out from the cold end.
+    /// Isolated from the cold end.
     isolated,
-    /// Given back.
+    /// Put back after isolation.
     put_back,
-    /// Given out, and their contents moved elsewhere.
+    /// Evicted after isolation: their contents were moved elsewhere.
     evicted,
-    /// Come back so soon that they were active at once.
+    /// Added so soon after their eviction that they were active at once.
     refaulted,
-    /// Looked at, at the cold ends.
+    /// Scanned at the cold end of the inactive list.
     scanned,
     /// Times `lru_lock` was taken.
     lru_locks,
-    /// Times somebody else had it.
+    /// Times `lru_lock` was not free at once.
     lru_locks_contended,
-    /// For how long it was held, in ns, if that is measured: [`LruConfig::times_holds`](super::LruConfig::times_holds).
+    /// Time `lru_lock` was held, in ns, if [`LruConfig::times_holds`](super::LruConfig::times_holds) is set.
     lru_lock_hold_ns,
     /// Times a batch lock was taken.
     batch_locks,
-    /// Times somebody else had it.
+    /// Times a batch lock was not free at once.
     batch_locks_contended,
 }
 
-/// The counts, each CPU's for itself.
+/// The per-CPU counters.
 #[derive(Debug)]
 pub struct Counts {
     shares: PerCpu<Share>,
@@ -58,7 +58,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Counts of nothing yet. `times_holds`: for how long `lru_lock` is held counts as well.
+    /// Makes counters of 0. `times_holds` says whether to measure how long `lru_lock` is held.
     pub(super) fn new(times_holds: bool) -> Self {
         Counts { shares: PerCpu::new(|_| Share::default()), times_holds }
     }
@@ -68,7 +68,7 @@ impl Counts {
         self.shares.local()
     }
 
-    /// Pages were taken out of either list because their contents went.
+    /// Counts pages that were removed from each list because their contents were gone.
     #[inline]
     pub(super) fn removed(&self, pages: [usize; LISTS.len()]) {
         for (list, pages) in LISTS.into_iter().zip(pages).filter(|(_, pages)| *pages > 0) {
@@ -77,7 +77,7 @@ impl Counts {
         }
     }
 
-    /// A page went from the inactive to the active list.
+    /// Counts a page that moved from the inactive to the active list.
     pub(super) fn activated(&self) {
         self.left(List::Inactive, 1);
         self.came(List::Active, 1);
@@ -95,19 +95,19 @@ impl Counts {
         Timed::new(guard, self.times_holds.then_some(&share.lru_lock_hold_ns))
     }
 
-    /// Pages came to a list.
+    /// Counts pages that were put into a list.
     #[inline]
     pub(super) fn came(&self, list: List, pages: usize) {
         Self::len_in(self.local(), list).add(pages as u64);
     }
 
-    /// Pages left a list.
+    /// Counts pages that were taken out of a list.
     #[inline]
     pub(super) fn left(&self, list: List, pages: usize) {
         Self::len_in(self.local(), list).sub(pages as u64);
     }
 
-    /// Returns the number of pages in a list. Others change it meanwhile.
+    /// Returns the number of pages in a list, an estimate while other threads change it.
     pub(super) fn len(&self, list: List) -> u64 {
         at_least_zero(self.total(|share| Self::len_in(share, list)))
     }

@@ -1,49 +1,49 @@
-//! How the lists are locked.
+//! The lock designs' interface, and the steps that they share.
 
 use super::LruConfig;
 use super::counts::Counts;
 use super::node::{DEAD, List, Nodes, OPEN, PROMOTED, Place, SENTINEL, State};
 use super::pagevec::Pagevec;
 
-/// What every design works on.
+/// The lists and counts, which all designs share.
 pub struct Lists {
     pub(super) nodes: Nodes,
     pub(super) counts: Counts,
 }
 
-/// A way to lock the lists. Pages that are handed in to be put at the front are in a place of their own, so
-/// that nobody else takes them out.
+/// A way to lock the lists. Pages that are passed in to be put at the front are in the place `Linking`, so that
+/// no other thread takes them out.
 pub trait LruLocks: Sized + Send + Sync + 'static {
-    /// How it is called.
+    /// The name in settings.
     const NAME: &'static str;
-    /// All locks at once.
+    /// The guard of all locks.
     type LockedLists<'a>: LockedLists;
 
-    /// A design with these parameters, as far as it has them.
+    /// Makes the locks; takes the parameters that the design has.
     fn new(options: &LruConfig) -> Self;
 
-    /// Claims the pages of a drained pagevec that are to be put into a list.
+    /// Claims the pages of a drained pagevec that must be put into a list.
     fn claim(&self, lists: &Lists, pagevec: &Pagevec) -> Claimed {
         lists.claim(pagevec, |_, _| 0)
     }
 
-    /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front, and
-    /// returns those that were dead meanwhile.
+    /// Puts claimed pages at the front of the inactive and of the active list, the last of each in front; returns
+    /// those that were marked dead meanwhile.
     fn add(&self, lists: &Lists, pages: [&[u32]; 2]) -> Pagevec;
 
-    /// Moves those of the pages that are in the inactive list and promoted to the front of the active
-    /// list, and returns those that were dead meanwhile.
+    /// Moves those of the pages that are in the inactive list and promoted to the front of the active list;
+    /// returns those that were marked dead meanwhile.
     fn activate(&self, lists: &Lists, pages: &[u32]) -> Pagevec;
 
-    /// Takes those of the pages that are in a list and dead out of it, and brings those to the front of
-    /// `pages` that got contents meanwhile, to be added again: returns how many.
+    /// Removes those of the pages that are in a list and dead. Moves those that got contents meanwhile, which
+    /// must be added again, to the front of `pages`; returns how many.
     fn remove(&self, lists: &Lists, pages: &mut [u32]) -> usize;
 
     /// Takes all locks, for scans.
     fn lock_all<'a>(&'a self, lists: &'a Lists) -> Self::LockedLists<'a>;
 }
 
-/// All locks of a design.
+/// The guard of all locks of a design.
 pub trait LockedLists {
     /// Takes a page out of its list.
     fn unlink(&mut self, page: u32);
@@ -52,17 +52,17 @@ pub trait LockedLists {
     fn put_front(&mut self, list: List, page: u32);
 }
 
-/// The pages of a pagevec, by what is to be done with them.
+/// The pages of a drained pagevec, sorted by the action they need.
 pub struct Claimed {
-    /// To be put into each list: nobody else takes them out meanwhile.
+    /// Pages to put into each list: no other thread takes them out meanwhile.
     pub(super) lists: [Pagevec; 2],
-    /// In a list, to be activated.
+    /// Pages that are in a list, to be activated.
     pub(super) promoted: Pagevec,
 }
 
 impl Lists {
-    /// Claims the pages of a drained pagevec that are to be put into a list. The state of the nth for a list
-    /// has what `nth` returns at once.
+    /// Claims the pages of a drained pagevec that must be put into a list. Sets the bits that `nth` returns for the
+    /// nth page of a list in its state with the same exchange.
     pub(super) fn claim(&self, pagevec: &Pagevec, mut nth: impl FnMut(List, usize) -> u32) -> Claimed {
         let mut claimed = Claimed { lists: [Pagevec::EMPTY; 2], promoted: Pagevec::EMPTY };
         for page in pagevec.pages() {
@@ -81,13 +81,14 @@ impl Lists {
         claimed
     }
 
-    /// Makes a page that was linked one of `list`, and says whether it was dead meanwhile.
+    /// Sets the place of a page that was linked to `list`; returns whether it was marked dead meanwhile.
     pub(super) fn linked(&self, page: u32, list: List) -> bool {
         let on = |state: State| Some(state.at(Place::On(list)).without(PROMOTED));
         self.nodes.change(page, on).is_some_and(|state| state.has(DEAD))
     }
 
-    /// Makes a page that was unlinked one without contents, unless it got new ones: says whether it did.
+    /// Sets the place of a dead page that was unlinked to [`Place::Out`], or to [`Place::Pending`] if it got contents
+    /// again; returns whether it did.
     pub(super) fn unlinked_dead(&self, page: u32) -> bool {
         let out = |state: State| {
             let dead = state.has(DEAD);
@@ -96,19 +97,20 @@ impl Lists {
         self.nodes.change(page, out).is_some_and(|state| !state.has(DEAD))
     }
 
-    /// Makes the neighbours of a page neighbours of each other.
+    /// Links the neighbours of a page with each other.
     pub(super) fn unlink(&self, page: u32) {
         self.nodes.link(self.nodes.prev(page), self.nodes.next(page));
     }
 
-    /// The last page of a list that is locked, unless there is none, or who puts it there has not done yet.
+    /// Returns the last page of a locked list, unless that is empty or another thread is still adding the page.
     pub(super) fn coldest(&self, list: List) -> Option<(u32, State)> {
         let last = self.nodes.last(list)?;
         let state = self.nodes.state(last);
         (state.place() == Place::On(list)).then_some((last, state))
     }
 
-    /// A page of the inactive list that is to be moved to the active one: nobody else takes it out then.
+    /// Claims a promoted page of the inactive list, to move it to the active one: no other thread takes it out then.
+    /// Returns whether it was one.
     pub(super) fn claim_promoted(&self, page: u32) -> bool {
         let claim = |state: State| {
             let promoted = state.place() == Place::On(List::Inactive) && state.has(PROMOTED);

@@ -1,5 +1,5 @@
 //! Both designs under loom: two batch locks and batches of three pages. After each interleaving the lists
-//! have what they should, links agree both ways, and what holds for batches does.
+//! have the right pages, links agree both ways, and the invariants of batches hold.
 
 use super::*;
 use crate::base::sync::Arc;
@@ -7,7 +7,7 @@ use loom::thread;
 
 const PAGES: u32 = 6;
 
-/// A model for each design and way to batch.
+/// Makes a model for each design and several batching parameters.
 macro_rules! for_every_design {
     ($($model:ident),* $(,)?) => {
         $(mod $model {
@@ -64,7 +64,7 @@ for_every_design!(
 struct Model<D: LruLocks>(Lru<D>);
 
 impl<D: LruLocks> Model<D> {
-    /// Pages are put in `pagevec_pages` at a time; the first `pages` are there.
+    /// Makes an LRU with the first `pages` pages in one batch per three, and pagevecs of one page.
     fn new(batching: Batching, pages: u32) -> Arc<Self> {
         let options = LruConfig { pagevec_pages: 1, batching, ..LruConfig::new(u64::from(PAGES)) };
         let lru = Lru::new(&options).expect("memory");
@@ -75,7 +75,7 @@ impl<D: LruLocks> Model<D> {
         Arc::new(Model(lru))
     }
 
-    /// Exactly these are in the lists, in whichever order.
+    /// Checks that the lists have exactly these pages, in any order.
     fn end(&self, inactive: &[u32], active: &[u32]) {
         self.0.drain_all();
         for (list, wanted) in [(List::Inactive, inactive), (List::Active, active)] {
@@ -95,7 +95,7 @@ impl<D: LruLocks> Model<D> {
     }
 }
 
-/// Runs two threads on what `make` made, and then `end`.
+/// Runs `one` and `other` concurrently on what `make` made, and then `end`.
 fn run<D: LruLocks>(
     make: impl Fn() -> Arc<Model<D>> + Send + Sync + 'static,
     one: impl Fn(&Lru<D>) + Send + Sync + Clone + 'static,
@@ -116,13 +116,13 @@ fn run<D: LruLocks>(
     });
 }
 
-/// Pages 0, 1, 2 are a batch, whose middle one is no sentinel, then 3.
+/// Pages 0, 1 and 2 are a batch, of which 1 is no sentinel; page 3 is another.
 fn loom_lru_neighbours_are_removed<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 4);
     run(make, |lru| lru.remove(1), |lru| lru.remove(2), |model| model.end(&[0, 3], &[]));
 }
 
-/// Removing the first of a batch makes the second a sentinel, which is being removed.
+/// Removing the edges of a batch makes the middle page, which is being removed, a sentinel.
 fn loom_lru_removal_meets_a_promoted_sentinel<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let one = |lru: &Lru<D>| {
@@ -146,7 +146,7 @@ fn loom_lru_removal_meets_pages_that_come<D: LruLocks>(batching: Batching) {
     run(make, one, other, |model| model.end(&[0, 4], &[]));
 }
 
-/// What was within a batch is at the front of the list then.
+/// Removals leave the page that was last in a batch at the front of the list while a page is added.
 fn loom_lru_front_is_removed_while_pages_come<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let one = |lru: &Lru<D>| {
@@ -156,7 +156,8 @@ fn loom_lru_front_is_removed_while_pages_come<D: LruLocks>(batching: Batching) {
     run(make, one, |lru| lru.add(3), |model| model.end(&[0, 3], &[]));
 }
 
-/// One finds the page's batch, which is another one by the time its lock is taken: that of the pages that come.
+/// A thread reads the page's batch, but by the time it has the lock the page was removed and added again in
+/// another batch.
 fn removed_from_two_batches<D: LruLocks>(
     batching: Batching,
     page: u32,
@@ -183,12 +184,12 @@ fn loom_lru_page_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
     removed_from_two_batches::<D>(batching, 1, [4, 1, 5], &[0, 2, 5]);
 }
 
-/// An edge of its new batch has a neighbour that needs the lock of that only.
+/// The page is an edge of its new batch, next to a page whose removal needs only the batch lock.
 fn loom_lru_edge_is_removed_from_two_batches<D: LruLocks>(batching: Batching) {
     removed_from_two_batches::<D>(batching, 0, [0, 4, 5], &[1, 2, 5]);
 }
 
-/// The edges of two batches at once, and a page within each.
+/// Edges of two batches are removed together while a middle page of each is removed.
 fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 6);
     let edges = |lru: &Lru<D>| {
@@ -202,7 +203,7 @@ fn loom_lru_edges_of_two_batches_are_removed<D: LruLocks>(batching: Batching) {
     run(make, edges, within, |model| model.end(&[2, 5], &[]));
 }
 
-/// A page that is removed is not given out as well, or is and then it is gone.
+/// A page that is removed is not isolated, or is isolated first and gone afterwards.
 fn loom_lru_scan_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
@@ -214,7 +215,7 @@ fn loom_lru_scan_meets_removal<D: LruLocks>(batching: Batching) {
     run(make, scan, |lru| lru.remove(0), |model| model.end(&[1, 2], &[]));
 }
 
-/// The neighbour of what is given out.
+/// The neighbour of an isolated page is removed.
 fn loom_lru_scan_meets_removal_in_a_batch<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 3);
     let scan = |lru: &Lru<D>| {
@@ -246,7 +247,7 @@ fn loom_lru_scan_meets_pages_that_come<D: LruLocks>(batching: Batching) {
     });
 }
 
-/// A page is removed while it waits in a pagevec and while it is put in.
+/// A page is removed while it is in a pagevec or being put into a list.
 fn loom_lru_pagevec_meets_removal<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 1);
@@ -258,7 +259,7 @@ fn loom_lru_pagevec_meets_removal<D: LruLocks>(batching: Batching) {
     run(make, |lru| lru.drain_all(), |lru| lru.remove(1), |model| model.end(&[0, 2], &[]));
 }
 
-/// One that has contents again is not lost, whenever it gets them.
+/// A dead page that gets contents again is not lost, whenever it gets them.
 fn loom_lru_doomed_page_comes_back<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 3);
@@ -284,7 +285,7 @@ fn loom_lru_activation_meets_removal<D: LruLocks>(batching: Batching) {
     run(make, |lru| lru.mark(1), |lru| lru.remove(1), |model| model.end(&[0, 2], &[]));
 }
 
-/// One that was given out goes and comes again before it is said to be evicted, by who has no lock on it.
+/// An isolated page is removed and added again while another thread, without a lock on it, marks it evicted.
 fn loom_lru_evicted_page_comes_anew<D: LruLocks>(batching: Batching) {
     let make = move || {
         let model = Model::<D>::new(batching, 2);
@@ -300,7 +301,7 @@ fn loom_lru_evicted_page_comes_anew<D: LruLocks>(batching: Batching) {
     run(make, |lru| lru.evicted(0), anew, |model| model.end(&[0, 1], &[]));
 }
 
-/// No page is given out to two.
+/// No page is isolated by two threads.
 fn loom_lru_scans_meet<D: LruLocks>(batching: Batching) {
     let make = move || Model::<D>::new(batching, 2);
     let scan = |lru: &Lru<D>| {

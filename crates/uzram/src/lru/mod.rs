@@ -1,18 +1,19 @@
-//! Which pages are cold: an inactive and an active list, and who may change them at once.
+//! The LRU: an inactive and an active list of pages, which find the cold ones.
 //!
-//! A page comes to the front of the inactive list. Its first use after that marks it, its second moves it to
-//! the front of the active list; at the cold end of the inactive list a marked page moves there too, and any
-//! other is given out to have its contents moved elsewhere. The active list's cold end goes to the front of the
-//! inactive one as long as that is the shorter. A page that comes back after its contents went away is active
-//! at once if fewer pages went or were promoted meanwhile than the active list has: a longer inactive list
-//! would have kept it ("Refault Distance", J. Weiner, 2013).
+//! A new page goes to the front of the inactive list. Its first use after that marks it referenced, its second
+//! moves it to the front of the active list. At the cold end of the inactive list a referenced page moves there
+//! too, and any other is isolated for reclaim. The active list's cold end moves to the front of the inactive
+//! list as long as that is the shorter. An evicted page that comes back is active at once if, since its
+//! eviction, no more pages were evicted or activated than the active list has: a longer inactive list would
+//! have kept it ("Refault Distance", J. Weiner, 2013).
 //!
-//! Uses only change a word of the page. Pages that come or are promoted are collected in each CPU's *pagevec*
-//! first, so that the lists are locked once for many of them; how, is the [`LruLocks`]: [`SingleLock`] or
-//! [`Batched`].
+//! A use only changes a word of the page. Pages that are added or promoted are collected in each CPU's *pagevec*
+//! first, so that the lists are locked once for many of them. An [`LruLocks`] type locks the lists:
+//! [`SingleLock`] or [`Batched`].
 //!
-//! What is returned about a page is a hint, as others go on meanwhile. Only this is promised: a page is given out
-//! to one at a time; and one that [`Lru::add`] was told of later than of [`Lru::mark_dead`] is in the lists, or on its way.
+//! What a method returns about a page is a hint, as other threads may change it. Only two things are guaranteed: a
+//! page is isolated by one caller at a time; and a page whose last [`Lru::add`] came after its last
+//! [`Lru::mark_dead`] is in a list or a pagevec.
 
 mod any;
 mod batched;
@@ -42,32 +43,32 @@ use counts::Counts;
 use node::{DEAD, LISTS, Nodes, OPEN, PROMOTED, Place, REFERENCED, SENTINEL, State};
 use pagevec::Pagevec;
 
-/// What a node takes: the fixed cost of a page.
+/// Bytes of a node: the fixed cost of a page.
 pub const NODE_BYTES: usize = 12;
-/// The most pages that an LRU can tell apart: two numbers are its lists'.
+/// The most pages of an LRU: two numbers are the lists' heads.
 pub const MAX_PAGES: u64 = (1 << u32::BITS) - 2;
 /// The most pages of a pagevec.
 pub const MAX_PAGEVEC_PAGES: usize = 128;
-/// Pages of a pagevec unless told otherwise: a batch.
+/// The default size of a pagevec: a batch.
 pub const DEFAULT_PAGEVEC_PAGES: usize = 14;
-/// Pages that are looked at under one hold of all locks.
+/// Pages that are scanned per acquisition of all locks.
 const SCAN_PAGES: usize = 32;
 
-/// What an LRU is made with.
+/// The settings of an LRU.
 #[derive(Clone, Copy, Debug)]
 pub struct LruConfig {
-    /// Pages there are. Those from [`MAX_PAGES`] on are never cold.
+    /// The number of pages. Those from [`MAX_PAGES`] on are never cold.
     pub pages: u64,
-    /// Pages that a CPU collects, 1 to [`MAX_PAGEVEC_PAGES`].
+    /// Pages of a CPU's pagevec, 1 to [`MAX_PAGEVEC_PAGES`].
     pub pagevec_pages: usize,
-    /// For [`Batched`].
+    /// Parameters of [`Batched`].
     pub batching: Batching,
-    /// Whether [`LruStats::lru_lock_hold_ns`] is measured, which takes two looks at the clock each time.
+    /// Whether to measure [`LruStats::lru_lock_hold_ns`], which costs two clock reads per acquisition.
     pub times_holds: bool,
 }
 
 impl LruConfig {
-    /// For so many pages.
+    /// Returns the default settings for `pages` pages.
     pub fn new(pages: u64) -> Self {
         LruConfig {
             pages,
@@ -87,7 +88,7 @@ pub struct Lru<D: LruLocks> {
 }
 
 impl<D: LruLocks> Lru<D> {
-    /// An LRU of no pages yet.
+    /// Makes an empty LRU.
     ///
     /// # Errors
     /// `Invalid` for a pagevec of no or too many pages; `NoMemory` when there is none.
@@ -104,10 +105,10 @@ impl<D: LruLocks> Lru<D> {
         Ok(lru)
     }
 
-    /// Sets how many pages a CPU collects from now on.
+    /// Sets the size of the CPUs' pagevecs.
     ///
     /// # Errors
-    /// `Invalid` for none and for more than [`MAX_PAGEVEC_PAGES`].
+    /// `Invalid` for 0 and for more than [`MAX_PAGEVEC_PAGES`].
     pub fn set_pagevec_pages(&self, pages: usize) -> Result<()> {
         if !(1..=MAX_PAGEVEC_PAGES).contains(&pages) {
             let range = format!("a pagevec has 1 to {MAX_PAGEVEC_PAGES} pages");
@@ -117,15 +118,15 @@ impl<D: LruLocks> Lru<D> {
         Ok(())
     }
 
-    /// A page got contents: it comes to the front of the inactive list. For one that has some, this is a use.
+    /// Adds a page that got contents to the front of the inactive list. If it is in the LRU already, marks it as used.
     pub fn add(&self, page: u32) {
         if self.arrive(page) {
             self.queue(page);
         }
     }
 
-    /// The first part of [`Lru::add`], for who has a lock on the page, and returns whether [`Lru::queue`] is
-    /// to follow once that is let go.
+    /// Does the first part of [`Lru::add`], for callers that hold a lock on the page; returns whether they must call
+    /// [`Lru::queue`] once that is released.
     #[inline]
     pub fn arrive(&self, page: u32) -> bool {
         let nodes = &self.lists.nodes;
@@ -136,7 +137,7 @@ impl<D: LruLocks> Lru<D> {
                 is_recent = self.left_recently(state);
                 Some(State::only(Place::Pending).with(if is_recent { PROMOTED } else { 0 }))
             }
-            // It has been on its way out.
+            // Revives a page that was to be removed.
             _ => state.has(DEAD).then(|| state.without(DEAD | REFERENCED)),
         };
         if !nodes.has(page) {
@@ -156,12 +157,12 @@ impl<D: LruLocks> Lru<D> {
         false
     }
 
-    /// Whether an evicted page would still be there, had it had the active ones' memory: the kernel's refault distance.
+    /// Returns whether the page's refault distance, as in the kernel, is at most the length of the active list.
     fn left_recently(&self, evicted: State) -> bool {
         u64::from(evicted.distance_to(self.age())) <= self.len(List::Active)
     }
 
-    /// Asks for the cache line of a page's node.
+    /// Prefetches the cache line of a page's node.
     #[inline]
     pub fn prefetch(&self, page: u32) {
         if self.lists.nodes.has(page) {
@@ -169,7 +170,7 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Has a page put into its list when this CPU has collected enough: the second part of [`Lru::add`].
+    /// Adds the page to this CPU's pagevec; drains it when full. The second part of [`Lru::add`].
     pub fn queue(&self, page: u32) {
         let full = {
             let mut pagevec = self.pagevecs.local().lock();
@@ -182,7 +183,7 @@ impl<D: LruLocks> Lru<D> {
         self.drain(&full);
     }
 
-    /// A page was used.
+    /// Marks a page as used.
     #[inline]
     pub fn mark(&self, page: u32) {
         let nodes = &self.lists.nodes;
@@ -208,8 +209,8 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// A page's contents are gone. Returns whether it is in a list, so that [`Lru::remove_dead`] is to be
-    /// told of it, sooner or later.
+    /// Marks a page as dead, as its contents are gone. Returns whether it is in a list, so that the caller must
+    /// pass it to [`Lru::remove_dead`] sooner or later.
     #[inline]
     pub fn mark_dead(&self, page: u32) -> bool {
         let gone = |state: State| match state.place() {
@@ -221,8 +222,7 @@ impl<D: LruLocks> Lru<D> {
         nodes.has(page) && nodes.change(page, gone).is_some_and(State::is_on_list)
     }
 
-    /// Takes pages out of the lists that were marked dead, unless they have contents again. They are in another order
-    /// afterwards.
+    /// Removes pages that were marked dead from the lists, unless they have contents again. Reorders `pages`.
     pub fn remove_dead(&self, pages: &mut [u32]) {
         if pages.is_empty() {
             return;
@@ -231,17 +231,17 @@ impl<D: LruLocks> Lru<D> {
         pages[..revived].iter().for_each(|page| self.queue(*page));
     }
 
-    /// A page's contents are gone: it is in no list afterwards.
+    /// Removes a page, as its contents are gone: it is in no list afterwards.
     pub fn remove(&self, page: u32) {
         if self.mark_dead(page) {
             self.remove_dead(&mut [page]);
         }
     }
 
-    /// Takes up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each is
-    /// this caller's until it says [`Lru::put_back`] or [`Lru::evicted`], or another [`Lru::mark_dead`].
+    /// Isolates up to `most` pages from the cold end, the coldest first, and appends them to `out`. Each belongs to
+    /// the caller until it calls [`Lru::put_back`] or [`Lru::evicted`], or another thread [`Lru::mark_dead`].
     ///
-    /// Pages are looked at only once: where all are in use, it returns few or none.
+    /// Scans each page only about once: if all are in use, it returns few or none.
     pub fn isolate(&self, most: usize, out: &mut Vec<u32>) {
         self.drain_all();
         let wanted = out.len().saturating_add(most);
@@ -265,12 +265,12 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Whether a page is given out, and nothing was said of it since.
+    /// Returns whether a page is isolated.
     pub fn is_isolated(&self, page: u32) -> bool {
         self.lists.nodes.has(page) && self.lists.nodes.state(page).place() == Place::Isolated
     }
 
-    /// Gives back pages that [`Lru::isolate`] gave out, and that stay: they come to the front of their list.
+    /// Puts isolated pages that stay back at the front of a list: the active one if they were used meanwhile.
     pub fn put_back(&self, pages: &[u32]) {
         for page in pages {
             let back = |state: State| {
@@ -285,7 +285,7 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// The contents of a page that [`Lru::isolate`] gave out went elsewhere.
+    /// Marks an isolated page as evicted: its contents were moved elsewhere.
     pub fn evicted(&self, page: u32) {
         let age = self.age();
         let gone = |state: State| (state.place() == Place::Isolated).then(|| State::evicted(age));
@@ -294,7 +294,8 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// The contents of a page went elsewhere, whether it was given out or not. Returns as [`Lru::mark_dead`].
+    /// Marks a page as evicted if it is isolated, else as dead, as its contents were moved elsewhere. Returns as
+    /// [`Lru::mark_dead`].
     pub fn leave(&self, page: u32) -> bool {
         if self.is_isolated(page) {
             self.evicted(page);
@@ -303,8 +304,8 @@ impl<D: LruLocks> Lru<D> {
         self.mark_dead(page)
     }
 
-    /// A page was used whose contents are elsewhere. Returns whether it was not long ago that they went, or that
-    /// it was used: then it is to come back.
+    /// Notes the use of a page whose contents are elsewhere. Returns whether its eviction or its last use is recent,
+    /// so that it should come back.
     pub fn refault(&self, page: u32) -> bool {
         let age = self.age();
         let mut is_recent = false;
@@ -322,7 +323,7 @@ impl<D: LruLocks> Lru<D> {
         is_recent
     }
 
-    /// Puts what the CPUs have collected into the lists.
+    /// Drains the pagevecs of all CPUs into the lists.
     pub fn drain_all(&self) {
         for pagevec in self.pagevecs.iter() {
             let full = std::mem::replace(&mut *pagevec.lock(), Pagevec::EMPTY);
@@ -330,22 +331,22 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Pages of a list, an estimate while others change it.
+    /// Returns the number of pages of a list, an estimate while other threads change it.
     pub fn len(&self, list: List) -> u64 {
         self.lists.counts.len(list)
     }
 
-    /// Whether both lists have no pages.
+    /// Returns whether both lists are empty.
     pub fn is_empty(&self) -> bool {
         self.len(List::Inactive) + self.len(List::Active) == 0
     }
 
-    /// What there is and was, each number for itself.
+    /// Returns the statistics. The numbers are not read atomically together.
     pub fn stats(&self) -> LruStats {
         self.lists.counts.sum()
     }
 
-    /// Has the nodes in memory from now on.
+    /// Makes the nodes resident.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -353,24 +354,24 @@ impl<D: LruLocks> Lru<D> {
         self.lists.nodes.populate()
     }
 
-    /// The memory that the nodes can take.
+    /// Returns the bytes of all nodes.
     pub fn max_bytes(&self) -> usize {
         self.lists.nodes.max_bytes()
     }
 
-    /// The memory that the nodes take now.
+    /// Returns the resident bytes of the nodes.
     #[cfg(not(loom))]
     pub fn resident_bytes(&self) -> usize {
         self.lists.nodes.resident_bytes()
     }
 
-    /// Pages evicted and activated so far: how far the cold end has moved.
+    /// Returns the number of pages evicted and activated so far: how far the cold end has moved.
     fn age(&self) -> u32 {
         let counts = &self.lists.counts;
         (counts.total(|share| &share.evicted) + counts.total(|share| &share.activated)) as u32
     }
 
-    /// Puts pages into the lists that are to be there, and leaves the others.
+    /// Puts the pages of a drained pagevec into the lists, except those that no longer belong there.
     fn drain(&self, pagevec: &Pagevec) {
         let Claimed { lists: [inactive, active], promoted } = self.design.claim(&self.lists, pagevec);
         let added = inactive.len() + active.len();
@@ -389,8 +390,8 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Moves pages from the cold end of the active list as long as the inactive one is shorter: those that
-    /// were used go round.
+    /// Moves pages from the cold end of the active list to the inactive one as long as that is shorter; pages
+    /// that were used go to the front of the active list.
     fn balance(&self, all: &mut D::LockedLists<'_>, dead: &mut Vec<u32>) {
         let lists = &self.lists;
         let mut short = self.len(List::Active).saturating_sub(self.len(List::Inactive)).div_ceil(2);
@@ -406,8 +407,8 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
-    /// Looks at up to `most` pages at the cold end of the inactive list, and returns at how many it did: those
-    /// that were used become active, the others go out until there are `wanted`.
+    /// Scans up to `most` pages at the cold end of the inactive list; returns how many it scanned. Referenced
+    /// pages become active; others are isolated until `out` has `wanted`.
     fn scan(
         &self,
         all: &mut D::LockedLists<'_>,
@@ -441,7 +442,7 @@ impl<D: LruLocks> Lru<D> {
         most
     }
 
-    /// Moves a page to the front of a list, as one that was not used since.
+    /// Moves a page to the front of a list, and clears its referenced mark.
     fn shift(&self, all: &mut D::LockedLists<'_>, page: u32, list: List, dead: &mut Vec<u32>) {
         let flags = OPEN | SENTINEL | REFERENCED | PROMOTED;
         all.unlink(page);

@@ -1,7 +1,7 @@
-//! Nodes of the lists, one for each page, and what may be done to them.
+//! Nodes of the lists, one for each page.
 //!
-//! A node's links belong to whoever has locked its place in the lists, its state to everybody: it changes
-//! by compare-exchange only.
+//! A node's links are protected by the locks of its place in the lists. Any thread may change its state, by
+//! atomic operations only.
 //!
 //! ```text
 //! state   31      16 15      8   7          6        5            4      3          2      0
@@ -17,43 +17,43 @@ use crate::base::sync::{AtomicU32, Ordering};
 /// The lists of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
-    /// Pages that were used once since they came.
+    /// Pages that were used at most once since they were added.
     Inactive,
     /// Pages that were used again.
     Active,
 }
 
-/// Both.
+/// Both lists.
 pub(super) const LISTS: [List; 2] = [List::Inactive, List::Active];
 
-/// Where a node is.
+/// The place of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// The page has no contents.
     Out,
     /// In a CPU's pagevec, to be put into a list.
     Pending,
-    /// Being put into a list, or being moved, by one thread: nobody else takes it out.
+    /// Being put into a list, or moved, by one thread: no other thread takes it out.
     Linking,
     /// In a list.
     On(List),
-    /// Taken from the cold end, for the caller to do what it wants.
+    /// Taken from the cold end by a caller that decides what to do with it.
     Isolated,
-    /// The page's contents went away from the cold end; behind the place is the age at which.
+    /// The page's contents were moved elsewhere; the state also has the age at which.
     Evicted,
     /// The node is the head of a list.
     Head,
 }
 
-/// The first or last of a batch: its neighbours may be of other batches.
+/// The node is the first or last of a batch: its neighbours may be of other batches.
 pub(super) const SENTINEL: u32 = 1 << 3;
-/// Of the batch at the front of a list that is not complete yet, of which all are sentinels.
+/// The node is in the open batch at the front of a list, which is not complete yet and has only sentinels.
 pub(super) const OPEN: u32 = 1 << 4;
-/// Used since it came where it is.
+/// The page was used since it came to its place.
 pub(super) const REFERENCED: u32 = 1 << 5;
-/// The page's contents are gone, and the node is to be taken out.
+/// The page's contents are gone, and the node must be removed.
 pub(super) const DEAD: u32 = 1 << 6;
-/// To be put into the active list.
+/// The page must be put into the active list.
 pub(super) const PROMOTED: u32 = 1 << 7;
 const PLACE_MASK: u32 = 7;
 const TAG_SHIFT: u32 = 8;
@@ -112,7 +112,7 @@ impl State {
         State(self.0 & !flags)
     }
 
-    /// What a page's state has of its batch.
+    /// Returns the state bits of a page of a batch.
     pub(super) fn batch_bits(tag: u8, is_edge: bool) -> u32 {
         u32::from(tag) << TAG_SHIFT | if is_edge { SENTINEL } else { 0 }
     }
@@ -121,17 +121,17 @@ impl State {
         State(self.0 & !TAG_MASK | u32::from(tag) << TAG_SHIFT)
     }
 
-    /// [`Place::Evicted`], at an age of which the lowest bits are kept.
+    /// Returns the state of a page that was evicted at `age`, of which it keeps the lowest 24 bits.
     pub(super) fn evicted(age: u32) -> Self {
         State(age << TAG_SHIFT).at(Place::Evicted)
     }
 
-    /// How much older than a page that was evicted `age` is, unless that is more than 2^24 pages.
+    /// Returns the difference of `age` to that of an evicted page, modulo 2^24.
     pub(super) fn distance_to(self, age: u32) -> u32 {
         (age << TAG_SHIFT).wrapping_sub(self.0 & !FLAGS_MASK) >> TAG_SHIFT
     }
 
-    /// Nothing but a place.
+    /// Returns the state of a place, with no other bits.
     pub(super) fn only(place: Place) -> Self {
         State(0).at(place)
     }
@@ -144,15 +144,15 @@ struct Node {
     state: AtomicU32,
 }
 
-// SAFETY: three atomic integers, of which zeros are the default, and which have no destructors.
+// SAFETY: the fields are atomic integers, which are zero by default and have no destructors.
 unsafe impl Entry for Node {}
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Node>() == super::NODE_BYTES);
 
-/// The nodes of all pages, and behind them the heads of the lists, which are circles.
+/// The nodes of all pages, followed by the heads of the lists, which are circular.
 ///
-/// Links are in order by the locks that protect them, which is why they are loaded and stored relaxed.
+/// The locks that protect the links order their accesses, so these are relaxed.
 pub(super) struct Nodes {
     table: Table<Node>,
     pages: u32,
@@ -182,7 +182,7 @@ impl Nodes {
         self.table.max_bytes()
     }
 
-    /// Whether there is such a page.
+    /// Returns whether the page has a node.
     #[inline]
     pub(super) fn has(&self, page: u32) -> bool {
         page < self.pages
@@ -210,20 +210,20 @@ impl Nodes {
         self.node(id).next.load(Ordering::Relaxed)
     }
 
-    /// Makes two nodes neighbours.
+    /// Links two nodes.
     pub(super) fn link(&self, prev: u32, next: u32) {
         self.node(prev).next.store(next, Ordering::Relaxed);
         self.node(next).prev.store(prev, Ordering::Relaxed);
     }
 
-    /// Puts nodes that are linked with each other between the head of a list and its first.
+    /// Puts a chain of linked nodes at the front of a list.
     pub(super) fn link_at_front(&self, list: List, first: u32, last: u32) {
         let head = self.head(list);
         self.link(last, self.next(head));
         self.link(head, first);
     }
 
-    /// The last node of a list.
+    /// Returns the last node of a list.
     pub(super) fn last(&self, list: List) -> Option<u32> {
         let last = self.prev(self.head(list));
         (last != self.head(list)).then_some(last)
@@ -234,7 +234,7 @@ impl Nodes {
         State(self.node(id).state.load(Ordering::Acquire))
     }
 
-    /// Changes a state to what `f` returns, and returns what it was, unless `f` leaves it.
+    /// Changes a state to what `f` returns, and returns the previous one; `None` if `f` returns `None`.
     #[inline]
     pub(super) fn change(&self, id: u32, mut f: impl FnMut(State) -> Option<State>) -> Option<State> {
         let state = &self.node(id).state;
@@ -268,7 +268,7 @@ mod tests {
 
 #[cfg(test)]
 impl Nodes {
-    /// The pages of a list, the hottest first, and whether its links agree both ways.
+    /// Returns the pages of a list, the hottest first; checks that links agree both ways.
     pub(super) fn pages_of(&self, list: List) -> Vec<u32> {
         let (mut pages, mut at) = (Vec::new(), self.head(list));
         loop {
@@ -284,8 +284,8 @@ impl Nodes {
         }
     }
 
-    /// What holds for batches: both neighbours of a page that is no sentinel have its tag, and only the
-    /// first and the last of a batch are sentinels, or all of an open one.
+    /// Checks the invariants of batches: both neighbours of a page that is no sentinel have its tag, and a
+    /// sentinel is the first or last of a batch, or in the open one.
     pub(super) fn check_batches(&self, list: List) {
         let mut open = true;
         for page in self.pages_of(list) {

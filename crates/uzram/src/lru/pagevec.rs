@@ -1,8 +1,8 @@
-//! A few pages in an array.
+//! Pagevecs: small arrays of pages.
 
 use super::MAX_PAGEVEC_PAGES;
 
-/// Pages that are to be put into the lists.
+/// Pages that are waiting to be put into the lists.
 #[derive(Clone, Copy)]
 pub struct Pagevec {
     pages: [u32; MAX_PAGEVEC_PAGES],
@@ -20,18 +20,18 @@ impl Pagevec {
         self.len += 1;
     }
 
-    /// How many there are.
+    /// Returns the number of pages.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// The pages, to be put into another order.
+    /// Returns the pages, for reordering.
     pub(super) fn pages_mut(&mut self) -> &mut [u32] {
         &mut self.pages[..self.len]
     }
 
-    /// The pages, in the order they came in.
+    /// Returns the pages in the order in which they were added.
     #[inline]
     pub(super) fn pages(&self) -> &[u32] {
         &self.pages[..self.len]

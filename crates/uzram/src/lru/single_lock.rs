@@ -8,7 +8,7 @@ use super::design::{Lists, LockedLists, LruLocks};
 use super::node::{DEAD, LISTS, List, Place};
 use super::pagevec::Pagevec;
 
-/// Pages that are taken out under one hold: the kernel's, when it frees many (`SWAP_CLUSTER_MAX`).
+/// Pages that are removed per acquisition of `lru_lock`: the kernel's bulk size (`SWAP_CLUSTER_MAX`).
 const HELD_PAGES: usize = 32;
 
 /// `lru_lock` alone.
@@ -16,7 +16,7 @@ pub struct SingleLock {
     lru_lock: Mutex<()>,
 }
 
-/// `lru_lock`, taken.
+/// The lists with `lru_lock` held.
 pub struct Locked<'a> {
     lists: &'a Lists,
     _guard: LruGuard<'a, ()>,

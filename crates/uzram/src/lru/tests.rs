@@ -1,11 +1,11 @@
-//! The LRU of each design against a naive one, and with many threads.
+//! Compares the LRU of each design with a naive model, and tests it with many threads.
 
 use super::node::LISTS;
 use super::*;
 use crate::base::random::Random;
 use std::collections::{HashMap, VecDeque};
 
-/// A test of every design and way to batch.
+/// Makes a test for every design and several batching parameters.
 macro_rules! for_every_design {
     ($($test:ident),* $(,)?) => {
         $(mod $test {
@@ -63,7 +63,7 @@ fn check<D: LruLocks>(lru: &Lru<D>) {
     }
 }
 
-/// The same in plain queues, the hottest in front. Pages come to the lists at once.
+/// A model with plain queues, the hottest page in front, and no pagevecs.
 #[derive(Default)]
 struct Model {
     inactive: VecDeque<u32>,
@@ -213,7 +213,7 @@ fn agrees_with_a_naive_model<D: LruLocks>(batching: Batching) {
     }
 }
 
-/// Threads use pages as a store does, whose slots order what is done with one page.
+/// Threads use pages as a store does, whose slot locks order the operations on a page.
 fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
     const PAGES: usize = 300;
     for seed in 0..3 {
@@ -252,7 +252,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
                                             continue;
                                         }
                                         let mut has = slots[page as usize].lock();
-                                        // Gone and come anew it is somebody else's.
+                                        // It may have been removed, added and isolated by another thread.
                                         if *has && lru.lists.nodes.state(page).place() == Place::Isolated {
                                             *has = false;
                                             lru.evicted(page);
@@ -265,7 +265,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
                     })
                 })
                 .collect();
-            // ThreadSanitizer sees who is joined, not how a scope ends.
+            // ThreadSanitizer sees joins, but not the end of a scope.
             threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
         });
         lru.drain_all();
@@ -278,7 +278,7 @@ fn keeps_its_order_among_threads<D: LruLocks>(batching: Batching) {
     }
 }
 
-/// A range that is discarded, as a whole and in parts.
+/// Removes a range as a whole and in part.
 fn bulk_removal<D: LruLocks>(batching: Batching) {
     let lru = lru::<D>(4096, 14, batching);
     (0..4096).for_each(|page| lru.add(page));
@@ -289,7 +289,7 @@ fn bulk_removal<D: LruLocks>(batching: Batching) {
     lru.remove_dead(&mut range);
     check(&lru);
     assert_eq!(lru.len(List::Inactive), 3096);
-    // What has contents again stays.
+    // Pages that have contents again stay.
     let (odd, mut all): (Vec<u32>, Vec<u32>) =
         ((0..1000).filter(|page| page % 2 == 1).collect(), (0..1000).collect());
     assert!(all.iter().all(|page| lru.mark_dead(*page)));
@@ -304,12 +304,12 @@ fn bulk_removal<D: LruLocks>(batching: Batching) {
     assert!(lru.is_empty());
 }
 
-/// Pages wait in a CPU's pagevec, whose size is a setting, and come in the order they came in.
+/// Pages wait in a CPU's pagevec, whose size is a setting.
 fn pagevecs<D: LruLocks>(batching: Batching) {
     let lru = lru::<D>(100, 8, batching);
     (0..7).for_each(|page| lru.add(page));
     assert!(lru.len(List::Inactive) <= 7);
-    // One that is gone and one that is back are not put in twice.
+    // A page that was removed is not put in; one that was added again is put in once.
     lru.remove(3);
     lru.add(3);
     lru.remove(4);
@@ -327,7 +327,7 @@ fn pagevecs<D: LruLocks>(batching: Batching) {
     check(&lru);
 }
 
-/// The numbers of the last pages of the largest disk are those of the lists.
+/// The last page numbers of the largest disk are the lists' heads.
 #[test]
 fn pages_without_a_node_are_never_cold() {
     let lru = Lru::<Batched>::new(&LruConfig::new(1 << 32)).expect("address space");
@@ -345,7 +345,7 @@ fn pages_without_a_node_are_never_cold() {
     check(&lru);
 }
 
-/// How many of a trace's uses find their page among the `kept` that were not evicted.
+/// Returns the number of hits of a trace in an LRU that keeps `kept` pages.
 fn hits<D: LruLocks>(trace: &[u32], pages: u32, kept: usize, batching: Batching) -> usize {
     let lru = lru::<D>(u64::from(pages), DEFAULT_PAGEVEC_PAGES, batching);
     let (mut present, mut count, mut hits) = (vec![false; pages as usize], 0, 0);
@@ -371,7 +371,7 @@ fn hits<D: LruLocks>(trace: &[u32], pages: u32, kept: usize, batching: Batching)
     hits
 }
 
-/// The same by the time of each page's last use.
+/// The same for an exact LRU.
 fn exact_hits(trace: &[u32], pages: u32, kept: usize) -> usize {
     let mut last_use = vec![None; pages as usize];
     let mut by_use = std::collections::BTreeMap::new();
@@ -390,7 +390,7 @@ fn exact_hits(trace: &[u32], pages: u32, kept: usize) -> usize {
     hits
 }
 
-/// Uses of `pages` pages of which the nth is used in proportion to 1 / n, a page's place being random.
+/// Returns a Zipf-distributed trace over `pages` pages, in random order of popularity.
 fn zipf(seed: u64, pages: u32, uses: usize) -> Vec<u32> {
     let mut random = Random::new(seed);
     let mut names: Vec<u32> = (0..pages).collect();
@@ -408,7 +408,7 @@ fn zipf(seed: u64, pages: u32, uses: usize) -> Vec<u32> {
 fn keeps_what_an_exact_lru_keeps<D: LruLocks>(batching: Batching) {
     const PAGES: u32 = 20_000;
     let uses = zipf(1, PAGES, 200_000);
-    // Through the same, each page of the upper half in turn.
+    // The same trace, interleaved with a scan of the upper half.
     let scanned = (PAGES / 2..PAGES).cycle();
     let with_scan: Vec<u32> =
         uses.iter().zip(scanned).flat_map(|(page, once)| [page % (PAGES / 2), once]).collect();

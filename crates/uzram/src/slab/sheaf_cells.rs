@@ -21,8 +21,8 @@
 //! Each part is on cache lines of its own; only used parts take memory. The word of a CPU that this
 //! machine does not have stays 0, which is closed; threads that are not registered for restartable
 //! sequences are on CPU -1 or -2. A word is at the end of its lines to avoid 4K aliasing: a processor that
-//! first compares only the lowest 12 bits of addresses would otherwise take a write to the start of a
-//! page-aligned object for one to the word.
+//! first compares only the lowest 12 bits of addresses would otherwise take a write to the start of an
+//! object for one to the word.
 //!
 //! Without restartable sequences a fast path closes the word for the few instructions it takes.
 

@@ -1,9 +1,9 @@
 //! The counters of a cache, with the names of the kernel's SLUB_STATS.
 //!
 //! The fast paths are counted by the operation number in their words, which a slow path adds to the
-//! counters when it closes the word. (The number is modulo 2^32: if there are more operations between two
-//! slow paths, the excess is lost.) Objects of slow paths are always counted, everything else only when
-//! [`set_counting`] is on, which costs a branch. Times are measured only when [`set_timing`] is on.
+//! counters when it closes the word. (The number is modulo 2^32: multiples of that between two slow paths
+//! are lost.) Objects of slow paths are always counted, everything else only when [`set_counting`] is on,
+//! which costs a branch. Times are measured only when [`set_timing`] is on.
 
 use crate::base::cpu::PerCpu;
 use crate::base::sync::Counter;

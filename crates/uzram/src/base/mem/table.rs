@@ -15,7 +15,7 @@ use crate::base::error::{Error, ErrorKind};
 /// # Safety
 /// All bytes zero is a valid value, equal to `Default::default()`, and dropping one does nothing.
 pub unsafe trait Entry: Default + Send + Sync {
-    /// Sets the entry to its default, as [`Table::release_page`] does. Only for tables that release pages.
+    /// Sets the entry to its default, as `Table::release_page` does. Only for tables that release pages.
     #[cfg(loom)]
     fn clear(&self) {
         unreachable!("no page of such a table is released");
