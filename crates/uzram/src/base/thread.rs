@@ -11,7 +11,7 @@ use super::error::{Error, ErrorKind, Result};
 /// `NoMemory` when the system gives none.
 pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     Builder::new().name(name.into()).spawn(run).map_err(|error| {
-        Error::new(ErrorKind::NoMemory, format!("the system gives no thread for '{name}': {error}"))
+        Error::new(ErrorKind::NoMemory, format!("cannot start the thread '{name}': {error}"))
     })
 }
 
@@ -32,7 +32,7 @@ pub(crate) fn spawn_relied_on<S: Send + 'static>(
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run(&mut state))) {
             let what = panic.downcast_ref::<String>().map(String::as_str);
             let what = what.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic");
-            died(&mut state, &format!("the thread '{named}' has ended, by a defect of uzram: {what}"));
+            died(&mut state, &format!("the thread '{named}' has panicked, a defect of uzram: {what}"));
         }
     })
 }

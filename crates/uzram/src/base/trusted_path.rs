@@ -52,7 +52,7 @@ impl fmt::Display for Refused {
             Refused::Link { link, dir } => write!(
                 f,
                 "'{}' is a symbolic link that is not followed, as other users may write to its directory '{}': \
-                 name what it leads to instead",
+                 name its target instead",
                 link.display(),
                 dir.display()
             ),

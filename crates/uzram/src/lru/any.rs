@@ -31,7 +31,7 @@ impl LruDesign {
     }
 }
 
-named!(LruDesign, "'{}' is no lock design of an LRU: {}");
+named!(LruDesign, "no LRU lock design '{}'; there are: {}");
 
 /// An [`Lru`] of one of the designs.
 pub(crate) enum AnyLru {

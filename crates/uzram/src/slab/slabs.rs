@@ -403,7 +403,7 @@ impl Slabs {
         }
         let Some(slab) = self.take_number() else {
             self.arena.free_run(run, Account::Slab, u64::from(run.pages));
-            let what = format!("the cache '{}' holds as many objects as it can", options.name);
+            let what = format!("the slab cache '{}' is full", options.name);
             return Err(Error::new(ErrorKind::NoSpace, what).with_setting(options.max_objects_setting));
         };
         let start = self.arena.address(run.page).expose_provenance() as u64;

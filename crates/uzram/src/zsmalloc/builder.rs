@@ -90,7 +90,7 @@ impl PoolBuilder {
     pub fn build(self) -> Result<Pool> {
         let limit_pages = self.limit_bytes / PAGE_SIZE as u64;
         if limit_pages == 0 {
-            return Err(Error::invalid("a pool takes at least a page").with_setting("limit_bytes"));
+            return Err(Error::invalid("the limit must be at least a page").with_setting("limit_bytes"));
         }
         let metadata_bytes = 2 * pages_to_bytes(CHUNK_PAGES.into());
         let arena =

@@ -178,7 +178,7 @@ impl<D: PoolLocks> Pool<D> {
 
     #[inline]
     fn check(&self, handle: &Handle) -> Result<()> {
-        if handle.pool == self.id { Ok(()) } else { Err(Error::invalid("the handle is of another pool")) }
+        if handle.pool == self.id { Ok(()) } else { Err(Error::invalid("the handle is another pool's")) }
     }
 }
 

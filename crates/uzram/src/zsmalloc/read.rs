@@ -42,7 +42,7 @@ impl<D: PoolLocks> RawPool<D> {
             unsafe { start.cast::<[u32; 2]>().read() }
         };
         if named != [handle, owner] || len > room {
-            return Err(Error::new(ErrorKind::Corrupt, "the stored page is damaged: it belongs to another"));
+            return Err(Error::new(ErrorKind::Corrupt, "the stored page is damaged: its header is wrong"));
         }
         Ok(read)
     }

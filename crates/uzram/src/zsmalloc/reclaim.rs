@@ -54,7 +54,7 @@ impl<D: PoolLocks> RawPool<D> {
     /// As [`RawPool::reclaim`].
     pub fn reclaim_coldest(&self, most: usize, evict: impl FnOnce(&[u32])) -> Result<Reclaimed> {
         let Some(lru) = &self.lru else {
-            let what = "the pool does not keep the order of its zspages: make it with `reclaim`";
+            let what = "the pool does not keep its zspages in LRU order: build it with `reclaim`";
             return Err(Error::invalid(what).with_setting("reclaim"));
         };
         let (mut isolated, mut owners, mut emptied) =

@@ -40,7 +40,7 @@ impl PoolDesign {
     }
 }
 
-named!(PoolDesign, "'{}' is no lock design of a pool: {}");
+named!(PoolDesign, "no pool lock design '{}'; there are: {}");
 
 /// The statistics of one class, in the columns of the kernel's `classes` file.
 #[derive(Clone, Debug, PartialEq, Eq)]

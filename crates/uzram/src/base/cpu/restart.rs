@@ -145,7 +145,7 @@ mod imp {
     pub(super) fn interrupt_all() {
         let done = membarrier(MembarrierCommand::PrivateExpeditedRseq);
         if let Err(error) = done {
-            eprintln!("uzram: membarrier was allowed at first and is no longer: {error}");
+            eprintln!("uzram: membarrier was allowed at first and now fails: {error}");
             std::process::abort();
         }
     }

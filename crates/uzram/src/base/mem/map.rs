@@ -84,7 +84,7 @@ impl Mapping {
             let what = format!("the system refused {len_bytes} bytes of address space: {why}");
             Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
         };
-        let too_many = || refused("there is not so much");
+        let too_many = || refused("that is more than there is");
         let len_bytes = len_bytes.checked_next_multiple_of(page_bytes).ok_or_else(too_many)?;
         // The system aligns to its own pages, which may be smaller than emulated ones.
         let spare_bytes = page_bytes - rustix::param::page_size();

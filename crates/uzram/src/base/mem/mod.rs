@@ -382,6 +382,6 @@ impl Arena {
 }
 
 fn used_up() -> Error {
-    let what = "the device's address space is used up: its pool is too scattered";
+    let what = "the device's address space is used up: its pool is too fragmented";
     Error::new(ErrorKind::NoSpace, what).with_setting("disksize")
 }

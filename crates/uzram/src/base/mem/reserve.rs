@@ -44,7 +44,7 @@ impl Arena {
         let chunks = reserve_chunks(reserve_pages);
         let most = arena.reserved_pages() / CHUNK_PAGES as usize;
         if chunks > most as u64 {
-            let what = "the reserve is larger than all that the device can take";
+            let what = "the reserve is larger than the most memory that the device can take";
             return Err(Error::invalid(what).with_setting("reserve"));
         }
         arena.reserve_chunks = chunks as usize;
@@ -243,7 +243,7 @@ impl Arena {
         if inner.runs.chunks() * CHUNK_PAGES as usize >= self.reserved_pages() && !inner.runs.has_absent() {
             return used_up();
         }
-        Error::new(ErrorKind::NoMemory, "the reserve of memory is drained, and being filled")
+        Error::new(ErrorKind::NoMemory, "the memory reserve is drained and being refilled")
             .with_setting("reserve")
     }
 
