@@ -39,7 +39,7 @@ pub struct Batching {
     pub locks: u16,
     /// The most pages of a new batch.
     pub max_pages: u32,
-    /// Whether to remove pages that are no sentinels first: removing sentinels would make them sentinels.
+    /// Whether to remove pages that are no sentinels first: removing a sentinel makes its neighbours sentinels.
     pub two_passes: bool,
     /// Whether to put all pages of a pagevec in with one splice.
     pub splice: bool,

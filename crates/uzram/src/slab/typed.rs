@@ -49,7 +49,7 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
     /// As [`Cache::populate`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Cache::populate`].
     pub fn populate(&self) -> Result<()> {
         self.cache.populate()
     }

@@ -120,10 +120,10 @@ impl AnyPool {
     /// As [`RawPool::read`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`RawPool::read`].
     ///
     /// # Safety
-    /// As there.
+    /// As [`RawPool::read`].
     #[inline]
     pub unsafe fn read(&self, handle: u32, owner: u32, len: usize) -> Result<AnyRead<'_>> {
         // SAFETY: the caller's promise.
@@ -133,7 +133,7 @@ impl AnyPool {
     /// As [`RawPool::free`].
     ///
     /// # Safety
-    /// As there.
+    /// As [`RawPool::free`].
     #[inline]
     pub unsafe fn free(&self, handle: u32) {
         // SAFETY: the caller's promise.

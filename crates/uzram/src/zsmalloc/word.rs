@@ -22,7 +22,7 @@ const PAGE_SHIFT: u32 = CLASS_SHIFT + u8::BITS;
 
 const _: () = assert!(PAGE_SHIFT + 32 == u64::BITS && MAX_OBJECTS < 1 << INDEX_BITS);
 
-/// Where an object is.
+/// The location of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
     /// The first page of its zspage.
