@@ -38,7 +38,7 @@ impl TryFrom<usize> for StreamCount {
     fn try_from(count: usize) -> Result<Self> {
         let in_range = u16::try_from(count).ok().filter(|_| count <= StreamCount::MAX);
         in_range.and_then(NonZeroU16::new).map(StreamCount).ok_or_else(|| {
-            let what = format!("'{count}' is not a number of streams from 1 to {}", StreamCount::MAX);
+            let what = format!("a list of {count} streams: it must have 1 to {}", StreamCount::MAX);
             Error::invalid(what).with_setting("streams")
         })
     }

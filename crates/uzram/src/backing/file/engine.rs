@@ -131,7 +131,7 @@ impl Progress {
 
 fn ended_early(direction: Direction) -> Error {
     let what = match direction {
-        Direction::Read => "the backing file has been truncated",
+        Direction::Read => "the backing file has become shorter",
         Direction::Write => "the backing device accepts no more bytes",
     };
     Error::new(ErrorKind::Io, what).with_setting(SETTING)

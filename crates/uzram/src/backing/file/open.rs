@@ -89,7 +89,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     };
     let len_bytes = len_bytes - len_bytes % block_bytes as u64;
     if len_bytes == 0 {
-        let what = format!("has no room for a block of {block_bytes} bytes: specify a size");
+        let what = format!("has no room for a block of {block_bytes} bytes: give it a size");
         return Err(failure(path, ErrorKind::Invalid, &what));
     }
     if !opened.is_block_device {
@@ -202,7 +202,7 @@ fn open_file(options: &FileOptions) -> Result<(OwnedFd, Opened)> {
             return Ok((fd, opened(false, Some(place))));
         }
         Err(Errno::NOENT) => {
-            return Err(failure(path, ErrorKind::NotFound, "does not exist; specify a size to create it"));
+            return Err(failure(path, ErrorKind::NotFound, "does not exist; with a size it would be made"));
         }
         Err(errno) => return Err(failed(errno)),
     };

@@ -52,7 +52,7 @@ impl RecompressRequest {
         let mut request = RecompressRequest::default();
         let what = &mut request.what;
         for (name, value) in words(text) {
-            let bad = || Error::invalid(format!("'{name}={value}' is not valid")).with_setting("recompress");
+            let bad = || Error::invalid(format!("'{name}={value}' cannot be used")).with_setting("recompress");
             match name {
                 "type" => {
                     what.candidates = page_type(value).ok_or_else(|| {
@@ -87,7 +87,7 @@ pub(super) fn recompress(task: &Task<'_>, request: RecompressRequest) -> Result<
     if kind.is_some() || priority.is_some() {
         let (at, _) = find(&task.device().state.lock().params, priority, kind)?;
         if at == 0 {
-            let what = "that algorithm already compresses pages when they are written";
+            let what = "pages are compressed by that algorithm already when they are written";
             return Err(Error::invalid(what).with_setting("recompress"));
         }
         what.priorities = at as u8..=at as u8;
