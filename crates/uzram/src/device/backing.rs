@@ -44,9 +44,8 @@ impl NamedBacking {
         if path.starts_with('/') && !path.contains(char::is_control) {
             return Ok(());
         }
-        let what = format!(
-            "'{path}' cannot be a backing device: write an absolute path, beginning with '/', or none"
-        );
+        let what =
+            format!("'{path}' cannot be a backing device: write the whole path, beginning with '/', or none");
         Err(Error::invalid(what).with_setting("backing_dev"))
     }
 

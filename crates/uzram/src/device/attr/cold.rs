@@ -52,7 +52,8 @@ impl RecompressRequest {
         let mut request = RecompressRequest::default();
         let what = &mut request.what;
         for (name, value) in words(text) {
-            let bad = || Error::invalid(format!("'{name}={value}' cannot be used")).with_setting("recompress");
+            let bad =
+                || Error::invalid(format!("'{name}={value}' cannot be used")).with_setting("recompress");
             match name {
                 "type" => {
                     what.candidates = page_type(value).ok_or_else(|| {
