@@ -163,7 +163,8 @@ impl Drop for Started {
 
 /// Returns the error of a transfer that was not carried out because of a panic.
 fn given_up() -> Error {
-    Error::new(ErrorKind::Io, "a defect of uzram ended a transfer to the backing device").with_setting(SETTING)
+    Error::new(ErrorKind::Io, "a defect of uzram ended a transfer to the backing device")
+        .with_setting(SETTING)
 }
 
 /// Returns the error of all transfers after a panic has ended a thread of their backing.
