@@ -81,7 +81,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
         Some(size) if opened.is_block_device && size > room_bytes => {
             let has = format_size(there_bytes);
             let what = format!(
-                "is smaller than requested: it has {has}, {start_bytes} bytes of them for uzram's header"
+                "has only {has}, {start_bytes} bytes of them for uzram's header: less than requested"
             );
             return Err(failure(path, ErrorKind::Invalid, &what));
         }
