@@ -303,9 +303,9 @@ fn damage_is_an_error() {
     let Contents::Stored { handle, len, .. } = store.slots.lock(PageNo(3)).contents() else {
         panic!("stored")
     };
-    // SAFETY: the slot holds the handle, and nobody frees it.
+    // SAFETY: the slot holds the handle, and no other thread frees it.
     let pinned = unsafe { store.pool.read(handle, 3, usize::from(len)) }.expect("sound");
-    // SAFETY: nobody else uses the store; the page is huge, so its bytes are the page's.
+    // SAFETY: no other thread uses the store; the page is huge, so its bytes are the page's.
     unsafe { pinned.as_ptr().cast_mut().add(100).write(!contents[100]) };
     drop(pinned);
     assert_eq!(store.read(PageNo(3), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);

@@ -89,7 +89,7 @@ fn a_damaged_owner_stops_nobody() {
         else {
             panic!("stored")
         };
-        // SAFETY: the slot holds the handle, and nobody frees it.
+        // SAFETY: the slot holds the handle, and no other thread frees it.
         let pinned = unsafe { store.pool.read(handle, page as u32, usize::from(len)) }.expect("sound");
         // SAFETY: no other thread uses these objects now. The owner lies just before the bytes.
         unsafe { pinned.as_ptr().cast_mut().cast::<u32>().sub(1).write(u32::MAX - page as u32) };
