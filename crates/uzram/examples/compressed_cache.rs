@@ -1,11 +1,10 @@
-//! A cache of pages that keeps them compressed, and forgets the coldest when its memory is full.
+//! A cache of compressed pages that evicts the coldest when its memory is full.
 //!
 //! `cargo run --release --example compressed_cache [MEMORY_MIB]`
 //!
-//! Keys lead to [`Handle`]s; what is behind them, lz4's output, lies in a [`Pool`] with a limit. When that is
-//! met, [`Pool::reclaim`] names the entries to forget: they share the pages that were
-//! stored into longest ago, so that forgetting them frees whole pages. (Forgetting as many entries in any
-//! order would only leave holes.)
+//! A map leads from keys to [`Handle`]s of objects, lz4's output, in a [`Pool`] with a limit. When the limit is
+//! reached, [`Pool::reclaim`] names the entries to evict: those that share the least recently filled pages, so
+//! that evicting them frees whole pages. (Evicting as many entries in any order would only leave holes.)
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,21 +17,21 @@ use uzram::{ErrorKind, Handle, Object, Pool, Result};
 
 /// Maps that the keys are spread over, each with a lock, so that threads seldom wait for each other.
 const SHARDS: usize = 16;
-/// Pages that are made free at a time.
+/// Pages freed at a time.
 const RECLAIM_PAGES: u64 = 32;
 
 /// Pages by number. All methods can be called from any number of threads.
 struct Cache {
     pool: Pool,
     shards: [Mutex<HashMap<u32, Handle>>; SHARDS],
-    /// Held by who makes room: others wait, and then find some.
+    /// Held while a thread makes room: others wait, and then find some.
     evicting: Mutex<()>,
     hits: AtomicU64,
     misses: AtomicU64,
     evicted: AtomicU64,
 }
 
-/// What compresses and decompresses: one a thread.
+/// An encoder and a decoder, one set per thread.
 struct Codec {
     encoder: Encoder,
     decoder: Decoder,
@@ -48,7 +47,7 @@ impl Codec {
 }
 
 impl Cache {
-    /// An empty cache that takes at most `limit_bytes`, beside the map of its keys.
+    /// Creates an empty cache that takes at most `limit_bytes`, not counting the map of its keys.
     fn new(limit_bytes: u64) -> Result<Self> {
         Ok(Cache {
             pool: Pool::builder("cache").limit_bytes(limit_bytes).reclaim(true).build()?,
@@ -64,7 +63,7 @@ impl Cache {
         self.shards[key as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads a page, and returns whether it was there.
+    /// Reads a page. Returns whether it was cached.
     fn get(&self, key: u32, codec: &mut Codec, page: &mut Page) -> Result<bool> {
         let shard = self.shard(key);
         let Some(handle) = shard.get(&key) else {
@@ -81,7 +80,7 @@ impl Cache {
         Ok(true)
     }
 
-    /// Writes a page, and forgets others where that takes it.
+    /// Writes a page, and evicts others if there is no room.
     fn insert(&self, key: u32, page: &Page, codec: &mut Codec) -> Result<()> {
         let len = codec.encoder.encode(page, &mut codec.compressed).filter(|len| *len < PAGE_SIZE);
         let bytes = len.map_or(&page[..], |len| &codec.compressed[..len]);
@@ -91,20 +90,20 @@ impl Cache {
                 stored => break stored?,
             }
         };
-        // No lock is held while the pool looks for memory: making room locks any shard.
+        // No lock is held while the pool allocates: making room locks any shard.
         if let Some(old) = self.shard(key).insert(key, handle) {
             self.pool.free(old)?;
         }
         Ok(())
     }
 
-    /// Forgets the coldest pages, and returns whether there were any.
+    /// Evicts the coldest pages. Returns whether there were any.
     fn make_room(&self) -> Result<bool> {
         let _alone = self.evicting.lock().unwrap_or_else(PoisonError::into_inner);
         let mut evicted = 0;
         self.pool.reclaim(RECLAIM_PAGES, |key| {
-            // It may be gone already, or, if it was written anew just now, be elsewhere: no harm, it is
-            // a cache.
+            // The entry may be gone, or may have been rewritten just now and lie elsewhere: that does no
+            // harm in a cache.
             if let Some(handle) = self.shard(key).remove(&key) {
                 evicted += u64::from(self.pool.free(handle).is_ok());
             }
@@ -127,7 +126,7 @@ impl Cache {
     }
 }
 
-/// What is slow to get, so that it is worth caching: text for most pages, noise for some.
+/// Stands for a slow source that is worth caching: most pages are text, some are noise.
 fn fetch(key: u32) -> Page {
     const WORDS: [&str; 12] = [
         "page",
@@ -158,13 +157,13 @@ fn fetch(key: u32) -> Page {
     page
 }
 
-/// A key: the smaller, the likelier.
+/// Returns a key; smaller keys are more likely.
 fn popular(random: &mut Random) -> u32 {
     let below = 1 + random.below(10_000);
     random.below(below) as u32
 }
 
-/// Looks pages up, some far more often than others, and fetches those that are not there.
+/// Looks up pages, some far more often than others, and fetches those that are not cached.
 fn work(cache: &Cache, seed: u64) -> Result<()> {
     let (mut codec, mut random, mut page) = (Codec::new()?, Random::new(seed), [0; PAGE_SIZE]);
     for _ in 0..8000 {
@@ -178,7 +177,7 @@ fn work(cache: &Cache, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Several threads at work on one cache.
+/// Runs several threads on one cache.
 fn work_together(cache: &Cache) -> Result<()> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|seed| scope.spawn(move || work(cache, seed))).collect();

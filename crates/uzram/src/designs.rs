@@ -1,8 +1,8 @@
 //! Lock designs, as types: each structure of the engine is generic over how it is locked.
 //!
-//! The designs are those of the Linux kernel before and after patch series that changed them, and ours. All of a
-//! kind run the same tests, and `uzram lab` measures one against another. A [`Store`](crate::Store) chooses among
-//! them while the program runs: [`PoolDesign`], [`LruDesign`], [`StreamDesign`].
+//! The designs are those of the Linux kernel before and after patch series that changed them, and our own. All designs
+//! of a structure run the same tests, and `uzram lab` compares them. A [`Store`](crate::Store) takes its designs as
+//! run-time settings: [`PoolDesign`], [`LruDesign`], [`StreamDesign`].
 //!
 //! | structure | trait | designs |
 //! |---|---|---|

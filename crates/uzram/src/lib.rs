@@ -1,11 +1,11 @@
 //! zram in user space: compressed memory without a kernel module.
 //!
-//! Linux compresses cold memory with zram: a RAM disk whose pages are compressed, in an allocator made for that
-//! (zsmalloc). This crate is that stack as a library. It takes no privileges.
+//! Linux compresses cold memory with zram: a RAM disk that keeps its pages compressed, in an allocator made for
+//! that (zsmalloc). This crate is that stack as a library. It needs no privileges.
 //!
 //! - [`Device`] is the disk, with the kernel's attributes and life cycle.
 //! - [`Store`] is what lies below: page number to contents, with a memory limit, writeback to a file, and a
-//!   policy that keeps it all in bounds.
+//!   policy that reclaims pages on its own.
 //! - [`Pool`] stores byte strings of up to a page, packed tightly, for compressed caches of your own.
 //!
 //! ```
@@ -25,24 +25,24 @@
 //! }
 //! ```
 //!
-//! Everything here can be used from any number of threads. Errors say which setting to change
-//! ([`Error::setting`]). Contents are memory: they are gone when the device is.
+//! All types can be shared between threads. Errors name the setting to change ([`Error::setting`]). Contents are
+//! memory: they are lost when the device is dropped.
 //!
 //! # Features
 //!
-//! None is on by default, and each only adds.
+//! None is enabled by default; all are additive.
 //!
 //! - `serde`: the statistics implement `serde::Serialize`.
-//! - `lock-stats`: counts acquisitions, contention, waiting and holding of every lock, by lock class, which costs
-//!   time.
+//! - `lock-stats`: records acquisitions, contention, wait and hold times of every lock, by lock class, at some cost
+//!   in speed.
 //!
 //! # Layers
 //!
-//! Each module is built only on those before it: base, `slab`, [`codec`], `stream`, `zsmalloc`, `lru`, `backing`,
-//! [`store`], [`device`]. [`designs`] lists the ways in which they can be locked. Hidden modules are for the
-//! programs of this project, and change with them.
+//! Each module imports only from those before it: base, `slab`, [`codec`], `stream`, `zsmalloc`, `lru`, `backing`,
+//! [`store`], [`device`]. [`designs`] lists their lock designs. Hidden modules are for this project's own programs
+//! and are not a stable interface.
 
-// loom's models use less than the product does.
+// The loom models use only a part of the crate.
 #![cfg_attr(loom, allow(dead_code))]
 
 mod base;
@@ -78,7 +78,7 @@ pub use base::{cpu, mem, named, random, sync, trusted_path, work};
 #[cfg(not(loom))]
 pub use base::{machine_memory, mountinfo};
 
-/// What users share among threads can be.
+/// Public types are `Send` and `Sync`.
 #[cfg(not(loom))]
 const _: () = {
     const fn is_send_and_sync<T: Send + Sync>() {}
@@ -94,7 +94,7 @@ const _: () = {
     is_send_and_sync::<Error>();
 };
 
-// The examples of the documents are tests, too.
+// Doctests of the examples in the documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 #[doc = include_str!("../../../docs/library.md")]

@@ -1,7 +1,7 @@
-//! A device with a reserve in a cgroup that does not allow so much memory is refused, with the setting to change: to
-//! have the system give it would end the process.
+//! A device whose reserve exceeds the cgroup's memory limit is refused, with the setting to change: populating the
+//! reserve would have the process killed.
 //!
-//! The device is made by a child of the test, in a cgroup of its own.
+//! A child of the test builds the device, in a cgroup of its own.
 
 #![cfg(all(target_os = "linux", not(loom)))]
 #![allow(clippy::unwrap_used)]
@@ -13,15 +13,15 @@ use std::time::{Duration, Instant};
 
 use uzram::device::Device;
 
-/// Says to the child which file its number is to be written to.
+/// Tells the child which `cgroup.procs` file to write its process id to.
 const PROCS: &str = "UZRAM_TEST_CGROUP_PROCS";
 const LIMIT_BYTES: u64 = 128 << 20;
 
-/// A cgroup that may have [`LIMIT_BYTES`], removed when dropped.
+/// A cgroup limited to [`LIMIT_BYTES`], removed when dropped.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Version 1, or else version 2; without either it says so.
+    /// Creates a cgroup of version 1, or else version 2; prints a message if neither is possible.
     fn new() -> Option<Cgroup> {
         let name = format!("uzram-test-{}", std::process::id());
         for (root, file) in
@@ -43,7 +43,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Busy for a moment after its last process has ended.
+        // The cgroup is busy for a moment after its last process has ended.
         let until = Instant::now() + Duration::from_secs(20);
         while fs::remove_dir(&self.0).is_err() && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(20));
@@ -57,7 +57,7 @@ fn in_cgroup(procs: &str) {
     device.set("reserve", "512M").unwrap();
     let error = device.set("disksize", "64M").expect_err("there is no memory for it");
     println!("refused: {error}");
-    // What there is room for is made.
+    // A reserve within the limit is accepted.
     let device = Device::new("zram0").unwrap();
     device.set("reserve", "16M").unwrap();
     device.set("disksize", "64M").unwrap();

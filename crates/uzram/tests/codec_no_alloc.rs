@@ -1,4 +1,4 @@
-//! Once made, encoders and decoders take no memory: neither Rust's nor, in the C libraries, C's.
+//! Once created, encoders and decoders allocate nothing, neither in Rust nor in the C libraries.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 #![allow(clippy::unwrap_used)]
@@ -8,10 +8,10 @@ mod allocations;
 use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind};
 use uzram::units::{PAGE_SIZE, Page};
 
-/// Pages for each algorithm; the slow ones take a millisecond a page.
+/// Pages per algorithm; the slow ones take a millisecond a page.
 const PAGES: u64 = 2_000;
 
-/// Page `number`: the higher the number in its hundred, the less it compresses.
+/// Fills page `number`: the higher `number % 100`, the less it compresses.
 fn fill(page: &mut Page, number: u64) {
     let mut state = number + 1;
     let random_bytes = (number % 100) as usize * PAGE_SIZE / 100;
@@ -25,7 +25,7 @@ fn fill(page: &mut Page, number: u64) {
 fn coding_pages_allocates_nothing() {
     let text = std::hint::black_box(String::from("seen by the counter"));
     assert!(allocations::count() > 0, "{text}: Rust's allocations are not counted");
-    // A dictionary of pages as they are, from the middle of what compresses.
+    // A dictionary of raw pages.
     let mut dictionary = vec![0; 16 * PAGE_SIZE];
     for (number, page) in dictionary.as_chunks_mut().0.iter_mut().enumerate() {
         fill(page, number as u64 * 2);
@@ -53,7 +53,7 @@ fn coding_pages_allocates_nothing() {
                 Some(len_bytes) => {
                     decoder.decode(&out[..len_bytes], &mut decoded).unwrap();
                     assert!(decoded == page);
-                    // Failing is free as well.
+                    // Failing allocates nothing either.
                     assert!(decoder.decode(&out[..len_bytes / 2], &mut decoded).is_err());
                 }
                 None => did_not_fit += 1,

@@ -1,9 +1,9 @@
 //! Reads and overwrites of a warm device allocate nothing and make no system call.
 //!
 //! A child process fills a device, overwrites all of it a few times, and then forbids itself system
-//! calls: a seccomp filter turns each into SIGSYS, whose handler reports its number. What follows is
-//! the steady state: each page is read, overwritten with contents that compress as before, or
-//! changed in part. Allocations are counted over the same stretch.
+//! calls: a seccomp filter turns each into SIGSYS, whose handler reports its number. Then comes the
+//! steady state: pages are read, overwritten with contents that compress as before, or partly changed.
+//! Allocations are counted during that time.
 
 #![cfg(all(target_os = "linux", target_env = "gnu", target_arch = "x86_64", not(loom)))]
 #![allow(clippy::unwrap_used)]
@@ -26,8 +26,8 @@ const WARM_ROUNDS: u64 = 4;
 /// The pipe to the parent.
 static REPORT_TO: AtomicI32 = AtomicI32::new(-1);
 
-/// What page `number` holds: one in 16 is same-filled, the others hold from nothing random up to
-/// nothing else, which does not compress at all.
+/// Returns the contents of page `number`: one page in 16 is same-filled, the others have a share of
+/// random bytes from none to all.
 fn contents(number: u64) -> Page {
     let mut page = [number as u8; PAGE_SIZE];
     if number.is_multiple_of(16) {
@@ -40,7 +40,7 @@ fn contents(number: u64) -> Page {
     page
 }
 
-/// Overwrites a page, reads one, or does so with a part, as `random` decides. Whether it went well.
+/// Reads or overwrites a random page or a part of it. Returns whether that succeeded.
 fn one_operation(disk: &OpenDevice, pages: &[Page], random: &mut Random) -> bool {
     let number = random.below_u64(PAGES);
     let (page, offset) = (&pages[number as usize], number * PAGE_SIZE as u64);
@@ -118,7 +118,7 @@ fn forbid_system_calls() {
     }
 }
 
-/// In the child. It does not panic, which would end in the parent's test harness.
+/// Runs in the child. It must not panic, which would unwind into the copy of the parent's test harness.
 fn child(disk: &OpenDevice, pages: &[Page], operations: u64) -> ! {
     let mut random = Random::new(0x5eed);
     let mut well = true;
@@ -135,11 +135,11 @@ fn child(disk: &OpenDevice, pages: &[Page], operations: u64) -> ! {
     }
     report_number(b"allocations ", allocations::count() - allocated_before);
     report(if well { b"all went well\n" } else { b"an operation failed or read something else\n" });
-    // SAFETY: ends the process, and runs nothing that belongs to the parent.
+    // SAFETY: _exit ends the process, and runs no handlers of the parent.
     unsafe { libc::_exit(0) }
 }
 
-/// What a child reports that runs `operations` on a device with these settings.
+/// Returns the report of a child that runs `operations` on a device with these settings.
 fn report_of(settings: &[(&str, &str)], operations: u64) -> String {
     let device: Arc<Device> = Device::new("zram0").unwrap();
     settings.iter().for_each(|(name, value)| device.set(name, value).unwrap());
@@ -148,7 +148,7 @@ fn report_of(settings: &[(&str, &str)], operations: u64) -> String {
     let pages: Vec<Page> = (0..PAGES).map(contents).collect();
     let (mut reader, writer) = std::io::pipe().unwrap();
     REPORT_TO.store(writer.as_raw_fd(), Ordering::Relaxed);
-    // SAFETY: the child uses what this thread has made, and leaves by _exit only.
+    // SAFETY: the child uses only what this thread has made, and ends only by _exit.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
     if pid == 0 {

@@ -34,7 +34,7 @@ fn rust_files(dir: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The place in `layers` of the module that `path` belongs to.
+/// Returns the index in `layers` of the module that `path` belongs to.
 fn layer_of(path: &Path, layers: &[&str]) -> Option<usize> {
     path.iter().find_map(|part| {
         let name = part.to_str().unwrap().trim_end_matches(".rs");
@@ -42,14 +42,14 @@ fn layer_of(path: &Path, layers: &[&str]) -> Option<usize> {
     })
 }
 
-/// The code of a file: without comments, white space, and what only tests see.
+/// Returns the code of a file, without comments, white space and test items.
 fn code(file: &Path) -> String {
     let text = fs::read_to_string(file).unwrap();
     let lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
     without_tests(&lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect::<String>())
 }
 
-/// Code less the items that only tests have.
+/// Returns code without test items.
 fn without_tests(code: &str) -> String {
     let (mut kept, mut rest) = (String::new(), code);
     while let Some(at) = ["#[cfg(test)]", "#[cfg(all(test"].iter().filter_map(|cfg| rest.find(cfg)).min() {
@@ -59,7 +59,7 @@ fn without_tests(code: &str) -> String {
     kept + rest
 }
 
-/// The length of the item that `code` begins with: to its `;`, or to the end of its braces.
+/// Returns the length of the item that `code` begins with: to its `;`, or to the end of its braces.
 fn item_len(code: &str) -> usize {
     let mut depth = 0;
     let end = code.char_indices().find(|(_, c)| {
@@ -73,7 +73,7 @@ fn item_len(code: &str) -> usize {
     end.map_or(code.len(), |(at, _)| if depth < 0 { at } else { at + 1 })
 }
 
-/// The first names after each `prefix` in `code`, those in braces included.
+/// Returns the first names after each `prefix` in `code`, including those in braces.
 fn mentions<'a>(code: &'a str, prefix: &str) -> Vec<&'a str> {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     let first = |rest: &'a str| rest.split(|c| !is_name(c)).next().unwrap();
@@ -83,7 +83,7 @@ fn mentions<'a>(code: &'a str, prefix: &str) -> Vec<&'a str> {
             names.push(first(rest));
             continue;
         };
-        // The list's own items stand at depth 0.
+        // The list's own items are at depth 0.
         let mut depth = 0;
         let mut item = 0;
         for (at, c) in list.char_indices() {
@@ -153,7 +153,7 @@ fn what_only_tests_have_is_passed_over_and_nothing_else() {
     assert_eq!(without_tests("structS{a:A,#[cfg(test)]b:B}usec;"), "structS{a:A,}usec;");
 }
 
-/// The doors: mmap and madvise belong to `base::mem`, atomics and locks to `base::sync`.
+/// Only `base::mem` uses mmap and madvise, only `base::sync` uses atomics and locks.
 #[test]
 fn there_is_one_door_to_memory_and_one_to_locks() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
@@ -165,8 +165,8 @@ fn there_is_one_door_to_memory_and_one_to_locks() {
     ];
     for file in rust_files(&src) {
         let name = file.strip_prefix(&src).unwrap().to_str().unwrap();
-        // Tests may use what they like; the CPU's number cannot come from above itself, and the
-        // arena's injected faults are the tests' too.
+        // Tests may use anything; `base/cpu` cannot use modules above it, and the arena's injected faults are
+        // for tests, too.
         if name.ends_with("tests.rs") || name.contains("/tests/") || name.starts_with("base/cpu") {
             continue;
         }

@@ -1,7 +1,7 @@
 //! A device with a reserve of memory: reads, writes and discards take no page fault.
 //!
-//! The program's own text and data are had in memory before, as a program does by mlockall(2) that serves a disk
-//! which its own machine swaps to. What threads touch of their own, stacks and buffers, they touch before they begin.
+//! The program's text and data are brought into memory first, as a program that serves a swap disk for its own machine
+//! does by mlockall(2). Threads touch their own memory, stacks and buffers, before they begin.
 
 #![cfg(all(target_os = "linux", not(loom)))]
 #![allow(clippy::unwrap_used)]
@@ -21,7 +21,7 @@ const THREADS: u64 = 3;
 /// Kinds of pages, by how well they compress.
 const KINDS: u64 = 61;
 
-/// Pages from zeros to what does not compress at all: words that come again, and random bytes.
+/// Returns pages from all zeros to incompressible, of repeated words and random words.
 fn kinds() -> Vec<Page> {
     let words: Vec<u64> = (0..200).map(|seed| Random::new(seed + 1).next()).collect();
     (0..KINDS)
@@ -37,7 +37,7 @@ fn kinds() -> Vec<Page> {
         .collect()
 }
 
-/// What page `number` holds after it was written for the `version`th time.
+/// Fills `page` with the contents of page `number` after its `version`th write.
 fn fill(page: &mut Page, kinds: &[Page], number: u64, version: u64) {
     let kind = (number * 7 + version * 13) % KINDS;
     *page = kinds[kind as usize];
@@ -56,7 +56,7 @@ fn minor_faults() -> i64 {
     }
 }
 
-/// Has the program's text and data in memory: all that is mapped from files.
+/// Brings the program's text and data into memory: all mappings of files.
 fn populate_program() {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     for line in maps.lines().filter(|line| line.contains('/')) {
@@ -78,7 +78,7 @@ fn touch_stack() {
     std::hint::black_box(&mut [0u8; 512 << 10]);
 }
 
-/// Writes a page, as often as it takes; returns how often that failed for want of memory.
+/// Writes a page, and retries while there is no memory. Returns how often that failed.
 fn write(disk: &OpenDevice, number: u64, page: &Page) -> u64 {
     let mut failures = 0;
     while let Err(error) = disk.write(number * PAGE_SIZE as u64, page) {
@@ -99,7 +99,7 @@ fn verify(disk: &OpenDevice, kinds: &[Page], number: u64, version: u64, read: &m
     assert!(read == wanted, "page {number}, version {version}");
 }
 
-/// What a thread does with its pages; returns its page faults, and its writes that failed.
+/// Runs a thread's operations on its pages. Returns its page faults, and its writes that failed.
 fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
     let mine = || (0..DISK_PAGES).filter(|number| number % THREADS == thread);
     let (mut read, mut page) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
@@ -107,7 +107,7 @@ fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
     let (mut random, mut failures) = (Random::new(thread + 1), 0);
     touch_stack();
     versions.fill(0);
-    // What the thread has of its own elsewhere.
+    // Touch the thread's own memory in the engine.
     for number in mine().take(20) {
         fill(&mut page, kinds, number, 0);
         write(disk, number, &page);
@@ -136,7 +136,7 @@ fn work(disk: &OpenDevice, kinds: &[Page], thread: u64) -> (i64, u64) {
             }
             4 if *version > 0 => {
                 fill(&mut page, kinds, number, (*version).into());
-                // A part of the page, from a place where it is the same.
+                // A part of the page, with the same contents.
                 disk.write(number * PAGE_SIZE as u64 + 3000, &page[3000..]).unwrap_or_else(|error| {
                     assert_eq!(error.setting(), Some("reserve"), "{error}");
                     failures += 1;
@@ -187,7 +187,8 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
         full.reserve_drained
     );
 
-    // Once all is gone, so is the memory, but for the reserve, what is always kept, and what the slab caches keep.
+    // Once all pages are discarded, all memory is freed but the reserve, the free memory that is always kept, and the
+    // slab caches'.
     let before = minor_faults();
     disk.discard(0, DISK_PAGES * PAGE_SIZE as u64).unwrap();
     let of_discard = minor_faults() - before;
@@ -211,7 +212,7 @@ fn faults_with(settings: &[(&str, &str)]) -> i64 {
     faults.into_inner() as i64
 }
 
-/// One test: what other threads of the program do may move what a thread has in memory.
+/// A single test: other tests' threads could change what this program has in memory.
 #[test]
 fn threads_that_use_a_device_with_a_reserve_take_no_page_fault() {
     for settings in [

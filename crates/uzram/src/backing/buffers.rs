@@ -1,8 +1,8 @@
-//! The memory of transfers: buffers of one size, made beforehand, aligned to [`PAGE_SIZE`], which is what O_DIRECT
-//! wants of a file that is used with it (`file/open.rs`), whatever the host's pages are.
+//! The memory of transfers: buffers of one size, allocated in advance and aligned to [`PAGE_SIZE`], as O_DIRECT needs
+//! it for the files that use it (`file/open.rs`), whatever the host's page size.
 //!
-//! All buffers of a pool lie in one mapping, which takes memory where it was touched. It lives as long as any of
-//! them, so that a transfer may outlast the pool it came from.
+//! All buffers of a pool lie in one mapping, which takes memory only where it was touched. The mapping lives as long as
+//! any buffer, so that a transfer may outlive the pool of its buffer.
 //!
 //! Lock: `backing buffers`, a leaf.
 
@@ -14,7 +14,7 @@ use crate::base::mem::{Access, Mapping};
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, classes};
 use crate::base::units::PAGE_SIZE;
 
-/// The largest size of a buffer: one transfer moves it at once.
+/// The maximum size of a buffer, and so of a transfer.
 pub const MAX_BUFFER_BYTES: usize = 1 << 30;
 
 /// A fixed number of buffers of one size.
@@ -26,77 +26,78 @@ struct Pool {
     mapping: Mapping,
     buffer_bytes: usize,
     count: u32,
-    /// The numbers of the buffers that nobody has. It has room for all.
+    /// The numbers of the free buffers, with capacity for all.
     free: Mutex<Vec<u32>>,
-    /// Threads that wait for one.
+    /// Threads that wait for a buffer.
     waiting: Counter,
     given_back: Condvar,
 }
 
-/// Bytes of a [`Buffers`]. Dropped, they go back to it. They are zeros the first time and whatever was in them
-/// later.
+/// A buffer of a [`Buffers`], which gets it back when it is dropped. It holds zeros the first time, and its old
+/// contents later.
 pub struct Buffer {
     pool: Arc<Pool>,
     number: u32,
 }
 
 impl Buffers {
-    /// Makes `count` buffers of `buffer_bytes` each, a multiple of [`PAGE_SIZE`].
+    /// Creates `count` buffers of `buffer_bytes` each, a multiple of [`PAGE_SIZE`].
     ///
     /// # Errors
     /// `Invalid` for another size, or one above [`MAX_BUFFER_BYTES`]; `NoMemory`.
     pub fn new(count: u32, buffer_bytes: usize) -> Result<Self> {
         if buffer_bytes == 0 || buffer_bytes > MAX_BUFFER_BYTES || !buffer_bytes.is_multiple_of(PAGE_SIZE) {
-            return Err(Error::invalid(format!("buffers of {buffer_bytes} bytes are no whole pages")));
+            return Err(Error::invalid(format!("buffers of {buffer_bytes} bytes are not whole pages")));
         }
         let too_many = || Error::new(ErrorKind::NoMemory, "buffers larger than the address space");
         let len_bytes = (count as usize).checked_mul(buffer_bytes).ok_or_else(too_many)?;
         let mapping = Mapping::new(len_bytes.max(PAGE_SIZE), Access::ReadWrite)
             .map_err(|error| error.with_setting(SETTING))?;
-        // The first are taken first.
+        // In reverse, so that the lowest numbers are taken first.
         let free = Mutex::new(&classes::BACKING_BUFFERS, (0..count).rev().collect());
         let (waiting, given_back) = (Counter::default(), Condvar::new());
         Ok(Buffers { pool: Arc::new(Pool { mapping, buffer_bytes, count, free, waiting, given_back }) })
     }
 
-    /// One of them, unless all are in use.
+    /// Takes a buffer, unless all are in use.
     pub fn take(&self) -> Option<Buffer> {
         let number = self.pool.free.lock().pop()?;
         Some(Buffer { pool: Arc::clone(&self.pool), number })
     }
 
-    /// One of them, when one is free. There must be at least one.
+    /// Takes a buffer; waits while all are in use. There must be at least one.
     pub fn take_waiting(&self) -> Buffer {
         let mut free = self.pool.free.lock();
         loop {
             if let Some(number) = free.pop() {
                 return Buffer { pool: Arc::clone(&self.pool), number };
             }
-            // Under the lock, so that who gives one back after this sees it.
+            // Under the lock, so that a thread that gives one back after this sees it.
             self.pool.waiting.add(1);
             free = free.wait(&self.pool.given_back);
             self.pool.waiting.sub(1);
         }
     }
 
-    /// How many could be taken now.
+    /// Returns the number of free buffers.
     pub fn free(&self) -> usize {
         self.pool.free.lock().len()
     }
 
-    /// How many there are.
+    /// Returns the number of buffers.
     pub fn count(&self) -> usize {
         self.pool.count as usize
     }
 
-    /// The size of each.
+    /// Returns the size of each buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.pool.buffer_bytes
     }
 }
 
 impl Buffer {
-    /// The first of its bytes. Who uses it owns the buffer, and so keeps it from being read or given back.
+    /// Returns a pointer to the first byte. The user of the pointer must own the buffer, so that it is neither read nor
+    /// given back meanwhile.
     pub(super) fn start(&self) -> *mut u8 {
         // SAFETY: the mapping has `count` times `buffer_bytes`, and `number` is below `count`.
         unsafe { self.pool.mapping.base().add(self.number as usize * self.pool.buffer_bytes) }

@@ -1,11 +1,11 @@
-//! A backing that fails as it is told to: for tests, and to try out what happens when a disk fails under a device.
+//! A backing with injected faults: for tests, and to try out how a device behaves when its disk fails.
 //!
-//! [`Faults`] decides for each transfer when it is started. What passes goes straight to the backing below; what
-//! is to fail or to wait goes through a thread, so that no completion is told by the caller of
-//! [`Backing::start`].
+//! [`Faults`] decides about each transfer when it is started. A transfer without a fault goes straight to the backing
+//! below; one that fails or waits goes through a thread, so that the caller of [`Backing::start`] never calls a
+//! completion.
 //!
-//! Lock: `backing queue`: the faults and their random numbers; the transfers that wait for the thread. One is
-//! never taken under the other.
+//! Locks: two of class `backing queue`, for the faults and their random numbers, and for the transfers that wait for
+//! the thread. Neither is taken under the other.
 
 use std::ops::Range;
 use std::thread::{JoinHandle, Thread};
@@ -22,45 +22,44 @@ use crate::base::thread::{join, spawn};
 pub enum FaultKind {
     /// It fails with an I/O error; nothing is read or written.
     Error,
-    /// It fails for want of space; nothing is read or written.
+    /// It fails for lack of space; nothing is read or written.
     NoSpace,
     /// It fails with an I/O error after about half of it was read or written.
     Short,
-    /// It begins so much later; what else happens to it, happens then. A backing that is dropped does not wait.
+    /// It begins after this delay; other faults apply then. Dropping the backing ends the delay.
     Stall(Duration),
-    /// It begins when the faults are cleared; what else happens to it, happens then. A backing that is dropped does
-    /// not wait.
+    /// It begins when the faults are cleared; other faults apply then. Dropping the backing ends the wait.
     Hold,
-    /// One bit of what is read is wrong, and nothing says so. Writes pass.
+    /// One bit that is read is flipped, without an error. Writes are not affected.
     FlipBit,
 }
 
-/// Which transfers something happens to.
+/// A fault, and the transfers that it applies to.
 #[derive(Clone, Debug)]
 pub struct Fault {
     /// What happens.
     pub kind: FaultKind,
-    /// Only to transfers in that direction.
+    /// Applies only to transfers in this direction; `None` for both.
     pub direction: Option<Direction>,
-    /// Only to transfers that touch these bytes of the backing.
+    /// Applies only to transfers that touch these bytes of the backing.
     pub range: Range<u64>,
-    /// To one in so many of them, by chance.
+    /// Applies to one in this many of these transfers, at random.
     pub one_in: u64,
-    /// Not to the first of them.
+    /// Skips this many of these transfers first.
     pub after: u64,
-    /// At most so often.
+    /// Applies at most this many times.
     pub times: u64,
 }
 
 impl Fault {
-    /// To every transfer, from now on. The device is gone: `Fault::always(FaultKind::Error)`.
+    /// Creates a fault of every transfer from now on. `Fault::always(FaultKind::Error)` is a device that is gone.
     pub const fn always(kind: FaultKind) -> Self {
         Fault { kind, direction: None, range: 0..u64::MAX, one_in: 1, after: 0, times: u64::MAX }
     }
 }
 
-/// The faults of a [`FaultyBacking`]: a handle to change them while it is in use. The same seed, faults and order
-/// of transfers fail in the same places.
+/// The faults of a [`FaultyBacking`]: a handle to change them while it is in use. The same seed, faults and order of
+/// transfers give the same failures.
 #[derive(Clone)]
 pub struct Faults {
     plan: Arc<Mutex<Plan>>,
@@ -70,16 +69,16 @@ pub struct Faults {
 struct Plan {
     random: Random,
     faults: Vec<Fault>,
-    /// How often they were cleared.
+    /// How often the faults were cleared.
     clears: u64,
-    /// Lets go of what is held.
+    /// Starts the transfers that were held.
     thread: Option<Thread>,
 }
 
-/// What was decided for one transfer.
+/// The faults of one transfer.
 struct Injected {
     stall: Option<Duration>,
-    /// It waits until the faults have been cleared more often than that.
+    /// It waits until the faults have been cleared more often than this.
     held: Option<u64>,
     then: Option<FaultKind>,
     random: u64,
@@ -94,13 +93,12 @@ impl Faults {
         }
     }
 
-    /// Adds a fault to those there are. Of several that meet a transfer, stalls add up, and the first other one
-    /// happens.
+    /// Adds a fault. If several apply to a transfer, stalls add up, and only the first of the other faults happens.
     pub fn add(&self, fault: Fault) {
         self.plan.lock().faults.push(fault);
     }
 
-    /// From now on all is well. What stalls goes on stalling, what is held begins.
+    /// Removes all faults. Transfers that stall continue to stall; held transfers begin.
     pub fn clear(&self) {
         let mut plan = self.plan.lock();
         plan.faults.clear();
@@ -110,7 +108,7 @@ impl Faults {
         }
     }
 
-    /// How many transfers something has happened to.
+    /// Returns the number of transfers that had a fault.
     pub fn injected(&self) -> u64 {
         self.injected.get()
     }
@@ -144,7 +142,7 @@ impl Faults {
 }
 
 impl Injected {
-    /// Whether nothing happens.
+    /// Returns whether the transfer has no fault.
     fn is_good(&self) -> bool {
         self.stall.is_none() && self.held.is_none() && self.then.is_none()
     }
@@ -160,7 +158,7 @@ impl Fault {
     }
 }
 
-/// A backing below which [`Faults`] happen. Dropped, it carries out what stalls or is held at once.
+/// A backing that injects [`Faults`] into another one. Dropping it carries out stalled and held transfers at once.
 pub struct FaultyBacking<B: Backing + 'static> {
     shared: Arc<Shared<B>>,
     thread: Option<JoinHandle<()>>,
@@ -184,7 +182,7 @@ struct Waiting {
 }
 
 impl<B: Backing + 'static> FaultyBacking<B> {
-    /// Puts faults below `inner`, none at first, that happen as the random numbers of `seed` say.
+    /// Wraps `inner`, at first without faults. Faults at random use the random numbers of `seed`.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no thread.
@@ -197,12 +195,12 @@ impl<B: Backing + 'static> FaultyBacking<B> {
         Ok(FaultyBacking { shared, thread: Some(thread) })
     }
 
-    /// The handle to its faults.
+    /// Returns a handle to the faults.
     pub fn faults(&self) -> Faults {
         self.shared.faults.clone()
     }
 
-    /// The backing below.
+    /// Returns the wrapped backing.
     pub fn inner(&self) -> &B {
         &self.shared.inner
     }
@@ -228,7 +226,7 @@ impl<B: Backing + 'static> Backing for FaultyBacking<B> {
         if injected.is_good() {
             return self.shared.inner.start(transfer);
         }
-        // A stall of centuries waits until the backing is dropped.
+        // Cap the stall so that the time does not overflow.
         const LONGEST: Duration = Duration::from_secs(100 * 365 * 86400);
         let due = Instant::now() + injected.stall.unwrap_or_default().min(LONGEST);
         self.shared.queue.lock().waiting.push(Waiting { due, transfer, injected });
@@ -252,7 +250,7 @@ impl<B: Backing> Shared<B> {
     fn run(&self) {
         loop {
             let now = Instant::now();
-            // What is cleared or put there after this unparks the thread.
+            // Later clears and new transfers unpark the thread.
             let clears = self.faults.plan.lock().clears;
             let mut queue = self.queue.lock();
             let closed = queue.closed;
@@ -275,13 +273,13 @@ impl<B: Backing> Shared<B> {
         }
     }
 
-    /// What happens to a transfer after it has stalled and was held.
+    /// Carries out a transfer, with its other fault if any, after it has stalled or was held.
     fn let_go(&self, Waiting { mut transfer, injected: what, .. }: Waiting) {
         let half_bytes = transfer.len_bytes / 2 / self.inner.block_bytes() * self.inner.block_bytes();
         match what.then {
             None => return self.inner.start(transfer),
             Some(FaultKind::NoSpace) => {
-                let full = Error::new(ErrorKind::NoSpace, "an injected want of space");
+                let full = Error::new(ErrorKind::NoSpace, "an injected lack of space");
                 return transfer.finish(Err(full.with_setting(SETTING)));
             }
             Some(FaultKind::FlipBit) => {}
@@ -302,9 +300,9 @@ fn injected() -> Error {
     Error::new(ErrorKind::Io, "an injected I/O error").with_setting(SETTING)
 }
 
-/// Spoils what a transfer brought.
+/// A completion that falsifies the result of a transfer.
 struct Spoil {
-    /// How many bytes were read, and which bit of them is flipped; none: the transfer fails.
+    /// The number of bytes read, and the random number of the bit to flip; `None` to fail the transfer.
     flip: Option<(usize, u64)>,
     completion: Arc<dyn Completion>,
 }

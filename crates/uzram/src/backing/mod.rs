@@ -1,21 +1,21 @@
-//! Where cold pages go: bytes by offset, on a file or a block device (on other machines one day). Nothing here
-//! knows what the bytes are: pages, extents, checksums and slots belong to those who write them.
+//! Backings, where cold pages are written to: bytes by offset, on a file or a block device (remote stores later).
+//! Nothing here knows what the bytes mean: pages, extents, checksums and slots belong to the callers.
 //!
-//! A [`Transfer`] takes its [`Buffer`] with it. Whoever carries it out owns the buffer until the kernel no longer
-//! touches it, and hands it back with the result to the transfer's [`Completion`]. So nobody can read a buffer
-//! that is half full, or free one that the kernel still writes to.
+//! A [`Transfer`] owns its [`Buffer`]. The backing that carries out the transfer owns the buffer until the kernel no
+//! longer accesses it, and then passes it to the transfer's [`Completion`] with the result. No thread can therefore
+//! read a partly filled buffer, or free one that the kernel still writes to.
 //!
-//! - `buffers.rs`: the memory of transfers, made beforehand
+//! - `buffers.rs`: the memory of transfers, allocated in advance
 //! - `waiter.rs`: waiting for a transfer
 //! - `file/`: a file or block device ([`FileBacking`]), by io_uring or by threads
-//! - `faulty.rs`: a backing that fails as it is told to ([`FaultyBacking`])
+//! - `faulty.rs`: a backing with injected faults ([`FaultyBacking`])
 //!
-//! Once as many transfers have been in flight as ever will be, none of this allocates for a transfer that
-//! succeeds.
+//! In the steady state, when the queues have grown to the number of transfers in flight, a transfer that succeeds
+//! allocates nothing.
 //!
-//! Locks: `backing queue` (transfers that wait for a thread; the result of a waiter) and `backing buffers` (which
-//! buffers are free). Both are leaves: no system call is made, no completion told and no other lock taken under
-//! them. Buffers may be taken and given back under any lock of the engine but a wait table's.
+//! Locks: `backing queue` (transfers that wait for a thread; the result of a waiter) and `backing buffers` (the free
+//! buffers). Both are leaves: no system call is made, no completion called and no other lock taken under them.
+//! Buffers may be taken and given back under any lock of the engine but a wait table's.
 
 mod buffers;
 #[cfg(not(loom))]
@@ -45,31 +45,30 @@ use crate::base::sync::Arc;
 
 /// The attribute that errors of this layer name.
 const SETTING: &str = "backing_dev";
-/// The attribute that errors name where only [`FileOptions::force`] would do.
+/// The attribute that errors name if [`FileOptions::force`] would help.
 #[cfg(not(loom))]
 const FORCE_SETTING: &str = "backing_force";
 
-/// Bytes by offset, kept elsewhere than in memory.
+/// Storage of bytes by offset, outside of memory.
 ///
-/// Transfers that are in flight together happen in any order, also where they overlap. Dropped, a backing first
-/// carries out all that was started. That takes as long as it takes, so the last handle to a backing is not to be
-/// dropped by one of its completions, which could not wait for itself.
+/// Transfers in flight together happen in any order, even if they overlap. Dropping a backing waits for all transfers
+/// that were started. A completion must therefore not drop the last handle to its backing: it would wait for itself.
 pub trait Backing: Send + Sync {
-    /// How many bytes there are: a multiple of [`Backing::block_bytes`].
+    /// Returns the size in bytes, a multiple of [`Backing::block_bytes`].
     fn len_bytes(&self) -> u64;
 
-    /// What offsets and lengths must be multiples of: a power of two.
+    /// Returns the alignment of offsets and lengths, a power of two.
     fn block_bytes(&self) -> usize;
 
-    /// Starts a transfer and returns without waiting for it, or for room. Its completion is told exactly once,
-    /// by another thread and with no lock held, also of a transfer that can not be carried out.
+    /// Starts a transfer and returns without waiting for it, or for room in a queue. Its completion is called exactly
+    /// once, by another thread and with no lock held, even if the transfer cannot be carried out.
     fn start(&self, transfer: Transfer);
 
-    /// Carries out a transfer and waits for it, however many are queued. Not for a completion, which others wait
-    /// for.
+    /// Carries out a transfer and waits for it, however many are queued. Must not be called by a completion, which
+    /// other transfers wait for.
     ///
     /// # Errors
-    /// What the completion would have been told. The buffer comes back in any case.
+    /// The result that a completion would get. The buffer is returned in any case.
     fn carry_out(
         &self,
         direction: Direction,
@@ -82,13 +81,12 @@ pub trait Backing: Send + Sync {
         })
     }
 
-    /// Nobody needs these bytes any more: whoever reads them before they are written again gets zeros, what was
-    /// there, or some of both. The space goes back to the system where that is possible and was not promised to
-    /// this backing. It may wait for the system.
+    /// Discards bytes: until they are written again, a read returns zeros, the old bytes, or a mix. Gives the space
+    /// back to the system, unless it is reserved for this backing. It may wait for the system.
     fn discard(&self, offset: u64, len_bytes: u64);
 }
 
-/// Which way the bytes go.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the backing into the buffer.
@@ -97,36 +95,36 @@ pub enum Direction {
     Write,
 }
 
-/// Bytes to move between a buffer's start and a backing.
+/// A transfer of bytes between the start of a buffer and a backing.
 pub struct Transfer {
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
-    /// Where on the backing, in bytes.
+    /// The offset on the backing, in bytes.
     pub offset: u64,
-    /// How many bytes, more than 0.
+    /// The number of bytes, more than 0.
     pub len_bytes: usize,
-    /// From where, or where to.
+    /// The buffer to read into or to write from.
     pub buffer: Buffer,
-    /// What the completion is told, to know which transfer it is.
+    /// Passed to the completion, to identify the transfer.
     pub token: u64,
-    /// Who is told of the result.
+    /// Called with the result.
     pub completion: Arc<dyn Completion>,
 }
 
-/// Who is told how a transfer ended.
+/// A callback for the end of transfers.
 pub trait Completion: Send + Sync {
-    /// The transfer of `token` has ended: `buffer` is the one it was given. After an error of a read its contents
-    /// are anything; after an error of a write those of the backing are, within the transfer's range.
+    /// Called when the transfer of `token` has ended; `buffer` is the transfer's. After a failed read the contents of
+    /// the buffer are undefined; after a failed write those of the backing are, within the transfer's range.
     ///
-    /// Other transfers may wait while this runs. It may start new ones. A panic in it reaches nobody else.
+    /// Other transfers may wait while this runs. It may start new ones. A panic in it does not affect others.
     fn done(&self, token: u64, buffer: Buffer, result: Result<()>);
 }
 
-/// A transfer that its backing has taken. Dropped, it ends: with its result, or with an error where a panic ended who
-/// carried it out, so that nobody waits for it for ever.
+/// A transfer that its backing has accepted. Dropping it calls the completion, with its result, or with an error if a
+/// panic ended the thread that carried it out, so that no thread waits for it forever.
 struct Started {
     transfer: ManuallyDrop<Transfer>,
-    /// None until it is carried out.
+    /// `None` until it is carried out.
     result: Option<Result<()>>,
 }
 
@@ -135,7 +133,7 @@ impl Started {
         Started { transfer: ManuallyDrop::new(transfer), result: None }
     }
 
-    /// Ends it. Called with no lock held.
+    /// Ends the transfer. Must be called with no lock held.
     fn finish(mut self, result: Result<()>) {
         self.result = Some(result);
     }
@@ -157,29 +155,29 @@ impl DerefMut for Started {
 
 impl Drop for Started {
     fn drop(&mut self) {
-        // SAFETY: it is not used after this.
+        // SAFETY: `drop` runs once, and the transfer is not used after this.
         let transfer = unsafe { ManuallyDrop::take(&mut self.transfer) };
         transfer.finish(self.result.take().unwrap_or_else(|| Err(given_up())));
     }
 }
 
-/// What a transfer ends with that a panic kept from being carried out.
+/// Returns the error of a transfer that was not carried out because of a panic.
 fn given_up() -> Error {
     Error::new(ErrorKind::Io, "a defect of uzram ended a transfer to the backing device")
         .with_setting(SETTING)
 }
 
-/// What transfers end with once a panic has ended a thread of their backing.
+/// Returns the error of all transfers after a panic has ended a thread of their backing.
 fn dead(why: &str) -> Error {
-    let what = format!("the backing device is not used any more: {why}. Reset the device to go on");
+    let what = format!("the backing device is no longer used: {why}. Reset the device to go on");
     Error::new(ErrorKind::Io, what).with_setting(SETTING)
 }
 
 impl Transfer {
-    /// Tells the completion. Called with no lock held.
+    /// Calls the completion. Must be called with no lock held.
     fn finish(self, result: Result<()>) {
         let Transfer { completion, token, buffer, .. } = self;
-        // The panic hook has reported it; the transfers of others go on.
+        // The panic hook has reported a panic; other transfers go on.
         let _ = std::panic::catch_unwind(AssertUnwindSafe(move || completion.done(token, buffer, result)));
     }
 }

@@ -1,4 +1,4 @@
-//! A thread that waits for a transfer it has started.
+//! Waiting for a transfer.
 //!
 //! Lock: `backing queue`, a leaf.
 
@@ -6,13 +6,13 @@ use super::{Buffer, Completion};
 use crate::base::error::Result;
 use crate::base::sync::{Arc, Condvar, Mutex, classes};
 
-/// The result of one transfer, when it is there.
+/// The result of one transfer, once it has ended.
 struct Waiter {
     told: Mutex<Option<(Buffer, Result<()>)>>,
     arrived: Condvar,
 }
 
-/// Has `start` start a transfer with that completion, and waits for it.
+/// Calls `start` to start a transfer with the completion that it is given, and waits for the transfer.
 pub(super) fn wait_for(start: impl FnOnce(Arc<dyn Completion>)) -> (Buffer, Result<()>) {
     let waiter =
         Arc::new(Waiter { told: Mutex::new(&classes::BACKING_QUEUE, None), arrived: Condvar::new() });

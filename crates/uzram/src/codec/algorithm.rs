@@ -1,4 +1,4 @@
-//! Which algorithm, at which level, with which dictionary: read once, and from then on sound.
+//! An algorithm with its level and dictionary, parsed and validated once.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -14,7 +14,7 @@ use crate::base::sync::Arc;
 pub enum Kind {
     /// LZ4's block format, by the fast compressor.
     Lz4,
-    /// LZ4's block format, by the compressor that searches more.
+    /// LZ4's block format, by the high-compression compressor.
     Lz4hc,
     /// zstd frames.
     Zstd,
@@ -23,10 +23,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Those offered, the default first.
+    /// All algorithms, the default first.
     pub const ALL: [Kind; 4] = [Kind::Lz4, Kind::Lz4hc, Kind::Zstd, Kind::Deflate];
 
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Lz4 => "lz4",
@@ -45,7 +45,7 @@ impl Kind {
         }
     }
 
-    /// Its levels, without 0, which is none.
+    /// Returns the range of levels; 0 is not one, even if it is in the range.
     fn levels(self) -> RangeInclusive<i32> {
         match self {
             Kind::Lz4 => 1..=lz4::MAX_ACCELERATION,
@@ -55,7 +55,7 @@ impl Kind {
         }
     }
 
-    /// Which levels there are, in words.
+    /// Describes the levels in a message.
     fn levels_text(self) -> String {
         let (min, max) = self.levels().into_inner();
         match self {
@@ -66,11 +66,11 @@ impl Kind {
         }
     }
 
-    /// Reads a level.
+    /// Parses a level.
     ///
     /// # Errors
-    /// `Invalid` for one that this algorithm does not have. One that the library would silently turn
-    /// into another is none.
+    /// `Invalid` for a level that this algorithm does not have, including those that the library would
+    /// silently clamp.
     pub fn parse_level(self, text: &str) -> Result<i32> {
         let level = text.parse().ok().filter(|level| self.has_level(*level));
         level.ok_or_else(|| self.not_a_level(text))
@@ -87,11 +87,11 @@ impl Kind {
 
 named!(Kind, "no compression algorithm '{}'; there are: {}");
 
-/// A compression algorithm with its parameters, ready for any number of coders, which share its
-/// dictionary.
+/// A compression algorithm with its parameters, for any number of coders, which share its dictionary.
 ///
-/// Reads and prints as `lz4[:ACCELERATION]`, `lz4hc[:LEVEL]`, `zstd[:LEVEL]` or `deflate[:LEVEL]`, the
-/// first three with `,dict=PATH` after it, a default level left out. Reading reads the dictionary.
+/// Parses from and prints as `lz4[:ACCELERATION]`, `lz4hc[:LEVEL]`, `zstd[:LEVEL]` or `deflate[:LEVEL]`,
+/// the first three optionally followed by `,dict=PATH`; a default level is omitted. Parsing reads the
+/// dictionary's file.
 #[derive(Clone)]
 pub struct Algorithm {
     level: i32,
@@ -108,11 +108,11 @@ pub(super) enum Method {
 }
 
 impl Algorithm {
-    /// `kind` at `level`, or at its default level; with or without a dictionary.
+    /// Creates the algorithm `kind` at `level`, or at its default level, with or without a dictionary.
     ///
     /// # Errors
-    /// `Invalid` for a level that `kind` does not have, for a dictionary that it cannot use;
-    /// `NoMemory` when the system gives none for the dictionary's tables.
+    /// `Invalid` for a level that `kind` does not have, or a dictionary that it cannot use; `NoMemory`
+    /// when the system gives none for the dictionary's tables.
     pub fn new(kind: Kind, level: Option<i32>, dictionary: Option<Dictionary>) -> Result<Algorithm> {
         let level = level.unwrap_or(kind.default_level());
         if !kind.has_level(level) {
@@ -135,7 +135,7 @@ impl Algorithm {
         Ok(Algorithm { level, method })
     }
 
-    /// The algorithm alone.
+    /// Returns the algorithm without its parameters.
     pub const fn kind(&self) -> Kind {
         match self.method {
             Method::Lz4(_) => Kind::Lz4,
@@ -145,12 +145,12 @@ impl Algorithm {
         }
     }
 
-    /// Its level; lz4's acceleration.
+    /// Returns the level; for lz4 the acceleration.
     pub const fn level(&self) -> i32 {
         self.level
     }
 
-    /// The dictionary.
+    /// Returns the dictionary.
     pub fn dictionary(&self) -> Option<&Dictionary> {
         self.source().map(|source| &**source)
     }
@@ -164,7 +164,7 @@ impl Algorithm {
         }
     }
 
-    /// Bytes of memory that all its coders share: the dictionary and its tables.
+    /// Returns the bytes of memory that all coders share: the dictionary and its tables.
     pub fn shared_bytes(&self) -> usize {
         match &self.method {
             Method::Lz4(digest) => digest.as_ref().map_or(0, |digest| digest.bytes()),
@@ -174,7 +174,7 @@ impl Algorithm {
         }
     }
 
-    /// A decoder that needs no state, where the algorithm has one: a reader then needs no stream.
+    /// Returns a decoder without state, if the algorithm has one: reads then need no stream.
     pub fn stateless_decoder(&self) -> Option<StatelessDecoder> {
         match self.kind() {
             Kind::Lz4 | Kind::Lz4hc => Some(StatelessDecoder { dictionary: self.source().cloned() }),
@@ -203,7 +203,7 @@ impl From<Kind> for Algorithm {
     }
 }
 
-/// Dictionaries are equal by their contents and their path.
+/// Two dictionaries are equal if their contents and paths are.
 impl PartialEq for Algorithm {
     fn eq(&self, other: &Self) -> bool {
         self.kind() == other.kind() && self.level == other.level && self.dictionary() == other.dictionary()
@@ -213,10 +213,10 @@ impl PartialEq for Algorithm {
 impl Eq for Algorithm {}
 
 impl Algorithm {
-    /// Checks a text as far as that can be done without reading the dictionary.
+    /// Checks a text as far as possible without reading the dictionary.
     ///
     /// # Errors
-    /// `Invalid`, as parsing it.
+    /// `Invalid`, as when parsing it.
     pub fn check(text: &str) -> Result<()> {
         let (kind, _, path) = Self::parts(text)?;
         match path {
@@ -226,7 +226,7 @@ impl Algorithm {
         }
     }
 
-    /// The kind, the level if there is one, and the dictionary's path.
+    /// Splits a text into the kind, the level and the dictionary's path.
     fn parts(text: &str) -> Result<(Kind, Option<i32>, Option<&str>)> {
         let (text, path) = match text.trim().split_once(',') {
             None => (text.trim(), None),
@@ -246,7 +246,7 @@ impl Algorithm {
     }
 }
 
-/// Deflate's coders have no place for one.
+/// Returns the error of a dictionary for deflate, which supports none.
 fn no_dictionary() -> Error {
     Error::invalid("deflate takes no dictionary; lz4, lz4hc and zstd do")
 }

@@ -1,7 +1,7 @@
 //! Raw deflate streams through libdeflate: no header, no checksum.
 //!
-//! libdeflate takes all memory of a coder when it makes it, and each call codes a whole buffer. It
-//! knows no dictionaries.
+//! libdeflate allocates all memory of a coder when it creates it, and each call codes a whole buffer. It
+//! does not support dictionaries.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -26,21 +26,21 @@ pub(super) const MIN_LEVEL: i32 = 1;
 pub(super) const MAX_LEVEL: i32 = 12;
 
 thread_local! {
-    /// What [`counting_malloc`] gave this thread; libdeflate does not tell how large a coder is.
+    /// The bytes that [`counting_malloc`] gave this thread; libdeflate does not report a coder's size.
     static TAKEN_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
 /// `malloc`, counted.
 ///
 /// # Safety
-/// As `malloc`: there is nothing to keep.
+/// As `malloc`: there are no preconditions.
 unsafe extern "C" fn counting_malloc(len_bytes: usize) -> *mut c_void {
     TAKEN_BYTES.set(TAKEN_BYTES.get() + len_bytes);
-    // SAFETY: handed on as it came.
+    // SAFETY: malloc takes any length.
     unsafe { libc::malloc(len_bytes) }
 }
 
-/// A coder made by `alloc`, and how many bytes it takes.
+/// Returns a coder created by `alloc`, and its size in bytes.
 fn counted<T>(alloc: impl FnOnce(&libdeflate_options) -> *mut T) -> Result<(NonNull<T>, usize)> {
     let options = libdeflate_options {
         sizeof_options: size_of::<libdeflate_options>(),
@@ -53,17 +53,17 @@ fn counted<T>(alloc: impl FnOnce(&libdeflate_options) -> *mut T) -> Result<(NonN
     Ok((coder, TAKEN_BYTES.get() - before))
 }
 
-/// A compressor; ours alone.
+/// A compressor, which this owns.
 pub(super) struct Encoder {
     compressor: NonNull<libdeflate_compressor>,
     state_bytes: usize,
 }
 
-// SAFETY: libdeflate's coders are plain memory, bound to no thread, and only used through `&mut`.
+// SAFETY: libdeflate's coders are plain memory, not tied to a thread, and only used through `&mut`.
 unsafe impl Send for Encoder {}
 
 impl Encoder {
-    /// `level` must be one of deflate's.
+    /// Creates an encoder. `level` must be one of deflate's.
     pub(super) fn new(level: i32) -> Result<Encoder> {
         // SAFETY: the options live during the call.
         let (compressor, state_bytes) =
@@ -74,7 +74,7 @@ impl Encoder {
     }
 
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        // SAFETY: the compressor is ours alone. libdeflate reads PAGE_SIZE bytes of `page` and writes
+        // SAFETY: this encoder owns the compressor. libdeflate reads PAGE_SIZE bytes of `page` and writes
         // within the length of `out`.
         let len_bytes = unsafe {
             libdeflate_deflate_compress(
@@ -85,7 +85,7 @@ impl Encoder {
                 out.len(),
             )
         };
-        // 0 says that it does not fit.
+        // 0 means that it does not fit.
         (len_bytes > 0).then_some(len_bytes)
     }
 
@@ -96,12 +96,12 @@ impl Encoder {
 
 impl Drop for Encoder {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
+        // SAFETY: this encoder owns the compressor, and does not use it again.
         unsafe { libdeflate_free_compressor(self.compressor.as_ptr()) }
     }
 }
 
-/// A decompressor; ours alone.
+/// A decompressor, which this owns.
 pub(super) struct Decoder {
     decompressor: NonNull<libdeflate_decompressor>,
     state_bytes: usize,
@@ -124,7 +124,7 @@ impl Decoder {
 
     pub(super) fn decode(&mut self, bytes: &[u8], page: &mut Page) -> Result<()> {
         let (mut read_bytes, mut written_bytes) = (0, 0);
-        // SAFETY: the decompressor is ours alone. libdeflate checks its input: it reads within the
+        // SAFETY: this decoder owns the decompressor. libdeflate checks its input: it reads within the
         // length of `bytes`, and writes at most PAGE_SIZE bytes of `page`.
         let answer = unsafe {
             libdeflate_deflate_decompress_ex(
@@ -154,7 +154,7 @@ impl Decoder {
 
 impl Drop for Decoder {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
+        // SAFETY: this decoder owns the decompressor, and does not use it again.
         unsafe { libdeflate_free_decompressor(self.decompressor.as_ptr()) }
     }
 }

@@ -1,9 +1,9 @@
 //! A dictionary: bytes that every compressed page of a device may refer to.
 //!
-//! One 4 KiB page has little to repeat; a dictionary of what pages commonly contain gives the codec
-//! something to find. It is read once, when the algorithm is set, and shared by all coders of the
-//! device. Compressed pages do not name it (that would cost bytes in each): they belong to one
-//! device, whose dictionary cannot change while it holds any.
+//! A single 4 KiB page repeats little; a dictionary of common page contents gives the codec more
+//! matches. It is read once, when the algorithm is set, and shared by all coders of the device.
+//! Compressed pages do not name it (that would cost bytes in each): they belong to one device, whose
+//! dictionary cannot change while it holds pages.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,19 +13,19 @@ use rustix::fs::OFlags;
 
 use crate::base::error::{Error, Result};
 
-/// The longest dictionary, 1 MiB: nine times what zstd's trainer makes by default. Longer ones would
-/// not stay in a CPU's cache from page to page, and a wrong path would be read into memory.
+/// The maximum size, 1 MiB: nine times the default of zstd's trainer. A longer dictionary would not stay
+/// in a CPU's cache from page to page; the limit also guards against a wrong path.
 pub const MAX_DICTIONARY_BYTES: usize = 1 << 20;
-/// The shortest: what zstd and lz4 silently ignore is shorter.
+/// The minimum size: zstd and lz4 silently ignore shorter dictionaries.
 pub const MIN_DICTIONARY_BYTES: usize = 8;
-/// The longest path, as Linux has it.
+/// The maximum length of a path, as in Linux.
 const MAX_PATH_BYTES: usize = 4096;
 
 /// The bytes of a dictionary, and the path they were read from.
 ///
-/// For zstd, bytes that begin with the magic number of its dictionaries (as those that its trainer
-/// makes do) must be a sound one. All others, and everything for lz4 and lz4hc, are contents as they
-/// are. lz4's offsets reach 64 KiB, so that it uses the last 64 KiB.
+/// For zstd, bytes that begin with the magic number of its dictionaries (as those of its trainer do)
+/// must be a valid one. All others, and everything for lz4 and lz4hc, are raw contents. lz4's offsets
+/// reach 64 KiB, so it uses only the last 64 KiB.
 #[derive(PartialEq, Eq)]
 pub struct Dictionary {
     path: String,
@@ -47,10 +47,10 @@ impl Dictionary {
         Dictionary::new(path, bytes)
     }
 
-    /// A dictionary that is in memory already; `path` is what it is shown as.
+    /// Creates a dictionary from `bytes`; it is shown as `path`.
     ///
     /// # Errors
-    /// `Invalid` unless it has [`MIN_DICTIONARY_BYTES`] to [`MAX_DICTIONARY_BYTES`] and the path is one.
+    /// `Invalid` unless it has [`MIN_DICTIONARY_BYTES`] to [`MAX_DICTIONARY_BYTES`] and the path is valid.
     pub fn new(path: &str, bytes: Vec<u8>) -> Result<Dictionary> {
         Dictionary::check_path(path)?;
         match bytes.len() {
@@ -69,8 +69,9 @@ impl Dictionary {
         }
     }
 
-    /// A path from the root, because whoever reads it may work in another directory than whoever wrote
-    /// it, and one that can stand in a list that is separated by spaces, with brackets.
+    /// Checks that a path is absolute, because the process that opens it may have another working
+    /// directory than the user who wrote it, and that it can be shown in a space-separated list with
+    /// brackets.
     pub(crate) fn check_path(path: &str) -> Result<()> {
         let refused = |why: &str| Err(Error::invalid(format!("dict={path}: {why}")));
         if !path.starts_with('/') {
@@ -85,18 +86,18 @@ impl Dictionary {
         Ok(())
     }
 
-    /// Where it was read from.
+    /// Returns the path that it was read from.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// What is in it.
+    /// Returns the contents.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// The bytes of a regular file, one more than are allowed at most; `None` for what is not one.
+/// Reads a regular file up to one byte more than allowed. Returns `None` if it is not a regular file.
 fn read_bounded(path: &str) -> io::Result<Option<Vec<u8>>> {
     // Opening a FIFO would wait for its writer.
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY;

@@ -1,14 +1,14 @@
 //! LZ4's block format through liblz4: the fast compressor, and the decoder, which lz4hc shares.
 //!
-//! The encoder resets its whole state for each page. liblz4 has a cheaper reset, but on 4 KiB pages
-//! it was measured to gain nothing, to lose on very compressible ones, and to make the output depend
-//! on the pages before. Decoding needs no state.
+//! The encoder resets its whole state for each page. liblz4 has a cheaper reset, but on 4 KiB pages it
+//! was measured to gain nothing, to be slower on very compressible ones, and it makes the output depend
+//! on earlier pages. Decoding needs no state.
 //!
-//! A dictionary is indexed once; encoders look it up in place, where liblz4 only reads it.
+//! A dictionary is indexed once; encoders look it up in place, and liblz4 only reads it.
 
 use std::ffi::{c_char, c_int, c_void};
 
-// Linked for liblz4; its bindings leave out the calls on a caller's state.
+// Linked for liblz4; its bindings lack the functions that work on a caller's state.
 use lz4_sys as _;
 
 use super::Dictionary;
@@ -47,15 +47,15 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// liblz4's default, which trades the least ratio for speed.
+/// liblz4's default, which has the best ratio.
 pub(super) const DEFAULT_ACCELERATION: i32 = 1;
-/// `LZ4_ACCELERATION_MAX`: what is above it counts as it.
+/// `LZ4_ACCELERATION_MAX`: liblz4 clamps larger values to it.
 pub(super) const MAX_ACCELERATION: i32 = 65537;
 
-/// How much of a dictionary's end offsets can reach.
+/// How far offsets reach back into a dictionary.
 const WINDOW_BYTES: usize = 64 << 10;
 
-/// Memory for a state of liblz4: words, because it wants 8-byte alignment.
+/// Allocates a state of liblz4: words, because it needs 8-byte alignment.
 pub(super) fn state(state_bytes: c_int) -> Result<Box<[u64]>> {
     let words = usize::try_from(state_bytes).unwrap_or(0).div_ceil(size_of::<u64>());
     let mut state = Vec::new();
@@ -66,18 +66,18 @@ pub(super) fn state(state_bytes: c_int) -> Result<Box<[u64]>> {
     Ok(state.into_boxed_slice())
 }
 
-/// The part of a dictionary that pages can refer to.
+/// Returns the part of a dictionary that pages can refer to.
 pub(super) fn reachable(dictionary: &Dictionary) -> &[u8] {
     let bytes = dictionary.bytes();
     &bytes[bytes.len().saturating_sub(WINDOW_BYTES)..]
 }
 
-/// What liblz4 returns, as a length: 0 says that the page does not fit.
+/// Converts liblz4's result to a length: 0 means that the page does not fit.
 pub(super) fn length(answer: c_int) -> Option<usize> {
     usize::try_from(answer).ok().filter(|&len_bytes| len_bytes > 0)
 }
 
-/// As much of a buffer's length as liblz4 can be told.
+/// Returns a buffer's length as an int, clamped.
 pub(super) fn room(out: &[u8]) -> c_int {
     c_int::try_from(out.len()).unwrap_or(c_int::MAX)
 }
@@ -85,7 +85,7 @@ pub(super) fn room(out: &[u8]) -> c_int {
 /// A dictionary with its match table, for any number of encoders.
 pub(super) struct Digest {
     table: Box<[u64]>,
-    /// Holds the bytes that `table` points to.
+    /// Owns the bytes that `table` points to.
     pub(super) source: Arc<Dictionary>,
 }
 
@@ -127,11 +127,11 @@ impl Encoder {
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let (state_bytes, state) = (self.state_bytes(), self.state.as_mut_ptr().cast::<c_void>());
         let (source, dest, out_bytes) = (page.as_ptr().cast(), out.as_mut_ptr().cast(), room(out));
-        // SAFETY: `state` is at least LZ4_sizeofState bytes, aligned to 8 (`new` made it so) and ours
-        // alone; both ways begin by initialising it, so that what it keeps of the last page and its
-        // address is never followed. liblz4 reads PAGE_SIZE bytes of `page` and writes at most
-        // `out_bytes` bytes, which `out` has. The dictionary's table was made by LZ4_loadDictSlow, is
-        // only read (pages of up to 4 KiB look it up in place), and `digest` keeps it alive.
+        // SAFETY: `state` has at least LZ4_sizeofState bytes aligned to 8 (`new` made it so), and this
+        // encoder owns it. Both branches first initialise it, so that its pointers to the last page are
+        // never followed. liblz4 reads PAGE_SIZE bytes of `page` and writes at most `out_bytes` bytes,
+        // which `out` has. The dictionary's table was made by LZ4_loadDictSlow, is only read (pages of
+        // up to 4 KiB look it up in place), and `digest` keeps it alive.
         let len_bytes = unsafe {
             match &self.digest {
                 None => LZ4_compress_fast_extState(

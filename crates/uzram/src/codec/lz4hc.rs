@@ -1,9 +1,9 @@
-//! liblz4's high compression: the same format as lz4's, and so the same decoder; more searching.
+//! liblz4's high compression: more searching, the same format as lz4's, and so the same decoder.
 //!
-//! The state takes 256 KiB. To clear it for each page was measured to take half as long again at
-//! level 2. liblz4's fast reset numbers positions on instead, so that what earlier pages left in the
-//! tables lies out of reach, and clears them after every gibibyte of positions and after a page that
-//! did not fit. The output does not depend on the pages before.
+//! The state takes 256 KiB. Clearing it for each page was measured to cost half the time of compression
+//! again at level 2. liblz4's fast reset instead continues the numbering of positions, so that entries of
+//! earlier pages are out of reach, and clears the tables after every gibibyte of positions and after a
+//! page that did not fit. The output does not depend on earlier pages.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -37,13 +37,13 @@ unsafe extern "C" {
 
 /// liblz4's default, and the kernel's.
 pub(super) const DEFAULT_LEVEL: i32 = 9;
-/// Level 1 is level 2.
+/// liblz4 treats level 1 as level 2.
 pub(super) const MIN_LEVEL: i32 = 2;
-/// liblz4's levels 10 to 12 take memory from the system for each page, and give it back. On pages of
-/// programs they were measured to store 0.1 % less than level 9.
+/// liblz4's levels 10 to 12 allocate and free memory for each page. On pages of programs they were
+/// measured to store 0.1 % less than level 9.
 pub(super) const MAX_LEVEL: i32 = 9;
 
-/// An initialised state. liblz4 refuses one that is too small; it never is.
+/// Allocates and initialises a state. liblz4 only refuses one that is too small, which it never is.
 fn state(level: i32) -> Result<Box<[u64]>> {
     // SAFETY: takes nothing and returns a constant.
     let mut state = lz4::state(unsafe { LZ4_sizeofStateHC() })?;
@@ -59,7 +59,7 @@ fn state(level: i32) -> Result<Box<[u64]>> {
 /// A dictionary with its match tables, for any number of encoders of one level.
 pub(super) struct Digest {
     tables: Box<[u64]>,
-    /// Holds the bytes that `tables` points to.
+    /// Owns the bytes that `tables` points to.
     pub(super) source: Arc<Dictionary>,
 }
 
@@ -67,7 +67,7 @@ impl Digest {
     pub(super) fn new(level: i32, source: Arc<Dictionary>) -> Result<Digest> {
         let mut tables = state(level)?;
         let reachable = lz4::reachable(&source);
-        // SAFETY: `tables` is an initialised state, its level set. It keeps pointers to `reachable`,
+        // SAFETY: `tables` is an initialised state with its level set. It keeps pointers to `reachable`,
         // at most 64 KiB: they live as long as `source`, which is never changed.
         unsafe {
             LZ4_loadDictHC(tables.as_mut_ptr().cast(), reachable.as_ptr().cast(), reachable.len() as c_int)
@@ -80,7 +80,7 @@ impl Digest {
     }
 }
 
-/// liblz4's match tables, the level in them.
+/// liblz4's match tables, set to a level.
 pub(super) struct Encoder {
     /// `LZ4_sizeofStateHC` bytes, rounded up; initialised.
     state: Box<[u64]>,
@@ -98,10 +98,10 @@ impl Encoder {
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         let state = self.state.as_mut_ptr().cast::<c_void>();
         let (source, dest, out_bytes) = (page.as_ptr().cast(), out.as_mut_ptr().cast(), lz4::room(out));
-        // SAFETY: `state` is LZ4_sizeofStateHC bytes at least, initialised (`new` made it so), and ours
-        // alone. The reset forgets the last page's address, which is never followed. liblz4 reads
-        // PAGE_SIZE bytes of `page` and writes at most `out_bytes` bytes, which `out` has. The
-        // dictionary's tables were made by LZ4_loadDictHC, are only read (pages of up to 4 KiB look
+        // SAFETY: `state` has at least LZ4_sizeofStateHC bytes, is initialised (`new` made it so), and
+        // this encoder owns it. The reset forgets the last page's address, which is never followed.
+        // liblz4 reads PAGE_SIZE bytes of `page` and writes at most `out_bytes` bytes, which `out` has.
+        // The dictionary's tables were made by LZ4_loadDictHC, are only read (pages of up to 4 KiB look
         // them up in place), and `digest` keeps them alive.
         let len_bytes = unsafe {
             match &self.digest {

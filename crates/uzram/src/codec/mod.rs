@@ -1,17 +1,17 @@
-//! One 4 KiB page to bytes and back, into the caller's buffers.
+//! Compresses single 4 KiB pages, and decompresses them, in the caller's buffers.
 //!
-//! An [`Encoder`] and a [`Decoder`] own everything their algorithm needs but the dictionary, which
-//! all coders of an [`Algorithm`] share: each allocates and codes a page when it is made and never
-//! takes memory from the system again. Neither depends on the pages it saw before: any decoder of
-//! the algorithm reads what any encoder wrote, at any level, with the same dictionary.
+//! An [`Encoder`] and a [`Decoder`] own everything their algorithm needs but the dictionary, which all
+//! coders of an [`Algorithm`] share. Each allocates its memory and codes a page when it is created, and
+//! never allocates again. Neither depends on the pages it coded before: any decoder of the algorithm
+//! reads the output of any encoder, at any level, with the same dictionary.
 //!
 //! Invariants, kept by every algorithm: the encoder writes only into `out`; the decoder writes only
-//! into the page, reads only `bytes` and the dictionary, and succeeds only when they decode to exactly
-//! one page. The bytes carry no magic number, no length, no checksum and no name of a dictionary: their
-//! length is the caller's to keep, and damage that still decodes to a whole page, or the wrong
-//! dictionary, may go unnoticed here (the store can check a checksum).
+//! into the page, reads only `bytes` and the dictionary, and succeeds only if they decode to exactly
+//! one page. The bytes carry no magic number, no length, no checksum and no dictionary id: the caller
+//! keeps their length, and damage that still decodes to a whole page, or the wrong dictionary, may go
+//! unnoticed here (the store can verify a checksum).
 //!
-//! The algorithms are an enum, not a trait object: a match costs nothing beside a page.
+//! The algorithms are an enum, not a trait object: a match costs nothing compared to a page.
 
 mod algorithm;
 mod deflate;
@@ -32,9 +32,9 @@ use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page};
 use algorithm::Method;
 
-/// With this much room for a compressed page, encoders need not check for the end of it at each
-/// step: at least `LZ4_compressBound(4096)`, 4128, and `ZSTD_compressBound(4096)`, 4174; deflate adds
-/// a few bytes to what it cannot compress.
+/// The size of an output buffer that lets encoders skip bounds checks at each step: at least
+/// `LZ4_compressBound(4096)`, 4128, and `ZSTD_compressBound(4096)`, 4174; deflate adds a few bytes to a
+/// page that it cannot compress.
 pub const ROOM_BYTES: usize = PAGE_SIZE + PAGE_SIZE / 8;
 
 /// Compresses pages.
@@ -48,7 +48,7 @@ enum EncoderState {
 }
 
 impl Encoder {
-    /// An encoder with all its memory but what the algorithm shares.
+    /// Creates an encoder, and allocates all of its memory.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -62,9 +62,9 @@ impl Encoder {
         }))
     }
 
-    /// Compresses `page` into the start of `out`. Returns the compressed length in bytes, or `None`
-    /// when it does not fit: `out` may then be partly overwritten. zstd and deflate write whole words
-    /// and may say so already when fewer than 16 bytes would be left over.
+    /// Compresses `page` into the start of `out`. Returns the compressed length in bytes, or `None` if
+    /// it does not fit: `out` may then be partly overwritten. zstd and deflate write whole words, and may
+    /// return `None` already if fewer than 16 bytes would be left.
     #[inline]
     pub fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
         match &mut self.0 {
@@ -75,7 +75,7 @@ impl Encoder {
         }
     }
 
-    /// Bytes of memory it holds beside itself and what the algorithm shares; they never change.
+    /// Returns the bytes of memory that it owns, not counting what the algorithm shares; constant.
     pub fn state_bytes(&self) -> usize {
         match &self.0 {
             EncoderState::Lz4(encoder) => encoder.state_bytes(),
@@ -86,17 +86,17 @@ impl Encoder {
     }
 }
 
-/// A decoder that any number of threads use at once.
+/// A decoder that threads can share.
 #[derive(Clone)]
 pub struct StatelessDecoder {
     dictionary: Option<Arc<Dictionary>>,
 }
 
 impl StatelessDecoder {
-    /// Keeps the contract of [`Decoder::decode`].
+    /// As [`Decoder::decode`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Decoder::decode`].
     #[inline]
     pub fn decode(&self, bytes: &[u8], page: &mut Page) -> Result<()> {
         lz4::decode(bytes, page, self.dictionary.as_deref())
@@ -113,8 +113,7 @@ enum DecoderState {
 }
 
 impl Decoder {
-    /// A decoder with all its memory but what the algorithm shares. It reads every level of its
-    /// algorithm.
+    /// Creates a decoder, and allocates all of its memory. It reads every level of its algorithm.
     ///
     /// # Errors
     /// `NoMemory` when the system gives none.
@@ -128,11 +127,11 @@ impl Decoder {
         }))
     }
 
-    /// Decompresses `bytes`, all of which must be one compressed page, into `page`.
+    /// Decompresses `bytes`, exactly one compressed page, into `page`.
     ///
     /// # Errors
-    /// `Corrupt` when the bytes do not decode to exactly one page; `page` may then be partly
-    /// overwritten. The decoder stays usable.
+    /// `Corrupt` if the bytes do not decode to exactly one page; `page` may then be partly overwritten.
+    /// The decoder stays usable.
     #[inline]
     pub fn decode(&mut self, bytes: &[u8], page: &mut Page) -> Result<()> {
         match &mut self.0 {
@@ -142,7 +141,7 @@ impl Decoder {
         }
     }
 
-    /// Bytes of memory it holds beside itself; they never change.
+    /// Returns the bytes of memory that it owns, not counting what the algorithm shares; constant.
     pub fn state_bytes(&self) -> usize {
         match &self.0 {
             DecoderState::Stateless(_) => 0,
@@ -152,20 +151,20 @@ impl Decoder {
     }
 }
 
-// Streams hand both from thread to thread.
+// Streams move both between threads.
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<Encoder>();
     is_send::<Decoder>();
 };
 
-/// A page that takes a coder through all its paths (literals, near and far matches, entropy coding),
-/// so that coding it once brings in the memory behind its state.
+/// Returns a page that takes a coder through all of its paths (literals, near and far matches, entropy
+/// coding), so that coding it once faults in the memory of its state.
 fn warm_up_page() -> Page {
     let mut state = 1u32;
     std::array::from_fn(|i| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        // Stretches of a counter, and between them letters of which each is half as likely as the next.
+        // Runs of a counter, and between them letters with geometrically distributed frequencies.
         if i / 64 % 3 == 0 { i as u8 } else { b'a' + (state >> 24).leading_zeros() as u8 - 24 }
     })
 }

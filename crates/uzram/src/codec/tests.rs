@@ -1,7 +1,7 @@
-//! One body of tests for every algorithm, and liblz4 against an independent implementation.
+//! The same tests for every algorithm, and comparisons with independent implementations.
 //!
-//! Each buffer that C code reads or writes ends at a page that cannot be accessed and begins after
-//! canary bytes: reading or writing beyond its end kills the test, writing before its start fails it.
+//! Each buffer that C code reads or writes ends at an inaccessible page and begins after canary bytes: an
+//! access beyond its end kills the test, a write before its start fails it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use crate::base::error::ErrorKind;
 use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
 
-/// Every algorithm at several levels, without and with dictionaries.
+/// Returns every algorithm at several levels, without and with dictionaries.
 fn algorithms() -> Vec<Algorithm> {
     let plain = [
         "lz4",
@@ -53,14 +53,14 @@ fn algorithm(text: &str) -> Algorithm {
     text.parse().unwrap()
 }
 
-/// `name` with a dictionary of these bytes.
+/// Returns the algorithm `name` with a dictionary of these bytes.
 fn with(name: &str, bytes: &[u8]) -> Algorithm {
     let plain = algorithm(name);
     let dictionary = Dictionary::new(&format!("/dictionary/{}", bytes.len()), bytes.to_vec()).unwrap();
     Algorithm::new(plain.kind(), Some(plain.level()), Some(dictionary)).unwrap()
 }
 
-/// Contents as they are, longer than lz4's offsets reach.
+/// Returns a raw dictionary, longer than lz4's offsets reach.
 fn raw() -> &'static [u8] {
     static RAW: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let random = &mut Random::new(SEED);
@@ -69,7 +69,7 @@ fn raw() -> &'static [u8] {
     &RAW
 }
 
-/// What the trainer makes of pages like those of [`shapes`].
+/// Returns a dictionary trained on pages like those of [`shapes`].
 fn trained() -> &'static [u8] {
     static TRAINED: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let random = &mut Random::new(SEED);
@@ -85,12 +85,12 @@ const ROOM_BYTES: usize = 2 * PAGE_SIZE;
 /// The seed of all of these tests.
 const SEED: u64 = 0x7a72_616d;
 
-/// Memory whose last byte lies before an inaccessible page.
+/// Memory whose last byte lies just before an inaccessible page.
 struct Fenced {
     start: *mut u8,
 }
 
-// SAFETY: a mapping of its own, as bound to a thread as a Box.
+// SAFETY: it owns its mapping, which is no more tied to a thread than a Box is.
 unsafe impl Send for Fenced {}
 
 impl Fenced {
@@ -99,7 +99,7 @@ impl Fenced {
     const CANARY: u8 = 0xa5;
 
     fn new() -> Self {
-        // SAFETY: a new anonymous mapping, and its second half made inaccessible.
+        // SAFETY: the mapping is new and anonymous; its second half is made inaccessible.
         let start = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let start = libc::mmap(
@@ -120,7 +120,7 @@ impl Fenced {
     }
 
     fn whole(&mut self) -> &mut [u8] {
-        // SAFETY: the accessible half of our mapping, borrowed as `self` is.
+        // SAFETY: the accessible half of this mapping, borrowed as `self` is.
         unsafe { std::slice::from_raw_parts_mut(self.start, Self::BYTES) }
     }
 
@@ -138,7 +138,7 @@ impl Fenced {
         assert!(before.iter().all(|&byte| byte == Self::CANARY), "written before the buffer");
     }
 
-    /// Makes the bytes before the last `len_bytes` canaries again.
+    /// Fills the bytes before the last `len_bytes` with canaries.
     fn plant_canaries(&mut self, len_bytes: usize) {
         self.whole()[Self::BYTES - len_bytes - 256..Self::BYTES - len_bytes].fill(Self::CANARY);
     }
@@ -146,7 +146,7 @@ impl Fenced {
 
 impl Drop for Fenced {
     fn drop(&mut self) {
-        // SAFETY: our mapping, which nothing borrows any more.
+        // SAFETY: this owns the mapping, which nothing borrows any more.
         unsafe { libc::munmap(self.start.cast(), 2 * Self::BYTES) };
     }
 }
@@ -175,7 +175,7 @@ impl Coder {
         algorithms().into_iter().map(|algorithm| Coder::new(&algorithm))
     }
 
-    /// The compressed page, when it fits into `room_bytes`.
+    /// Compresses a page into a buffer of `room_bytes`. Returns the bytes, if they fit.
     fn encode(&mut self, page: &Page, room_bytes: usize) -> Option<Vec<u8>> {
         *self.input.page() = *page;
         self.output.plant_canaries(room_bytes);
@@ -237,7 +237,7 @@ fn text_page(random: &mut Random) -> Page {
     text[..PAGE_SIZE].try_into().unwrap()
 }
 
-/// Words as a heap has them: pointers into one region, small integers, zeros, floats.
+/// Returns a page of words as in a heap: pointers into one region, small integers, zeros, floats.
 fn heap_page(random: &mut Random) -> Page {
     let words = (0..PAGE_SIZE / 8).flat_map(|_| {
         let word = match random.below(4) {
@@ -251,7 +251,7 @@ fn heap_page(random: &mut Random) -> Page {
     words.collect::<Vec<u8>>().try_into().unwrap()
 }
 
-/// One page of each shape that matters.
+/// Returns one page of each relevant shape.
 fn shapes() -> Vec<(String, Page)> {
     let random = &mut Random::new(SEED);
     let mut half: Page = random.bytes(PAGE_SIZE).try_into().unwrap();
@@ -281,7 +281,7 @@ fn periodic() -> impl Iterator<Item = (String, Page)> {
     })
 }
 
-/// Some hundred pages of this program and of its sources.
+/// Returns a few hundred pages of this program and of its sources.
 fn real() -> Vec<(String, Page)> {
     let program = std::fs::read("/proc/self/exe").unwrap();
     let sources: Vec<u8> = [
@@ -354,7 +354,7 @@ fn coding_does_not_depend_on_the_pages_before() {
             for (what, page) in [a, b, a] {
                 coder.assert_round_trip(what, page);
             }
-            // A page that does not fit and bytes that do not decode leave no trace either.
+            // Failed encoding and failed decoding do not affect later pages either.
             assert!(coder.encode(&b.1, 3).is_none());
             assert!(coder.decode(&[0xff; 9]).is_err());
             coder.assert_round_trip(&a.0, &a.1);
@@ -421,7 +421,7 @@ fn garbage_is_an_error_or_a_page() {
         for _ in 0..3_000 {
             let len_bytes = random.below(ROOM_BYTES);
             let mut bytes = random.bytes(len_bytes);
-            // A true start gets the decoder past its first checks.
+            // A valid start gets the decoder past its first checks.
             let kept = random.below(start.len()).min(len_bytes);
             if random.below(2) == 0 {
                 bytes[..kept].copy_from_slice(&start[..kept]);

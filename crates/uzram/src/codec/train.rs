@@ -1,21 +1,21 @@
-//! Making a dictionary from sample pages, with the trainer that comes with zstd.
+//! Training a dictionary from sample pages, with zstd's trainer.
 
 use crate::base::error::{Error, Result};
 use crate::base::units::{PAGE_SIZE, Page};
 
 use super::{MAX_DICTIONARY_BYTES, MIN_DICTIONARY_BYTES};
 
-/// With fewer bytes of samples for each byte of the dictionary, the trainer learns them by heart.
+/// The minimum bytes of samples per byte of the dictionary; with fewer the dictionary overfits.
 pub const MIN_SAMPLE_FACTOR: usize = 8;
 
-/// The bytes of a zstd dictionary for pages like `samples`, `len_bytes` of them at most. Its most
-/// useful contents stand last, so that it serves lz4 as well.
+/// Returns a zstd dictionary of at most `len_bytes` for pages like `samples`. Its most useful contents
+/// come last, so that it is also good for lz4.
 ///
 /// # Errors
-/// `Invalid` for a length that no dictionary has, or for fewer than [`MIN_SAMPLE_FACTOR`] times
-/// `len_bytes` of samples; what the trainer says.
+/// `Invalid` for a length out of range, for fewer than [`MIN_SAMPLE_FACTOR`] times `len_bytes` of
+/// samples, or if the trainer fails.
 pub fn train(samples: &[Page], len_bytes: usize) -> Result<Vec<u8>> {
-    /// What the trainer needs for its header and tables.
+    /// The minimum size, for the dictionary's header and tables.
     const LEAST_BYTES: usize = 1024;
     const { assert!(LEAST_BYTES >= MIN_DICTIONARY_BYTES) };
     if !(LEAST_BYTES..=MAX_DICTIONARY_BYTES).contains(&len_bytes) {

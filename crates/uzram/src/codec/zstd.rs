@@ -1,9 +1,9 @@
-//! zstd frames without what a page does not need: no magic number, no content size, no checksum, no
-//! number of a dictionary. The header is then two bytes, one of which says how far matches reach back.
+//! zstd frames without magic number, content size, checksum and dictionary id, which pages do not need.
+//! The header is then two bytes, one of which is the window size.
 //!
-//! zstd sizes its tables for the page when it codes the first one; the parameters never change after,
-//! and so the context never grows. Decoding in one call needs no window buffer: whatever window a
-//! damaged header claims, matches are looked up in the page itself, and nothing is allocated.
+//! zstd sizes its tables when it codes the first page; the parameters never change after that, so the
+//! context never grows. Decoding in one call needs no window buffer: whatever window a damaged header
+//! claims, matches are looked up in the page itself, and nothing is allocated.
 
 use std::ops::RangeInclusive;
 use std::ptr;
@@ -16,21 +16,20 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{PAGE_SIZE, Page};
 
-/// The level of plain `zstd`. A single page leaves higher levels little to find: on mixed pages level 3
-/// was measured to store 2.6 % less for about 20 % more time and a larger table, level 9 to store 6 %
-/// less for eight times the time. Level -1 takes a quarter less time but stores 18 % more, and who
-/// wants speed most has lz4.
+/// The default level. Higher levels find little more in a single page: on mixed pages level 3 was
+/// measured to store 2.6 % less for about 20 % more time and a larger table, level 9 to store 6 % less for
+/// eight times the time. Level -1 takes a quarter less time but stores 18 % more; for speed there is lz4.
 pub(super) const DEFAULT_LEVEL: i32 = 1;
 
-/// Its levels, and 0, which is zstd's own default by another name.
+/// Returns the range of levels, including 0, which is zstd's alias of its own default.
 pub(super) fn levels() -> RangeInclusive<i32> {
     zstd_safe::min_c_level()..=zstd_safe::max_c_level()
 }
 
-/// A dictionary digested for one level, for any number of coders. zstd only reads it, and refers to
-/// the bytes where they are.
+/// A dictionary digested for one level, for any number of coders. zstd only reads it, and refers to the
+/// bytes in place.
 pub(super) struct Digest {
-    // Dropped before the bytes that they refer to.
+    // Both are dropped before `source`, which they refer to.
     compress: CDict<'static>,
     decompress: DDict<'static>,
     pub(super) source: Arc<Dictionary>,
@@ -39,8 +38,8 @@ pub(super) struct Digest {
 impl Digest {
     pub(super) fn new(level: i32, source: Arc<Dictionary>) -> Result<Digest> {
         let bytes = ptr::from_ref(source.bytes());
-        // SAFETY: `source` keeps the bytes alive, unchanged and where they are for as long as the two
-        // dictionaries exist: they stand beside it, and before it, in one struct.
+        // SAFETY: `source` keeps the bytes alive, unchanged and in place as long as the two dictionaries
+        // exist: they are fields of the same struct, which are dropped before it.
         let bytes: &'static [u8] = unsafe { &*bytes };
         let unsound = || {
             Error::invalid(format!("dict={}: zstd cannot use it: a damaged zstd dictionary?", source.path()))
@@ -55,15 +54,15 @@ impl Digest {
     }
 }
 
-/// A compression context, its parameters set.
+/// A compression context with its parameters.
 pub(super) struct Encoder {
     context: CCtx<'static>,
-    /// What the context refers to; dropped after it.
+    /// Referred to by the context; dropped after it.
     _digest: Option<Arc<Digest>>,
 }
 
 impl Encoder {
-    /// `level` must be one of zstd's; a dictionary must be digested for it.
+    /// Creates an encoder. `level` must be one of zstd's, and a dictionary must be digested for it.
     pub(super) fn new(level: i32, digest: Option<Arc<Digest>>) -> Result<Encoder> {
         let mut context = CCtx::try_create().ok_or_else(no_memory)?;
         for parameter in [
@@ -77,7 +76,7 @@ impl Encoder {
         }
         if let Some(digest) = &digest {
             let dictionary = ptr::from_ref(&digest.compress);
-            // SAFETY: it lies behind an Arc that the encoder keeps until its context is dropped.
+            // SAFETY: the dictionary is behind an Arc that the encoder keeps until its context is dropped.
             context.ref_cdict(unsafe { &*dictionary }).map_err(unsupported)?;
         }
         // The first page makes zstd allocate its tables.
@@ -87,11 +86,11 @@ impl Encoder {
     }
 
     pub(super) fn encode(&mut self, page: &Page, out: &mut [u8]) -> Option<usize> {
-        // A failed call leaves the context in mid-frame; compress2 begins by forgetting that.
+        // A failed call leaves the context in mid-frame; compress2 first resets that.
         match self.context.compress2(out, page) {
             Ok(len_bytes) => Some(len_bytes),
             Err(code) => {
-                // No page causes another error. If zstd had one, the page is merely not compressed.
+                // No page causes any other error. If one occurs, the page is just not compressed.
                 debug_assert!(is(code, ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall), "{}", name(code));
                 None
             }
@@ -103,10 +102,10 @@ impl Encoder {
     }
 }
 
-/// A decompression context, its parameters set.
+/// A decompression context with its parameters.
 pub(super) struct Decoder {
     context: DCtx<'static>,
-    /// What the context refers to; dropped after it.
+    /// Referred to by the context; dropped after it.
     _digest: Option<Arc<Digest>>,
 }
 
@@ -116,7 +115,7 @@ impl Decoder {
         context.set_parameter(DParameter::Format(FrameFormat::Magicless)).map_err(unsupported)?;
         if let Some(digest) = &digest {
             let dictionary = ptr::from_ref(&digest.decompress);
-            // SAFETY: it lies behind an Arc that the decoder keeps until its context is dropped.
+            // SAFETY: the dictionary is behind an Arc that the decoder keeps until its context is dropped.
             context.ref_ddict(unsafe { &*dictionary }).map_err(unsupported)?;
         }
         let mut decoder = Decoder { context, _digest: digest };
@@ -155,7 +154,7 @@ fn name(code: ErrorCode) -> &'static str {
     zstd_safe::get_error_name(code)
 }
 
-/// Whether zstd's return value `code` is `error`: it returns the error's number, negated.
+/// Returns whether zstd's return value `code` is `error`: zstd returns the error's number, negated.
 fn is(code: ErrorCode, error: ZSTD_ErrorCode) -> bool {
     code == (error as usize).wrapping_neg()
 }

@@ -1,7 +1,7 @@
 //! The attributes of a device: one table, which the command line and the control API show.
 //!
-//! Names, formats and life cycle are the kernel's where the kernel has the attribute; what only
-//! uzram has is marked so. Some that the kernel can only write can be read here as well.
+//! Names, formats and life cycle are the kernel's where the kernel has the attribute; attributes of uzram's own are
+//! marked so. Some that are write-only in the kernel can also be read here.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -33,7 +33,7 @@ const BLOCK_STATE: &str = "block_state";
 pub struct Attribute {
     /// Its name.
     pub name: &'static str,
-    /// What it is, and when it may be written.
+    /// A description that also says when it may be written.
     pub help: &'static str,
     get: Option<fn(&Device) -> String>,
     set: Set,
@@ -42,15 +42,15 @@ pub struct Attribute {
 /// How an attribute is set: first its text is parsed, which needs no device, then the value is applied to one.
 #[derive(Clone, Copy)]
 enum Set {
-    /// It can only be read.
+    /// Read-only.
     Never,
-    /// A value.
+    /// Sets a value.
     Value { check: fn(&str) -> Result<()>, apply: fn(&str, &Device, &str) -> Result<()> },
-    /// Work on all pages, which can be interrupted.
+    /// Starts a task over all pages, which can be interrupted.
     Task { unit: Unit, check: fn(&str) -> Result<()>, run: fn(&Task<'_>, &str) -> Result<()> },
 }
 
-/// The row of a name.
+/// Returns the attribute of that name.
 pub(super) fn find(name: &str) -> Result<&'static Attribute> {
     TABLE.iter().find(|row| row.name == name).ok_or_else(|| {
         let names: Vec<_> = TABLE.iter().map(|row| row.name).collect();
@@ -59,9 +59,9 @@ pub(super) fn find(name: &str) -> Result<&'static Attribute> {
 }
 
 impl Attribute {
-    /// In what turn to set the attribute of that name, of several of a new device, lowest first: `disksize` comes last,
-    /// because it makes the disk from the others, and before it what may make a file. Parameters of algorithms come after
-    /// the algorithms, which set them anew.
+    /// Returns the rank of an attribute when several are set on a new device, lowest first. `disksize` comes last,
+    /// because it builds the store from the others; `backing_dev` just before it, because it may create a file.
+    /// Parameters of algorithms come after the algorithms, which reset them.
     pub fn turn(name: &str) -> u8 {
         match name {
             "comp_algorithm" | "recomp_algorithm" => 0,
@@ -72,17 +72,18 @@ impl Attribute {
         }
     }
 
-    /// Whether it can be read.
+    /// Returns whether the attribute can be read.
     pub fn readable(&self) -> bool {
         self.get.is_some()
     }
 
-    /// Whether it can be written.
+    /// Returns whether the attribute can be written.
     pub fn writable(&self) -> bool {
         !matches!(self.set, Set::Never)
     }
 
-    /// Whether its text grows with the disk: it is no part of a summary, and to be read piece by piece ([`Device::text`]).
+    /// Returns whether the text grows with the disk: such an attribute is left out of summaries, and read piece by
+    /// piece ([`Device::text`]).
     pub fn is_long(&self) -> bool {
         self.name == BLOCK_STATE
     }
@@ -93,15 +94,16 @@ impl Attribute {
         self.get.map(|get| get(device)).ok_or_else(denied)
     }
 
-    /// Whether setting it may take long, goes through all pages, and can be interrupted ([`Device::set_interruptible`]).
+    /// Returns whether setting the attribute starts a task over all pages, which may take long and can be interrupted
+    /// ([`Device::set_interruptible`]).
     pub fn works(&self) -> bool {
         matches!(self.set, Set::Task { .. })
     }
 
-    /// Checks a value as far as that can be done without a device: its text, not whether a device takes it now.
+    /// Checks the text of a value, but not whether a device accepts it now.
     ///
     /// # Errors
-    /// As [`Device::set`]: `Permission` if it can only be read, `Invalid` for a value that no device takes.
+    /// As [`Device::set`]: `Permission` for a read-only attribute, `Invalid` for a value that no device accepts.
     pub fn check(&self, value: &str) -> Result<()> {
         match self.set {
             Set::Never => Err(self.read_only()),
@@ -122,7 +124,7 @@ impl Attribute {
     }
 }
 
-/// In bytes.
+/// Parses a size in bytes.
 pub(super) fn parse_disksize(value: &str) -> Result<u64> {
     match parse_size(value)? {
         0 => Err(Error::invalid("disksize must be greater than 0").with_setting("disksize")),
@@ -138,7 +140,7 @@ fn parse_reset(value: &str) -> Result<()> {
 }
 
 fn parse_limit_pages(value: &str) -> Result<u64> {
-    // The largest limit that is a number of bytes again limits nothing.
+    // Clamp so that the limit in bytes fits into a u64.
     Ok(bytes_to_pages(parse_size(value)?).min(page_of(u64::MAX)))
 }
 
@@ -154,7 +156,7 @@ fn set_mem_limit(device: &Device, pages: u64) -> Result<()> {
 fn parse_mem_used_max(value: &str) -> Result<()> {
     match value {
         "0" => Ok(()),
-        _ => Err(Error::invalid(format!("'{value}' cannot be mem_used_max: write 0 to start anew"))),
+        _ => Err(Error::invalid(format!("'{value}' cannot be mem_used_max: write 0 to reset it"))),
     }
 }
 
@@ -189,12 +191,12 @@ fn progress(device: &Device) -> String {
     device.tasks().into_iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The words of a value, each `name=value`.
+/// Returns the words of a value, each split as `name=value`.
 fn words(value: &str) -> impl Iterator<Item = (&str, &str)> {
     value.split_whitespace().map(|word| word.split_once('=').unwrap_or((word, "")))
 }
 
-/// Puts a value into the parameters of a device that is not initialised yet.
+/// Sets a parameter of a device that is not initialised yet.
 fn put<T>(name: &str, device: &Device, value: T, put: impl FnOnce(&mut Params, T)) -> Result<()> {
     let mut state = device.state.lock();
     state.uninitialised(name)?;
@@ -202,7 +204,7 @@ fn put<T>(name: &str, device: &Device, value: T, put: impl FnOnce(&mut Params, T
     Ok(())
 }
 
-/// An attribute's value that is a number in a range.
+/// Parses a number in a range.
 fn number_within<T>(name: &str, value: &str, range: RangeInclusive<T>) -> Result<T>
 where
     T: FromStr + PartialOrd + Display,
@@ -212,7 +214,7 @@ where
     value.parse().ok().filter(|number| range.contains(number)).ok_or_else(wanted)
 }
 
-/// An attribute's value that says whether something is on.
+/// Parses a switch, 0 or 1.
 fn switch(name: &str, value: &str) -> Result<bool> {
     match value {
         "0" => Ok(false),
@@ -221,7 +223,7 @@ fn switch(name: &str, value: &str) -> Result<bool> {
     }
 }
 
-/// A line for each count.
+/// Formats counts, one a line.
 fn lines(counts: &[(&str, u64)]) -> String {
     let width = counts.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let lines: Vec<_> = counts.iter().map(|(name, count)| format!("{name:width$} {count}")).collect();

@@ -1,4 +1,4 @@
-//! What a device's cold pages go to: a [`Backing`], with its name for users.
+//! A device's backing device: a [`Backing`] with a name and a description for users.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::base::error::{Error, Result};
 use crate::base::sync::Arc;
 use crate::base::units::{format_size, parse_size};
 
-/// A backing and how users know it.
+/// A backing with a name and a description.
 #[derive(Clone)]
 pub struct NamedBacking {
     name: String,
@@ -16,17 +16,17 @@ pub struct NamedBacking {
 }
 
 impl NamedBacking {
-    /// Any backing. The attribute `backing_dev` shows `name`; `how` it is used, people are told.
+    /// Names any backing. The attribute `backing_dev` shows `name`; messages also show `how` it is accessed.
     pub fn new(name: impl Into<String>, how: impl Into<String>, backing: Arc<dyn Backing>) -> Self {
         NamedBacking { name: name.into(), how: how.into(), backing }
     }
 
-    /// A file or block device as `PATH` or `PATH:SIZE`: what follows the last colon is a size if it reads as one,
-    /// else part of the path. With a size, a file that does not exist is made. With `force`, one that holds something
-    /// else is taken, too.
+    /// Opens a file or block device given as `PATH` or `PATH:SIZE`: the text after the last colon is a size if it
+    /// parses as one, else part of the path. With a size, a missing file is created. With `force`, a file or device
+    /// that holds other data is overwritten.
     ///
     /// # Errors
-    /// `Invalid` unless the path begins at the root; as [`FileBacking::open`].
+    /// `Invalid` unless the path is absolute; as [`FileBacking::open`].
     pub fn open(text: &str, force: bool) -> Result<Self> {
         Self::check(text)?;
         let (path, size_bytes) = split(text);
@@ -34,45 +34,45 @@ impl NamedBacking {
         Ok(NamedBacking::new(path, how(&file), Arc::new(file)))
     }
 
-    /// Whether a text can name a file or block device.
+    /// Checks that a text can name a file or block device.
     ///
     /// # Errors
-    /// `Invalid` unless the path begins at the root.
+    /// `Invalid` unless the path is absolute.
     pub(super) fn check(text: &str) -> Result<()> {
         let (path, _) = split(text);
-        // Whoever writes it may work in another directory than whoever opens it.
+        // The process that opens it may have another working directory than the user who wrote it.
         if path.starts_with('/') && !path.contains(char::is_control) {
             return Ok(());
         }
         let what =
-            format!("'{path}' is no backing device: write the whole path, beginning with '/', or none");
+            format!("'{path}' cannot be a backing device: write the whole path, beginning with '/', or none");
         Err(Error::invalid(what).with_setting("backing_dev"))
     }
 
-    /// Whether it is the one that [`NamedBacking::open`] would open, if of another size.
+    /// Returns whether [`NamedBacking::open`] would open the same file, perhaps with another size.
     pub(super) fn is_at(&self, text: &str) -> bool {
         split(text).0 == self.name
     }
 
-    /// Its name: a file's path.
+    /// Returns the name: a file's path.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The bytes.
+    /// Returns the backing.
     pub fn backing(&self) -> &Arc<dyn Backing> {
         &self.backing
     }
 }
 
 impl fmt::Display for NamedBacking {
-    /// Its name, its size, and how it is used.
+    /// Shows the name, the size, and how it is accessed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, {}, {}", self.name, format_size(self.backing.len_bytes()), self.how)
     }
 }
 
-/// A path, and its size if it has one.
+/// Splits a text into a path and its size, if it has one.
 fn split(text: &str) -> (&str, Option<u64>) {
     let sized = text.rsplit_once(':').and_then(|(path, size)| Some((path, parse_size(size).ok()?)));
     sized.map_or((text, None), |(path, size_bytes)| (path, Some(size_bytes)))

@@ -1,4 +1,4 @@
-//! Making a device with its parameters in one expression. Each is an attribute, and is checked as one.
+//! Building a device with its parameters in one expression. Each parameter is checked like its attribute.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use crate::zsmalloc::PoolDesign;
 
 use super::{Attribute, Device, NamedBacking};
 
-/// Makes a [`Device`]; [`Device::builder`] begins one.
+/// Builds a [`Device`]; created by [`Device::builder`].
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct DeviceBuilder {
     name: String,
     algorithm: Option<Algorithm>,
-    /// In the order of their priorities, from 1 on.
+    /// Recompression algorithms by priority; the first has priority 1.
     recompression: Vec<Algorithm>,
     backing: Option<NamedBacking>,
-    /// The other attributes, in the order in which they are set.
+    /// The other attributes.
     attributes: Vec<(&'static str, String)>,
 }
 
 impl Device {
-    /// Begins a device with that name: 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot.
+    /// Creates a builder for a device of that name: 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a dot.
     pub fn builder(name: impl Into<String>) -> DeviceBuilder {
         DeviceBuilder {
             name: name.into(),
@@ -40,72 +40,72 @@ impl Device {
 }
 
 impl DeviceBuilder {
-    /// Sets how pages are compressed: an [`Algorithm`], or a [`Kind`](crate::codec::Kind) at its default level.
-    /// lz4 if it is not set.
+    /// Sets the compression algorithm: an [`Algorithm`], or a [`Kind`](crate::codec::Kind) at its default level.
+    /// The default is lz4.
     pub fn algorithm(mut self, algorithm: impl Into<Algorithm>) -> Self {
         self.algorithm = Some(algorithm.into());
         self
     }
 
-    /// Adds an algorithm by which pages can be compressed again once they are cold, of the next priority.
+    /// Adds a recompression algorithm for cold pages, with the next priority.
     pub fn recompress_with(mut self, algorithm: impl Into<Algorithm>) -> Self {
         self.recompression.push(algorithm.into());
         self
     }
 
-    /// Sets the most memory that the device may take; without a limit if it is not set.
+    /// Sets the memory limit of the device. The default is no limit.
     pub fn mem_limit_bytes(self, bytes: u64) -> Self {
         self.attribute("mem_limit", bytes)
     }
 
-    /// Sets how much free memory is kept ready, so that no write waits for the system's.
+    /// Sets how much free memory is kept ready, so that no write waits for memory from the system.
     pub fn reserve_bytes(self, bytes: u64) -> Self {
         self.attribute("reserve", bytes)
     }
 
-    /// Keeps a checksum of each page, and verifies it at each read.
+    /// Sets whether each page has a checksum that every read verifies.
     pub fn checksum(self, on: bool) -> Self {
         self.attribute("checksum", u8::from(on))
     }
 
-    /// Sets where cold pages go.
+    /// Sets the backing device that cold pages are written back to.
     pub fn backing(mut self, backing: NamedBacking) -> Self {
         self.backing = Some(backing);
         self
     }
 
-    /// Sets the parts of the memory limit, in percent, above which the coldest pages leave by themselves, and below
-    /// which that ends.
+    /// Sets the watermarks, in percent of the memory limit: background reclaim starts above `high` and ends below
+    /// `low`.
     pub fn policy_percent(self, low: u64, high: u64) -> Self {
         self.attribute("policy_high", high).attribute("policy_low", low)
     }
 
-    /// Sets the age, in whole seconds, at which unused pages are compressed again.
+    /// Sets the age, in whole seconds, at which unused pages are recompressed.
     pub fn recompress_after(self, age: Duration) -> Self {
         self.attribute("recompress_after", age.as_secs())
     }
 
-    /// Sets the age, in whole seconds, at which unused pages go to the backing.
+    /// Sets the age, in whole seconds, at which unused pages are written back.
     pub fn writeback_after(self, age: Duration) -> Self {
         self.attribute("writeback_after", age.as_secs())
     }
 
-    /// Sets the most pages of a zspage, 4 to 16.
+    /// Sets the maximum number of pages of a zspage, 4 to 16.
     pub fn chain_size(self, pages: usize) -> Self {
         self.attribute("chain_size", pages)
     }
 
-    /// Sets who may compress at once.
+    /// Sets how threads share compression streams.
     pub fn streams(self, design: StreamDesign) -> Self {
         self.attribute("streams", design)
     }
 
-    /// Sets how the pool is locked.
+    /// Sets the lock design of the pool.
     pub fn pool_design(self, design: PoolDesign) -> Self {
         self.attribute("pool_design", design)
     }
 
-    /// Sets how the lists of pages by their use are locked.
+    /// Sets the lock design of the LRU's lists.
     pub fn lru_design(self, design: LruDesign) -> Self {
         self.attribute("lru_design", design)
     }
@@ -116,14 +116,14 @@ impl DeviceBuilder {
         self
     }
 
-    /// Makes the device, with a disk of `size_bytes` bytes, rounded up to whole pages.
+    /// Builds the device, with a disk of `size_bytes` bytes, rounded up to whole pages.
     ///
     /// # Errors
-    /// `Invalid` for a name or a value that cannot be; `NoMemory` when the system gives none.
+    /// `Invalid` for an invalid name or value; `NoMemory` when the system gives none.
     pub fn build(mut self, size_bytes: u64) -> Result<Arc<Device>> {
         let device = Device::new(&self.name)?;
         if self.recompression.len() > MAX_RECOMPRESSION {
-            let what = format!("a device compresses again by {MAX_RECOMPRESSION} algorithms at most");
+            let what = format!("a device can have at most {MAX_RECOMPRESSION} recompression algorithms");
             return Err(Error::invalid(what).with_setting("recomp_algorithm"));
         }
         {

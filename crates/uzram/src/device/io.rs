@@ -1,7 +1,7 @@
-//! An open device: byte ranges, cut into pages.
+//! An open device: I/O on byte ranges, which are cut into pages.
 //!
-//! Each request is checked against the disk's size once; from there on its pages have numbers that exist
-//! ([`PageNo`]). No lock is taken here.
+//! Each request is checked against the disk's size once; after that its page numbers ([`PageNo`]) are valid. No lock is
+//! taken here.
 
 use std::ops::Range;
 
@@ -12,9 +12,9 @@ use crate::store::{PageState, Store, Wait};
 
 use super::{Device, State};
 
-/// A device opened for I/O. Many threads may use one, and many may be open.
+/// A device opened for I/O. Threads can share one, and a device can be opened many times.
 pub struct OpenDevice {
-    // Dropped before its user is: `reset` finds nobody who still has the store.
+    // Dropped before `user`: when `reset` finds no users, none holds the store.
     store: Arc<Store>,
     user: User,
     size_bytes: u64,
@@ -36,19 +36,19 @@ impl Drop for User {
 pub struct Extent {
     /// Its length, at least 1.
     pub len_bytes: u64,
-    /// The state of the pages it lies in.
+    /// The state of its pages.
     pub state: PageState,
 }
 
-/// The part of one page that a byte range covers.
+/// The part of a byte range that lies in one page.
 struct Piece {
     page: PageNo,
-    /// Where it starts in the page.
+    /// Its offset in the page.
     at: usize,
     len: usize,
 }
 
-/// The pieces of a byte range, first page first.
+/// Returns the pieces of a byte range, first page first.
 fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     let end = offset + len;
     let mut at = offset;
@@ -63,23 +63,23 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
     })
 }
 
-/// Pages that lie in a byte range as a whole.
+/// Returns the pages that lie entirely in a byte range.
 fn whole_pages(offset: u64, len: u64) -> Range<u64> {
     let (first, end) = (bytes_to_pages(offset), page_of(offset + len));
     first..end.max(first)
 }
 
-/// Pages that a byte range lies in, at least in part.
+/// Returns the number of pages that a byte range touches.
 fn pages_touched(offset: u64, len: u64) -> u64 {
     bytes_to_pages(offset_in_page(offset) as u64 + len)
 }
 
-/// How many of the `len` bytes from `offset` on lie in the first `pages` pages of the range.
+/// Returns how many of the `len` bytes from `offset` on lie in the first `pages` pages of the range.
 fn covered_bytes(offset: u64, len: u64, pages: u64) -> u64 {
     pages_to_bytes(pages).saturating_sub(offset_in_page(offset) as u64).min(len)
 }
 
-/// Whether something was done: not, where it would have had to wait.
+/// Returns true if an operation was done, and false if it would have had to wait.
 #[inline]
 fn unless_waiting(done: Result<()>) -> Result<bool> {
     match done {
@@ -89,33 +89,33 @@ fn unless_waiting(done: Result<()>) -> Result<bool> {
 }
 
 impl OpenDevice {
-    /// Counts a user of `device`, whose lock is held by whoever has its `state`: nobody resets it before.
+    /// Adds a user of `device`. The caller holds the device's lock, and thus `state`, so that no reset comes between.
     pub(super) fn new(store: Arc<Store>, device: Arc<Device>, state: &State) -> Self {
         device.users.add(1);
         OpenDevice { store, user: User { device }, size_bytes: state.disksize_bytes }
     }
 
-    /// The device that is open.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.user.device
     }
 
-    /// The size of the disk.
+    /// Returns the size of the disk.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// Fills `buf` from byte `offset` on. Any alignment and length.
+    /// Reads into `buf` from byte `offset` on, with any alignment and length.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `Corrupt` when a page is damaged, `Io` when the backing device fails, and
-    /// `buf` is then partly filled.
+    /// `OutOfRange` beyond the end; `Corrupt` when a page is damaged; `Io` when the backing device fails. After the
+    /// latter two `buf` is partly filled.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         self.read_some(offset, buf, Wait::Yes).map(drop)
     }
 
-    /// As [`OpenDevice::read`], but only as far as it may wait; returns how many bytes of `buf` it
-    /// filled.
+    /// As [`OpenDevice::read`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the number of
+    /// bytes read.
     ///
     /// # Errors
     /// As [`OpenDevice::read`].
@@ -123,8 +123,8 @@ impl OpenDevice {
         self.fill(offset, buf, wait, false)
     }
 
-    /// As [`OpenDevice::read_some`], but stops before the first page of zeros after the first piece
-    /// that it can know for one without reading it.
+    /// As [`OpenDevice::read_some`], but after the first page stops before any page that is known to be zeros without
+    /// reading it.
     ///
     /// # Errors
     /// As [`OpenDevice::read`].
@@ -132,7 +132,8 @@ impl OpenDevice {
         self.fill(offset, buf, wait, true)
     }
 
-    /// Fills `buf` until a read would have to wait or, if it `stops_at_zeros`, a page after the first is known for zeros.
+    /// Reads into `buf` until a read would have to wait or, with `stops_at_zeros`, before a page after the first that
+    /// is known to be zeros.
     #[inline]
     fn fill(&self, offset: u64, buf: &mut [u8], wait: Wait, stops_at_zeros: bool) -> Result<usize> {
         self.check(offset, buf.len() as u64, false)?;
@@ -154,24 +155,23 @@ impl OpenDevice {
         Ok(done)
     }
 
-    /// What the disk holds from byte `offset` on, and how far that stays the same. It looks at the
-    /// pages of the `len` bytes, one after another, until one differs: `len`, which is at least 1,
-    /// bounds the work and the result. Nothing is read or locked; the state of each page is one that
-    /// it was in during the call.
+    /// Returns the state of the page at byte `offset`, and how many bytes from there on are in pages of the same state.
+    /// `len`, at least 1, bounds the work and the result. No contents are read and no lock is taken; the state of each
+    /// page is one that it was in during the call.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end, and for no bytes at all.
+    /// `OutOfRange` beyond the end, and if `len` is 0.
     pub fn extent(&self, offset: u64, len: u64) -> Result<Extent> {
         if len == 0 {
-            return Err(Error::new(ErrorKind::OutOfRange, "no bytes have no state"));
+            return Err(Error::new(ErrorKind::OutOfRange, "an extent must have at least one byte"));
         }
         self.check(offset, len, false)?;
         let (state, pages) = self.store.extent(PageNo::of_byte(offset), pages_touched(offset, len));
         Ok(Extent { len_bytes: covered_bytes(offset, len, pages), state })
     }
 
-    /// How many of the `len` bytes from `offset` on are zeros for sure: holes, and pages that were
-    /// written and are all zeros. As [`OpenDevice::extent`], but for both together.
+    /// Returns how many of the `len` bytes from `offset` on are known to be zeros: holes, and pages that were written
+    /// with zeros. Otherwise as [`OpenDevice::extent`].
     ///
     /// # Errors
     /// `OutOfRange` beyond the end.
@@ -184,18 +184,18 @@ impl OpenDevice {
         Ok(covered_bytes(offset, len, pages))
     }
 
-    /// Stores `data` from byte `offset` on. Any alignment and length.
+    /// Writes `data` from byte `offset` on, with any alignment and length.
     ///
     /// # Errors
-    /// `OutOfRange` beyond the end; `NoSpace` when `mem_limit` is met; `NoMemory`; for a page of which a part is
-    /// written, `Corrupt` and `Io` as well. The pages before the one that failed hold the new data, that one and
-    /// those after it the old.
+    /// `OutOfRange` beyond the end; `NoSpace` when `mem_limit` is reached; `NoMemory`; for partly written pages also
+    /// `Corrupt` and `Io`. The pages before the one that failed hold the new data; that page and those after it hold
+    /// the old data.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.write_some(offset, data, Wait::Yes).map(drop)
     }
 
-    /// As [`OpenDevice::write`], but only as far as it may wait; returns how many bytes of `data` it
-    /// stored.
+    /// As [`OpenDevice::write`], but stops where it would have to wait and `wait` is `Wait::No`. Returns the number of
+    /// bytes written.
     ///
     /// # Errors
     /// As [`OpenDevice::write`].
@@ -216,8 +216,7 @@ impl OpenDevice {
         Ok(done)
     }
 
-    /// Frees the whole pages of the range, which read as zeros afterwards; what it covers of other
-    /// pages stays as it is.
+    /// Discards the whole pages of the range, which then read as zeros; partly covered pages are unchanged.
     ///
     /// # Errors
     /// `OutOfRange` beyond the end.
@@ -227,7 +226,7 @@ impl OpenDevice {
         Ok(())
     }
 
-    /// Makes the range read as zeros: whole pages are freed, parts of others overwritten.
+    /// Zeroes the range: whole pages are discarded, parts of other pages are overwritten.
     ///
     /// # Errors
     /// As [`OpenDevice::write`].
@@ -235,9 +234,8 @@ impl OpenDevice {
         self.zero_some(offset, len, false, Wait::Yes).map(drop)
     }
 
-    /// Makes the range read as zeros, and its pages hold them: none is a hole afterwards. A page of
-    /// zeros takes its slot and no pool memory, so this is as fast as [`OpenDevice::write_zeroes`];
-    /// it does not promise that later writes find room below `mem_limit`.
+    /// Zeroes the range and allocates its pages: none is a hole afterwards. A page of zeros takes its slot and no pool
+    /// memory, so this does not guarantee that later writes find room below `mem_limit`.
     ///
     /// # Errors
     /// As [`OpenDevice::write`].
@@ -245,14 +243,14 @@ impl OpenDevice {
         self.zero_some(offset, len, true, Wait::Yes).map(drop)
     }
 
-    /// As [`OpenDevice::write_zeroes_allocated`] or, unless `allocate`, [`OpenDevice::write_zeroes`],
-    /// but only as far as it may wait; returns how many bytes are zeros now.
+    /// As [`OpenDevice::write_zeroes_allocated`] with `allocate`, else as [`OpenDevice::write_zeroes`], but stops where
+    /// it would have to wait and `wait` is `Wait::No`. Returns the number of bytes zeroed.
     ///
     /// # Errors
     /// As [`OpenDevice::write`].
     pub fn zero_some(&self, offset: u64, len: u64, allocate: bool, wait: Wait) -> Result<u64> {
         self.check(offset, len, true)?;
-        // In the order of the pages: none is changed after one that could not be.
+        // In page order: no page is changed after one that could not be.
         let whole = whole_pages(offset, len);
         let mut done = 0;
         while let Some(Piece { page, at, len: piece_len }) = pieces(offset + done, len - done).next() {
@@ -264,7 +262,7 @@ impl OpenDevice {
             } else if allocate {
                 self.store.zero(page);
             } else {
-                // All of them at once: there may be billions, of which few hold anything.
+                // All whole pages at once: there may be billions, of which few hold anything.
                 self.store.discard_pages(whole.clone());
                 zeroed_len = pages_to_bytes(whole.end - whole.start);
             }

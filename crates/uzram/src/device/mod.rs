@@ -1,9 +1,9 @@
 //! The zram device over a store: byte offsets, attributes, life cycle, statistics.
 //!
-//! A device starts uninitialised. Setting `disksize` makes its store, with the parameters set
-//! until then; `reset` frees everything and forgets the parameters. In between it is open to any
-//! number of users ([`Device::open`]), and while it has one it can be neither reset nor removed. What it does with all its
-//! pages on request (`recompress`, say) is then ended first.
+//! A device starts uninitialised. Setting `disksize` builds its store, with the parameters set so far; `reset` frees
+//! everything and forgets the parameters. In between any number of users can open it ([`Device::open`]); while it is
+//! open it can be neither reset nor removed. Tasks over all pages (`recompress`, for instance) do not prevent that:
+//! they are interrupted.
 //!
 //! Lock order: the device's lock comes before all others. I/O does not take it.
 
@@ -39,17 +39,17 @@ use crate::store::{
 };
 use crate::zsmalloc::ClassStat;
 
-/// How long `reset` waits for the end of what it has told to end: what waits for a backing device may take longer.
+/// How long `reset` waits for interrupted tasks to end; one that waits for a backing device may take longer.
 const TASKS_END_WITHIN: Duration = Duration::from_secs(5);
-/// How often it looks.
+/// The interval at which `reset` checks for that.
 const TASKS_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A zram device.
 pub struct Device {
     name: String,
     state: Mutex<State>,
-    /// Those that have it open, and the tasks. Raised and read under the lock; lowered without it by those that have it
-    /// open, so that there are never fewer users than tasks.
+    /// The number of open handles and tasks. Increased and read under the lock; handles decrease it without the lock,
+    /// tasks under it, so that there are never fewer users than tasks.
     users: Counter,
 }
 
@@ -62,22 +62,22 @@ struct State {
     store: Option<Arc<Store>>,
     disksize_bytes: u64,
     tasks: Vec<task::TaskProgress>,
-    /// It is never initialised again.
+    /// The device was removed: it cannot be initialised again.
     removed: bool,
 }
 
-/// What can be set before the device is initialised.
+/// The parameters that can be set before the device is initialised.
 #[derive(Clone)]
 struct Params {
-    /// Of the store, but for its name, its size, and where its cold pages go.
+    /// The store's parameters but for name, size and backing device.
     store: StoreBuilder,
     backing: Option<NamedBacking>,
-    /// Of the next backing: whether it may hold something else.
+    /// Whether the next backing device may hold other data.
     backing_force: bool,
     writeback_layout: WritebackLayout,
     compressed_writeback: bool,
     writeback_limit: WritebackLimit,
-    /// None for what suits the layout.
+    /// `None` for the layout's default.
     writeback_batch: Option<u64>,
 }
 
@@ -95,49 +95,49 @@ impl Default for Params {
     }
 }
 
-/// A snapshot of a device's statistics. Sizes are in bytes, the rest counts pages of 4096 bytes.
+/// A snapshot of a device's statistics. Sizes are in bytes, pages are of 4096 bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct DeviceStats {
     /// The size of the disk.
     pub disksize_bytes: u64,
-    /// The size, uncompressed, of the pages that hold something (mm_stat `orig_data_size`).
+    /// The uncompressed size of the pages that hold something (mm_stat `orig_data_size`).
     pub orig_data_bytes: u64,
     /// Their compressed size (mm_stat `compr_data_size`).
     pub compr_data_bytes: u64,
     /// Memory of the pool (mm_stat `mem_used_total`).
     pub mem_used_bytes: u64,
-    /// The most it ever was (mm_stat `mem_used_max`).
+    /// The maximum of `mem_used_bytes` so far (mm_stat `mem_used_max`).
     pub mem_used_max_bytes: u64,
     /// The limit of `mem_charged_bytes`; 0 for none.
     pub mem_limit_bytes: u64,
     /// Memory of the pool and of its metadata slabs, and free memory kept for reuse.
     pub mem_charged_bytes: u64,
-    /// Memory of all chunks of 2 MiB in which any of that lies: what is held of the address space.
+    /// The size of all 2 MiB chunks that hold any of `mem_charged_bytes`: the address space in use.
     pub mem_chunk_bytes: u64,
-    /// Memory that is to be kept ready, so that nobody waits for it: the attribute `reserve`; 0 for none.
+    /// Free memory to keep ready, so that no request waits for it: the attribute `reserve`; 0 for none.
     pub reserve_bytes: u64,
-    /// What is ready of it, or of more, in whole free chunks.
+    /// Free memory that is ready now, in whole chunks; may exceed `reserve_bytes`.
     pub reserve_free_bytes: u64,
-    /// Writes that failed because nothing was ready any more.
+    /// Writes that failed because the reserve was drained.
     pub reserve_drained: u64,
-    /// Writes that failed because the memory limit was met.
+    /// Writes that failed because the memory limit was reached.
     pub limit_refused: u64,
-    /// What the disk's size and the number of streams cost at most: slot table, LRU, streams, dictionary.
-    /// It grows by a stream when all were lent and a spare one was made.
+    /// The maximum memory of slot table, LRU, streams and dictionary, which depends on the disk's size and the number
+    /// of streams. It grows when a spare stream is made.
     pub mem_fixed_bytes: u64,
-    /// What these, and the tables that grow with the pool, cost now.
+    /// The current memory of these, and of the tables that grow with the pool.
     pub mem_tables_bytes: u64,
-    /// Pages that are one word, repeated.
+    /// Same-filled pages.
     pub same_pages: u64,
     /// Pages freed by compaction.
     pub pages_compacted: u64,
-    /// Pages that became smaller by being compressed again.
+    /// Pages made smaller by recompression.
     pub pages_recompressed: u64,
-    /// Pages stored as they are.
+    /// Pages stored uncompressed.
     pub huge_pages: u64,
-    /// Pages ever stored as they are.
+    /// Pages stored uncompressed so far.
     pub huge_pages_since: u64,
     /// Pages read.
     pub pages_read: u64,
@@ -151,28 +151,28 @@ pub struct DeviceStats {
     pub notify_free: u64,
     /// Objects found damaged when they were freed; their memory is not used again.
     pub corrupted_objects: u64,
-    /// Times a thread found all compression streams lent and waited for one.
+    /// Times a thread waited because all compression streams were in use.
     pub stream_sleeps: u64,
     /// The size of the backing device; 0 without one.
     pub backing_bytes: u64,
-    /// What pages take of it, with what is lost around them (bd_stat `bd_count`).
+    /// Bytes of the backing device that pages take, headers and padding included (bd_stat `bd_count`).
     pub backing_held_bytes: u64,
-    /// Pages that are on the backing device and not in memory.
+    /// Pages on the backing device and not in memory.
     pub pages_backed: u64,
-    /// Pages that left memory for the backing device, so far.
+    /// Pages written back so far.
     pub pages_written_back: u64,
-    /// Pages that came back from it to stay, so far.
+    /// Pages returned from the backing device to memory so far.
     pub pages_returned: u64,
-    /// Writes of the backing device that failed.
+    /// Failed writes to the backing device.
     pub backing_failed_writes: u64,
-    /// Reads of the backing device that failed.
+    /// Failed reads from the backing device.
     pub backing_failed_reads: u64,
-    /// Pages that came back from it damaged: their reads fail.
+    /// Pages read back damaged: their reads fail.
     pub backing_corrupted: u64,
 }
 
 impl Params {
-    /// Whether pages can be written to a backing device so.
+    /// Checks that `writeback_layout` and `compressed_writeback` fit together.
     fn check_layout(&self) -> Result<()> {
         if self.writeback_layout == WritebackLayout::Packed && !self.compressed_writeback {
             let what = "packed pages are written as they are compressed: set compressed_writeback to 1, or \
@@ -182,7 +182,7 @@ impl Params {
         Ok(())
     }
 
-    /// Where cold pages go, for the store.
+    /// Returns the store's backing device and its options, if one is set.
     fn backing_options(&self) -> Result<Option<BackingOptions>> {
         let Some(device) = &self.backing else { return Ok(None) };
         self.check_layout()?;
@@ -195,7 +195,7 @@ impl Params {
 }
 
 impl Device {
-    /// An uninitialised device.
+    /// Creates an uninitialised device.
     ///
     /// # Errors
     /// `Invalid` unless the name is 1 to 64 letters, digits, `-`, `_` and `.`, not starting with a
@@ -209,7 +209,7 @@ impl Device {
         }))
     }
 
-    /// Whether a device can have that name.
+    /// Checks a device's name.
     ///
     /// # Errors
     /// As [`Device::new`].
@@ -222,25 +222,25 @@ impl Device {
         Ok(())
     }
 
-    /// Its name, as in `zram0`.
+    /// Returns the name, as in `zram0`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The size of the disk; 0 while uninitialised.
+    /// Returns the size of the disk; 0 while uninitialised.
     pub fn size_bytes(&self) -> u64 {
         self.state.lock().disksize_bytes
     }
 
-    /// The table of attributes.
+    /// Returns the table of attributes.
     pub fn attributes() -> &'static [Attribute] {
         attr::TABLE
     }
 
-    /// Reads an attribute: its text, as the kernel's file would show it, without the last newline.
+    /// Reads an attribute. Returns its text as the kernel's file would show it, without the last newline.
     ///
     /// # Errors
-    /// `NotFound`; `Permission` for one that can only be written.
+    /// `NotFound`; `Permission` for a write-only attribute.
     pub fn get(&self, name: &str) -> Result<String> {
         attr::find(name)?.get(self)
     }
@@ -248,24 +248,24 @@ impl Device {
     /// Writes an attribute.
     ///
     /// # Errors
-    /// `NotFound`; `Permission` for one that can only be read; the attribute's own error.
+    /// `NotFound`; `Permission` for a read-only attribute; the attribute's own error.
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
         self.set_interruptible(name, value, &|| true)
     }
 
-    /// The same, but what takes its time goes on only as long as `is_wanted` returns true, which is asked again and again.
+    /// As [`Device::set`], but a task over all pages ends when `is_wanted`, called repeatedly, returns false.
     ///
     /// # Errors
-    /// Further `Interrupted`: what was done until then stays done.
+    /// Also `Interrupted`: what was done until then stays done.
     pub fn set_interruptible(&self, name: &str, value: &str, is_wanted: &dyn Fn() -> bool) -> Result<()> {
         attr::find(name)?.set(self, value.trim(), is_wanted)
     }
 
-    /// Whether values of `disksize` and `backing_dev` make sense together with what was set, as far as that can be told
-    /// without setting them: nothing is made or opened.
+    /// Checks values of `disksize` and `backing_dev` against the parameters set so far, as far as possible without
+    /// building or opening anything.
     ///
     /// # Errors
-    /// `Invalid` when they do not.
+    /// `Invalid` when they do not fit.
     pub fn check(&self, disksize: &str, backing_dev: Option<&str>) -> Result<()> {
         let pages = bytes_to_pages(attr::parse_disksize(disksize.trim())?);
         let backing_dev = backing_dev.map(str::trim).filter(|text| *text != "none");
@@ -277,13 +277,13 @@ impl Device {
         }
     }
 
-    /// The statistics now; all zero while uninitialised but for the limit.
+    /// Returns the current statistics. While uninitialised, all but the limit are 0.
     pub fn stats(&self) -> DeviceStats {
         let tables = self.state.lock().store.clone().map_or(0, |store| store.table_resident_bytes());
         DeviceStats { mem_tables_bytes: tables as u64, ..self.counts() }
     }
 
-    /// The statistics but for `mem_tables_bytes`, which takes the system a while to count.
+    /// Returns the statistics but for `mem_tables_bytes`, which is slow to count.
     pub fn counts(&self) -> DeviceStats {
         let (store, disksize_bytes, limit_pages) = {
             let state = self.state.lock();
@@ -331,23 +331,22 @@ impl Device {
         }
     }
 
-    /// What the lists of pages by their use have and did; nothing while uninitialised.
+    /// Returns the statistics of the LRU; all 0 while uninitialised.
     pub fn lru_stats(&self) -> lru::LruStats {
         self.state.lock().store.as_ref().map(|store| store.lru_stats()).unwrap_or_default()
     }
 
-    /// What the backing device holds and was asked for; nothing without one or while uninitialised.
+    /// Returns the statistics of the backing device; all 0 without one or while uninitialised.
     pub fn backing_stats(&self) -> BackingStats {
         self.state.lock().store.as_ref().map(|store| store.backing_stats()).unwrap_or_default()
     }
 
-    /// Where its cold pages go, if anywhere.
+    /// Returns the backing device that is set, if any.
     pub fn backing(&self) -> Option<NamedBacking> {
         self.state.lock().params.backing.clone()
     }
 
-    /// Sets where its cold pages go: the attribute `backing_dev`, for backings that are no files. What was set
-    /// before is let go.
+    /// Sets the backing device, like the attribute `backing_dev`, but of any kind. Closes the one that was set before.
     ///
     /// # Errors
     /// `Busy` once the device is initialised.
@@ -361,14 +360,14 @@ impl Device {
         Ok(())
     }
 
-    /// The state of each size class of the pool, smallest first; none while uninitialised.
+    /// Returns the statistics of each size class of the pool, smallest first; none while uninitialised.
     pub fn class_stats(&self) -> Vec<ClassStat> {
-        // Without the lock: it looks through all classes.
+        // Without the device's lock: it walks all classes.
         let store = self.state.lock().store.clone();
         store.map(|store| store.class_stats()).unwrap_or_default()
     }
 
-    /// Opens the disk for I/O; until all are dropped, `reset` fails with `Busy`.
+    /// Opens the disk for I/O. `reset` fails with `Busy` until all [`OpenDevice`]s are dropped.
     ///
     /// # Errors
     /// `Busy` while the device is uninitialised.
@@ -381,7 +380,7 @@ impl Device {
         Ok(OpenDevice::new(store, Arc::clone(self), &state))
     }
 
-    /// Makes the store: the disk has `bytes` bytes from now on, rounded up to whole pages.
+    /// Builds the store of a disk of `bytes` bytes, rounded up to whole pages.
     fn initialise(&self, bytes: u64) -> Result<()> {
         let mut state = self.state.lock();
         state.uninitialised("disksize")?;
@@ -412,15 +411,15 @@ impl Device {
         self.empty(false)
     }
 
-    /// Frees everything, for good: the device can't be initialised or opened again.
+    /// Frees everything permanently: the device cannot be initialised or opened again.
     ///
     /// # Errors
-    /// `Busy` while it is open, or what it does with all its pages does not end.
+    /// `Busy` while it is open, or if a task does not end in time.
     pub fn remove(&self) -> Result<()> {
         self.empty(true)
     }
 
-    /// Empties a device that nobody has open; for good, if it is to be `removed` or was before.
+    /// Empties a device that is not open; permanently with `removed`, or if it was removed before.
     fn empty(&self, removed: bool) -> Result<()> {
         let deadline = Instant::now() + TASKS_END_WITHIN;
         loop {
@@ -429,14 +428,14 @@ impl Device {
             if users == 0 {
                 let new = State { removed: removed || state.removed, ..State::default() };
                 let old = std::mem::replace(&mut *state, new);
-                // Unmapping takes a while, for which nobody need wait.
+                // Unmapping takes a while: do it without the lock.
                 drop(state);
                 drop(old);
                 return Ok(());
             }
             if users > tasks || Instant::now() > deadline {
                 let what = format!(
-                    "'{}' is in use by {users}: disconnect its clients, and wait for what it was told to do",
+                    "'{}' is in use (users: {users}): disconnect its clients, and wait for its tasks to end",
                     self.name
                 );
                 return Err(Error::new(ErrorKind::Busy, what));
@@ -449,7 +448,7 @@ impl Device {
 }
 
 impl State {
-    /// Fails once the device is initialised: the attribute must be set before.
+    /// Fails if the device is initialised: the attribute must be set before.
     fn uninitialised(&self, attribute: &str) -> Result<()> {
         match self.store {
             None => Ok(()),

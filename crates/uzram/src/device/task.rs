@@ -1,5 +1,5 @@
-//! What somebody has a device do with all its pages: `recompress`, say. It uses the device, but `reset` does not wait for
-//! its end: it is told to end, and soon does.
+//! Tasks over all pages of a device, started by an attribute such as `recompress`. A task is a user of the device, but
+//! does not block `reset`, which interrupts it.
 
 use std::ops::Deref;
 
@@ -10,31 +10,31 @@ use crate::store::Store;
 
 use super::Device;
 
-/// What is being done, until it is dropped. It is the store that it is done to.
+/// A running task; it ends when this is dropped. Dereferences to the store that it works on.
 pub(super) struct Task<'a> {
-    // Let go before its user is.
+    // Dropped before `listed`, which counts as its user.
     store: Arc<Store>,
     pub(super) work: Work<'a>,
     listed: Listed<'a>,
 }
 
-/// An entry of `State::tasks`, and a user of the device: the two come and go under one hold of its lock.
+/// An entry of `State::tasks` and a user of the device, which are added and removed together under its lock.
 struct Listed<'a> {
     device: &'a Device,
     progress: Arc<Progress>,
 }
 
-/// What a device is doing with all its pages.
+/// A running task and its progress.
 #[derive(Clone, Debug)]
 pub(super) struct TaskProgress {
-    /// The attribute that was set for it.
+    /// The attribute that started it.
     pub(super) name: &'static str,
-    /// How far it has come.
+    /// Its progress.
     pub(super) progress: Arc<Progress>,
 }
 
 impl Device {
-    /// Begins what the attribute `name` is to do, which ends when it is done or no longer wanted.
+    /// Begins the task of the attribute `name`, which can be interrupted by `is_wanted` or by [`Device::interrupt`].
     ///
     /// # Errors
     /// `Invalid` while the device is uninitialised.
@@ -57,12 +57,12 @@ impl Device {
         Ok(Task { store, work, listed: Listed { device: self, progress } })
     }
 
-    /// What it is doing with all its pages, the oldest first.
+    /// Returns the running tasks, oldest first.
     pub(super) fn tasks(&self) -> Vec<TaskProgress> {
         self.state.lock().tasks.clone()
     }
 
-    /// Has all of that end soon.
+    /// Interrupts all running tasks; they end soon.
     pub fn interrupt(&self) {
         self.state.lock().tasks.iter().for_each(|task| task.progress.end());
     }

@@ -1,11 +1,11 @@
-//! Work on all pages that is no longer wanted.
+//! Interrupting tasks over all pages.
 
 use super::tests::device;
 use super::*;
 use crate::base::units::PAGE_SIZE;
 use crate::base::work::Unit;
 
-/// What other threads do is awaited for so long.
+/// The maximum wait for other threads.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn wait_until(is_so: impl Fn() -> bool) {
@@ -16,7 +16,7 @@ fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// A device of 1024 pages that zstd makes smaller than lz4 does, with further settings.
+/// Returns a device with 1024 pages that zstd makes smaller than lz4 does.
 fn compressible(settings: &[(&str, &str)]) -> Arc<Device> {
     let device = device(settings);
     device.set("recomp_algorithm", "algo=zstd:1").expect("known");
@@ -70,7 +70,7 @@ fn what_is_no_longer_wanted_ends_and_what_was_done_stays_done() {
             disk.read(page * 4096, &mut read).expect("sound");
             assert!(read == digits(page), "{name}: page {page}");
         }
-        // And it can be taken up again.
+        // The task can be started again.
         device.set(name, value).expect(name);
         drop(disk);
         device.set("reset", "1").expect("nobody uses it");
@@ -83,7 +83,7 @@ fn reset_and_removal_end_what_is_being_done_unless_somebody_has_the_device_open(
         let device = compressible(&[]);
         let (begun, goes_on) = (Counter::new(0), || true);
         std::thread::scope(|scope| {
-            // It would never end by itself.
+            // A task that never ends unless it is interrupted.
             let task = scope.spawn(|| {
                 let task = device.begin("recompress", Unit::Pages, &goes_on)?;
                 task.work.expect(1 << 40);
@@ -111,7 +111,7 @@ fn reset_and_removal_end_what_is_being_done_unless_somebody_has_the_device_open(
     }
 }
 
-/// Whoever resets a device that is open is refused, and interrupts nothing, though some other task ends just then.
+/// A reset of an open device is refused and interrupts no task, even if another task ends at that moment.
 #[test]
 fn what_is_done_to_an_open_device_goes_on_when_another_task_ends() {
     let device = device(&[("disksize", "4M")]);
@@ -138,7 +138,7 @@ fn what_is_done_to_an_open_device_goes_on_when_another_task_ends() {
     device.set("reset", "1").expect("nobody uses it");
 }
 
-/// Where nothing has to be done to most pages, it is asked all the same whether it is still wanted.
+/// A task is interruptible even while it only scans pages that need no work.
 #[test]
 fn looking_at_pages_ends_when_it_is_no_longer_wanted() {
     const PAGES: u64 = 10_000;

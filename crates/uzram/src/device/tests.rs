@@ -12,7 +12,7 @@ pub(super) fn device(settings: &[(&str, &str)]) -> Arc<Device> {
     device
 }
 
-/// Reads, writes, discards and zeroes of any alignment against a byte array.
+/// Compares reads, writes, discards and zeroes of any alignment with a byte array.
 #[test]
 fn agrees_with_a_naive_model() {
     const BYTES: usize = 40 * PAGE_SIZE;
@@ -66,7 +66,7 @@ fn agrees_with_a_naive_model() {
     }
 }
 
-/// Extents, zeros and reads that stop at zeros, against a state for each page.
+/// Compares extents, zeros and reads that stop at zeros with a model of each page's state.
 #[test]
 fn extents_agree_with_a_naive_model() {
     const PAGES: usize = 24;
@@ -118,7 +118,7 @@ fn extents_agree_with_a_naive_model() {
                     states[pages].fill(PageState::Huge);
                 }
                 7 => {
-                    // A part of a page: it is allocated by a write, and by zeros only if they say so.
+                    // Zeroing a part of a hole allocates the page only if asked to.
                     disk.write_zeroes(offset + 5, 100).expect("memory");
                     if states[first] == PageState::Hole {
                         disk.write_zeroes_allocated(offset + 5, 100).expect("memory");
@@ -154,7 +154,7 @@ fn extents_agree_with_a_naive_model() {
     }
 }
 
-/// Whatever others write meanwhile, each page is reported in a state that it had.
+/// Under concurrent writes, each page is reported in a state that it had.
 #[test]
 fn extents_under_writers_are_states_that_pages_had() {
     const PAGES: u64 = 16;
@@ -162,7 +162,7 @@ fn extents_under_writers_are_states_that_pages_had() {
     let disk = device.open().expect("initialised");
     let text: [u8; PAGE_SIZE] = std::array::from_fn(|at| (at % 11) as u8);
     std::thread::scope(|scope| {
-        // Even pages go between holes and zeros, odd ones between one word and compressed.
+        // Even pages alternate between holes and zeros, odd ones between same-filled and compressed.
         for parity in 0..2 {
             let disk = &disk;
             scope.spawn(move || {
@@ -200,7 +200,7 @@ fn requests_beyond_the_end_change_nothing_and_count() {
         assert_eq!(disk.read(offset, &mut buf).unwrap_err().kind(), ErrorKind::OutOfRange);
         assert_eq!(disk.write(offset, &buf).unwrap_err().errno(), 22);
         assert!(disk.discard(offset, len as u64).is_err() && disk.write_zeroes(offset, len as u64).is_err());
-        // The kernel's 894913e2d35c and 391f057f44a5: looking at the state of pages went beyond the last.
+        // The kernel's 894913e2d35c and 391f057f44a5: reading the states of pages went beyond the last one.
         assert_eq!(disk.extent(offset, len as u64).unwrap_err().kind(), ErrorKind::OutOfRange);
         assert_eq!(disk.zero_bytes(offset, len as u64).unwrap_err().kind(), ErrorKind::OutOfRange);
     }
@@ -477,7 +477,7 @@ fn streams_cost_what_there_are_of_them() {
     assert_eq!(device.get("streams"), Ok("percpu".into()), "a reset forgets it");
 }
 
-/// The lists of pages by their use have the pages that take memory, whatever is done to the disk.
+/// The LRU's lists hold exactly the pages that take memory, whatever is done to the disk.
 #[test]
 fn the_lru_has_the_pages_that_take_memory() {
     for design in ["batched", "single-lock", "none"] {
@@ -535,7 +535,7 @@ fn a_backing_device_is_opened_at_once_and_forgotten_by_a_reset() {
     assert_eq!(std::fs::metadata(&path).expect("it was made").len(), (1 << 20) + MARK_BYTES as u64);
     let shown = device.backing().expect("it was set").to_string();
     assert!(shown.starts_with(&format!("{path}, 1 MiB, ")), "{shown}");
-    // It belongs to the device, which keeps it when another one cannot be had.
+    // The file belongs to the device, which keeps it if another one cannot be opened.
     refused(&self::device(&[]), &path, ErrorKind::Busy, "in use");
     refused(&device, "/dev/null", ErrorKind::Invalid, "character device");
     assert_eq!(device.get("backing_dev"), Ok(path.clone()));
@@ -635,11 +635,11 @@ fn settings_of_writeback_keep_their_ranges() {
         assert_eq!(device.get(name).as_deref(), Ok(shown), "{name}={value}");
     }
     device.set("reclaim", "zspages").expect("uninitialised");
-    // The lower watermark follows the upper one down, and is not to come above it.
+    // Lowering the high watermark lowers the low one, which cannot be above it.
     device.set("policy_high", "50").expect("at any time");
     assert_eq!(device.get("policy_low"), Ok("50".into()));
     assert_eq!(device.set("policy_low", "51").unwrap_err().setting(), Some("policy_high"));
-    // At any time means after initialisation, too.
+    // "At any time" includes after initialisation.
     device.set("disksize", "1M").expect("a size");
     for (name, value) in [
         ("writeback_limit", "7"),
@@ -670,7 +670,7 @@ fn only_blocks_can_be_written_uncompressed() {
     assert!(error.to_string().contains("writeback_layout to blocks"), "{error}");
     device.set("writeback_layout", "blocks").expect("uninitialised");
     device.set("disksize", "1M").expect("a size");
-    // Without a backing device it makes no difference.
+    // Without a backing device the combination is accepted.
     self::device(&[("compressed_writeback", "0"), ("disksize", "1M")]);
 }
 
@@ -709,7 +709,7 @@ fn a_reserve_is_whole_chunks_and_set_before_the_size() {
     assert_eq!(device.set("disksize", "1M").expect_err("too much").setting(), Some("reserve"));
 }
 
-/// With a reserve, writes at the limit fail rather than wait, and have pages leave for those that follow.
+/// With a reserve, writes at the limit fail rather than wait, and start reclaim for later writes.
 #[test]
 #[cfg(not(loom))]
 fn pages_leave_at_the_limit_with_a_reserve() {
@@ -747,7 +747,7 @@ fn pages_leave_at_the_limit_with_a_reserve() {
     }
 }
 
-/// What of the largest disk was never written is discarded, zeroed and asked about at once, and takes no memory.
+/// Discarding, zeroing and querying unwritten space of the largest disk is fast and takes no memory.
 #[test]
 fn a_disk_that_was_never_written_is_discarded_at_once() {
     const LEN: u64 = 16 << 40;
@@ -763,7 +763,7 @@ fn a_disk_that_was_never_written_is_discarded_at_once() {
         disk.extent(PAGE_SIZE as u64, LEN - PAGE_SIZE as u64).expect("in range").state,
         PageState::Hole
     );
-    // It looked at each page: more than ten seconds. What others do meanwhile does not count.
+    // Visiting each page took more than ten seconds. Only this thread's CPU time counts.
     let took = clock_gettime(ClockId::ThreadCPUTime) - begun;
     assert!(took.tv_sec < 5, "{took:?}");
     assert_eq!(device.stats().mem_tables_bytes, before_bytes);

@@ -1,29 +1,29 @@
-//! How each page is kept, page by page: the kernel's `block_state`.
+//! How each page is stored: the kernel's `block_state`.
 
 use std::ops::Range;
 
 use super::Store;
 
-/// How a page is kept.
+/// How a page is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockState {
-    /// As one word.
+    /// Same-filled: one repeated word.
     pub same: bool,
     /// On the backing device.
     pub backed: bool,
-    /// As it is.
+    /// Uncompressed.
     pub huge: bool,
     /// Marked as idle, and not used since.
     pub idle: bool,
-    /// By another algorithm than writes are.
+    /// Compressed by a recompression algorithm.
     pub recompressed: bool,
     /// No algorithm made it smaller.
     pub incompressible: bool,
 }
 
 impl Store {
-    /// Calls `line` for each of `pages` that holds something, with its number, when it was used last, in seconds of the
-    /// system's uptime, and how it is kept; until `line` returns false.
+    /// Calls `line` for each of `pages` that holds something, until `line` returns false. The arguments are the page's
+    /// number, its last use in seconds of the system's uptime, and how it is stored.
     pub fn block_states(&self, pages: Range<u64>, mut line: impl FnMut(u64, u32, BlockState) -> bool) {
         for page in self.slots.touched(pages.start..pages.end.min(self.pages())) {
             let peek = self.slots.peek(page);

@@ -1,8 +1,8 @@
-//! What a [`Store`] is made with.
+//! The settings that a [`Store`] is built with.
 //!
-//! A store is not made with a memory limit in which not even its first pages fit: every write would fail, of a device
-//! that looks sound. A store that exists takes any limit ([`Store::set_limit_pages`]): as with the kernel's `mem_limit`,
-//! one below what is in use takes nothing away and only stops growth.
+//! A memory limit too small for the first pages is refused: the device would look sound, and every write would fail. An
+//! existing store accepts any limit ([`Store::set_limit_pages`]): as with the kernel's `mem_limit`, a limit below the
+//! memory in use only stops growth.
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
@@ -23,14 +23,14 @@ pub const DEFAULT_CHAIN_SIZE: usize = 16;
 pub const DEFAULT_RUN_CACHE_BATCH_PAGES: usize = 32;
 /// The default of [`StoreBuilder::compact_threshold_percent`].
 pub const DEFAULT_COMPACT_THRESHOLD_PERCENT: u64 = 10;
-/// The default of [`StoreBuilder::compact_rate_bytes`]: some hundredths of what a core moves in a second.
+/// The default of [`StoreBuilder::compact_rate_bytes`]: a few percent of what one core can move in a second.
 pub const DEFAULT_COMPACT_RATE_BYTES: u64 = 64 << 20;
 
-/// What a pool takes that holds one page of each kind, a compressed one and a huge one, each in a zspage of its own:
-/// two pages, and the first slabs of handles and of zspage descriptors, one page and three.
+/// Pages of a pool that holds one compressed and one huge page, each in its own zspage: two pages, plus the first slab
+/// of handles (one page) and of zspage descriptors (three pages).
 const FIRST_PAGES: u64 = 6;
 
-/// Makes a [`Store`].
+/// Builds a [`Store`].
 ///
 /// ```
 /// use uzram::store::{PageNo, StoreBuilder};
@@ -65,8 +65,8 @@ pub struct StoreBuilder {
 }
 
 impl StoreBuilder {
-    /// A store of `pages` pages, 1..=[`MAX_PAGES`], with defaults for all else. `name` stands in statistics and names of
-    /// threads.
+    /// Creates a builder for a store of `pages` pages, 1..=[`MAX_PAGES`], with defaults for all other settings. `name`
+    /// appears in statistics and thread names.
     pub fn new(name: impl Into<String>, pages: u64) -> Self {
         StoreBuilder {
             name: name.into(),
@@ -90,104 +90,105 @@ impl StoreBuilder {
         }
     }
 
-    /// How pages are compressed when they are written.
+    /// Sets the algorithm that compresses pages when they are written.
     #[must_use]
     pub fn algorithm(self, algorithm: Algorithm) -> Self {
         StoreBuilder { algorithm, ..self }
     }
 
-    /// How pages can be compressed again, by priority less 1.
+    /// Sets the recompression algorithms; that of priority `n` is at index `n - 1`.
     #[must_use]
     pub fn recompression(self, algorithms: [Option<Algorithm>; MAX_RECOMPRESSION]) -> Self {
         StoreBuilder { recompression: algorithms, ..self }
     }
 
-    /// The most pages of a zspage.
+    /// Sets the maximum number of pages of a zspage.
     #[must_use]
     pub fn chain_size(self, pages: usize) -> Self {
         StoreBuilder { chain_size: pages, ..self }
     }
 
-    /// How the pool is locked.
+    /// Sets the lock design of the pool.
     #[must_use]
     pub fn pool_design(self, design: PoolDesign) -> Self {
         StoreBuilder { pool_design: design, ..self }
     }
 
-    /// How the LRU's lists are locked, or that there is no LRU: then nothing is reclaimed.
+    /// Sets the lock design of the LRU's lists, or that there is no LRU and thus no reclaim.
     #[must_use]
     pub fn lru_design(self, design: LruDesign) -> Self {
         StoreBuilder { lru_design: design, ..self }
     }
 
-    /// Pages that a CPU collects for the LRU's lists, 1 to [`lru::MAX_PAGEVEC_PAGES`].
+    /// Sets the size of each CPU's pagevec, 1 to [`lru::MAX_PAGEVEC_PAGES`].
     #[must_use]
     pub fn lru_pagevec_pages(self, pages: usize) -> Self {
         StoreBuilder { lru_pagevec_pages: pages, ..self }
     }
 
-    /// Whether each page carries a checksum that every read verifies.
+    /// Sets whether each page has a checksum that every read verifies.
     #[must_use]
     pub fn checksum(self, enabled: bool) -> Self {
         StoreBuilder { checksum: enabled, ..self }
     }
 
-    /// The most memory, as [`charged_pages`](super::StoreStats::charged_pages) counts it; 0 for no limit.
+    /// Sets the limit of [`charged_pages`](super::StoreStats::charged_pages); 0 for no limit.
     #[must_use]
     pub fn limit_pages(self, pages: u64) -> Self {
         StoreBuilder { limit_pages: pages, ..self }
     }
 
-    /// Free memory that is kept ready, in pages, rounded up to chunks: with it no read, write or discard waits for
-    /// the system's; 0 for none.
+    /// Sets how many pages of free memory are kept ready, rounded up to chunks, so that no read, write or discard waits
+    /// for memory from the system; 0 for none.
     #[must_use]
     pub fn reserve_pages(self, pages: u64) -> Self {
         StoreBuilder { reserve_pages: pages, ..self }
     }
 
-    /// Pages that the CPUs' caches of free runs move at a time; 0 for no caches.
+    /// Sets how many pages a CPU's run cache moves at a time; 0 for no run caches.
     #[must_use]
     pub fn run_cache_batch_pages(self, pages: usize) -> Self {
         StoreBuilder { run_cache_batch_pages: pages, ..self }
     }
 
-    /// How threads share compression streams.
+    /// Sets how threads share compression streams.
     #[must_use]
     pub fn streams(self, design: StreamDesign) -> Self {
         StoreBuilder { streams: design, ..self }
     }
 
-    /// What becomes of a writer's stream while it waits for memory.
+    /// Sets whether a writer holds its stream while it waits for memory.
     #[must_use]
     pub fn stream_alloc(self, stream_alloc: StreamAlloc) -> Self {
         StoreBuilder { stream_alloc, ..self }
     }
 
-    /// The pool is compacted by itself when that frees so many in a hundred of its pages; 0 for never.
+    /// Sets the percentage of the pool's pages that background compaction must be able to free before it runs; 0 for
+    /// never.
     #[must_use]
     pub fn compact_threshold_percent(self, percent: u64) -> Self {
         StoreBuilder { compact_threshold_percent: percent, ..self }
     }
 
-    /// Bytes of objects that are then moved in a second, at most.
+    /// Sets the maximum bytes of objects that background compaction moves in a second.
     #[must_use]
     pub fn compact_rate_bytes(self, bytes: u64) -> Self {
         StoreBuilder { compact_rate_bytes: bytes, ..self }
     }
 
-    /// Where cold pages go.
+    /// Sets the backing device that cold pages are written back to.
     #[must_use]
     pub fn backing(self, backing: BackingOptions) -> Self {
         StoreBuilder { backing: Some(backing), ..self }
     }
 
-    /// Which pages are reclaimed by themselves, and when.
+    /// Sets which pages are reclaimed in the background, and when.
     #[must_use]
     pub fn policy(self, policy: ReclaimPolicy) -> Self {
         StoreBuilder { policy, ..self }
     }
 
-    /// Makes the store.
+    /// Builds the store.
     ///
     /// # Errors
     /// As [`StoreBuilder::check`]; `Invalid` for a setting out of range; `NoMemory` when the system refuses.
@@ -195,16 +196,16 @@ impl StoreBuilder {
         Store::new(self)
     }
 
-    /// Fails if no store could be made so, as far as that can be told without making one.
+    /// Checks the settings as far as possible without building a store.
     ///
     /// # Errors
-    /// `Invalid` for a size that no disk can have, or a limit below what its first pages take.
+    /// `Invalid` for a disk size out of range, or a limit too small for the reserve or the first pages.
     pub fn check(&self) -> Result<()> {
         if self.pages == 0 || self.pages > MAX_PAGES {
             return Err(Error::invalid("a disk has from 4 KiB to 16 TiB").with_setting("disksize"));
         }
         let reserve_pages = reserve_chunks(self.reserve_pages).saturating_mul(u64::from(CHUNK_PAGES));
-        // The reserve is there as a whole before the first write, and has the two chunks that the first page needs.
+        // The reserve is filled before the first write, and includes the two chunks that the first page needs.
         let least_pages = reserve_pages.max(FIRST_PAGES);
         if self.limit_pages == 0 || self.limit_pages >= least_pages {
             return Ok(());

@@ -1,6 +1,6 @@
-//! Discards, and pages and parts of pages that become zeros.
+//! Discarding and zeroing of pages, and zeroing of parts of pages.
 //!
-//! A discarded page is a hole: it holds nothing, and its slot may leave memory. A zeroed page takes its slot.
+//! A discarded page is a hole: it holds nothing, and its slot may leave memory. A zeroed page keeps its slot in memory.
 
 use std::ops::Range;
 
@@ -12,16 +12,16 @@ use super::slot::Contents;
 use super::write::Part;
 use super::{Store, Wait};
 
-/// Discarded pages that are removed from the LRU's lists at once.
+/// Discarded pages that are removed from the LRU's lists together.
 const REMOVED_AT_ONCE: usize = 512;
 
 impl Store {
-    /// Discards a page: it reads as zeros.
+    /// Discards a page: it then reads as zeros.
     pub fn discard(&self, page: PageNo) {
         self.discard_pages(page.number()..page.number() + 1);
     }
 
-    /// Discards the pages of these numbers: they read as zeros.
+    /// Discards a range of pages: they then read as zeros.
     pub fn discard_pages(&self, pages: Range<u64>) {
         let (mut dead, mut count) = ([0; REMOVED_AT_ONCE], 0);
         self.counters.local().notify_free.add(pages.end.saturating_sub(pages.start));
@@ -45,13 +45,13 @@ impl Store {
         }
     }
 
-    /// Makes a page hold zeros: it is not a hole afterwards.
+    /// Fills a page with zeros: it is not a hole afterwards.
     pub fn zero(&self, page: PageNo) {
         self.replace(self.slots.lock(page), page, Contents::Same(0));
         self.counters.local().pages_written.add(1);
     }
 
-    /// Makes `len` bytes of a page from byte `at` on zeros. A hole stays a hole, unless `allocate`.
+    /// Zeroes `len` bytes of a page from byte `at` on. A hole stays a hole, unless `allocate` is set.
     ///
     /// # Errors
     /// As [`Store::write_part`].

@@ -1,4 +1,4 @@
-//! Pages that are marked as idle: until they are used, [`Candidates::idle`](super::Candidates) selects them.
+//! Marking pages as idle: [`Candidates::idle`](super::Candidates) selects them until they are used.
 
 use crate::base::clock::uptime_s;
 use crate::base::error::Result;
@@ -7,14 +7,14 @@ use crate::base::work::{Unit, Work};
 use super::Store;
 
 impl Store {
-    /// Marks pages that hold an object as idle: all, or those that were not used for `age_s` seconds. Of the
-    /// others the mark is taken away.
+    /// Marks pages that hold an object as idle: all, or those not used for `age_s` seconds. Clears the mark of the
+    /// others.
     pub fn mark_idle(&self, age_s: Option<u32>) {
-        // Nobody interrupts it.
+        // It cannot be interrupted.
         let _ = self.mark_idle_interruptible(age_s, &Work::uninterruptible(Unit::Pages));
     }
 
-    /// The same, as long as the work is wanted.
+    /// As [`Store::mark_idle`], until `work` is interrupted.
     ///
     /// # Errors
     /// `Interrupted`.

@@ -1,4 +1,4 @@
-//! The whole path of a page under loom: slot lock, pin, free, zsmalloc, slab, arena.
+//! Loom tests of the whole path of a page: slot lock, pin, free, zsmalloc, slab, arena.
 
 use super::*;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
@@ -13,10 +13,10 @@ fn store(pages: u64) -> Arc<Store> {
 
 pub(super) fn config(pages: u64) -> StoreBuilder {
     StoreBuilder {
-        // The fewest classes: loom makes all their locks anew for each interleaving.
+        // The fewest classes: loom creates all their locks again for each interleaving.
         chain_size: 1,
         pool_design: PoolDesign::Pinned,
-        // It has models of its own.
+        // The LRU has models of its own.
         lru_design: LruDesign::None,
         lru_pagevec_pages: 1,
         run_cache_batch_pages: 0,
@@ -24,7 +24,7 @@ pub(super) fn config(pages: u64) -> StoreBuilder {
     }
 }
 
-/// A page that compresses, of `seed` all over but for its first word.
+/// Returns a compressible page: all bytes are `seed` but the first.
 pub(super) fn contents(seed: u8) -> Page {
     let mut page = [seed; PAGE_SIZE];
     page[0] = !seed;
@@ -41,14 +41,13 @@ pub(super) fn read(store: &Store, page: u64) -> u8 {
 
 pub(super) fn model(f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    // Every two switches of threads find what three would, in a thousandth of the time; set
-    // LOOM_MAX_PREEMPTIONS for more.
+    // Two preemptions find what three do, in a thousandth of the time; set LOOM_MAX_PREEMPTIONS for more.
     builder.preemption_bound = builder.preemption_bound.or(Some(2));
     builder.max_branches = 5000;
     builder.check(f);
 }
 
-/// A page is overwritten, its old object freed and the memory used again, while it is read.
+/// A page is read while it is overwritten, its old object freed and the memory reused.
 #[test]
 fn loom_store_reads_against_overwriting() {
     model(|| {
@@ -69,7 +68,7 @@ fn loom_store_reads_against_overwriting() {
     });
 }
 
-/// Two writers of one page: one of them wins, and nothing is left over of the other.
+/// Two writers of one page: one of them wins, and no object of the other is left.
 #[test]
 fn loom_store_writes_against_writing() {
     model(|| {
@@ -102,8 +101,7 @@ fn loom_store_reads_against_discarding() {
     });
 }
 
-/// Two writers share one stream, and both need it twice: the first one to come makes the pool grow,
-/// and lets it go for that.
+/// Two writers share one stream: the first one makes the pool grow, releases the stream for that, and takes it again.
 #[test]
 fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
     model(|| {
@@ -122,7 +120,7 @@ fn loom_store_writers_let_a_stream_go_to_wait_for_memory() {
     });
 }
 
-/// The state of a page, asked for without its lock while it is written, is one that it had.
+/// The state of a page, read without its lock while it is written, is one that it had.
 #[test]
 fn loom_store_states_against_writing() {
     model(|| {

@@ -1,7 +1,7 @@
-//! What a store does by itself, on a thread of its own: it gives free memory back to the system, so that
-//! frees need not, and packs the pool's objects together when that is worth it.
+//! A store's maintenance thread: it gives free memory back to the system, so that frees need not, and compacts the pool
+//! when that is worth it.
 //!
-//! Lock order: the thread holds no lock between its steps, and stops between them.
+//! Lock order: the thread holds no lock between its steps, and ends between them.
 
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -12,14 +12,14 @@ use crate::base::sync::{Arc, Counter};
 use crate::base::thread::{join, spawn_relied_on, touch_stack};
 use crate::zsmalloc::{AnyPool, Budget, Effort};
 
-/// How often it is looked whether compaction is worth it.
+/// The interval of checks whether compaction is worth it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often, while it is, a part is done of what the rate allows.
+/// The interval of compaction steps while it is worth it; each step moves its share of the rate.
 const STEP_EVERY: Duration = Duration::from_millis(50);
-/// Chunks that may be held beyond those that all pages would fill, however few pages there are.
+/// Chunks that may be held beyond those that all pages would fill, before compaction is worth it.
 const SPARE_CHUNKS: u64 = 4;
 
-/// The thread of a store. Dropped, it ends.
+/// A store's maintenance thread. Dropping this ends it.
 pub(super) struct Maintenance {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -28,16 +28,16 @@ pub(super) struct Maintenance {
 struct Shared {
     pool: Arc<AnyPool>,
     arena: Arc<Arena>,
-    /// Compaction begins when it frees so many in a hundred of the pool's pages; 0 for never.
+    /// The percentage of the pool's pages that compaction must be able to free before it begins; 0 for never.
     threshold_percent: Counter,
-    /// Bytes of objects that may be moved in a second.
+    /// The maximum bytes of objects moved in a second.
     rate_bytes_per_s: Counter,
     /// Not 0 when the thread is to end.
     ends: Counter,
 }
 
 impl Maintenance {
-    /// Starts it for the store of that name.
+    /// Starts the thread for the store `name`.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no thread.
@@ -55,7 +55,7 @@ impl Maintenance {
             rate_bytes_per_s: Counter::new(rate_bytes_per_s),
             ends: Counter::new(0),
         });
-        // Without it frees give memory back themselves.
+        // Without a releaser, frees give memory back themselves.
         let died = |shared: &mut Arc<Shared>, _: &str| shared.arena.set_releaser(None);
         let name = format!("uzram-{name}");
         let thread = spawn_relied_on(&name, Arc::clone(&shared), |shared| shared.run(), died)?;
@@ -65,7 +65,7 @@ impl Maintenance {
 
     pub(super) fn set_threshold_percent(&self, percent: u64) {
         self.shared.threshold_percent.set(percent);
-        // It may be asleep for good.
+        // The thread may be parked without a timeout.
         self.thread().into_iter().for_each(Thread::unpark);
     }
 
@@ -89,7 +89,7 @@ impl Drop for Maintenance {
 impl Shared {
     fn run(&self) {
         if self.arena.has_reserve() {
-            // Writers may wait for a lock that it has.
+            // Writers may wait for a lock that this thread holds: it must not take page faults.
             touch_stack();
         }
         let mut wait = Some(LOOK_EVERY);
@@ -106,7 +106,7 @@ impl Shared {
             let percent = self.threshold_percent.get();
             let since = last_step.elapsed();
             if percent == 0 {
-                // Frees tell of free chunks only, not of what keeps some from being free.
+                // With a reserve it polls: frees report free chunks only, not what keeps chunks from being free.
                 wait = self.arena.has_reserve().then_some(LOOK_EVERY);
             } else if wait.is_none_or(|wait| since >= wait) {
                 last_step = Instant::now();
@@ -115,7 +115,8 @@ impl Shared {
         }
     }
 
-    /// Moves as much as the rate allows after that time, if it is worth it, and returns whether it was.
+    /// Compacts at the configured rate for the time `since` the last step, if that is worth it. Returns whether to go
+    /// on.
     fn step(&self, percent: u64, since: Duration) -> bool {
         if !self.is_worth_it(percent) {
             return false;
@@ -123,7 +124,7 @@ impl Shared {
         let rate = self.rate_bytes_per_s.get() as f64;
         let mut budget = Budget::bytes((rate * since.min(LOOK_EVERY).as_secs_f64()) as u64);
         self.pool.compact(Effort::Zspages, &mut budget);
-        // If it was not spent there is nothing more to move now, whatever the counts say.
+        // An unspent budget means that there is nothing more to move now, whatever the counts say.
         budget.is_spent()
     }
 

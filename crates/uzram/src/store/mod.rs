@@ -1,22 +1,22 @@
 //! The store: page number to contents. A slot table, compression streams, a zsmalloc pool, and an LRU that says which
 //! pages are cold.
 //!
-//! Each operation has a file of its name; this one has the struct, and makes it.
+//! Each operation has its own file; this one defines the struct and its constructor.
 //!
 //! | operation | file |
 //! |---|---|
-//! | write a page, or a part of one | `write.rs`, in the steps of `publish.rs` |
+//! | write a page, or a part of one | `write.rs`, by the steps in `publish.rs` |
 //! | read a page, or a part of one | `read.rs` |
-//! | discard pages; make pages, or parts of them, zeros | `discard.rs` |
-//! | states of pages, without locks | `extent.rs`, `block_state.rs` |
-//! | compress pages again, mark them idle | `recompress.rs`, `idle.rs` |
+//! | discard pages; zero pages, or parts of them | `discard.rs` |
+//! | query the states of pages, without locks | `extent.rs`, `block_state.rs` |
+//! | recompress pages, mark them idle | `recompress.rs`, `idle.rs` |
 //! | write pages back, read them from the backing device | `writeback/` |
 //! | reclaim at the watermarks, and make writers wait | `policy/` |
-//! | compact, on request and by itself | `compact.rs`, `maintenance.rs` |
-//! | make a store, change its settings, report | `builder.rs`, `settings.rs`, `stats.rs` |
+//! | compact, on request and in the background | `compact.rs`, `maintenance.rs` |
+//! | build a store, change its settings, report statistics | `builder.rs`, `settings.rs`, `stats.rs` |
 //!
-//! Lock order: slot, stream, then the pool's or the LRU's. Nobody waits for a backing device, or for pages to be
-//! reclaimed, with a slot's lock.
+//! Lock order: slot, stream, then the pool's or the LRU's. No thread waits for a backing device or for reclaim while it
+//! holds a slot's lock.
 
 mod block_state;
 mod builder;
@@ -95,26 +95,26 @@ pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
 };
 
-/// The most pages a store can have: a page number is a u32.
+/// The maximum number of pages of a store: a page number is a u32.
 pub const MAX_PAGES: u64 = 1 << u32::BITS;
-/// Address space reserved for each byte of the disk, up to the arena's 16 TiB: a pool scattered by
-/// overwrites may need more than the disk's size. It costs nothing until it is used, and a write
-/// that would need more fails.
+/// Bytes of address space reserved for each byte of the disk, up to the arena's 16 TiB: a pool fragmented by
+/// overwrites may need more than the disk's size. Unused address space costs nothing; a write that would need more
+/// fails.
 const RESERVE_FACTOR: u64 = 4;
-/// Address space beyond that, for the smallest of disks.
+/// Address space reserved in addition, for very small disks.
 const RESERVE_BASE_BYTES: u64 = if cfg!(loom) { 1 << 19 } else { 64 << 20 };
-/// Objects beyond one a page: pages being overwritten, and old objects that are still being read.
+/// Objects beyond one per page: pages being overwritten, and old objects that are still being read.
 const SPARE_OBJECTS: u64 = if cfg!(loom) { 8 } else { 65536 };
 
-/// Algorithms beside the first, by the kernel's `ZRAM_MAX_COMPS`.
+/// Recompression algorithms, in addition to the primary one, as in the kernel's `ZRAM_MAX_COMPS`.
 pub const MAX_RECOMPRESSION: usize = 3;
 
-/// Whether an operation may wait: for the backing device that has a page, or until pages are reclaimed.
+/// Whether an operation may wait for the backing device, or for pages to be reclaimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// As long as it takes.
+    /// It waits as long as necessary.
     Yes,
-    /// No: it fails with `WouldBlock` instead, and has done nothing.
+    /// It fails with `WouldBlock` instead of waiting, and changes nothing.
     No,
 }
 
@@ -123,9 +123,9 @@ pub struct Store {
     slots: Slots,
     /// Compresses pages when they are written.
     codec: Codec,
-    /// Compress them again, in the order of their priorities, from 1 on.
+    /// The recompression algorithms, by priority; the first has priority 1.
     recompression: [Option<Codec>; MAX_RECOMPRESSION],
-    /// What all streams and what they share take; it grows when a spare one is made.
+    /// Bytes of all streams and of what they share; grows when a spare stream is made.
     stream_bytes: Arc<Counter>,
     stream_alloc: StreamAlloc,
     pool: Arc<AnyPool>,
@@ -133,19 +133,19 @@ pub struct Store {
     lru: Option<AnyLru>,
     counters: PerCpu<Share>,
     checksum: bool,
-    /// Where cold pages go, if anywhere.
+    /// Where cold pages are written back to, if anywhere.
     backing: Option<Box<BackingDevice>>,
     watermarks: Watermarks,
-    // Models start no threads of their own.
+    // Loom models start no background threads.
     #[cfg(not(loom))]
     maintenance: Maintenance,
-    /// Where there is a reserve.
+    /// `None` without a reserve.
     #[cfg(not(loom))]
     _refiller: Option<Refiller>,
 }
 
 impl Store {
-    /// As [`StoreBuilder::build`].
+    /// See [`StoreBuilder::build`].
     fn new(builder: &StoreBuilder) -> Result<Self> {
         builder.check()?;
         let address_bytes = pages_to_bytes(builder.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
@@ -218,7 +218,7 @@ impl Store {
         Ok(store)
     }
 
-    /// The number of its pages.
+    /// Returns the number of pages.
     pub fn pages(&self) -> u64 {
         self.slots.pages()
     }

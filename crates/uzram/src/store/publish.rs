@@ -1,15 +1,15 @@
-//! How a slot comes to hold other contents: the steps that writes, discards, writeback and pages that return share.
+//! Replacing the contents of a slot: the steps shared by writes, discards, writeback and pages that return to memory.
 //!
-//! [`Store::publish`] is the commit point, under the slot's lock. What the LRU must know of it is noted under the same
-//! lock ([`Store::note_in_lru`]). Once the slot is unlocked, the old contents are freed ([`Store::free`]) and the
-//! LRU's lists updated ([`Store::update_lists`]).
+//! [`Store::publish`] is the commit point, under the slot's lock. The page's LRU node is updated under the same lock
+//! ([`Store::note_in_lru`]). After the slot is unlocked, the old contents are freed ([`Store::free`]) and the LRU's
+//! lists are updated ([`Store::update_lists`]).
 
 use crate::base::units::PageNo;
 
 use super::Store;
 use super::slot::{Backed, Contents, SlotGuard};
 
-/// What the LRU's lists still need once a page's slot is unlocked.
+/// The update of the LRU's lists that is due once a page's slot is unlocked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ListUpdate {
     None,
@@ -18,21 +18,22 @@ pub(super) enum ListUpdate {
 }
 
 impl Store {
-    /// Publishes `new` in a locked slot: from here on the page holds it. Returns what the slot held, for
-    /// [`Store::free`] once the slot is unlocked.
+    /// Publishes `new` as the contents of a locked slot. Returns the old contents, for [`Store::free`] once the slot is
+    /// unlocked.
     #[inline]
     pub(super) fn publish(&self, slot: &mut SlotGuard<'_>, new: Contents) -> Contents {
         let old = slot.replace(new);
-        // Under the lock: who changes the page next counts after this.
+        // Under the lock, so that the next change of the page is counted after this one.
         self.counters.local().replaced(&old, &new);
         old
     }
 
-    /// Notes in a page's LRU node, under the slot's lock, that `new` replaced `old`.
+    /// Notes in a page's LRU node, under the slot's lock, that `new` replaced `old`. Returns the list update that is
+    /// due.
     #[inline]
     pub(super) fn note_in_lru(&self, page: PageNo, old: &Contents, new: &Contents) -> ListUpdate {
         let is_stored = matches!(new, Contents::Stored { .. });
-        // Only these are in the lists. To ask for others would bring the memory of their nodes.
+        // Only these are in the lists. Looking up others would fault in the memory of their nodes.
         let was_listed = matches!(old, Contents::Stored { .. } | Contents::Backed(_));
         match &self.lru {
             Some(lru) if is_stored && lru.arrive(page.0) => ListUpdate::Add,
@@ -41,7 +42,7 @@ impl Store {
         }
     }
 
-    /// Carries out what [`Store::note_in_lru`] returned, without the slot's lock.
+    /// Carries out the update that [`Store::note_in_lru`] returned, without the slot's lock.
     #[inline]
     pub(super) fn update_lists(&self, page: PageNo, update: ListUpdate) {
         match &self.lru {
@@ -51,12 +52,12 @@ impl Store {
         }
     }
 
-    /// Frees what a slot held before it was unlocked.
+    /// Frees the old contents of a slot that is unlocked now.
     #[inline]
     pub(super) fn free(&self, old: Contents) {
         match old {
-            // SAFETY: `old` comes from `publish`, which took it out of the slot under its lock, so that exactly one
-            // caller has it; or it was stored and never published.
+            // SAFETY: either `publish` took `old` out of the slot under its lock, so that exactly one caller has it, or
+            // it was stored and never published.
             Contents::Stored { handle, .. } => unsafe { self.pool.free(handle) },
             Contents::Backed(Backed { place, len, .. }) => {
                 self.backing.iter().for_each(|backing| backing.log.died(place, usize::from(len)));
@@ -65,7 +66,8 @@ impl Store {
         }
     }
 
-    /// Publishes `new` in a locked slot as a use of the page, unlocks it, and frees what it held: all steps in order.
+    /// Does all steps in order: publishes `new` in a locked slot as a use of the page, unlocks the slot, frees the old
+    /// contents, and updates the LRU's lists.
     #[inline]
     pub(super) fn replace(&self, mut slot: SlotGuard<'_>, page: PageNo, new: Contents) {
         let old = self.publish(&mut slot, new);

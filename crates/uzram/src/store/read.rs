@@ -1,8 +1,8 @@
 //! Reads of pages and of parts of pages.
 //!
-//! The slot's lock is held only to pin the object that is read, where the pool's lock design allows that; the page is
-//! then decoded from its zspage straight into the caller's memory. A page that holds nothing is read without a lock. What
-//! is on the backing device is read by `writeback/read.rs`.
+//! The slot's lock is held only to pin the object, where the pool's lock design allows that; the page is then decoded
+//! from its zspage straight into the caller's memory. A hole is read without a lock. Pages on the backing device are
+//! read by `writeback/read.rs`.
 
 use std::borrow::Borrow;
 
@@ -14,13 +14,13 @@ use super::stream::Codec;
 use super::{Store, Wait};
 
 impl Store {
-    /// Reads a page, and waits for the backing device if it is there.
+    /// Reads a page; waits for the backing device if the page is there.
     ///
     /// # Errors
     /// As [`Store::read_wait`].
     ///
     /// # Panics
-    /// As all of these, when the page is beyond the end.
+    /// If the page is beyond the end, as all methods that take a page.
     #[inline]
     pub fn read(&self, page: PageNo, out: &mut Page) -> Result<()> {
         self.read_wait(page, out, Wait::Yes)
@@ -29,9 +29,9 @@ impl Store {
     /// Reads a page.
     ///
     /// # Errors
-    /// - `Corrupt` when what is stored does not decode to what was written
+    /// - `Corrupt` when the stored page is damaged
     /// - `Io` when the backing device fails
-    /// - `WouldBlock` when the page is on the backing device and `wait` forbids to wait for it; counts as no read
+    /// - `WouldBlock` when the page is on the backing device and `wait` is `Wait::No`; not counted as a read
     ///
     /// `out` is undefined after each of these.
     #[inline]
@@ -73,7 +73,7 @@ impl Store {
         Ok(())
     }
 
-    /// Locks a page's slot and reads the page. The slot is not locked while the backing device is waited for.
+    /// Locks a page's slot and reads the page. The slot is not locked while this waits for the backing device.
     ///
     /// # Errors
     /// As [`Store::read_wait`].
@@ -88,8 +88,8 @@ impl Store {
         }
     }
 
-    /// Reads what a locked slot holds. Passed the guard, it unlocks the slot as soon as the pool allows; passed a
-    /// reference, the slot stays locked.
+    /// Reads the contents of a locked slot. Given the guard, it unlocks the slot as soon as the pool allows; given a
+    /// reference, it leaves the slot locked.
     ///
     /// # Errors
     /// `Corrupt`; `WouldBlock` for a page on the backing device.
@@ -107,9 +107,9 @@ impl Store {
                 return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
             }
             Contents::Stored { handle, len, checksum, priority } => {
-                // SAFETY: the handle is the locked slot's. Whoever publishes other contents there frees it only after
-                // it has unlocked the slot. The lock is held until the bytes are no longer used, unless the pool lets
-                // reads outlive frees.
+                // SAFETY: the handle is the locked slot's. A thread that replaces the slot's contents frees the handle
+                // only after it has locked and unlocked the slot. The slot stays locked here until the bytes are no
+                // longer used, unless the pool lets reads outlive frees.
                 let bytes = unsafe { self.pool.read(handle, page.0, usize::from(len)) }?;
                 let kept = if self.pool.reads_outlive_frees() {
                     drop(slot);
@@ -141,7 +141,7 @@ impl Store {
         }
     }
 
-    /// Fails if a decoded page does not have its checksum, where the store keeps checksums.
+    /// Fails if a decoded page does not match its checksum, where the store keeps checksums.
     #[inline]
     pub(super) fn verify(&self, checksum: u32, page: &Page) -> Result<()> {
         if self.checksum && crc32fast::hash(page) != checksum {
@@ -150,7 +150,7 @@ impl Store {
         Ok(())
     }
 
-    /// The codec of a priority; 0 is the one of writes.
+    /// Returns the codec of a priority; 0 is that of writes.
     #[inline]
     pub(super) fn codec_of(&self, priority: u8) -> Option<&Codec> {
         match usize::from(priority).checked_sub(1) {

@@ -1,9 +1,9 @@
-//! Pages that are compressed again, by an algorithm that makes them smaller and takes longer.
+//! Recompression of pages, by algorithms that are slower and compress better.
 //!
-//! The rules are the kernel's: those that take most come first, by buckets of 64 bytes; a page is tried with the
-//! algorithms of higher priority than the one that compressed it, one after another, until an object falls into a
-//! smaller size class; one that the last of them does not make smaller is marked, and left alone until it is
-//! written again. Nobody waits: reads and writes of other pages go on, those of the page itself when it is done.
+//! The rules are the kernel's. The largest objects come first, by buckets of 64 bytes. A page is tried with the
+//! algorithms of higher priority than the one that compressed it, one after another, until its object falls into a
+//! smaller size class. A page that the last algorithm does not make smaller is marked as incompressible, and skipped
+//! until it is written again. Only reads and writes of the page being recompressed wait for it.
 //!
 //! Lock order: a page's slot is locked while it is decoded, encoded and stored, as for a write of a part of it.
 
@@ -23,28 +23,28 @@ use super::{MAX_RECOMPRESSION, Store};
 /// The width of a bucket of candidates.
 const BUCKET_BYTES: usize = 64;
 const BUCKETS: usize = PAGE_SIZE / BUCKET_BYTES + 1;
-/// Candidates that are remembered at a time: 4 MiB of page numbers.
+/// Candidates collected at a time: 4 MiB of page numbers.
 const CANDIDATES: usize = 1 << 20;
 
-/// Which pages are looked at.
+/// Which pages are selected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Candidates {
-    /// Only those that are marked as idle.
+    /// Only pages marked as idle.
     pub idle: bool,
-    /// Only those that are stored as they are.
+    /// Only pages stored uncompressed.
     pub huge: bool,
-    /// Only those that no algorithm makes smaller.
+    /// Only pages that no algorithm makes smaller.
     pub incompressible: bool,
 }
 
-/// What is to be done by [`Store::recompress`].
+/// The parameters of [`Store::recompress`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recompression {
     /// Which pages.
     pub candidates: Candidates,
-    /// Pages of less, in bytes, are small enough, and others are to become less; 0 for any.
+    /// Objects smaller than this are skipped, and recompressed objects must be smaller than this; 0 for no threshold.
     pub threshold_bytes: usize,
-    /// The most pages that are tried.
+    /// The maximum number of pages tried.
     pub max_pages: u64,
     /// The algorithms that may be tried.
     pub priorities: RangeInclusive<u8>,
@@ -80,7 +80,7 @@ impl Recompression {
     }
 }
 
-/// A place among the candidates, which come by bucket, the largest first, and then by page.
+/// A position among the candidates, which are ordered by bucket, largest first, and then by page.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
     bucket: usize,
@@ -89,7 +89,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    /// Before all of them.
+    /// The position before all candidates.
     pub(super) const FIRST: Cursor = Cursor { bucket: BUCKETS - 1, page: 0 };
 
     fn is_before(self, bucket: usize, page: u64) -> bool {
@@ -102,7 +102,7 @@ fn bucket_of(peek: Peek) -> usize {
 }
 
 impl Store {
-    /// Compresses pages again, and returns the number that became smaller.
+    /// Recompresses pages, and returns the number that became smaller.
     ///
     /// # Errors
     /// As [`Store::recompress_interruptible`].
@@ -110,11 +110,11 @@ impl Store {
         self.recompress_interruptible(what, &Work::uninterruptible(Unit::Pages))
     }
 
-    /// The same, as long as the work is wanted.
+    /// As [`Store::recompress`], until `work` is interrupted.
     ///
     /// # Errors
-    /// The first that kept it from storing or reading a page, which keeps its old contents, or `Interrupted`; what was
-    /// done before stays done.
+    /// The first error of reading or storing a page, which keeps its old contents; or `Interrupted`. Pages already
+    /// recompressed stay so.
     pub fn recompress_interruptible(&self, what: &Recompression, work: &Work<'_>) -> Result<u64> {
         let what = &self.within_algorithms(what);
         let (mut recompressed, mut left) = (0, what.max_pages);
@@ -138,8 +138,9 @@ impl Store {
         Ok(recompressed)
     }
 
-    /// Candidates among `pages`, which are in order, from a place on, the largest first, as many buckets of them as are
-    /// remembered at a time; how many there are, with those that come later; and from where it goes on.
+    /// Collects candidates among `pages`, which are sorted, from the position `from` on, largest first, whole buckets
+    /// up to [`CANDIDATES`]. Returns them, the number of all candidates from `from` on, and the position to continue
+    /// from.
     ///
     /// # Errors
     /// `Interrupted`.
@@ -168,7 +169,7 @@ impl Store {
         found.extend(buckets.filter(|(bucket, _)| *bucket >= last).take(CANDIDATES));
         work.check()?;
         let next = match found.last() {
-            // A bucket of more: the pages were in order.
+            // A single bucket has more than fit; its pages were found in order.
             Some((bucket, page)) if count > CANDIDATES => {
                 Some(Cursor { bucket: *bucket, page: page.number() + 1 })
             }
@@ -178,14 +179,14 @@ impl Store {
         Ok((found.into_iter().map(|(_, page)| page).collect(), all, next))
     }
 
-    /// Compresses a page again if it still may win by it: whether that was tried, and whether it became smaller.
+    /// Recompresses a page if it still is a candidate. Returns whether that was tried, and whether it became smaller.
     pub(super) fn recompress_page(&self, page: PageNo, what: &Recompression) -> Result<(bool, bool)> {
         let (tried, slot) = self.recompress_locked(self.slots.lock(page), page, what)?;
         Ok((tried, slot.is_none()))
     }
 
-    /// Compresses a page again whose slot is locked, if it still may win by it: whether that was tried, and the
-    /// slot if it did not become smaller.
+    /// Recompresses a page whose slot is locked, if it still is a candidate. Returns whether that was tried, and the
+    /// slot if the page did not become smaller.
     pub(super) fn recompress_locked<'a>(
         &self,
         mut slot: SlotGuard<'a>,
@@ -198,7 +199,6 @@ impl Store {
         }
         let mut contents = [0; PAGE_SIZE];
         self.read_locked(&slot, page, &mut contents)?;
-        // It was looked at.
         slot.set_idle(false);
         let old_class_bytes = self.pool.class_bytes(slot.peek().len_bytes());
         let first = (*what.priorities.start()).max(slot.peek().priority() + 1);
@@ -228,7 +228,7 @@ impl Store {
         Ok((tried, Some(slot)))
     }
 
-    /// Publishes a smaller object of the same page. That is no use of it: the LRU is not told.
+    /// Publishes a smaller object of the same page. This does not count as a use of the page: the LRU is not updated.
     fn replace_smaller(&self, mut slot: SlotGuard<'_>, new: Contents) {
         let old = self.publish(&mut slot, new);
         self.counters.local().pages_recompressed.add(1);
@@ -236,23 +236,24 @@ impl Store {
         self.free(old);
     }
 
-    /// The same, but for priorities that there is no algorithm of: a page of the last one can win nothing.
+    /// Returns `what` with its priorities limited to those that have an algorithm, so that pages of the last one are
+    /// not candidates.
     pub(super) fn within_algorithms(&self, what: &Recompression) -> Recompression {
         let last = (*what.priorities.end()).min(self.last_priority());
         Recompression { priorities: *what.priorities.start()..=last, ..what.clone() }
     }
 
-    /// Whether there is an algorithm for it.
+    /// Returns whether the store has a recompression algorithm.
     pub fn can_recompress(&self) -> bool {
         self.last_priority() > 0
     }
 
-    /// Pages whose objects would take as many bytes or more are stored as they are.
+    /// Returns the length from which on an object is not used and its page is stored uncompressed.
     pub fn huge_threshold(&self) -> usize {
         self.pool.huge_threshold()
     }
 
-    /// The highest priority that there is an algorithm of.
+    /// Returns the highest priority that has an algorithm; 0 if none has.
     fn last_priority(&self) -> u8 {
         let last = self.recompression.iter().rposition(Option::is_some);
         last.map_or(0, |at| at as u8 + 1)

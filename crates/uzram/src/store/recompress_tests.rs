@@ -3,7 +3,7 @@ use super::*;
 use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
-/// A page that lz4 makes smaller, and zstd more so.
+/// Returns a page that lz4 makes smaller, and zstd smaller still.
 fn words(seed: u64) -> Page {
     const WORDS: [&str; 16] = [
         "slab ",
@@ -66,10 +66,10 @@ fn pages_become_smaller_and_read_the_same() {
     assert!(after.compr_data_bytes * 100 < before.compr_data_bytes * 95, "{before:?} {after:?}");
     assert_eq!((after.pages_recompressed, after.pages_stored), (100, 101));
     assert!(states(&store).iter().all(|(page, state)| *state == if *page == 500 { "s" } else { "r" }));
-    // No algorithm is left for them.
+    // There is no further algorithm for them.
     assert_eq!(store.recompress(&Recompression::default()), Ok(0));
     assert_contents(&store, 0..100);
-    // A page that is written is compressed as pages are written.
+    // A page that is written again is compressed by the primary algorithm.
     store.write(PageNo(7), &words(7)).expect("memory");
     assert_eq!(store.recompress(&Recompression::default()), Ok(1));
     assert_contents(&store, 0..100);
@@ -95,7 +95,7 @@ fn only_what_was_asked_for_is_tried() {
     let mut out = [0; PAGE_SIZE];
     (0..4).for_each(|page| store.read(PageNo::from_number(page), &mut out).expect("sound"));
     assert_eq!(store.recompress(&Recompression { candidates: idle, max_pages: 5, ..default() }), Ok(0));
-    // Those that take most came first, and no algorithm made them smaller.
+    // The largest came first, and no algorithm made them smaller.
     let marked: Vec<u64> =
         states(&store).into_iter().filter(|(_, state)| *state == "hn").map(|(page, _)| page).collect();
     assert_eq!(marked, [20, 21, 22, 23, 24]);
@@ -104,7 +104,7 @@ fn only_what_was_asked_for_is_tried() {
     assert_eq!(states(&store).iter().filter(|(_, state)| state.contains('n')).count(), 10);
     let least = Recompression { threshold_bytes: 500, ..default() };
     assert_eq!(store.recompress(&least), Ok(0), "they are larger, and stay so");
-    // Pages that were tried are not idle any more.
+    // Pages that were tried are no longer idle.
     store.mark_idle(None);
     (0..4).for_each(|page| store.read(PageNo::from_number(page), &mut out).expect("sound"));
     let one = Recompression { candidates: idle, priorities: 3..=3, ..default() };
@@ -115,7 +115,7 @@ fn only_what_was_asked_for_is_tried() {
     assert_eq!(store.stats().huge_pages, 10);
 }
 
-/// Reads and writes go on while pages are compressed again, and see what was written last.
+/// Reads and writes go on during recompression, and reads return what was written last.
 #[test]
 fn pages_are_used_meanwhile() {
     let store = store(["zstd:1", "deflate:6", ""]);

@@ -1,8 +1,8 @@
-//! The thread that fills a store's reserve of memory, ahead of need: see [`Arena::with_reserve`].
+//! The thread that fills a store's reserve of memory ahead of need: see [`Arena::with_reserve`].
 //!
-//! It does nothing else, as it may be the system that it waits for, for long. Nobody waits for it.
+//! The thread does nothing else, because it may wait for the system for a long time. No other thread waits for it.
 //!
-//! Lock order: it holds no lock while it fills a chunk.
+//! Lock order: the thread holds no lock while it fills a chunk.
 
 use std::ops::Range;
 use std::thread::JoinHandle;
@@ -19,12 +19,12 @@ use crate::zsmalloc::AnyPool;
 
 use super::slot::SLOT_BYTES;
 
-/// How soon it tries again when the system gave no memory; twice as long each time that follows.
+/// The first delay before it retries when the system gave no memory; doubled with each failure.
 const LEAST_DELAY: Duration = Duration::from_millis(10);
-/// As long as that goes on at most, and while the limit is met.
+/// The longest such delay, and the delay while the limit is reached.
 const MOST_DELAY: Duration = Duration::from_secs(1);
 
-/// The thread of a store that has a reserve. Dropped, it ends.
+/// The refill thread of a store that has a reserve. Dropping this ends it.
 pub(super) struct Refiller {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -38,7 +38,7 @@ struct Shared {
 }
 
 impl Refiller {
-    /// Fills the reserve of the store of that name, and starts the thread that goes on with it.
+    /// Fills the reserve of the store `name`, and starts the thread that keeps it filled.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no memory, or no thread.
@@ -49,7 +49,7 @@ impl Refiller {
             Some(_) => error,
         })?;
         let name = format!("uzram-{name}-fill");
-        // Without it nobody is told any more when the reserve has to be filled.
+        // The arena must not wake a thread that has died.
         let died = |shared: &mut Arc<Shared>, _: &str| shared.arena.set_refiller(None);
         let thread = spawn_relied_on(&name, Arc::clone(&shared), |shared| shared.run(), died)?;
         shared.arena.set_refiller(Some(thread.thread().clone()));
@@ -90,20 +90,20 @@ impl Shared {
     }
 }
 
-/// Fails where a disk of so many pages and its reserve can never be in memory: having the system give it would end in
-/// harm to others, or would have this process killed where a cgroup bounds what it may have.
+/// Checks that a disk of `pages` pages and its reserve can be in memory at all: populating more would harm other
+/// processes, or have this process killed by its cgroup's limit.
 ///
 /// # Errors
-/// `NoMemory` then.
+/// `NoMemory` if they do not fit.
 pub(super) fn check_fits(pages: u64, reserve_pages: u64) -> Result<()> {
     match machine_memory::read() {
         Ok(memory) => check_fits_into(&memory, pages, reserve_pages),
-        // Without /proc nothing is known.
+        // Without /proc the size of the memory is unknown.
         Err(_) => Ok(()),
     }
 }
 
-/// [`check_fits`], for so much memory.
+/// As [`check_fits`], for the given memory.
 pub(super) fn check_fits_into(memory: &Memory, pages: u64, reserve_pages: u64) -> Result<()> {
     let table_bytes = pages * (SLOT_BYTES + lru::NODE_BYTES) as u64;
     let wanted_bytes = reserve_pages.saturating_mul(PAGE_SIZE as u64).saturating_add(table_bytes);

@@ -16,20 +16,20 @@ fn config(pages: u64, reserve_chunks: u64) -> StoreBuilder {
     StoreBuilder { reserve_pages: reserve_chunks * CHUNK, ..StoreBuilder::new("test", pages) }
 }
 
-/// Pages that do not compress.
+/// Returns a page that does not compress.
 fn noise(seed: u64) -> Page {
     let mut random = Random::new(seed);
     std::array::from_fn(|_| random.next() as u8)
 }
 
-/// Writes pages that do not compress, from `from` on, until one fails; returns which, and how.
+/// Writes pages that do not compress, from `from` on, until a write fails. Returns the page and the error.
 fn write_until_it_fails(store: &Store, from: u64) -> (u64, Error) {
     (from..)
         .find_map(|at| Some((at, store.write(PageNo::from_number(at), &noise(at)).err()?)))
         .expect("it fails some time")
 }
 
-/// The first `pages` pages are as [`write_until_it_fails`] left them.
+/// Checks that the first `pages` pages are as [`write_until_it_fails`] left them.
 fn verify(store: &Store, pages: u64) {
     let mut read = [0; PAGE_SIZE];
     for at in 0..pages {
@@ -38,7 +38,7 @@ fn verify(store: &Store, pages: u64) {
     }
 }
 
-/// Tries a write again until it succeeds.
+/// Retries a write until it succeeds.
 fn write_at_last(store: &Store, at: u64) {
     let until = Instant::now() + Duration::from_secs(60);
     while let Err(error) = store.write(PageNo::from_number(at), &noise(at)) {
@@ -62,7 +62,7 @@ fn a_reserve_must_fit_into_the_machine_and_into_the_cgroup() {
     assert!(error.to_string().contains("this machine does not have"), "{error}");
 }
 
-/// A reserve is whole chunks, and at least two: that is what the limit must leave room for.
+/// A reserve is whole chunks, and at least two; the limit must leave room for all of them.
 #[test]
 fn a_limit_below_the_whole_reserve_is_refused() {
     let check = |limit_pages| {
@@ -84,9 +84,9 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
     let (pages, error) = write_until_it_fails(&store, 0);
     assert!(start.elapsed() < Duration::from_secs(20), "it waited");
     assert_eq!((error.kind(), error.setting()), (ErrorKind::NoMemory, Some("reserve")));
-    // One chunk for pages, one for what leads to them.
+    // One chunk for pages, one for metadata.
     assert!((CHUNK - 16..=CHUNK).contains(&pages), "{pages}");
-    // Old contents stay, and can be read, discarded, and made anew from what that frees.
+    // Old contents stay, and can be read and discarded; the freed memory can be written again.
     assert!(store.write(PageNo(0), &noise(pages)).is_err());
     assert!(store.write_part(PageNo(1), 7, &[0; 100], Wait::Yes).is_err());
     assert_eq!((store.stats().reserve_drained, store.stats().failed_writes), (3, 3));
@@ -94,7 +94,7 @@ fn a_write_fails_at_once_when_the_reserve_is_drained() {
     store.discard_pages(0..20);
     (0..16).for_each(|at| store.write(PageNo::from_number(at), &noise(at)).expect("there is room again"));
     store.zero(PageNo(19));
-    // The refiller was told, and goes on trying.
+    // The refiller was woken, and keeps retrying.
     store.arena.hold_refills(false);
     write_at_last(&store, pages);
     let until = Instant::now() + Duration::from_secs(60);
@@ -120,7 +120,7 @@ fn a_write_fails_at_the_limit_until_that_is_raised() {
         store.set_limit_pages(16 * CHUNK);
         write_at_last(&store, pages);
         verify(&store, pages + 1);
-        // Whatever is free goes when the limit says so.
+        // A lower limit releases all free memory.
         store.discard_pages(0..pages + 1);
         store.set_limit_pages(1);
         let stats = store.stats();
@@ -128,14 +128,14 @@ fn a_write_fails_at_the_limit_until_that_is_raised() {
     }
 }
 
-/// A page that takes from nothing up to about 3 KiB.
+/// Returns a page whose object takes from nothing up to about 3 KiB.
 fn mixed(seed: u64) -> Page {
     let mut page = [0; PAGE_SIZE];
     Random::new(seed).fill(&mut page[..seed as usize % 7 * 512]);
     page
 }
 
-/// Has pages leave as long as the store's policy is woken for that.
+/// Reclaims pages as long as the store's policy is urgent.
 fn relieve_while_awake(store: &Store) {
     let mut turns = 0;
     while store.watermarks.is_urgent(&store.arena) {
@@ -146,7 +146,8 @@ fn relieve_while_awake(store: &Store) {
     store.watermarks.is_awake.set(0);
 }
 
-/// At the limit the refiller can do nothing: pages leave before the reserve is used up, and whole chunks become free.
+/// At the limit, where the refiller can do nothing, pages are reclaimed before the reserve is used up, and whole chunks
+/// become free.
 #[test]
 fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
     for order in ReclaimOrder::ALL {
@@ -156,9 +157,9 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
         let store = &place.store;
         store.watermarks.is_awake.set(0);
         let (mut random, mut turns) = (Random::new(3), 0);
-        // The others stay scattered between those that leave.
+        // The pages that stay are scattered between those that leave.
         for at in (0..24 << 10).chain((0..8 << 10).map(|_| random.below(24 << 10) as u64)) {
-            // The refiller is given its time; nothing is refused for the limit.
+            // Wait for the refiller; no write fails because of the limit.
             let until = Instant::now() + Duration::from_secs(20);
             while let Err(error) = store.write(PageNo::from_number(at), &mixed(at)) {
                 let is_in_time = Instant::now() < until;
@@ -168,7 +169,7 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
             if store.watermarks.is_awake.get() != 0 {
                 relieve_while_awake(store);
                 let stats = store.stats();
-                // The refiller may still be filling one.
+                // The refiller may still be filling a chunk.
                 let is_at_limit = stats.charged_pages == 16 * CHUNK;
                 assert!(!is_at_limit || stats.reserve_free_pages >= 3 * CHUNK, "{order}: {stats:?}");
                 turns += 1;
@@ -181,12 +182,12 @@ fn pages_leave_so_that_the_reserve_stays_free_at_the_limit() {
             store.read(PageNo::from_number(at), &mut read).expect("sound");
             assert!(read == mixed(at), "{order}: page {at}");
         }
-        // Pages that are read do not come back at the price of the reserve.
+        // Pages that are read do not return to memory at the expense of the reserve.
         assert!(store.stats().reserve_free_pages >= 3 * CHUNK, "{order}: {:?}", store.stats());
     }
 }
 
-/// The marks leave the reserve out, or half of the limit where the reserve is more.
+/// The watermarks are percentages of the limit less the reserve, but of at least half of the limit.
 #[test]
 fn marks_are_of_what_the_reserve_leaves() {
     let marks = |limit_chunks: u64, reserve_chunks: u64| {
@@ -204,10 +205,10 @@ fn marks_are_of_what_the_reserve_leaves() {
 
 #[test]
 fn a_write_that_the_limit_refuses_is_counted() {
-    // All of it is there from the beginning, so that no write can find it on its way.
+    // The reserve is the whole limit and full from the beginning, so that no write finds it being filled.
     let config = StoreBuilder { limit_pages: 4 * CHUNK, ..config(16 << 10, 4) };
     let place = place(64 << 20, WritebackLayout::Packed, true, config);
-    // Without the policy's thread nothing leaves.
+    // Without the policy's thread no page is reclaimed.
     let (pages, error) = write_until_it_fails(&place.store, 0);
     assert_eq!(error.setting(), Some("mem_limit"));
     let stats = place.store.stats();
@@ -227,7 +228,7 @@ fn a_reserve_that_cannot_be_is_refused() {
     let error = Store::new(&limited).err().expect("refused");
     assert!(error.to_string().contains("at least 4 MiB"), "{error}");
     assert_eq!(refused(limited), (ErrorKind::Invalid, Some("mem_limit")));
-    // All of it may be the reserve: it has what the first page takes.
+    // The reserve may be the whole limit: the first page fits into it.
     let store = Store::new(&StoreBuilder { limit_pages: 2 * CHUNK, ..config(1024, 2) }).expect("store");
     store.write(PageNo(0), &noise(0)).expect("there is room");
     assert_eq!(refused(config(1024, 1 << 20)), (ErrorKind::NoMemory, Some("reserve")));
@@ -237,7 +238,7 @@ fn a_reserve_that_cannot_be_is_refused() {
     assert_eq!(refused(config(1024, u64::MAX >> 22)), (ErrorKind::NoMemory, Some("reserve")));
 }
 
-/// What is fixed is there from the beginning, and stays so.
+/// With a reserve, the fixed memory is resident from the beginning, and does not grow.
 #[test]
 fn fixed_tables_are_there_from_the_beginning() {
     for reserve_chunks in [0, 2] {
@@ -254,7 +255,7 @@ fn fixed_tables_are_there_from_the_beginning() {
             write_at_last_of(&store, at, &page(&mut random));
         }
         assert_eq!(store.fixed_bytes(), fixed, "no spare stream is made");
-        // A page for each chunk.
+        // The tables may grow by a page for each chunk.
         let chunks = store.arena.chunks_held() as usize;
         let bytes = store.table_resident_bytes();
         assert!(bytes <= resident + chunks * PAGE_SIZE, "{bytes} instead of {resident}");
@@ -269,7 +270,7 @@ fn write_at_last_of(store: &Store, at: u64, contents: &Page) {
     }
 }
 
-/// Compaction empties whole chunks, which go back; what stays is what was written.
+/// Compaction empties whole chunks, which go back to the system; the remaining pages keep their contents.
 #[test]
 fn a_scattered_store_is_packed_by_whole_chunks() {
     let pages = 24 << 10;
@@ -284,10 +285,10 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
         let after = store.arena.chunks_in_use();
         assert!(2 * after <= before, "{design}: {after} of {before} chunks");
         let until = Instant::now() + Duration::from_secs(60);
-        // What is being filled or emptied is charged.
+        // Chunks being filled or emptied are charged.
         let is_resident =
             |stats: StoreStats| pages_to_bytes(stats.charged_pages) as usize == store.arena.resident_bytes();
-        // What CPUs kept may come back later, and one more chunk is kept then.
+        // Memory that CPUs kept may be freed later; one more chunk is kept then.
         let is_due = |stats: StoreStats| {
             (3 * CHUNK..=4 * CHUNK).contains(&stats.reserve_free_pages) && is_resident(stats)
         };
@@ -306,7 +307,7 @@ fn a_scattered_store_is_packed_by_whole_chunks() {
     }
 }
 
-/// A reserve alone is nothing to compact, and what is freed goes back by itself, with what CPUs keep of it.
+/// After all pages are discarded, the memory is freed in the background, including what CPUs keep, but for the reserve.
 #[test]
 fn an_emptied_store_keeps_its_reserve_only() {
     let store = Store::new(&config(24 << 10, 2)).expect("store");
@@ -314,7 +315,7 @@ fn an_emptied_store_keeps_its_reserve_only() {
     assert!(store.stats().charged_pages > 10 * CHUNK);
     store.discard_pages(0..24 << 10);
     let until = Instant::now() + Duration::from_secs(60);
-    // Those of slab caches stay for a while, and one more free chunk is kept.
+    // Chunks of slab caches stay for a while, and one more free chunk is kept.
     let resident_pages = || (store.arena.resident_bytes() / PAGE_SIZE) as u64;
     let is_due = |charged: u64| charged <= 5 * CHUNK && charged == resident_pages();
     while !is_due(store.stats().charged_pages) && Instant::now() < until {

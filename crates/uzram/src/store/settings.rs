@@ -1,12 +1,12 @@
-//! Settings that a store takes while it is used.
+//! Settings that can be changed while the store is in use.
 
 use crate::base::error::Result;
 
 use super::Store;
 
 impl Store {
-    /// Sets [`limit_pages`](super::StoreBuilder::limit_pages). Free memory beyond it goes back at once; what is in use
-    /// stays, and a limit below it only stops growth.
+    /// Sets [`limit_pages`](super::StoreBuilder::limit_pages). Free memory beyond the limit goes back to the system at
+    /// once; a limit below the memory in use only stops growth.
     pub fn set_limit_pages(&self, pages: u64) {
         self.arena.set_limit_pages(pages);
         self.update_watermarks();
@@ -16,7 +16,7 @@ impl Store {
     /// Sets [`run_cache_batch_pages`](super::StoreBuilder::run_cache_batch_pages).
     ///
     /// # Errors
-    /// `Invalid` beyond [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
+    /// `Invalid` above [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
     pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
         self.arena.set_run_cache_batch_pages(pages)
     }
@@ -24,7 +24,7 @@ impl Store {
     /// Sets [`lru_pagevec_pages`](super::StoreBuilder::lru_pagevec_pages).
     ///
     /// # Errors
-    /// `Invalid` for 0, or beyond [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
+    /// `Invalid` for 0, or above [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
     pub fn set_lru_pagevec_pages(&self, pages: usize) -> Result<()> {
         self.lru.as_ref().map_or(Ok(()), |lru| lru.set_pagevec_pages(pages))
     }

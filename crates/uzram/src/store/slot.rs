@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!  0   lock    [ locked | waiters | same | zero | idle | incompressible | backed | … | writing 8 | … | priority | length 0..=4096 ]
-//!  4   used    when the page was used last, in seconds
+//!  4   used    time of the page's last use, in seconds
 //!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page, or a place on the backing device
 //! ```
 //!
-//! A slot whose lock word is 0 is a page that holds nothing; seeing that takes no lock. What of the table was never
-//! used, or not since it was emptied, takes no memory and is not looked at (`table_pages.rs`). `zero` is set beside
-//! `same` where the word is 0, so that the lock word alone says in which state a page is ([`Slots::state`]). A length of
-//! 4096 is a page stored as it is; the priority says which of the store's algorithms compressed it. `writing` is the number of the write to
-//! the backing device that the page is in, and 0 once the page was used or changed since. The lock protects `what`,
-//! which is atomic only for [`Slots::peek_handle`].
+//! A lock word of 0 means that the page holds nothing; seeing that takes no lock. Pages of the table that hold no used
+//! slot take no memory and are skipped (`table_pages.rs`). `zero` is set with `same` if the word is 0, so that the lock
+//! word alone gives the state of a page ([`Slots::state`]). A length of 4096 means an uncompressed page; the priority
+//! says which of the store's algorithms compressed it. `writing` is the number of the write to the backing device that
+//! the page is part of; it is reset to 0 when the page is used or changed. The lock protects `what`, which is atomic
+//! only for [`Slots::peek_handle`].
 
 use std::ops::Range;
 
@@ -37,20 +37,20 @@ const LEN_MASK: u32 = (1 << PRIORITY_SHIFT) - 1;
 const FLAGS: u32 = SAME | ZERO | IDLE | INCOMPRESSIBLE | BACKED | WRITING_MASK | PRIORITY_MASK | LEN_MASK;
 const _: () = assert!(FLAGS & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
-/// Places to sleep for those who wait for a slot: so many that two busy slots rarely share one.
+/// Buckets of the wait table: enough that two contended slots rarely share one.
 const WAIT_BUCKETS: usize = if cfg!(loom) { 1 } else { 64 };
 
 #[derive(Default)]
 struct Slot {
     lock: BitLock,
-    /// When it was used last, in seconds of [`crate::base::clock`].
+    /// Time of the last use, in seconds of [`crate::base::clock`].
     used_s: Stamp,
     what: AtomicU64,
-    /// Of `what`, for loom.
+    /// Tracks the accesses to `what` for loom.
     access: Access,
 }
 
-/// What a slot takes.
+/// The size of a slot.
 #[cfg(not(loom))]
 pub(super) const SLOT_BYTES: usize = 16;
 #[cfg(not(loom))]
@@ -72,40 +72,40 @@ unsafe impl Entry for Slot {
 pub(super) enum Contents {
     /// Nothing: it reads as zeros.
     Empty,
-    /// The same word all over.
+    /// One repeated word.
     Same(u64),
     /// An object in the pool.
     Stored {
         /// Its handle.
         handle: u32,
-        /// Its length, 1..=4096; 4096 for a huge page, which is stored as it is.
+        /// Its length, 1..=4096; 4096 for a huge page, which is stored uncompressed.
         len: u16,
-        /// Of the page, where the device keeps checksums; else 0.
+        /// The page's checksum, where the store keeps checksums; else 0.
         checksum: u32,
-        /// Which of the store's algorithms compressed it.
+        /// The priority of the algorithm that compressed it.
         priority: u8,
     },
-    /// An object on the backing device, and nothing in memory.
+    /// An object on the backing device only.
     Backed(Backed),
 }
 
 /// An object on the backing device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Backed {
-    /// Where it lies, in bytes from the device's start.
+    /// Its offset on the device, in bytes.
     pub(super) place: u64,
-    /// Its length, 1..=4096; 4096 for a page that is there as it is.
+    /// Its length, 1..=4096; 4096 for an uncompressed page.
     pub(super) len: u16,
-    /// Which of the store's algorithms compressed it.
+    /// The priority of the algorithm that compressed it.
     pub(super) priority: u8,
 }
 
-/// What a slot tells without being locked.
+/// The flags of a slot, read without its lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Peek(u32);
 
 impl Peek {
-    /// In which state the page is.
+    /// Returns the state of the page.
     #[inline]
     fn state(self) -> PageState {
         match self.0 {
@@ -118,73 +118,73 @@ impl Peek {
         }
     }
 
-    /// Whether the page holds an object of the pool.
+    /// Returns whether the page holds an object of the pool.
     pub(super) fn is_stored(self) -> bool {
         self.is_object() && !self.is_backed()
     }
 
-    /// Whether the page holds an object, in the pool or on the backing device.
+    /// Returns whether the page holds an object, in the pool or on the backing device.
     #[inline]
     pub(super) fn is_object(self) -> bool {
         self.0 & LEN_MASK != 0
     }
 
-    /// Whether it is on the backing device.
+    /// Returns whether the page is on the backing device.
     #[inline]
     pub(super) fn is_backed(self) -> bool {
         self.0 & BACKED != 0
     }
 
-    /// Whether it is one word all over.
+    /// Returns whether the page is same-filled.
     pub(super) fn is_same(self) -> bool {
         self.0 & SAME != 0
     }
 
-    /// What its object takes, in bytes; 4096 if it is stored as it is.
+    /// Returns the length of the page's object; 4096 if it is uncompressed.
     pub(super) fn len_bytes(self) -> usize {
         (self.0 & LEN_MASK) as usize
     }
 
-    /// Whether it is stored as it is.
+    /// Returns whether the page is stored uncompressed.
     pub(super) fn is_huge(self) -> bool {
         self.len_bytes() == PAGE_SIZE
     }
 
-    /// Whether it was marked as idle and not used since.
+    /// Returns whether the page was marked as idle and not used since.
     pub(super) fn is_idle(self) -> bool {
         self.0 & IDLE != 0
     }
 
-    /// Whether no algorithm makes it smaller.
+    /// Returns whether no algorithm makes the page smaller.
     pub(super) fn is_incompressible(self) -> bool {
         self.0 & INCOMPRESSIBLE != 0
     }
 
-    /// Which algorithm compressed it.
+    /// Returns the priority of the algorithm that compressed the page.
     pub(super) fn priority(self) -> u8 {
         ((self.0 & PRIORITY_MASK) >> PRIORITY_SHIFT) as u8
     }
 }
 
-/// In which state a page is: how its contents are kept, not what they are.
+/// The state of a page: how its contents are stored, not what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageState {
-    /// It holds nothing, being never written or discarded since: it reads as zeros.
+    /// Never written, or discarded since: it holds nothing and reads as zeros.
     Hole,
-    /// It was written and is all zeros; like every page of one word it takes no pool memory.
+    /// Written with all zeros; takes no pool memory, like every same-filled page.
     Zero,
-    /// One word all over, other than 0.
+    /// One repeated word other than 0.
     Same,
     /// Compressed.
     Compressed,
-    /// Stored as it is, because it does not compress.
+    /// Stored uncompressed, because it does not compress well enough.
     Huge,
     /// On the backing device, and not in memory.
     Backed,
 }
 
 impl PageState {
-    /// Whether a page in this state reads as zeros.
+    /// Returns whether a page in this state reads as zeros.
     pub const fn is_zeros(self) -> bool {
         matches!(self, PageState::Hole | PageState::Zero)
     }
@@ -203,18 +203,18 @@ pub(super) struct SlotGuard<'a> {
     slot: &'a Slot,
 }
 
-/// What came of trying a slot's lock.
+/// The result of trying a slot's lock.
 pub(super) enum Tried<'a> {
-    /// It was free, and is the caller's now.
+    /// The caller holds it now.
     Locked(SlotGuard<'a>),
-    /// Somebody else holds it.
+    /// Another thread holds it.
     Busy,
-    /// The page holds nothing: its slot is not even in memory.
+    /// The page holds nothing: its slot is not in memory.
     Empty,
 }
 
 impl<'a> Tried<'a> {
-    /// The slot, if its lock was free.
+    /// Returns the slot, if its lock was free.
     pub(super) fn locked(self) -> Option<SlotGuard<'a>> {
         match self {
             Tried::Locked(slot) => Some(slot),
@@ -234,7 +234,7 @@ impl Slots {
         self.table.len() as u64
     }
 
-    /// Brings all slots into memory, for good.
+    /// Brings all slots into memory, where they stay.
     pub(super) fn populate(&mut self) -> Result<()> {
         self.table.populate()?;
         self.table_pages.populate()
@@ -250,19 +250,19 @@ impl Slots {
         self.table_pages.present() as usize * page_bytes + self.table_pages.resident_bytes()
     }
 
-    /// What the table takes by the system's own count, for checking [`Slots::resident_bytes`].
+    /// Returns the table's resident bytes as the system counts them, to check [`Slots::resident_bytes`].
     #[cfg(all(test, not(loom)))]
     pub(super) fn table_memory_bytes(&self) -> usize {
         self.table.resident_bytes()
     }
 
-    /// How many pages of the table are in memory.
+    /// Returns the number of the table's pages in memory.
     #[cfg(test)]
     pub(super) fn table_pages(&self) -> u64 {
         self.table_pages.present()
     }
 
-    /// Waits for the slot of `page`.
+    /// Locks the slot of `page`; waits if another thread holds it.
     #[inline]
     pub(super) fn lock(&self, page: PageNo) -> SlotGuard<'_> {
         let slot = &self.table[page.index()];
@@ -271,7 +271,7 @@ impl Slots {
         SlotGuard { lock, slot }
     }
 
-    /// Locks the slot of `page` if that takes no waiting, unless the page is known to hold nothing.
+    /// Locks the slot of `page` without waiting, unless the page is known to hold nothing.
     pub(super) fn try_lock(&self, page: PageNo) -> Tried<'_> {
         if !self.table_pages.is_present(page.number()) {
             return Tried::Empty;
@@ -282,14 +282,14 @@ impl Slots {
         Tried::Locked(SlotGuard { lock, slot })
     }
 
-    /// Those of `pages` that may hold something. The rest of a large disk costs neither time nor memory.
+    /// Returns those of `pages` that may hold something. The untouched parts of a large disk cost neither time nor
+    /// memory.
     pub(super) fn touched(&self, pages: Range<u64>) -> impl Iterator<Item = PageNo> {
         let spans = self.table_pages.spans(pages).filter(|span| span.is_present);
         spans.flat_map(|span| span.slots.map(PageNo::from_number))
     }
 
-    /// Calls `discard` for those of `pages` that hold something, and gives back the pages of the table whose slots all
-    /// hold nothing then.
+    /// Calls `discard` for those of `pages` that hold something, and gives back the table's pages that are then empty.
     pub(super) fn discard(&self, pages: Range<u64>, mut discard: impl FnMut(PageNo)) {
         for span in self.table_pages.spans(pages).filter(|span| span.is_present) {
             let slots = span.slots.clone().map(PageNo::from_number);
@@ -298,19 +298,19 @@ impl Slots {
         }
     }
 
-    /// Gives the page of the table back in which the slot of `page` is, if all its slots hold nothing.
+    /// Gives back the table's page that holds the slot of `page`, if all its slots are empty.
     fn release_if_empty(&self, page: u64) {
-        // SAFETY: it is called while all slots of the page are closed, so that nobody else changes one before it finds
-        // its lock free.
+        // SAFETY: `TablePages::leave` calls this while all slots of the table's page are closed, so that no other
+        // thread changes a slot before it finds the slot's lock free.
         self.release_if_empty_by(page, |table_page| unsafe { self.table.release_page(table_page) });
     }
 
-    /// The same, by `release`, which says whether the system took the page.
+    /// As [`Slots::release_if_empty`], by calling `release`, which returns whether the system took the page.
     pub(super) fn release_if_empty_by(&self, page: u64, release: impl FnOnce(usize) -> bool) {
         let (table_page, slots) = self.table_pages.page_of(page);
-        // Of two who empty the last slots of a page together, one sees what the other did.
+        // If two threads empty the last slots of a page at the same time, one sees what the other did.
         fence(Ordering::SeqCst);
-        // What follows `page` is asked first: that is where the next discard will be, if they come in order.
+        // Check the slots after `page` first: sequential discards have not reached those yet.
         let mut others = (page..slots.end).chain(slots.start..page);
         if !others.all(|page| self.table[page as usize].lock.peek() == 0) {
             return;
@@ -335,7 +335,7 @@ impl Slots {
         slots.for_each(|slot| self.table[slot].lock.reopen(&self.waiters, slot));
     }
 
-    /// Whether `page` holds nothing and nobody is changing that.
+    /// Returns whether `page` holds nothing and no thread is changing that.
     #[inline]
     pub(super) fn is_empty(&self, page: PageNo) -> bool {
         !self.table_pages.is_present(page.number()) || self.is_free_and_zero(page)
@@ -346,14 +346,14 @@ impl Slots {
         self.table[page.index()].lock.is_free_and_zero()
     }
 
-    /// The state of `page`, without waiting for its lock: one that it was in while this was asked.
+    /// Returns a state that `page` was in during the call. Takes no lock.
     #[inline]
     pub(super) fn state(&self, page: PageNo) -> PageState {
         if self.table_pages.is_present(page.number()) { self.peek(page).state() } else { PageState::Hole }
     }
 
-    /// How many of `pages`, from the first on, are in a state that is wanted: each in one that it was in while this
-    /// was asked.
+    /// Returns the number of consecutive pages, from the first of `pages` on, in a state for which `is_wanted` is true.
+    /// Takes no lock: the state of each page is one that it was in during the call.
     pub(super) fn run(&self, pages: Range<u64>, is_wanted: impl Fn(PageState) -> bool) -> u64 {
         let mut run = 0;
         for Span { slots, is_present } in self.table_pages.spans(pages) {
@@ -374,25 +374,25 @@ impl Slots {
         run
     }
 
-    /// Brings the slot of `page` nearer, for a [`Slots::lock`] soon.
+    /// Prefetches the slot of `page`, for a [`Slots::lock`] soon.
     #[inline]
     pub(super) fn prefetch(&self, page: PageNo) {
         prefetch(&raw const self.table[page.index()]);
     }
 
-    /// What is known of `page`, one of [`Slots::touched`], without waiting for its lock.
+    /// Returns the flags of `page`, one of [`Slots::touched`]. Takes no lock.
     #[inline]
     pub(super) fn peek(&self, page: PageNo) -> Peek {
         Peek(self.table[page.index()].lock.peek())
     }
 
-    /// When `page` was used last, in seconds of the system's uptime; 0 for never.
+    /// Returns the time of the last use of `page`, in seconds of the system's uptime; 0 for never.
     pub(super) fn used_s(&self, page: PageNo) -> u32 {
         self.table[page.index()].used_s.get()
     }
 
-    /// The handle that `page` holds, or any other number: for hints. None if its slot is not in memory, which reading
-    /// it would bring there.
+    /// Returns the handle that `page` holds, or any other number: a hint. Returns `None` if the slot is not in memory,
+    /// because reading it would fault it in.
     #[inline]
     pub(super) fn peek_handle(&self, page: PageNo) -> Option<u32> {
         let is_present = self.table_pages.is_present(page.number());
@@ -419,30 +419,30 @@ impl SlotGuard<'_> {
         Contents::Stored { handle: what as u32, len, checksum: (what >> u32::BITS) as u32, priority }
     }
 
-    /// What is known of the page without looking at its contents.
+    /// Returns the flags of the slot.
     pub(super) fn peek(&self) -> Peek {
         Peek(self.lock.value())
     }
 
-    /// The page is used: it is not idle, and stays in memory if it is being written back.
+    /// Marks the page as used now: it is not idle, and stays in memory if it is being written back.
     #[inline]
     pub(super) fn touch(&mut self) {
         self.slot.used_s.set(uptime_s());
         self.lock.set(self.lock.value() & !(IDLE | WRITING_MASK));
     }
 
-    /// The page, which holds an object of the pool, is in the write of that number, 1..=255, until it is used or
-    /// changed; 0 for none.
+    /// Sets the number of the write that the page is part of, 1..=255; 0 for none. The page holds an object of the
+    /// pool. A use or a change of the page resets it to 0.
     pub(super) fn set_writing(&mut self, number: u8) {
         self.lock.set(self.lock.value() & !WRITING_MASK | u32::from(number) << WRITING_SHIFT);
     }
 
-    /// The number of the write that the page is in, unless it was used or changed since; else 0.
+    /// Returns the number of the write that the page is part of; 0 if none, or if it was used or changed since.
     pub(super) fn writing(&self) -> u8 {
         ((self.lock.value() & WRITING_MASK) >> WRITING_SHIFT) as u8
     }
 
-    /// Marks the page as idle, or as not, if it holds an object.
+    /// Sets or clears the page's idle mark, if it holds an object of the pool.
     #[inline]
     pub(super) fn set_idle(&mut self, idle: bool) {
         let flags = self.lock.value();
@@ -450,15 +450,15 @@ impl SlotGuard<'_> {
         self.lock.set(flags & !IDLE | idle);
     }
 
-    /// No algorithm makes the page smaller, as long as it is not written.
+    /// Marks the page as incompressible until it is written again.
     pub(super) fn set_incompressible(&mut self) {
         if self.peek().is_stored() {
             self.lock.set(self.lock.value() | INCOMPRESSIBLE);
         }
     }
 
-    /// Replaces what the page holds and returns what it held. The old object, if any, is the
-    /// caller's to free once the lock is let go.
+    /// Replaces the contents of the page and returns the old ones. The caller frees the old object, if any, once the
+    /// slot is unlocked.
     #[inline]
     pub(super) fn replace(&mut self, new: Contents) -> Contents {
         let old = self.contents();

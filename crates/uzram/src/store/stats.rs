@@ -1,4 +1,4 @@
-//! What a store counts, on each CPU for itself, and what it reports.
+//! A store's statistics: per-CPU counters, and the sums that it reports.
 
 use crate::base::counters::per_cpu_counters;
 use crate::base::error::{Error, ErrorKind, Result};
@@ -13,49 +13,49 @@ use super::slot::Contents;
 use super::stream::Codec;
 
 per_cpu_counters! {
-    /// What a store holds and has done. Pages of 4096 bytes.
+    /// Statistics of a store. Pages are of 4096 bytes.
     pub struct StoreStats {
         /// Pages of zspages.
         pool_pages,
-        /// The most there ever were.
+        /// The maximum of `pool_pages` so far.
         pool_pages_max,
         /// Pages of metadata slabs: handles and descriptors.
         slab_pages,
-        /// Pages in memory for all of these, and for free runs kept: what the limit bounds.
+        /// Pages in memory for the pool, the slabs and free runs kept for reuse: what the limit bounds.
         charged_pages,
-        /// Pages of all chunks that any of these lie in.
+        /// Pages of all chunks that hold any charged page.
         chunk_pages,
         /// The limit; 0 for none.
         limit_pages,
         /// Pages of the reserve when it is full; 0 without one.
         reserve_pages,
-        /// Pages of the free chunks that it has now.
+        /// Pages of the free chunks in the reserve.
         reserve_free_pages,
         /// Pages that compaction freed.
         pages_compacted,
         /// Objects found damaged when they were freed.
         corrupted,
-        /// Times a thread found all streams lent and waited.
+        /// Times a thread waited because all streams were in use.
         stream_sleeps,
     };
 
-    /// One CPU's share. A page may be stored on one CPU and freed on another: a single counter may be below
-    /// zero, and only the sums mean anything.
+    /// One CPU's share. A page may be stored on one CPU and freed on another, so that a single share may be below
+    /// zero; only the sums are meaningful.
     pub(super) struct Share;
 
     /// Pages that hold something, same-filled ones included.
     pages_stored,
     /// Bytes of all objects, huge ones included.
     compr_data_bytes,
-    /// Writes that failed because it was drained, and being filled.
+    /// Writes that failed because the reserve was drained and not yet refilled.
     reserve_drained,
-    /// Writes that failed because the limit was met.
+    /// Writes that failed because the limit was reached.
     limit_refused,
-    /// Pages that are one word, repeated.
+    /// Same-filled pages.
     same_pages,
-    /// Pages stored as they are.
+    /// Pages stored uncompressed.
     huge_pages,
-    /// Pages ever stored as they are.
+    /// Pages stored uncompressed so far.
     huge_pages_since,
     /// Pages read.
     pages_read,
@@ -67,14 +67,14 @@ per_cpu_counters! {
     failed_writes,
     /// Pages discarded.
     notify_free,
-    /// Pages that became smaller by being compressed again, so far.
+    /// Pages made smaller by recompression so far.
     pages_recompressed,
-    /// Writes that let their stream go to wait for memory: see [`super::StreamAlloc::Released`].
+    /// Writes that released their stream to wait for memory: see [`super::StreamAlloc::Released`].
     writestall,
 }
 
 impl Store {
-    /// The counts now.
+    /// Returns the current statistics.
     pub fn stats(&self) -> StoreStats {
         let arena = &self.arena;
         StoreStats {
@@ -94,17 +94,17 @@ impl Store {
         }
     }
 
-    /// The state of each size class.
+    /// Returns the statistics of each size class.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         self.pool.class_stats()
     }
 
-    /// What the lists of pages by their use have and did; nothing where there are none.
+    /// Returns the statistics of the LRU; all 0 without one.
     pub fn lru_stats(&self) -> lru::LruStats {
         self.lru.as_ref().map(AnyLru::stats).unwrap_or_default()
     }
 
-    /// The memory that slot table, LRU, streams, dictionary and counters take at most, whatever is stored.
+    /// Returns the maximum memory of slot table, LRU, streams, dictionary and counters, whatever is stored.
     pub fn fixed_bytes(&self) -> usize {
         let lru_bytes = self.lru.as_ref().map_or(0, AnyLru::max_bytes);
         let backing_bytes = self.backing.as_ref().map_or(0, |backing| backing.max_bytes());
@@ -116,23 +116,22 @@ impl Store {
             + self.arena.reserve_table_bytes()
     }
 
-    /// The memory of [`Store::fixed_bytes`] that is in use now, and of the tables that grow with
-    /// the pool.
+    /// Returns how much of [`Store::fixed_bytes`] is in memory now, plus the tables that grow with the pool.
     #[cfg(not(loom))]
     pub fn table_resident_bytes(&self) -> usize {
-        // Whole pages are resident, of which the last may be used in part.
+        // Whole pages are resident, and the last one may be used in part.
         let unused_by_lru = |lru: &AnyLru| lru.max_bytes().saturating_sub(lru.resident_bytes());
         let unused = self.slots.max_bytes().saturating_sub(self.slots.resident_bytes())
             + self.lru.as_ref().map_or(0, unused_by_lru);
         self.fixed_bytes() - unused + self.pool.table_resident_bytes() + self.arena.table_resident_bytes()
     }
 
-    /// Starts [`StoreStats::pool_pages_max`] anew.
+    /// Resets [`StoreStats::pool_pages_max`] to the current value.
     pub fn reset_pool_max(&self) {
         self.arena.reset_used_max(Account::Pool);
     }
 
-    /// Counts a request that failed before it came to any page.
+    /// Counts a request that failed before it reached any page.
     pub(crate) fn count_failure(&self, is_write: bool) {
         let share = self.counters.local();
         if is_write { &share.failed_writes } else { &share.failed_reads }.add(1);
@@ -152,7 +151,7 @@ impl Share {
         }
     }
 
-    /// Counts a read as done or as failed; one that would block is neither, as it comes again.
+    /// Counts a read as done or failed. A read that would block is not counted, because the caller retries it.
     #[inline]
     pub(super) fn read(&self, result: &Result<()>) {
         match result {
@@ -162,7 +161,7 @@ impl Share {
         }
     }
 
-    /// Counts a write that failed, by its reason; one that would block did not fail, as it comes again.
+    /// Counts a failed write, by its cause. A write that would block is not counted, because the caller retries it.
     pub(super) fn failed_write(&self, error: &Error) {
         if error.kind() == ErrorKind::WouldBlock {
             return;
@@ -176,7 +175,7 @@ impl Share {
     }
 }
 
-/// Counts `new` instead of `old`.
+/// Replaces `old` by `new` in a counter.
 #[inline]
 fn change(counter: &Counter, old: u64, new: u64) {
     if old != new {

@@ -14,7 +14,7 @@ use crate::stream::{AnyStreams, StreamDesign, Streams};
 pub(super) struct Stream {
     pub(super) encoder: Encoder,
     pub(super) decoder: Decoder,
-    /// Pages of its own, which are left out of core files.
+    /// The buffer, in pages of its own, which are left out of core files.
     pub(super) compressed: ZeroedPages,
 }
 
@@ -27,12 +27,12 @@ impl Stream {
         })
     }
 
-    /// Touches all of its memory, by coding pages of several kinds.
+    /// Touches all memory of the stream, by encoding and decoding pages of several kinds.
     fn warm_up(&mut self) {
         let mut random = Random::new(0);
         let (mut page, mut decoded) = ([0; PAGE_SIZE], [0; PAGE_SIZE]);
         for kind in 0..WARM_UP_PAGES {
-            // From nothing but random bytes to hardly any, with words that come again in between.
+            // The share of random bytes falls from all to few; the rest are repeated words.
             let words = 2 + kind * 37 % 400;
             let random_bytes = PAGE_SIZE * (WARM_UP_PAGES - kind) / WARM_UP_PAGES;
             for (at, byte) in page.iter_mut().enumerate() {
@@ -40,7 +40,7 @@ impl Stream {
                 *byte = if at < random_bytes { random.next() as u8 } else { (word * 31 + at % 7) as u8 };
             }
             if let Some(len) = self.encoder.encode(&page, &mut self.compressed) {
-                // What was encoded just now decodes.
+                // It cannot fail: the page was encoded just now.
                 let _ = self.decoder.decode(&self.compressed[..len], &mut decoded);
             }
         }
@@ -52,19 +52,19 @@ impl Stream {
     }
 }
 
-/// Pages by which a stream is warmed up.
+/// Pages that warm up a stream.
 const WARM_UP_PAGES: usize = 32;
 
 /// An algorithm and its streams.
 pub(super) struct Codec {
     pub(super) streams: AnyStreams<Stream>,
-    /// Where the algorithm decodes without state, reading takes no stream.
+    /// Set if the algorithm decodes without state; then reads take no stream.
     stateless_decoder: Option<StatelessDecoder>,
 }
 
 impl Codec {
-    /// The codec of `algorithm`. What its streams take, and what they share, is added to `bytes`, now and
-    /// whenever a spare stream is made; that is now if they are `ready`, with all of their memory, before any is used.
+    /// Creates the codec of `algorithm`. Adds to `bytes` the memory of its streams and of what they share, now and
+    /// whenever a spare stream is made. With `ready`, all spares are made now and all memory of the streams is touched.
     pub(super) fn new(
         algorithm: &Algorithm,
         design: StreamDesign,
@@ -99,12 +99,12 @@ impl Codec {
         }
     }
 
-    /// Times a thread found all streams lent and waited.
+    /// Returns how often a thread waited because all streams were in use.
     pub(super) fn sleeps(&self) -> u64 {
         self.streams.sleeps()
     }
 
-    /// Whether reading takes no stream.
+    /// Returns whether reads take no stream.
     #[cfg(all(test, not(loom)))]
     pub(super) fn decodes_without_state(&self) -> bool {
         self.stateless_decoder.is_some()

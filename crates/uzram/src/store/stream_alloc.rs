@@ -1,9 +1,9 @@
-//! What becomes of a writer's stream while memory for its page is waited for.
+//! Whether a writer holds its stream while it waits for memory.
 //!
-//! The product's writers hold it. Releasing it is the kernel's way from 4.7 to 6.14, which a [`StoreBuilder`] offers for
-//! comparisons at a memory limit.
+//! By default it does. The kernel released it from 4.7 to 6.14; [`StoreBuilder`] offers that for comparisons at a
+//! memory limit.
 //!
-//! Lock order: a stream is held for one attempt at a time, and never while memory is waited for.
+//! Lock order: with [`StreamAlloc::Released`], no stream is held while a writer waits for memory.
 //!
 //! [`StoreBuilder`]: super::StoreBuilder
 
@@ -14,22 +14,22 @@ use crate::stream::Streams;
 
 use super::Store;
 
-/// What becomes of a writer's stream when memory for its page takes waiting: the pool must grow by a system call, or free
-/// memory must go back first because of the limit. (The kernel faults in a page that is touched the first time in either
-/// case; that counts as no waiting.)
+/// What a writer does with its stream when it must wait for memory: the pool must grow by a system call, or free memory
+/// must first go back to the system because of the limit. (A page fault at the first touch of a page does not count as
+/// waiting.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamAlloc {
-    /// The writer holds it: others find one stream less meanwhile.
+    /// The writer holds it; other threads have one stream less meanwhile.
     #[default]
     Held,
-    /// The writer releases it, waits, takes a stream again and compresses the page anew, and counts a
-    /// [`writestall`](super::StoreStats::writestall). The kernel did so from 4.7 on, where nobody may sleep who holds the
-    /// stream of a CPU, until streams could be slept with in 6.15.
+    /// The writer releases it, waits, takes a stream again and compresses the page again, and counts a
+    /// [`writestall`](super::StoreStats::writestall). The kernel did so from 4.7 on, where a thread that holds a CPU's
+    /// stream may not sleep, until 6.15 made streams sleepable.
     Released,
 }
 
 impl Store {
-    /// Stores a page without holding a stream while memory is waited for: see [`StreamAlloc::Released`].
+    /// Stores a page without holding a stream while it waits for memory: see [`StreamAlloc::Released`].
     pub(super) fn store_released(&self, page: PageNo, contents: &Page) -> Result<(u32, usize)> {
         let owner = page.0;
         let len = {
@@ -46,7 +46,7 @@ impl Store {
             return reserved.write(contents, owner).map(|handle| (handle, len));
         }
         let mut stream = self.codec.streams.lend();
-        // As long as before; were it not, the pool would find another object for it.
+        // The length is normally the same as before; if not, the pool allocates another object.
         let bytes = self.compress(&mut stream, page, contents);
         reserved.write(bytes, owner).map(|handle| (handle, bytes.len()))
     }

@@ -1,4 +1,4 @@
-//! Pages of the slot table that leave while slots in them are used, under loom: a page has two slots there.
+//! Loom tests of pages of the slot table that leave while their slots are used. A page has two slots under loom.
 
 use super::slot::{Contents, Slots};
 use super::*;
@@ -14,7 +14,7 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// The slots of a page of the table, of which the second holds something.
+/// Returns the slots of one page of the table; the second holds something.
 fn slots() -> Arc<Slots> {
     let slots = Slots::new(2).expect("memory");
     slots.lock(PageNo(1)).replace(Contents::Same(9));
@@ -30,7 +30,7 @@ fn spawn(slots: &Arc<Slots>, run: impl FnOnce(&Slots) + 'static) -> thread::Join
     thread::spawn(move || run(&slots))
 }
 
-/// What is written to a slot stays, though its page may be about to leave.
+/// Contents written to a slot stay, although its page may be about to leave.
 #[test]
 fn loom_table_page_leaves_against_a_writer() {
     model(|| {
@@ -49,7 +49,7 @@ fn loom_table_page_leaves_against_a_writer() {
     });
 }
 
-/// Who knows that a slot was written sees it without its lock.
+/// A thread that knows that a slot was written sees the contents without its lock.
 #[test]
 fn loom_table_page_leaves_against_a_reader() {
     model(|| {
@@ -73,7 +73,7 @@ fn loom_table_page_leaves_against_a_reader() {
     });
 }
 
-/// Of two who empty a page together the last one gives it back.
+/// If two threads empty a page together, the last one gives it back.
 #[test]
 fn loom_table_page_is_emptied_by_two() {
     model(|| {
@@ -87,7 +87,7 @@ fn loom_table_page_is_emptied_by_two() {
     });
 }
 
-/// Who sleeps until a closed slot is let go is woken, though the page left with what says that somebody sleeps.
+/// A thread that waits for a closed slot is woken, although the page left with the bit that says that threads wait.
 #[test]
 fn loom_table_page_leaves_against_those_who_wait() {
     model(|| {
@@ -107,7 +107,7 @@ fn loom_table_page_leaves_against_those_who_wait() {
     });
 }
 
-/// The system refuses to take the page: whoever waits for a closed slot gets it, and the page stays.
+/// If the system refuses to take the page, a thread that waits for a closed slot gets it, and the page stays.
 #[test]
 fn loom_table_page_that_is_refused_stays() {
     model(|| {

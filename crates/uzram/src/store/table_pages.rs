@@ -1,7 +1,7 @@
-//! Which pages of the slot table are in memory. Those in which no slot was ever locked are passed over without being
-//! touched, and those whose slots all hold nothing again go back to the system.
+//! Tracks which pages of the slot table are in memory. Pages in which no slot was ever locked are skipped without being
+//! touched, and pages whose slots are all empty again go back to the system.
 //!
-//! A page of the table is the host's, of 256 slots where that has 4096 bytes. Its state:
+//! A page of the table is one of the host's pages: 256 slots if that has 4096 bytes. Its state:
 //!
 //! ```text
 //!            a slot of it is locked                  all its slots are closed
@@ -11,16 +11,16 @@
 //!    +------------------------- the system took it -----------------------------------+
 //! ```
 //!
-//! - Whoever has locked a slot sees to it that its page is PRESENT before he changes anything ([`TablePages::touch`]).
-//!   So the slots of a page that is not PRESENT hold nothing, and nobody has to look at them.
-//! - A page leaves while all its slots are *closed*: locked, and holding nothing. It leaves with these locks in it,
-//!   and comes back as zeros, which are free locks. Who takes one of them finds the page LEAVING or ABSENT, as it was
-//!   made that before. While it is LEAVING he waits: until then other CPUs may see the page that was, and would not
-//!   see what he writes.
-//! - Whoever locks a slot of a page that has left brings it back, though it may change nothing: a read of a hole that
-//!   met a closed slot, say. Such a page is PRESENT and empty, and counted, until the next discard in it. It is not
-//!   looked for, as readers would have to ask after each hole, and each costs a page of the host at most.
-//! - Who waited for a closed slot cannot be known from the word any more; so all who wait are woken.
+//! - A thread that has locked a slot makes its page PRESENT before it changes anything ([`TablePages::touch`]). The
+//!   slots of a page that is not PRESENT therefore hold nothing, and are not looked at.
+//! - A page leaves while all its slots are *closed*: locked and empty. It leaves with these locks in it, and comes back
+//!   as zeros, which are free locks. A thread that takes one of them finds the page LEAVING or ABSENT, because that
+//!   state was set before. While the page is LEAVING the thread waits: other CPUs may still see the old page, and would
+//!   not see what it writes.
+//! - A thread that locks a slot of a page that has left brings the page back, even if it changes nothing: a read of a
+//!   hole that met a closed slot, for instance. Such a page is PRESENT, empty and counted until the next discard in it.
+//!   It is not searched for: readers would have to check after each hole, and it costs one page of the host at most.
+//! - The lock word no longer tells which threads wait for a closed slot, so all waiters are woken.
 //!
 //! A device with a reserve has all pages PRESENT from the start, and none leaves.
 //!
@@ -32,23 +32,24 @@ use crate::base::error::Result;
 use crate::base::mem::Table;
 use crate::base::sync::{AtomicU32, Counter, Mutex, Ordering, Stamp, classes};
 
-/// The slots of a page hold nothing.
+/// The slots of the page hold nothing.
 const ABSENT: u32 = 0;
-/// They may hold something.
+/// The slots of the page may hold something.
 const PRESENT: u32 = 1;
-/// The page is on its way to the system.
+/// The page is being given back to the system.
 const LEAVING: u32 = 2;
 
-/// Pages of a device whose slots' pages are looked at together, if none was ever present: 2 MiB of slots.
+/// The size of a group, as a power of two: slots that are skipped together while none of their pages was ever present
+/// (2 MiB of slots).
 const GROUP_SHIFT: u32 = 17;
 
 /// See the [module's documentation](self).
 pub(super) struct TablePages {
     slots: u64,
-    /// A page has so many slots, as a power of two.
+    /// Slots of a page, as a power of two.
     page_shift: u32,
-    /// Of each group of slots whether a page was ever present. Only then are the states of its pages looked at, which
-    /// takes memory, too.
+    /// For each group of slots, whether one of its pages was ever present. Only then are the states of its pages read,
+    /// because reading them faults in memory.
     groups: Box<[Stamp]>,
     states: Table<AtomicU32>,
     present: Counter,
@@ -57,17 +58,17 @@ pub(super) struct TablePages {
     never_leave: bool,
 }
 
-/// Slots one after another, of one page or, if they are not present, one group.
+/// Consecutive slots of one page or, if they are not present, of one group.
 pub(super) struct Span {
     pub(super) slots: Range<u64>,
-    /// If not, all of them hold nothing.
+    /// False if none of the slots holds anything.
     pub(super) is_present: bool,
 }
 
 impl TablePages {
-    /// The pages of a table of so many slots, all of them absent.
+    /// Creates the states for a table of `slots` slots, with all pages absent.
     pub(super) fn new(slots: u64, slots_per_page: u64) -> Result<Self> {
-        debug_assert!(slots_per_page.is_power_of_two(), "as the host's pages are, and slots");
+        debug_assert!(slots_per_page.is_power_of_two(), "the sizes of the host's pages and of slots are");
         Ok(TablePages {
             slots,
             page_shift: slots_per_page.trailing_zeros(),
@@ -79,7 +80,7 @@ impl TablePages {
         })
     }
 
-    /// Makes all pages present, for good.
+    /// Makes all pages present; none leaves again.
     pub(super) fn populate(&mut self) -> Result<()> {
         self.states.populate()?;
         self.groups.iter().for_each(|group| group.set(1));
@@ -89,7 +90,7 @@ impl TablePages {
         Ok(())
     }
 
-    /// How many are in memory.
+    /// Returns the number of pages in memory.
     pub(super) fn present(&self) -> u64 {
         self.present.get()
     }
@@ -108,17 +109,17 @@ impl TablePages {
         &self.states[(slot >> self.page_shift) as usize]
     }
 
-    /// Whether `slot` may hold something. If not, it held nothing at some time during the call.
+    /// Returns whether `slot` may hold something. If not, it held nothing at some time during the call.
     #[inline]
     pub(super) fn is_present(&self, slot: u64) -> bool {
         self.groups[(slot >> GROUP_SHIFT) as usize].get() != 0
             && self.state_of(slot).load(Ordering::Acquire) == PRESENT
     }
 
-    /// The caller has locked `slot`, and may change it after this.
+    /// Makes the page of `slot` present. The caller has locked `slot`, and may change it after this.
     #[inline]
     pub(super) fn touch(&self, slot: u64) {
-        // The first lock in a group is also the first touch of its states, which takes memory for them.
+        // The first lock in a group also touches its states first, which faults in their memory.
         if self.state_of(slot).load(Ordering::Acquire) != PRESENT {
             self.bring(slot);
         }
@@ -130,17 +131,17 @@ impl TablePages {
         if state.load(Ordering::Acquire) == LEAVING {
             drop(self.leaving.lock());
         }
-        // It does not leave again: a slot of it is locked, and not closed.
+        // The page cannot leave again: the caller's slot is locked, and not closed.
         self.groups[(slot >> GROUP_SHIFT) as usize].set(1);
         if state.compare_exchange(ABSENT, PRESENT, Ordering::AcqRel, Ordering::Acquire).is_ok() {
             self.present.add(1);
         }
     }
 
-    /// `slots` in spans.
+    /// Returns `slots` cut into spans.
     ///
     /// # Panics
-    /// Beyond the end.
+    /// If `slots` goes beyond the end.
     pub(super) fn spans(&self, slots: Range<u64>) -> impl Iterator<Item = Span> {
         assert!(slots.end <= self.slots, "slot {} of {}", slots.end, self.slots);
         let mut at = slots.start;
@@ -162,15 +163,15 @@ impl TablePages {
         })
     }
 
-    /// The page that `slot` is in: its number, and its slots.
+    /// Returns the number and the slots of the page that holds `slot`.
     pub(super) fn page_of(&self, slot: u64) -> (usize, Range<u64>) {
         let page = slot >> self.page_shift;
         (page as usize, page << self.page_shift..self.slots.min((page + 1) << self.page_shift))
     }
 
-    /// Has `page` leave, if it is present and all its slots can be closed: `close` closes them or leaves them as they
-    /// are, `release` gives the memory back and says whether the system took it. Returns what `release` did; none if
-    /// it was not called.
+    /// Gives `page` back to the system, if it is present and all its slots can be closed. `close` closes all of them or
+    /// none and returns which; `release` gives the memory back and returns whether the system took it. Returns the
+    /// result of `release`; `None` if it was not called.
     pub(super) fn leave(
         &self,
         page: usize,

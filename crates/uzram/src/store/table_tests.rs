@@ -1,4 +1,4 @@
-//! What the slot table takes: only what is used, on hosts with any pages.
+//! The slot table takes memory only for used slots, with any page size of the host.
 
 use super::tests::{config, join_all};
 use super::*;
@@ -12,8 +12,8 @@ fn store_on_pages_of(host_page_bytes: usize, config: &StoreBuilder) -> Store {
     with_host_pages_of(host_page_bytes, || Store::new(config)).expect("a store")
 }
 
-/// Looking at or discarding what was never written costs neither memory nor much time, and `table_resident_bytes`
-/// says so.
+/// Querying or discarding pages that were never written costs neither memory, as `table_resident_bytes` reports it, nor
+/// much time.
 #[test]
 fn unwritten_space_takes_no_memory_of_the_table() {
     const TIB_PAGES: u64 = 1 << 28;
@@ -32,7 +32,7 @@ fn unwritten_space_takes_no_memory_of_the_table() {
     assert_eq!(store.table_resident_bytes(), before);
     assert_eq!(store.slots.table_memory_bytes(), 0);
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
-    // One page does not make its neighbours cost anything.
+    // One used page does not make its neighbours take memory.
     store.zero(PageNo::from_number(TIB_PAGES / 2));
     let with_one = store.table_resident_bytes();
     assert!(with_one > before && with_one < before + (256 << 10), "{before} {with_one}");
@@ -41,7 +41,7 @@ fn unwritten_space_takes_no_memory_of_the_table() {
     assert_eq!(store.slots.table_memory_bytes(), 0);
 }
 
-/// Slots that hold nothing any more give their memory back, however they were emptied.
+/// The memory of slots that no longer hold anything goes back, however they were emptied.
 #[test]
 fn the_table_shrinks_when_pages_are_discarded() {
     const PAGES: u64 = 3 << 16;
@@ -59,12 +59,12 @@ fn the_table_shrinks_when_pages_are_discarded() {
                 store.discard_pages(page..end);
                 page = end;
             }
-            // What says which pages are there stays: four bytes for each.
+            // The states of the table's pages stay: four bytes for each.
             let left = store.table_resident_bytes() - before;
             assert!(left <= table_bytes / 256, "{host_page_bytes}, by {discard_pages}: {left} bytes");
             assert_eq!((store.slots.table_pages(), store.slots.table_memory_bytes()), (0, 0));
         }
-        // A page that is left keeps its neighbours' slots.
+        // A page that is not discarded keeps the slots of its neighbours in memory.
         (0..PAGES).for_each(|page| store.zero(PageNo::from_number(page)));
         store.discard_pages(0..1000);
         store.discard_pages(1001..PAGES);
@@ -73,7 +73,7 @@ fn the_table_shrinks_when_pages_are_discarded() {
     }
 }
 
-/// With a reserve all of the table is there, and stays.
+/// With a reserve all of the table is in memory, and stays.
 #[test]
 fn a_table_of_a_store_with_a_reserve_stays() {
     let store = Store::new(&StoreBuilder { reserve_pages: 1024, ..config(1 << 16) }).expect("a store");
@@ -85,10 +85,10 @@ fn a_table_of_a_store_with_a_reserve_stays() {
     assert_eq!(store.slots.table_pages(), ((1 << 16) * slot::SLOT_BYTES / rustix::param::page_size()) as u64);
 }
 
-/// What a thread does with its pages in [`pages_come_and_go_beside_each_other`].
+/// A thread of [`pages_come_and_go_beside_each_other`], with its own pages.
 struct Worker<'a> {
     store: &'a Store,
-    /// What each of its pages is filled with; 0 for a hole.
+    /// The byte that each of its pages is filled with; 0 for a hole.
     model: Vec<u8>,
     thread: u64,
     threads: u64,
@@ -121,7 +121,7 @@ impl Worker<'_> {
                         .expect("no limit");
                 }
                 1..6 => {
-                    // All that it has in some page of the table, so that these get empty often.
+                    // Discard all of this thread's pages in some page of the table, so that it is often empty.
                     let some = at / 8 * 8..(at / 8 * 8 + 8).min(self.model.len());
                     for at in some {
                         if self.model[at] != 0 {
@@ -145,7 +145,7 @@ impl Worker<'_> {
 }
 
 /// Threads write, read and discard pages whose slots share pages of the table, which leave and come back meanwhile:
-/// none sees anything but what it wrote, and in the end the table is empty.
+/// each thread reads only what it wrote, and in the end the table is empty.
 #[test]
 fn pages_come_and_go_beside_each_other() {
     const THREADS: u64 = 3;
@@ -166,7 +166,7 @@ fn pages_come_and_go_beside_each_other() {
         });
         assert!(left.into_inner() > 0, "seed {seed}: no page of the table ever left");
         assert_eq!(store.extent(PageNo(0), pages), (PageState::Hole, pages), "seed {seed}");
-        // Not what the system counts: a slot that is looked at just after its page left shows it zeros.
+        // Not by the system's count: a read of a slot just after its page left faults in zeros.
         assert_eq!(store.slots.table_pages(), 0, "seed {seed}");
     }
 }

@@ -8,16 +8,16 @@ use crate::stream::StreamDesign;
 use crate::zsmalloc::{ClassStat, PoolDesign};
 
 pub(super) fn config(pages: u64) -> StoreBuilder {
-    // Nothing happens by itself.
+    // No background compaction.
     StoreBuilder { compact_threshold_percent: 0, ..StoreBuilder::new("test", pages) }
 }
 
-/// A list of so many streams.
+/// A list of `count` streams.
 fn list(count: usize) -> StreamDesign {
     StreamDesign::IdleList(count.try_into().expect("in range"))
 }
 
-/// Every way to share streams, to treat one while memory is waited for, and to lock the pool.
+/// Returns `base` with all combinations of stream designs, stream allocation and pool designs.
 fn with_designs(base: &StoreBuilder) -> Vec<StoreBuilder> {
     let mut configs = Vec::new();
     for pool_design in PoolDesign::ALL {
@@ -41,7 +41,7 @@ fn configs(pages: u64) -> [StoreBuilder; 5] {
     ]
 }
 
-/// Algorithms by their priorities less 1, of which some are left out.
+/// Returns the recompression algorithms of these names; an empty name is none.
 pub(super) fn recompression(names: [&str; MAX_RECOMPRESSION]) -> [Option<Algorithm>; MAX_RECOMPRESSION] {
     names.map(|name| (!name.is_empty()).then(|| name.parse().expect("known")))
 }
@@ -67,7 +67,7 @@ pub(super) fn page(random: &mut Random) -> Page {
     page
 }
 
-/// What the counters must be, from the contents of every page. `None` was never written.
+/// Checks the counters against the contents of every page; `None` was never written.
 fn check_stats(store: &Store, model: &[Option<Page>]) {
     let stats = store.stats();
     let held = || model.iter().flatten();
@@ -89,7 +89,7 @@ fn check_stats(store: &Store, model: &[Option<Page>]) {
     assert_eq!(stats.corrupted, 0);
 }
 
-/// Something that may be asked for.
+/// Returns a random request.
 fn a_recompression(random: &mut Random) -> Recompression {
     let first = 1 + random.below(MAX_RECOMPRESSION) as u8;
     Recompression {
@@ -104,8 +104,8 @@ fn a_recompression(random: &mut Random) -> Recompression {
     }
 }
 
-/// Seeded writes, part writes, zeroed parts, discards, reads and compactions against an array of pages. A
-/// request that fails, by the limit or by injection, changes nothing.
+/// Compares seeded writes, part writes, zeroed parts, discards, reads and compactions with an array of pages. A
+/// request that fails, by the limit or by an injected fault, changes nothing.
 #[test]
 fn agrees_with_a_naive_model() {
     const PAGES: u64 = 60;
@@ -124,7 +124,7 @@ fn agrees_with_a_naive_model() {
             } else if random.below(100) == 0 {
                 store.compact();
             } else if random.below(30) == 0 {
-                // What fails leaves a page as it was.
+                // A failure leaves the page unchanged.
                 let _ = store.recompress(&a_recompression(&mut random));
                 store.mark_idle((random.below(2) == 0).then_some(random.below(2) as u32));
             }
@@ -184,21 +184,21 @@ fn agrees_with_a_naive_model() {
     }
 }
 
-/// Waits for the ends of threads: ThreadSanitizer sees who is joined, not how a scope ends.
+/// Joins threads: ThreadSanitizer sees joins, but not the end of a scope.
 pub(super) fn join_all<'scope>(threads: impl IntoIterator<Item = std::thread::ScopedJoinHandle<'scope, ()>>) {
     let started: Vec<_> = threads.into_iter().collect();
     started.into_iter().for_each(|thread| thread.join().expect("no panic"));
 }
 
-/// Eight threads on 64 pages, which compact them too: every read is one of the values written there, whole.
-/// (The kernel's bf62f69574b1 and others: an object was used after it had been freed.)
+/// Eight threads on 64 pages, which also compact: every read returns one of the values written to that page, as a
+/// whole. (The kernel's bf62f69574b1 and others: an object was used after it had been freed.)
 #[test]
 fn reads_under_writes_are_whole_pages_of_theirs() {
     const PAGES: u64 = 64;
     let zstd = StoreBuilder { algorithm: "zstd".parse().expect("known"), checksum: true, ..config(PAGES) };
     for config in with_designs(&config(PAGES)).into_iter().chain(with_designs(&zstd)) {
         let store = Store::new(&config).expect("store");
-        // Page `number`, version `version`: its first word says so, the rest follows from it.
+        // Page `number` in version `version`: its first word holds both, and determines the rest.
         let make = |number: u64, version: u64| {
             let mut page = [0; PAGE_SIZE];
             let mut random = Random::new(number << 32 | version);
@@ -250,8 +250,8 @@ fn reads_under_writes_are_whole_pages_of_theirs() {
     }
 }
 
-/// A page whose object is shorter than the one before it, in the same class, reads as it was written: nothing
-/// of the old one follows. (The kernel's 3bf1c285dc40: it showed bytes behind an object's end.)
+/// A page whose object is shorter than its old one, in the same class, reads as it was written, without bytes of the
+/// old one. (The kernel's 3bf1c285dc40: it exposed bytes after an object's end.)
 #[test]
 fn shorter_contents_leave_nothing_of_longer_ones() {
     for pool_design in PoolDesign::ALL {
@@ -268,7 +268,7 @@ fn shorter_contents_leave_nothing_of_longer_ones() {
     }
 }
 
-/// Threads write disjoint parts of the same pages: none is lost.
+/// Threads write disjoint parts of the same pages: no write is lost.
 #[test]
 fn part_writes_of_one_page_do_not_undo_each_other() {
     let store = Store::new(&config(4)).expect("store");
@@ -303,14 +303,14 @@ fn damage_is_an_error() {
     let Contents::Stored { handle, len, .. } = store.slots.lock(PageNo(3)).contents() else {
         panic!("stored")
     };
-    // SAFETY: the slot holds the handle, and nobody frees it.
+    // SAFETY: the slot holds the handle, and no other thread frees it.
     let pinned = unsafe { store.pool.read(handle, 3, usize::from(len)) }.expect("sound");
-    // SAFETY: nobody else uses the store; the page is huge, so its bytes are the page's.
+    // SAFETY: no other thread uses the store; the page is huge, so its bytes are the page's.
     unsafe { pinned.as_ptr().cast_mut().add(100).write(!contents[100]) };
     drop(pinned);
     assert_eq!(store.read(PageNo(3), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
     assert_eq!(store.stats().failed_reads, 1);
-    // A slot that names another page's object.
+    // A slot that refers to another page's object.
     let other = store.slots.lock(PageNo(3)).contents();
     store.slots.lock(PageNo(4)).replace(other);
     assert_eq!(store.read(PageNo(4), &mut contents).unwrap_err().kind(), ErrorKind::Corrupt);
@@ -351,14 +351,14 @@ fn a_limit_below_what_the_first_pages_take_is_refused() {
             assert_eq!((error.kind(), error.setting()), (ErrorKind::Invalid, Some("mem_limit")));
             assert!(error.to_string().contains("at least 24 KiB"), "{error}");
         }
-        // The first pages come from one CPU; another that this thread was moved to has slabs of its own.
+        // This holds only if the thread stays on one CPU: each CPU has slabs of its own.
         let is_least = |_| {
             let store = Store::new(&with(6)).expect("store");
             let is_stored = |(page, contents)| store.write(PageNo::from_number(page), contents).is_ok();
             [(0, &raw), (1, &compressible)].into_iter().all(is_stored) && store.stats().charged_pages == 6
         };
         assert!((0..20).any(is_least), "{pool_design}");
-        // Later, any limit does: it takes nothing away.
+        // An existing store accepts any limit, and keeps its pages.
         let store = Store::new(&with(0)).expect("store");
         store.write(PageNo(0), &raw).expect("no limit");
         store.set_limit_pages(1);
@@ -375,9 +375,9 @@ fn sizes_out_of_range_are_refused() {
     }
 }
 
-/// Writers of compressed, huge and same-filled pages, and discards, all of one page, with compaction and memory
-/// going back all the while: nothing panics, statistics never wrap, and the counts are exact at the end. (The
-/// kernel's b0377ee80429: `huge_pages` went below zero.)
+/// Threads write one page with compressed, huge and same-filled contents and discard it, with compaction and release of
+/// memory at the same time: nothing panics, statistics never wrap, and the counts are exact at the end. (The kernel's
+/// b0377ee80429: `huge_pages` went below zero.)
 #[test]
 fn one_busy_page_keeps_its_counts() {
     PoolDesign::ALL.into_iter().for_each(one_busy_page);
@@ -409,8 +409,8 @@ fn one_busy_page(pool_design: PoolDesign) {
         let watcher = scope.spawn(|| {
             while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                 let stats = store.stats();
-                // The CPUs' shares are read one after the other: what was written between may be counted
-                // on one side only, but never makes a sum wrap.
+                // The CPUs' shares are read one after the other: a change in between may be counted only in part, but
+                // never makes a sum wrap.
                 let pages = stats.pages_stored.max(stats.same_pages).max(stats.huge_pages);
                 assert!(pages <= 4 * 8000, "{stats:?}");
                 store.compact();
@@ -427,8 +427,7 @@ fn one_busy_page(pool_design: PoolDesign) {
     assert_eq!((counts, stats.pool_pages, stats.corrupted), ([0; 4], 0, 0), "{pool_design}");
 }
 
-/// Eight writers at the limit: what is charged never exceeds it, and a write that fails leaves the
-/// old page.
+/// Eight writers at the limit: charged memory never exceeds it, and a write that fails leaves the old page.
 #[test]
 fn the_limit_holds_under_many_writers() {
     let base = StoreBuilder { limit_pages: 300, ..config(4096) };
@@ -484,8 +483,8 @@ fn writers_at_the_limit(config: &StoreBuilder) {
     assert!(done > 1500 && refused > 30, "{done} written, {refused} refused");
 }
 
-/// A stall is a write that found no memory without waiting: the first of a store, those that fail,
-/// no others, and none at all where the stream is held.
+/// A write that finds no memory without waiting counts as a stall: the first of a store, those that fail, no others,
+/// and none if the stream is held.
 #[test]
 fn writes_that_wait_for_memory_without_a_stream_are_counted() {
     for config in with_designs(&config(1000)) {
@@ -501,12 +500,12 @@ fn writes_that_wait_for_memory_without_a_stream_are_counted() {
         };
         store.write(PageNo(0), &half).expect("memory");
         stalls(&store, 1);
-        // They fit into the chunk of 512 pages that the first has made usable.
+        // They fit into the chunk of 512 pages that the first write has made usable.
         (1..200).for_each(|page| store.write(PageNo::from_number(page), &half).expect("memory"));
         (200..300).for_each(|page| store.write(PageNo::from_number(page), &huge).expect("memory"));
         stalls(&store, 0);
         let mut read = [0; PAGE_SIZE];
-        // Both need a new zspage. The old contents are `half`, and stay.
+        // Both need a new zspage. After a failure the old contents, `half`, stay.
         for (page, contents) in [(10, &huge), (11, &quarter)] {
             store.arena.inject_faults(0, 1);
             let error = store.write(PageNo::from_number(page), contents).expect_err("no run at all");
@@ -524,8 +523,8 @@ fn writes_that_wait_for_memory_without_a_stream_are_counted() {
     }
 }
 
-/// At a limit that free memory fills up, a write waits for some of it to go back, without its
-/// stream, and then succeeds.
+/// At a limit that is used up by free memory, a write waits, without its stream, until some of it goes back, and then
+/// succeeds.
 #[test]
 fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
     for config in with_designs(&config(1000)) {
@@ -538,7 +537,7 @@ fn memory_that_must_go_back_first_is_waited_for_without_a_stream() {
         let (stats, before) = (store.stats(), store.stats().charged_pages);
         assert!(stats.pool_pages == 0 && before > 20, "{stats:?}");
         store.set_limit_pages(before);
-        // The free pages are kept in runs of a length that these have no use for.
+        // The free pages are kept in runs of a length that these writes cannot use.
         (0..20)
             .for_each(|page| store.write(PageNo::from_number(page), &large).expect("as much as was freed"));
         let stalls = store.stats().writestall - stats.writestall;
@@ -566,20 +565,20 @@ fn looking_at_an_empty_disk_takes_no_memory() {
         assert_eq!(page, [0; PAGE_SIZE]);
         resident_dirty_kib().saturating_sub(before)
     };
-    // What other tests take meanwhile counts as well, but not every time.
+    // Memory that other tests take meanwhile is counted, too, but not every time.
     let least = (0..10).map(|_| grown_kib()).find(|grown| *grown < 8 << 10);
     assert!(least.is_some(), "memory for a table of 256 MiB of which nothing is used");
 }
 
-/// Anonymous memory of this process (other tests run beside this one, hence the generous bound).
+/// Returns the anonymous memory of this process (other tests run at the same time, hence the generous bound).
 fn resident_dirty_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").expect("procfs");
     let line = text.lines().find(|line| line.starts_with("RssAnon:")).expect("a kernel of 4.5 or later");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
-/// A store whose pages were overwritten by smaller and larger ones packs them by itself, if and when it is
-/// asked to; dropped, it ends its thread in the middle of that.
+/// A store whose pages were overwritten by smaller and larger ones compacts them in the background, once that is
+/// enabled. Dropping it ends its thread in the middle of that.
 #[test]
 fn a_scattered_store_is_compacted_by_itself() {
     let scattered = |compact_threshold_percent| {
@@ -612,7 +611,7 @@ fn a_scattered_store_is_compacted_by_itself() {
     assert_eq!((store.stats().pages_compacted, store.stats().pool_pages), (0, before), "nobody asked for it");
     assert!(freeable(&store) * 100 > before * 20, "{} of {before}", freeable(&store));
     store.set_compact_threshold_percent(20);
-    // What a step did counts when it has ended.
+    // A step is counted when it has ended.
     wait_until("compacted", &|| {
         let stats = store.stats();
         freeable(&store) * 100 <= stats.pool_pages * 20

@@ -1,9 +1,9 @@
 //! Writes of pages and of parts of pages.
 //!
-//! A page is compressed and stored where nobody finds it yet, then published in its slot under the slot's lock, then the
-//! object that the slot held is freed. A write that fails before publication leaves the old contents as they were.
+//! A write compresses the page, stores it as a new object, publishes that in the slot under the slot's lock, and frees
+//! the old object. A write that fails before publication leaves the old contents unchanged.
 //!
-//! At the memory limit a write asks the policy to reclaim pages, and begins again once some were.
+//! At the memory limit a write asks the policy to reclaim pages, and starts over once some were reclaimed.
 //!
 //! Lock order: slot, stream, then the pool's or the LRU's. A whole page is compressed and stored before its slot is
 //! locked. A part of a page is read, changed and stored under the slot's lock. No writer waits for a backing device or
@@ -18,11 +18,11 @@ use super::slot::Contents;
 use super::stream::Stream;
 use super::{Store, StreamAlloc, Wait};
 
-/// What overwrites a part of a page.
+/// The data that overwrites a part of a page.
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
     Bytes(&'a [u8]),
-    /// So many zeros.
+    /// This many zeros.
     Zeros(usize),
 }
 
@@ -36,7 +36,7 @@ impl Part<'_> {
 }
 
 impl Store {
-    /// Writes a page. At the limit it waits until pages are reclaimed, if any can be.
+    /// Writes a page. At the memory limit it waits for pages to be reclaimed, if any can be.
     ///
     /// # Errors
     /// As [`Store::write_wait`].
@@ -49,12 +49,11 @@ impl Store {
     ///
     /// # Errors
     /// - `NoSpace` at the memory limit, when nothing can be reclaimed
-    /// - `WouldBlock` at the memory limit, when pages can be reclaimed and `wait` forbids to wait for that; counts as no
-    ///   write
-    /// - `NoMemory` when the system gives no more
+    /// - `WouldBlock` at the memory limit, when pages can be reclaimed and `wait` is `Wait::No`; not counted as a write
+    /// - `NoMemory` when the system gives no memory
     ///
-    /// A store with a reserve never waits: it returns `NoSpace` at the limit, though pages may be reclaimed for the next
-    /// write, and `NoMemory` when the reserve is drained. The page keeps its old contents after each of these.
+    /// A store with a reserve never waits: it returns `NoSpace` at the limit, even if pages are then reclaimed for the
+    /// next write, and `NoMemory` when the reserve is drained. After an error the page keeps its old contents.
     #[inline]
     pub fn write_wait(&self, page: PageNo, contents: &Page, wait: Wait) -> Result<()> {
         let mut deadline = None;
@@ -76,7 +75,7 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the part of a page from byte `at` on; the rest of it stays.
+    /// Writes the part of a page from byte `at` on; the rest is unchanged.
     ///
     /// # Errors
     /// As [`Store::write_wait`] and [`Store::read_wait`].
@@ -87,7 +86,7 @@ impl Store {
     /// Overwrites a part of a page from byte `at` on.
     ///
     /// A page on the backing device is read before its slot is locked, and the slot is unlocked before the write waits
-    /// for room: nobody who must not wait meets a holder who does.
+    /// for room: a thread that must not wait never finds the slot held by one that waits.
     pub(super) fn change_part(&self, page: PageNo, at: usize, part: Part<'_>, wait: Wait) -> Result<()> {
         let (mut deadline, mut whole) = (None, [0; PAGE_SIZE]);
         let (slot, new) = loop {
@@ -108,7 +107,7 @@ impl Store {
         Ok(())
     }
 
-    /// Stores a page where nobody finds it yet. A page of one repeated word takes no object.
+    /// Stores a page without publishing it. A same-filled page takes no object.
     #[inline]
     pub(super) fn store_page(&self, page: PageNo, contents: &Page) -> Result<Contents> {
         if let Some(word) = same_word(contents) {
@@ -130,11 +129,11 @@ impl Store {
         Ok(Contents::Stored { handle, len: len as u16, checksum, priority: 0 })
     }
 
-    /// Returns what is stored of a page: its compressed bytes, or the page itself if it does not compress well enough.
+    /// Returns the bytes to store for a page: compressed, or the page itself if it does not compress well enough.
     #[inline]
     pub(super) fn compress<'a>(&self, stream: &'a mut Stream, page: PageNo, contents: &'a Page) -> &'a [u8] {
         let len = stream.encoder.encode(contents, &mut stream.compressed);
-        // What is about to be replaced is cold: its misses can pass while the new object is stored.
+        // The object to be replaced is cold: prefetch it while the new one is stored.
         self.prefetch_held(page);
         match len.filter(|len| *len < self.pool.huge_threshold()) {
             Some(len) => &stream.compressed[..len],
@@ -149,8 +148,7 @@ impl Store {
         self.counters.local().pages_written.add(1);
     }
 
-    /// Counts a write that failed, by its reason, and returns the error. One that would block comes again, and is not
-    /// counted.
+    /// Counts a failed write, by its cause, and returns the error. A write that would block is not counted.
     #[cold]
     fn count_failed_write(&self, error: Error) -> Error {
         self.watermarks.wake_if_high(&self.arena);

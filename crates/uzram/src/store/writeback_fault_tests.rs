@@ -1,4 +1,4 @@
-//! Backing devices, objects and threads that fail while pages leave.
+//! Backing devices, objects and threads that fail while pages are written back.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::base::random::Random;
 use crate::base::units::{PAGE_SIZE, PageNo};
 use std::ops::Range;
 
-/// A device that stalled and then failed is used again soon after it is well, however long it had stalled.
+/// A device that stalled and then failed is used again soon after it has recovered, however long it had stalled.
 #[test]
 fn a_device_that_is_well_again_is_used_soon() {
     const STALL: Duration = Duration::from_secs(3);
@@ -28,7 +28,7 @@ fn a_device_that_is_well_again_is_used_soon() {
     place.faults.clear();
     let healed = std::time::Instant::now();
     while write(refused).is_err() {
-        // What was begun may stall once more. It once took four times the stall and more.
+        // Writes in flight may stall once more. (It once took more than four times the stall.)
         assert!(healed.elapsed() < STALL * 3, "{:?}", place.store.policy_stats());
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -36,7 +36,7 @@ fn a_device_that_is_well_again_is_used_soon() {
     drop(policy);
 }
 
-/// Objects that are moved are written whatever the limit: when that fails, nothing of the limit is given back.
+/// Moved objects are not charged to the limit: when their writes fail, nothing is given back to it.
 #[test]
 fn cleaning_that_fails_gives_back_nothing() {
     const PAGES: u64 = 3000;
@@ -52,7 +52,7 @@ fn cleaning_that_fails_gives_back_nothing() {
         }
         versions.clone()
     };
-    // Until the device has to be cleaned for whatever leaves.
+    // Until writeback needs cleaning.
     while store.backing_stats().cleaned_bytes == 0 {
         store.write_back(&ALL).expect("room");
         overwrite(store);
@@ -71,7 +71,7 @@ fn cleaning_that_fails_gives_back_nothing() {
     }
 }
 
-/// An object whose header names a page that there is none of stays, and stops nobody.
+/// An object whose header names a page that does not exist stays, and blocks no thread.
 #[test]
 fn a_damaged_owner_stops_nobody() {
     let policy = ReclaimPolicy { order: ReclaimOrder::Zspages, ..ReclaimPolicy::default() };
@@ -89,9 +89,9 @@ fn a_damaged_owner_stops_nobody() {
         else {
             panic!("stored")
         };
-        // SAFETY: the slot holds the handle, and nobody frees it.
+        // SAFETY: the slot holds the handle, and no other thread frees it.
         let pinned = unsafe { store.pool.read(handle, page as u32, usize::from(len)) }.expect("sound");
-        // SAFETY: nobody else uses the store now. The owner lies just before the bytes.
+        // SAFETY: no other thread uses these objects now. The owner lies just before the bytes.
         unsafe { pinned.as_ptr().cast_mut().cast::<u32>().sub(1).write(u32::MAX - page as u32) };
     }
     for page in 64..2048 {
@@ -111,7 +111,7 @@ fn a_damaged_owner_stops_nobody() {
     drop(policy);
 }
 
-/// Once the thread that writes to the backing device has died, pages stay in memory, and those that left are read.
+/// After the thread that writes to the backing device has died, pages stay in memory, and those that left can be read.
 #[test]
 fn a_store_whose_backing_died_goes_on_in_memory() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,5 +1,5 @@
-//! What becomes of a slot while its page is being written back or read back, under loom: on a device in memory that
-//! is done with each transfer at once.
+//! Loom tests of slots whose pages are being written back or read back. The device is in memory and completes each
+//! transfer at once.
 
 use super::loom_tests::{config, contents, model, read};
 use super::*;
@@ -8,7 +8,7 @@ use crate::base::error::ErrorKind;
 use crate::base::units::{PAGE_SIZE, PageNo};
 use loom::thread;
 
-/// As many blocks as there must be.
+/// The minimum number of blocks.
 const BLOCKS: u64 = 2;
 
 struct Memory(std::sync::Mutex<Vec<u8>>);
@@ -50,13 +50,13 @@ fn write_back(store: &Store, page: u64) -> u64 {
     store.write_back(&what).expect("room")
 }
 
-/// What the pool and the device hold, in objects.
+/// Returns the numbers of objects in the pool and on the device.
 fn held(store: &Store) -> (u64, u64) {
     let in_memory = store.class_stats().iter().map(|stat| stat.obj_used).sum();
     (in_memory, store.backing_stats().pages)
 }
 
-/// A page is overwritten while it is written back: what was written last is there, and nothing else.
+/// A page is overwritten while it is written back: only the last contents are left.
 #[test]
 fn loom_store_writeback_against_writing() {
     model(|| {
@@ -89,7 +89,7 @@ fn loom_store_writeback_against_discarding() {
     });
 }
 
-/// A page is read while it is written back: it stays, or is read from the device.
+/// A page is read while it is written back: it stays in memory, or is read from the device.
 #[test]
 fn loom_store_writeback_against_reading() {
     model(|| {
@@ -106,7 +106,7 @@ fn loom_store_writeback_against_reading() {
     });
 }
 
-/// Two who write back the same page: one of them does.
+/// Two threads write back the same page: only one of them does it.
 #[test]
 fn loom_store_writeback_against_writeback() {
     model(|| {
@@ -122,7 +122,7 @@ fn loom_store_writeback_against_writeback() {
     });
 }
 
-/// A page comes back to memory while it is overwritten.
+/// A page returns to memory while it is overwritten.
 #[test]
 fn loom_store_coming_back_against_writing() {
     model(|| {
@@ -139,7 +139,7 @@ fn loom_store_coming_back_against_writing() {
     });
 }
 
-/// A page is read from a block that is meanwhile written anew, with other contents of the same page.
+/// A page is read from a block that is meanwhile reused, for other contents of the same page.
 #[test]
 fn loom_store_coming_back_against_the_block_written_anew() {
     model(|| {
@@ -152,7 +152,7 @@ fn loom_store_coming_back_against_the_block_written_anew() {
             let store = Arc::clone(&store);
             thread::spawn(move || {
                 store.write(PageNo(0), &contents(2)).expect("memory");
-                // Its block is the only one that is free then, or is about to be.
+                // Its old block is the only one that is free then, or about to be.
                 let what = Writeback::of(0..1);
                 let written = store.write_back(&what).map_err(|error| error.kind());
                 assert!(matches!(written, Ok(_) | Err(ErrorKind::NoSpace)), "{written:?}");

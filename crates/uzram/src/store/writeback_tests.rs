@@ -1,4 +1,4 @@
-//! Pages that leave for a backing device and come back, with nobody else around: what becomes of each.
+//! Pages that are written back to a backing device and return from it.
 
 use std::path::Path;
 use std::thread::ScopedJoinHandle;
@@ -18,13 +18,13 @@ use crate::base::units::{PAGE_SIZE, Page, PageNo};
 use crate::lru::LruDesign;
 use crate::zsmalloc::PoolDesign;
 
-/// A file of so many bytes that goes with the directory.
+/// Creates a backing of `size_bytes` in a directory.
 pub(super) fn file(dir: &Path, size_bytes: u64) -> FileBacking {
     let options = FileOptions { size_bytes: Some(size_bytes), ..FileOptions::new(dir.join("backing")) };
     FileBacking::open(&options).expect("a file")
 }
 
-/// A store on a backing device that fails as it is told to.
+/// A store on a backing device with injected faults.
 pub(super) struct Place {
     pub(super) store: Arc<Store>,
     pub(super) faults: Faults,
@@ -121,13 +121,13 @@ fn pages_leave_and_are_read_from_there() {
     }
 }
 
-/// What the policy counted.
+/// Returns a count of the policy.
 pub(super) fn decided(store: &Store, name: &str) -> u64 {
     let stats = store.policy_stats();
     stats.iter().find(|(of, _)| *of == name).map(|(_, count)| *count).expect("a decision")
 }
 
-/// A page that takes about 2 KiB, told from others by `seed`.
+/// Returns a page whose object takes about 2 KiB, and whose contents depend on `seed`.
 pub(super) fn half_random(seed: u64) -> Page {
     let mut page = [0; PAGE_SIZE];
     Random::new(seed).fill(&mut page[..PAGE_SIZE / 2]);
@@ -152,7 +152,7 @@ fn writes_beyond_the_limit_have_others_leave() {
             expect(store, page, &half_random(page));
             assert!(store.stats().charged_pages <= 512);
         }
-        // A pass is counted at its end, and the last may have a while to go.
+        // A pass is counted at its end, and the last one may still be running.
         until("what has left is counted", || decided(store, "written_back") > 3000);
         assert_eq!(store.stats().failed_writes, 0);
         drop(policy);
@@ -174,7 +174,7 @@ fn state(store: &Store, page: u64) -> PageState {
     store.extent(PageNo::from_number(page), 1).0
 }
 
-/// What becomes of a page to which something is done while it is being written: each pair has one outcome.
+/// Each operation on a page that is being written back has a defined outcome.
 #[test]
 fn what_is_done_to_a_page_that_is_being_written_counts() {
     for (layout, compressed) in layouts() {
@@ -223,7 +223,7 @@ fn what_is_done_to_a_page_that_is_being_written_counts() {
     }
 }
 
-/// Pages that are on the device: whoever does not want to wait is told, and others get them.
+/// Operations on pages on the device fail with `WouldBlock` if they must not wait, and else succeed.
 #[test]
 fn who_does_not_want_to_wait_is_told() {
     let place = place(8 << 20, WritebackLayout::Packed, true, config(100));
@@ -248,7 +248,7 @@ fn who_does_not_want_to_wait_is_told() {
     store.read_wait(PageNo(2), &mut out, Wait::No).expect("in memory");
 }
 
-/// Errors reach exactly the pages they concern, and nothing in memory is lost.
+/// Errors affect only the pages that they concern, and nothing in memory is lost.
 #[test]
 fn a_device_that_fails_loses_nothing_that_is_in_memory() {
     let kinds = [FaultKind::Error, FaultKind::NoSpace, FaultKind::Short];
@@ -260,7 +260,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
         (0..400).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         let half = Writeback::of(0..200);
         assert_eq!(store.write_back(&half), Ok(200));
-        // Writes fail: what is in memory stays, and what is on the device too.
+        // Writes fail: pages in memory stay there, and so do pages on the device.
         place.faults.add(Fault { direction: Some(Direction::Write), ..Fault::always(kind) });
         let error = store.write_back(&ALL).expect_err("it failed");
         let wanted = if kind == FaultKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Io };
@@ -270,7 +270,7 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
         (200..400).for_each(|page| assert_eq!(state(store, page), PageState::Compressed));
         (0..400).for_each(|page| expect(store, page, &half_random(page)));
         place.faults.clear();
-        // Reads fail: those of pages that are on the device, as long as it does.
+        // Reads of pages on the device fail as long as the device does.
         let on_device: Vec<u64> = (0..400).filter(|page| state(store, *page) == PageState::Backed).collect();
         if !on_device.is_empty() {
             place.faults.add(Fault { direction: Some(Direction::Read), ..Fault::always(kind) });
@@ -289,18 +289,18 @@ fn a_device_that_fails_loses_nothing_that_is_in_memory() {
     }
 }
 
-/// A bit that is wrong on the device is an error of the page it is in, and of no other.
+/// A wrong bit on the device is an error of its page, and of no other page.
 #[test]
 fn a_wrong_bit_is_an_error_and_never_wrong_data() {
     for (layout, compressed) in layouts() {
-        // A page that comes back is not read again.
+        // The limit keeps pages from returning to memory, after which they would not be read again.
         let place = place(8 << 20, layout, compressed, StoreBuilder { limit_pages: 300, ..config(300) });
         let store = &place.store;
         (0..100).for_each(|page| store.write(PageNo::from_number(page), &half_random(page)).expect("memory"));
         store.write_back(&ALL).expect("room");
         place.faults.add(Fault { one_in: 2, ..Fault::always(FaultKind::FlipBit) });
         let (mut out, mut wrong) = ([0; PAGE_SIZE], 0);
-        // Backwards, so that each read asks the device.
+        // Backwards, so that nothing is read ahead.
         for page in (0..100).rev() {
             match store.read(PageNo::from_number(page), &mut out) {
                 Ok(()) => assert!(out == half_random(page), "page {page}"),
@@ -313,14 +313,14 @@ fn a_wrong_bit_is_an_error_and_never_wrong_data() {
         assert!(wrong > 10, "{wrong}");
         let stats = store.backing_stats();
         assert_eq!((stats.corrupted, store.stats().failed_reads), (wrong, wrong));
-        // It was wrong on the way, not on the device.
+        // The bit was flipped by the read, not on the device.
         place.faults.clear();
         (0..100).for_each(|page| expect(store, page, &half_random(page)));
     }
 }
 
-/// A device that says that it wrote, and did not: the page's last contents but one, in the same place, are not taken
-/// for its last.
+/// A device reports a write as done that it lost: older contents of the same page in the same place are not taken for
+/// the last ones.
 #[test]
 fn a_write_that_was_lost_is_found_out() {
     for layout in WritebackLayout::ALL {
@@ -348,7 +348,7 @@ fn a_write_that_was_lost_is_found_out() {
     }
 }
 
-/// What could not be written takes no space of the device. (The kernel's 3e8d8eb8d7f5 leaked blocks.)
+/// Failed writes take no space of the device. (The kernel's 3e8d8eb8d7f5 leaked blocks.)
 #[test]
 fn failed_writes_leave_the_space_free() {
     for (layout, compressed) in layouts() {
@@ -365,7 +365,7 @@ fn failed_writes_leave_the_space_free() {
         assert_eq!((stats.pages, stats.held_bytes), (0, 0), "{stats:?}");
         assert!(stats.extent_bytes < 512 << 10, "{stats:?}");
         place.faults.clear();
-        // All that the device has room for: an extent or two are kept for cleaning.
+        // The whole device can be filled, but for an extent or two that are reserved for cleaning.
         let _ = store.write_back(&ALL);
         let least = if layout == WritebackLayout::Blocks { 512 } else { 420 };
         assert!(store.backing_stats().pages >= least, "{:?}", store.backing_stats());
@@ -373,8 +373,8 @@ fn failed_writes_leave_the_space_free() {
     }
 }
 
-/// Behind an object in a block, and behind the last of an extent that is not full, there are zeros, and nothing that
-/// the buffer held before. (The kernel's 3bf1c285dc40.)
+/// The bytes after an object in a block, and after the last object of a partly filled extent, are zeros, not old
+/// contents of the buffer. (The kernel's 3bf1c285dc40.)
 #[test]
 fn nothing_of_others_is_written_behind_an_object() {
     for layout in WritebackLayout::ALL {
@@ -382,7 +382,7 @@ fn nothing_of_others_is_written_behind_an_object() {
         let backing = Arc::new(file(dir.path(), 2 << 20));
         let options = BackingOptions { backing, layout, compressed: true };
         let store = Store::new(&StoreBuilder { backing: Some(options), ..config(64) }).expect("store");
-        // Long ones first, in the same buffers.
+        // Long objects first, in the same buffers.
         (0..64)
             .for_each(|page| store.write(PageNo::from_number(page), &incompressible(page)).expect("memory"));
         store.write_back(&ALL).expect("room");
@@ -425,7 +425,7 @@ fn a_device_that_is_mostly_full_is_cleaned() {
     for (page, version) in (0..).zip(&versions) {
         expect(store, page, &half_random(page + version));
     }
-    // Full of living pages it refuses more, and takes some again when others go.
+    // A device full of live pages refuses more, and accepts more after others are discarded.
     let more = (0..PAGES).find(|page| {
         store.write(PageNo::from_number(*page), &incompressible(*page)).expect("memory");
         store.write_back(&Writeback::of(*page..*page + 1)).is_err()
@@ -452,7 +452,7 @@ pub(super) fn incompressible(seed: u64) -> Page {
     page
 }
 
-/// The kernel's limit: so many units of 4 KiB, whatever the layout, and what could not be written is given back.
+/// The kernel's writeback limit counts units of 4 KiB with each layout, and failed writes are given back.
 #[test]
 fn a_limit_of_writes_is_kept() {
     for (layout, compressed) in layouts() {
@@ -482,10 +482,10 @@ fn a_limit_of_writes_is_kept() {
     }
 }
 
-/// Who reads one page after another reads the device once for many; who does not reads it once for each.
+/// Sequential reads read the device once for many pages; random reads read it once for each page.
 #[test]
 fn pages_that_were_written_together_are_read_together() {
-    // No room for any to come back to.
+    // The limit leaves no room for pages to return to memory.
     let place =
         place(16 << 20, WritebackLayout::Packed, true, StoreBuilder { limit_pages: 700, ..config(4096) });
     let store = &place.store;
@@ -530,12 +530,11 @@ fn a_policy_writes_back_and_compresses_again_what_is_old() {
     (0..200).for_each(|page| expect(store, page, &words(page)));
 }
 
-/// Pages that somebody is busy with stay, and those that were just used leave last. When they come back soon, that
-/// counts.
+/// Busy pages stay, and recently used ones leave last. A page that is used soon after it left counts as a refault.
 #[test]
 fn cold_pages_leave_and_busy_ones_stay() {
     for lru_design in [LruDesign::Batched, LruDesign::SingleLock] {
-        // Nothing is collected: the order is that of the writes, on whichever CPUs.
+        // With a pagevec of one page, the order is that of the writes, whatever their CPUs.
         let config = StoreBuilder { lru_design, lru_pagevec_pages: 1, limit_pages: 1000, ..config(400) };
         let place = place(8 << 20, WritebackLayout::Packed, true, config);
         let store = &place.store;
@@ -579,7 +578,7 @@ fn cold_pages_leave_and_busy_ones_stay() {
     assert_eq!(none.store.reclaim(), Reclaimed::None, "there are no lists");
 }
 
-/// Nothing can leave, or no more may: then a write at the limit is refused, and not before.
+/// A write at the limit is refused only when no page can leave, or no more may be written.
 #[test]
 fn a_write_is_refused_when_nothing_can_leave() {
     let limited = || StoreBuilder { limit_pages: 256, ..config(4096) };
@@ -621,7 +620,7 @@ fn a_write_is_refused_when_nothing_can_leave() {
     drop(policy);
 }
 
-/// Of everything at once, threads that each know what their own pages hold.
+/// Threads do all operations at once, and each checks its own pages against a model.
 #[test]
 fn everything_at_once_agrees_with_a_model() {
     const THREADS: u64 = 6;
@@ -655,7 +654,7 @@ fn everything_at_once_agrees_with_a_model() {
             }
             workers.into_iter().map(|worker| worker.join().expect("no thread failed")).collect()
         });
-        // What could not be read is not lost.
+        // Pages that could not be read are not lost.
         place.faults.clear();
         for (thread, model) in (0..).zip(&models) {
             for (at, contents) in (0..).zip(model) {
@@ -676,14 +675,14 @@ fn everything_at_once_agrees_with_a_model() {
     }
 }
 
-/// A thread's share of the events: pages whose number is its own modulo `threads`. Returns what they hold.
+/// Runs a thread's share of the events, on the pages whose number modulo `threads` is `thread`. Returns their contents.
 fn work(store: &Store, faults: &Faults, seed: u64, thread: u64, threads: u64, events: u64) -> Vec<Page> {
     let mut random = Random::new(seed << 8 | thread);
     let own = (store.pages() - thread).div_ceil(threads);
     let mut model: Vec<Page> = vec![[0; PAGE_SIZE]; own as usize];
     let mut out = [0; PAGE_SIZE];
     for event in 0..events {
-        // Mostly a few, which go hot.
+        // Mostly on a few hot pages.
         let most = if random.below(3) == 0 { own as usize } else { own as usize / 8 };
         let at = random.below(most);
         let page = at as u64 * threads + thread;

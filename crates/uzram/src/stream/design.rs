@@ -1,4 +1,4 @@
-//! Which design of streams a store uses, as a setting.
+//! The stream design of a store, as a setting.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crate::base::error::{Error, Result};
 
-/// A design of streams; reads and prints as `percpu`, or as the number of streams on the list.
+/// A design of streams. Parses from and prints as `percpu`, or the number of streams on the list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamDesign {
     /// One stream for each CPU: [`PerCpu`](super::PerCpu).
@@ -21,12 +21,12 @@ pub enum StreamDesign {
 pub struct StreamCount(NonZeroU16);
 
 impl StreamCount {
-    /// The most streams. All are made up front, and one of zstd takes a sixth of a MiB at the
-    /// default level: a larger number would be a slip rather than a wish, as more streams than
-    /// threads that can compress at once have no use.
+    /// The maximum number of streams. All are created in advance, and one of zstd takes a sixth of a MiB at
+    /// the default level. A larger number is likely a mistake: more streams than threads that compress at
+    /// once are of no use.
     pub const MAX: usize = 1024;
 
-    /// As a number.
+    /// Returns the number.
     pub fn get(self) -> u16 {
         self.0.get()
     }
@@ -54,7 +54,7 @@ impl FromStr for StreamDesign {
         }
         let count: usize = text.parse().map_err(|_| {
             let what =
-                format!("no streams '{text}': write percpu, or a number from 1 to {}", StreamCount::MAX);
+                format!("'{text}' is not valid: write percpu, or a number from 1 to {}", StreamCount::MAX);
             Error::invalid(what).with_setting("streams")
         })?;
         StreamCount::try_from(count).map(StreamDesign::IdleList)

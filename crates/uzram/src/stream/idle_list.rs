@@ -1,18 +1,17 @@
 //! A locked list of idle streams, as the kernel had it until "zram: user per-cpu compression
 //! streams" (S. Senozhatsky, 2016).
 //!
-//! A thread takes the stream that was returned last, which is the warmest. One that finds none
-//! sleeps. Each stream that is returned while threads sleep wakes one of them. As in the kernel,
-//! the stream is not kept for it: a thread that comes by earlier takes it, and the woken one sleeps
-//! again. Handing it over would be fair, and would make each thread sleep for each page as soon as
-//! there are more threads than streams, since a thread is back for its next page before the one it
-//! woke has run.
+//! A thread takes the stream that was returned last, which is the warmest. If none is idle, it sleeps.
+//! Each stream returned while threads sleep wakes one of them. As in the kernel, the stream is not
+//! reserved for that thread: if another thread takes it first, the woken one sleeps again. Handing the
+//! stream over would be fair, but with more threads than streams each thread would sleep for each page,
+//! because a thread is back for its next page before the one it woke has run.
 //!
-//! Locks: the list's is held for a push or a pop, and let go before the stream's own is taken, which
-//! is free then and held while the stream is lent.
-//! No wake-up is lost: as long as threads sleep that nobody has woken, at least as many woken ones
-//! are on their way as there are idle streams. For a thread goes to sleep only when no stream is
-//! idle; each return adds one to both; and whoever takes a stream takes one from the idle ones.
+//! Locks: the list's is held for a push or a pop, and released before the stream's own is taken, which
+//! is free then, and held while the stream is lent.
+//! No wake-up is lost: while a thread sleeps that was not woken, there are at least as many woken threads
+//! that have not run yet as idle streams. A thread sleeps only when no stream is idle; each return adds
+//! one to both numbers; and taking a stream reduces the idle ones.
 
 use std::ops::{Deref, DerefMut};
 
@@ -20,8 +19,8 @@ use super::{StreamCount, Streams};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Condvar, Mutex, MutexGuard, classes};
 
-/// A number of streams, and a locked list of those that are idle. A thread that finds none sleeps
-/// until one is returned.
+/// A fixed number of streams, and a locked list of the idle ones. A thread that finds none sleeps until
+/// one is returned.
 pub struct IdleList<S> {
     streams: Box<[Padded<Mutex<S>>]>,
     list: Box<Padded<Mutex<List>>>,
@@ -30,32 +29,31 @@ pub struct IdleList<S> {
 
 /// Protected by the list's lock.
 struct List {
-    /// The numbers of the streams that are not lent, the one returned last at the end. It has room
-    /// for all of them.
+    /// The numbers of the idle streams, the one returned last at the end, with capacity for all.
     idle: Vec<u16>,
     /// Threads that sleep, woken ones included.
     waiting: usize,
     sleeps: u64,
 }
 
-/// A stream that a thread has, until it is dropped.
+/// A stream lent to one thread until this is dropped.
 pub struct Lent<'a, S> {
-    // Unlocked before `_taken` is returned.
+    // Unlocked before `_taken` returns the stream to the list.
     stream: MutexGuard<'a, S>,
     _taken: Taken<'a, S>,
 }
 
-/// The number of a stream that is off the list; it goes back even if its holder panics.
+/// The number of a stream taken off the list; dropping this returns it, even if its holder panics.
 struct Taken<'a, S> {
     streams: &'a IdleList<S>,
     number: u16,
 }
 
 impl<S> IdleList<S> {
-    /// Makes a list of `count` streams.
+    /// Creates a list of `count` streams.
     ///
     /// # Errors
-    /// What `stream` returns for the first that cannot be made.
+    /// The first error of `stream`.
     pub fn new<E>(count: StreamCount, mut stream: impl FnMut() -> Result<S, E>) -> Result<Self, E> {
         let make = |_| stream().map(|stream| Padded(Mutex::new(&classes::STREAM, stream)));
         let list = List { idle: (0..count.get()).collect(), waiting: 0, sleeps: 0 };

@@ -1,4 +1,4 @@
-//! Every design under loom, whose sizes are parameters. loom finds a lost wake-up as a deadlock.
+//! Loom tests of every design, in several sizes. Loom reports a lost wake-up as a deadlock.
 
 use super::*;
 use crate::base::sync::{Arc, AtomicU32, Counter, Guarded, Ordering};
@@ -6,16 +6,16 @@ use crate::base::sync::{Arc, AtomicU32, Counter, Guarded, Ordering};
 type Tested = AnyStreams<(Guarded<u32>, u32)>;
 type Make = Box<dyn Fn() -> Result<(Guarded<u32>, u32), ()> + Send + Sync>;
 
-/// `threads` threads each use a stream `uses` times: they get one each time, to themselves, and no
-/// more are lent at once than there are.
+/// `threads` threads each use a stream `uses` times: each gets one each time, exclusively, and no more are
+/// lent at once than exist.
 fn lending(design: StreamDesign, threads: u32, uses: u32) {
     lending_of(threads, uses, move |make| AnyStreams::new(design, make).expect("infallible"));
 }
 
-/// The same for streams that `streams` makes out of single ones.
+/// As [`lending`], for the streams that `streams` creates.
 fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
-    // With two, the wake-up that four threads could lose is not found.
+    // With a bound of two, loom does not find the wake-up that four threads could lose.
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
     builder.check(move || {
         let count = std::sync::Arc::new(Counter::new(0));
@@ -29,7 +29,7 @@ fn lending_of(threads: u32, uses: u32, streams: impl Fn(Make) -> Tested + Send +
         let work = move |streams: &Tested, lent: &AtomicU32, done: &AtomicU32| {
             for _ in 0..uses {
                 let stream = streams.lend();
-                // SAFETY: the stream is lent to this thread alone; loom would see another's access.
+                // SAFETY: the stream is lent to this thread alone; loom would detect another access.
                 unsafe { stream.0.with_mut(|used| *used += 1) };
                 let others = lent.fetch_add(1, Ordering::Relaxed);
                 assert!(u64::from(others) < count.get(), "more lent than there are");
@@ -62,7 +62,7 @@ fn loom_streams_per_cpu_one_each() {
     lending(StreamDesign::PerCpu, 2, 1);
 }
 
-/// The third makes a spare stream, or gets one that has come back.
+/// The third thread creates a spare stream, or gets one that was returned.
 #[test]
 fn loom_streams_per_cpu_with_a_spare() {
     lending(StreamDesign::PerCpu, 3, 1);
@@ -88,7 +88,7 @@ fn loom_streams_idle_list_of_two() {
     lending(list(2), 3, 1);
 }
 
-/// Two return a stream before any of the two that wait has run: both must be woken.
+/// Two threads return a stream before any of the two waiting threads has run: both must be woken.
 #[test]
 fn loom_streams_idle_list_of_two_wakes_each() {
     lending(list(2), 4, 1);

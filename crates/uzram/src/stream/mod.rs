@@ -1,9 +1,9 @@
 //! Compression streams: codec state and buffers, lent to one thread at a time.
 //!
 //! The kernel once kept a locked list of idle streams; since "zram: user per-cpu compression
-//! streams" (S. Senozhatsky, 2016) it has one for each CPU. Both are designs of one trait,
-//! [`Streams`], over whatever a stream is: [`IdleList`] and [`PerCpu`]. [`AnyStreams`] is whichever
-//! of them a [`StreamDesign`] names.
+//! streams" (S. Senozhatsky, 2016) it has one for each CPU. Both designs implement the trait [`Streams`]
+//! for any type of stream: [`IdleList`] and [`PerCpu`]. [`AnyStreams`] is the one that a [`StreamDesign`]
+//! selects at run time.
 //!
 //! Locks: a stream is held while a page is compressed and stored, so it comes before everything
 //! of zsmalloc. A thread holds one stream at a time.
@@ -25,25 +25,25 @@ use std::ops::{Deref, DerefMut};
 
 use crate::base::cpu;
 
-/// A way to share streams among threads.
+/// A design for sharing streams among threads.
 pub trait Streams<S> {
-    /// A stream that one thread has, until it is dropped.
+    /// A stream lent to one thread until this is dropped.
     type Lent<'a>: DerefMut<Target = S>
     where
         Self: 'a;
 
-    /// Lends a stream, waiting for one only while all are lent. A thread has one at a time.
+    /// Lends a stream; waits only while all are lent. A thread must hold at most one.
     fn lend(&self) -> Self::Lent<'_>;
 
-    /// How often a thread found all streams lent and waited, so far.
+    /// Returns how often a thread has waited because all streams were lent.
     fn sleeps(&self) -> u64;
 }
 
-/// Spare streams that one CPU's threads can make necessary: five threads a CPU, all stopped while they
-/// compress, still leave nobody waiting.
+/// The maximum number of spare streams per CPU: up to five threads per CPU can be preempted while they
+/// compress before a thread has to wait.
 pub const SPARES_PER_CPU: usize = 4;
 
-/// Streams of the design that was asked for.
+/// Streams of a design selected at run time.
 pub enum AnyStreams<S> {
     /// See [`PerCpu`].
     PerCpu(PerCpu<S>),
@@ -51,7 +51,7 @@ pub enum AnyStreams<S> {
     IdleList(IdleList<S>),
 }
 
-/// A stream of either design that a thread has, until it is dropped.
+/// A stream of either design, lent to one thread until this is dropped.
 pub enum AnyLent<'a, S> {
     PerCpu(per_cpu::Lent<'a, S>),
     IdleList(idle_list::Lent<'a, S>),
@@ -80,10 +80,11 @@ impl<S> DerefMut for AnyLent<'_, S> {
 }
 
 impl<S> AnyStreams<S> {
-    /// Makes the streams of `design`; per-CPU ones get [`SPARES_PER_CPU`] more when needed.
+    /// Creates the streams of `design`; with per-CPU streams, up to [`SPARES_PER_CPU`] spare ones per CPU are created
+    /// later when needed.
     ///
     /// # Errors
-    /// What `make` returns for the first that cannot be made.
+    /// The first error of `make`.
     pub fn new<E>(
         design: StreamDesign,
         make: impl Fn() -> Result<S, E> + Send + Sync + 'static,
@@ -96,7 +97,7 @@ impl<S> AnyStreams<S> {
         }
     }
 
-    /// Makes all streams now that may be needed, and returns whether that could be done.
+    /// Creates all spare streams now. Returns whether all could be created.
     pub fn make_spares(&self) -> bool {
         match self {
             AnyStreams::PerCpu(streams) => streams.make_spares(),

@@ -1,13 +1,12 @@
 //! One stream for each CPU, and spare ones.
 //!
-//! A thread takes the stream of the CPU it runs on. That one is lent only if its holder was
-//! preempted or moved; then any other free stream will do. Where the kernel's holder cannot be
-//! preempted (or, since 6.15, is waited for), here the scheduler may stop the holders of all streams
-//! at once as soon as there are more threads than CPUs. Whoever finds them all lent makes a spare
-//! one, which stays; only when no more may be made, or memory is short, does it wait for its own
-//! CPU's.
+//! A thread takes the stream of the CPU it runs on. If that one is lent, its holder was preempted or
+//! migrated; the thread then takes any other free stream. In the kernel a holder cannot be preempted
+//! (or, since 6.15, is waited for); here, with more threads than CPUs, the scheduler may preempt the
+//! holders of all streams at once. A thread that finds all streams lent creates a spare one, which is
+//! kept; only if the maximum is reached, or memory is short, does it wait for its own CPU's stream.
 //!
-//! Locks: each stream has one, held while it is lent; a spare one's also while it is made.
+//! Locks: each stream has one, held while the stream is lent; a spare one's also while it is created.
 
 use std::ops::{Deref, DerefMut};
 
@@ -15,31 +14,31 @@ use super::Streams;
 use crate::base::cpu::{self, PerCpu as Array};
 use crate::base::sync::{Counter, Mutex, MutexGuard, classes};
 
-/// One stream for each CPU, and spare ones for when the holders of all of them are stopped.
+/// One stream for each CPU, and spare ones for when the holders of all of them are preempted.
 pub struct PerCpu<S> {
     streams: Array<Mutex<S>>,
-    /// Those that were made come first, but for some that are being made.
+    /// Created in order, but for those being created at the same time.
     spares: Box<[Mutex<Option<S>>]>,
     make: Box<dyn Fn() -> Option<S> + Send + Sync>,
-    /// Counted where no stream is free only: the fast path does not touch it.
+    /// Counted only when no stream is free: the fast path does not touch it.
     sleeps: Counter,
 }
 
-/// A stream that a thread has, until it is dropped.
+/// A stream lent to one thread until this is dropped.
 pub struct Lent<'a, S>(Place<'a, S>);
 
-/// Whose stream that is.
+/// A stream of a CPU or a spare one.
 enum Place<'a, S> {
     Cpu(MutexGuard<'a, S>),
-    /// It holds a stream.
+    /// Always `Some`.
     Spare(MutexGuard<'a, Option<S>>),
 }
 
 impl<S> PerCpu<S> {
-    /// Makes each CPU's stream; up to `spares` more are made when they are needed.
+    /// Creates each CPU's stream; up to `spares` spare ones are created when needed.
     ///
     /// # Errors
-    /// What `make` returns for the first that cannot be made.
+    /// The first error of `make`.
     pub fn new<E>(spares: usize, make: impl Fn() -> Result<S, E> + Send + Sync + 'static) -> Result<Self, E> {
         Ok(PerCpu {
             streams: Array::try_new(|_| make().map(|stream| Mutex::new(&classes::STREAM, stream)))?,
@@ -49,7 +48,7 @@ impl<S> PerCpu<S> {
         })
     }
 
-    /// Makes the spare streams now that there are not yet, and returns whether that could be done.
+    /// Creates all missing spare streams now. Returns whether all could be created.
     pub fn make_spares(&self) -> bool {
         self.spares.iter().all(|spare| {
             let mut spare = spare.lock();
@@ -60,7 +59,7 @@ impl<S> PerCpu<S> {
         })
     }
 
-    /// A stream for a thread that found the one of `cpu` lent.
+    /// Returns a stream for a thread that found the one of `cpu` lent.
     #[cold]
     fn lend_other(&self, cpu: usize) -> Place<'_, S> {
         let mut others = (1..self.streams.len()).map(|step| (cpu + step) % self.streams.len());
@@ -73,7 +72,7 @@ impl<S> PerCpu<S> {
         })
     }
 
-    /// A spare stream that is free, or that there is room for.
+    /// Returns a free spare stream, or creates one if there is room.
     fn lend_spare(&self) -> Option<Place<'_, S>> {
         let mut spare = self.spares.iter().find_map(Mutex::try_lock)?;
         if spare.is_none() {
@@ -103,7 +102,7 @@ impl<S> Streams<S> for PerCpu<S> {
     }
 }
 
-/// A spare place without a stream is never lent.
+/// The panic message for a spare place without a stream, which is never lent.
 const NOT_MADE: &str = "a spare stream was lent that was not made";
 
 impl<S> Deref for Lent<'_, S> {

@@ -1,4 +1,4 @@
-//! Every design under the same tests.
+//! The same tests for every design.
 
 use super::*;
 use crate::base::cpu;
@@ -6,21 +6,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, mpsc};
 use std::time::{Duration, Instant};
 
-/// The designs, each with the most streams it can have.
+/// Returns the designs, each with its maximum number of streams.
 fn designs() -> Vec<(StreamDesign, usize)> {
     let list = |count| (StreamDesign::IdleList(StreamCount::try_from(count).expect("in range")), count);
     vec![(StreamDesign::PerCpu, (1 + SPARES_PER_CPU) * cpu::possible()), list(1), list(2), list(5)]
 }
 
-/// Streams that know their number.
+/// Creates streams that hold their number.
 fn numbered(design: StreamDesign) -> AnyStreams<(usize, bool)> {
     let made = AtomicUsize::new(0);
     let stream = move || Ok::<_, ()>((made.fetch_add(1, Ordering::Relaxed), false));
     AnyStreams::new(design, stream).expect("infallible")
 }
 
-/// Many more threads than streams: no stream has two holders, never more are lent than there are,
-/// everyone gets one each time, and waiting is counted only where it can happen.
+/// With many more threads than streams, no stream has two holders, no more are lent than exist, and every
+/// thread gets one each time.
 #[test]
 fn a_lent_stream_is_nobody_elses() {
     const ROUNDS: usize = 3000;
@@ -50,8 +50,7 @@ fn a_lent_stream_is_nobody_elses() {
     }
 }
 
-/// As many threads as streams hold one each at the same time, wherever they run, and none of them
-/// waits.
+/// As many threads as streams hold one each at the same time, on any CPUs, and none of them waits.
 #[test]
 fn every_stream_can_be_lent_at_once() {
     for (design, count) in designs() {
@@ -69,7 +68,7 @@ fn every_stream_can_be_lent_at_once() {
     }
 }
 
-/// One thread more than streams waits, is counted, and gets the first stream that is returned.
+/// A thread that finds all streams lent waits, is counted, and gets the first stream that is returned.
 #[test]
 fn who_finds_none_sleeps_until_one_is_returned() {
     for (design, count) in designs() {
@@ -107,7 +106,7 @@ fn who_finds_none_sleeps_until_one_is_returned() {
     }
 }
 
-/// A holder that panics gives its stream back: the next one does not wait for ever.
+/// A holder that panics returns its stream: the next thread does not wait forever.
 #[test]
 fn a_panic_returns_the_stream() {
     for (design, count) in designs() {
@@ -133,14 +132,14 @@ fn a_stream_that_cannot_be_made_is_an_error() {
     }
 }
 
-/// Makes so many streams, and then no more.
+/// Returns a function that creates `count` streams, and then fails.
 fn at_most(count: usize) -> impl Fn() -> Result<(), &'static str> {
     let made = AtomicUsize::new(0);
     move || if made.fetch_add(1, Ordering::Relaxed) < count { Ok(()) } else { Err("no memory") }
 }
 
-/// A spare stream is made when all are lent, once, and used again; where there is no memory for it, the
-/// thread waits instead.
+/// A spare stream is created once, when all are lent, and reused; if there is no memory for it, the thread
+/// waits instead.
 #[test]
 fn spare_streams_are_made_when_all_are_lent() {
     for memory_for in [cpu::possible(), cpu::possible() + 1] {
@@ -176,7 +175,7 @@ fn spare_streams_are_made_when_all_are_lent() {
     }
 }
 
-/// Those that are there already are not made again.
+/// Existing spare streams are not created again.
 #[test]
 fn spare_streams_can_be_made_beforehand() {
     for (design, count) in designs() {

@@ -1,7 +1,7 @@
-//! Counts what this thread allocates: Rust's allocations and those of C code linked in.
+//! Counts this thread's allocations, those of Rust and those of linked C code.
 //!
-//! The program's own `malloc` counts and hands on to glibc's. Rust's allocator and the C libraries
-//! linked in here both end in it.
+//! The program's own `malloc` counts, and then calls glibc's. Rust's allocator and the C libraries
+//! linked in here both call it.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -14,7 +14,7 @@ fn add_one() {
     ALLOCATIONS.with(|allocations| allocations.set(allocations.get() + 1));
 }
 
-/// How many allocations this thread has made.
+/// Returns the number of allocations of this thread.
 pub fn count() -> u64 {
     ALLOCATIONS.with(Cell::get)
 }
@@ -25,11 +25,11 @@ unsafe extern "C" {
     fn __libc_realloc(old: *mut c_void, bytes: usize) -> *mut c_void;
 }
 
-// SAFETY: the C library's malloc with the same contract; every caller gets it from there.
+// SAFETY: it has the contract of the C library's malloc, whose result it returns.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
     add_one();
-    // SAFETY: handed on as it came.
+    // SAFETY: the caller's argument, unchanged.
     unsafe { __libc_malloc(bytes) }
 }
 
@@ -37,7 +37,7 @@ unsafe extern "C" fn malloc(bytes: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn calloc(members: usize, bytes: usize) -> *mut c_void {
     add_one();
-    // SAFETY: handed on as it came.
+    // SAFETY: the caller's arguments, unchanged.
     unsafe { __libc_calloc(members, bytes) }
 }
 
@@ -45,6 +45,6 @@ unsafe extern "C" fn calloc(members: usize, bytes: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn realloc(old: *mut c_void, bytes: usize) -> *mut c_void {
     add_one();
-    // SAFETY: handed on as it came.
+    // SAFETY: the caller's arguments, unchanged.
     unsafe { __libc_realloc(old, bytes) }
 }

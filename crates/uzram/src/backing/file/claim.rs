@@ -1,13 +1,13 @@
-//! Whether an open file or block device may be taken as a backing: whose it is, and what it holds.
+//! Whether an open file or block device may be used as a backing: its owner, and its contents.
 //!
-//! The rules, judged by the open descriptor, as the path may lead elsewhere by now:
-//! - A regular file belongs to the user of this process, gives others no permission, and has one name: what another
-//!   user made beforehand, or may read or write, would get this user's memory.
-//! - A block device's node belongs to root and gives no permission to all users. Its group may have some: `root:disk`
-//!   with mode 0660 is what systems use.
-//! - It bears uzram's mark ([`Mark`]), or is empty: a file without a byte, a device with zeros at its beginning and
-//!   end, where file systems, partition tables and their like have their signatures. Anything else is taken only with
-//!   [`super::FileOptions::force`], as what it holds is lost.
+//! The rules, checked on the open descriptor, because the path may lead elsewhere by now:
+//! - A regular file belongs to the user of this process, gives other users no permission, and has one name: a file that
+//!   another user created, or may read or write, would expose this user's memory.
+//! - A block device's node belongs to root and gives no permission to all users. Its group may have some: systems use
+//!   `root:disk` with mode 0660.
+//! - It has uzram's mark ([`Mark`]), or is empty: a file of 0 bytes, or a device with zeros at its beginning and end,
+//!   where file systems, partition tables and the like have their signatures. Anything else is used only with
+//!   [`super::FileOptions::force`], because its contents are lost.
 
 use std::os::fd::OwnedFd;
 
@@ -17,23 +17,23 @@ use rustix::io::Errno;
 use super::mark::{MARK_BYTES, Mark};
 use crate::base::units::format_size;
 
-/// What must be zeros at the beginning and at the end of an empty device. Of the known signatures, those of ZFS reach
-/// farthest from the ends: 512 KiB.
+/// The bytes that must be zeros at the beginning and at the end of an empty device. Of the known signatures, those of
+/// ZFS reach farthest from the ends: 512 KiB.
 const SIGNATURE_BYTES: usize = 1 << 20;
 
-/// The permissions of a file for anyone but its owner.
+/// The permissions of a file for users other than its owner.
 const OF_OTHERS: Mode = Mode::RWXG.union(Mode::RWXO);
 
-/// What a file or device holds that may be taken.
+/// The contents of a file or device that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contents {
-    /// Our own mark.
+    /// It has uzram's mark.
     Marked,
-    /// Nothing, or nothing that is to be kept.
+    /// It is empty, or its contents may be lost.
     Unmarked,
 }
 
-/// Why a file may not be taken, by its status; none if it may.
+/// Returns why a file may not be used, by its status; `None` if it may.
 pub(super) fn objection_to_file(path: &str, stat: &Stat) -> Option<String> {
     let uid = rustix::process::geteuid().as_raw();
     let mode = Mode::from_raw_mode(stat.st_mode);
@@ -50,7 +50,7 @@ pub(super) fn objection_to_file(path: &str, stat: &Stat) -> Option<String> {
         .then(|| format!("has {} names (hard links), and must have one: name another path", stat.st_nlink))
 }
 
-/// The same of a block device's node.
+/// Returns why a block device may not be used, by the status of its node; `None` if it may.
 pub(super) fn objection_to_device(path: &str, stat: &Stat) -> Option<String> {
     if stat.st_uid != 0 {
         return Some(format!("is a block device of user {}, not of root: name another path", stat.st_uid));
@@ -61,7 +61,7 @@ pub(super) fn objection_to_device(path: &str, stat: &Stat) -> Option<String> {
     })
 }
 
-/// What an open file of so many bytes holds; none if it is neither empty nor ours.
+/// Returns the contents of an open file of `file_bytes`; `None` if it is neither empty nor marked.
 pub(super) fn file_contents(fd: &OwnedFd, file_bytes: u64) -> Result<Option<Contents>, Errno> {
     if file_bytes == 0 {
         return Ok(Some(Contents::Unmarked));
@@ -69,7 +69,7 @@ pub(super) fn file_contents(fd: &OwnedFd, file_bytes: u64) -> Result<Option<Cont
     Ok(is_marked(fd)?.then_some(Contents::Marked))
 }
 
-/// The same of a block device.
+/// Returns the contents of an open block device; `None` if it is neither empty nor marked.
 pub(super) fn device_contents(fd: &OwnedFd, device_bytes: u64) -> Result<Option<Contents>, Errno> {
     if is_marked(fd)? {
         return Ok(Some(Contents::Marked));
@@ -79,10 +79,10 @@ pub(super) fn device_contents(fd: &OwnedFd, device_bytes: u64) -> Result<Option<
     Ok(is_empty.then_some(Contents::Unmarked))
 }
 
-/// Why a file or device of so many bytes is refused that is neither.
+/// Returns why a file or device of `there_bytes` is refused that is neither empty nor marked.
 pub(super) fn refusal(there_bytes: u64) -> String {
     format!(
-        "holds something else than a backing of uzram ({}): --force takes it, and what it holds is lost",
+        "holds data that is not uzram's ({}): use --force to overwrite it, and its contents are lost",
         format_size(there_bytes)
     )
 }
@@ -99,7 +99,7 @@ fn is_zeros(fd: &OwnedFd, offset: u64) -> Result<bool, Errno> {
     Ok(bytes[..len_bytes].iter().all(|byte| *byte == 0))
 }
 
-/// Reads as much as there is, and returns how much that was.
+/// Reads until `bytes` is full or the file ends. Returns the number of bytes read.
 fn read_at(fd: &OwnedFd, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < bytes.len() {

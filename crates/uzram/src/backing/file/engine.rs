@@ -1,4 +1,4 @@
-//! What both engines share: the open file, and how far a transfer has come.
+//! Common parts of both engines: the open file, and the progress of a transfer.
 
 use std::os::fd::OwnedFd;
 
@@ -7,10 +7,10 @@ use rustix::io::Errno;
 use crate::backing::{Buffer, Direction, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
 
-/// How often a transfer is tried again that was interrupted, or that the system had no means for just then.
+/// How often a transfer is retried that was interrupted, or that the system lacked resources for.
 const MAX_RETRIES: u32 = 1000;
 
-/// Where a test has a transfer panic.
+/// Where a test makes a transfer panic.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PanicPoint {
@@ -21,18 +21,18 @@ pub(crate) enum PanicPoint {
 /// The open file or block device.
 pub(super) struct Target {
     pub(super) fd: OwnedFd,
-    /// Where the backing's bytes begin in it, behind the header: a multiple of `block_bytes`. Together with
-    /// `len_bytes` no more than a file can have.
+    /// Where the backing's bytes begin, after the header: a multiple of `block_bytes`. The sum with `len_bytes` is at
+    /// most the maximum size of a file.
     pub(super) start_bytes: u64,
     pub(super) len_bytes: u64,
     pub(super) block_bytes: usize,
-    /// Of the next transfer.
+    /// Where the next transfer panics.
     #[cfg(test)]
     pub(super) panic_point: std::sync::Mutex<Option<PanicPoint>>,
 }
 
 impl Target {
-    /// How to begin with a transfer, if it lies within the file, its blocks and the buffer.
+    /// Begins a transfer, after checking that it is aligned and lies within the file and the buffer.
     pub(super) fn begin(
         &self,
         direction: Direction,
@@ -45,10 +45,10 @@ impl Target {
         #[cfg(test)]
         assert!(panic_point != Some(PanicPoint::Begin), "a test asked for it");
         if len_bytes == 0 || len_bytes > buffer.len() {
-            return Err(Error::invalid("a transfer of no bytes, or of more than its buffer has"));
+            return Err(Error::invalid("a transfer of no bytes, or of more bytes than its buffer has"));
         }
         if !offset.is_multiple_of(self.block_bytes as u64) || !len_bytes.is_multiple_of(self.block_bytes) {
-            return Err(Error::invalid("a transfer that is no multiple of the backing's blocks"));
+            return Err(Error::invalid("a transfer that is not a multiple of the backing's blocks"));
         }
         let end = offset.checked_add(len_bytes as u64);
         if end.is_none_or(|end| end > self.len_bytes) {
@@ -66,7 +66,7 @@ impl Target {
         })
     }
 
-    /// Reads or writes, and waits for it.
+    /// Carries out a transfer in the calling thread.
     pub(super) fn carry_out(
         &self,
         direction: Direction,
@@ -88,7 +88,7 @@ impl Target {
     }
 }
 
-/// How far a transfer has come. It lies within its buffer.
+/// The progress of a transfer, which lies within its buffer.
 pub(super) struct Progress {
     direction: Direction,
     start: u64,
@@ -100,17 +100,17 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Where the rest lies in the file or on the device.
+    /// Returns the offset of the rest in the file or on the device.
     pub(super) fn offset(&self) -> u64 {
         self.start + self.done_bytes as u64
     }
 
-    /// Which bytes of the buffer are left.
+    /// Returns the range of the rest in the buffer.
     pub(super) fn rest(&self) -> std::ops::Range<usize> {
         self.done_bytes..self.len_bytes
     }
 
-    /// Notes what the system returned. The transfer's result, once it has one.
+    /// Notes what the system returned. Returns the transfer's result, once it has ended.
     pub(super) fn advance(&mut self, answer: Result<usize, Errno>) -> Option<Result<()>> {
         #[cfg(test)]
         assert!(!self.panics, "a test asked for it");
@@ -131,18 +131,18 @@ impl Progress {
 
 fn ended_early(direction: Direction) -> Error {
     let what = match direction {
-        Direction::Read => "the backing file has become shorter than it was",
-        Direction::Write => "the backing device takes no more bytes",
+        Direction::Read => "the backing file has become shorter",
+        Direction::Write => "the backing device accepts no more bytes",
     };
     Error::new(ErrorKind::Io, what).with_setting(SETTING)
 }
 
-/// What a failed transfer is reported as. The texts are static: failing allocates nothing.
+/// Returns the error of a failed transfer. The texts are static, so that failing allocates nothing.
 fn transfer_error(errno: Errno) -> Error {
     let (kind, what) = match errno {
         Errno::NOSPC => (ErrorKind::NoSpace, "the backing file's file system is full"),
         Errno::DQUOT => (ErrorKind::NoSpace, "the quota of the backing file's file system is used up"),
-        Errno::FBIG => (ErrorKind::NoSpace, "the backing file may not become that large"),
+        Errno::FBIG => (ErrorKind::NoSpace, "the backing file exceeds the maximum file size"),
         Errno::NXIO | Errno::NODEV => (ErrorKind::Io, "the backing device is gone"),
         Errno::ROFS | Errno::PERM | Errno::ACCESS => {
             (ErrorKind::Permission, "the backing device can no longer be written to")
@@ -150,8 +150,8 @@ fn transfer_error(errno: Errno) -> Error {
         Errno::NOMEM => {
             (ErrorKind::NoMemory, "the system has no memory for a transfer to the backing device")
         }
-        Errno::INVAL => (ErrorKind::Io, "the backing device does not take transfers of this alignment"),
-        _ => (ErrorKind::Io, "the backing device answers with an I/O error"),
+        Errno::INVAL => (ErrorKind::Io, "the backing device does not support transfers of this alignment"),
+        _ => (ErrorKind::Io, "the backing device returned an I/O error"),
     };
     Error::new(kind, what).with_setting(SETTING)
 }

@@ -1,16 +1,16 @@
-//! The mark by which uzram knows a backing file or device as its own: the first 4096 bytes of it.
+//! The mark that identifies a file or device as a backing of uzram: its first 4096 bytes.
 //!
 //! ```text
 //! 0     magic     "uzram backing\n", then zeros up to 16
 //! 16    version   u32, 1
-//! 20    id        16 random bytes: no two files or devices bear the same mark, unless one was copied
+//! 20    id        16 random bytes: no two files or devices have the same mark, unless one was copied
 //! 36    zeros
 //! 4092  crc32     u32, of all the bytes before it
 //! ```
 //!
-//! Numbers are little-endian. The checksum is of all bytes, so whatever else is written into these 4096 (a file
-//! system's superblock, a partition table, a swap header) destroys the mark, and what then is there wants
-//! [`super::FileOptions::force`]. The mark is no secret, and no proof against someone who may write to the file.
+//! Numbers are little-endian. The checksum covers all bytes, so anything else written into them (a file system's
+//! superblock, a partition table, a swap header) destroys the mark, and overwriting that needs
+//! [`super::FileOptions::force`]. The mark is not secret: a user who may write to the file can forge it.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -25,15 +25,15 @@ const ID_AT: usize = 20;
 const ID_END: usize = ID_AT + 16;
 const CRC_AT: usize = MARK_BYTES - 4;
 
-/// What a mark says.
+/// The contents of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// Which file or device it is.
+    /// Identifies the file or device.
     pub id: [u8; 16],
 }
 
 impl Mark {
-    /// A mark that nothing bears yet.
+    /// Creates a mark with a new random id.
     pub(super) fn random() -> Mark {
         let mut id = [0; 16];
         // The standard library keys each of these from the system's random numbers.
@@ -42,16 +42,16 @@ impl Mark {
         Mark { id }
     }
 
-    /// The mark that these bytes begin with, if they begin with one of this version.
+    /// Returns the mark at the start of `bytes`, if there is one of this version.
     pub fn parse(bytes: &[u8]) -> Option<Mark> {
         let bytes = bytes.first_chunk::<MARK_BYTES>()?;
         let id = *bytes[ID_AT..].first_chunk()?;
         let mark = Mark { id };
-        // All but the id is the same in each.
+        // All marks are equal but for the id and the checksum.
         (mark.to_bytes() == *bytes).then_some(mark)
     }
 
-    /// The bytes of it.
+    /// Returns the bytes of the mark.
     pub fn to_bytes(self) -> [u8; MARK_BYTES] {
         let mut bytes = [0; MARK_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);

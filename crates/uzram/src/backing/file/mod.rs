@@ -1,9 +1,9 @@
-//! [`FileBacking`]: a regular file or a block device, and which engine moves the bytes.
+//! [`FileBacking`]: a regular file or a block device, and the engine that carries out its transfers.
 //!
-//! - `open.rs`: finds or makes the file, and what can be done with it
-//! - `claim.rs`: whether it may be taken
-//! - `mark.rs`: how uzram knows its own
-//! - `engine.rs`: what the engines share
+//! - `open.rs`: opens or creates the file, and finds out how it can be accessed
+//! - `claim.rs`: whether it may be used
+//! - `mark.rs`: the mark that identifies a backing of uzram
+//! - `engine.rs`: common parts of the engines
 //! - `uring.rs` and `threads.rs`: the engines
 
 mod claim;
@@ -29,10 +29,10 @@ use uring::Uring;
 pub(crate) use engine::PanicPoint;
 pub use mark::{MARK_BYTES, Mark};
 
-/// The most transfers of one backing that the system may be given at a time.
+/// The maximum queue depth of a backing.
 pub const MAX_QUEUE_DEPTH: usize = 1024;
 
-/// What moves the bytes.
+/// The engine that carries out transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
     /// [`Engine::Uring`] where the system permits it, else [`Engine::Threads`].
@@ -44,26 +44,26 @@ pub enum Engine {
     Threads,
 }
 
-/// Which file, and how it is used.
+/// Which file to open, and how.
 #[derive(Clone, Debug)]
 pub struct FileOptions {
-    /// A regular file, which is made if there is none, or a block device.
+    /// A regular file, which may be created, or a block device.
     pub path: PathBuf,
-    /// How much of it is used, in bytes, beside the header; none for all that is there. A file that is shorter is
-    /// extended, one that is longer keeps its length.
+    /// How many bytes to use after the header; `None` for all that exist. With a size, a missing file is created, a
+    /// shorter file is extended, and a longer file keeps its length.
     pub size_bytes: Option<u64>,
-    /// What moves the bytes.
+    /// The engine.
     pub engine: Engine,
-    /// How many transfers the system is given at a time, up to [`MAX_QUEUE_DEPTH`]. Others wait.
+    /// The maximum number of transfers in flight, up to [`MAX_QUEUE_DEPTH`]. Others wait.
     pub queue_depth: usize,
-    /// Past the page cache (O_DIRECT) where the file system can do that.
+    /// Whether to bypass the page cache (O_DIRECT) if the file system supports that.
     pub direct: bool,
-    /// Takes a file or device that holds something else than a backing of uzram: what it holds is lost.
+    /// Whether to overwrite a file or device that holds other data.
     pub force: bool,
 }
 
 impl FileOptions {
-    /// All of the file at `path`, past the page cache.
+    /// Creates options to use all of the file at `path`, bypassing the page cache.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         FileOptions {
             path: path.into(),
@@ -76,10 +76,9 @@ impl FileOptions {
     }
 }
 
-/// A [`Backing`] on a file or block device, which belongs to it alone while it exists: another one of the same
-/// file is refused.
+/// A [`Backing`] on a file or block device, which it locks: opening the same file again is refused.
 pub struct FileBacking {
-    // Before the target, which they use.
+    // Dropped before `target`, which it uses.
     mover: Backend,
     target: Arc<Target>,
     opened: Opened,
@@ -92,17 +91,17 @@ enum Backend {
 }
 
 impl FileBacking {
-    /// Opens or makes it. Its first block becomes uzram's header; of the rest nothing is kept, and nothing cleared.
+    /// Opens or creates a file, or opens a block device. Its first block becomes uzram's header; the other bytes are
+    /// neither used nor cleared.
     ///
     /// # Errors
-    /// `NotFound`; `Permission`, also when other users may read or write it, or may have put a symbolic link into its
-    /// path; `Busy` when it is in use, by another backing or otherwise, and without [`FileOptions::force`] when it
-    /// holds something else; `NoSpace` when the file system has not that much room; `Invalid` for what is no file or
-    /// block device, or has no room for a block; `Unsupported` when io_uring was asked for and is not to be had; `NoMemory`.
+    /// `NotFound`; `Permission`, also if other users may read or write it, or may have put a symbolic link into its
+    /// path; `Busy` if it is in use, or without [`FileOptions::force`] if it holds other data; `NoSpace` if the file
+    /// system is too full; `Invalid` if it is neither a file nor a block device, or has no room for a block;
+    /// `Unsupported` if [`Engine::Uring`] is not available; `NoMemory`.
     pub fn open(options: &FileOptions) -> Result<Self> {
         if options.queue_depth == 0 || options.queue_depth > MAX_QUEUE_DEPTH {
-            let what =
-                format!("a queue depth of {}: 1 to {MAX_QUEUE_DEPTH} are possible", options.queue_depth);
+            let what = format!("a queue depth of {}: it must be 1 to {MAX_QUEUE_DEPTH}", options.queue_depth);
             return Err(Error::invalid(what).with_setting(SETTING));
         }
         let (target, opened) = open::open(options)?;
@@ -131,7 +130,7 @@ impl FileBacking {
         }
     }
 
-    /// What moves the bytes: never [`Engine::Auto`].
+    /// Returns the engine in use, never [`Engine::Auto`].
     pub fn engine(&self) -> Engine {
         match self.mover {
             Backend::Uring(_) => Engine::Uring,
@@ -139,34 +138,34 @@ impl FileBacking {
         }
     }
 
-    /// Why [`Engine::Auto`] became [`Engine::Threads`].
+    /// Returns why [`Engine::Auto`] became [`Engine::Threads`], if it did.
     pub fn fallback(&self) -> Option<&Error> {
         self.fallback.as_ref()
     }
 
-    /// Whether bytes go past the page cache. If not, the file system can not do that, or was not to.
+    /// Returns whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.opened.is_direct
     }
 
-    /// Whether all of the space is this backing's already. If not, a write may find the file system full.
+    /// Returns whether all of the space is reserved. If not, a write may find the file system full.
     pub fn is_reserved(&self) -> bool {
         self.opened.is_reserved
     }
 
-    /// As if the file system could not reserve space.
+    /// Sets whether the backing behaves as if the file system could not reserve space.
     #[cfg(test)]
     pub(super) fn pretend_sparse(&mut self, sparse: bool) {
         self.opened.is_reserved = !sparse;
     }
 
-    /// Has the next transfer panic.
+    /// Makes the next transfer panic.
     #[cfg(test)]
     pub(crate) fn panic_in_next_transfer(&self, panic_point: PanicPoint) {
         *self.target.panic_point.lock().expect("no panic under it") = Some(panic_point);
     }
 
-    /// Whether it is a block device, and not a file.
+    /// Returns whether the backing is a block device.
     pub fn is_block_device(&self) -> bool {
         self.opened.is_block_device
     }
@@ -177,8 +176,8 @@ impl Backing for FileBacking {
         self.target.len_bytes
     }
 
-    /// What the system says about O_DIRECT, if it says so, else 4096. With less than 4096, writes that are no
-    /// multiples of that may be slower.
+    /// Returns the system's alignment for O_DIRECT if known, else 4096. If it is below 4096, writes that are not
+    /// multiples of 4096 may be slower.
     fn block_bytes(&self) -> usize {
         self.target.block_bytes
     }
@@ -190,7 +189,7 @@ impl Backing for FileBacking {
         }
     }
 
-    /// By the calling thread: it is not worth waking another one up, which would wake this one up.
+    /// Carries out the transfer in the calling thread, which saves two thread switches.
     fn carry_out(
         &self,
         direction: Direction,
@@ -202,13 +201,13 @@ impl Backing for FileBacking {
         (buffer, result)
     }
 
-    /// Punches a hole into a sparse file, and discards on a block device. A file whose space is reserved keeps it.
+    /// Punches a hole into a sparse file, or discards on a block device. A file with reserved space keeps it.
     fn discard(&self, offset: u64, len_bytes: u64) {
         let inside = offset.checked_add(len_bytes).is_some_and(|end| end <= self.target.len_bytes);
         if len_bytes == 0 || !inside || (self.opened.is_reserved && !self.opened.is_block_device) {
             return;
         }
-        // A file system or device that can not do it keeps the bytes.
+        // A file system or device that does not support it keeps the bytes.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let start = self.target.start_bytes + offset;
         let _ = rustix::fs::fallocate(&self.target.fd, hole, start, len_bytes);

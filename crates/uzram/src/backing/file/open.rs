@@ -1,12 +1,11 @@
-//! Opens the file of a backing: finds or makes it, takes it for this process alone, gives it its size and
-//! reserves its space, and finds out how it can be read and written.
+//! Opens the file of a backing: opens or creates it, locks it, sets its size, reserves its space, and finds out how it
+//! can be read and written.
 //!
-//! The path is walked by [`Place`], which follows no link of other users; whether what is there may be taken says
-//! `claim.rs`. The backing's bytes lie behind a header, one block of O_DIRECT and at least [`MARK_BYTES`], whose
-//! beginning is the [`Mark`].
+//! [`Place`] resolves the path and follows no link of other users; `claim.rs` decides whether the file may be used. The
+//! backing's bytes lie after a header of one O_DIRECT block and at least [`MARK_BYTES`], which begins with the
+//! [`Mark`].
 //!
-//! When something fails, a file that was made is removed again, and one that could not be extended as far as it
-//! should be is as long as before.
+//! On failure, a file that was created is removed, and a file that could not be extended gets its old length back.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -24,34 +23,38 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
 
-/// Blocks of O_DIRECT that are smaller are not believed, those that are larger not used: the page cache is.
+/// The range of O_DIRECT block sizes that are used; with any other the page cache is used.
 const BLOCK_BYTES: std::ops::RangeInclusive<usize> = 512..=64 << 10;
-/// No file is larger; of that, the header may take as much as the largest block.
+/// The maximum size: that of a file less the largest header.
 const MAX_SIZE_BYTES: u64 = i64::MAX as u64 - *BLOCK_BYTES.end() as u64;
 
-/// What was found out.
+/// The properties of the opened file.
 pub(super) struct Opened {
     pub(super) is_block_device: bool,
     pub(super) is_direct: bool,
     pub(super) is_reserved: bool,
-    /// Where the file was made.
+    /// The place of the file, if it was created.
     made: Option<Place>,
 }
 
 impl Opened {
-    /// Removes the file if it was made just now.
+    /// Removes the file if it was created.
     pub(super) fn undo(&self) {
         if let Some(place) = &self.made {
-            // There is an error to report already.
+            // The first error is reported instead.
             let _ = place.remove_file();
         }
     }
 }
 
-/// Opens it as `options` say.
+/// Opens the file according to `options`.
 pub(super) fn open(options: &FileOptions) -> Result<(Target, Opened)> {
     if options.size_bytes.is_some_and(|size| size > MAX_SIZE_BYTES) {
-        return Err(failure(&options.path, ErrorKind::Invalid, "no file can be that large"));
+        return Err(failure(
+            &options.path,
+            ErrorKind::Invalid,
+            "cannot have that size: no file can be that large",
+        ));
     }
     let (fd, mut opened) = open_file(options)?;
     match prepare(fd, options, &mut opened) {
@@ -63,7 +66,7 @@ pub(super) fn open(options: &FileOptions) -> Result<(Target, Opened)> {
     }
 }
 
-/// Takes the open file for this process, if it may be taken, and gives it its size and its mark.
+/// Locks the open file, if it may be used, and sets its size and its mark.
 fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Target> {
     let path = &options.path;
     check_owner(&fd, path, opened.is_block_device)?;
@@ -77,8 +80,9 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     let len_bytes = match options.size_bytes {
         Some(size) if opened.is_block_device && size > room_bytes => {
             let has = format_size(there_bytes);
-            let what =
-                format!("has only {has}, of which {start_bytes} bytes are uzram's: less than was asked for");
+            let what = format!(
+                "has only {has}, {start_bytes} bytes of them for uzram's header: less than requested"
+            );
             return Err(failure(path, ErrorKind::Invalid, &what));
         }
         size => size.unwrap_or(room_bytes),
@@ -94,7 +98,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     if contents == Contents::Unmarked {
         write_mark(&fd, start_bytes as usize, path).inspect_err(|_| {
             if !opened.is_block_device {
-                // There is an error to report already.
+                // The first error is reported instead.
                 let _ = rustix::fs::ftruncate(&fd, there_bytes);
             }
         })?;
@@ -109,7 +113,7 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
     })
 }
 
-/// Keeps other backings from what was opened, and returns how many bytes it has. A block device was opened
+/// Locks the file against other backings, and returns its size. A block device needs no lock: it was opened
 /// exclusively.
 fn claim_alone(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<u64> {
     let failed = |errno| from_errno(path, errno);
@@ -123,7 +127,7 @@ fn claim_alone(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<u64> 
     Ok(rustix::fs::fstat(fd).map_err(failed)?.st_size as u64)
 }
 
-/// What it holds; fails if that is something else, which was not to be lost.
+/// Returns the contents of the file or device. Fails if it holds other data, unless `options.force` is set.
 fn check_contents(
     fd: &OwnedFd,
     options: &FileOptions,
@@ -146,7 +150,7 @@ fn check_contents(
     }
 }
 
-/// Fails if what was opened is somebody else's, too.
+/// Fails if other users own the file or device, or may access it.
 fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
     let stat = rustix::fs::fstat(fd).map_err(|errno| from_errno(path, errno))?;
     let shown = path.display().to_string();
@@ -158,14 +162,14 @@ fn check_owner(fd: &OwnedFd, path: &Path, is_block_device: bool) -> Result<()> {
     objection.map_or(Ok(()), |what| Err(failure(path, ErrorKind::Permission, &what)))
 }
 
-/// Puts a new mark into the header, for good.
+/// Writes a new mark into the header, durably.
 fn write_mark(fd: &OwnedFd, header_bytes: usize, path: &Path) -> Result<()> {
     let buffers = Buffers::new(1, header_bytes.next_multiple_of(PAGE_SIZE))?;
     let mut buffer = buffers.take_waiting();
     buffer[..MARK_BYTES].copy_from_slice(&Mark::random().to_bytes());
     let written =
         rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, &buffer[..header_bytes], 0)).and_then(|bytes| {
-            // Without it in its place, the file would not be taken again after a power failure.
+            // Without a durable mark, the file would be refused after a power failure.
             rustix::fs::fdatasync(fd).map(|()| bytes)
         });
     match written.map_err(|errno| from_errno(path, errno))? {
@@ -174,25 +178,25 @@ fn write_mark(fd: &OwnedFd, header_bytes: usize, path: &Path) -> Result<()> {
     }
 }
 
-/// Opens what is there, or makes a file.
+/// Opens an existing file or device, or creates a file.
 fn open_file(options: &FileOptions) -> Result<(OwnedFd, Opened)> {
     let path = &options.path;
     let failed = |errno| from_errno(path, errno);
     let place = Place::resolve(path).map_err(|refused| match refused {
         Refused::System(errno) => from_errno(path, errno),
         link @ Refused::Link { .. } => {
-            failure(path, ErrorKind::Permission, &format!("can not be used: {link}"))
+            failure(path, ErrorKind::Permission, &format!("cannot be used: {link}"))
         }
     })?;
     let opened = |is_block_device, made| {
         let (is_direct, is_reserved) = (false, is_block_device);
         Opened { is_block_device, is_direct, is_reserved, made }
     };
-    // Looked at before it is opened: to open a pipe or a terminal does something to it.
+    // Check the type before opening: opening a pipe or a terminal has side effects.
     let is_block_device = match place.status() {
         Ok(stat) => is_block_device(path, FileType::from_raw_mode(stat.st_mode))?,
         Err(Errno::NOENT) if options.size_bytes.is_some_and(|size| size > 0) => {
-            // What leaves memory is nobody else's to read.
+            // Other users must not read pages that leave memory.
             let mode = Mode::RUSR | Mode::WUSR;
             let fd = place.open(OFlags::RDWR | OFlags::CREATE | OFlags::EXCL, mode).map_err(failed)?;
             return Ok((fd, opened(false, Some(place))));
@@ -202,7 +206,7 @@ fn open_file(options: &FileOptions) -> Result<(OwnedFd, Opened)> {
         }
         Err(errno) => return Err(failed(errno)),
     };
-    // A block device that is mounted, swapped to or otherwise claimed is refused.
+    // With O_EXCL the kernel refuses a block device that is mounted, used as swap or otherwise claimed.
     let exclusive = if is_block_device { OFlags::EXCL } else { OFlags::empty() };
     let fd = place
         .open(OFlags::RDWR | OFlags::NONBLOCK | OFlags::NOCTTY | exclusive, Mode::empty())
@@ -223,7 +227,7 @@ fn is_block_device(path: &Path, kind: FileType) -> Result<bool> {
         FileType::CharacterDevice => "is a character device",
         FileType::Socket => "is a socket",
         FileType::Fifo => "is a pipe",
-        _ => "is no file and no block device",
+        _ => "is neither a file nor a block device",
     };
     Err(failure(path, ErrorKind::Invalid, what))
 }
@@ -241,7 +245,7 @@ fn device_bytes(fd: &OwnedFd) -> Result<u64, Errno> {
     unsafe { rustix::ioctl::ioctl(fd, rustix::ioctl::Getter::<BLKGETSIZE64, u64>::new()) }
 }
 
-/// Extends a file to `len_bytes` and takes all space up to there. False when the file system can only extend it.
+/// Extends a file to `len_bytes` and reserves its space. Returns false if the file system can only extend it.
 fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result<bool> {
     let reserved = match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len_bytes) {
         Ok(()) => Ok(true),
@@ -250,29 +254,29 @@ fn reserve(fd: &OwnedFd, path: &Path, file_bytes: u64, len_bytes: u64) -> Result
         Err(errno) => Err(errno),
     };
     reserved.map_err(|errno| {
-        // What was taken before the space ran out.
+        // Free the space that was reserved before it ran out.
         let _ = rustix::fs::ftruncate(fd, file_bytes);
         match errno {
             Errno::NOSPC | Errno::DQUOT => failure(
                 path,
                 ErrorKind::NoSpace,
-                "cannot become as large as was asked for: the file system is full",
+                "cannot be extended to the requested size: the file system is full",
             ),
             Errno::FBIG => failure(
                 path,
                 ErrorKind::Invalid,
-                "cannot become as large as was asked for: files may not be here",
+                "cannot be extended to the requested size: it exceeds the maximum file size",
             ),
             errno => from_errno(path, errno),
         }
     })
 }
 
-/// Switches to O_DIRECT, and returns its block size; none if the page cache has to be used.
+/// Switches to O_DIRECT, and returns its block size; `None` if the page cache has to be used.
 fn direct_block_bytes(fd: &OwnedFd) -> Option<usize> {
     let block_bytes = declared_block_bytes(fd)?;
     set_flags(fd, OFlags::DIRECT, true).ok()?;
-    // Some file systems refuse only the transfer. An empty read, at the end of a file, is fine.
+    // Some file systems refuse only the transfer, so try one. A read at the end of a file, which is empty, will do.
     let tried = Buffers::new(1, block_bytes.next_multiple_of(PAGE_SIZE)).ok().and_then(|buffers| {
         let mut buffer = buffers.take()?;
         rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..block_bytes], 0)).ok()
@@ -284,7 +288,8 @@ fn direct_block_bytes(fd: &OwnedFd) -> Option<usize> {
     Some(block_bytes)
 }
 
-/// What STATX_DIOALIGN (Linux 6.1) says, else a page; none if it says that there is no O_DIRECT.
+/// Returns the alignment that STATX_DIOALIGN (Linux 6.1) reports, a page if it is not known, and `None` if O_DIRECT is
+/// not supported or the alignment not usable.
 fn declared_block_bytes(fd: &OwnedFd) -> Option<usize> {
     let Ok(statx) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) else {
         return Some(PAGE_SIZE);
@@ -312,7 +317,7 @@ fn from_errno(path: &Path, errno: Errno) -> Error {
     };
     let what = match errno {
         Errno::BUSY => "is mounted, used for swapping, or otherwise in use".into(),
-        errno => format!("can not be used: {errno}"),
+        errno => format!("cannot be used: {errno}"),
     };
     failure(path, kind, &what)
 }

@@ -1,6 +1,6 @@
-//! The engine `threads`: a few threads that read and write, for where io_uring may not be used.
+//! The engine `threads`: a few threads that read and write, for systems without io_uring.
 //!
-//! Lock: `backing queue`, held only to put transfers into the queue and to take them out.
+//! Lock: `backing queue`, held only to add transfers to the queue and to take them out.
 
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -11,10 +11,10 @@ use crate::base::error::Result;
 use crate::base::sync::{Arc, Condvar, Mutex, classes};
 use crate::base::thread::{join, spawn_relied_on};
 
-/// The most threads that one backing has.
+/// The maximum number of threads of a backing.
 const MAX_THREADS: usize = 4;
 
-/// The threads of a backing. Dropped, they carry out what is queued and end.
+/// The threads of a backing. When this is dropped, they carry out all queued transfers and end.
 pub(super) struct Threads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -28,22 +28,22 @@ struct Shared {
 
 struct Queue {
     transfers: VecDeque<Started>,
-    /// Why no transfer is carried out any more, if so.
+    /// The error of all transfers after a panic.
     usable: Result<()>,
     closed: bool,
 }
 
 impl Threads {
-    /// Starts them.
+    /// Starts the threads.
     ///
     /// # Errors
-    /// `NoMemory` when the system gives none.
+    /// `NoMemory` when the system gives no thread.
     pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
         let transfers = VecDeque::with_capacity(queue_depth);
         let queue = Queue { transfers, usable: Ok(()), closed: false };
         let queue = Mutex::new(&classes::BACKING_QUEUE, queue);
         let shared = Arc::new(Shared { target, queue, changed: Condvar::new() });
-        // Those that were started end when a later one can not be.
+        // If a thread cannot be started, dropping this ends the earlier ones.
         let mut engine = Threads { shared, threads: Vec::new() };
         for number in 0..queue_depth.min(MAX_THREADS) {
             let (name, shared) = (format!("uzram-back-{number}"), Arc::clone(&engine.shared));
@@ -77,13 +77,14 @@ impl Shared {
         }
     }
 
-    /// After a panic: goes on, to say no.
+    /// After a panic: keeps running, and fails all transfers.
     fn refuse(&self, why: &str) {
         self.queue.lock().usable = Err(dead(why));
         self.run();
     }
 
-    /// Waits for a transfer, and says whether it may be carried out; none when the backing is dropped and all are done.
+    /// Waits for a transfer, and returns it with the error to end it with, if any. Returns `None` when the backing is
+    /// dropped and the queue is empty.
     fn next(&self) -> Option<(Started, Result<()>)> {
         let mut queue = self.queue.lock();
         loop {

@@ -1,17 +1,17 @@
 //! The engine `uring`: one thread and its io_uring.
 //!
-//! The thread alone submits and reaps. The kernel ties a request to the thread that submitted it: it interrupts
-//! that thread to complete it, and cancels it when the thread ends. Neither is to happen to a caller's thread, so
-//! callers only put transfers into a queue and wake the thread up if it sleeps: the ring always has a read of an
-//! eventfd in flight.
+//! Only this thread submits and reaps. The kernel ties a request to the thread that submitted it: it interrupts that
+//! thread to complete the request, and cancels the request when the thread ends. Callers' threads must have neither, so
+//! callers only add transfers to a queue, and wake the thread if it sleeps: the ring always has a read of an eventfd in
+//! flight.
 //!
-//! Invariant: the kernel may touch a buffer from the push of its entry until its completion was reaped. All that
+//! Invariant: the kernel may access a buffer from the push of its entry until its completion was reaped. During that
 //! time, and no longer, the buffer belongs to [`InFlight`]. The file stays open as long, through [`Target`].
 //!
-//! After a panic no further transfer is pushed; those already in the ring are carried out, and end with an error. All
-//! others end with it at once. A buffer whose completion will never be reaped is leaked rather than freed.
+//! After a panic no further transfer is pushed. Those already in the ring are carried out, and end with an error; all
+//! others end with an error at once. A buffer whose completion will never be reaped is leaked rather than freed.
 //!
-//! Lock: `backing queue`, held only to put transfers into the queue and to take them out.
+//! Lock: `backing queue`, held only to add transfers to the queue and to take them out.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,14 +28,14 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, AtomicU64, Mutex, classes};
 use crate::base::thread::{join, spawn_relied_on};
 
-/// What the completion of the eventfd's read says instead of a transfer's place.
+/// The user data of the eventfd's read; that of other entries is a transfer's place.
 const WAKE: u64 = u64::MAX;
-/// Where the kernel puts the eventfds' counts, which nobody looks at: memory that is never freed.
+/// Where the kernel writes the eventfds' counts, which are not used: memory that is never freed.
 static WAKE_COUNT: AtomicU64 = AtomicU64::new(0);
-/// How long the thread rests when the ring itself fails, for want of memory for example.
+/// How long the thread rests when the ring itself fails, for lack of memory for example.
 const RING_RETRY_AFTER: Duration = Duration::from_millis(1);
 
-/// The ring of a backing. Dropped, it carries out what is queued and waits for all that is in flight.
+/// The ring of a backing. Dropping it carries out all queued transfers and waits for those in flight.
 pub(super) struct Uring {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -48,18 +48,18 @@ struct Shared {
 
 struct Queue {
     transfers: VecDeque<Started>,
-    /// The thread waits for completions, and would not see a new transfer by itself.
+    /// The thread waits for completions, and must be woken for a new transfer.
     asleep: bool,
     closed: bool,
 }
 
 impl Uring {
-    /// Makes a ring for `queue_depth` transfers at a time.
+    /// Creates a ring for `queue_depth` transfers in flight.
     ///
     /// # Errors
     /// `Unsupported` when the system has no io_uring, does not permit it, or gives it no memory.
     pub(super) fn new(target: Arc<Target>, queue_depth: usize) -> Result<Self> {
-        // One entry more, for the eventfd: there always is room for what is pushed.
+        // One more entry for the eventfd, so that a push always finds room.
         let ring = make_ring(queue_depth as u32 + 1).map_err(|error| refused(&error))?;
         let mut probe = Probe::new();
         ring.submitter().register_probe(&mut probe).map_err(|error| refused(&error))?;
@@ -97,8 +97,8 @@ impl Uring {
     }
 }
 
-/// A ring that runs the kernel's part of completions when its thread waits for them, and not by interrupting it
-/// (Linux 6.1), or an ordinary one. It is to be enabled by the thread that will use it.
+/// Creates a ring whose completion work runs when its thread waits, instead of interrupting it (DEFER_TASKRUN, Linux
+/// 6.1), or else an ordinary one. The thread that will use the ring must enable it.
 fn make_ring(entries: u32) -> std::io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.setup_r_disabled();
@@ -109,7 +109,7 @@ fn make_ring(entries: u32) -> std::io::Result<IoUring> {
 }
 
 fn refused(error: &std::io::Error) -> Error {
-    let what = format!("io_uring can not be used here: {error}; the engine 'threads' does without");
+    let what = format!("io_uring cannot be used here: {error}; the engine 'threads' does not need it");
     Error::new(ErrorKind::Unsupported, what).with_setting(SETTING)
 }
 
@@ -123,12 +123,12 @@ impl Drop for Uring {
 
 impl Shared {
     fn wake_up(&self) {
-        // It fails only when 2^64 - 2 calls were not read yet.
+        // It fails only if 2^64 - 2 wake-ups were not read yet.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-/// The transfers that the kernel has, by their place, which is what their completions name.
+/// The transfers that the kernel works on, by place, which is their entries' user data.
 struct InFlight {
     places: Vec<Option<(Started, Progress)>>,
     free: Vec<usize>,
@@ -143,7 +143,7 @@ impl InFlight {
         self.free.len() == self.places.len()
     }
 
-    /// Keeps a transfer, before the kernel gets any of it; returns its place.
+    /// Adds a transfer, before it is pushed to the kernel. Returns its place.
     fn put(&mut self, transfer: Started, progress: Progress) -> usize {
         let place =
             self.free.pop().expect("no more transfers are taken from the queue than there are places");
@@ -151,7 +151,7 @@ impl InFlight {
         place
     }
 
-    /// The transfer at `place`, of which the kernel has nothing any more.
+    /// Removes the transfer at `place`, which the kernel has completed.
     fn remove(&mut self, place: usize) -> Option<(Started, Progress)> {
         let removed = self.places.get_mut(place)?.take()?;
         self.free.push(place);
@@ -161,62 +161,63 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        // The kernel may still write to their buffers.
+        // Leak the buffers: the kernel may still write to them.
         self.places.drain(..).for_each(std::mem::forget);
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Driver {
     ring: IoUring,
     target: Arc<Target>,
     shared: Arc<Shared>,
     in_flight: InFlight,
-    /// Taken from the queue and not pushed yet; empty between steps.
+    /// Transfers taken from the queue and not pushed yet; empty between steps.
     fresh: Vec<Started>,
-    /// Places and answers of completions; empty between steps.
+    /// User data and results of completions; empty between steps.
     reaped: VecDeque<(u64, i32)>,
     /// The eventfd's read is in flight.
     wake_armed: bool,
-    /// The queue holds more than was taken. Nobody wakes this thread for it.
+    /// The queue has transfers left, for which this thread is not woken.
     is_overfull: bool,
     /// The backing is being dropped.
     closing: bool,
-    /// Why no transfer is carried out any more, if so.
+    /// The error of all transfers after a panic.
     usable: Result<()>,
 }
 
 impl Driver {
     fn run(&mut self) {
-        // It fails only for a ring that is enabled already.
+        // It fails only if the ring is enabled already.
         let _ = self.ring.submitter().register_enable_rings();
         while self.take_fresh() {
             self.push_fresh();
             if self.is_overfull && self.in_flight.is_empty() {
-                // All that were taken failed to begin: no completion will make room, and there is room already.
+                // No transfer that was taken could begin, so there is room, and no completion to wait for.
                 continue;
             }
             self.submit_and_wait();
-            // Until it sleeps again, it sees what is started by itself: what completions start above all.
+            // While awake, the thread sees new transfers without being woken: those that completions start above all.
             self.shared.queue.lock().asleep = false;
             self.reap();
         }
     }
 
-    /// After a panic: goes on until the kernel has nothing any more, and to say no.
+    /// After a panic: keeps running, waits for the transfers in flight, and fails all transfers.
     fn refuse(&mut self, why: &str) {
         self.usable = Err(dead(why));
-        // What had been reaped before.
+        // Settle completions that were reaped before the panic.
         self.reap();
         self.run();
     }
 
-    /// Takes as many transfers out of the queue as there are free places. False when all is done.
+    /// Takes as many transfers out of the queue as there are free places. Returns false when the backing is being
+    /// dropped and all transfers have ended.
     fn take_fresh(&mut self) -> bool {
         let mut queue = self.shared.queue.lock();
         let room = self.in_flight.free.len().min(queue.transfers.len());
         self.fresh.extend(queue.transfers.drain(..room));
-        // Transfers that found no place are taken when a completion has made one.
+        // Transfers left in the queue are taken after a completion has freed a place.
         self.is_overfull = !queue.transfers.is_empty();
         queue.asleep = !self.is_overfull;
         self.closing = queue.closed;
@@ -244,36 +245,36 @@ impl Driver {
         self.fresh = fresh;
     }
 
-    /// Hands the kernel what is left of a transfer.
+    /// Pushes the rest of a transfer to the kernel.
     fn push_rest(&mut self, transfer: Started, progress: Progress) {
         let (rest, fd) = (progress.rest(), types::Fd(self.target.fd.as_raw_fd()));
         let len_bytes = rest.len() as u32; // At most MAX_BUFFER_BYTES.
-        // SAFETY: the rest lies in the buffer, as `begin` saw.
+        // SAFETY: the rest lies in the buffer, as `begin` checked.
         let start = unsafe { transfer.buffer.start().add(rest.start) };
         let entry = match transfer.direction {
             Direction::Read => opcode::Read::new(fd, start, len_bytes).offset(progress.offset()).build(),
             Direction::Write => opcode::Write::new(fd, start, len_bytes).offset(progress.offset()).build(),
         };
         let place = self.in_flight.put(transfer, progress) as u64;
-        // SAFETY: `in_flight` has the buffer, and keeps it until the entry's completion was reaped, or for ever; `target`
-        // keeps the file open.
+        // SAFETY: `in_flight` owns the buffer, and keeps it until the entry's completion was reaped, or forever;
+        // `target` keeps the file open.
         unsafe { push(&mut self.ring, &entry.user_data(place)) };
     }
 
     fn submit_and_wait(&self) {
-        // When nobody will wake this thread up any more, it only waits for what is in flight.
+        // When closing, nothing wakes this thread any more: it only waits for the transfers in flight.
         let want = usize::from(!self.closing || !self.in_flight.is_empty());
         match self.ring.submit_and_wait(want) {
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            // What was not submitted stays in the ring, and is tried again.
+            // Entries that were not submitted stay in the ring, and are retried.
             Err(_) => std::thread::sleep(RING_RETRY_AFTER),
         }
     }
 
     fn reap(&mut self) {
         self.reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-        // One by one: a panic loses none of the others.
+        // One by one, so that a panic loses none of the others.
         while let Some((place, answer)) = self.reaped.pop_front() {
             if place == WAKE {
                 self.wake_armed = false;
@@ -284,7 +285,7 @@ impl Driver {
         }
     }
 
-    /// Goes on with a transfer whose last entry the kernel has completed.
+    /// Ends or continues a transfer whose last entry the kernel has completed.
     fn settle(&mut self, place: usize, answer: Result<usize, Errno>) {
         let Some((transfer, mut progress)) = self.in_flight.remove(place) else { return };
         let result = match &self.usable {
@@ -298,12 +299,12 @@ impl Driver {
     }
 }
 
-/// Puts an entry into the submission queue.
+/// Pushes an entry to the submission queue.
 ///
 /// # Safety
-/// What the entry names stays valid until its completion was reaped.
+/// The buffer and the file of the entry must stay valid until its completion was reaped.
 unsafe fn push(ring: &mut IoUring, entry: &squeue::Entry) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the entry's buffer and file valid.
     let pushed = unsafe { ring.submission().push(entry) };
     // Each place has at most one entry, and the eventfd one.
     pushed.expect("the queue has an entry for each place and one more");
@@ -320,7 +321,7 @@ mod tests {
     use crate::backing::tests::Ends;
     use crate::base::units::PAGE_SIZE;
 
-    /// A buffer that the kernel has when the thread panics comes back when the kernel is done with it.
+    /// A buffer in use by the kernel when the thread panics is returned when the kernel has completed it.
     #[test]
     fn the_kernel_keeps_its_buffers_when_the_thread_panics() {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
@@ -337,7 +338,7 @@ mod tests {
             let completion: Arc<dyn crate::backing::Completion> = Arc::<Ends>::clone(&ends);
             uring.start(Transfer { direction, offset, len_bytes: PAGE_SIZE, buffer, token, completion });
         };
-        // It waits for the pipe. The one behind it ends at once, so that the first is on its way then.
+        // The first transfer waits for the pipe. The second ends at once, by which time the first is in flight.
         start(1, 0);
         start(2, 1);
         assert_eq!(ends.wait(2).1.expect_err("no block").kind(), ErrorKind::Invalid);

@@ -1,4 +1,4 @@
-//! What is taken as a backing and what is not: whose it is, and what it holds.
+//! Which files and devices are accepted as backings, by owner and contents.
 
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
@@ -6,10 +6,10 @@ use std::process::{Command, Stdio};
 use super::model::LoopDevice;
 use super::*;
 
-/// Nobody's, but somebody else's.
+/// The user `nobody`, who stands for another user.
 const OTHER_USER: u32 = 65534;
 
-/// What [`FileBacking::open`] returns, once no other program of the machine has just a look at the device.
+/// Opens a backing; retries while another program has the device open briefly.
 fn open_soon(options: &FileOptions) -> Result<FileBacking> {
     for _ in 0..200 {
         match FileBacking::open(options) {
@@ -28,7 +28,7 @@ fn refused(options: &FileOptions) -> (Error, String) {
     (error, text)
 }
 
-/// 1 MiB of the file or device at `path`.
+/// Returns options for 1 MiB of the file or device at `path`.
 fn sized(path: &Path) -> FileOptions {
     options(path, 1 << 20, Engine::Threads)
 }
@@ -99,7 +99,7 @@ fn what_holds_something_else_wants_force_and_is_known_again() {
     assert_eq!((error.kind(), error.setting()), (ErrorKind::Busy, Some("backing_force")), "{text}");
     assert!(text.contains("--force") && text.contains("19.5 KiB"), "{text}");
     assert_eq!(std::fs::read(&path).expect("a file"), foreign, "it was left alone");
-    // Zeros are something, too: nothing says whose.
+    // A file of zeros is not empty.
     own_file(&path, &[0; 1 << 16]);
     refused(&sized(&path));
     own_file(&path, &foreign);
@@ -110,14 +110,14 @@ fn what_holds_something_else_wants_force_and_is_known_again() {
         drop(open(&path, 1 << 20, engine));
     }
     assert_eq!(Mark::parse(&std::fs::read(&path).expect("a file")), Some(mark), "the same file");
-    // Any change of it, and it is not ours any more.
+    // A changed mark is no longer recognised.
     let mut damaged = marked;
     damaged[3000] ^= 1;
     own_file(&path, &damaged);
     assert_eq!(refused(&sized(&path)).0.setting(), Some("backing_force"));
 }
 
-/// What mkfs writes is not taken for a backing, and nothing of a backing is taken for a file system.
+/// A file system or swap area created over a backing is not taken for a backing.
 #[test]
 fn a_file_system_made_over_a_backing_is_safe() {
     let directory = directory();
@@ -149,7 +149,7 @@ fn a_block_device_is_taken_when_it_is_empty_or_ours() {
     let Some(device) = LoopDevice::attach(directory.path(), LEN_BYTES) else { return };
     let disk = std::fs::OpenOptions::new().write(true).open(device.path()).expect("root's");
     let (all, forced) = (sized(device.path()), FileOptions { force: true, ..sized(device.path()) });
-    // Where swap, ISO 9660, btrfs, md, ZFS and the copy of a GPT have their signatures.
+    // The places of the signatures of swap, ISO 9660, btrfs, md, ZFS and the backup GPT.
     let places = [0, 1024, 4086, 4096, 32 << 10, 64 << 10, 256 << 10];
     let ends = [512, 4096, 8192, 64 << 10, 128 << 10, 512 << 10].map(|before| LEN_BYTES - before);
     let wipe = |offset: u64, len: usize| disk.write_all_at(&vec![0; len], offset).expect("room");
@@ -169,7 +169,7 @@ fn a_block_device_is_taken_when_it_is_empty_or_ours() {
     drop(open_soon(&forced).expect("forced"));
     drop(open_soon(&all).expect("it is ours"));
     drop(disk);
-    // Its node is judged as a file is, but that its group may use it.
+    // The rules for a node are those for a file, except that its group may have access.
     let node = directory.path().join("node");
     let number = rustix::fs::stat(device.path()).expect("a device").st_rdev;
     let mode = rustix::fs::Mode::from_raw_mode(0o660);

@@ -1,4 +1,4 @@
-//! What goes wrong on purpose, and how it is told.
+//! Injected faults, and how they are reported.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ fn faults_meet_what_they_are_meant_for() {
     assert_eq!((bench.write(0, 1), bench.write(far, 2)), (Ok(()), Ok(())));
     assert_eq!(bench.faults.injected(), 0);
 
-    // The range's end is just before, its start just behind what is not met.
+    // The range ends just before the second write, and starts within the first.
     let range = BUFFER_BYTES as u64 - 1..far;
     bench.faults.add(Fault { range, direction: Some(Direction::Write), ..Fault::always(FaultKind::Error) });
     assert_eq!(kind(bench.write(0, 3)), ErrorKind::Io);
@@ -77,7 +77,7 @@ fn faults_meet_what_they_are_meant_for() {
     assert_eq!(flipped, 1);
     assert_eq!(bench.read(0).expect("no error"), [0; BUFFER_BYTES]);
 
-    // The device is gone, and comes back.
+    // The device fails, and recovers.
     bench.faults.add(Fault::always(FaultKind::Error));
     assert_eq!((kind(bench.read(0)), kind(bench.write(far, 1))), (ErrorKind::Io, ErrorKind::Io));
     bench.faults.clear();
@@ -92,7 +92,7 @@ fn a_stall_lasts_and_ends_with_the_backing() {
     let begun = Instant::now();
     assert_eq!(bench.write(0, 1), Ok(()));
     assert!(begun.elapsed() >= stall);
-    // One that stalls for ever keeps no other waiting.
+    // A transfer that stalls forever does not delay others.
     bench.faults.add(Fault { times: 1, ..Fault::always(FaultKind::Stall(Duration::MAX)) });
     let ends = Ends::new();
     let buffer = bench.buffers.take().expect("free");
@@ -127,7 +127,7 @@ fn what_is_held_begins_when_the_faults_are_cleared() {
             assert_eq!(read, [token as u8; BUFFER_BYTES]);
         }
     }
-    // What else happens to them, happens then; and nothing is held for ever.
+    // Other faults apply after the hold; and dropping the backing ends the hold.
     bench.faults.add(Fault::always(FaultKind::Hold));
     bench.faults.add(Fault::always(FaultKind::Error));
     start(1);
@@ -139,8 +139,7 @@ fn what_is_held_begins_when_the_faults_are_cleared() {
     assert_eq!(ends.wait(2).1, Ok(()));
 }
 
-/// Whatever happens to transfers, each ends once, errors are only what was injected, and blocks to which nothing
-/// happened hold what was written.
+/// With any faults, each transfer ends exactly once, and all errors are injected ones.
 #[test]
 fn every_transfer_ends_once_whatever_happens() {
     for (seed, engine) in (1..5).zip(ENGINES.into_iter().cycle()) {

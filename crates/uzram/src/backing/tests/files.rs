@@ -1,4 +1,4 @@
-//! Opening files and devices: sizes, locks, space, and what is refused.
+//! Opening files and devices: sizes, locks, space, and refusals.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ fn block(buffers: &Buffers, byte: u8) -> Buffer {
     buffer
 }
 
-/// Carries out a transfer by the engine, and again by this thread: with the same result.
+/// Carries out a transfer by the engine and again by this thread, and checks that the results are equal.
 fn both_ways(
     backing: &FileBacking,
     direction: Direction,
@@ -47,7 +47,7 @@ fn buffers_are_zeros_apart_from_each_other_and_come_back() {
     for (byte, buffer) in (1..).zip(&taken) {
         assert!(buffer.iter().all(|at| *at == byte));
     }
-    // They outlive the pool.
+    // Buffers outlive the pool.
     drop(buffers);
     assert_eq!(taken[2][0], 3);
     for bad in [0, 100, MAX_BUFFER_BYTES + PAGE_SIZE] {
@@ -123,7 +123,7 @@ fn what_is_no_backing_is_refused_with_a_reason() {
         assert!(!at("new").exists(), "what was made is removed");
     }
     assert_eq!(refused(&options(&at("new"), u64::MAX, Engine::Auto)).kind(), ErrorKind::Invalid);
-    // ext4's largest file is smaller, others' disks are.
+    // Larger than ext4's largest file, and than the disk with other file systems.
     let error = refused(&options(&at("new"), 1 << 60, Engine::Auto));
     assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Invalid), "{error}");
     assert!(!at("new").exists(), "what was made is removed");
@@ -157,7 +157,7 @@ fn a_bad_transfer_ends_with_an_error() {
         backing.discard(1 << 20, 1);
         backing.discard(u64::MAX, u64::MAX);
         drop(backing);
-        // One that the engine meets only when it is to end.
+        // A bad transfer that the engine finds only while it is being dropped.
         for _ in 0..100 {
             let backing = open(&directory.path().join("file"), 1 << 20, engine);
             let (buffers, ends) = (Buffers::new(1, PAGE_SIZE).expect("memory"), Ends::new());
@@ -218,7 +218,7 @@ fn all_that_was_started_ends_before_a_backing_is_gone() {
     }
 }
 
-/// Panics, and starts more the first time.
+/// A completion that starts another transfer and then panics.
 struct Chain {
     backing: Arc<FileBacking>,
     ends: Arc<Ends>,
@@ -249,7 +249,7 @@ fn a_completion_may_start_transfers_and_its_panic_is_its_own() {
     }
 }
 
-/// A completion that lets nothing else be told until it is let go.
+/// A completion that blocks the engine's thread until it is released.
 struct Gate {
     ends: Arc<Ends>,
     open: std::sync::Mutex<std::sync::mpsc::Receiver<()>>,
@@ -262,8 +262,7 @@ impl Completion for Gate {
     }
 }
 
-/// More transfers than the system may be given at a time, of which all fail before it is given any: those behind them
-/// are carried out.
+/// More transfers than the queue depth fail before any is in flight: those after them are carried out.
 #[test]
 fn transfers_that_fail_to_begin_hold_up_nothing() {
     const BAD: u64 = 20;
@@ -276,7 +275,7 @@ fn transfers_that_fail_to_begin_hold_up_nothing() {
         let (open, gate) = std::sync::mpsc::channel();
         let completion: Arc<dyn Completion> = Arc::new(Gate { ends: Arc::clone(&ends), open: gate.into() });
         let (direction, buffer) = (Direction::Read, block(&buffers, 1));
-        // The engine's thread is held up by the first, so that all others are in the queue when it looks again.
+        // The first transfer blocks the engine's thread, so that all others are in the queue when it goes on.
         backing.start(Transfer { direction, offset: 1, len_bytes: PAGE_SIZE, buffer, token: 0, completion });
         for token in 1..=BAD {
             ends.start_part(&backing, Direction::Read, 1, PAGE_SIZE, block(&buffers, 1), token);
@@ -294,7 +293,7 @@ fn transfers_that_fail_to_begin_hold_up_nothing() {
     }
 }
 
-/// Forbids this thread, and those it starts, io_uring: as a container's seccomp profile does.
+/// Forbids io_uring to this thread and those it starts, as a container's seccomp profile does.
 fn forbid_io_uring() {
     // Loads the number of the call, compares it with io_uring_setup's, and answers EPERM or allows it.
     let load = libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: 0 };
@@ -330,7 +329,7 @@ fn where_io_uring_is_forbidden_threads_do_its_work() {
     assert_eq!(open(&path, 1 << 20, Engine::Auto).engine(), Engine::Uring, "elsewhere it is used");
 }
 
-/// A mounted file system. Dropped, it is unmounted.
+/// A mounted file system, unmounted when dropped.
 struct Mounted(tempfile::TempDir);
 
 impl Mounted {
@@ -354,7 +353,7 @@ impl Drop for Mounted {
     }
 }
 
-/// ramfs knows neither O_DIRECT nor fallocate.
+/// ramfs supports neither O_DIRECT nor fallocate.
 #[test]
 fn a_file_system_without_direct_io_is_used_through_the_page_cache() {
     let Some(ramfs) = Mounted::new(c"ramfs") else { return };

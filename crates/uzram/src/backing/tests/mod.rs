@@ -1,4 +1,4 @@
-//! The tests of backings. Each runs with both engines where they could differ.
+//! Tests of backings. Each runs with both engines where they could differ.
 
 mod claims;
 mod faults;
@@ -18,20 +18,20 @@ use crate::base::sync::{Condvar, Mutex, classes};
 
 const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Threads];
 
-/// A directory on the disk: many systems have `/tmp` in memory.
+/// Creates a directory on the disk: many systems have `/tmp` in memory.
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(if Path::new("/var/tmp").is_dir() { "/var/tmp" } else { "/tmp" })
         .expect("a directory")
 }
 
-/// What lies before the first byte of a backing, where blocks of O_DIRECT have 4096 bytes at most.
+/// The header's length, if blocks of O_DIRECT have 4096 bytes at most.
 const HEADER_BYTES: u64 = MARK_BYTES as u64;
 
 fn file_bytes(path: &Path) -> u64 {
     std::fs::metadata(path).expect("a file").len()
 }
 
-/// A file of ours, closed to others.
+/// Creates a file that other users cannot access.
 fn own_file(path: &Path, contents: &[u8]) {
     std::fs::write(path, contents).expect("a file");
     std::fs::set_permissions(path, Permissions::from_mode(0o600)).expect("ours");
@@ -45,10 +45,10 @@ fn open(path: &Path, size_bytes: u64, engine: Engine) -> FileBacking {
     FileBacking::open(&options(path, size_bytes, engine)).expect("a backing")
 }
 
-/// How long anything may take.
+/// The maximum time to wait for anything.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What transfers ended with, by token. A second end of one is a failure.
+/// The results of transfers, by token. A transfer that ends twice is a failure.
 pub(super) struct Ends {
     ends: Mutex<HashMap<u64, (Buffer, Result<()>)>>,
     changed: Condvar,
@@ -100,7 +100,7 @@ impl Ends {
         }
     }
 
-    /// How many have ended and were not waited for.
+    /// Returns the number of transfers that have ended and were not waited for.
     pub(in crate::backing) fn count(&self) -> usize {
         self.ends.lock().len()
     }

@@ -1,4 +1,4 @@
-//! Seeded transfers against plain bytes.
+//! Compares seeded transfers with a model.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use super::*;
 use crate::base::random::Random;
 use crate::base::units::PAGE_SIZE;
 
-/// 64 blocks that are written, read and discarded, many at a time, never two that overlap.
+/// 64 blocks that are written, read and discarded, many at a time, without overlaps.
 struct Model {
     seed: u64,
     random: Random,
     block_bytes: usize,
-    /// Contents of each block, by the seed it was filled from; none for any.
+    /// The seed of each block's contents; `None` if they are undefined.
     blocks: Vec<Option<u64>>,
     busy: Vec<bool>,
     in_flight: BTreeMap<u64, (Direction, std::ops::Range<usize>)>,
@@ -130,7 +130,7 @@ fn a_loop_device_agrees_with_a_model() {
         agrees(&backing, 4, 1500);
         let again = FileBacking::open(&options).map(|_| ()).expect_err("it is open already");
         assert_eq!((again.kind(), again.setting()), (ErrorKind::Busy, Some("backing_dev")), "{again}");
-        // Not even what it has: the header takes a part of it.
+        // The full size is refused: the header takes a part of it.
         let too_large = FileOptions { size_bytes: Some(4 << 20), ..options };
         drop(backing);
         let error = FileBacking::open(&too_large).map(|_| ()).expect_err("it has 4 MiB");
@@ -138,7 +138,7 @@ fn a_loop_device_agrees_with_a_model() {
     }
 }
 
-/// A loop device on a file. Dropped, it is detached.
+/// A loop device on a file, detached when dropped.
 pub(super) struct LoopDevice(String);
 
 impl LoopDevice {

@@ -1,4 +1,4 @@
-//! What becomes of transfers when a panic ends a thread that carries them out.
+//! Transfers whose thread ends by a panic.
 
 use super::*;
 use crate::base::units::PAGE_SIZE;
@@ -9,8 +9,8 @@ fn start(backing: &FileBacking, ends: &Arc<Ends>, buffers: &Buffers, direction: 
     ends.start(backing, direction, token * PAGE_SIZE as u64, buffer, token);
 }
 
-/// Every transfer ends, those that were under way and those that are started later; buffers come back, and callers that
-/// read for themselves are served on.
+/// Every transfer ends, those in flight and those started later; buffers come back, and callers can still carry out
+/// transfers in their own thread.
 #[test]
 fn nobody_waits_for_an_engine_that_died() {
     const TRANSFERS: u64 = 20;
@@ -29,7 +29,7 @@ fn nobody_waits_for_an_engine_that_died() {
         (0..TRANSFERS).for_each(|token| start(&backing, &ends, &buffers, Direction::Read, token));
         let failed = (0..TRANSFERS).filter_map(|token| ends.wait(token).1.err()).collect::<Vec<_>>();
         assert!(!failed.is_empty(), "{engine:?}, {panic_point:?}");
-        // It may be told of the first before it knows.
+        // A transfer may still end before the engine has noted the panic.
         let deadline = Instant::now() + DEADLINE;
         let error = loop {
             start(&backing, &ends, &buffers, Direction::Write, 3);

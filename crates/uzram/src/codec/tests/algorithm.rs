@@ -1,4 +1,4 @@
-//! Algorithms as text, and the dictionary files that they name.
+//! Parsing and printing of algorithms, and reading of their dictionary files.
 
 use super::*;
 
@@ -60,7 +60,7 @@ fn a_bad_algorithm_says_what_to_write() {
         assert_eq!(error.kind(), ErrorKind::Invalid);
         assert!(error.to_string().contains(hint), "{text}: {error}");
     }
-    // A level given in code is checked as well.
+    // A level given in code is checked, too.
     for (kind, level) in [(Kind::Lz4, 0), (Kind::Lz4hc, 10), (Kind::Zstd, 23), (Kind::Deflate, -1)] {
         assert!(Algorithm::new(kind, Some(level), None).is_err());
     }
@@ -80,7 +80,7 @@ fn a_bad_dictionary_says_why() {
     write("damaged", &damaged);
     write("cut", &trained()[..100]);
     let fifo = std::ffi::CString::new(path("fifo")).unwrap();
-    // SAFETY: a path in our own directory, with its last zero.
+    // SAFETY: a path in the test's own directory, terminated by a zero.
     assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
     for (name, kinds, hint) in [
         ("missing", &["lz4", "lz4hc", "zstd"][..], "No such file"),
@@ -99,7 +99,7 @@ fn a_bad_dictionary_says_why() {
             assert!(error.to_string().contains(hint), "{kind} {name}: {error}");
         }
     }
-    // What zstd refuses, lz4 takes as contents.
+    // A damaged zstd dictionary is raw contents for lz4.
     for text in ["lz4,dict=damaged", "lz4hc,dict=cut", "zstd,dict=longest", "zstd:22,dict=longest"] {
         let (kind, name) = text.split_once(",dict=").unwrap();
         Coder::new(&algorithm(&format!("{kind},dict={}", path(name))))

@@ -1,8 +1,8 @@
-//! What dictionaries do to pages, and how they are made.
+//! Compression with dictionaries, and training of dictionaries.
 
 use super::*;
 
-/// A page of stretches of a pool that is incompressible in itself.
+/// Returns a page of pieces of a pool that itself is incompressible.
 fn page_of_stretches(pool: &[u8], random: &mut Random) -> Page {
     let mut page = Vec::new();
     while page.len() < PAGE_SIZE {
@@ -12,7 +12,7 @@ fn page_of_stretches(pool: &[u8], random: &mut Random) -> Page {
     page.try_into().unwrap()
 }
 
-/// A dictionary finds what a page alone does not repeat, and one decoder reads every level used with it.
+/// A dictionary provides matches that a page alone lacks, and one decoder reads every level used with it.
 #[test]
 fn dictionaries_help_and_are_independent_of_the_level() {
     let random = &mut Random::new(SEED);
@@ -43,8 +43,8 @@ fn dictionaries_help_and_are_independent_of_the_level() {
     }
 }
 
-/// Compressed pages do not name their dictionary: another one gives an error or another page, which
-/// the store's checksum tells from the right one.
+/// Compressed pages do not name their dictionary: decoding with another one gives an error or another page, which the
+/// store's checksum detects.
 #[test]
 fn a_wrong_dictionary_is_an_error_or_another_page() {
     let mut altered = trained().to_vec();
@@ -103,7 +103,7 @@ fn the_trainer_says_what_it_lacks() {
     }
     let trained = train(&pages, 8 << 10).unwrap();
     assert!(trained.len() <= 8 << 10 && trained.starts_with(&0xec30_a437_u32.to_le_bytes()));
-    // Nothing to learn is an answer too: an error or a dictionary, never a panic.
+    // With nothing to learn, the result is an error or a dictionary, never a panic.
     for page in [[0; PAGE_SIZE], [7; PAGE_SIZE]] {
         if let Ok(bytes) = train(&[page; 16], 8 << 10) {
             with("zstd", &bytes);

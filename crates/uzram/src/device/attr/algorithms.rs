@@ -1,4 +1,4 @@
-//! Which algorithms there are, and their parameters.
+//! The attributes of compression algorithms and their parameters.
 
 use crate::base::error::{Error, Result};
 use crate::codec::{Algorithm, Dictionary, Kind};
@@ -7,7 +7,7 @@ use crate::store::MAX_RECOMPRESSION;
 use super::super::{Device, Params};
 use super::{number_within, put, words};
 
-/// Every algorithm, the one in use in brackets.
+/// Lists all algorithms, with the one in use in brackets.
 fn choices(current: &Algorithm) -> String {
     let show = |kind: Kind| if kind == current.kind() { format!("[{current}]") } else { kind.name().into() };
     Kind::ALL.map(show).join(" ")
@@ -17,7 +17,7 @@ pub(super) fn comp_algorithm(device: &Device) -> String {
     choices(&device.state.lock().params.store.algorithm)
 }
 
-/// A line for each priority that has an algorithm.
+/// Returns a line for each priority that has an algorithm.
 pub(super) fn recomp_algorithm(device: &Device) -> String {
     let algorithms = device.state.lock().params.store.recompression.clone();
     let line = |(at, algorithm): (usize, &Option<Algorithm>)| {
@@ -26,7 +26,7 @@ pub(super) fn recomp_algorithm(device: &Device) -> String {
     algorithms.iter().enumerate().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// An algorithm, as `parse` reads it, and its priority.
+/// Parses an algorithm, by `parse`, and its priority.
 pub(super) fn parse_recomp_algorithm<T>(
     value: &str,
     parse: impl Fn(&str) -> Result<T>,
@@ -48,12 +48,12 @@ pub(super) fn parse_recomp_algorithm<T>(
     }
 }
 
-/// A priority from `least` on.
+/// Parses a priority of at least `least`.
 pub(super) fn parse_priority(text: &str, least: usize) -> Result<usize> {
     number_within("priority", text, least..=MAX_RECOMPRESSION)
 }
 
-/// The algorithm of a priority, or the first of a kind, with its priority.
+/// Finds the first algorithm of that priority and that kind, each if given. Returns its priority and the algorithm.
 pub(super) fn find(
     params: &Params,
     priority: Option<usize>,
@@ -88,7 +88,7 @@ pub(super) struct AlgorithmParams {
 }
 
 impl AlgorithmParams {
-    /// The kernel's words, but what it ignores is refused.
+    /// Parses the kernel's syntax, but refuses what the kernel ignores.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut params = AlgorithmParams::default();
         for (name, value) in words(text) {
@@ -118,14 +118,14 @@ impl AlgorithmParams {
 
 pub(super) fn set_algorithm_params(device: &Device, params: AlgorithmParams) -> Result<()> {
     let AlgorithmParams { kind, priority, level, dict } = params;
-    // Without either it is the algorithm in use.
+    // The default is the algorithm in use.
     let priority = priority.or(if kind.is_none() { Some(0) } else { None });
     let (at, current) = {
         let state = device.state.lock();
         state.uninitialised("algorithm_params")?;
         find(&state.params, priority, kind)?
     };
-    // Without the lock: it reads a file.
+    // Without the device's lock: it reads a file.
     let level = level.map(|level| current.kind().parse_level(&level)).transpose()?;
     let dict = dict.map(|path| Dictionary::read(&path)).transpose()?;
     let algorithm = Algorithm::new(current.kind(), level, dict)?;

@@ -1,4 +1,4 @@
-//! The backing device: which it is, what is written to it on request, and how much may be.
+//! The attributes of the backing device: its path, writeback on request, and limits of writeback.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) fn backing_dev(device: &Device) -> String {
     device.backing().map_or_else(|| "none".to_owned(), |backing| backing.name().to_owned())
 }
 
-/// The whole path of a file or block device; `None` for no backing device.
+/// Parses the absolute path of a file or block device, or `none`.
 pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
     match value {
         "none" => Ok(None),
@@ -25,7 +25,7 @@ pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
 }
 
 pub(super) fn set_backing_dev(device: &Device, path: Option<String>) -> Result<()> {
-    // Before a file is made for nothing. Without the lock it is opened, and space is reserved for it.
+    // Check this before a file is created. The file is opened, and its space reserved, without the lock.
     let force = {
         let state = device.state.lock();
         state.uninitialised("backing_dev")?;
@@ -33,7 +33,7 @@ pub(super) fn set_backing_dev(device: &Device, path: Option<String>) -> Result<(
     };
     let is_at = |path: &String| device.backing().is_some_and(|backing| backing.is_at(path));
     if path.as_ref().is_some_and(is_at) {
-        // It could not be opened once more.
+        // Close it first: it cannot be opened twice.
         device.set_backing(None)?;
     }
     device.set_backing(path.map(|path| NamedBacking::open(&path, force)).transpose()?)
@@ -44,7 +44,8 @@ pub(super) fn writeback(task: &Task<'_>, wanted: Writeback) -> Result<()> {
     task.write_back_interruptible(&wanted, &task.work).map(drop)
 }
 
-/// All pages of a kind, or ranges of pages. The kernel's words, but what it ignores is refused, and there are `all`.
+/// Parses a type of pages, or ranges of pages. The syntax is the kernel's with `all` added; what the kernel ignores is
+/// refused.
 pub(super) fn parse_writeback(value: &str) -> Result<Writeback> {
     let refused = |what: String| Err(Error::invalid(what).with_setting("writeback"));
     let (mut kind, mut ranges) = (None, Vec::new());
@@ -85,7 +86,7 @@ fn parse_candidates(name: &str) -> Result<Candidates> {
     }
 }
 
-/// The pages from the `first` to the `last`, both included.
+/// Parses the range of pages from `first` to `last`, both included.
 fn parse_pages(first: &str, last: &str) -> Result<Range<u64>> {
     let parse = |text: &str| {
         let bad = |_| Error::invalid(format!("'{text}' is no number of a page")).with_setting("writeback");
@@ -115,7 +116,7 @@ fn beyond_the_end(page: u64, why: &str) -> Error {
 }
 
 impl State {
-    /// The store, if it has a backing device.
+    /// Returns the store, if it has a backing device.
     fn backed_store(&self) -> Option<&Arc<Store>> {
         self.params.backing.as_ref().and(self.store.as_ref())
     }

@@ -1,4 +1,4 @@
-//! Pages that are not used: which they are, and what is done about them.
+//! The attributes of cold pages: marking them idle, listing their states, and recompressing them.
 
 use crate::base::error::{Error, Result};
 use crate::codec::Kind;
@@ -10,13 +10,14 @@ use super::algorithms::{find, parse_priority};
 use super::text::BlockStates;
 use super::words;
 
-/// For how many seconds pages were not used; `None` for all pages.
+/// Parses a minimum age in seconds; `None` for all pages.
 pub(super) fn parse_idle_age(value: &str) -> Result<Option<u32>> {
-    let bad = |_| Error::invalid(format!("'{value}' is no age: write all, or seconds")).with_setting("idle");
+    let bad =
+        |_| Error::invalid(format!("'{value}' is not an age: write all, or seconds")).with_setting("idle");
     if value == "all" { Ok(None) } else { value.parse().map(Some).map_err(bad) }
 }
 
-/// The pages of a type that the kernel has for recompression and writeback alike.
+/// Parses a type of pages that the kernel has for both recompression and writeback.
 pub(super) fn page_type(name: &str) -> Option<Candidates> {
     let (idle, huge) = match name {
         "idle" => (true, false),
@@ -27,7 +28,7 @@ pub(super) fn page_type(name: &str) -> Option<Candidates> {
     Some(Candidates { idle, huge, ..Candidates::default() })
 }
 
-/// In the columns of the kernel's `block_state`.
+/// Returns the whole text, in the columns of the kernel's `block_state`.
 pub(super) fn block_state(device: &Device) -> String {
     let (mut lines, mut text, mut piece) = (BlockStates::new(device), Vec::new(), [0; 4096]);
     while let len @ 1.. = lines.read_at(text.len() as u64, &mut piece) {
@@ -38,7 +39,7 @@ pub(super) fn block_state(device: &Device) -> String {
     String::from_utf8(text).unwrap_or_default()
 }
 
-/// Which pages to compress again, and by which of the device's algorithms.
+/// The pages to recompress, and the algorithm to use.
 #[derive(Default)]
 pub(super) struct RecompressRequest {
     what: Recompression,
@@ -51,7 +52,8 @@ impl RecompressRequest {
         let mut request = RecompressRequest::default();
         let what = &mut request.what;
         for (name, value) in words(text) {
-            let bad = || Error::invalid(format!("'{name}={value}' cannot be")).with_setting("recompress");
+            let bad =
+                || Error::invalid(format!("'{name}={value}' cannot be used")).with_setting("recompress");
             match name {
                 "type" => {
                     what.candidates = page_type(value).ok_or_else(|| {
@@ -80,7 +82,7 @@ pub(super) fn recompress(task: &Task<'_>, request: RecompressRequest) -> Result<
         return Err(Error::invalid(what).with_setting("recompress"));
     }
     if !task.can_recompress() {
-        let what = "there is no algorithm to compress pages again";
+        let what = "there is no recompression algorithm";
         return Err(Error::invalid(what).with_setting("recomp_algorithm"));
     }
     if kind.is_some() || priority.is_some() {

@@ -1,4 +1,4 @@
-//! What leaves memory without anyone asking: when, how much of it, in what order, and what was decided.
+//! The attributes of the reclaim policy: its settings and its statistics.
 
 use crate::base::error::{Error, Result};
 use crate::base::units::{parse_duration_s, parse_size};
@@ -7,7 +7,7 @@ use crate::store::ReclaimPolicy;
 use super::super::Device;
 use super::lines;
 
-/// Changes the policy, of the store too if there is one.
+/// Changes the policy in the parameters, and in the store if there is one.
 pub(super) fn change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy)) -> Result<()> {
     try_change_policy(device, |policy| {
         change(policy);
@@ -26,7 +26,8 @@ fn try_change_policy(device: &Device, change: impl FnOnce(&mut ReclaimPolicy) ->
     Ok(())
 }
 
-/// The lower watermark goes down with it, so that both can be set in either order from the defaults.
+/// Sets the high watermark, and lowers the low watermark to it, so that both can be set in either order from the
+/// defaults.
 pub(super) fn set_policy_high(device: &Device, percent: u64) -> Result<()> {
     change_policy(device, |policy| {
         policy.high_percent = percent;
@@ -46,20 +47,20 @@ pub(super) fn set_policy_low(device: &Device, percent: u64) -> Result<()> {
     })
 }
 
-/// Seconds, of which a page's slot can tell as many.
+/// Parses a duration in seconds that fits into a u32, as the access times in slots do.
 pub(super) fn parse_age_s(name: &'static str, value: &str) -> Result<u32> {
     let bad = |why: &str| Error::invalid(why.to_owned()).with_setting(name);
     let seconds = parse_duration_s(value).map_err(|error| bad(&error.to_string()))?;
     u32::try_from(seconds).map_err(|_| bad(&format!("{value} is more than {} seconds", u32::MAX)))
 }
 
-/// A size, also written as SIZE/day.
+/// Parses a size, optionally followed by `/day`.
 pub(super) fn parse_writeback_budget(value: &str) -> Result<u64> {
     parse_size(value.strip_suffix("/day").unwrap_or(value))
 }
 
 pub(super) fn policy(device: &Device) -> String {
-    // Without the lock: it may take a while to count.
+    // Without the device's lock: counting may take a while.
     let store = device.state.lock().store.clone();
     store.map_or_else(String::new, |store| lines(&store.policy_stats()))
 }

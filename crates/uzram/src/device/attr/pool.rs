@@ -1,4 +1,4 @@
-//! The pool, its compaction, and the lists of pages by their use: how they are built, and what they hold.
+//! The attributes of the pool, its compaction, and the LRU: their settings and statistics.
 
 use crate::base::error::{Error, Result};
 use crate::base::mem::{CHUNK_PAGES, reserve_chunks};
@@ -8,10 +8,10 @@ use super::super::Device;
 use super::super::task::Task;
 use super::lines;
 
-/// Less would move less than an object at a time.
+/// The minimum compaction rate; a lower one would move less than one object in a step.
 const LEAST_COMPACT_RATE_BYTES: u64 = 1 << 20;
 
-/// In the columns of the kernel's `/sys/kernel/debug/zsmalloc/POOL/classes`.
+/// Returns a table in the columns of the kernel's `/sys/kernel/debug/zsmalloc/POOL/classes`.
 pub(super) fn classes(device: &Device) -> String {
     let mut text = String::from(" class  size");
     let percent = ["10%", "20%", "30%", "40%", "50%", "60%", "70%", "80%", "90%", "99%", "100%"];
@@ -68,10 +68,10 @@ pub(super) fn set_compact_rate(device: &Device, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Whole chunks are kept ready.
+/// Parses a size, and rounds it up to whole chunks.
 pub(super) fn parse_reserve_pages(value: &str) -> Result<u64> {
     let chunks = reserve_chunks(bytes_to_pages(parse_size(value)?));
-    // The largest that is a number of bytes again is far too much as well.
+    // Clamp so that the size in bytes fits into a u64.
     Ok((chunks * u64::from(CHUNK_PAGES)).min(page_of(u64::MAX)))
 }
 
@@ -84,7 +84,7 @@ pub(super) fn set_lru_pagevec(device: &Device, pages: usize) -> Result<()> {
     Ok(())
 }
 
-/// What the lists of pages by their use have and did.
+/// Returns the statistics of the LRU.
 pub(super) fn lru(device: &Device) -> String {
     let stats = device.lru_stats();
     lines(&[

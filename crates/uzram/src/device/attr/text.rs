@@ -1,7 +1,8 @@
-//! The text of an attribute as a file of it would be, read piece by piece.
+//! The text of an attribute, read piece by piece like a file.
 //!
-//! What grows with the disk is made while it is read: whoever reads it holds a line of it, and the store only while a
-//! piece is made. Meanwhile pages change, so that each line tells of another moment; a page has one line at most.
+//! A text that grows with the disk is generated while it is read: the reader keeps one line of it, and holds the store
+//! only while a piece is generated. Pages may change meanwhile, so that the lines are of different moments; a page has
+//! at most one line.
 
 use std::io::Write;
 
@@ -12,9 +13,9 @@ use crate::store::{BlockState, Store};
 use super::super::Device;
 use super::{BLOCK_STATE, find};
 
-/// The most lines of `block_state`.
+/// The maximum number of lines of `block_state`.
 const MAX_LINES: u64 = 1 << 20;
-/// What each of them takes: numbers have 12 places, which hold 32 bits, and 6 places after the point.
+/// The length of each line: numbers have 12 places, enough for 32 bits, and 6 places after the point.
 const LINE_BYTES: usize = 40;
 
 /// An attribute's text, which ends with a newline.
@@ -25,20 +26,20 @@ enum Kind {
     BlockStates(BlockStates),
 }
 
-/// The lines of `block_state`, of which those to come are made when they are read.
+/// The lines of `block_state`, generated when they are read.
 pub(super) struct BlockStates {
     store: Weak<Store>,
-    /// Lines that were made, so far.
+    /// The number of lines generated so far.
     made: u64,
-    /// The last of them.
+    /// The last line generated.
     line: [u8; LINE_BYTES],
-    /// The page from which on the others are.
+    /// The page to continue from.
     next: u64,
 }
 
 impl AttributeText {
-    /// Copies what there is at an offset; returns the number of bytes, 0 at the end. Reading at a smaller
-    /// offset starts from the first page again.
+    /// Copies the text at an offset into `out`. Returns the number of bytes, 0 at the end. Reading `block_state` at a
+    /// smaller offset than before starts from the first page again.
     pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> usize {
         match &mut self.0 {
             Kind::Whole(text) => {
@@ -51,10 +52,11 @@ impl AttributeText {
 }
 
 impl Device {
-    /// An attribute's text, to be read piece by piece. [`Device::get`] returns it whole, without its last newline.
+    /// Returns an attribute's text, to be read piece by piece. [`Device::get`] returns it whole, without the last
+    /// newline.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Device::get`].
     pub fn text(&self, name: &str) -> Result<AttributeText> {
         let attribute = find(name)?;
         Ok(AttributeText(match attribute.name {
@@ -65,7 +67,7 @@ impl Device {
 }
 
 impl BlockStates {
-    /// Those of a device, as long as it is not reset; none while it is uninitialised.
+    /// Returns the lines of a device; none while it is uninitialised, or once it is reset.
     pub(super) fn new(device: &Device) -> Self {
         let store = device.state.lock().store.as_ref().map(Arc::downgrade).unwrap_or_default();
         BlockStates { store, made: 0, line: [0; LINE_BYTES], next: 0 }
@@ -104,12 +106,12 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
     len
 }
 
-/// A line in the columns of the kernel's `block_state`.
+/// Formats a line in the columns of the kernel's `block_state`.
 fn line(page: u64, used_s: u32, state: BlockState) -> [u8; LINE_BYTES] {
     let BlockState { same, backed, huge, idle, recompressed, incompressible } = state;
     let flag = |is_set: bool, letter: char| if is_set { letter } else { '.' };
     let mut line = [b'\n'; LINE_BYTES];
-    // It has room for all that there can be.
+    // It cannot fail: the line has room for the largest numbers.
     let _ = write!(
         &mut line[..LINE_BYTES - 1],
         "{page:12} {used_s:12}.{:06} {}{}{}{}{}{}",
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
     use crate::device::tests::device;
 
-    /// A disk of 64 MiB of which every third page is one word.
+    /// A disk of 64 MiB of which every third page is same-filled.
     fn sparse_device() -> Arc<Device> {
         let device = device(&[("disksize", "64M")]);
         let disk = device.open().expect("initialised");

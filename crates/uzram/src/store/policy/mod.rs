@@ -1,21 +1,21 @@
-//! Reclaim: which pages leave memory without anyone asking, and when.
+//! Reclaim: which pages leave memory in the background, and when.
 //!
-//! A thread of the store carries it out. When the pool takes more than the policy's high watermark, a writer wakes it,
-//! and pages leave until what would be left if the pool were packed is below the low watermark. Each page is compressed
-//! again, if that was not tried and makes it fall into a smaller size class, or else written back. When that is not
-//! enough because what is left lies scattered, the pool is packed. Once a second or less often, pages that were not
-//! used for as long as the policy says are compressed again or written back.
+//! The policy's thread reclaims pages. When the pool grows above the policy's high watermark, a writer wakes the
+//! thread, and it reclaims pages until the pool, if it were packed, would be below the low watermark. Each page is
+//! recompressed, if that was not tried and moves it to a smaller size class, or else written back. If the pool is then
+//! still too large because it is fragmented, it is packed. Once a second or less often, pages that were not used for
+//! the time that the policy sets are recompressed or written back.
 //!
-//! With a reserve the watermarks are of what the limit leaves beside it ([`Arena::limit_but_reserve_pages`]), and the thread
-//! is woken, too, when the reserve lacks chunks at the limit: then the pool is packed until whole chunks are free, and
-//! pages leave as long as that is not enough.
+//! With a reserve the watermarks are percentages of the limit less the reserve ([`Arena::limit_but_reserve_pages`]),
+//! and the thread is also woken when the reserve lacks chunks at the limit: then the pool is packed until whole chunks
+//! are free, and pages are reclaimed as long as that is not enough.
 //!
-//! A writer that meets the limit waits until the thread has freed something, and fails only when nothing can leave
+//! A writer that reaches the limit waits until the thread has freed memory, and fails only if nothing can be reclaimed
 //! or that takes too long. With a reserve it fails at once.
 //!
-//! - `watermarks.rs`: the watermarks, and who waits for whom
+//! - `watermarks.rs`: the watermarks, waking the thread, and waiting for it
 //! - `room.rs`: what a write does at the limit
-//! - `reclaim.rs`: which pages leave
+//! - `reclaim.rs`: which pages are reclaimed
 //! - `thread.rs`: when
 //!
 //! Lock order: `policy` is a leaf; the thread holds no lock between its steps.
@@ -38,21 +38,21 @@ pub(super) use reclaim::Reclaimed;
 pub use thread::PolicyThread;
 pub(super) use watermarks::Watermarks;
 
-/// In what order pages are reclaimed. Reads and prints as `pages` or `zspages`.
+/// The order in which pages are reclaimed. Parses from and prints as `pages` or `zspages`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReclaimOrder {
     /// The coldest pages, wherever their objects lie.
     #[default]
     Pages,
-    /// All objects of the coldest zspage, so that its memory is free at once.
+    /// All pages whose objects are in the coldest zspage, which frees its memory at once.
     Zspages,
 }
 
 impl ReclaimOrder {
-    /// All of them.
+    /// All orders.
     pub const ALL: [ReclaimOrder; 2] = [ReclaimOrder::Pages, ReclaimOrder::Zspages];
 
-    /// Its name in settings.
+    /// Returns the name used in settings.
     pub const fn name(self) -> &'static str {
         match self {
             ReclaimOrder::Pages => "pages",
@@ -63,21 +63,21 @@ impl ReclaimOrder {
 
 named!(ReclaimOrder, "'{}' is no order to reclaim in: {}");
 
-/// A store's policy. It does something once there is a backing device or an algorithm to compress pages again.
+/// A store's reclaim policy. It has effect only with a backing device or a recompression algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReclaimPolicy {
-    /// Pages leave when the pool and its metadata come above so many in a hundred of the limit, 1 to 100, or
-    /// with a reserve, of what the limit leaves beside that.
+    /// The high watermark: reclaim starts when the pool and its metadata exceed this percentage, 1 to 100, of the limit
+    /// less the reserve.
     pub high_percent: u64,
-    /// And until it is below so many, 0 to `high_percent`.
+    /// The low watermark: reclaim ends below this percentage, 0 to `high_percent`.
     pub low_percent: u64,
-    /// Pages are compressed again when they were not used for so many seconds; 0 for never.
+    /// Pages not used for this many seconds are recompressed; 0 for never.
     pub recompress_after_s: u32,
-    /// Pages are written back when they were not used for so many seconds; 0 for never.
+    /// Pages not used for this many seconds are written back; 0 for never.
     pub writeback_after_s: u32,
-    /// The most bytes that are written to the backing device in a day; 0 for any.
+    /// The maximum bytes written to the backing device in a day; 0 for no budget.
     pub writeback_budget_bytes: u64,
-    /// In what order pages are reclaimed. A store keeps the one that it was made with.
+    /// The order in which pages are reclaimed; fixed when the store is built.
     pub order: ReclaimOrder,
 }
 
@@ -94,30 +94,30 @@ impl Default for ReclaimPolicy {
     }
 }
 
-/// Pages of the pool and its metadata.
+/// Returns the pages of the pool and its metadata.
 #[inline]
 fn used_pages(arena: &Arena) -> u64 {
     arena.used_pages(Account::Pool) + arena.used_pages(Account::Slab)
 }
 
-/// Pages that would be left of them if the pool were packed.
+/// Returns the pages of the pool and its metadata that would be left if the pool were packed.
 fn needed_pages(arena: &Arena, pool: &AnyPool) -> u64 {
     used_pages(arena).saturating_sub(pool.freeable_pages())
 }
 
 impl Store {
-    /// Sets the policy, but for its order, which stays.
+    /// Sets the policy except its order, which cannot be changed.
     pub fn set_policy(&self, policy: ReclaimPolicy) {
         self.watermarks.set_policy(policy);
         if let Some(backing) = &self.backing {
             backing.set_budget_bytes(policy.writeback_budget_bytes);
         }
         self.update_watermarks();
-        // The thread may have another time to wait for.
+        // The thread may have to wake up earlier than before.
         self.watermarks.wake();
     }
 
-    /// The watermarks, what they are compared with, and what the policy decided so far: a name and a count each.
+    /// Returns the watermarks, the values compared with them, and counts of the policy's decisions, with their names.
     pub fn policy_stats(&self) -> Vec<(&'static str, u64)> {
         let policy = self.watermarks.policy();
         let decisions = &self.watermarks.decisions;
@@ -156,7 +156,7 @@ impl Store {
         self.watermarks.update(&self.arena, self.can_reclaim());
     }
 
-    /// Whether pages can leave memory, or become smaller.
+    /// Returns whether pages can be written back or recompressed.
     pub(in crate::store) fn can_reclaim(&self) -> bool {
         self.lru.is_some() && (self.backing.is_some() || self.can_recompress())
     }

@@ -1,6 +1,6 @@
-//! Which pages leave memory: the coldest first, or those of the coldest zspages.
+//! Which pages are reclaimed: the coldest first, or those of the coldest zspages.
 //!
-//! Lock order: `writeback`, then slots, which are tried only.
+//! Lock order: `writeback`, then slots, which are only tried.
 
 use crate::base::clock::uptime_s;
 use crate::base::mem::CHUNK_PAGES;
@@ -12,19 +12,19 @@ use crate::zsmalloc::{Budget, Effort};
 
 use super::{ReclaimOrder, ReclaimPolicy, needed_pages, used_pages};
 
-/// Pages that are taken from the cold end at a time.
+/// Pages isolated from the cold end of the LRU at a time.
 const PAGES_AT_ONCE: usize = 64;
-/// Zspages that are emptied at a time.
+/// Zspages emptied at a time.
 const ZSPAGES_AT_ONCE: usize = 16;
-/// One page in so many of the limit leaves at least, when any does.
+/// A reclaim frees at least the limit divided by this.
 const LEAST_SHARE: u64 = 64;
-/// Pages that are looked at before it is asked whether there is something more urgent to do.
+/// Pages scanned between checks for more urgent work.
 const LOOKS_AT_ONCE: u64 = 1024;
-/// The pool is packed where that frees one page in so many.
+/// The pool is packed if that frees more than its pages divided by this.
 const PACKED_SHARE: u64 = 64;
 
 impl Store {
-    /// Reclaims pages until the pool is below the low watermark, and some in any case.
+    /// Reclaims pages until the pool is below the low watermark, and at least some.
     pub(in crate::store) fn reclaim(&self) -> Reclaimed {
         let lacks_reserve = self.arena.lacks_reserve();
         if lacks_reserve
@@ -33,7 +33,7 @@ impl Store {
         {
             return Reclaimed::Some;
         }
-        // A writer may meet the limit below the mark, where free pages are no use to it.
+        // A writer may reach the limit while the pool is below the watermark, if it cannot use the free pages.
         let least = self.least_pages();
         let now = needed_pages(&self.arena, &self.pool);
         let goal = self.watermarks.low_pages.get().min(now.saturating_sub(least));
@@ -44,24 +44,24 @@ impl Store {
         }
         let reclaimed = reclaimer.end();
         let has_packed = if lacks_reserve { self.pack_for_reserve() } else { self.pack(goal) };
-        // What has become free is kept for reuse otherwise.
+        // Otherwise the freed pages would be kept for reuse.
         self.arena.release_beyond_limit();
         if has_packed { Reclaimed::Some } else { reclaimed }
     }
 
-    /// Pages that leave at least, when any do: a chunk of them where that is what is missing.
+    /// Returns how many pages to free at least: a chunk if the reserve lacks one.
     fn least_pages(&self) -> u64 {
         let chunk_pages = if self.arena.lacks_reserve() { u64::from(CHUNK_PAGES) } else { 0 };
         chunk_pages.max(self.arena.limit_pages() / LEAST_SHARE).max(PAGES_AT_ONCE as u64 / 2)
     }
 
-    /// Whether so much has left that writers find room, even if nothing is left that can.
+    /// Returns whether writers find room, even if no more pages can be reclaimed.
     pub(super) fn has_reclaimed_enough(&self) -> bool {
         !self.arena.lacks_reserve()
             && used_pages(&self.arena) + self.least_pages() <= self.arena.limit_pages()
     }
 
-    /// Packs the pool if that is worth it; returns whether that freed anything.
+    /// Packs the pool if that is worth it. Returns whether that freed anything.
     fn pack(&self, goal: u64) -> bool {
         let freeable = self.pool.freeable_pages();
         if freeable <= self.pool.pages_used() / PACKED_SHARE || used_pages(&self.arena) <= goal {
@@ -70,7 +70,7 @@ impl Store {
         self.compact_for_policy() > 0
     }
 
-    /// Packs the pool so that chunks are free; returns whether the reserve lacks none any more.
+    /// Packs the pool to free chunks. Returns whether the reserve no longer lacks any.
     fn pack_for_reserve(&self) -> bool {
         self.compact_for_policy();
         !self.arena.lacks_reserve()
@@ -82,15 +82,15 @@ impl Store {
         freed
     }
 
-    /// Compresses again or writes back pages that were not used for as long as the policy says. Returns whether it came to the end, before
-    /// there was something more urgent to do.
+    /// Recompresses or writes back pages that were not used for the time that the policy sets. Returns whether it
+    /// finished before more urgent work came up.
     pub(super) fn look_for_old(&self, policy: &ReclaimPolicy) -> bool {
         self.watermarks.decisions.looks.add(1);
         self.recompress_old(policy.recompress_after_s) && self.write_back_old(policy.writeback_after_s)
     }
 
-    /// The pages that hold an object and were not used for `age_s`; none for 0. It ends early when there is something
-    /// more urgent to do.
+    /// Returns the pages that hold an object and were not used for `age_s`; none if that is 0. The iterator ends early
+    /// when more urgent work comes up.
     fn old_pages(&self, age_s: u32) -> impl Iterator<Item = PageNo> {
         let is_old = move |page: PageNo| {
             self.slots.peek(page).is_stored() && uptime_s().saturating_sub(self.slots.used_s(page)) >= age_s
@@ -144,29 +144,29 @@ impl Store {
     }
 }
 
-/// What came of having pages leave.
+/// The result of a reclaim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::store) enum Reclaimed {
-    /// Some did, or what was left was packed.
+    /// Pages were reclaimed, or the pool was packed.
     Some,
-    /// None did, because they were in use; that may change any moment.
+    /// No page was reclaimed, because the candidates were in use; a retry may succeed.
     NotYet,
     /// The backing device failed.
     Failed,
-    /// None can.
+    /// No page can be reclaimed.
     None,
 }
 
-/// Pages that leave until there is room.
+/// One reclaim: it takes pages until there is room.
 struct Reclaimer<'a> {
     store: &'a Store,
     pass: Option<Pass<'a>>,
     recompression: Recompression,
-    /// Pages that the pool is to need at most.
+    /// Reclaim ends when the pool would need no more pages than this if packed.
     goal: u64,
-    /// Pages that were compressed again.
+    /// Pages made smaller by recompression.
     became_smaller: u64,
-    /// Whether no more may be written, or there is nowhere to write to.
+    /// Whether no more may be written, or there is no backing device.
     is_full: bool,
     /// Pages that stayed because they were in use.
     in_use: u64,
@@ -207,7 +207,7 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Reclaims all pages whose objects are in the zspages that were stored into longest ago.
+    /// Reclaims all pages whose objects are in the least recently filled zspages.
     fn zspages(&mut self) {
         let mut left = self.store.pool.pages_used();
         while left > 0 && self.goes_on() {
@@ -215,7 +215,7 @@ impl<'a> Reclaimer<'a> {
                 for page in pages {
                     self.page(PageNo(*page), || true);
                 }
-                // The zspages are given back when their objects are gone.
+                // A zspage is freed only once all of its objects are.
                 self.pass.iter_mut().for_each(Pass::flush);
             });
             match emptied {
@@ -225,7 +225,7 @@ impl<'a> Reclaimer<'a> {
         }
     }
 
-    /// Whether there is still something to do, and it can be done.
+    /// Returns whether the goal is not reached yet and more pages can be reclaimed.
     fn goes_on(&self) -> bool {
         let is_sound = self.pass.as_ref().is_none_or(|pass| pass.outcome().error.is_none());
         let pending_bytes = self.pass.as_ref().map_or(0, Pass::pending_bytes);
@@ -237,13 +237,13 @@ impl<'a> Reclaimer<'a> {
             && needed.saturating_sub(pending_bytes / PAGE_SIZE as u64) > self.goal
     }
 
-    /// Compresses a page again or adds it to the pass, if it still `is_cold` once its slot is locked. Returns whether it is about
-    /// to leave.
+    /// Recompresses a page or adds it to the pass, if it still `is_cold` once its slot is locked. Returns whether it
+    /// was added.
     fn page(&mut self, page: PageNo, is_cold: impl FnOnce() -> bool) -> bool {
         let (store, decisions) = (self.store, &self.store.watermarks.decisions);
         decisions.looked_at.add(1);
         if page.number() >= store.pages() {
-            // An object's header said so, which is damaged; whose the object is nobody knows.
+            // The number comes from a damaged object header; the object's page is unknown.
             decisions.failures.add(1);
             return false;
         }
@@ -255,7 +255,7 @@ impl<'a> Reclaimer<'a> {
                 self.in_use += 1;
                 return false;
             }
-            // It was discarded meanwhile: there is nothing that could leave later.
+            // It was discarded meanwhile, so it cannot be reclaimed later either.
             Tried::Empty => return false,
         };
         let slot = match store.recompress_locked(slot, page, &self.recompression) {
@@ -269,7 +269,7 @@ impl<'a> Reclaimer<'a> {
                 decisions.not_smaller.add(u64::from(tried));
                 slot
             }
-            // At the limit there may be no room even for less.
+            // At the limit there may be no room for the new object, although it is smaller.
             Err(_) => {
                 decisions.failures.add(1);
                 let Some(slot) = store.slots.try_lock(page).locked() else { return false };
@@ -284,7 +284,7 @@ impl<'a> Reclaimer<'a> {
         added.is_ok()
     }
 
-    /// Waits for what is on its way.
+    /// Waits for the pending writes, and returns the result.
     fn end(mut self) -> Reclaimed {
         let decisions = &self.store.watermarks.decisions;
         let outcome = self.pass.take().map(Pass::end).unwrap_or_default();
@@ -305,7 +305,7 @@ mod tests {
     use super::*;
     use crate::store::StoreBuilder;
 
-    /// Of pages that were discarded since they were found nothing can leave later either; of one that is busy it can.
+    /// A page discarded since it was found does not count as in use; a busy page does.
     #[test]
     fn a_page_that_is_gone_is_not_in_use() {
         let store = Store::new(&StoreBuilder::new("test", 1000)).expect("memory");

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::store::{Store, Wait};
 
-/// How long a write waits for room, at most, before it fails.
+/// The maximum time that a write waits for room before it fails.
 pub(super) const MOST_WAIT: Duration = Duration::from_secs(20);
 
 impl Store {
-    /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed: the write
-    /// then tries again. `deadline` is `None` on the first attempt of a write, and is kept from one to the next.
+    /// Makes room for a write that failed with `error`, if it failed at the limit and pages can be reclaimed; the
+    /// caller then retries. `deadline` is `None` on the first attempt of a write, and is kept for the next ones.
     ///
     /// # Errors
-    /// `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`, when there is no room,
-    /// or it is another one.
+    /// `WouldBlock` when memory can be freed, and the write must not wait for that; else `error`, if it is of another
+    /// kind or there is no room.
     #[cold]
     pub(in crate::store) fn request_room(
         &self,
@@ -29,13 +29,13 @@ impl Store {
         }
         let watermarks = &self.watermarks;
         if self.arena.has_reserve() {
-            // The write never waits for memory; pages are reclaimed for the next one.
+            // The write never waits for memory; pages are reclaimed for later writes.
             watermarks.request_reclaim();
             watermarks.decisions.writers_refused.add(1);
             return Err(error);
         }
         if wait == Wait::No && !watermarks.is_stuck() {
-            let what = "the memory limit is reached, and pages can leave";
+            let what = "the memory limit is reached, and pages can be reclaimed";
             return Err(Error::new(ErrorKind::WouldBlock, what));
         }
         if wait == Wait::Yes {
@@ -48,7 +48,8 @@ impl Store {
         Err(match watermarks.why_died() {
             None => error,
             Some(why) => {
-                let what = format!("{error}; no page leaves any more: {why}. Reset the device to go on");
+                let what =
+                    format!("{error}; pages are no longer reclaimed: {why}. Reset the device to go on");
                 Error::new(error.kind(), what).with_setting("mem_limit")
             }
         })

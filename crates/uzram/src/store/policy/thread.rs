@@ -1,4 +1,4 @@
-//! When pages leave: the thread that carries out a store's policy.
+//! The policy's thread: when pages are reclaimed.
 
 use std::time::{Duration, Instant};
 
@@ -9,29 +9,29 @@ use crate::store::Store;
 
 use super::reclaim::Reclaimed;
 
-/// How often it is looked for pages that were not used for long, at most and at least.
+/// The shortest and the longest interval of scans for old pages, in seconds.
 const LOOK_AFTER: [u64; 2] = [1, 60];
-/// Looks in the time after which a page is to leave.
+/// Scans within the age at which a page is recompressed or written back.
 const LOOKS: u64 = 16;
-/// When nothing can leave, the thread rests for so many times as it took to find that out, within these bounds. A
-/// device that stalls and then fails may be well again long before four times its stall. Writers are refused for
-/// [`LEAST_REST`] only; then the next one wakes the thread.
+/// When no page can be reclaimed, the thread rests for this multiple of the time that it took to find out, within
+/// these bounds: a device that stalls and then fails may recover long before four times its stall. Writers are refused
+/// for [`LEAST_REST`] only; then the next one wakes the thread.
 const REST_FACTOR: u32 = 4;
 const LEAST_REST: Duration = Duration::from_millis(100);
 const MOST_REST: Duration = Duration::from_secs(1);
-/// A backing device that fails for so long is taken for one that is gone: writers no longer wait for it.
+/// A backing device that has failed for this long is considered gone: writers no longer wait for it.
 const MOST_FAILING: Duration = Duration::from_secs(2);
-/// When pages are in use that are to leave.
+/// The rest when all candidates are in use.
 const SHORTEST_REST: Duration = Duration::from_millis(1);
 
-/// The thread that carries out a store's policy. Dropped, it ends.
+/// The thread that carries out a store's policy. Dropping this ends it.
 pub struct PolicyThread {
     store: Arc<Store>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl PolicyThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     /// `NoMemory` when the system gives no thread.
@@ -58,10 +58,10 @@ impl Drop for PolicyThread {
 }
 
 impl Store {
-    /// What the thread does until it is to end.
+    /// The thread's loop.
     fn reclaim_until_told_to_end(&self) {
         if self.arena.has_reserve() {
-            // Writers may wait for a lock that it has.
+            // Writers may wait for a lock that this thread holds: it must not take page faults.
             touch_stack();
         }
         let watermarks = &self.watermarks;
@@ -85,7 +85,7 @@ impl Store {
                 }
             } else {
                 watermarks.is_awake.set(0);
-                // Who does not see that yet has changed something before, which is seen here.
+                // A writer that does not see this yet made its change before; the check below sees it.
                 match every {
                     _ if watermarks.is_urgent(&self.arena) => {}
                     Some(every) => std::thread::park_timeout(every.saturating_sub(last_look.elapsed())),
@@ -95,11 +95,11 @@ impl Store {
         }
     }
 
-    /// Reclaims pages, or rests where none can be. `failing` is since when the backing device fails.
+    /// Reclaims pages, or rests if none can be reclaimed. `failing` is the time since which the backing device fails.
     fn reclaim_or_rest(&self, failing: &mut Option<Instant>) {
         let began = Instant::now();
         let reclaimed = match self.reclaim() {
-            // Pages that were all marked as used the first time are not the second.
+            // The first scan may only have cleared the pages' use marks.
             Reclaimed::None => self.reclaim(),
             reclaimed => reclaimed,
         };
@@ -110,7 +110,7 @@ impl Store {
             Reclaimed::Some => (Duration::ZERO, false),
             Reclaimed::NotYet => (SHORTEST_REST, false),
             Reclaimed::Failed if since.elapsed() < MOST_FAILING => (LEAST_REST, false),
-            // A writer met the limit before, and has not noticed yet.
+            // A writer reached the limit before, and has not retried yet.
             Reclaimed::None if self.has_reclaimed_enough() => (SHORTEST_REST, false),
             Reclaimed::Failed | Reclaimed::None => {
                 ((began.elapsed() * REST_FACTOR).clamp(LEAST_REST, MOST_REST), true)

@@ -1,5 +1,5 @@
-//! The watermarks of a store's policy, and who waits for its thread: it is woken above the high watermark, and writers
-//! wait for it at the limit.
+//! The watermarks of a store's policy. The policy's thread is woken above the high watermark, and writers wait for it
+//! at the limit.
 //!
 //! Lock: `policy`, a leaf.
 
@@ -11,17 +11,17 @@ use crate::zsmalloc::AnyPool;
 
 use super::{ReclaimPolicy, needed_pages, used_pages};
 
-/// The policy and its watermarks, who waits for its thread, and what that did.
+/// The policy, its watermarks, the writers that wait for its thread, and statistics.
 pub(in crate::store) struct Watermarks {
     pub(super) settings: Mutex<ReclaimPolicy>,
-    /// The thread is woken when the pool has more pages; `u64::MAX` for never.
+    /// The thread is woken when the pool has more pages than this; `u64::MAX` for never.
     pub(super) high_pages: Counter,
-    /// And reclaims until it has fewer.
+    /// The thread reclaims until the pool has fewer pages than this.
     pub(super) low_pages: Counter,
-    /// Not 0 while the thread is at work, or about to be.
+    /// Not 0 while the thread runs, or was just woken.
     pub(in crate::store) is_awake: Counter,
     pub(super) state: Mutex<State>,
-    /// Writers wait for it at the limit.
+    /// Writers at the limit wait for this.
     pub(super) freed: Condvar,
     pub(super) decisions: Decisions,
 }
@@ -30,13 +30,13 @@ pub(in crate::store) struct Watermarks {
 pub(super) struct State {
     pub(super) thread: Option<std::thread::Thread>,
     pub(super) ends: bool,
-    /// Why the thread has ended, if nobody told it to.
+    /// Why the thread has died, if it has.
     died: Option<String>,
     /// Writers that wait and were not notified yet.
     pub(super) waiting: u64,
-    /// Times that the thread has freed something, or has found that it cannot.
+    /// Times that the thread has freed memory, or has found that it cannot.
     rounds: u64,
-    /// Nothing could be reclaimed, the last time; until then no writer has it tried again.
+    /// Set if the last reclaim freed nothing: until then writers do not wake the thread.
     stuck_until: Option<Instant>,
 }
 
@@ -46,7 +46,7 @@ impl State {
     }
 }
 
-/// What was decided, and how often.
+/// Counts of the policy's decisions.
 #[derive(Debug, Default)]
 pub(super) struct Decisions {
     pub(super) wakeups: Counter,
@@ -68,7 +68,7 @@ pub(super) struct Decisions {
 }
 
 impl Watermarks {
-    /// Without watermarks: nothing is reclaimed.
+    /// Creates watermarks that are never reached; [`Watermarks::update`] sets them.
     pub(in crate::store) fn new(policy: ReclaimPolicy) -> Self {
         Watermarks {
             settings: Mutex::new(&classes::POLICY, policy),
@@ -92,12 +92,12 @@ impl Watermarks {
         self.high_pages.set(if can_reclaim { mark(policy.high_percent) } else { u64::MAX });
     }
 
-    /// Whether there is room for pages that return to memory.
+    /// Returns whether there is room for pages that return to memory.
     pub(in crate::store) fn has_room(&self, arena: &Arena, pool: &AnyPool) -> bool {
         needed_pages(arena, pool) < self.low_pages.get()
     }
 
-    /// Whether pages are to be reclaimed, because of the high watermark or, as `lacks_reserve` says, for the reserve.
+    /// Returns whether pages should be reclaimed: the pool is above the high watermark, or `lacks_reserve` is true.
     #[inline]
     fn is_above_high(&self, arena: &Arena, lacks_reserve: impl Fn(&Arena) -> bool) -> bool {
         let high_pages = self.high_pages.get();
@@ -119,12 +119,12 @@ impl Watermarks {
         thread.iter().for_each(std::thread::Thread::unpark);
     }
 
-    /// Whether nothing could be reclaimed, a moment ago.
+    /// Returns whether the last reclaim, a moment ago, freed nothing.
     pub(super) fn is_stuck(&self) -> bool {
         self.state.lock().is_stuck(Instant::now())
     }
 
-    /// Wakes the thread for writers that need room, and returns whether it can help.
+    /// Wakes the thread for writers that need room. Returns false if there is no thread or it freed nothing recently.
     fn wake_for_writer(&self, state: &State, now: Instant) -> bool {
         let Some(thread) = state.thread.as_ref().filter(|_| !state.ends && !state.is_stuck(now)) else {
             return false;
@@ -134,7 +134,8 @@ impl Watermarks {
         true
     }
 
-    /// Waits until the thread has freed something, and returns whether it has.
+    /// Waits until the thread has freed memory, found that it cannot, or `until` has passed. Returns whether it freed
+    /// any.
     pub(super) fn wait_for_reclaim(&self, until: Instant) -> bool {
         let began = Instant::now();
         let mut state = self.state.lock();
@@ -165,12 +166,12 @@ impl Watermarks {
         }
     }
 
-    /// Wakes the writers that wait: something was freed, or nothing can be until `stuck_until`.
+    /// Wakes the waiting writers: memory was freed, or none can be until `stuck_until`.
     pub(in crate::store) fn notify_waiters(&self, stuck_until: Option<Instant>) {
         let mut state = self.state.lock();
         state.rounds += 1;
         state.stuck_until = stuck_until;
-        // Some may not run for a while, and nothing more is to be reclaimed for them.
+        // Reset the count now: no more must be reclaimed for woken writers, however late they run.
         let was_awaited = std::mem::take(&mut state.waiting) > 0;
         drop(state);
         if was_awaited {
@@ -178,7 +179,7 @@ impl Watermarks {
         }
     }
 
-    /// The thread has ended without being told to: nobody waits for it any more.
+    /// Notes that the thread has died, and wakes the writers that wait for it.
     pub(super) fn thread_died(&self, why: &str) {
         let mut state = self.state.lock();
         (state.thread, state.ends, state.died) = (None, true, Some(why.to_owned()));
@@ -186,23 +187,23 @@ impl Watermarks {
         self.freed.notify_all();
     }
 
-    /// Why the thread has ended, if nobody told it to.
+    /// Returns why the thread has died, if it has.
     pub(super) fn why_died(&self) -> Option<String> {
         self.state.lock().died.clone()
     }
 
-    /// Sets the policy, but for its order: the pool keeps the LRU of one or the other.
+    /// Sets the policy except its order, which the pool was built for.
     pub(super) fn set_policy(&self, policy: ReclaimPolicy) {
         let mut settings = self.settings.lock();
         *settings = ReclaimPolicy { order: settings.order, ..policy };
     }
 
-    /// The policy now.
+    /// Returns the current policy.
     pub(super) fn policy(&self) -> ReclaimPolicy {
         *self.settings.lock()
     }
 
-    /// Whether pages are to be reclaimed now, or the thread is to end.
+    /// Returns whether the thread should reclaim pages now, or end.
     pub(in crate::store) fn is_urgent(&self, arena: &Arena) -> bool {
         if self.is_above_high(arena, Arena::lacks_reserve) {
             return true;
@@ -223,7 +224,7 @@ mod tests {
     use super::*;
     use crate::store::policy::room::MOST_WAIT;
 
-    /// Nothing more leaves for writers that were told already, however late they run.
+    /// No more is reclaimed for writers that were notified already, however late they run.
     #[test]
     fn a_writer_that_was_told_is_not_waited_for() {
         let watermarks = Watermarks::new(ReclaimPolicy::default());
@@ -244,7 +245,7 @@ mod tests {
         }
     }
 
-    /// A writer that waits is let go when the thread dies, and those that come later do not wait.
+    /// A waiting writer is woken when the thread dies, and later writers do not wait.
     #[test]
     fn nobody_waits_for_a_thread_that_died() {
         let watermarks = Watermarks::new(ReclaimPolicy::default());

@@ -1,5 +1,5 @@
-//! How much may be written to a backing device: the kernel's limit, which somebody sets and which is used up, and a
-//! budget for each day, for flash that wears out. Writes that move objects count, and are not refused.
+//! How much may be written to a backing device: the kernel's writeback limit, which counts down, and a daily budget, to
+//! bound the wear of flash. Writes that move objects are counted, but not refused.
 //!
 //! Lock: `policy`, a leaf.
 
@@ -12,13 +12,13 @@ use super::log::BLOCK_BYTES;
 
 const DAY_S: u32 = 24 * 60 * 60;
 
-/// Units that were taken for a write, to be given back if it fails: no more than was taken, from where it was taken.
+/// Units charged for a write, by their source; given back if the write fails.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub(super) struct Charge {
-    /// From the limit.
+    /// Units taken from the limit.
     limited: u64,
-    /// From the day's budget.
+    /// Units taken from the day's budget.
     spent: u64,
 }
 
@@ -29,17 +29,17 @@ impl std::ops::AddAssign for Charge {
     }
 }
 
-/// What is left of both.
+/// The writeback limit and the daily budget, and how much of them is left.
 pub(super) struct Allowance(Mutex<State>);
 
 #[derive(Default)]
 struct State {
     limit: WritebackLimit,
-    /// Bytes a day; 0 for any.
+    /// Bytes a day; 0 for no budget.
     budget_bytes: u64,
     /// When the day began, in seconds of uptime.
     day_s: u32,
-    /// Units of 4 KiB that were written since.
+    /// Units of 4 KiB written since then.
     spent: u64,
 }
 
@@ -50,18 +50,18 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// Whether anything may be written.
+    /// Checks that anything may be written.
     ///
     /// # Errors
-    /// `Io`, as in the kernel, when the limit is spent, or the day's budget.
+    /// `Io`, as in the kernel, when the limit or the day's budget is used up.
     pub(super) fn check(&self) -> Result<()> {
         self.0.lock().check(1)
     }
 
-    /// Takes units that are to be written.
+    /// Charges units about to be written.
     ///
     /// # Errors
-    /// As [`Allowance::check`], when there are not so many.
+    /// As [`Allowance::check`], when fewer units are left.
     pub(super) fn charge(&self, units: u64) -> Result<Charge> {
         if units == 0 {
             return Ok(Charge::default());
@@ -74,19 +74,19 @@ impl Allowance {
         Ok(Charge { limited, spent: units })
     }
 
-    /// Units that are to be written whatever the limit.
+    /// Counts units about to be written, regardless of the limit and the budget.
     pub(super) fn note(&self, units: u64) -> Charge {
         self.0.lock().spent += units;
         Charge { limited: 0, spent: units }
     }
 
-    /// What could not be written.
+    /// Gives back the charge of a write that failed.
     pub(super) fn give_back(&self, charge: Charge) {
         let mut state = self.0.lock();
         if state.limit.enabled {
             state.limit.left = state.limit.left.saturating_add(charge.limited);
         }
-        // A day may have ended since.
+        // A new day may have begun since the charge.
         state.spent = state.spent.saturating_sub(charge.spent);
     }
 
@@ -94,17 +94,17 @@ impl Allowance {
         self.0.lock().limit
     }
 
-    /// Changes the limit, and nobody charges anything meanwhile.
+    /// Changes the limit atomically with respect to charges.
     pub(super) fn change_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
         change(&mut self.0.lock().limit);
     }
 
-    /// Sets how many bytes may be written a day; 0 for any.
+    /// Sets how many bytes may be written a day; 0 for no budget.
     pub(in crate::store) fn set_budget_bytes(&self, bytes: u64) {
         self.0.lock().budget_bytes = bytes;
     }
 
-    /// How many bytes of the day's budget are left, if there is one.
+    /// Returns how many bytes of the day's budget are left, if there is a budget.
     pub(in crate::store) fn budget_left_bytes(&self) -> Option<u64> {
         self.0.lock().left_today(uptime_s()).map(|units| units.saturating_mul(BLOCK_BYTES as u64))
     }
@@ -114,21 +114,21 @@ impl State {
     fn check(&mut self, units: u64) -> Result<()> {
         let spent = |what, setting| Err(Error::new(ErrorKind::Io, what).with_setting(setting));
         if self.limit.enabled && self.limit.left < units {
-            return spent("as much was written to the backing device as was allowed", "writeback_limit");
+            return spent("the limit of writes to the backing device is used up", "writeback_limit");
         }
         if self.left_today(uptime_s()).is_some_and(|left| left < units) {
-            let what = "as much was written to the backing device as is allowed in a day";
+            let what = "the day's budget of writes to the backing device is used up";
             return spent(what, "writeback_budget");
         }
         Ok(())
     }
 
-    /// Units that are left of the day's budget; none without one.
+    /// Returns the units left of the day's budget; `None` without a budget.
     fn left_today(&mut self, now_s: u32) -> Option<u64> {
         if now_s.saturating_sub(self.day_s) >= DAY_S {
             (self.day_s, self.spent) = (now_s, 0);
         }
-        // A budget below a unit is one: it would be none otherwise.
+        // Round up, so that a small budget is not 0 units.
         let budget = self.budget_bytes.div_ceil(BLOCK_BYTES as u64);
         (self.budget_bytes > 0).then(|| budget.saturating_sub(self.spent))
     }
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(refusal(allowance.charge(2)), spent);
         drop(allowance.charge(1).expect("left"));
         assert_eq!((allowance.limit().left, checked()), (0, spent));
-        // What was moved was never taken from the limit, nor what was written before there was one.
+        // Moved objects, and writes from before the limit was enabled, were never charged to the limit.
         allowance.give_back(charge);
         assert_eq!(allowance.limit().left, 2);
         allowance.give_back(before);

@@ -1,8 +1,9 @@
-//! Making extents free whose objects have mostly died: the living ones are written elsewhere, together.
+//! Cleaning: freeing extents whose objects are mostly dead, by rewriting the live ones together elsewhere.
 //!
-//! The extents with the fewest living bytes are read whole, and each object in them whose page still says that it
-//! lies there is written anew. Until that has ended the page is read from the old place, which is why the extent is
-//! held. What nobody can read stays where it is, and its extent is left alone until all of it has died.
+//! The extents with the fewest live bytes are read whole. Each object in them that its page's slot still refers to is
+//! written to another extent. Until that write has ended the page is read from the old place, so the old extent is
+//! held. An object that cannot be read stays where it is, and its extent is not cleaned again until all objects in it
+//! are dead.
 
 use crate::backing::{Buffer, Direction};
 
@@ -11,17 +12,17 @@ use super::object::{ALIGN_BYTES, Object};
 use super::writer::Pass;
 use crate::store::slot::{Backed, Contents, Tried};
 
-/// Extents that are cleaned together: what is left of them fills fewer.
+/// Extents that are cleaned together; their live objects fill fewer extents.
 const VICTIMS: usize = 8;
 
-/// Times that some are cleaned before it is given up.
+/// Rounds of cleaning before it gives up.
 const ROUNDS: usize = 64;
 
 impl Pass<'_> {
-    /// Cleans extents, until there is room for pages that leave memory or nothing is won by it.
+    /// Cleans extents until there is room for pages that leave memory, or cleaning gains nothing.
     pub(super) fn clean(&mut self) {
         for _ in 0..ROUNDS {
-            // What was begun before may be about to free some.
+            // Writes in flight may free extents.
             self.flush();
             if self.backing.log.has_room() || !self.clean_some() {
                 return;
@@ -29,10 +30,10 @@ impl Pass<'_> {
         }
     }
 
-    /// Cleans the extents with the fewest living bytes, and returns whether there are any.
+    /// Cleans the extents with the fewest live bytes, and returns whether there were any.
     fn clean_some(&mut self) -> bool {
         let log = &self.backing.log;
-        // Parts of blocks and of extents stay unused.
+        // Leave a margin: parts of blocks and of extents stay unused.
         let room_bytes =
             (log.free_bytes() + self.begun_bytes(Purpose::Moved)).saturating_sub(log.extent_bytes / 4);
         let victims = log.victims(VICTIMS, room_bytes);
@@ -51,7 +52,7 @@ impl Pass<'_> {
         !victims.is_empty()
     }
 
-    /// Writes the living objects of an extent anew, and returns the buffer and whether all could be read.
+    /// Rewrites the live objects of an extent elsewhere. Returns the buffer, and whether the whole extent was readable.
     fn move_from(&mut self, extent: u32, buffer: Buffer) -> (Buffer, bool) {
         let log = &self.backing.log;
         let (buffer, result) =
@@ -80,7 +81,7 @@ impl Pass<'_> {
         (buffer, is_readable)
     }
 
-    /// Whether an object is its page's still. Who is busy with the page is about to change that, or is not asked.
+    /// Returns whether an object is live: its page's slot refers to `place`. Returns false if the slot is busy.
     fn lives_at(&self, object: &Object, place: u64) -> bool {
         let backed = Backed { place, len: object.len, priority: object.priority };
         let page = object.page;
@@ -91,8 +92,8 @@ impl Pass<'_> {
     }
 }
 
-/// Where the next object may begin after a place where none does, and whether that is as it was written: filling
-/// goes on with a block after each flush, before which there are zeros.
+/// Returns where the next object may begin after a place where none does, and whether the gap is intended: after a
+/// flush, filling continues at the next block, and the rest of the last block is zeros.
 fn after_no_object(extent: &[u8], at: usize) -> (usize, bool) {
     let block_end = (at + 1).next_multiple_of(BLOCK_BYTES).min(extent.len());
     let is_empty = extent[at..block_end].iter().all(|byte| *byte == 0);

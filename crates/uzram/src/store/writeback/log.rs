@@ -1,13 +1,13 @@
-//! The space of a backing device: extents, and who lives in them.
+//! The space of a backing device: extents, and the live objects in them.
 //!
-//! The device is cut into *extents*, each of which is filled from its start to its end and then only loses
-//! objects, until it is free and filled anew. An extent's *word* counts the bytes of its living objects, and holds:
-//! who fills it, each write in flight, who cleans it. Whoever brings it to 0 frees it.
+//! The device is divided into *extents*. Each is filled from start to end and then only loses objects, until it is free
+//! and can be refilled. An extent's *word* counts the bytes of its live objects, and its holds: by the thread that
+//! fills it, by each write in flight, by the thread that cleans it. Dropping the word to 0 frees the extent.
 //!
-//! A slot that says where its object lies keeps the extent from being filled anew; so its generation, read under
-//! the slot's lock, is the one that the object was written with.
+//! A slot that refers to a place in an extent keeps the extent from being refilled, so the extent's generation, read
+//! under the slot's lock, is the one that the object was written with.
 //!
-//! Lock: `backing extents`, a leaf, for the free ones.
+//! Lock: `backing extents`, a leaf, protects the free extents.
 
 use crate::backing::{Backing, Buffers};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -19,42 +19,42 @@ use super::object::{ALIGN_BYTES, HEADER_BYTES, Object};
 use super::{BackingCounts, BackingOptions, WritebackLayout};
 use crate::store::slot::Backed;
 
-/// What packed extents take, on a device that has room for many.
+/// The size of packed extents on a large device.
 const MAX_EXTENT_BYTES: u64 = 1 << 20;
 const MIN_EXTENT_BYTES: u64 = 64 << 10;
-/// As many extents there are at least, as long as they need not be smaller than the smallest.
+/// The number of extents that smaller devices are divided into, down to [`MIN_EXTENT_BYTES`] each.
 const MANY_EXTENTS: u64 = 128;
-/// As many there must be.
+/// The minimum number of extents of a device.
 const LEAST_EXTENTS: u64 = if cfg!(loom) { 2 } else { 8 };
-/// Free extents that only cleaning may fill.
+/// Free extents reserved for cleaning.
 const RESERVED_EXTENTS: u32 = 2;
-/// What is read at once where one page after another is wanted.
+/// Bytes read at a time by sequential reads of pages.
 pub(super) const READ_AHEAD_BYTES: usize = 64 << 10;
-/// Reads of pages that can be under way at once. Others wait.
+/// Reads of pages that can be in flight; others wait.
 const READS: u32 = if cfg!(loom) { 2 } else { 64 };
-/// What a block of a transfer is a multiple of, if the device asks for no more.
+/// The alignment of transfers, in bytes; a device's blocks must not be larger.
 pub(super) const BLOCK_BYTES: usize = PAGE_SIZE;
 
-/// One hold, above the bytes.
+/// One hold of an extent's word; the bits below count bytes.
 const HOLD: u32 = 1 << 24;
 const BYTES_MASK: u32 = HOLD - 1;
 const _: () = assert!(MAX_EXTENT_BYTES <= BYTES_MASK as u64);
 
-/// Extents that the device is told of at a time.
+/// Extents that are discarded on the device at a time.
 const DISCARDS_AT_ONCE: usize = 64;
 
-/// Not the number of an extent.
+/// No extent.
 const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
 struct Extent {
-    /// Holds and bytes of living objects; 0 while it is free.
+    /// Holds and bytes of live objects; 0 while it is free.
     word: AtomicU32,
     /// How often it was filled.
     generation: Stamp,
-    /// The free one after it; or, not 0, that it could not be cleaned.
+    /// While free, the next free extent; else not 0 if it could not be cleaned.
     link: Stamp,
-    /// Of the object in it, where there is only one and no header.
+    /// With the layout `Blocks`, the CRC and the checksum of its only object, which has no header.
     crc: Stamp,
     checksum: Stamp,
 }
@@ -62,17 +62,18 @@ struct Extent {
 // SAFETY: numbers, all zero by default, without destructors.
 unsafe impl Entry for Extent {}
 
-/// The free extents: those that were never used, and the others in queues, so that all wear alike.
+/// The free extents: those never used, and the others in queues, so that all wear evenly.
 struct Free {
+    /// The first extent that was never used.
     fresh: u32,
     count: u32,
-    /// The device was told that nothing is in them.
+    /// Extents that were discarded on the device.
     discarded: Queue,
-    /// It was not yet.
+    /// Extents that were not yet.
     emptied: Queue,
 }
 
-/// Extents, by their links.
+/// A queue of extents, linked by `Extent::link`.
 struct Queue {
     first: u32,
     last: u32,
@@ -100,16 +101,16 @@ impl Queue {
     }
 }
 
-/// Who takes an extent.
+/// What an extent is taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// Pages that leave memory.
     New,
-    /// Objects that are moved out of an extent which is to be free.
+    /// Objects moved by cleaning.
     Moved,
 }
 
-/// The space of a backing device, and what was counted about it.
+/// The space of a backing device, and its statistics.
 pub(in crate::store) struct Log {
     pub(super) backing: Arc<dyn Backing>,
     pub(super) layout: WritebackLayout,
@@ -118,24 +119,25 @@ pub(in crate::store) struct Log {
     extents: Table<Extent>,
     count: u32,
     free: Mutex<Free>,
-    /// For reads of pages.
+    /// Buffers for reads of pages.
     pub(super) reads: Buffers,
     pub(super) counts: BackingCounts,
 }
 
 impl Log {
-    /// The space of a device, all of it free.
+    /// Creates the space of a device, with all extents free.
     ///
     /// # Errors
-    /// `Invalid` for a device that is too small; `Unsupported` for one of larger blocks than the layout's;
+    /// `Invalid` for a device that is too small; `Unsupported` for one with blocks larger than [`BLOCK_BYTES`];
     /// `NoMemory`.
     pub(super) fn new(options: &BackingOptions) -> Result<Self> {
         let BackingOptions { backing, layout, compressed } = options.clone();
         let len_bytes = backing.len_bytes();
         let block_bytes = backing.block_bytes();
         if block_bytes > BLOCK_BYTES {
-            let what =
-                format!("the backing device has blocks of {block_bytes} bytes, and {BLOCK_BYTES} are needed");
+            let what = format!(
+                "the backing device has blocks of {block_bytes} bytes; at most {BLOCK_BYTES} are possible"
+            );
             return Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_dev"));
         }
         let extent_bytes = match layout {
@@ -147,7 +149,7 @@ impl Log {
         let count = len_bytes / extent_bytes;
         if count < LEAST_EXTENTS {
             let least = LEAST_EXTENTS * extent_bytes;
-            let what = format!("the backing device has {len_bytes} bytes, and {least} are the least");
+            let what = format!("the backing device has {len_bytes} bytes; it needs at least {least}");
             return Err(Error::invalid(what).with_setting("backing_dev"));
         }
         let count = u32::try_from(count).unwrap_or(NONE - 1).min(NONE - 1);
@@ -165,27 +167,27 @@ impl Log {
         })
     }
 
-    /// The memory of its tables at most.
+    /// Returns the maximum memory of the tables.
     pub(super) fn table_bytes(&self) -> usize {
         self.extents.max_bytes()
     }
 
-    /// Bytes that it can hold.
+    /// Returns the bytes of all extents.
     pub(super) fn len_bytes(&self) -> u64 {
         u64::from(self.count) * self.extent_bytes as u64
     }
 
-    /// Bytes of the extents that are not free.
+    /// Returns the bytes of the extents that are not free.
     pub(super) fn used_bytes(&self) -> u64 {
         u64::from(self.count - self.free.lock().count) * self.extent_bytes as u64
     }
 
-    /// Bytes of those that are.
+    /// Returns the bytes of the free extents.
     pub(super) fn free_bytes(&self) -> usize {
         self.free.lock().count as usize * self.extent_bytes
     }
 
-    /// What an object of so many bytes takes of an extent.
+    /// Returns the bytes of an extent that an object of `len_bytes` takes.
     pub(super) fn footprint(&self, len_bytes: usize) -> usize {
         match self.layout {
             WritebackLayout::Packed => (HEADER_BYTES + len_bytes).next_multiple_of(ALIGN_BYTES),
@@ -193,32 +195,32 @@ impl Log {
         }
     }
 
-    /// What the largest object takes.
+    /// Returns the footprint of the largest object.
     pub(super) fn max_footprint(&self) -> usize {
         self.footprint(PAGE_SIZE)
     }
 
-    /// Where the place `at` bytes into an extent is.
+    /// Returns the place of byte `at` of an extent.
     pub(super) fn place(&self, extent: u32, at: usize) -> u64 {
         u64::from(extent) * self.extent_bytes as u64 + at as u64
     }
 
-    /// The extent of a place.
+    /// Returns the extent of a place.
     pub(super) fn extent_of(&self, place: u64) -> u32 {
         (place / self.extent_bytes as u64) as u32
     }
 
-    /// How often an extent was filled. The caller holds it.
+    /// Returns the generation of an extent, which the caller holds.
     pub(super) fn generation(&self, extent: u32) -> u32 {
         self.extents[extent as usize].generation.get()
     }
 
-    /// How often the extent of a place was filled. The caller knows of a living object there.
+    /// Returns the generation of the extent of a place, where the caller knows of a live object.
     pub(super) fn generation_at(&self, place: u64) -> u32 {
         self.generation(self.extent_of(place))
     }
 
-    /// Writes an object into `out`, which is for the place where it begins: [`Log::footprint`] bytes.
+    /// Writes an object into `out`, the [`Log::footprint`] bytes from its place on.
     pub(super) fn put(&self, out: &mut [u8], extent: u32, object: &Object, bytes: &[u8]) {
         let of = &self.extents[extent as usize];
         let crc = object.crc(of.generation.get(), bytes);
@@ -235,12 +237,12 @@ impl Log {
         };
         let end = start + bytes.len();
         out[start..end].copy_from_slice(bytes);
-        // Nothing of others stays there.
+        // Leave no bytes of other objects there.
         out[end..].fill(0);
     }
 
-    /// The object of `page` that begins `bytes`, read from where it lies, in an extent of that generation: its
-    /// checksum and its own bytes. None if it is not as it was written.
+    /// Returns the checksum and the bytes of the object of `page` at the start of `bytes`, which were read from its
+    /// place in an extent of that generation. Returns `None` if it is not as it was written.
     pub(super) fn find<'a>(
         &self,
         bytes: &'a [u8],
@@ -264,7 +266,7 @@ impl Log {
         }
     }
 
-    /// An extent to fill, which the caller holds; none while there are too few for that purpose.
+    /// Takes a free extent to fill, and holds it for the caller. Returns `None` if too few are free for that purpose.
     pub(super) fn take(&self, purpose: Purpose) -> Option<u32> {
         let extent = {
             let mut free = self.free.lock();
@@ -280,7 +282,7 @@ impl Log {
                 *fresh += 1;
                 *fresh - 1
             } else {
-                // One that is about to be discarded is in neither: that is done in the turn of who takes, too.
+                // No extent is between the queues: only a thread that holds `writeback` discards or takes extents.
                 discarded.pop(&self.extents).or_else(|| emptied.pop(&self.extents))?
             };
             free.count -= 1;
@@ -293,22 +295,22 @@ impl Log {
         Some(extent)
     }
 
-    /// Whether pages that leave memory find an extent without cleaning.
+    /// Returns whether pages that leave memory find an extent without cleaning.
     pub(super) fn has_room(&self) -> bool {
         self.layout == WritebackLayout::Blocks || self.free.lock().count > RESERVED_EXTENTS
     }
 
-    /// One more holds an extent, as somebody does already.
+    /// Adds a hold to an extent that is held already.
     pub(super) fn hold(&self, extent: u32) {
         self.extents[extent as usize].word.fetch_add(HOLD, Ordering::Relaxed);
     }
 
-    /// Lets an extent go.
+    /// Drops a hold of an extent.
     pub(super) fn release(&self, extent: u32) {
         self.lower(extent, HOLD);
     }
 
-    /// An object came to live in an extent that somebody holds.
+    /// Counts a live object in an extent that is held.
     pub(super) fn lives(&self, extent: u32, len_bytes: usize) {
         let footprint = self.footprint(len_bytes);
         self.extents[extent as usize].word.fetch_add(footprint as u32, Ordering::Relaxed);
@@ -316,7 +318,7 @@ impl Log {
         self.counts.pages.add(1);
     }
 
-    /// An object lives there no more, and no slot says so.
+    /// Counts the object at a place as dead. No slot refers to it any more.
     pub(in crate::store) fn died(&self, place: u64, len_bytes: usize) {
         let footprint = self.footprint(len_bytes);
         self.counts.held_bytes.sub(footprint as u64);
@@ -325,7 +327,7 @@ impl Log {
     }
 
     fn lower(&self, extent: u32, by: u32) {
-        // Whoever fills it next does that after all that was done with it before.
+        // AcqRel orders the next filling of the extent after all earlier accesses.
         let word = self.extents[extent as usize].word.fetch_sub(by, Ordering::AcqRel);
         debug_assert!(word & BYTES_MASK >= by & BYTES_MASK && word >= by, "{word:#x} is lowered by {by:#x}");
         if word != by {
@@ -336,22 +338,22 @@ impl Log {
         free.count += 1;
     }
 
-    /// Tells the device of extents that nothing is in them.
+    /// Discards emptied extents on the device.
     pub(super) fn discard_emptied(&self) {
         if self.layout == WritebackLayout::Blocks {
-            // The kernel does not, one block at a time.
+            // The kernel does not discard single blocks.
             return;
         }
         for _ in 0..DISCARDS_AT_ONCE {
-            // Nobody else takes it meanwhile.
+            // The extent is in no queue meanwhile, so no thread takes it.
             let Some(extent) = self.free.lock().emptied.pop(&self.extents) else { return };
             self.backing.discard(self.place(extent, 0), self.extent_bytes as u64);
             self.free.lock().discarded.push(&self.extents, extent);
         }
     }
 
-    /// Up to `most` extents with the fewest living bytes, all of which fit into `room_bytes`, held for cleaning.
-    /// Those that would win nothing are left out.
+    /// Selects up to `most` extents with the fewest live bytes that together fit into `room_bytes`, and holds them for
+    /// cleaning. Extents whose cleaning would free no space are left out.
     pub(super) fn victims(&self, most: usize, room_bytes: usize) -> Vec<u32> {
         let fresh = self.free.lock().fresh;
         let mut best: Vec<(u32, u32)> = Vec::with_capacity(most + 1);
@@ -372,7 +374,7 @@ impl Log {
             // Each flush may leave a part of a block unused.
             let fits = left_bytes >= *word as usize + BLOCK_BYTES;
             let of = &self.extents[*number as usize].word;
-            // It may have lost more meanwhile, but only if it is neither free nor held.
+            // Hold the extent, though it may have lost objects meanwhile, unless it became free or held.
             let hold = |word: u32| (word != 0 && word & !BYTES_MASK == 0).then_some(word + HOLD);
             let held = fits && of.fetch_update(Ordering::AcqRel, Ordering::Relaxed, hold).is_ok();
             left_bytes -= if held { *word as usize + BLOCK_BYTES } else { 0 };
@@ -381,7 +383,7 @@ impl Log {
         chosen.map(|(_, number)| number).collect()
     }
 
-    /// Lets an extent go that was to be cleaned; it is not tried again if some of it can not be read.
+    /// Drops the hold for cleaning; the extent is not tried again if it was not fully readable.
     pub(super) fn end_cleaning(&self, extent: u32, is_readable: bool) {
         if !is_readable {
             self.extents[extent as usize].link.set(1);

@@ -1,10 +1,10 @@
 //! Pages that leave memory for a backing device, and come back.
 //!
-//! - `object.rs`: what stands before an object's bytes, and what vouches for them
-//! - `log.rs`: the device's space: extents, and the objects that live in them
-//! - `writer.rs`: pages on their way out
-//! - `clean.rs`: extents whose objects have mostly died are made free
-//! - `read.rs`: pages that are read from there, and those of them that come back
+//! - `object.rs`: the header and the checksum of an object
+//! - `log.rs`: the device's space: extents, and the live objects in them
+//! - `writer.rs`: writing pages
+//! - `clean.rs`: freeing extents whose objects are mostly dead
+//! - `read.rs`: reading pages, and returning some of them to memory
 //! - `allowance.rs`: how much may be written
 
 mod allowance;
@@ -31,21 +31,21 @@ use super::slot::Tried;
 use super::{Candidates, Store};
 pub(super) use writer::{BackingDevice, Pass};
 
-/// How pages lie on a backing device. Reads and prints as `packed` or `blocks`.
+/// The layout of pages on a backing device. Parses from and prints as `packed` or `blocks`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WritebackLayout {
-    /// Compressed objects one after another, in extents that are written at once.
+    /// Compressed objects one after another, in extents that are written in large transfers.
     #[default]
     Packed,
-    /// The kernel's: each page in a block of 4 KiB of its own.
+    /// The kernel's layout: each page in its own block of 4 KiB.
     Blocks,
 }
 
 impl WritebackLayout {
-    /// All of them.
+    /// All layouts.
     pub const ALL: [WritebackLayout; 2] = [WritebackLayout::Packed, WritebackLayout::Blocks];
 
-    /// Its name in settings.
+    /// Returns the name used in settings.
     pub const fn name(self) -> &'static str {
         match self {
             WritebackLayout::Packed => "packed",
@@ -53,8 +53,7 @@ impl WritebackLayout {
         }
     }
 
-    /// Writes to the device in flight at a time, unless told otherwise: of packed extents some MiB, of blocks the
-    /// kernel's 32.
+    /// Returns the default number of writes in flight: a few MiB of packed extents, or the kernel's 32 blocks.
     pub(crate) const fn default_batch(self) -> u64 {
         match self {
             WritebackLayout::Packed => 4,
@@ -65,14 +64,14 @@ impl WritebackLayout {
 
 named!(WritebackLayout, "'{}' is no layout of a backing device: {}");
 
-/// Where a store's cold pages go.
+/// The backing device that a store's cold pages are written back to.
 #[derive(Clone)]
 pub struct BackingOptions {
-    /// The bytes.
+    /// The device.
     pub backing: Arc<dyn Backing>,
-    /// How pages lie there.
+    /// The layout of pages on it.
     pub layout: WritebackLayout,
-    /// Whether pages are written as they are compressed. Packed ones always are.
+    /// Whether pages are written compressed. With the layout `Packed` they always are.
     pub compressed: bool,
 }
 
@@ -83,75 +82,75 @@ impl fmt::Debug for BackingOptions {
     }
 }
 
-/// Which pages [`Store::write_back`] takes.
+/// The pages that [`Store::write_back`] selects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Writeback {
-    /// Of what kind.
+    /// The kind of pages.
     pub candidates: Candidates,
-    /// Of these, in any order; none for all.
+    /// The ranges to select from, in any order; empty for all pages.
     pub pages: Vec<Range<u64>>,
 }
 
 /// How much may be written to a backing device: the kernel's `writeback_limit`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WritebackLimit {
-    /// Whether it counts.
+    /// Whether the limit is in effect.
     pub enabled: bool,
-    /// What is left, in units of 4 KiB.
+    /// What may still be written, in units of 4 KiB.
     pub left: u64,
 }
 
 per_cpu_counters! {
-    /// What a store's backing device holds and was asked for.
+    /// Statistics of a store's backing device.
     pub struct BackingStats {
-        /// Bytes of its extents that hold any of them: those of dead objects among them are free once they are cleaned.
+        /// Bytes of the extents in use, dead objects included; cleaning frees the space of those.
         extent_bytes,
-        /// How large the device is.
+        /// The size of the device.
         len_bytes,
     };
 
-    /// The counters, one of each for all CPUs: counting is little beside a transfer.
+    /// The counters, not per CPU: counting costs little compared to a transfer.
     pub(super) struct BackingCounts;
 
-    /// Pages that are there and not in memory.
+    /// Pages on the device and not in memory.
     pages,
-    /// Bytes of the device that they take, with what is lost around them.
+    /// Bytes of the device that these pages take, headers and padding included.
     held_bytes,
-    /// Bytes read, for reads of pages and to clean.
+    /// Bytes read, by reads of pages and by cleaning.
     read_bytes,
     /// Reads of the device for reads of pages.
     reads,
     /// Bytes written.
     written_bytes,
-    /// Of these, those of objects that had been there before.
+    /// Bytes of objects moved by cleaning; part of the bytes written.
     cleaned_bytes,
     /// Pages that left memory.
     pages_written_back,
-    /// Bytes of memory that their objects took.
+    /// Bytes of memory that the objects of these pages took.
     object_bytes,
-    /// Pages that came back to memory.
+    /// Pages that returned to memory.
     pages_returned,
-    /// Pages that were used, overwritten or discarded while they were being written, and stayed.
+    /// Pages that stayed in memory because they were used, overwritten or discarded while they were being written.
     pages_kept,
-    /// Writes of the device that failed.
+    /// Failed writes to the device.
     failed_writes,
-    /// Reads of the device that failed.
+    /// Failed reads from the device.
     failed_reads,
-    /// Pages that came back damaged: their reads fail.
+    /// Pages read back damaged: their reads fail.
     corrupted,
 }
 
-/// The most writes to a backing device that may be in flight.
+/// The maximum number of writes in flight to a backing device.
 pub const MAX_WRITEBACK_BATCH: u64 = 128;
-/// Pages that are written back before somebody else has a turn: some MiB.
+/// Pages written back before another thread gets a turn: a few MiB.
 const LEAST_TURN: usize = 2048;
-/// So many pages ahead their memory is asked for.
+/// How many pages ahead objects are prefetched.
 const AHEAD: usize = 8;
-/// How often a page is asked for that somebody is busy with.
+/// How often the slot of a busy page is tried.
 const TRIES: usize = 100;
 
 impl Writeback {
-    /// All pages of a range.
+    /// Selects all pages of a range.
     pub fn of(pages: Range<u64>) -> Self {
         Writeback { candidates: Candidates::default(), pages: vec_of(pages) }
     }
@@ -161,7 +160,7 @@ fn vec_of(pages: Range<u64>) -> Vec<Range<u64>> {
     std::iter::once(pages).collect()
 }
 
-/// Ranges of the first `end` pages, by page, each page once.
+/// Returns the ranges cut to the first `end` pages, sorted and without overlaps.
 fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
     let mut ranges: Vec<_> = ranges.iter().map(|pages| pages.start..pages.end.min(end)).collect();
     ranges.sort_unstable_by_key(|pages| pages.start);
@@ -175,8 +174,7 @@ fn in_order(ranges: &[Range<u64>], end: u64) -> Vec<Range<u64>> {
 }
 
 impl Store {
-    /// Writes pages to the backing device, the largest first, and returns the number that left memory. Those that somebody
-    /// is busy with stay.
+    /// Writes pages to the backing device, the largest first, and returns the number that left memory. Busy pages stay.
     ///
     /// # Errors
     /// As [`Store::write_back_interruptible`].
@@ -184,11 +182,12 @@ impl Store {
         self.write_back_interruptible(what, &Work::uninterruptible(Unit::Pages))
     }
 
-    /// The same, as long as the work is wanted.
+    /// As [`Store::write_back`], until `work` is interrupted.
     ///
     /// # Errors
-    /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] is spent, and
-    /// the last error of the device, after which it has gone on; `Interrupted`, once what was begun is written.
+    /// `Unsupported` without a backing device; `NoSpace` when it is full; `Io` when [`WritebackLimit`] or the day's
+    /// budget is used up; the device's last error, after all other pages were tried; `Interrupted`, after writes in
+    /// flight ended.
     pub fn write_back_interruptible(&self, what: &Writeback, work: &Work<'_>) -> Result<u64> {
         let backing = self.backing.as_ref().ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "there is no backing device").with_setting("backing_dev")
@@ -223,14 +222,14 @@ impl Store {
                     return Err(error);
                 }
                 failure = outcome.error.or(failure);
-                // Who waits has a turn.
+                // Let a waiting thread have its turn.
                 relax();
             }
         }
         failure.map_or(Ok(written), Err)
     }
 
-    /// Prefetches slots, LRU nodes and objects of pages to come, which are cold. `page` returns the one so many ahead.
+    /// Prefetches slots, LRU nodes and objects of the next pages, which are cold. `page(n)` returns the page `n` ahead.
     #[inline]
     pub(super) fn prefetch_object(&self, page: impl Fn(usize) -> Option<PageNo>) {
         if let Some(page) = page(2 * AHEAD) {
@@ -242,7 +241,7 @@ impl Store {
         }
     }
 
-    /// Starts to bring the object of a page, if it has one, into the cache.
+    /// Prefetches the object of a page, if it has one.
     #[inline]
     pub(super) fn prefetch_held(&self, page: PageNo) {
         if let Some(handle) = self.slots.peek_handle(page) {
@@ -250,41 +249,40 @@ impl Store {
         }
     }
 
-    /// Adds a page to a pass if it still is one of the candidates.
+    /// Adds a page to a pass if it still is a candidate.
     fn add_if(&self, pass: &mut Pass<'_>, page: PageNo, candidates: Candidates) -> Result<()> {
         pass.make_room()?;
         for _ in 0..TRIES {
             match self.slots.try_lock(page) {
                 Tried::Locked(slot) if candidates.has(slot.peek()) => return pass.add(slot, page),
                 Tried::Locked(_) | Tried::Empty => break,
-                // Whoever holds it has a turn.
+                // Let the thread that holds it run.
                 Tried::Busy => relax(),
             }
         }
         Ok(())
     }
 
-    /// What may still be written.
+    /// Returns the writeback limit.
     pub fn writeback_limit(&self) -> WritebackLimit {
         self.backing.as_ref().map(|backing| backing.allowance.limit()).unwrap_or_default()
     }
 
-    /// Changes what may still be written, and nothing is written meanwhile. Without a backing device there is nothing to
-    /// change.
+    /// Changes the writeback limit, atomically with respect to writes. Does nothing without a backing device.
     pub fn change_writeback_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
         if let Some(backing) = &self.backing {
             backing.allowance.change_limit(change);
         }
     }
 
-    /// Sets how many writes may be in flight at a time, from 1 to [`MAX_WRITEBACK_BATCH`].
+    /// Sets how many writes may be in flight, from 1 to [`MAX_WRITEBACK_BATCH`].
     pub fn set_writeback_batch(&self, writes: u64) {
         if let Some(backing) = &self.backing {
             backing.batch.set(writes.clamp(1, MAX_WRITEBACK_BATCH));
         }
     }
 
-    /// What the backing device holds and was asked for; all 0 without one.
+    /// Returns the statistics of the backing device; all 0 without one.
     pub fn backing_stats(&self) -> BackingStats {
         let Some(backing) = &self.backing else { return BackingStats::default() };
         BackingStats {
@@ -296,12 +294,12 @@ impl Store {
 }
 
 impl BackingDevice {
-    /// Sets how many bytes may be written a day; 0 for any.
+    /// Sets how many bytes may be written a day; 0 for no budget.
     pub(super) fn set_budget_bytes(&self, bytes: u64) {
         self.allowance.set_budget_bytes(bytes);
     }
 
-    /// How many of them are left, if there is a budget.
+    /// Returns how many bytes of the day's budget are left, if there is a budget.
     pub(super) fn budget_left_bytes(&self) -> Option<u64> {
         self.allowance.budget_left_bytes()
     }

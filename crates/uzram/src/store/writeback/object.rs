@@ -1,37 +1,37 @@
-//! An object on a backing device: what stands before its bytes, and what vouches for them.
+//! An object on a backing device: its header, and the CRC that protects it.
 //!
 //! ```text
-//!  0   page       u32   whose it is
-//!  4   crc        u32   of all of this but itself, of the generation of its extent, and of its bytes
+//!  0   page       u32   the page's number
+//!  4   crc        u32   CRC-32 of the generation of its extent, this header with crc = 0, and the object's bytes
 //!  8   checksum   u32   of the decompressed page, where the store keeps checksums
-//! 12   len        u16   of its bytes, 1..=4096
+//! 12   len        u16   length of the object's bytes, 1..=4096
 //! 14   priority   u8    of the algorithm that compressed it
-//! 15   mark       u8    never 0, so that a header is no zeros
+//! 15   mark       u8    never 0, so that a header is not all zeros
 //! ```
 //!
-//! The generation changes whenever an extent is used anew, so that an old object, left over where a write got
-//! lost, is not taken for a new one.
+//! The generation changes whenever an extent is reused, so that an old object, left over after a lost write, is not
+//! taken for a new one.
 
 use crate::base::units::{PAGE_SIZE, PageNo};
 
-/// What a header takes.
+/// The size of a header.
 pub(super) const HEADER_BYTES: usize = 16;
-/// What a packed object starts at a multiple of.
+/// The alignment of packed objects.
 pub(super) const ALIGN_BYTES: usize = 8;
 const MARK: u8 = 0xb5;
 
-/// Whose an object is, and what it is.
+/// The header fields of an object but for its CRC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Object {
     pub(super) page: PageNo,
-    /// Of the page; 0 where the store keeps none.
+    /// The checksum of the page; 0 where the store keeps none.
     pub(super) checksum: u32,
     pub(super) len: u16,
     pub(super) priority: u8,
 }
 
 impl Object {
-    /// The checksum that is to be found beside the object in an extent of that generation.
+    /// Returns the CRC of the object in an extent of that generation.
     pub(super) fn crc(&self, generation: u32, bytes: &[u8]) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&generation.to_le_bytes());
@@ -40,7 +40,7 @@ impl Object {
         hasher.finalize()
     }
 
-    /// What stands before its bytes.
+    /// Returns the header that precedes the object's bytes.
     pub(super) fn header(&self, crc: u32) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[..4].copy_from_slice(&self.page.0.to_le_bytes());
@@ -52,8 +52,8 @@ impl Object {
         header
     }
 
-    /// The object at the start of `bytes` in an extent of that generation, and its own bytes; none if what is
-    /// there is none, or not as it was written.
+    /// Returns the object at the start of `bytes`, in an extent of that generation, and its own bytes. Returns `None`
+    /// if there is no object, or it is not as it was written.
     pub(super) fn parse(bytes: &[u8], generation: u32) -> Option<(Object, &[u8])> {
         let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
         let word =

@@ -1,17 +1,17 @@
-//! Pages that are read from the backing device, and those of them that come back to memory.
+//! Reading pages from the backing device, and returning some of them to memory.
 //!
-//! A page's place, and the generation of its extent, are looked at under the slot's lock, which is then let go: the
-//! read of the device holds nothing. If the page is changed meanwhile, its extent may even be filled anew; then what
-//! was read has the wrong generation, and the slot is looked at again. Only what is wrong while the slot still says
-//! that it should be right is damaged.
+//! A page's place and the generation of its extent are read under the slot's lock, which is then released: the read of
+//! the device holds no lock. If the page is changed meanwhile, its extent may even be refilled; then the bytes read
+//! have the wrong generation, and the read starts over from the slot. Bytes that do not match are damaged only if the
+//! slot still refers to the same place and generation.
 //!
-//! Who reads one page after another has the next ones read at once, if they were written together. What was read
-//! ahead is kept until it is of no use, and vouched for like what comes from the device.
+//! Sequential reads of pages that were written together read ahead. The bytes read ahead are kept until they are no
+//! longer useful, and verified like those that come from the device.
 //!
-//! A page comes back to memory if it was used not long after it left, as the LRU tells it, or if there is room below
-//! the policy's low mark. Others are read from the device again the next time, and nothing is written for them.
+//! A page returns to memory if the LRU says that it was used soon after it left (a refault), or if there is room below
+//! the policy's low watermark. Other pages stay on the device and are read from it again the next time.
 //!
-//! Locks: a slot's, for a moment; `backing extents`, a leaf, to take and put what was read ahead.
+//! Locks: a slot's, briefly; `backing extents`, a leaf, to take and put a read-ahead window.
 
 use crate::backing::{Buffer, Direction};
 use crate::base::error::{Error, ErrorKind, Result};
@@ -24,24 +24,24 @@ use super::log::{BLOCK_BYTES, Log, READ_AHEAD_BYTES};
 use crate::store::Store;
 use crate::store::slot::{Backed, Contents, SlotGuard};
 
-/// Readers of one page after another that are known at a time.
+/// Sequential readers tracked at a time.
 const STREAMS: usize = 16;
 
-/// Those who read one page after another: what they read next was mostly written together, and is read at once.
+/// The sequential readers. Consecutive pages were mostly written together, so they are read ahead.
 pub(super) struct Streams {
     streams: [Stream; STREAMS],
     turn: Counter,
 }
 
 struct Stream {
-    /// The page that would be next, and where it would lie.
+    /// The page expected next, and its expected place.
     next_page: Counter,
     next_place: Counter,
-    /// What was read ahead.
+    /// The bytes read ahead.
     window: Mutex<Option<Window>>,
 }
 
-/// Bytes of an extent.
+/// Bytes read from an extent.
 struct Window {
     generation: u32,
     start: u64,
@@ -61,14 +61,14 @@ impl Default for Streams {
 }
 
 impl Streams {
-    /// Who reads `page` at `place` next, if somebody does.
+    /// Returns the reader that expects `page` at `place` next, if any.
     fn find(&self, page: PageNo, place: u64) -> Option<&Stream> {
         let is_next =
             |stream: &&Stream| stream.next_page.get() == page.number() && stream.next_place.get() == place;
         self.streams.iter().find(is_next).filter(|_| page.0 > 0)
     }
 
-    /// Somebody read a page, and may read the one behind it.
+    /// Tracks a new reader, which may read `next_page` next.
     fn begin(&self, next_page: u64, next_place: u64) {
         let at = self.turn.add(1) as usize % STREAMS;
         self.streams[at].go_on(next_page, next_place);
@@ -83,7 +83,7 @@ impl Stream {
 }
 
 impl Window {
-    /// The object of a page, if it is in here, as it was written: its checksum and its bytes.
+    /// Returns the checksum and the bytes of the object of a page, if the window has it as it was written.
     fn find(&self, log: &Log, page: PageNo, backed: Backed, generation: u32) -> Option<(u32, &[u8])> {
         let at = usize::try_from(backed.place.checked_sub(self.start)?).ok()?;
         let bytes = self.buffer[..self.len_bytes].get(at..)?;
@@ -93,16 +93,16 @@ impl Window {
     }
 }
 
-/// What one look at the device found.
+/// The result of one read of the device.
 enum Found {
-    /// The page.
+    /// The page was read.
     Page,
-    /// Something else, because the page was changed.
+    /// The page was changed meanwhile.
     Changed,
 }
 
 impl Store {
-    /// Reads a page, from the backing device if it is still there.
+    /// Reads a page; from the backing device, if it still is there.
     pub(in crate::store) fn read_from_backing(
         &self,
         backing: &BackingDevice,
@@ -120,7 +120,7 @@ impl Store {
         }
     }
 
-    /// Locks a page's slot and reads the page. While the backing device is read, the slot is not locked.
+    /// Locks a page's slot and reads the page. The slot is not locked during a read of the backing device.
     pub(in crate::store) fn lock_and_read_from_backing(
         &self,
         backing: &BackingDevice,
@@ -144,7 +144,7 @@ impl Store {
         }
     }
 
-    /// Reads the object of a page, which may come back to memory by that.
+    /// Reads the object of a page, and may return the page to memory.
     fn read_object(
         &self,
         backing: &BackingDevice,
@@ -177,7 +177,7 @@ impl Store {
         self.decode(backed.priority, bytes, out)?;
         self.verify(checksum, out)?;
         if self.should_return(page) {
-            // Without room it stays where it is.
+            // Without room the page stays on the device.
             let _ = self.return_to_memory(log, page, backed, generation, bytes, checksum);
         }
         let next_place = backed.place + log.footprint(usize::from(backed.len)) as u64;
@@ -191,7 +191,7 @@ impl Store {
         Ok(Found::Page)
     }
 
-    /// Reads the blocks in which an object lies, and with `ahead` those behind them.
+    /// Reads the blocks in which an object lies, and with `ahead` the blocks after them.
     fn read_window(&self, log: &Log, backed: Backed, generation: u32, ahead: bool) -> (Window, Result<()>) {
         let block_bytes = BLOCK_BYTES as u64;
         let start = backed.place / block_bytes * block_bytes;
@@ -207,20 +207,20 @@ impl Store {
         (Window { generation, start, len_bytes, buffer }, result)
     }
 
-    /// Whether a page is at that place still.
+    /// Returns whether a page still is at that place.
     fn is_at(&self, page: PageNo, backed: Backed, generation: u32, log: &Log) -> bool {
         is_there(&self.slots.lock(page), backed, generation, log)
     }
 
-    /// Whether a page that is used is to come back to memory.
+    /// Returns whether a page that was read should return to memory.
     fn should_return(&self, page: PageNo) -> bool {
         let is_recent = self.lru.as_ref().is_none_or(|lru| lru.refault(page.0));
-        // It would take what is kept free for writes.
+        // The page would take memory that is kept free for writes.
         let takes_reserve = self.arena.may_lack_reserve();
         !takes_reserve && (is_recent || self.watermarks.has_room(&self.arena, &self.pool))
     }
 
-    /// Stores an object that was read where its page holds it, if it is still at that place.
+    /// Stores the object that was read in the pool, and publishes it if the page still is at that place.
     fn return_to_memory(
         &self,
         log: &Log,
@@ -255,7 +255,7 @@ impl Store {
     }
 }
 
-/// Whether a slot says that its page is at that place, and it was not written there anew.
+/// Returns whether a slot refers to that place, in an extent that was not refilled since.
 fn is_there(slot: &SlotGuard<'_>, backed: Backed, generation: u32, log: &Log) -> bool {
     slot.contents() == Contents::Backed(backed) && log.generation_at(backed.place) == generation
 }

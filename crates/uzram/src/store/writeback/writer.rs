@@ -1,13 +1,12 @@
-//! Pages on their way to the backing device.
+//! Writing pages to the backing device.
 //!
 //! One thread at a time writes pages back, in a [`Pass`]. It copies objects into a buffer under their pages' slot
-//! locks, which it only tries, and notes in each slot the number of the write. When the buffer is full it is
-//! written, and others are filled meanwhile. When the write has ended, each page whose slot still has the number
-//! was neither used nor changed since: the place on the device is published in its slot, and its memory is free.
-//! All others stay as they are, and what was written of them is dead.
+//! locks, which it only tries, and notes the number of the write in each slot. A full buffer is written while others
+//! are filled. When the write has ended, each page whose slot still has the number was neither used nor changed since:
+//! its place on the device is published in the slot, and its object in memory is freed. All other pages stay in memory,
+//! and their copies on the device are dead.
 //!
-//! Lock order: `writeback`, for as long as a pass takes, then slots, tried: a page that somebody is busy with is not
-//! cold.
+//! Lock order: `writeback`, for the whole pass, then slots, which are only tried: a busy page is not cold.
 
 use std::collections::VecDeque;
 
@@ -24,7 +23,7 @@ use super::{BackingOptions, MAX_WRITEBACK_BATCH};
 use crate::store::Store;
 use crate::store::slot::{Backed, Contents, SlotGuard};
 
-/// Buffers beyond those in flight: two that are filled, one that is cleaned from.
+/// Buffers beyond those in flight: two being filled, one being cleaned from.
 const MORE_BUFFERS: u64 = 3;
 const NUMBERS: usize = (MAX_WRITEBACK_BATCH + MORE_BUFFERS) as usize;
 const _: () = assert!(NUMBERS <= u8::MAX as usize);
@@ -34,35 +33,35 @@ pub(in crate::store) struct BackingDevice {
     pub(in crate::store) log: Log,
     pub(super) allowance: Allowance,
     pub(super) streams: Streams,
-    /// Writes that may be in flight.
+    /// The maximum number of writes in flight.
     pub(super) batch: Counter,
     buffers: Buffers,
     finished: Arc<Finished>,
     writer: Mutex<Writer>,
 }
 
-/// Writes that have ended and were not looked at yet.
+/// Writes that have ended and were not processed yet.
 struct Finished {
     writes: Mutex<VecDeque<(u64, Buffer, Result<()>)>>,
     arrived: Condvar,
 }
 
-/// What is being filled, and what is in flight.
+/// The buffers being filled, and the writes in flight.
 struct Writer {
-    /// By their purposes.
+    /// The buffers being filled, by purpose.
     open: [Option<Open>; 2],
-    /// Extents that are filled up to there, and are held to be filled further.
+    /// Partly filled extents and their fill level, by purpose; held to be filled further.
     begun: [Option<(u32, usize)>; 2],
-    /// By their numbers less 1.
+    /// The write of number `n` is at index `n - 1`.
     flights: Vec<Flight>,
     in_flight: u64,
-    /// A page on its way there that is not to be compressed.
+    /// Scratch space for a page that is written uncompressed.
     whole: Box<Page>,
-    /// Pages that are gone and still in the LRU's lists.
+    /// Pages that have left memory and are still in the LRU's lists.
     dead: Vec<u32>,
 }
 
-/// A buffer that is being filled.
+/// A buffer being filled.
 struct Open {
     number: u8,
     buffer: Buffer,
@@ -73,12 +72,12 @@ struct Open {
     fill: usize,
 }
 
-/// The objects of a buffer, and whether it is in use.
+/// A write, and the objects in its buffer.
 #[derive(Default)]
 struct Flight {
     is_used: bool,
     extent: u32,
-    /// What is given back should it fail.
+    /// Given back if the write fails.
     charge: Charge,
     entries: Vec<Entry>,
 }
@@ -87,9 +86,9 @@ struct Entry {
     object: Object,
     /// Where the object lies in the extent.
     at: u32,
-    /// What of the pool it takes as long as the page is in memory.
+    /// The length of the page's object in the pool.
     pool_bytes: u16,
-    /// Where it lay before, if it is being moved.
+    /// The old place, if the object is being moved.
     from: Option<u64>,
 }
 
@@ -101,7 +100,7 @@ impl Completion for Finished {
 }
 
 impl BackingDevice {
-    /// The device of these options, all of it free.
+    /// Creates the backing device of a store, with all of its space free.
     ///
     /// # Errors
     /// As [`Log::new`].
@@ -130,7 +129,7 @@ impl BackingDevice {
         })
     }
 
-    /// The memory that it takes at most.
+    /// Returns the maximum memory of tables and buffers.
     pub(in crate::store) fn max_bytes(&self) -> usize {
         let writes = (self.batch.get() + MORE_BUFFERS) as usize * self.log.extent_bytes;
         let reads = self.log.reads.count() * self.log.reads.buffer_bytes();
@@ -138,14 +137,14 @@ impl BackingDevice {
     }
 }
 
-/// How a pass went.
+/// The result of a pass.
 #[derive(Clone, Debug, Default)]
 pub(in crate::store) struct Outcome {
     /// Pages that left memory.
     pub(in crate::store) written: u64,
-    /// Pages that were to leave, and stayed.
+    /// Pages that were written, or should have been, and stayed in memory.
     pub(in crate::store) kept: u64,
-    /// The last failure of the device.
+    /// The last error of the device.
     pub(in crate::store) error: Option<Error>,
 }
 
@@ -160,37 +159,38 @@ pub(in crate::store) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    /// Waits for the thread whose turn it is.
+    /// Begins a pass; waits for the thread whose turn it is.
     pub(in crate::store) fn begin(store: &'a Store, backing: &'a BackingDevice) -> Self {
         let writer = backing.writer.lock();
         Pass { store, backing, writer, outcome: Outcome::default(), pending_bytes: 0 }
     }
 
-    /// Whether somebody else wants a turn.
+    /// Returns whether another thread waits for its turn.
     pub(super) fn is_awaited(&self) -> bool {
         self.writer.is_contended()
     }
 
-    /// Bytes of objects in memory that will be free when what was begun has ended, if nobody uses them.
+    /// Returns the bytes of objects in memory that will be freed when the pending writes end, if their pages stay
+    /// unused.
     pub(in crate::store) fn pending_bytes(&self) -> u64 {
         self.pending_bytes
     }
 
-    /// How it has gone so far.
+    /// Returns the result so far.
     pub(in crate::store) fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// Sees to it that there is room for one more page. It may wait for writes.
+    /// Makes room for one more page. It may wait for writes.
     ///
     /// # Errors
-    /// `NoSpace` when the device is full of living objects; `Io` when no more may be written.
+    /// `NoSpace` when the device is full of live objects; `Io` when no more may be written.
     pub(in crate::store) fn make_room(&mut self) -> Result<()> {
         self.backing.allowance.check()?;
         self.open(Purpose::New)
     }
 
-    /// Copies the object of a page, for which there is room, to be written. The slot is let go.
+    /// Copies the object of a page, for which there is room, into the buffer to be written. Unlocks the slot.
     ///
     /// # Errors
     /// `Corrupt` when the object is damaged; `Io` when no more may be written. The page stays.
@@ -219,10 +219,10 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Copies an object of another extent, to be written anew.
+    /// Copies an object of an extent that is being cleaned into the buffer to be written.
     ///
     /// # Errors
-    /// `NoSpace` when there is no free extent, which the cleaner is to see to.
+    /// `NoSpace` when there is no free extent; cleaning selects its victims so that there is one.
     pub(super) fn add_moved(&mut self, object: &Object, bytes: &[u8], from: u64) -> Result<()> {
         self.open(Purpose::Moved)?;
         let writer = &mut *self.writer;
@@ -234,14 +234,14 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// Writes what was added, and waits for the end of all writes.
+    /// Writes the pages that were added, waits for all writes, and ends the pass.
     pub(in crate::store) fn end(mut self) -> Outcome {
         self.flush();
         self.backing.log.discard_emptied();
         self.outcome
     }
 
-    /// The same, and goes on.
+    /// Writes the pages that were added, and waits for all writes.
     pub(in crate::store) fn flush(&mut self) {
         self.start(Purpose::New);
         self.start(Purpose::Moved);
@@ -250,17 +250,17 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Bytes of an extent that is to be filled further for that purpose.
+    /// Returns the unfilled bytes of the partly filled extent of that purpose; 0 if there is none.
     pub(super) fn begun_bytes(&self, purpose: Purpose) -> usize {
         self.writer.begun[purpose as usize].map_or(0, |(_, at)| self.backing.log.extent_bytes - at)
     }
 
-    /// A buffer that is not being filled.
+    /// Takes a free buffer.
     pub(super) fn spare_buffer(&self) -> Buffer {
         self.backing.buffers.take_waiting()
     }
 
-    /// Sees to it that a buffer is open for that purpose, with room for the largest object.
+    /// Opens a buffer for that purpose, unless one is open that has room for the largest object.
     fn open(&mut self, purpose: Purpose) -> Result<()> {
         let log = &self.backing.log;
         let room_bytes = |at: usize| log.extent_bytes.saturating_sub(at);
@@ -293,7 +293,7 @@ impl<'a> Pass<'a> {
     fn take_extent(&mut self, purpose: Purpose) -> Result<u32> {
         let log = &self.backing.log;
         if purpose == Purpose::New && !log.has_room() {
-            // What is in flight may free more than cleaning does.
+            // Cleaning first waits for the writes in flight, which may free extents.
             self.clean();
         }
         log.take(purpose).ok_or_else(|| {
@@ -301,7 +301,7 @@ impl<'a> Pass<'a> {
         })
     }
 
-    /// Starts to write what was filled for that purpose. The extent is filled further from the next block on.
+    /// Starts to write the open buffer of that purpose. The extent is filled further from the next block on.
     fn start(&mut self, purpose: Purpose) {
         let writer = &mut *self.writer;
         let Some(mut open) = writer.open[purpose as usize].take() else { return };
@@ -312,14 +312,14 @@ impl<'a> Pass<'a> {
             return;
         }
         let log = &self.backing.log;
-        // An extent that is not filled further has zeros at its end.
+        // An extent without room for another object is written to its end, with zeros.
         let rest_bytes = log.extent_bytes - open.start;
         let len_bytes = open.fill.next_multiple_of(BLOCK_BYTES);
         let len_bytes = if rest_bytes - len_bytes < log.max_footprint() { rest_bytes } else { len_bytes };
-        // What the buffer held before is nobody's business there.
+        // Leave no old bytes of the buffer on the device.
         open.buffer[open.fill..len_bytes].fill(0);
         flight.extent = open.extent;
-        // The write takes the hold over, unless the extent is filled further.
+        // The write takes over the hold; filling the extent further needs another one.
         if len_bytes < rest_bytes {
             log.hold(open.extent);
             writer.begun[purpose as usize] = Some((open.extent, open.start + len_bytes));
@@ -336,7 +336,7 @@ impl<'a> Pass<'a> {
         });
     }
 
-    /// Waits for the end of a write, and does what is to be done then.
+    /// Waits for a write to end, and publishes its pages.
     fn finish_one(&mut self) {
         let finished = &self.backing.finished;
         let mut writes = finished.writes.lock();
@@ -355,7 +355,7 @@ impl<'a> Pass<'a> {
             self.backing.log.counts.failed_writes.add(1);
             self.backing.allowance.give_back(charge);
         }
-        // A page that was added, used or changed, and added again counts with what was added last.
+        // In reverse: if a page was added, changed and added again, the last copy is valid.
         for (at, entry) in entries.iter().enumerate().rev() {
             self.store.prefetch_object(|ahead| Some(entries.get(at.checked_sub(ahead)?)?.object.page));
             match entry.from {
@@ -374,13 +374,13 @@ impl<'a> Pass<'a> {
         self.writer.in_flight -= 1;
         self.backing.log.release(extent);
         match result {
-            // Those who wait for memory need not wait for the end.
+            // Writers that wait for memory need not wait for the end of the pass.
             Ok(()) => self.store.watermarks.notify_waiters(None),
             Err(error) => self.outcome.error = Some(error),
         }
     }
 
-    /// A page was written, or could not be.
+    /// Publishes the place of a page that was written, unless the write failed or the page is in use.
     fn finish_new(&mut self, number: u8, extent: u32, entry: &Entry, is_written: bool) {
         let (store, log) = (self.store, &self.backing.log);
         let Object { page, len, priority, .. } = entry.object;
@@ -404,7 +404,7 @@ impl<'a> Pass<'a> {
         log.counts.object_bytes.add(u64::from(entry.pool_bytes));
     }
 
-    /// An object was moved: its page says so, if the old one still lives.
+    /// Publishes the new place of a moved object, if the old one is still live.
     fn finish_moved(&mut self, extent: u32, entry: &Entry, from: u64) {
         let Object { page, len, priority, .. } = entry.object;
         let Some(mut slot) = self.store.slots.try_lock(page).locked() else { return };
@@ -421,12 +421,12 @@ impl<'a> Pass<'a> {
 }
 
 impl Open {
-    /// How many units of 4 KiB are begun by so many bytes more.
+    /// Returns how many more units of 4 KiB an object of that footprint needs.
     fn units_for(&self, footprint: usize) -> u64 {
         ((self.fill + footprint).div_ceil(BLOCK_BYTES) - self.fill.div_ceil(BLOCK_BYTES)) as u64
     }
 
-    /// Puts an object where the last one ends.
+    /// Appends an object to the buffer.
     fn put(
         &mut self,
         log: &Log,
