@@ -13,17 +13,17 @@ pub struct Usage {
     pub user: Duration,
     /// In the kernel.
     pub system: Duration,
-    /// Times the thread gave the processor away, to sleep.
+    /// How often the thread gave up its CPU to sleep.
     pub voluntary_switches: u64,
-    /// Times it was taken from it.
+    /// How often it was preempted.
     pub involuntary_switches: u64,
 }
 
 impl Usage {
-    /// Of the calling thread since it started.
+    /// Returns the usage of the calling thread since it started.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not report it.
     pub fn of_this_thread() -> Result<Usage> {
         let mut now = MaybeUninit::<libc::timespec>::zeroed();
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
