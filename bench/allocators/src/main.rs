@@ -69,7 +69,7 @@ fn measure(args: &Args) -> Result<String> {
 fn run(args: &Args) -> Result<AllocatorsReport> {
     let duration = command::seconds(args.seconds)?;
     if duration.is_zero() {
-        return Err(Error::invalid("a measurement must last more than nothing").with_setting("--seconds"));
+        return Err(Error::invalid("a measurement must last more than 0 s").with_setting("--seconds"));
     }
     let (stop, progress) = (command::stop_flag()?, command::show_progress);
     let options = RoundOptions { rounds: args.rounds.into(), duration, progress, stop };

@@ -234,7 +234,7 @@ unsafe fn read<H: Heap>(heap: &H, object: u64) -> u64 {
 
 #[cold]
 fn damaged() -> Error {
-    Error::new(ErrorKind::Corrupt, "an object in use was changed by others")
+    Error::new(ErrorKind::Corrupt, "another thread changed an object in use")
 }
 
 /// One case at one size, with every allocator of this build: an experiment of the lab.

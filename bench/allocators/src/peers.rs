@@ -75,7 +75,7 @@ fn word(address: *mut c_void) -> Result<u64> {
 
 #[cold]
 fn none() -> Error {
-    Error::new(ErrorKind::NoMemory, "the allocator gave no memory")
+    Error::new(ErrorKind::NoMemory, "the allocator returned no memory")
 }
 
 /// Returns the pointer to an object whose name is its address.

@@ -162,7 +162,7 @@ fn small_files(files_per_thread: u32, mount_point: &Path, log_dir: &Path) -> Res
     }
     let printed = run_to_end(&mut command, PATIENCE)?;
     files_per_s(&printed, THREADS as u64 * u64::from(files_per_thread)).ok_or_else(|| {
-        Error::new(ErrorKind::Io, format!("fs_mark's table is not as it should be: {}", printed.trim()))
+        Error::new(ErrorKind::Io, format!("fs_mark's table has an unknown form: {}", printed.trim()))
     })
 }
 

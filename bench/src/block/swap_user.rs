@@ -72,10 +72,7 @@ impl SwapUser {
         }
         let fault_in = start.elapsed();
         if checksum(&memory) != sum {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                "a page is not what it was before it was swapped out",
-            ));
+            return Err(Error::new(ErrorKind::Corrupt, "a page changed while it was swapped out"));
         }
         let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
         Ok(SwapTimes { swap_out_ms: ms(swap_out), fault_in_ms: ms(fault_in), swapped_bytes, cached_bytes })

@@ -69,10 +69,8 @@ impl std::str::FromStr for Against {
             "codec" => Ok(Against::Codec),
             "kernel" => Ok(Against::Kernel),
             "no-lru" => Ok(Against::NoLru),
-            _ => Err(Error::invalid(format!(
-                "'{text}' is nothing to compare with: write codec, kernel or no-lru"
-            ))
-            .with_setting("--against")),
+            _ => Err(Error::invalid(format!("unknown target '{text}': write codec, kernel or no-lru"))
+                .with_setting("--against")),
         }
     }
 }
@@ -165,7 +163,7 @@ impl BenchOptions {
             return bad(format!("{repeat} rounds: it must be 1 to {MAX_REPEAT}"), "--repeat");
         }
         if duration.is_zero() || duration > MAX_DURATION {
-            return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
+            return bad("a measurement must last more than 0 s and at most an hour".into(), "--seconds");
         }
         Ok(())
     }
@@ -182,7 +180,7 @@ impl BenchOptions {
         let pages = self.size_bytes.map_or(corpus.page_count() as u64, bytes_to_pages);
         if pages == 0 || pages > corpus::MAX_PAGES as u64 {
             let most = uzram::units::format_size(pages_to_bytes(corpus::MAX_PAGES as u64));
-            return Err(Error::invalid(format!("the device must have a page at least and {most} at most"))
+            return Err(Error::invalid(format!("the device must have one page at least and {most} at most"))
                 .with_setting("--size"));
         }
         Ok(pages as usize)

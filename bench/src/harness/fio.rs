@@ -25,7 +25,7 @@ pub fn command() -> Command {
 /// `Io`, with the end of fio's output.
 pub fn speed(mut command: Command, direction: &str, runtime: Duration) -> Result<f64> {
     let io_error =
-        |error: std::io::Error| Error::new(ErrorKind::Io, format!("fio's report cannot be had: {error}"));
+        |error: std::io::Error| Error::new(ErrorKind::Io, format!("cannot read fio's report: {error}"));
     let results = tempfile::NamedTempFile::new().map_err(io_error)?;
     command.arg(format!("--output={}", results.path().display()));
     run_to_end(&mut command, runtime + SLACK)?;
@@ -35,7 +35,7 @@ pub fn speed(mut command: Command, direction: &str, runtime: Duration) -> Result
 /// Returns the throughput in fio's JSON.
 fn parsed(text: &str, direction: &str) -> Result<f64> {
     let json: Value = serde_json::from_str(text)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("fio's report is no JSON: {error}")))?;
+        .map_err(|error| Error::new(ErrorKind::Io, format!("fio's report is not JSON: {error}")))?;
     let job = &json["jobs"][0];
     match (job["error"].as_i64(), job[direction]["bw_bytes"].as_f64()) {
         (Some(0), Some(speed)) if speed > 0.0 => Ok(speed / 1e6),

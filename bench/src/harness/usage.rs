@@ -1,4 +1,4 @@
-//! What a thread has cost so far: processor time and context switches, as the kernel counts them.
+//! The CPU time and context switches of a thread so far, as the kernel counts them.
 
 use std::mem::MaybeUninit;
 use std::ops::{AddAssign, Sub};
@@ -38,7 +38,7 @@ impl Usage {
         };
         if answer != 0 {
             let error = std::io::Error::last_os_error();
-            return Err(Error::new(ErrorKind::Io, format!("cannot read the processor time used: {error}")));
+            return Err(Error::new(ErrorKind::Io, format!("cannot read the CPU time used: {error}")));
         }
         // None of them is ever negative.
         let micros =

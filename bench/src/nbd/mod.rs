@@ -106,7 +106,9 @@ fn check(options: &NbdOptions) -> Result<()> {
         return Err(Error::new(ErrorKind::Unsupported, format!("the program {name} is missing: install it")));
     }
     if options.repeat == 0 || options.duration < MIN_DURATION {
-        return Err(Error::invalid("fio needs a round at least, of 0.1 s at least").with_setting("--seconds"));
+        return Err(
+            Error::invalid("fio needs at least one round of at least 0.1 s").with_setting("--seconds")
+        );
     }
     match options.jobs.iter().find(|jobs| !(1..=64).contains(*jobs)) {
         Some(jobs) => Err(Error::invalid(format!("{jobs} jobs: it must be 1 to 64")).with_setting("--jobs")),

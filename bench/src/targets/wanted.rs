@@ -145,7 +145,7 @@ pub(super) fn backing_targets(report: Option<&backing::BackingReport>) -> Vec<Ta
             written.and_then(backing::Written::reads_ratio),
         ),
         Target::at_least(
-            "Zipf access, 4 x the limit: speed / what hits and misses come to",
+            "Zipf access, 4 x the limit: speed / speed computed from hits and misses",
             0.8,
             report.map(|report| report.zipf.speed_ratio),
         ),

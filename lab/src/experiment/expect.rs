@@ -120,7 +120,7 @@ impl Expect {
             .collect();
         let name = self.name();
         let Some(first) = rows.first() else {
-            return format!("{name}: not measured with {}, so nothing is said of it.", self.jobs.words());
+            return format!("{name}: not measured with {}, so not judged.", self.jobs.words());
         };
         match self.figure {
             Figure::Maximum(quantity) => self.judge_quantity(quantity, &designs.after, &rows),

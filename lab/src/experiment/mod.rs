@@ -277,14 +277,14 @@ impl LabOptions {
             return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
         }
         if self.callgrind.is_some() && !jobs().any(|jobs| *jobs == 1) {
-            return bad("callgrind counts what one job does: 1 must be among the jobs".into(), "--jobs");
+            return bad("callgrind counts one job: 1 must be among the jobs".into(), "--jobs");
         }
         let RoundOptions { rounds, duration, .. } = self.rounds;
         if !(1..=MAX_PAIRS).contains(&rounds) {
             return bad(format!("{rounds} rounds: it must be 1 to {MAX_PAIRS}"), "--rounds");
         }
         if duration.is_zero() || duration > MAX_DURATION {
-            return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
+            return bad("a measurement must last more than 0 s and at most an hour".into(), "--seconds");
         }
         Ok(cases)
     }

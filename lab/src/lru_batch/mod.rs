@@ -125,10 +125,10 @@ pub static SERIES: Series = Series {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "{SINGLE_LOCK}: before the series; {ZONE_BATCH}: and free pages come and go {ZONE_BATCH_PAGES} at a time, not {DEFAULT_RUN_CACHE_BATCH_PAGES}, as in all that follow; {ONE_PASS}: and batches of {DEFAULT_PAGEVEC_PAGES} pages with 32 locks; {TWO_PASSES}: and pages that are no sentinels are taken out first; {AFTER}: and a pagevec's pages are linked before lru_lock is taken; {LONG_BATCHES}: the same with batches and pagevecs of {} pages",
+            "{SINGLE_LOCK}: before the series; {ZONE_BATCH}: and free pages come and go {ZONE_BATCH_PAGES} at a time, not {DEFAULT_RUN_CACHE_BATCH_PAGES}, as in all that follow; {ONE_PASS}: and batches of {DEFAULT_PAGEVEC_PAGES} pages with 32 locks; {TWO_PASSES}: and pages that are not sentinels are removed first; {AFTER}: and a pagevec's pages are linked before lru_lock is taken; {LONG_BATCHES}: the same with batches and pagevecs of {} pages",
             DEFAULT_PAGEVEC_PAGES * LONGER
         ),
-        "k/s: thousands of pages a second that were taken, cleared, added, used, removed and given back, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, times that lock was taken, sleeps, times a task waited for a lock or the system; cont%: how many of the takings of the lock on the left found it taken; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
+        "k/s: thousands of pages a second that were allocated, cleared, added, used, removed and freed, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, acquisitions of that lock, sleeps, times a task waited for a lock or the system; cont%: contended acquisitions of the lock on the left; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
         published::legend(),
     ]
 }

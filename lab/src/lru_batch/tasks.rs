@@ -108,7 +108,7 @@ impl<D: LruLocks> Task<'_, D> {
                 // SAFETY: the page is still this task's, which wrote a word to it.
                 let found = unsafe { self.arena.address(run.page).cast::<u64>().read() };
                 if found != self.content(gathered * GATHERED_PAGES + at) {
-                    let what = format!("page {} of a task holds what another wrote", run.page);
+                    let what = format!("page {} of a task holds another task's content", run.page);
                     return Err(Error::new(ErrorKind::Corrupt, what));
                 }
             }

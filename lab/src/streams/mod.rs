@@ -96,7 +96,7 @@ fn legend() -> Vec<String> {
             2 * cpus()
         ),
         "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
-        "read and randread take no stream here, as lz4 decodes without one: their rows show how far the noise goes".to_owned(),
+        "read and randread take no stream here, because lz4 decodes without one: their rows show the noise".to_owned(),
         "all six: seconds of the six patterns, of equal length here and of equal bytes in the published ones".to_owned(),
     ]
 }

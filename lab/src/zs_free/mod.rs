@@ -130,13 +130,13 @@ const fn speed(case: &'static str, jobs: Jobs, least: f64) -> Expect {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "{BEFORE}: before the series; {}: with its patch 1 (the class's number in the object word); {}: and 2 (a free takes no lock of the pool); {}: with patch 3 alone (pages go back after the class's lock was let go); {AFTER}: all three; {}: no lock to find an object either, which came later",
+            "{BEFORE}: before the series; {}: with its patch 1 (the class's number in the object word); {}: and 2 (a free takes no lock of the pool); {}: with patch 3 alone (pages are freed after the class's lock was dropped); {AFTER}: all three; {}: no lock to find an object either, which came later",
             ClassInWord::NAME,
             NoPoolLock::NAME,
             PagesAfterLock::NAME,
             Pinned::NAME
         ),
-        "ms: what freeing 256 MiB of pages a thread comes to; ns/obj: elapsed for each object that a thread freed, any of them; for each object freed: pool and class, times that lock was taken, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each zspage that ran empty; for 1000 objects: empty, zspages that did, sleeps, times a thread waited for a lock or the system".to_owned(),
+        "ms: time to free 256 MiB of pages a thread; ns/obj: elapsed divided by the objects that all threads freed; for each object freed: pool and class, acquisitions of that lock, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each emptied zspage; for 1000 objects: empty, emptied zspages, sleeps, times a thread waited for a lock or the system".to_owned(),
         format!(
             "{}: CPUs keep free runs of pages, {DEFAULT_RUN_CACHE_BATCH_PAGES} pages at a time, as a device's do; {}: they keep none",
             RUN_CACHE,

@@ -82,11 +82,11 @@ fn designs() -> Designs {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "{BEFORE}: a lock for each class, and one that readers share to find an object; {AFTER}: one lock for all of it; {}: a free takes its class's lock only (the table zs-free); {}: nor does finding an object take one",
+            "{BEFORE}: a lock for each class, and a read-write lock to find objects; {AFTER}: one lock for both; {}: a free takes its class's lock only (the table zs-free); {}: nor does finding an object take one",
             BEYOND[0], BEYOND[1]
         ),
         format!(
-            "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was taken from its CPU"
+            "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was preempted"
         ),
         published::legend(),
     ]
