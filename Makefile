@@ -1,4 +1,4 @@
-# What there is to do here; `make help` lists it. Needs Rust 1.95, a C compiler, bash and coreutils.
+# The targets of this repository; `make help` lists them. Needs Rust 1.95, a C compiler, bash and coreutils.
 
 UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
@@ -20,13 +20,13 @@ demo: ## Copy an image of a real file tree in and out, compare, print ratio and 
 dist: ## Build one static program of the product, target/dist/uzram
 	@tools/dist
 
-test: ## Every test, with a summary
+test: ## Run every test, with a summary
 	@tools/test
 
-lint: ## Format, clippy, documentation
+lint: ## Check format, clippy, documentation
 	@tools/lint
 
-bench: ## Measure every target of the project (minutes)
+bench: ## Measure every performance target (minutes)
 	@cargo build --release
 	@tools/install-programs $(PROGRAMS)
 	@tools/bounded 3600 $(UZRAM) bench --targets
@@ -37,19 +37,19 @@ lab: ## Run every table of the lab in full, instruction counts included (minutes
 	@tools/install-programs valgrind
 	@tools/bounded 3600 $(UZRAM) lab run streams slab-freeze zs-lock zs-free lru-batch --callgrind
 
-fuzz: ## Fuzz what takes bytes from outside
+fuzz: ## Fuzz all code that parses outside input
 	@fuzz/run
 
-asan: ## The tests of codecs (C included) and slab caches under AddressSanitizer (minutes)
+asan: ## Test codecs (C included) and slab caches under AddressSanitizer (minutes)
 	@tools/bounded 1200 tools/asan
 
-tsan: ## The tests with threads of slab caches, pools, LRUs and stores under ThreadSanitizer (minutes)
+tsan: ## Run multi-threaded tests of slab caches, pools, LRUs and stores under ThreadSanitizer (minutes)
 	@tools/bounded 1800 tools/tsan
 
-hog: ## A program in a quarter of the memory it needs, swapping for ten minutes, as root
+hog: ## Run a program that swaps in a quarter of the memory it needs, for ten minutes, as root
 	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \
 		cargo test -p uzram-cli --test swap -- --nocapture a_program_runs
 
-loom: ## The loom models with long bounds (minutes)
+loom: ## Run the loom models with long bounds (minutes)
 	@LOOM_MAX_PREEMPTIONS=3 tools/bounded 1800 \
 		tools/loom --release -- --include-ignored

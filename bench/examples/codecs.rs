@@ -1,8 +1,9 @@
-//! What each codec stores of mixed pages, and how fast it is beside lz4: the table in docs/algorithms.md.
+//! Measures the compressed size of mixed pages with each codec, and its speed beside lz4's: the table in
+//! docs/algorithms.md.
 //!
 //! `cargo run --release -p uzram-bench --example codecs [MIXED_CORPUS]`. Half of the corpus trains a
-//! dictionary, the other half is measured. In each round every algorithm codes the same pages, one
-//! after another; a figure is the median over the rounds of lz4's time in that round by its own.
+//! dictionary, the other half is measured. In each round every algorithm compresses the same pages, one
+//! algorithm after another; a figure is the median over the rounds of lz4's time divided by the algorithm's.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -15,7 +16,7 @@ use uzram_bench::harness::corpus;
 use uzram_bench::harness::stats::median_ratio;
 
 const CORPUS_PAGES: usize = 8192;
-/// Pages measured at most; a round of the slowest takes about as many milliseconds.
+/// The most pages measured; a round of the slowest takes about as many milliseconds.
 const MEASURED_PAGES: usize = 1024;
 const DICTIONARY_BYTES: usize = 64 << 10;
 const ROUNDS: usize = 9;
@@ -47,7 +48,7 @@ struct Row {
     name: String,
     encoder: Encoder,
     decoder: Decoder,
-    /// Each page, compressed or, when that is no gain, not there.
+    /// Each page, compressed, or `None` if compression saves nothing.
     coded: Vec<Option<Vec<u8>>>,
     stored_bytes: usize,
     shared_bytes: usize,
@@ -94,7 +95,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         None => corpus::build(corpus::Kind::Mixed, CORPUS_PAGES)?,
     };
     let corpus = corpus.without_same_filled()?;
-    // Pairs, because pages that stand side by side are alike.
+    // In pairs, because neighbouring pages are alike.
     let half = |which: usize| corpus.pages().enumerate().filter(move |(i, _)| i / 2 % 2 == which);
     let training: Vec<Page> = half(0).map(|(_, page)| *page).collect();
     let step = (corpus.page_count() / 2).div_ceil(MEASURED_PAGES).max(1);

@@ -1,8 +1,8 @@
-//! Measures uzram beside what it is compared with: the in-process benchmark, NBD, block devices and swap,
-//! hit ratios, and the targets that the project is judged by.
+//! Benchmarks of uzram against alternatives: the in-process benchmark, NBD, block devices and swap,
+//! hit ratios, and the project's targets.
 //!
-//! It uses the engine's public API; the engine knows nothing of it. Two things that are compared are
-//! measured in turn in one run, because machines change their speed from minute to minute.
+//! It uses the engine's public API; the engine does not depend on it. Two things that are compared are
+//! measured alternately in one run, because machines change their speed from minute to minute.
 
 pub mod block;
 pub mod engine;

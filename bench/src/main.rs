@@ -18,7 +18,7 @@ use uzram_bench::targets;
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
 /// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of
-/// all targets are interleaved, so that a noisy machine disturbs each of them alike.
+/// all targets are interleaved, so that a noisy machine affects all of them alike.
 #[derive(Parser)]
 #[command(
     name = "uzram-bench",
@@ -28,7 +28,7 @@ use uzram_bench::targets;
     after_help = "Example: uzram bench --rw randread,randwrite --jobs 1,2 --against codec --json"
 )]
 struct Args {
-    /// A file whose pages are stored [default: a mixture of this machine's files and of a live heap]
+    /// A file whose pages are stored [default: a mix of this machine's files and of a live heap]
     #[arg(long, value_name = "FILE")]
     corpus: Option<PathBuf>,
     /// The size of the device [default: the corpus's]; a shorter corpus is repeated
@@ -45,7 +45,7 @@ struct Args {
     /// Numbers of threads
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_values_t = [1, 2], value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Vec<u16>,
-    /// Seconds that each pattern runs for in each round
+    /// Seconds that each pattern runs in each round
     #[arg(long, value_name = "S", default_value_t = 1.0)]
     seconds: f64,
     /// Rounds; the table shows medians
@@ -54,25 +54,25 @@ struct Args {
     /// Compression, as `uzram up` takes it
     #[arg(long, value_name = "NAME", default_value = "lz4")]
     algorithm: Algorithm,
-    /// Who may compress at once: percpu, or the number of streams on a locked list
+    /// Compression streams: percpu, or the number of streams on a locked list
     #[arg(long, value_name = "percpu|N", default_value = "percpu")]
     streams: StreamDesign,
-    /// What else to run: codec, the compressor alone; kernel, a zram device of this kernel (as root);
-    /// no-lru, a device that does not keep track of its cold pages
+    /// Targets to compare with: codec, the compressor alone; kernel, a zram device of this kernel (as root);
+    /// no-lru, a device that does not track its cold pages
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
-    /// Measure what the project promises, over NBD too where fio and nbdkit are installed, as root of block
-    /// devices and swap too, and print each promise with its figure; of the other options only --seconds,
-    /// --repeat, --backing-dir, --json and --markdown count
+    /// Measure the project's targets, including NBD if fio and nbdkit are installed, and block devices and swap
+    /// as root, and print each with its figure; of the other options only --seconds, --repeat, --backing-dir,
+    /// --json and --markdown apply
     #[arg(long)]
     targets: bool,
-    /// With --targets, the folder for files of pages that leave memory; they take some hundred MiB, and go
+    /// With --targets, the folder for temporary backing files of some hundred MiB
     #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
     backing_dir: PathBuf,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// With --targets, print the page of their figures that is kept for each release, in Markdown
+    /// With --targets, print the release's page of their figures, in Markdown
     #[arg(long, requires = "targets", conflicts_with = "json")]
     markdown: bool,
     #[command(subcommand)]
@@ -85,7 +85,7 @@ enum Command {
     SwapUser(SwapUserArgs),
 }
 
-/// Be the program whose memory a benchmark of swap has moved out: the benchmark starts it.
+/// Run as the program whose memory the swap benchmark swaps out; the benchmark starts it.
 #[derive(clap::Args)]
 struct SwapUserArgs {
     /// The folder of the cgroup to enter
@@ -149,7 +149,7 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
     Ok(if args.markdown { report.to_markdown(&options) } else { text(&report, args.json) })
 }
 
-/// Is the program that is swapped out, and prints its times.
+/// Runs as the program that is swapped out, and prints its times.
 fn swap_user(args: &SwapUserArgs) -> Result<()> {
     let user = SwapUser { cgroup: args.cgroup.clone(), pages: args.pages.clone(), size_bytes: args.size };
     command::print(&format!("{}\n", to_json(&user.run()?)))

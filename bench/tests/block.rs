@@ -1,5 +1,5 @@
-//! The benchmark of block devices and swap, with little of everything: it has every figure, and leaves nothing behind.
-//! As root, with what that takes.
+//! A tiny run of the benchmark of block devices and swap: it has every figure, and leaves nothing behind.
+//! Needs root and the programs for it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,10 +19,10 @@ use uzram_bench::harness::corpus::{Kind, build};
 use uzram_bench::harness::process::find;
 
 const MIB: u64 = 1 << 20;
-/// What is left behind is found by this process's id: one test at a time.
+/// Leftovers are recognised by this process's ID, so tests run one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Says why, if there is nothing to measure here: the test then cannot run.
+/// Returns whether nothing can be measured here, and prints why: the test then cannot run.
 fn unable() -> bool {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: this user is not root");
@@ -46,7 +46,7 @@ fn unable() -> bool {
     false
 }
 
-/// The two programs, which cargo puts into one directory.
+/// Returns the two programs, which cargo puts into one directory.
 fn programs_beside() -> Programs {
     let bench = Path::new(env!("CARGO_BIN_EXE_uzram-bench"));
     Programs { uzram: bench.with_file_name("uzram"), bench: bench.to_owned() }
@@ -73,7 +73,8 @@ fn tiny(corpus: &Path) -> BlockOptions {
     }
 }
 
-/// Everything of this process's benchmarks that there is, and every zram device. (A swap area is on one of its devices.)
+/// Returns everything on the system that belongs to this process's benchmarks, and every zram device. (A swap
+/// area is on one of its devices.)
 fn things() -> BTreeSet<String> {
     let own = format!("uzram-bench-{}-", std::process::id());
     let mut things = BTreeSet::new();
@@ -83,7 +84,7 @@ fn things() -> BTreeSet<String> {
         let path = entry.unwrap().path();
         let file = fs::read_to_string(path.join("loop/backing_file")).unwrap_or_default();
         let is_zram = path.file_name().unwrap().to_str().unwrap().starts_with("zram");
-        // The last: one on a file whose mount is gone.
+        // The last: a loop device on a file whose mount is gone.
         if is_zram || file.contains(&own) || file.trim_end() == "/zram0/disk" {
             things.insert(path.display().to_string());
         }
@@ -104,7 +105,7 @@ fn things() -> BTreeSet<String> {
     things
 }
 
-/// Fails if there is more than before, for longer than others' tests keep what they have.
+/// Fails if there is more than before, after waiting longer than other tests keep such things.
 fn assert_nothing_left(before: &BTreeSet<String>) {
     wait_until("nothing is left", || {
         let left: Vec<_> = things().difference(before).cloned().collect();
@@ -193,7 +194,7 @@ fn what_fails_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let before = things();
     let options = tiny(&dir.path().join("pages"));
-    // A program that cannot do it is no error, but a note.
+    // If the program cannot do it, this is a note, not an error.
     let programs = Programs { uzram: "/bin/false".into(), ..programs_beside() };
     let report = run(&BlockOptions { programs, ..options.clone() }).unwrap();
     assert!(report.file_systems.is_empty() && report.swap.is_none() && report.idle.is_empty());

@@ -1,4 +1,4 @@
-//! The program `uzram-bench`: how it fails, and what it prints.
+//! Tests of the program `uzram-bench`: its errors and its output.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! Writes the seeds of every target into `DIRECTORY/TARGET/`, for libFuzzer to begin with.
+//! Writes the seeds of every target into `DIRECTORY/TARGET/`, for libFuzzer to start from.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

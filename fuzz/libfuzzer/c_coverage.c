@@ -1,15 +1,15 @@
 /* Coverage of the C libraries (liblz4, libzstd).
  *
- * A C compiler can always call __sanitizer_cov_trace_pc at each edge, which libFuzzer gave up; it
- * wants counters. Here is the one from the other: a counter for each place of call, in the section where
- * libFuzzer looks for counters of the user's own. Two places that share a counter cost some coverage
- * and nothing else. The linker sends the calls here (--wrap, see build.rs). */
+ * Any C compiler can call __sanitizer_cov_trace_pc at each edge, which libFuzzer no longer supports; it
+ * needs counters. This file counts the calls: a counter for each call site, in the section where
+ * libFuzzer looks for the user's own counters. Two sites that share a counter only cost some coverage.
+ * The linker redirects the calls here (--wrap, see build.rs). */
 
 #include <stdint.h>
 
 #define COUNTERS_LOG2 15
 
-/* It must not call itself. */
+/* Must not be instrumented, or it would call itself. */
 #ifdef __clang__
 #define UNINSTRUMENTED __attribute__((no_sanitize("coverage", "address")))
 #else

@@ -1,8 +1,8 @@
-//! Any text as names and values of attributes, sizes, algorithms and devices. The input is lines of
+//! Fuzzes names and values of attributes, sizes, algorithms and devices with any text. The input is lines of
 //! `NAME=VALUE`.
 //!
-//! Promises: a value is taken or refused with words, and one that was taken can be read back; sizes
-//! are understood as an arithmetic that cannot overflow understands them.
+//! Promises: a value is accepted, or rejected with a message, and an accepted one can be read back; sizes are
+//! parsed as by an arithmetic that cannot overflow.
 
 use uzram::codec::Algorithm;
 use uzram::device::Device;
@@ -10,17 +10,17 @@ use uzram::stream::StreamDesign;
 use uzram::units::{format_size, pages_to_bytes, parse_duration_s, parse_size};
 use uzram::{Error, ErrorKind};
 
-/// Lines of one input.
+/// The most lines of one input.
 const MAX_LINES: usize = 24;
-/// A larger device keeps the same rules, but its statistics take long: its attributes are not read.
+/// The largest device whose attributes are read: the statistics of larger ones take long.
 const MAX_READ_BYTES: u64 = 16 << 20;
 
-/// The largest reserve that is tried.
+/// The largest reserve to try.
 const MAX_RESERVE_BYTES: u64 = 8 << 20;
 
 /// Runs one input.
 ///
-/// # Panics
+/// A promise is broken; that is its purpose.
 /// When a promise is broken; that is what it is for.
 pub fn run(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
@@ -53,24 +53,25 @@ pub fn run(bytes: &[u8]) {
     assert_eq!(device.stats(), Default::default());
 }
 
-/// A thousand streams keep the same rules as a few, but take long to make.
+/// Returns whether a value asks for more than a few streams, which take long to make and test no more.
 fn many_streams(name: &str, value: &str) -> bool {
     let many = |design| matches!(design, StreamDesign::IdleList(count) if count.get() > 8);
     name == "streams" && value.parse().is_ok_and(many)
 }
 
-/// Files are not opened: who runs this has some that are not to be written to.
+/// Returns whether a value names a file: these are not opened, to protect the files of the user who runs
+/// this.
 fn is_a_file(name: &str, value: &str) -> bool {
     name == "backing_dev" && value.trim().starts_with('/')
 }
 
-/// What looks at every page of a disk.
+/// Returns whether an attribute visits every page of a disk.
 fn takes_long(device: &Device, name: &str) -> bool {
     let works = ["idle", "recompress", "compact", "writeback", "recompress_after", "writeback_after"];
     device.size_bytes() > MAX_READ_BYTES && works.contains(&name)
 }
 
-/// A device with a reserve has all of its tables and the reserve in memory.
+/// Returns whether a value populates much memory: a reserve, with which all tables are in memory.
 fn takes_memory(device: &Device, name: &str, value: &str) -> bool {
     let reserves = device.get("reserve").is_ok_and(|reserve| reserve != "0");
     let is_more_than = |bytes| parse_size(value.trim()).is_ok_and(|size| size > bytes);
@@ -78,7 +79,7 @@ fn takes_memory(device: &Device, name: &str, value: &str) -> bool {
         || name == "reserve" && is_more_than(MAX_RESERVE_BYTES)
 }
 
-/// An attribute that took a value has it.
+/// Checks that an attribute has the value that it accepted.
 fn check_taken(device: &Device, name: &str, value: &str) {
     let read = |name| device.get(name).expect("readable");
     match name {
@@ -87,7 +88,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
             assert_eq!((read(name), read("initstate")), (bytes.to_string(), "1".to_owned()));
         }
         "mem_limit" if device.size_bytes() <= MAX_READ_BYTES => {
-            // What rounds up to 2^64 becomes the largest number of pages below.
+            // A value that rounds up to 2^64 becomes the largest number of pages below.
             let pages = parse_size(value).expect("it was taken").div_ceil(4096).min(u64::MAX / 4096);
             assert_eq!(read(name), (pages * 4096).to_string());
         }
@@ -127,7 +128,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
             assert_eq!(read(name), value, "{name}");
         }
         "backing_dev" => assert_eq!((value, read(name).as_str()), ("none", "none")),
-        // What they make of the algorithm shows there, and nowhere else.
+        // Parameters are only visible in the algorithms.
         "algorithm_params" => assert!(read("comp_algorithm").contains('[')),
         "recomp_algorithm" => assert!(read(name).contains(&value_of("algo", value))),
         "reset" => assert_eq!((device.size_bytes(), read("initstate")), (0, "0".to_owned())),
@@ -137,7 +138,7 @@ fn check_taken(device: &Device, name: &str, value: &str) {
     }
 }
 
-/// The algorithm that a list of words gives a name, in brackets.
+/// Returns the algorithm in brackets that a list of words gives for a name.
 fn value_of(name: &str, words: &str) -> String {
     let mut values = words.split_whitespace().filter_map(|word| word.split_once('='));
     let last = values.rfind(|(word, _)| *word == name);
@@ -157,7 +158,7 @@ fn check_refused(name: &str, error: &Error, initialised: bool) {
     }
 }
 
-/// [`parse_size`] against an arithmetic that is wide enough.
+/// Compares [`parse_size`] with an arithmetic that is wide enough.
 fn check_size(text: &str) {
     let trimmed = text.trim();
     let digits = trimmed.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -179,7 +180,7 @@ fn check_size(text: &str) {
     assert_eq!(parse_size(text).ok(), expected, "{text:?}");
     if let Some(bytes) = expected {
         let shown = format_size(bytes);
-        // What is shown without a fraction is exact.
+        // A size shown without a fraction is exact.
         if !shown.contains('.') {
             assert_eq!(parse_size(&shown.replace(' ', "")), Ok(bytes), "{shown}");
         }
@@ -197,7 +198,7 @@ fn check_algorithm(text: &str) {
     }
 }
 
-/// A name that is taken can be part of a path.
+/// Checks that an accepted name can be part of a path.
 fn check_name(text: &str) {
     match Device::new(text) {
         Ok(device) => {
@@ -210,7 +211,7 @@ fn check_name(text: &str) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     [
         "comp_algorithm=zstd:3\nchain_size=4\nchecksum=1\nmem_limit=1M\nrun_cache_batch=0\ndisksize=64KiB\n\

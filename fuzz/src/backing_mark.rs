@@ -1,8 +1,8 @@
-//! Any bytes as the beginning of a backing file or device, in which uzram looks for its mark. The first byte of the
+//! Fuzzes the beginning of a backing file or device, in which uzram looks for its mark. The first byte of the
 //! input chooses: bytes as they are, or a true mark that the rest of the input changes.
 //!
-//! Promises: what is read as a mark is, byte for byte, what the mark is written as; what follows a mark changes
-//! nothing, and a part of a mark is none.
+//! Promises: bytes accepted as a mark are exactly those that writing that mark gives; what follows a mark
+//! changes nothing, and a part of a mark is rejected.
 
 use uzram::backing::{MARK_BYTES, Mark};
 
@@ -14,7 +14,7 @@ const MAX_CHANGES: usize = 64;
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     if input.byte().is_multiple_of(2) {
@@ -40,7 +40,7 @@ fn check(bytes: &[u8]) {
     assert_eq!(Mark::parse(&bytes[..MARK_BYTES - 1]), None);
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mark = Mark { id: *b"0123456789abcdef" };
     let as_it_is = [&[0], &mark.to_bytes()[..], b"what follows"].concat();

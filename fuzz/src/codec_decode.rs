@@ -1,10 +1,10 @@
-//! Any bytes as a compressed page.
+//! Fuzzes the decoders with any bytes as a compressed page.
 //!
-//! The first byte chooses the algorithm, one of them with a dictionary, and whether the input's bytes
-//! are taken as they are or as changes to a good compressed page.
+//! The first byte chooses the algorithm, with or without a dictionary, and whether the input's bytes are
+//! decoded as they are or change a good compressed page.
 //!
-//! Promises: an error, or exactly one page; nothing outside the page is written; the same bytes
-//! decode the same way twice; after an error the decoder still decodes.
+//! Promises: an error, or exactly one page; nothing outside the page is written; the same bytes decode to the
+//! same page twice; after an error the decoder still works.
 
 use std::sync::LazyLock;
 
@@ -27,7 +27,7 @@ struct Guarded {
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let settings = input.byte();
@@ -46,7 +46,7 @@ pub fn run(bytes: &[u8]) {
     let mut guarded = Box::new(Guarded { before: CANARY, page: [0; PAGE_SIZE], after: CANARY });
     let result = decoder.decode(&compressed, &mut guarded.page);
     assert!(guarded.before == CANARY && guarded.after == CANARY, "it writes outside the page");
-    // A page of its own, which AddressSanitizer watches.
+    // A separate allocation, which AddressSanitizer watches.
     let mut page = Box::new([0xff; PAGE_SIZE]);
     let again = decoder.decode(&compressed, &mut page);
     assert_eq!(result, again, "the same bytes decode differently");
@@ -67,8 +67,8 @@ struct Chosen {
     good: Vec<u8>,
 }
 
-/// Each decoder without and with a dictionary; lz4hc's is lz4's. lz4 checks offsets only where they
-/// can reach beyond the dictionary, which they cannot when it has 64 KiB.
+/// Each decoder without and with a dictionary; lz4hc's is lz4's. lz4 checks offsets only if they can reach
+/// beyond the dictionary, which they cannot when it has 64 KiB.
 static CHOICES: LazyLock<Vec<Chosen>> = LazyLock::new(|| {
     let with_dictionary = |(kind, len_bytes)| {
         let bytes = (0..len_bytes).map(|at: u64| (at * at / 7 % 251) as u8).collect();
@@ -106,7 +106,7 @@ fn change(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let text: Page = std::array::from_fn(|at| b"compressed memory "[at % 18]);
     let letters: Page = std::array::from_fn(|at| {

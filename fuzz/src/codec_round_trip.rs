@@ -1,8 +1,8 @@
-//! A page made from the input, compressed and decompressed.
+//! Fuzzes the codecs with pages made from the input, compressed and decompressed.
 //!
-//! Promises: any bytes are a dictionary or refused with words; what an encoder wrote decodes to the
-//! page, whatever the encoder and the decoder saw before; it writes only into the room it has; a page
-//! fits where the worst case fits.
+//! Promises: any bytes are accepted as a dictionary, or rejected with a message; an encoder's output decodes
+//! to the page, whatever the encoder and the decoder processed before; the encoder writes only into its
+//! buffer; a page fits a buffer of the worst-case size.
 
 use uzram::codec::{Algorithm, Decoder, Dictionary, Encoder, Kind, train};
 use uzram::units::{PAGE_SIZE, Page};
@@ -10,14 +10,14 @@ use uzram::{Error, ErrorKind};
 
 use crate::input::Input;
 
-/// Room that any page's compressed form fits: above the worst case of all, which zstd's compress
-/// bound is (4174 bytes for a page).
+/// Room for any page's compressed form: above the worst case of all, zstd's compress bound (4174 bytes for a
+/// page).
 const ENOUGH_BYTES: usize = PAGE_SIZE + 128;
 const CANARY: u8 = 0xc5;
 
 /// Runs one input.
 ///
-/// # Panics
+/// A promise is broken; that is its purpose.
 /// When a promise is broken; that is what it is for.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
@@ -38,8 +38,8 @@ pub fn run(bytes: &[u8]) {
     assert!(again == roomy, "{algorithm} codes a page differently after another");
 }
 
-/// Any kind at a level that is quick to make, without or with a dictionary of the input's bytes;
-/// nothing when it refuses the dictionary.
+/// Returns any kind at a level that is quick to make, without or with a dictionary of the input's bytes;
+/// `None` if it rejects the dictionary.
 fn algorithm(input: &mut Input<'_>) -> Option<Algorithm> {
     let (choice, level) = (input.byte(), i32::from(input.byte()));
     let kind = Kind::ALL[usize::from(choice % 4)];
@@ -73,7 +73,7 @@ fn refused<T>(error: &Error) -> Option<T> {
     None
 }
 
-/// The compressed page, if it fits `room_bytes`.
+/// Returns the compressed page, if it fits `room_bytes`.
 fn encode(encoder: &mut Encoder, page: &Page, room_bytes: usize) -> Option<Vec<u8>> {
     let mut out = vec![CANARY; room_bytes + 64];
     let (room, beyond) = out.split_at_mut(room_bytes);
@@ -95,7 +95,7 @@ fn check(decoder: &mut Decoder, compressed: &[u8], page: &Page) {
     assert!(*decoded == *page, "another page comes back");
 }
 
-/// A page of stretches, each made in its own way.
+/// Returns a page of stretches, each made in a different way.
 fn page(input: &mut Input<'_>) -> Page {
     let mut page = [0; PAGE_SIZE];
     let mut at = 0;
@@ -105,7 +105,7 @@ fn page(input: &mut Input<'_>) -> Page {
         if kind & 1 == 0 || at == 0 {
             page[at..at + len].copy_from_slice(&input.contents(len));
         } else {
-            // A match: what lies some bytes back, again.
+            // A match: copy earlier bytes at some distance.
             let distance = 1 + usize::from(input.u16()) % at;
             (at..at + len).for_each(|to| page[to] = page[to - distance]);
         }
@@ -114,7 +114,7 @@ fn page(input: &mut Input<'_>) -> Page {
     page
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let noise = [0, 0xff, 3, 2, 1];
     let text = *b"\0\xff\x03\x01\x0bcompressible";

@@ -1,8 +1,8 @@
-//! Any bytes as connections to the control socket. The input is cut at bytes 0xff, which no request
-//! that makes sense has: each part is what one client sends.
+//! Fuzzes the control socket with any bytes as connections. The input is cut at bytes 0xff, which no valid
+//! request has: each part is what one client sends.
 //!
-//! Promises: every connection is answered with one whole response whose length is right; a failure
-//! has the one shape all failures have; no request makes the server fail within itself.
+//! Promises: every connection gets one whole response of the right length; all failures have the same form;
+//! no request causes an internal server error.
 
 use serde_json::Value;
 use uzram::device::Device;
@@ -13,14 +13,14 @@ use uzram_serve::{
 
 use crate::wire::Wire;
 
-/// Connections of one input.
+/// The most connections of one input.
 const MAX_CONNECTIONS: usize = 8;
-/// A device may become as large as the system allows, and then what walks over its pages takes long;
-/// that is no news. The input ends there.
+/// The largest disk: a device may become as large as the system allows, and then operations on all pages take
+/// long. The input ends there.
 const MAX_DISK_BYTES: u64 = 16 << 20;
 
-/// Whether clients may ask for a backing device, however they write it: no input is to reach the files of who
-/// runs this.
+/// Returns whether clients may ask for a backing device, in any spelling: no input may reach the files of the
+/// user who runs this.
 fn names_backing(bytes: &[u8]) -> bool {
     let hex = |digits: &[u8]| u8::from_str_radix(str::from_utf8(digits).ok()?, 16).ok();
     let (mut plain, mut at) = (Vec::with_capacity(bytes.len()), 0);
@@ -39,7 +39,7 @@ fn names_backing(bytes: &[u8]) -> bool {
 
 /// Runs one input.
 ///
-/// # Panics
+/// A promise is broken; that is its purpose.
 /// When a promise is broken; that is what it is for.
 pub fn run(bytes: &[u8]) {
     if names_backing(bytes) {
@@ -50,7 +50,7 @@ pub fn run(bytes: &[u8]) {
     let exports = Exports::new(devices);
     let api = Api::new(exports.clone(), Box::new(|name| vec![format!("nbd:///{name}")]), About::default());
     for said in bytes.split(|byte| *byte == 0xff).take(MAX_CONNECTIONS) {
-        // The first byte of a connection says into what pieces it is torn.
+        // The first byte of a connection determines the pieces into which it is torn.
         let Some((tear, said)) = said.split_first() else { continue };
         let (mut input, mut output) = (Wire::new(said, tear & 0x1f), Wire::new(&[], 0));
         let outcome = exchange(&api, &mut input, &mut output, &|| true);
@@ -64,7 +64,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Takes a response apart; returns its status.
+/// Parses a response; returns its status.
 fn check(response: &[u8]) -> u16 {
     let text = str::from_utf8(response).expect("a response is text");
     let (head, body) = text.split_once("\r\n\r\n").expect("a response has a head");
@@ -73,11 +73,11 @@ fn check(response: &[u8]) -> u16 {
     let status = status_line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
     let status: u16 = status.expect("a response begins with its status");
     assert!(status_line.len() > "HTTP/1.1 200 ".len(), "{status_line}: a status has its reason");
-    // 500 would be damage, 503 the system's refusal, which a size that is too large may meet.
+    // 500 would be an internal error; 503 is the system's refusal, which too large a size may get.
     let expected = [200, 201, 202, 204, 400, 403, 404, 405, 409, 413, 431, 501, 503];
     assert!(expected.contains(&status), "{text}");
     let length = lines.find_map(|line| line.strip_prefix("Content-Length: "));
-    // The end of a long text is that of the connection.
+    // A long text ends with the connection.
     let is_long = length.is_none() && body.starts_with(r#"{"name":"block_state""#);
     let has_length = status != 204 && !is_long;
     assert_eq!(length, has_length.then(|| body.len().to_string()).as_deref(), "{text}");
@@ -89,7 +89,7 @@ fn check(response: &[u8]) -> u16 {
     status
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let request = |tear: u8, line: &str, body: &str| {
         let tear = char::from(tear);

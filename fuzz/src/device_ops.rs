@@ -1,9 +1,9 @@
-//! A sequence of operations on a device: reads, writes, discards, zeroes, attributes, resets; pages that are
-//! compressed again, and that go to a backing device and come back.
+//! Fuzzes a device with a sequence of operations: reads, writes, discards, zeroes, attributes, resets;
+//! recompression, writeback and read-back.
 //!
-//! Promises: all agrees with a naive model, errors and statistics included; a write that fails leaves
-//! the pages before the failing one new and the others old; over `mem_limit` nothing grows; what is
-//! forgotten gives its memory back.
+//! Promises: all agrees with a naive model, including errors and statistics; a failed write leaves the pages
+//! before the failing one new and the others old; over `mem_limit` nothing grows; discarded contents return
+//! their memory.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use uzram::{Error, ErrorKind};
 use crate::input::Input;
 use crate::model::Model;
 
-/// The largest disk, and the operations of one input: a bound on its time.
+/// The largest disk, and the most operations of one input: a bound on its time.
 const MAX_DISK_PAGES: usize = 96;
 const MAX_OPS: usize = 100;
 /// The size of the backing device: the smallest that packed pages can be written to.
@@ -23,7 +23,7 @@ const BACKING_SIZE: &str = "512K";
 
 /// Runs one input.
 ///
-/// # Panics
+/// A promise is broken; that is its purpose.
 /// When a promise is broken; that is what it is for.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
@@ -44,12 +44,12 @@ struct Machine<'a> {
     disk: OpenDevice,
     model: Model,
     limited: bool,
-    /// What was charged when the limit was set or last looked at.
+    /// The charge when the limit was set or last checked.
     charged_bytes: u64,
-    /// Whether it has a reserve, which may be drained for a moment.
+    /// Whether it has a reserve, which may be drained briefly.
     reserves: bool,
     recompresses: bool,
-    /// The backing device, if it has one: a file of its own.
+    /// The backing device, if it has one: a separate file.
     backing: Option<NamedTempFile>,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Machine<'a> {
             disk,
             model: Model::new(size_bytes, backing.is_some()),
             limited: false,
-            // A reserve is charged from the beginning.
+            // A reserve is charged from the start.
             charged_bytes: device.stats().mem_charged_bytes,
             reserves,
             recompresses,
@@ -92,7 +92,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Gives the device a backing device, or not.
+    /// May give the device a backing device.
     fn take_backing(device: &Device, input: &mut Input<'_>) -> Option<NamedTempFile> {
         let layouts = [("", ""), ("", ""), ("packed", "1"), ("blocks", "1"), ("blocks", "0")];
         let (layout, compressed) = input.one_of(&layouts);
@@ -111,7 +111,7 @@ impl<'a> Machine<'a> {
         Some(file)
     }
 
-    /// Pages go to the backing device: what they hold stays the same.
+    /// Writes pages back to the backing device: their contents stay the same.
     fn write_back(&mut self, input: &mut Input<'_>) {
         self.device.set("idle", input.one_of(&["all", "1"])).expect("initialised");
         let last = self.model.size_bytes() / PAGE_SIZE as u64 - 1;
@@ -120,7 +120,7 @@ impl<'a> Machine<'a> {
         match self.device.set("writeback", input.one_of(&what)) {
             Ok(()) => assert!(self.backing.is_some(), "where to?"),
             Err(error) if self.backing.is_none() => assert_eq!(error.kind(), ErrorKind::Unsupported),
-            // The device is full, or nothing may be written to it.
+            // The backing device is full, or its budget is used up.
             Err(error) => {
                 assert!(matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::Io), "{error}");
                 assert!(error.setting().is_some(), "{error}");
@@ -129,7 +129,7 @@ impl<'a> Machine<'a> {
         self.check_charged();
     }
 
-    /// Pages are marked as idle and compressed again: what they hold stays the same.
+    /// Marks pages as idle and recompresses them: their contents stay the same.
     fn recompress(&mut self, input: &mut Input<'_>) {
         self.device.set("idle", input.one_of(&["all", "1", "0"])).expect("initialised");
         let what =
@@ -142,7 +142,7 @@ impl<'a> Machine<'a> {
         self.check_charged();
     }
 
-    /// Whether what needs memory may fail like this.
+    /// Returns whether an operation that needs memory may fail with this error.
     fn may_fail(&self, error: &Error) -> bool {
         match (error.kind(), error.setting()) {
             (ErrorKind::NoSpace, Some("mem_limit")) => self.limited,
@@ -165,7 +165,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// What is charged, found to be within `mem_limit`, or at least not above what it was.
+    /// Checks that the charge is within `mem_limit`, or at least not above its last value.
     fn check_charged(&mut self) {
         let stats = self.device.stats();
         let bound_bytes = self.charged_bytes.max(stats.mem_limit_bytes);
@@ -173,13 +173,13 @@ impl<'a> Machine<'a> {
         let adds_up = |stats: &DeviceStats| {
             stats.mem_used_bytes <= stats.mem_charged_bytes && stats.compr_data_bytes <= stats.mem_used_bytes
         };
-        // Pages may leave by themselves between one count and the next.
+        // The policy may write pages back between one count and the next.
         let again = || (0..100).any(|_| adds_up(&self.device.stats()));
         assert!(adds_up(&stats) || again(), "{stats:?}");
         self.charged_bytes = stats.mem_charged_bytes;
     }
 
-    /// A range of bytes: on the disk, or across its end.
+    /// Returns a range of bytes: on the disk, or across its end.
     fn range(&self, input: &mut Input<'_>) -> (u64, u64) {
         let pages = self.model.size_bytes() / PAGE_SIZE as u64;
         let page = u64::from(input.byte()) % pages;
@@ -192,7 +192,7 @@ impl<'a> Machine<'a> {
             count @ 0..=127 => u64::from(count % 6) << 12,
             _ => u64::from(input.u16() % 20_000),
         };
-        // Most ranges that would leave the disk end with it.
+        // Most ranges that would exceed the disk are cut at its end.
         let left_bytes = self.model.size_bytes().saturating_sub(offset);
         (offset, if input.byte() == 0xff { len } else { len.min(left_bytes) })
     }
@@ -229,7 +229,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Whether a change to `data` succeeded; if not, whether it failed as it may.
+    /// Returns whether a change to `data` succeeded; if not, checks that it failed with an allowed error.
     fn settled(&mut self, result: uzram::Result<()>, offset: u64, data: &[u8], zeroes: bool) -> bool {
         let in_range = self.model.range(offset, data.len() as u64).is_some();
         match result {
@@ -264,7 +264,7 @@ impl<'a> Machine<'a> {
         assert_eq!(self.device.get("mem_limit"), Ok(limit_bytes.to_string()));
     }
 
-    /// What may be set and read while the device is in use.
+    /// Sets and reads attributes that are allowed while the device is in use.
     fn set_at_any_time(&mut self, input: &mut Input<'_>) {
         let batch = input.one_of(&["0", "1", "7", "32", "512"]);
         self.device.set("run_cache_batch", batch).expect("at any time");
@@ -287,7 +287,7 @@ impl<'a> Machine<'a> {
         self.model.check_stats(&self.device.stats());
     }
 
-    /// What may not be set once the device is initialised, or reset while it is in use.
+    /// Sets attributes that are refused once the device is initialised, and resets it while it is in use.
     fn set_too_late(&mut self, input: &mut Input<'_>) {
         let (name, value) = input.one_of(&[
             ("disksize", "1M"),
@@ -322,9 +322,10 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
-    // An operation; its page, at the page's edge; its pages, within the disk; what else it has.
+    // An operation; its page; its offset from the page's edge; its number of pages, within the disk; its
+    // other parameters.
     let op = |op: u8, page: u8, pages: u8, rest: &[u8]| [&[op, page, 0, pages, 0], rest].concat();
     let write = |page, pages, contents: &[u8]| op(4, page, pages, contents);
     let (same, text, noise) = (&[0, 0x77][..], b"\x01\x0bcompressible", &[2, 9][..]);
@@ -346,7 +347,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let fill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[2, index])).collect();
     let refill: Vec<u8> = (0..24).flat_map(|index| write(index * 4, 4, &[3, 0, index * 3, index])).collect();
     let limited = [&[13, 3], &fill[..], &[13, 1], &refill[..], &some[..], &[13, 0], &fill[..]].concat();
-    // Out, some of them back, and out again.
+    // Written back, some of them read back, and written back again.
     let out = [&[17, 0, 0][..], &op(0, 0, 5, &[]), &write(3, 2, text), &[17, 0, 1], &some[..]].concat();
     let with = |settings: [u8; 10], ops: &[u8]| [&settings, ops].concat();
     vec![

@@ -1,8 +1,8 @@
-//! An input as a sequence of choices. It never runs dry: past its end every choice is 0.
+//! An input as a sequence of choices. It never runs out: past its end every choice is 0.
 
 use uzram::random::Random;
 
-/// What is left of an input.
+/// The rest of an input.
 pub(crate) struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -30,19 +30,19 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// One of these.
+    /// Chooses one of these.
     pub fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[usize::from(self.byte()) % choices.len()]
     }
 
-    /// The next `len` bytes, or as many as are left.
+    /// Returns the next `len` bytes, or as many as are left.
     pub fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (head, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         head
     }
 
-    /// All that is left.
+    /// Returns the rest of the input.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }
@@ -54,8 +54,8 @@ impl<'a> Input<'a> {
         array
     }
 
-    /// `len` bytes of contents, of a kind that compressed memory treats in its own way: one word
-    /// repeated, a short period, noise, or noise and then zeros; or the input's own bytes.
+    /// Returns `len` bytes of contents, of a kind that compressed memory treats specially: one word repeated,
+    /// a short period, noise, or noise and then zeros; or the input's own bytes.
     pub fn contents(&mut self, len: usize) -> Vec<u8> {
         let mut contents = vec![0; len];
         match self.byte() % 5 {
@@ -83,8 +83,8 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Fills `out` with repetitions of `period`; leaves it when that is empty. By doubling: under the
-/// fuzzers, a loop over bytes would take longer than what is done with them.
+/// Fills `out` with repetitions of `period`; does nothing if that is empty. By doubling: under the fuzzers, a
+/// loop over bytes would take longer than the use of them.
 fn repeat(out: &mut [u8], period: &[u8]) {
     let mut filled = period.len().min(out.len());
     out[..filled].copy_from_slice(&period[..filled]);

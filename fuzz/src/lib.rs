@@ -1,16 +1,16 @@
-//! The fuzz targets: for each parser of bytes from outside, for the device itself, for the pool that
-//! is its heart and for its LRU, a function that takes any bytes and panics when a promise is broken.
+//! The fuzz targets: for each parser of outside bytes, for the device, for its pool and for its LRU, a
+//! function that takes any bytes and panics if a promise is broken.
 //!
-//! The same functions run in two ways: in this crate's tests, over the seeds and random mutations
-//! of them, with the stable toolchain and in seconds; and under libFuzzer with coverage and
-//! AddressSanitizer, for as long as one likes (`fuzz/run`).
+//! The same functions run in two ways: in this crate's tests, on the seeds and random mutations of them, with
+//! the stable toolchain and in seconds; and under libFuzzer with coverage and AddressSanitizer, for any
+//! length of time (`fuzz/run`).
 //!
-//! What holds for every target:
-//! - the input decides everything: what lasts from one input to the next, because making it anew
-//!   would take most of the time, is emptied, so that an input that fails once fails always;
-//! - an input is used up as choices, not parsed and rejected: any bytes mean something, and a small
-//!   change of them is a small change of what happens;
-//! - where a naive model can say what must happen, it is asked.
+//! Rules for every target:
+//! - the input decides everything: state kept from one input to the next, because making it takes most of the
+//!   time, is emptied first, so that an input that fails once always fails;
+//! - an input is consumed as choices, not parsed and rejected: any bytes are valid, and a small change of
+//!   them is a small change of the operations;
+//! - wherever a naive model can predict the result, the two are compared.
 
 pub mod attributes;
 pub mod backing_mark;
@@ -31,14 +31,14 @@ mod wire;
 
 /// One fuzz target.
 pub struct Target {
-    /// Its name, as `fuzz/run` and the corpus directory have it.
+    /// Its name, for `fuzz/run` and the corpus directory.
     pub name: &'static str,
     /// Runs one input.
     ///
     /// # Panics
-    /// When a promise is broken; that is what it is for.
+    /// A promise is broken; that is its purpose.
     pub run: fn(&[u8]),
-    /// Inputs to begin with, small, each of which gets somewhere.
+    /// Returns small initial inputs, each of which reaches some code of interest.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
@@ -59,7 +59,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "start", run: start::run, seeds: start::seeds },
 ];
 
-/// The target of that name.
+/// Returns the target of that name.
 pub fn target(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

@@ -1,12 +1,13 @@
-//! A sequence of operations on LRUs of both lock designs at once, the batched one cut up in two ways.
+//! Fuzzes LRUs of both lock designs, with the same operations on all; the batched design with two batch
+//! settings.
 //!
-//! Promises: how the lists are locked and cut is not seen in what they do, so that all designs give out the
-//! same pages in the same order, and count the same; a page is given out to one at a time, and only if it
-//! has contents; what comes into the lists leaves them by a way that is counted; a page is back soon if
-//! fewer went meanwhile than are active; whatever was done before, the cold end gives out all that is there.
+//! Promises: lock design and batches do not affect results, so that all designs return the same pages in the
+//! same order, and count the same; a page is isolated by one caller at a time, and only if it has contents;
+//! every page that enters the lists leaves them in a way that is counted; a page is back soon if fewer left
+//! meanwhile than are active; whatever was done before, the cold end returns all pages in the lists.
 //!
-//! A single thread does all of it: what it needs no lock for it gets right without, so that batches whose
-//! edges are wrong are left to the tests beside them.
+//! A single thread does all of it, so missing locks do no harm: batches with wrong edges are left to the
+//! LRU's own tests.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -15,17 +16,17 @@ use uzram::lru::{Batched, Batching, List, Lru, LruConfig, LruStats, MAX_PAGEVEC_
 
 use crate::input::Input;
 
-/// The operations of one input, and how often they go to another CPU, where they wait for their turn: a
-/// bound on its time.
+/// The most operations of one input, and of switches to another CPU, where they wait for their turn: a bound
+/// on its time.
 const MAX_OPS: usize = 128;
 const MAX_MOVES: usize = 4;
-/// Pages that are named, and have no node.
+/// The number of pages that are named but have no node.
 const BEYOND: u32 = 2;
 
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let cpus = Cpus::bind(input.byte());
@@ -73,7 +74,7 @@ fn batching(input: &mut Input<'_>) -> Batching {
 }
 
 /// The CPUs that this thread may use. It is bound to one at a time, which the input chooses: pagevecs and
-/// tags are each CPU's own, and an input that fails once is to fail always.
+/// tags are per CPU, and an input that fails once must always fail.
 struct Cpus {
     allowed: CpuSet,
     each: Vec<CpuSet>,
@@ -109,43 +110,43 @@ impl Drop for Cpus {
     }
 }
 
-/// What is known of a page.
+/// The model's state of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// It has no contents, and is in no list.
     Out,
     /// It has contents, and is in a list or on its way.
     Listed,
-    /// Its contents are gone, and it is in a list unless the cold end has come to it.
+    /// Its contents are gone, and it is in a list unless the cold end has reached it.
     Doomed,
-    /// Given out.
+    /// It was isolated.
     Isolated,
-    /// Its contents went elsewhere; and how many pages had gone or were promoted then.
+    /// Its contents were evicted; and the count of evictions and promotions at that time.
     Evicted(u64),
 }
 
-/// LRUs with which the same is done, and an account of their pages.
+/// LRUs that get the same operations, and a model of their pages.
 struct Machine {
     cpus: Cpus,
     single: Lru<SingleLock>,
     batched: [(Batching, Lru<Batched>); 2],
     places: Vec<Place>,
-    /// How many pages have nodes.
+    /// The number of pages with nodes.
     nodes: usize,
-    /// Pages that are to be taken out, sooner or later.
+    /// Pages to be removed, sooner or later.
     dead: Vec<u32>,
-    /// Pages that were given out, some of which have been dead since.
+    /// Pages that were isolated, some of which are dead since.
     held: Vec<u32>,
     isolated: u64,
     put_back: u64,
     evicted: u64,
-    /// How often the contents of a page in a list went.
+    /// How often the contents of a page in a list were dropped.
     went: u64,
-    /// Pages that left the lists because of that, when it was last looked.
+    /// Pages removed from the lists because of that, at the last check.
     taken_out: u64,
 }
 
-/// Does the same with each LRU, and returns what all of them return.
+/// Does the same with each LRU, and returns the result of all.
 macro_rules! each {
     ($machine:expr, $lru:ident => $call:expr) => {{
         let answer = {
@@ -179,7 +180,7 @@ impl Machine {
         }
     }
 
-    /// Pages in a row, pages scattered, or one page again and again.
+    /// Returns consecutive pages, scattered pages, or one page repeatedly.
     fn some_pages(&self, input: &mut Input<'_>) -> Vec<u32> {
         let (from, count) = (usize::from(input.u16()), usize::from(input.byte()));
         let step = input.one_of(&[1, 1, 0, 2, 7, 97, self.places.len() - 1]);
@@ -214,7 +215,7 @@ impl Machine {
         self.dead.extend(is_in_list.then_some(page));
     }
 
-    /// The pages dead first, in the order or the other way round.
+    /// Removes the pages that are dead, in order or reversed.
     fn remove_dead(&mut self, input: &mut Input<'_>) {
         let count = usize::from(input.byte()).min(self.dead.len());
         let mut told: Vec<u32> = self.dead.drain(..count).collect();
@@ -247,7 +248,7 @@ impl Machine {
         *self.place(page) = Place::Out;
     }
 
-    /// The coldest pages are given out.
+    /// Isolates the coldest pages.
     fn isolate(&mut self, most: usize) {
         let before = self.single.stats();
         let out = each!(self, lru => {
@@ -268,7 +269,7 @@ impl Machine {
         self.held = out;
     }
 
-    /// Some of the pages that were given out.
+    /// Takes some of the isolated pages.
     fn take_held(&mut self, input: &mut Input<'_>) -> Vec<u32> {
         let from = usize::from(input.byte()) % (self.held.len() + 1);
         let count = usize::from(input.byte()).min(self.held.len() - from);
@@ -296,12 +297,12 @@ impl Machine {
         }
     }
 
-    /// How many pages went or were promoted so far.
+    /// Returns the count of evictions and promotions so far.
     fn gone(&self) -> u64 {
         self.evicted + self.single.stats().activated
     }
 
-    /// One of the evicted pages gets contents: the first at or after the number chosen.
+    /// Gives contents to an evicted page: the first at or after the number chosen.
     fn come_back(&mut self, input: &mut Input<'_>) {
         let from = usize::from(input.u16()) % self.places.len();
         let all = self.places.iter().enumerate();
@@ -339,7 +340,7 @@ impl Machine {
         }
     }
 
-    /// Afterwards all that has contents is in a list.
+    /// Drains the pagevecs: afterwards all pages with contents are in a list.
     fn drain(&mut self) {
         each!(self, lru => lru.drain_all());
         let least = self.count(|place| place == Place::Listed);
@@ -351,12 +352,12 @@ impl Machine {
         );
     }
 
-    /// Pages in both lists.
+    /// Returns the number of pages in both lists.
     fn listed(&self) -> u64 {
         self.single.len(List::Inactive) + self.single.len(List::Active)
     }
 
-    /// All have counted the same, and it adds up.
+    /// Checks that all have counted the same, and that the counts add up.
     fn check_stats(&mut self) {
         let stats = each!(self, lru => flows(lru.stats()));
         assert_eq!(
@@ -368,21 +369,21 @@ impl Machine {
         let left = stats.isolated + stats.inactive + stats.active;
         let taken_out = stats.added.checked_sub(left).expect("what is in a list has come there");
         assert_eq!(stats.removed, taken_out, "{stats:?}");
-        // Whatever moves a dead page takes it out.
+        // Any operation that moves a dead page removes it.
         let (least, most) = (self.taken_out, self.went);
         assert!((least..=most).contains(&taken_out), "{taken_out}, not {least} to {most}: {stats:?}");
         self.taken_out = taken_out;
         assert_eq!(self.single.stats().batch_locks, 0);
     }
 
-    /// Takes out what is dead, and empties the lists from their cold end.
+    /// Removes dead pages, and empties the lists from their cold end.
     fn finish(mut self) {
         let told = std::mem::take(&mut self.dead);
         self.take_out(&told);
         self.drain();
         assert_eq!(self.listed(), self.count(|place| place == Place::Listed), "a dead page stays");
         self.check_stats();
-        // A call clears the marks at least, and half of the active ones go, rounded up.
+        // A call clears at least the marks, and moves half of the active pages, rounded up.
         for _ in 0..16 {
             self.isolate(self.places.len());
         }
@@ -395,14 +396,14 @@ impl Machine {
     }
 }
 
-/// Statistics without what differs between designs. Nobody else uses the locks.
+/// Returns the statistics without those that differ between designs. No other thread uses the locks.
 fn flows(mut stats: LruStats) -> LruStats {
     assert_eq!((stats.lru_locks_contended, stats.batch_locks_contended), (0, 0));
     (stats.lru_locks, stats.batch_locks) = (0, 0);
     stats
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     const ADD: u8 = 0;
     const MARK: u8 = 3;

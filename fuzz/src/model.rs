@@ -1,4 +1,4 @@
-//! What a disk should hold: an array of bytes, and for each page what is known of it.
+//! The expected contents of a disk: an array of bytes, and for each page what is known of it.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(crate) struct Model {
 /// What is known of a page.
 #[derive(Clone, Copy, PartialEq)]
 struct Page {
-    /// What `Model::bytes` says it holds is what it holds.
+    /// Whether `Model::bytes` has the page's contents.
     contents_known: bool,
     held: Held,
 }
@@ -30,14 +30,15 @@ enum Held {
 }
 
 impl Model {
-    /// A disk of `size_bytes`, whole pages, never written; its pages may go to a backing device, if it has one.
+    /// Makes a disk of `size_bytes`, whole pages, never written; its pages may go to a backing device, if it
+    /// has one.
     pub fn new(size_bytes: usize, has_backing: bool) -> Self {
         let empty = Page { contents_known: true, held: Held::No };
         let pages = bytes_to_pages(size_bytes as u64) as usize;
         Model { bytes: vec![0; size_bytes], pages: vec![empty; pages], has_backing }
     }
 
-    /// Never written again.
+    /// Resets the disk to never written.
     pub fn clear(&mut self) {
         self.bytes.fill(0);
         self.pages.fill(Page { contents_known: true, held: Held::No });
@@ -47,13 +48,13 @@ impl Model {
         self.bytes.len() as u64
     }
 
-    /// The range as indices, if it lies on the disk.
+    /// Returns the range as indices, if it is on the disk.
     pub fn range(&self, offset: u64, len: u64) -> Option<Range<usize>> {
         let end = offset.checked_add(len).filter(|end| *end <= self.size_bytes())?;
         Some(offset as usize..end as usize)
     }
 
-    /// A write that succeeded.
+    /// Notes a write that succeeded.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let start = offset as usize;
         self.bytes[start..start + data.len()].copy_from_slice(data);
@@ -63,7 +64,7 @@ impl Model {
         }
     }
 
-    /// Zeroes that were written: whole pages are freed, and parts of pages that hold nothing stay so.
+    /// Notes zeroes that were written: whole pages are freed, and parts of pages that hold nothing stay so.
     pub fn write_zeroes(&mut self, range: Range<usize>) {
         for (page, covered) in pieces(range) {
             if covered.len() == PAGE_SIZE {
@@ -73,7 +74,7 @@ impl Model {
         }
     }
 
-    /// Zeroes that were written so that the pages hold them.
+    /// Notes zeroes that were written so that the pages hold them.
     pub fn write_zeroes_allocated(&mut self, range: Range<usize>) {
         for (page, covered) in pieces(range) {
             self.pages[page].held = Held::Yes;
@@ -82,7 +83,7 @@ impl Model {
         }
     }
 
-    /// The states that the page of a byte can be in; all, where nobody knows.
+    /// Returns the states that the page of a byte can be in; all, if it is not known.
     pub fn states(&self, offset: u64) -> &'static [PageState] {
         use PageState::*;
         let page = page_of(offset) as usize;
@@ -100,7 +101,7 @@ impl Model {
         }
     }
 
-    /// A discard: whole pages only.
+    /// Notes a discard: whole pages only.
     pub fn discard(&mut self, range: Range<usize>) {
         for (page, covered) in pieces(range) {
             if covered.len() == PAGE_SIZE {
@@ -110,15 +111,15 @@ impl Model {
         }
     }
 
-    /// A change of the range that may have been made in part: nobody knows.
+    /// Notes a change of the range that may have been made in part: its contents are unknown.
     pub fn lose(&mut self, range: Range<usize>) {
         for (page, _) in pieces(range) {
             self.pages[page] = Page { contents_known: false, held: Held::Maybe };
         }
     }
 
-    /// A write of `data`, or of zeroes, that failed on `disk`: looks what became of it. Pages up to
-    /// some page have the new contents, that one and all behind it the old.
+    /// Finds out what a failed write of `data`, or of zeroes, has changed on `disk`. Pages up to some page
+    /// have the new contents, that one and all after it the old.
     pub fn settle(&mut self, disk: &OpenDevice, offset: u64, data: &[u8], zeroes: bool) {
         let start = offset as usize;
         let mut all_new = true;
@@ -140,14 +141,14 @@ impl Model {
             } else if now != *new {
                 all_new = false;
             } else if all_new && self.pages[page].held != held_if_done {
-                // Done or not: it reads the same.
+                // Changed or not, it reads the same.
                 self.pages[page].held = Held::Maybe;
             }
             self.bytes[covered].copy_from_slice(&now);
         }
     }
 
-    /// What was read from `offset` on is what should be there, as far as that is known.
+    /// Checks the data read from `offset` on, as far as the contents are known.
     pub fn check_read(&self, offset: u64, data: &[u8], when: &str) {
         let start = offset as usize;
         for (page, covered) in pieces(start..start + data.len()) {
@@ -157,7 +158,7 @@ impl Model {
         }
     }
 
-    /// Reads all of `disk` and compares, and so for the states of its pages.
+    /// Reads all of `disk` and compares the contents and the states of its pages.
     pub fn check_all(&self, disk: &OpenDevice) {
         for page in 0..self.pages.len() as u64 {
             let offset = page * PAGE_SIZE as u64;
@@ -169,7 +170,7 @@ impl Model {
         self.check_read(0, &data, "at the end");
     }
 
-    /// The statistics count the pages that hold something, and those of one word.
+    /// Checks that the statistics count the pages that hold something, and the same-filled ones.
     pub fn check_stats(&self, stats: &DeviceStats) {
         let count = |wanted: &dyn Fn(usize) -> bool| {
             (0..self.pages.len()).filter(|page| wanted(*page)).count() as u64
@@ -198,7 +199,7 @@ impl Model {
     }
 }
 
-/// The pages of a byte range, each with what of the range lies in it.
+/// Returns the pages of a byte range, each with its part of the range.
 fn pieces(range: Range<usize>) -> impl Iterator<Item = (usize, Range<usize>)> {
     let mut at = range.start;
     std::iter::from_fn(move || {

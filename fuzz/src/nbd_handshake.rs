@@ -1,10 +1,12 @@
-//! Any bytes as a client's whole session, greeting answered or not.
+//! Fuzzes the NBD handshake with any bytes as a client's whole session, whether it answers the greeting or
+//! not.
 //!
-//! The first byte tears the messages and says whether the second device has a size; the rest is what
-//! the client sends.
+//! The first byte determines how messages are torn and whether the second device has a size; the client sends
+//! the rest.
 //!
-//! Promises: the session ends; every option is answered as a naive reading of the same bytes expects,
-//! in words where it is refused; and when it is over, no device is in use. The devices live from one
+//! Promises: the session ends; every option is answered as a naive parser of the same bytes expects, with a
+//! message if it is refused; and when it is over, no device is in use. The devices are kept from one input to
+//! the next, emptied.
 //! input to the next, empty again.
 
 use std::cell::RefCell;
@@ -21,15 +23,15 @@ use crate::wire::{self, Header, Heard, Wire};
 
 const SIZE_BYTES: u64 = 64 << 10;
 const OTHER_SIZE_BYTES: u64 = 4 << 10;
-/// As many options, and as long ones, as the server hears out.
+/// The number and length of options that the server accepts.
 const MAX_OPTIONS: usize = 256;
 const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// What lives from one input to the next.
+/// State kept from one input to the next.
 struct Bench {
-    /// Without and with a size of `zram1`.
+    /// Without and with a size for `zram1`.
     exports: [Exports; 2],
-    /// `zram0`, and both of that name `zram1`.
+    /// `zram0`, and the two devices named `zram1`.
     devices: [Arc<Device>; 3],
     open: [OpenDevice; 2],
     buffers: Buffers,
@@ -65,7 +67,7 @@ thread_local! {
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
 }
@@ -109,7 +111,7 @@ enum End {
     Ended(Option<ErrorKind>),
 }
 
-/// A naive reading of what the client said, beside what it heard.
+/// A naive parser of the client's bytes, beside the server's replies.
 struct Client<'a> {
     said: Heard<'a>,
     heard: Heard<'a>,
@@ -185,7 +187,7 @@ impl Client<'_> {
         violation
     }
 
-    /// The next reply: its type and its data.
+    /// Takes the next reply; returns its type and its data.
     fn any_reply(&mut self, asked: u32) -> (u32, Vec<u8>) {
         assert_eq!((self.heard.u64(), self.heard.u32()), (proto::NBD_REP_MAGIC, asked));
         let (kind, len_bytes) = (self.heard.u32(), self.heard.u32());
@@ -195,7 +197,7 @@ impl Client<'_> {
         (kind, data)
     }
 
-    /// The next reply, which is of this type.
+    /// Takes the next reply, which must be of this type.
     fn expect(&mut self, asked: u32, kind: u32) -> Vec<u8> {
         let (told, data) = self.any_reply(asked);
         assert_eq!(told, kind, "option {asked}");
@@ -226,7 +228,7 @@ impl Client<'_> {
         End::Chosen
     }
 
-    /// `INFO` and `GO`; whether it succeeds.
+    /// Checks `INFO` and `GO`; returns whether it succeeds.
     fn info(&mut self, asked: u32, data: &[u8]) -> bool {
         let Some((name, kinds)) = split_info(data) else {
             self.expect(asked, reply::ERR_INVALID);
@@ -249,7 +251,7 @@ impl Client<'_> {
         true
     }
 
-    /// Both context options: the device, and whether any were selected, when it succeeds.
+    /// Checks both context options; returns the device, and whether any context was selected, if it succeeds.
     fn meta_contexts(&mut self, asked: u32, data: &[u8]) -> Option<(usize, bool)> {
         let split = split_queries(data).filter(|_| self.headers.is_some());
         let Some((name, queries)) = split else {
@@ -279,7 +281,7 @@ impl Client<'_> {
     }
 }
 
-/// The name and the kinds of information, when all adds up.
+/// Returns the name and the kinds of information, if the lengths are valid.
 fn split_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = data.split_first_chunk::<4>()?;
     let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
@@ -287,7 +289,7 @@ fn split_info(data: &[u8]) -> Option<(&[u8], &[u8])> {
     (kinds.len() == 2 * usize::from(u16::from_be_bytes(*count))).then_some((name, kinds))
 }
 
-/// The name and the queries, when all adds up.
+/// Returns the name and the queries, if the lengths are valid.
 fn split_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     let (len, rest) = data.split_first_chunk::<4>()?;
     let (name, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
@@ -302,7 +304,7 @@ fn split_queries(data: &[u8]) -> Option<(&[u8], Vec<&[u8]>)> {
     (queries.len() == u32::from_be_bytes(*count) as usize).then_some((name, queries))
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let ask_all = wire::info_request(b"zram1", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
     let read = Header { flags: 0, command: 0, cookie: 1, offset: 0, len_bytes: 512 };

@@ -1,11 +1,10 @@
-//! Any bytes as a client's whole session with a server that has a certificate.
+//! Fuzzes an NBD server that has a certificate with any bytes as a client's whole session.
 //!
-//! The first byte tears the messages and says whether TLS is required; the rest is what the client
-//! sends.
+//! The first byte determines how messages are torn and whether TLS is required; the client sends the rest.
 //!
-//! Promises: the session ends; what is sent begins with the greeting and goes on with whole option
-//! replies, until an export is chosen or TLS starts; where TLS is required no export is told about
-//! without it; and when it is over, no device is in use.
+//! Promises: the session ends; the server sends the greeting and then whole option replies, until an export
+//! is chosen or TLS starts; if TLS is required, no export is described without it; and when it is over, no
+//! device is in use.
 
 use std::cell::RefCell;
 use std::fs::Permissions;
@@ -22,7 +21,7 @@ use uzram_serve::nbd::{Buffers, Tls, TlsFiles, serve_stream_with_tls};
 use crate::input::Input;
 use crate::wire::{self, Header, Heard, Wire};
 
-/// What lives from one input to the next.
+/// State kept from one input to the next.
 struct Bench {
     device: Arc<Device>,
     exports: Exports,
@@ -44,7 +43,7 @@ thread_local! {
     static BENCH: RefCell<Bench> = RefCell::new(Bench::new());
 }
 
-/// A certificate made on the spot. Nothing that is promised depends on its bytes.
+/// Generates a certificate. No promise depends on its bytes.
 fn tls() -> Tls {
     let certified = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a good name");
     let dir = tempfile::tempdir().expect("a directory");
@@ -62,7 +61,7 @@ fn tls() -> Tls {
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
 }
@@ -85,8 +84,8 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     disk.discard(0, disk.size_bytes()).expect("in range");
 }
 
-/// Walks the greeting and the option replies. They end with the messages, or where an export was
-/// chosen or TLS started.
+/// Parses the greeting and the option replies. They end with the messages, or where an export was chosen or
+/// TLS started.
 fn check(heard: &[u8], tls_required: bool) {
     let mut heard = Heard(heard);
     assert_eq!((heard.u64(), heard.u64(), heard.u16()), (proto::NBDMAGIC, proto::IHAVEOPT, 3));
@@ -100,7 +99,7 @@ fn check(heard: &[u8], tls_required: bool) {
     }
 }
 
-/// The first bytes of a TLS client.
+/// Returns the first bytes of a TLS client.
 fn client_hello() -> Vec<u8> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ClientConfig::builder_with_provider(provider)
@@ -115,7 +114,7 @@ fn client_hello() -> Vec<u8> {
     hello
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let ask_all = wire::info_request(b"zram0", &[info::NAME, info::DESCRIPTION, info::BLOCK_SIZE]);
     let read = Header { flags: 0, command: 0, cookie: 1, offset: 0, len_bytes: 512 }.bytes(false);

@@ -1,10 +1,10 @@
-//! A sequence of operations on a pool of any lock design: stores, reads, frees, compaction, eviction,
+//! Fuzzes pools of any lock design with a sequence of operations: stores, reads, frees, compaction, eviction,
 //! limits.
 //!
-//! Promises: every read returns what was stored, whatever was moved before or is moved meanwhile; what
-//! fails, fails for a reason and stores nothing; statistics add up to what is stored; over the limit
-//! nothing grows; compaction leaves no more pages than the objects need; what is freed gives its memory
-//! back.
+//! Promises: every read returns what was stored, whatever was moved before or is moved meanwhile; an
+//! operation fails only for a valid reason, and then stores nothing; statistics add up to what is stored;
+//! over the limit nothing grows; compaction leaves no more pages than the objects need; freed objects return
+//! their memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,12 +21,12 @@ use uzram::{Error, ErrorKind};
 
 use crate::input::Input;
 
-/// The operations of one input, and the bytes that it stores: a bound on its time.
+/// The most operations of one input, and the most bytes that it stores: a bound on its time.
 const MAX_OPS: usize = 48;
 const MAX_STORED_BYTES: usize = 3 << 20;
 /// Bytes before each object that is not huge.
 const HEADER_BYTES: usize = 8;
-/// Address space and objects that no input uses up.
+/// Address space and number of objects that no input exhausts.
 const ROOMY_BYTES: u64 = 64 << 20;
 const ROOMY_OBJECTS: u64 = 1 << 20;
 
@@ -44,13 +44,13 @@ const DESIGNS: &[fn(&mut Input<'_>)] = &[
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     input.one_of(DESIGNS)(&mut input);
 }
 
-/// Makes a pool of one design, and runs what is left of the input on it.
+/// Makes a pool of one design, and runs the rest of the input on it.
 fn operate<D: PoolLocks>(input: &mut Input<'_>) {
     let chain_size = 4 + usize::from(input.byte()) % 13;
     let reserve_bytes = input.one_of(&[ROOMY_BYTES, ROOMY_BYTES, 8 << 20, 4 << 20]);
@@ -85,7 +85,7 @@ fn operate<D: PoolLocks>(input: &mut Input<'_>) {
     machine.finish();
 }
 
-/// What is stored for an owner.
+/// The object stored for an owner.
 struct Entry {
     handle: Handle,
     bytes: Vec<u8>,
@@ -96,7 +96,7 @@ struct Machine<'a, D: PoolLocks> {
     arena: &'a Arena,
     pool: &'a Pool<D>,
     live: BTreeMap<u32, Entry>,
-    /// Owners of entries that are being read, and not in `live` meanwhile.
+    /// Owners of entries that are being read, and are not in `live` meanwhile.
     held: BTreeSet<u32>,
     next_owner: u32,
     stored_bytes: usize,
@@ -104,7 +104,7 @@ struct Machine<'a, D: PoolLocks> {
     /// Without a limit, everything can be stored.
     roomy: bool,
     limit_pages: u64,
-    /// What was charged when the limit was set or last looked at.
+    /// The charge when the limit was set or last checked.
     charged_pages: u64,
 }
 
@@ -123,7 +123,7 @@ impl<D: PoolLocks> Machine<'_, D> {
         }
     }
 
-    /// Objects of one length, or of ever larger ones.
+    /// Stores objects of one length, or of increasing lengths.
     fn store_some(&mut self, input: &mut Input<'_>) {
         let (len, count) = (len(input), 1 + input.byte() % 64);
         let step = input.one_of(&[0, 0, 16, 48, 1]);
@@ -153,7 +153,7 @@ impl<D: PoolLocks> Machine<'_, D> {
         }
     }
 
-    /// A store fails for its length, or when there is no room.
+    /// Checks that a store failed for its length, or because there is no room.
     fn check_refusal(&self, error: &Error, len: usize) {
         if !(1..=PAGE_SIZE).contains(&len) {
             assert_eq!(error.kind(), ErrorKind::Invalid);
@@ -166,7 +166,7 @@ impl<D: PoolLocks> Machine<'_, D> {
         }
     }
 
-    /// The owner of something, the first at or after the number chosen.
+    /// Returns the owner of an object, the first at or after the number chosen.
     fn choose(&self, input: &mut Input<'_>) -> Option<u32> {
         let from = u32::from(input.u16()) % self.next_owner.max(1);
         self.live.range(from..).next().or(self.live.iter().next()).map(|(owner, _)| *owner)
@@ -185,7 +185,7 @@ impl<D: PoolLocks> Machine<'_, D> {
         }
     }
 
-    /// One of so many, or all but these.
+    /// Frees one of so many objects, or all but these.
     fn free_scattered(&mut self, input: &mut Input<'_>) {
         let (period, at) = (2 + u32::from(input.byte()) % 15, u32::from(input.byte()));
         let all_but = input.byte() % 2 == 1;
@@ -205,7 +205,7 @@ impl<D: PoolLocks> Machine<'_, D> {
         assert!(*read == *entry.bytes, "the object of {owner} holds other bytes than were stored");
     }
 
-    /// Another operation while some objects are read.
+    /// Runs another operation while some objects are read.
     fn step_while_reading(&mut self, input: &mut Input<'_>) {
         let count = 1 + usize::from(input.byte()) % 8;
         let mut entries = Vec::new();
@@ -235,7 +235,7 @@ impl<D: PoolLocks> Machine<'_, D> {
     fn compact(&mut self) {
         let (used, compacted) = (self.pool.pages_used(), self.pool.pages_compacted());
         let freed = self.pool.compact();
-        // A zspage of which some objects are read, or for which the limit is met halfway, is in two places. One
+        // A zspage with objects being read, or for which the limit is reached halfway, is in two places. One
         // whose objects fill the gaps of two others may take a page more there, until the class is moved into
         // a new zspage: for that there may be no address space.
         let may_grow = !self.roomy || self.limit_pages != 0 || !self.held.is_empty();
@@ -248,14 +248,15 @@ impl<D: PoolLocks> Machine<'_, D> {
         }
     }
 
-    /// Evicts the coldest objects, of which their owners give up some.
+    /// Evicts the coldest objects, of which the owners give up some.
     fn reclaim(&mut self, input: &mut Input<'_>) {
         let (pages, gives_up, then) = (u64::from(input.byte()), input.byte(), input.byte());
         let (used, compacted) = (self.pool.pages_used(), self.pool.pages_compacted());
         let (pool, mut asked, mut at) = (self.pool, BTreeSet::new(), 0);
         let done = pool.reclaim(pages, |owner| {
             assert!(owner < self.next_owner, "{owner} was never stored");
-            // Unless something else is done meanwhile, nobody is asked twice, or for what is gone.
+            // Unless another operation runs meanwhile, no owner is asked twice, or for an object that is
+            // gone.
             if then < 192 {
                 assert!(self.live.contains_key(&owner) || self.held.contains(&owner), "{owner} is gone");
                 assert!(asked.insert(owner), "{owner} is asked twice");
@@ -306,7 +307,7 @@ impl<D: PoolLocks> Machine<'_, D> {
         self.arena.set_run_cache_batch_pages(batch_pages).expect("in range");
     }
 
-    /// The statistics add up, and nothing has grown over the limit.
+    /// Checks that the statistics add up, and that nothing has grown over the limit.
     fn check_stats(&mut self) {
         let stats = self.pool.class_stats();
         let sum = |of: &dyn Fn(&ClassStat) -> u64| stats.iter().map(of).sum::<u64>();
@@ -353,7 +354,7 @@ impl<D: PoolLocks> Machine<'_, D> {
     }
 }
 
-/// A length: any, one beside a border of size classes, a usual one, or one that is refused.
+/// Returns a length: any, one near the boundary of two size classes, a common one, or one that is refused.
 fn len(input: &mut Input<'_>) -> usize {
     match input.byte() {
         0..=79 => 1 + usize::from(input.u16()) % PAGE_SIZE,
@@ -363,13 +364,13 @@ fn len(input: &mut Input<'_>) -> usize {
     }
 }
 
-/// The place of the class for contents of that length, smallest first.
+/// Returns the index of the class for contents of that length, smallest first.
 fn class_for(stats: &[ClassStat], len: usize) -> usize {
     let has_room = |stat: &ClassStat| len + HEADER_BYTES <= usize::from(stat.class.size_bytes);
     stats.iter().position(has_room).unwrap_or(stats.len() - 1)
 }
 
-/// The pages of a class's objects, packed without a gap.
+/// Returns the pages of a class's objects, packed without a gap.
 fn ideal_pages(stat: &ClassStat) -> u64 {
     let SizeClass { size_bytes, pages_per_zspage, objs_per_zspage } = stat.class;
     let (zspages, rest) =
@@ -377,9 +378,9 @@ fn ideal_pages(stat: &ClassStat) -> u64 {
     zspages * u64::from(pages_per_zspage) + (rest * u64::from(size_bytes)).div_ceil(PAGE_SIZE as u64)
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
-    // So many objects of one of the usual lengths; of one beside a border, and of the classes above it.
+    // So many objects of one of the common lengths; of one near a boundary, and of the classes above it.
     let store = |usual: u8, count: u8| vec![0, 160, usual, count - 1, 0];
     let sweep = |border: u8, count: u8| vec![0, 80, border, 1, count - 1, 2];
     let fill: Vec<u8> = (0..10).flat_map(|usual| store(usual, 50)).collect();

@@ -1,7 +1,8 @@
-//! Any text as a size that depends on the machine. The first bytes of the input are the machine.
+//! Fuzzes sizes that depend on the machine with any text. The first bytes of the input describe the machine.
 //!
-//! Promises: a text comes to what a naive evaluator, which splits it at its weakest operator, says; what is refused
-//! is refused with words; parentheses around it all change nothing; a plain size with a unit is the same as anywhere else.
+//! Promises: the value of a text is that of a naive evaluator, which splits it at its weakest operator; a
+//! rejection has a message; parentheses around the whole text change nothing; a plain size with a unit is the
+//! same as elsewhere.
 
 use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
@@ -12,7 +13,7 @@ use crate::input::Input;
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
@@ -26,7 +27,7 @@ pub fn run(bytes: &[u8]) {
         assert_eq!(taken, None);
         return;
     }
-    // What it comes to is less than 2^64, in whole pages.
+    // The value is less than 2^64, in whole pages.
     let size = |(bytes, is_size): (f64, bool)| {
         (is_size && (4096.0..2f64.powi(64)).contains(&bytes)).then_some(bytes as u64 & !4095)
     };
@@ -35,7 +36,7 @@ pub fn run(bytes: &[u8]) {
     if chars + 2 <= MAX_CHARS && depth(&text) < MAX_DEPTH && is_balanced(&text) {
         assert_eq!(evaluate(&format!("({text})"), &memory).ok(), taken, "{text:?} in parentheses");
     }
-    // Larger ones may be rounded on the way.
+    // Larger ones may be rounded.
     let has_unit = text.trim_end().ends_with(char::is_alphabetic);
     if let Some(bytes) = parse_size(&text).ok().filter(|bytes| bytes >> 53 == 0) {
         let wanted = Some(bytes / 4096 * 4096).filter(|bytes| *bytes > 0 && has_unit);
@@ -43,7 +44,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// How deep parentheses stand in each other.
+/// Returns the nesting depth of parentheses.
 fn depth(text: &str) -> usize {
     let (mut depth, mut deepest) = (0usize, 0);
     for c in text.chars() {
@@ -57,7 +58,7 @@ fn depth(text: &str) -> usize {
     deepest
 }
 
-/// Whether each parenthesis is closed, and none before it is opened.
+/// Returns whether each parenthesis is closed, and none before it is opened.
 fn is_balanced(text: &str) -> bool {
     let open = text.chars().try_fold(0usize, |depth, c| match c {
         '(' => Some(depth + 1),
@@ -67,7 +68,7 @@ fn is_balanced(text: &str) -> bool {
     open == Some(0)
 }
 
-/// The places of these characters outside of parentheses.
+/// Returns the places of these characters outside of parentheses.
 fn outside<'a>(text: &'a str, wanted: &'a [char]) -> impl Iterator<Item = usize> + 'a {
     let mut depth = 0;
     text.char_indices().filter_map(move |(at, c)| {
@@ -80,8 +81,8 @@ fn outside<'a>(text: &'a str, wanted: &'a [char]) -> impl Iterator<Item = usize>
     })
 }
 
-/// What a text comes to, by splitting it, and whether that is a size and not a factor; nothing if it makes no sense, a part
-/// of it is no number, or sizes and factors are added or compared.
+/// Evaluates a text by splitting it; returns its value, and whether that is a size and not a factor; `None`
+/// if it is invalid, a part of it is not a number, or sizes and factors are added or compared.
 fn naive(text: &str, memory: &Memory) -> Option<(f64, bool)> {
     let text = text.trim();
     for signs in [&['+', '-'], &['*', '/']] {
@@ -131,7 +132,7 @@ fn naive(text: &str, memory: &Memory) -> Option<(f64, bool)> {
     number(text)
 }
 
-/// Digits, perhaps a fraction, perhaps a unit, with which it is a size; so is 0.
+/// Parses digits, maybe a fraction, maybe a unit, which makes it a size; 0 is a size, too.
 fn number(text: &str) -> Option<(f64, bool)> {
     let digits = text.trim_end_matches(char::is_alphabetic);
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, "0"));
@@ -139,14 +140,14 @@ fn number(text: &str) -> Option<(f64, bool)> {
     if !plain(whole) || !plain(fraction) {
         return None;
     }
-    // The unit alone is a size, if a one stands before it.
+    // The unit alone is a size, if a one is put before it.
     let unit = parse_size(&format!("1{}", &text[digits.len()..])).ok()?;
     let number = digits.parse::<f64>().ok()?;
     let is_size = digits.len() < text.len() || number == 0.0;
     Some((number * unit as f64, is_size)).filter(|(value, _)| value.is_finite())
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
     [

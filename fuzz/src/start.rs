@@ -1,10 +1,10 @@
-//! Any text as what a daemon is started with: the options of `uzram up`, a line each, and behind an empty line the text of
-//! the file that `--config` names, which is tried as a file of `--policy`, too. The first bytes of the input are the
-//! machine.
+//! Fuzzes the start of a daemon with any text: the options of `uzram up`, one a line, and after an empty line
+//! the text of the file that `--config` names, which is also tried as a file of `--policy`. The first bytes
+//! of the input describe the machine.
 //!
-//! Promises: what is refused is refused with a line of words; what is accepted is consistent: devices have names of their
-//! own, a size that a disk can have, and each attribute once, in an order in which a device takes them; one whose
-//! attributes only were checked takes those that make nothing.
+//! Promises: a rejection has a one-line message; an accepted plan is consistent: devices have distinct names,
+//! a size that a disk can have, and each attribute once, in an order in which a device accepts them; a device
+//! accepts those of its attributes that allocate nothing.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use uzram_cli::start::{Planned, PlannedDevice, plan, policy};
 
 use crate::input::Input;
 
-/// The longest line about what is wrong, beside the text itself: the names of all attributes.
+/// The longest error message, beside the text itself: the names of all attributes.
 const MAX_TOLD_BYTES: usize = 4096;
 /// The largest disk.
 const MAX_DISK_BYTES: u64 = 16 << 40;
@@ -23,7 +23,7 @@ const MAX_DISK_BYTES: u64 = 16 << 40;
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let memory = Memory { ram_bytes: input.u64(), limit_bytes: input.u32().into() };
@@ -43,8 +43,9 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Policies, certificates and dictionaries are read when they are named, and whoever runs this has files that may not be
-/// read, or never end. Names of users may be looked up over a socket.
+/// Returns whether the text names files. Policies, certificates and dictionaries are read when they are
+/// named, and the user who runs this may have files that must not be read, or never end. Names of users may
+/// be looked up over a socket.
 fn names_files(text: &str) -> bool {
     let text = text.replace("policy_", "");
     ["policy", "tls-cert", "dict", "socket-owner", "socket-group", "\\"]
@@ -87,7 +88,7 @@ fn check_refusal(line: &str, text: &str) {
     assert!(!line.is_empty() && line.len() <= MAX_TOLD_BYTES + 8 * text.len(), "{line}");
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let machine: Vec<u8> = [&(16u64 << 30).to_le_bytes()[..], &(2u32 << 30).to_le_bytes()].concat();
     let files = [

@@ -1,5 +1,5 @@
-//! A client over memory: all it says is known beforehand, and all it hears is kept. And the
-//! messages of an NBD client.
+//! A client over memory: all it sends is known in advance, and all it receives is kept. And the messages of
+//! an NBD client.
 
 use std::io::{self, Read, Write};
 
@@ -8,19 +8,19 @@ use uzram_serve::nbd::proto;
 /// Both directions of a connection.
 pub(crate) struct Wire<'a> {
     said: &'a [u8],
-    /// The most bytes one read gives, so that messages are torn; at least 1.
+    /// The most bytes that one read returns, so that messages are torn; at least 1.
     most_bytes: usize,
     /// What the server sent.
     pub heard: Vec<u8>,
 }
 
 impl<'a> Wire<'a> {
-    /// A client that says `said`; `tear` 0 leaves its messages whole.
+    /// Makes a client that sends `said`; `tear` 0 leaves its messages whole.
     pub fn new(said: &'a [u8], tear: u8) -> Self {
         Self::hearing(said, tear, Vec::new())
     }
 
-    /// As [`Wire::new`], keeping what is heard in `heard`, emptied.
+    /// As [`Wire::new`], keeping what is received in `heard`, emptied first.
     pub fn hearing(said: &'a [u8], tear: u8, mut heard: Vec<u8>) -> Self {
         let most_bytes = if tear == 0 { usize::MAX } else { usize::from(tear) };
         heard.clear();
@@ -49,7 +49,7 @@ impl Write for Wire<'_> {
     }
 }
 
-/// What was heard, taken piece by piece; running out of it is a broken promise.
+/// The received bytes, taken piece by piece; running out of them is a broken promise.
 pub(crate) struct Heard<'a>(pub &'a [u8]);
 
 impl<'a> Heard<'a> {
@@ -76,13 +76,13 @@ impl<'a> Heard<'a> {
     }
 }
 
-/// An option, as a client sends it.
+/// Returns an option as a client sends it.
 pub(crate) fn option(option: u32, data: &[u8]) -> Vec<u8> {
     let header = [&proto::IHAVEOPT.to_be_bytes()[..], &option.to_be_bytes(), &len(data).to_be_bytes()];
     [&header.concat(), data].concat()
 }
 
-/// The data of `INFO` and `GO`.
+/// Returns the data of `INFO` and `GO`.
 pub(crate) fn info_request(name: &[u8], kinds: &[u16]) -> Vec<u8> {
     let mut data = [&len(name).to_be_bytes(), name, &(kinds.len() as u16).to_be_bytes()].concat();
     kinds.iter().for_each(|kind| data.extend_from_slice(&kind.to_be_bytes()));
@@ -93,7 +93,7 @@ fn len(data: &[u8]) -> u32 {
     data.len() as u32
 }
 
-/// The data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
+/// Returns the data of `LIST_META_CONTEXT` and `SET_META_CONTEXT`.
 pub(crate) fn context_request(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     let mut data = [&len(name).to_be_bytes(), name, &(queries.len() as u32).to_be_bytes()].concat();
     queries.iter().for_each(|query| data.extend([&len(query).to_be_bytes(), *query].concat()));
@@ -107,12 +107,12 @@ pub(crate) struct Header {
     pub command: u16,
     pub cookie: u64,
     pub offset: u64,
-    /// 32 bits of it, in the compact form.
+    /// Only 32 bits in the compact form.
     pub len_bytes: u64,
 }
 
 impl Header {
-    /// As a client sends it.
+    /// Returns the header as a client sends it.
     pub fn bytes(&self, extended: bool) -> Vec<u8> {
         let magic = if extended { proto::NBD_EXTENDED_REQUEST_MAGIC } else { proto::NBD_REQUEST_MAGIC };
         let len_bytes = self.len_bytes.to_be_bytes();

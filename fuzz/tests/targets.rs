@@ -1,5 +1,5 @@
-//! Every target over its seeds and seeded random mutations of them: what the fuzzers do, without
-//! what they need, in seconds.
+//! Runs every target on its seeds and seeded random mutations of them: a replacement for the fuzzers that
+//! needs neither them nor more than seconds.
 //!
 //! `UZRAM_TEST_SEED` repeats a run, `UZRAM_FUZZ_ROUNDS` multiplies its length. An input that fails is
 //! kept in a file whose path is printed.
@@ -28,7 +28,7 @@ fn run(target: &Target, input: &[u8]) {
     }
 }
 
-/// The seeds, then mutations of them, for `rounds` or, on a slow machine, a bounded time.
+/// Runs the seeds, then mutations of them, for `rounds` or, on a slow machine, a bounded time.
 fn run_mutations(name: &str, rounds: u64) {
     let target = uzram_fuzz::target(name).unwrap();
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
@@ -50,7 +50,7 @@ fn run_mutations(name: &str, rounds: u64) {
     println!("{name}: {} seeds, {done} mutations", seeds.len());
 }
 
-/// One change of the kinds that fuzzers make.
+/// Makes one change of the kinds that fuzzers make.
 fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Random) {
     let (at, len) = (random.below(input.len() + 1), 1 + random.below(16));
     let end = (at + len).min(input.len());
@@ -131,7 +131,7 @@ fn start() {
     run_mutations("start", 3000);
 }
 
-/// Empty inputs and endless ones of one byte, for all.
+/// Runs all targets on empty inputs and long ones of one byte.
 #[test]
 fn dull_inputs() {
     for target in TARGETS {

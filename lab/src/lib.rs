@@ -1,6 +1,6 @@
-//! The lab: kernel patch series repeated, their *before* measured against their *after*.
+//! The lab: kernel patch series reproduced, their *before* measured against their *after*.
 //!
-//! [`experiment`] is what all of them have in common; every series has a module of its own.
+//! [`experiment`] is shared by all of them; every series has its own module.
 
 pub mod experiment;
 pub mod lru_batch;

@@ -13,10 +13,10 @@ use uzram_bench::harness::{command, to_json};
 use uzram_lab::experiment::callgrind::{self, Program};
 use uzram_lab::experiment::{self, Designs, LabOptions, Series, TABLES};
 
-/// Repeat kernel patch series: their before against their after, in this process.
+/// Reproduce kernel patch series: measure their before against their after, in this process.
 ///
-/// Each table measures what one patch series changed, with both designs alternating, and shows what
-/// its author published beside it.
+/// Each table measures the change of one patch series, with both designs alternating, beside its author's
+/// published figures.
 #[derive(Parser)]
 #[command(
     name = "uzram-lab",
@@ -35,7 +35,7 @@ enum Command {
     List,
     /// Run tables and print them
     Run(RunArgs),
-    /// What runs under callgrind
+    /// Run the work for callgrind
     #[command(hide = true)]
     Work { table: String, case: String, design: String, corpus: PathBuf },
 }
@@ -46,7 +46,7 @@ struct RunArgs {
     /// Names of tables, as `uzram lab list` shows them
     #[arg(required = true, value_name = "TABLE")]
     tables: Vec<String>,
-    /// Seconds that one measurement takes, about
+    /// About how many seconds one measurement takes
     #[arg(long, value_name = "S", default_value_t = RoundOptions::default().duration.as_secs_f64())]
     seconds: f64,
     /// Rounds; in each, every design is measured once
@@ -58,10 +58,10 @@ struct RunArgs {
     /// Cases [default: all]
     #[arg(long, value_delimiter = ',', value_name = "CASE,…")]
     case: Vec<String>,
-    /// Count instructions, branches and mispredictions as well, with valgrind: minutes more
+    /// Also count instructions, branches and mispredictions, with valgrind: takes minutes more
     #[arg(long)]
     callgrind: bool,
-    /// Write the figures to a file as well: a line of JSON for each table
+    /// Also write the figures to a file: a line of JSON for each table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -88,7 +88,7 @@ fn list() -> Result<String> {
                 "takes",
                 format!(
                     "about {} min: {} rounds of {} s a measurement, and one to warm up",
-                    // Filling devices and starting threads comes to a tenth.
+                    // Filling devices and starting threads takes a tenth more.
                     (estimate.as_secs_f64() * 1.1 / 60.0).ceil(),
                     options.rounds.rounds,
                     options.rounds.duration.as_secs_f64()
@@ -101,7 +101,7 @@ fn list() -> Result<String> {
     Ok(text)
 }
 
-/// Which designs are compared with which.
+/// Describes which designs are compared with which.
 fn designs(designs: &Designs) -> String {
     let mut text = format!("{} against {}", designs.after, designs.before.join(", "));
     if !designs.beyond.is_empty() {
@@ -110,7 +110,7 @@ fn designs(designs: &Designs) -> String {
     text
 }
 
-/// The numbers of jobs, of each case where they differ.
+/// Describes the numbers of jobs, of each case if they differ.
 fn jobs(table: &Series) -> String {
     let text = |jobs: &[usize]| jobs.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
     match table.cases {
@@ -133,11 +133,11 @@ fn run_tables(args: &RunArgs) -> Result<()> {
         callgrind: args.callgrind.then(this_program).transpose()?,
         ..LabOptions::default()
     };
-    // Before minutes of measuring, say what cannot be.
+    // Report invalid options before minutes of measuring.
     tables.iter().try_for_each(|table| options.estimate(table).map(drop))?;
     let json = args.json.as_deref().map(JsonFile::create).transpose()?;
     let mut lines = String::new();
-    // The file is written even if nobody reads the tables any more.
+    // The file is written even if standard output is closed.
     let mut printed = Ok(());
     for (i, table) in tables.iter().enumerate() {
         let outcome = experiment::run(table, &options);
@@ -151,7 +151,7 @@ fn run_tables(args: &RunArgs) -> Result<()> {
     printed
 }
 
-/// An error of a run that had open_case: names the table, and blames no word of the command line.
+/// Returns the error of a run: it names the table, and blames no option of the command line.
 fn of_run(table: &str, error: &Error) -> Error {
     let kind = match error.kind() {
         ErrorKind::Invalid => ErrorKind::Io,
@@ -164,8 +164,8 @@ fn this_program() -> Result<Program> {
     Ok(Program { path: command::this_program()?, args: vec!["work".to_owned()] })
 }
 
-/// The file that `--json` names. A file of that name is replaced at once when everything has been
-/// measured: who reads it finds the old figures or all of the new ones.
+/// The file that `--json` names. An existing file is replaced atomically when everything has been measured: a
+/// reader finds the old figures or all of the new ones.
 struct JsonFile<'a> {
     path: &'a Path,
     target: Target,
@@ -181,7 +181,7 @@ enum Target {
 impl<'a> JsonFile<'a> {
     fn create(path: &'a Path) -> Result<JsonFile<'a>> {
         let create = || -> io::Result<Target> {
-            // What a symbolic link leads to is replaced, not the link.
+            // Replace the target of a symbolic link, not the link.
             let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
             if fs::metadata(&real).is_ok_and(|metadata| !metadata.is_file()) {
                 return fs::OpenOptions::new().write(true).open(&real).map(Target::Open);

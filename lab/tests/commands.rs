@@ -1,4 +1,4 @@
-//! The experiments on the command line: what they print, the file they write, and how they fail.
+//! Tests of the lab's command line: the output, the file it writes, and its errors.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ mod common;
 
 use common::{PATIENCE, collect, collect_within, finish, start, wait_until};
 
-/// `uzram-lab args`.
+/// Returns the command `uzram-lab args`.
 fn lab(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzram-lab"));
     command.args(args);
@@ -85,7 +85,7 @@ fn a_command_line_that_makes_no_sense_is_one_line_and_status_2() {
     }
 }
 
-/// The numbers at a place that must be an array of `rounds` measured values.
+/// Returns the numbers at a place that must be an array of `rounds` measured values.
 fn measured(values: &Value, rounds: usize) -> Vec<f64> {
     let numbers: Vec<f64> = values.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
     assert_eq!(numbers.len(), rounds);
@@ -127,7 +127,7 @@ fn a_short_run_prints_the_table_and_replaces_the_file() {
     }
 }
 
-/// Three short runs under valgrind, which may take a while each.
+/// Makes three short runs under valgrind, which may take a while each.
 #[test]
 fn callgrind_counts_what_a_page_takes() {
     let dir = tempfile::tempdir().unwrap();
@@ -146,7 +146,7 @@ fn callgrind_counts_what_a_page_takes() {
         let all = [count(0, "before", name), count(1, "before", name), count(0, "after", name)];
         assert!(all.iter().all(|count| *count > 1.0), "{name}: {all:?}");
     }
-    // A page is compressed in some ten thousand, of which the stream takes a few hundred.
+    // Compressing a page takes some ten thousand, of which the stream takes a few hundred.
     let name = "instructions_per_page";
     let (list, percpu) = (count(0, "before", name), count(0, "after", name));
     assert!(percpu > 1000.0 && (list / percpu - 1.0).abs() < 0.1, "{list} {percpu}");
@@ -172,7 +172,7 @@ fn an_interrupted_run_leaves_the_file_as_it_was() {
     fs::write(&file, "old").unwrap();
     let mut command = lab(&["run", "streams", "--seconds", "60", "--json"]);
     let child = start(command.arg(&file));
-    // It is at work once the file that is to replace the old one is there.
+    // Measuring has begun once the file that is to replace the old one exists.
     wait_until("it is at work", || fs::read_dir(dir.path()).unwrap().count() > 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let ended = collect(child);

@@ -1,5 +1,5 @@
-//! What is compared: a [`Heap`] has objects of one size. The slab caches are here, each of the
-//! other allocators in [`peers`](super::peers).
+//! The compared allocators: a [`Heap`] has objects of one size. The slab caches are here, the other
+//! allocators in [`peers`](super::peers).
 
 use uzram::Result;
 use uzram::mem::{Arena, Gfp};
@@ -9,10 +9,10 @@ use uzram::sync::Arc;
 use crate::measured::Measured;
 use crate::peers::{self, pointer};
 
-/// Sizes that are compared.
+/// The measured object sizes.
 pub const SIZES_BYTES: [usize; 2] = [64, 256];
 
-/// The allocator that the targets are about. It is measured last, so that the lab calibrates on it.
+/// The allocator that the targets refer to. It is measured last, so that the lab calibrates on it.
 pub const YARDSTICK: &str = "mimalloc";
 
 /// The slab caches by default, without hardening.
@@ -25,15 +25,15 @@ pub const HARDENED: &str = "uzram hardened";
 const DELAYED: &str = "uzram delayed";
 const EAGER: &str = "uzram eager";
 
-/// An allocator's objects of one size. They are named by a word: an address, or a number.
+/// An allocator's objects of one size, each named by a word: an address, or a number.
 pub trait Heap: Sync {
-    /// Takes an object, with whatever bytes are in it.
+    /// Allocates an object with undefined contents.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// There is no memory.
     fn alloc(&self) -> Result<u64>;
 
-    /// Where an object is: it is called by its address, unless a heap says otherwise.
+    /// Returns the address of an object, which by default is its name.
     ///
     /// # Safety
     /// It is an object of this heap in use.
@@ -42,23 +42,23 @@ pub trait Heap: Sync {
         pointer(object)
     }
 
-    /// Gives an object back.
+    /// Frees an object.
     ///
     /// # Safety
-    /// It is an object of this heap in use, and nobody uses it from now on.
+    /// It is an object of this heap in use, and is not used afterwards.
     ///
     /// # Errors
-    /// When the heap finds that it is not.
+    /// The heap finds that it is not.
     unsafe fn free(&self, object: u64) -> Result<()>;
 
-    /// Gives the system as much memory back as the allocator can be asked to.
+    /// Returns as much memory to the system as the allocator can.
     ///
     /// # Errors
-    /// When the heap finds that it is damaged.
+    /// The heap finds that it is damaged.
     fn give_back(&self) -> Result<()>;
 }
 
-/// Where objects begin: what `malloc` promises.
+/// The alignment of objects, as `malloc` guarantees it.
 pub const ALIGN_BYTES: usize = 16;
 
 /// A slab cache.
@@ -68,9 +68,9 @@ pub struct Slab<P: Policy> {
 }
 
 impl<P: Policy> Slab<P> {
-    /// A cache of at most `max_objects` objects.
+    /// Makes a cache of at most `max_objects` objects.
     pub fn new(size_bytes: usize, max_objects: u64) -> Result<Slab<P>> {
-        // Twice: room for what is not filled, and in small caches for a slab of each CPU.
+        // Twice, to have room for partly filled slabs, and in small caches for a slab of each CPU.
         let reserve_bytes = 2 * max_objects * size_bytes as u64 + (64 << 20);
         let arena = Arc::new(Arena::new(reserve_bytes)?);
         let options = CacheConfig {
@@ -99,21 +99,22 @@ impl<P: Policy> Heap for Slab<P> {
 
     fn give_back(&self) -> Result<()> {
         self.cache.shrink()?;
-        // What the arena keeps for reuse is the cache's memory, too.
+        // The arena's free memory kept for reuse is also the cache's.
         self.arena.release_free();
         Ok(())
     }
 }
 
-/// What this build can compare; the yardstick is the last.
+/// Returns the heaps that this build can compare; the yardstick is the last.
 pub fn names() -> Vec<&'static str> {
     [&[PLAIN, HARDENED, DELAYED, EAGER], peers::NAMES].concat()
 }
 
-/// The heap of a name, for objects of one of [`SIZES_BYTES`]; `None` if there is no such heap.
+/// Opens the heap of that name, for objects of one of [`SIZES_BYTES`]; returns `None` if there is no such
+/// heap.
 ///
 /// # Errors
-/// When there is no memory for a slab cache.
+/// There is no memory for a slab cache.
 pub fn open(name: &str, size_bytes: usize, max_objects: u64) -> Result<Option<Box<dyn Measured>>> {
     fn boxed<P: Policy>(size_bytes: usize, max_objects: u64) -> Result<Box<dyn Measured>> {
         Ok(Box::new(Slab::<P>::new(size_bytes, max_objects)?))

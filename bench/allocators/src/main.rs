@@ -1,12 +1,12 @@
-//! Measures the slab caches beside mimalloc, jemalloc, snmalloc and the system's allocator, and
-//! prints the targets of the project for them.
+//! Measures the slab caches beside mimalloc, jemalloc, snmalloc and the system's allocator, and prints the
+//! project's targets for them.
 //!
-//! * Times: the harness's rounds. Every allocator does the same fixed number of objects, calibrated on
-//!   mimalloc, in turn, the order changing from round to round; a ratio is the median of the rounds'
-//!   ratios. Threads are not pinned, as in a user's program.
+//! * Times: the harness's rounds. Every allocator handles the same fixed number of objects, calibrated on
+//!   mimalloc, in an order that changes from round to round; a ratio is the median of the rounds' ratios.
+//!   Threads are not pinned, as in a user's program.
 //! * Memory: [`memory`].
 //!
-//! The allocators are called by their own names; the process's own allocator stays the system's.
+//! The allocators are called by their own functions; the process's global allocator stays the system's.
 
 mod heap;
 mod measured;
@@ -32,19 +32,19 @@ use report::{AllocatorsReport, Time};
 #[derive(Parser)]
 #[command(name = "bench-allocators")]
 struct Args {
-    /// Seconds that one measurement lasts, about
+    /// About how many seconds one measurement lasts
     #[arg(long, value_name = "S", default_value_t = 0.01)]
     seconds: f64,
-    /// Rounds that count
+    /// Rounds, without the first, which warms up
     #[arg(long, value_name = "R", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=MAX_PAIRS as i64))]
     rounds: u8,
-    /// Objects of which 90 % are freed, to see what memory is kept
+    /// Objects of which 90 % are freed, to measure the memory that is kept
     #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1000..=10_000_000))]
     objects: u32,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Only print the bytes that this allocator keeps
+    /// Only print the bytes that this allocator keeps in memory
     #[arg(long, value_name = "ALLOCATOR", hide = true, requires = "size")]
     resident_of: Option<String>,
     /// The size of its objects
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     command::main("bench-allocators", |args: &Args| command::print(&measure(args)?))
 }
 
-/// Measures everything, or what one allocator keeps; returns the text to print.
+/// Measures everything, or the memory of one allocator; returns the text to print.
 fn measure(args: &Args) -> Result<String> {
     match (&args.resident_of, args.size) {
         (Some(allocator), Some(size_bytes)) => {
@@ -69,7 +69,7 @@ fn measure(args: &Args) -> Result<String> {
 fn run(args: &Args) -> Result<AllocatorsReport> {
     let duration = command::seconds(args.seconds)?;
     if duration.is_zero() {
-        return Err(Error::invalid("a measurement must last more than nothing").with_setting("--seconds"));
+        return Err(Error::invalid("a measurement must last more than 0 s").with_setting("--seconds"));
     }
     let (stop, progress) = (command::stop_flag()?, command::show_progress);
     let options = RoundOptions { rounds: args.rounds.into(), duration, progress, stop };
@@ -89,7 +89,7 @@ fn run(args: &Args) -> Result<AllocatorsReport> {
     Ok(AllocatorsReport::new(times, memory, notes(args)))
 }
 
-/// All rounds of a case, a row for each allocator.
+/// Measures all rounds of a case, a row for each allocator.
 fn measure_times(case: Case, size_bytes: usize, options: &RoundOptions) -> Result<Vec<Time>> {
     let names = names();
     let what = format!("{}, {size_bytes} bytes", case.name());

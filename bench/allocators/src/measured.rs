@@ -1,10 +1,10 @@
-//! What is measured of a heap: three ways to allocate and free, each a fixed number of objects.
+//! The measurements of a heap: three ways to allocate and free, each with a fixed number of objects.
 //!
-//! What one thread does alone is measured in processor time of that thread, so that other programs on
-//! its CPU do not count; what two do together, from start to end.
+//! Work of one thread is measured in CPU time of that thread, so that other programs on its CPU do not count;
+//! work of two threads by elapsed time.
 //!
-//! Every object is written to while it is in use, eight bytes at its start, through the address that
-//! its user has to find out.
+//! Every object is written to while it is in use, eight bytes at its start, through its address, which is
+//! part of the measured work.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,19 +16,19 @@ use uzram_bench::harness::rounds::{Experiment, Plan, Sample};
 use crate::heap::{Heap, names, open};
 use crate::ring::{Consumer, Producer, Ring};
 
-/// Objects that are allocated before they are freed.
+/// Objects that are allocated before they are freed, in a batch.
 pub const BATCH_OBJECTS: usize = 64;
 
-/// Orders that they are freed in, in turn.
+/// The number of orders in which batches are freed.
 const SHUFFLES: usize = 64;
 
-/// Objects between the producer and the consumer.
+/// The length of the queue between the producer and the consumer.
 const RING_OBJECTS: usize = 1024;
 
 /// The most objects in use at a time.
 const MAX_OBJECTS: u64 = 1 << 16;
 
-/// What is done.
+/// A way to allocate and free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// One thread allocates an object and frees it.
@@ -43,7 +43,7 @@ impl Case {
     /// All of them, in the order they are measured.
     pub const ALL: [Case; 3] = [Case::SameThread, Case::Batches, Case::Handoff];
 
-    /// Its name on paper.
+    /// Returns its name in the report.
     pub const fn name(self) -> &'static str {
         match self {
             Case::SameThread => "same thread",
@@ -55,17 +55,17 @@ impl Case {
 
 /// A [`Heap`] of some type.
 pub trait Measured {
-    /// How long it takes for `objects` objects to be allocated and freed, or a few more.
+    /// Returns the time to allocate and free `objects` objects, or a few more.
     ///
     /// # Errors
-    /// What went wrong.
+    /// The heap's errors.
     fn time(&self, case: Case, objects: u64, seed: u64) -> Result<Duration>;
 
-    /// Allocates an object for each place in `objects`, frees all but `kept` of them, drawn at random,
-    /// and gives memory back. The kept ones stay in use.
+    /// Allocates an object for each place in `objects`, frees all but `kept` of them, drawn at random, and
+    /// returns memory to the system. The kept ones stay in use.
     ///
     /// # Errors
-    /// What went wrong.
+    /// The heap's errors.
     fn scatter(&self, objects: &mut [u64], kept: usize, seed: u64) -> Result<()>;
 }
 
@@ -109,7 +109,7 @@ impl<H: Heap> Measured for H {
     }
 }
 
-/// Processor time that this thread has used.
+/// Returns the CPU time of this thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is valid for writing. The clock of the calling thread is always there.
@@ -117,7 +117,7 @@ fn thread_time() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
 }
 
-// The functions of the cases stay functions of their own, so that a profiler names them.
+// The cases stay separate functions, so that a profiler shows their names.
 
 #[inline(never)]
 fn same_thread<H: Heap>(heap: &H, objects: u64) -> Result<()> {
@@ -150,7 +150,7 @@ fn batches<H: Heap>(heap: &H, objects: u64, orders: &[[u8; BATCH_OBJECTS]]) -> R
     Ok(())
 }
 
-/// The same orders for the same seed.
+/// Returns the orders, which are the same for the same seed.
 fn orders(seed: u64) -> Vec<[u8; BATCH_OBJECTS]> {
     let mut random = fastrand::Rng::with_seed(seed);
     let order = |_| {
@@ -161,7 +161,7 @@ fn orders(seed: u64) -> Vec<[u8; BATCH_OBJECTS]> {
     (0..SHUFFLES).map(order).collect()
 }
 
-/// The clock runs from when both threads are there until the last object is freed.
+/// The time runs from when both threads are ready until the last object is freed.
 fn handoff<H: Heap>(heap: &H, objects: u64) -> Result<Duration> {
     let mut ring = Ring::new(RING_OBJECTS);
     let (producer, consumer) = ring.ends();
@@ -191,7 +191,7 @@ fn produce<H: Heap>(heap: &H, mut producer: Producer<'_>, objects: u64) -> Resul
         // SAFETY: just allocated; the consumer frees it.
         unsafe { write(heap, object, value) };
         if !producer.put(object) {
-            // The consumer says why.
+            // The consumer reports the error.
             break;
         }
     }
@@ -201,7 +201,7 @@ fn produce<H: Heap>(heap: &H, mut producer: Producer<'_>, objects: u64) -> Resul
 #[inline(never)]
 fn consume<H: Heap>(heap: &H, mut consumer: Consumer<'_>, objects: u64) -> Result<()> {
     for value in 0..objects {
-        // The producer says why there is none.
+        // The producer reports the error.
         let Some(object) = consumer.take() else { break };
         // SAFETY: the producer allocated it and has let go of it.
         unsafe {
@@ -214,10 +214,10 @@ fn consume<H: Heap>(heap: &H, mut consumer: Consumer<'_>, objects: u64) -> Resul
     Ok(())
 }
 
-/// Uses an object. Volatile, so that it is done although nobody may look.
+/// Uses an object. Volatile, so that the compiler does not remove it.
 ///
 /// # Safety
-/// It is in use, and nobody else uses it.
+/// It is in use, and no other thread uses it.
 #[inline]
 unsafe fn write<H: Heap>(heap: &H, object: u64, value: u64) {
     // SAFETY: the object is the caller's, and larger than this.
@@ -234,7 +234,7 @@ unsafe fn read<H: Heap>(heap: &H, object: u64) -> u64 {
 
 #[cold]
 fn damaged() -> Error {
-    Error::new(ErrorKind::Corrupt, "an object in use was changed by others")
+    Error::new(ErrorKind::Corrupt, "another thread changed an object in use")
 }
 
 /// One case at one size, with every allocator of this build: an experiment of the lab.
@@ -244,10 +244,10 @@ pub struct Round {
 }
 
 impl Round {
-    /// The case with fresh slab caches; `designs` are [`names`].
+    /// Makes the case with fresh slab caches; `designs` are [`names`].
     ///
     /// # Errors
-    /// When there is no memory.
+    /// There is no memory.
     pub fn new(case: Case, size_bytes: usize) -> Result<Round> {
         let open = |name| open(name, size_bytes, MAX_OBJECTS);
         let heaps = names().into_iter().filter_map(|name| open(name).transpose()).collect::<Result<_>>()?;
@@ -276,7 +276,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
     use uzram::slab::{Plain, Sheaves};
 
-    /// Hands out one object, again and again.
+    /// Returns the same object again and again.
     struct Broken(AtomicU64);
 
     impl Heap for Broken {
@@ -290,7 +290,7 @@ mod tests {
             Ok(())
         }
         fn give_back(&self) -> Result<()> {
-            // What is in use is damaged, too.
+            // Damages the object in use, too.
             self.0.store(7, Ordering::Relaxed);
             Ok(())
         }

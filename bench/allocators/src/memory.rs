@@ -1,9 +1,9 @@
-//! What is left in memory when a random 90 % of many objects were freed and the allocator was asked to
-//! give memory back.
+//! Memory that stays resident after a random 90 % of many objects were freed and the allocator was asked to
+//! return memory.
 //!
-//! Each allocator is measured in a process of its own, a child of this one, so that none disturbs
-//! another: anonymous memory after, less anonymous memory before the allocator's first object, by the
-//! kernel's own count. Pages that the kernel may take at any time (`MADV_FREE`) do not count.
+//! Each allocator is measured in its own child process, so that none disturbs another: anonymous memory at
+//! the end, minus anonymous memory before the allocator's first object, by the kernel's count. Pages that the
+//! kernel may reclaim at any time (`MADV_FREE`) do not count.
 
 use std::process::Command;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use crate::heap::{names, open};
 /// One object in this many is kept.
 const KEPT_ONE_IN: usize = 10;
 
-/// Which objects are freed.
+/// The seed for choosing the objects to free.
 const SEED: u64 = 1;
 
-/// A child that takes longer hangs.
+/// The time after which a child counts as hung.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What one allocator kept.
+/// The memory that one allocator kept.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
     /// The allocator.
     pub allocator: &'static str,
     /// The objects' size.
     pub size_bytes: usize,
-    /// Bytes in memory for each byte of an object in use.
+    /// Resident bytes for each byte of an object in use.
     pub resident_per_live: f64,
 }
 
-/// The option by which a child is told what to measure.
+/// The option that selects the allocator in a child.
 pub const CHILD_OPTION: &str = "--resident-of";
 
-/// Measures every allocator of this build, each in a child.
+/// Measures every allocator of this build, each in a child process.
 ///
 /// # Errors
-/// What went wrong in one of them.
+/// The error of a child.
 pub fn measure_all(size_bytes: usize, objects: usize) -> Result<Vec<Memory>> {
     let live_bytes = (objects / KEPT_ONE_IN * size_bytes) as f64;
     let of = |allocator| {
@@ -68,9 +68,9 @@ fn in_child(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
 /// Run by a child: returns the bytes that an allocator keeps in memory.
 ///
 /// # Errors
-/// What went wrong.
+/// An error of the heap, or of reading /proc.
 pub fn measure(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64> {
-    // Written to before the first measurement, like what reading /proc needs.
+    // Touched before the first measurement, as is the memory that reading /proc needs.
     let mut words = vec![1u64; objects];
     anonymous_bytes()?;
     let before_bytes = anonymous_bytes()?;
@@ -82,7 +82,7 @@ pub fn measure(allocator: &str, size_bytes: usize, objects: usize) -> Result<u64
     Ok(anonymous_bytes()?.saturating_sub(before_bytes))
 }
 
-/// This process's anonymous memory, without what the kernel may take at any time.
+/// Returns this process's anonymous memory, without pages that the kernel may reclaim at any time.
 fn anonymous_bytes() -> Result<u64> {
     let path = "/proc/self/smaps_rollup";
     let text = std::fs::read_to_string(path)

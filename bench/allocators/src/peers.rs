@@ -1,4 +1,4 @@
-//! The other allocators, each by the calls that were fastest for it here.
+//! The other allocators, each by its calls that were fastest here.
 //!
 //! | allocator | calls | instead of, slower or not faster |
 //! |---|---|---|
@@ -7,9 +7,8 @@
 //! | snmalloc 0.7 | `sn_rust_alloc`, `sn_rust_dealloc` with size and alignment | it has no others |
 //! | mimalloc 3.3 | `mi_malloc_small`, `mi_free` | `mi_malloc`, `mi_free_small`, `mi_theap_malloc_small` |
 //!
-//! The size is a constant in every call, as in a program that uses them. All are built as their crates
-//! do by default, optimised and without checks. Each is one heap for the whole process, so a value
-//! of these types is empty.
+//! The size is a constant in every call, as in a program that uses them. All are built with their crates'
+//! defaults, optimised and without checks. Each is one heap for the whole process, so these types are empty.
 
 use std::ffi::c_void;
 
@@ -27,7 +26,7 @@ const JEMALLOC: &str = "jemalloc";
 #[cfg(feature = "snmalloc")]
 const SNMALLOC: &str = "snmalloc";
 
-/// Those of this build; the yardstick is the last.
+/// The allocators of this build; the yardstick is the last.
 pub const NAMES: &[&str] = &[
     SYSTEM,
     #[cfg(feature = "jemalloc")]
@@ -37,7 +36,7 @@ pub const NAMES: &[&str] = &[
     YARDSTICK,
 ];
 
-/// Those that this build was made without.
+/// The allocators that this build leaves out.
 pub const LEFT_OUT: &[&str] = &[
     #[cfg(not(feature = "jemalloc"))]
     "jemalloc",
@@ -45,7 +44,7 @@ pub const LEFT_OUT: &[&str] = &[
     "snmalloc",
 ];
 
-/// The heap of a name, for objects of one of [`SIZES_BYTES`].
+/// Opens the heap of that name, for objects of one of [`SIZES_BYTES`].
 pub fn open(name: &str, size_bytes: usize) -> Option<Box<dyn Measured>> {
     match size_bytes {
         64 => of_size::<64>(name),
@@ -68,7 +67,7 @@ fn of_size<const SIZE: usize>(name: &str) -> Option<Box<dyn Measured>> {
     })
 }
 
-/// The address that an allocator returned, as a word.
+/// Returns the address that an allocator returned, as a word.
 #[inline]
 fn word(address: *mut c_void) -> Result<u64> {
     if address.is_null() { Err(none()) } else { Ok(address.expose_provenance() as u64) }
@@ -76,16 +75,16 @@ fn word(address: *mut c_void) -> Result<u64> {
 
 #[cold]
 fn none() -> Error {
-    Error::new(ErrorKind::NoMemory, "the allocator gave no memory")
+    Error::new(ErrorKind::NoMemory, "the allocator returned no memory")
 }
 
-/// An object that is called by its address.
+/// Returns the pointer to an object whose name is its address.
 #[inline]
 pub fn pointer<T>(object: u64) -> *mut T {
     std::ptr::with_exposed_provenance_mut(object as usize)
 }
 
-/// The C library's.
+/// The C library's allocator.
 pub struct System<const SIZE: usize>;
 
 impl<const SIZE: usize> Heap for System<SIZE> {
@@ -156,7 +155,7 @@ impl<const SIZE: usize> Heap for Jemalloc<SIZE> {
     }
 
     fn give_back(&self) -> Result<()> {
-        // The caches of this thread; then what all arenas (their number is MALLCTL_ARENAS_ALL) keep.
+        // Flush this thread's cache; then purge all arenas (MALLCTL_ARENAS_ALL is their number).
         for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
             let none = std::ptr::null_mut::<c_void>();
             // SAFETY: the name ends with a zero; these two neither read nor write a value.
@@ -185,7 +184,7 @@ impl<const SIZE: usize> Heap for Snmalloc<SIZE> {
         Ok(())
     }
 
-    /// Its crate has no call for that.
+    /// Does nothing: the crate has no call for it.
     fn give_back(&self) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What was found: the targets, and the figures behind them, as text and as JSON.
+//! The results: the targets, and the figures behind them, as text and as JSON.
 //!
 //! The JSON is one object: `targets` as `uzram bench --targets` has them; `times`, a row for each case,
 //! size and allocator with `ns_per_object`, a number a round, and `ratio`, the median of the rounds'
@@ -26,9 +26,9 @@ pub struct Time {
     pub size_bytes: usize,
     /// The allocator.
     pub allocator: &'static str,
-    /// Nanoseconds for an object to be allocated and freed, a number a round.
+    /// Nanoseconds to allocate and free an object, one number a round.
     pub ns_per_object: Vec<f64>,
-    /// This allocator's time / the yardstick's.
+    /// This allocator's time divided by the yardstick's.
     #[serde(flatten)]
     pub compared: PairedRatio,
 }
@@ -38,7 +38,7 @@ fn case_name<S: serde::Serializer>(case: &Case, serializer: S) -> Result<S::Ok, 
 }
 
 impl Time {
-    /// A row; `None` when a time is not above zero.
+    /// Makes a row; returns `None` if a time is not above zero.
     pub fn new(
         case: Case,
         size_bytes: usize,
@@ -51,10 +51,10 @@ impl Time {
     }
 }
 
-/// What was found. `Display` prints it.
+/// All results. `Display` prints them.
 #[derive(Clone, Debug, Serialize)]
 pub struct AllocatorsReport {
-    /// In the order they are printed.
+    /// The targets, in the order they are printed.
     pub targets: Vec<Target>,
     /// The times behind them.
     pub times: Vec<Time>,
@@ -65,7 +65,7 @@ pub struct AllocatorsReport {
 }
 
 impl AllocatorsReport {
-    /// Judges what was measured.
+    /// Compares the measurements with the targets.
     pub fn new(times: Vec<Time>, memory: Vec<Memory>, notes: Vec<String>) -> AllocatorsReport {
         let mut targets = Vec::new();
         for (case, allocator, wanted) in [
@@ -83,7 +83,7 @@ impl AllocatorsReport {
     }
 }
 
-/// A throughput is judged by what is wanted of it or more, a time by what is wanted or less.
+/// A throughput should be at least the wanted figure, a time at most.
 fn time_target(times: &[Time], case: Case, size_bytes: usize, allocator: &str, wanted: f64) -> Target {
     let is_row =
         |time: &&Time| time.case == case && time.size_bytes == size_bytes && time.allocator == allocator;

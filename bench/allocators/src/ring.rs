@@ -1,16 +1,15 @@
 //! The bounded queue between the producer and the consumer: one thread each, words in a ring.
 //!
-//! Every allocator's objects go through this same queue. Each side keeps its own position, and a
-//! copy of the other's that it renews only when the ring seems full or empty, so that the two share
-//! a cache line as rarely as such a queue can.
+//! Every allocator's objects go through this same queue. Each side keeps its own position, and a copy of the
+//! other's that it renews only when the ring seems full or empty, so that the two sides rarely share a cache
+//! line.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use uzram::cpu::Padded;
 
-/// How often a side looks again before it lets others run: a holder of the other end may need this
-/// CPU.
+/// How often a side polls before it yields: the thread at the other end may need this CPU.
 const SPINS: u32 = 100;
 
 /// The queue. [`Ring::ends`] gives its two ends.
@@ -20,18 +19,18 @@ pub struct Ring {
     head: Padded<AtomicU64>,
     /// Words put so far: written by the producer.
     tail: Padded<AtomicU64>,
-    /// One side has ended.
+    /// Whether one side has ended.
     closed: AtomicBool,
 }
 
-/// The end that puts.
+/// The end that puts words.
 pub struct Producer<'a> {
     ring: &'a Ring,
     tail: u64,
     head_seen: u64,
 }
 
-/// The end that takes.
+/// The end that takes words.
 pub struct Consumer<'a> {
     ring: &'a Ring,
     head: u64,
@@ -39,7 +38,7 @@ pub struct Consumer<'a> {
 }
 
 impl Ring {
-    /// A queue that holds at least `words` words.
+    /// Makes a queue for at least `words` words.
     pub fn new(words: usize) -> Ring {
         Ring {
             slots: (0..words.next_power_of_two()).map(|_| AtomicU64::new(0)).collect(),
@@ -49,7 +48,7 @@ impl Ring {
         }
     }
 
-    /// The two ends: being borrowed for both, a ring has one of each.
+    /// Returns the two ends: because they borrow the ring, it has only one of each.
     pub fn ends(&mut self) -> (Producer<'_>, Consumer<'_>) {
         (Producer { ring: self, tail: 0, head_seen: 0 }, Consumer { ring: self, head: 0, tail_seen: 0 })
     }
@@ -58,11 +57,11 @@ impl Ring {
         &self.slots[position as usize & (self.slots.len() - 1)]
     }
 
-    /// Waits until `ready` says so; false when the other side has ended first.
+    /// Waits until `ready` returns true; returns false if the other side has ended first.
     #[cold]
     fn wait(&self, mut ready: impl FnMut() -> bool) -> bool {
         for spin in 1u32.. {
-            // Asked first: what was put before the end counts.
+            // Read before `ready`: words put before the end count.
             let closed = self.closed.load(Ordering::Acquire);
             if ready() {
                 return true;
@@ -77,7 +76,7 @@ impl Ring {
 }
 
 impl Producer<'_> {
-    /// Puts a word, waiting while the ring is full; false when the consumer has ended.
+    /// Puts a word, waiting while the ring is full; returns false if the consumer has ended.
     #[inline]
     pub fn put(&mut self, word: u64) -> bool {
         let Producer { ring, tail, head_seen } = self;
@@ -99,7 +98,7 @@ impl Producer<'_> {
 }
 
 impl Consumer<'_> {
-    /// Takes a word, waiting while there is none; `None` when the producer has ended.
+    /// Takes a word, waiting while there is none; returns `None` if the producer has ended.
     #[inline]
     pub fn take(&mut self) -> Option<u64> {
         let Consumer { ring, head, tail_seen } = self;

@@ -1,4 +1,4 @@
-//! The whole comparison in short, so that it cannot rot: every allocator of the build, every case, the
+//! A short run of the whole comparison, so that it cannot rot: every allocator of the build, every case, the
 //! children that measure memory, and the report.
 
 #![allow(clippy::unwrap_used)]
@@ -25,15 +25,15 @@ fn every_target_is_measured() {
         };
         assert_eq!((of_it("times"), of_it("memory")), (6, 2), "{allocator}");
     }
-    // A tenth is in use: nobody can keep less, and much more than all of it would be a leak.
+    // A tenth is in use: less cannot be kept, and much more than all would be a leak.
     for row in report["memory"].as_array().unwrap() {
         let kept = row["resident_per_live"].as_f64().unwrap();
         assert!((1.0..40.0).contains(&kept), "{row}");
     }
 }
 
-/// Of pages with 64 objects hardly one is left without any when a tenth stay: nobody can keep much
-/// less than all of them, and who keeps much more does not reuse or return something.
+/// Of pages with 64 objects hardly any is empty when a tenth of the objects stay: no allocator can keep much
+/// less than all of them, and one that keeps much more does not reuse or return memory.
 #[test]
 fn memory_is_what_the_kernel_counts() {
     for allocator in ["uzram", "uzram hardened", "uzram delayed", "uzram eager", "system", "mimalloc"] {

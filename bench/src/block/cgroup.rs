@@ -11,13 +11,13 @@ use super::io_error;
 
 const CONTROLLER: &str = "/sys/fs/cgroup/memory";
 
-/// One of its own for this process, removed when dropped.
+/// A cgroup of this process's own, removed when dropped.
 pub(super) struct Cgroup {
     dir: PathBuf,
 }
 
 impl Cgroup {
-    /// Why there can be none, if so.
+    /// Returns why there can be none, if so.
     pub(super) fn obstacle() -> Option<String> {
         let controller = Path::new(CONTROLLER);
         if !controller.join("memory.limit_in_bytes").exists() {
@@ -43,7 +43,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Its last process may not be gone quite yet.
+        // Its last process may still be exiting.
         for _ in 0..100 {
             if fs::remove_dir(&self.dir).is_ok() {
                 return;
@@ -54,7 +54,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// A line of a cgroup's `memory.stat`, if it has it.
+/// Returns the value of a line of a cgroup's `memory.stat`, if it has that line.
 pub(super) fn read_stat(dir: &Path, name: &str) -> Result<Option<u64>> {
     let path = dir.join("memory.stat");
     let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;

@@ -1,4 +1,4 @@
-//! uzram's disk as a block device, and mounted file systems; both go when they are dropped.
+//! uzram's disk as a block device, and mounted file systems; both are removed when dropped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use super::{ALGORITHM, PATIENCE, io_error};
 use crate::harness::process::{POLL, Process, find, run_to_end, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// How often it is tried to unmount what something else has open for a moment.
+/// How often unmounting is tried while something else has a file open.
 const TRIES: usize = 50;
 
-/// The disk of a daemon, which ends with it.
+/// The disk of a daemon, which ends when this is dropped.
 pub(super) struct Attached {
     device: PathBuf,
     program: PathBuf,
@@ -60,12 +60,12 @@ impl Attached {
         Err(io_error(&self.program, Errno::SRCH))
     }
 
-    /// The block device.
+    /// Returns the path of the block device.
     pub(super) fn path(&self) -> &Path {
         &self.device
     }
 
-    /// Whether the device is on the disk, or on one whose mount is gone.
+    /// Returns whether the device is attached to the disk, or to one whose mount is gone.
     fn is_attached(&self) -> bool {
         let Some(name) = self.device.file_name() else { return false };
         let file = Path::new("/sys/block").join(name).join("loop/backing_file");
@@ -77,13 +77,14 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // Ends it, as gently as it lets itself be ended.
+        // Ends the daemon, cleanly if possible.
         self.process = None;
         let mut clear = Command::new(&self.program);
         clear.args(["detach", "--force", "--runtime-dir"]).arg(self.dir.path());
         let mut outcome = run_to_end(&mut clear, PATIENCE).map(drop);
         if self.is_attached() {
-            // A daemon that was asked to end twice has taken its mount along, by which its devices are known.
+            // A daemon that was asked to end twice has removed its mount, by which its devices are
+            // recognised.
             let losetup = find("losetup").unwrap_or_else(|| "losetup".into());
             outcome = run_to_end(Command::new(losetup).arg("--detach").arg(&self.device), PATIENCE).map(drop);
         }
@@ -93,7 +94,7 @@ impl Drop for Attached {
     }
 }
 
-/// The device on the line of a daemon's output that begins with this word and ends, as all of them do.
+/// Returns the device on the line of a daemon's output that begins with this word and is complete.
 pub(super) fn named_device(printed: &str, word: &str) -> Option<PathBuf> {
     let whole = &printed[..printed.rfind('\n')?];
     whole.lines().find_map(|line| {
@@ -102,7 +103,7 @@ pub(super) fn named_device(printed: &str, word: &str) -> Option<PathBuf> {
     })
 }
 
-/// A file system, mounted with the options that it has by default.
+/// A file system, mounted with its default options.
 pub(super) struct Mounted<'a> {
     dir: &'a Path,
     mounted: bool,
@@ -115,7 +116,7 @@ impl<'a> Mounted<'a> {
         Ok(Mounted { dir, mounted: true })
     }
 
-    /// Writes back what was not yet, and lets go of the device.
+    /// Writes back dirty data, and closes the device.
     pub(super) fn unmount(mut self) -> Result<()> {
         self.try_unmount()
     }
@@ -142,7 +143,7 @@ impl Drop for Mounted<'_> {
         if !self.mounted || self.try_unmount().is_ok() {
             return;
         }
-        // Out of the way at least.
+        // At least detach it from the directory.
         if let Err(error) = unmount(self.dir, UnmountFlags::DETACH) {
             eprintln!("{} stays mounted: {error}", self.dir.display());
         }

@@ -1,14 +1,14 @@
 //! File systems: many small files by `fs_mark`, and a large one written and read in order.
 //!
-//! Every measurement has a file system of its own, made just before, which also discards what was on the disk. With
-//! ext4, `fs_mark` is run as the kernel's developers ran it on zram, and fills four fifths of it: 8 threads, a folder
-//! each, 500 files each of 100,000 bytes, which are synced one by one and kept. What it writes are zeroes, which
-//! neither device compresses: this is about the way to the device.
+//! Every measurement uses a new file system; making it also discards the disk's contents. With ext4,
+//! `fs_mark` is run as the kernel's developers ran it on zram, and fills four fifths of it: 8 threads, a
+//! folder each, 500 files each of 100,000 bytes, which are synced one by one and kept. It writes zeroes,
+//! which neither device compresses: this measures the way to the device.
 //!
-//! The large file is the corpus, again and again, written by us in pieces of 1 MiB and synced at the end, which
-//! counts; then the file system is mounted anew, so that nothing of it is cached, and the file is read in such pieces.
-//! That is not left to fio: its buffers hold noise, or what it makes as it writes, in the time that is measured; these
-//! are pages of programs as they are. What was read is compared afterwards.
+//! The large file is the corpus, repeated, written by this program in pieces of 1 MiB and synced at the end,
+//! which counts; then the file system is remounted, so that nothing is cached, and the file is read in such
+//! pieces. fio cannot do this: its buffers contain noise, or data generated during the measured time; these
+//! are real pages of programs. The data read is compared afterwards.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -26,25 +26,25 @@ use crate::harness::process::{find, run_to_end, runtime_dir};
 use crate::harness::rounds::in_turn;
 use crate::harness::{go_on, read_back};
 
-/// `fs_mark`'s.
+/// The threads of `fs_mark`.
 const THREADS: usize = 8;
 const SMALL_FILE_BYTES: u32 = 100_000;
 const PIECE_BYTES: usize = 1 << 20;
-/// Rounds at most with a file system that no target is about.
+/// The most rounds with a file system that has no target.
 const FEW_ROUNDS: usize = 3;
 
 /// One file system; speeds are medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct FileSystem {
-    /// Which.
+    /// Its name.
     pub name: &'static str,
-    /// The disks it was made on.
+    /// The size of its disks.
     pub size_bytes: u64,
-    /// Small files made and synced in a second.
+    /// Small files created and synced in a second.
     pub files_per_s: Compared,
     /// 10^6 bytes of a large file written in a second, and synced.
     pub write_mb_per_s: Compared,
-    /// The same, read.
+    /// 10^6 bytes of the large file read in a second.
     pub read_mb_per_s: Compared,
 }
 
@@ -54,12 +54,12 @@ struct Round {
     read_mb_per_s: f64,
 }
 
-/// Why there is nothing to measure, if so.
+/// Returns why nothing can be measured, if so.
 pub(super) fn obstacle() -> Option<String> {
     find("fs_mark").is_none().then(|| "the program fs_mark is missing".into())
 }
 
-/// Measures each file system that there is.
+/// Measures each file system that is available.
 pub(super) fn measure(options: &BlockOptions, notes: &mut Vec<String>) -> Result<Vec<FileSystem>> {
     let contents = fs::read(&options.corpus).map_err(|error| io_error(&options.corpus, error))?;
     let mut file_systems = Vec::new();
@@ -73,7 +73,7 @@ pub(super) fn measure(options: &BlockOptions, notes: &mut Vec<String>) -> Result
     Ok(file_systems)
 }
 
-/// Why there can be no such file system, if so.
+/// Returns why there can be no such file system, if so.
 fn obstacle_to(name: &str, size_bytes: u64) -> Result<Option<String>> {
     if find(&format!("mkfs.{name}")).is_none() {
         return Ok(Some(format!("the program mkfs.{name} is missing")));
@@ -137,19 +137,19 @@ fn round(options: &BlockOptions, name: &str, device: &Path, contents: &[u8]) -> 
     Ok(Round { files_per_s, write_mb_per_s, read_mb_per_s })
 }
 
-/// A program that was found before.
+/// Returns the command of a program that was found before.
 fn command(name: &str) -> Command {
     Command::new(find(name).unwrap_or_else(|| name.into()))
 }
 
 fn make(name: &str, device: &Path) -> Result<()> {
     let mut command = command(&format!("mkfs.{name}"));
-    // It asks before it overwrites another file system.
+    // mkfs.btrfs asks before it overwrites another file system.
     command.args(if name == "btrfs" { &["-q", "-f"][..] } else { &["-q"] });
     run_to_end(command.arg(device), PATIENCE).map(drop)
 }
 
-/// Files in a second, by `fs_mark`, whose log goes to `log_dir`.
+/// Returns the files a second of `fs_mark`, whose log goes to `log_dir`.
 fn small_files(files_per_thread: u32, mount_point: &Path, log_dir: &Path) -> Result<f64> {
     let mut command = command("fs_mark");
     command.current_dir(log_dir).arg("-l").arg(log_dir.join("fs_mark.log"));
@@ -162,11 +162,11 @@ fn small_files(files_per_thread: u32, mount_point: &Path, log_dir: &Path) -> Res
     }
     let printed = run_to_end(&mut command, PATIENCE)?;
     files_per_s(&printed, THREADS as u64 * u64::from(files_per_thread)).ok_or_else(|| {
-        Error::new(ErrorKind::Io, format!("fs_mark's table is not as it should be: {}", printed.trim()))
+        Error::new(ErrorKind::Io, format!("fs_mark's table has an unknown form: {}", printed.trim()))
     })
 }
 
-/// What the row of `fs_mark`'s table says, if it says that so many files were made.
+/// Returns the rate in the row of `fs_mark`'s table, if the row says that so many files were made.
 fn files_per_s(printed: &str, files: u64) -> Option<f64> {
     let mut lines = printed.lines().skip_while(|line| !line.starts_with("FSUse%"));
     let heading: Vec<_> = lines.next()?.split_ascii_whitespace().collect();
@@ -177,7 +177,7 @@ fn files_per_s(printed: &str, files: u64) -> Option<f64> {
     row.get(3)?.parse().ok()
 }
 
-/// The pieces of so many bytes of the contents, again and again.
+/// Returns the contents in pieces, repeated up to so many bytes.
 fn pieces(contents: &[u8], size_bytes: u64) -> impl Iterator<Item = &[u8]> {
     let mut left = size_bytes;
     contents.chunks(PIECE_BYTES).cycle().map_while(move |piece| {
@@ -187,7 +187,7 @@ fn pieces(contents: &[u8], size_bytes: u64) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Writes a file and syncs it: 10^6 bytes a second.
+/// Writes a file and syncs it; returns 10^6 bytes a second.
 fn write(path: &Path, contents: &[u8], size_bytes: u64) -> Result<f64> {
     let failed = |error| io_error(path, error);
     let start = Instant::now();
@@ -199,7 +199,7 @@ fn write(path: &Path, contents: &[u8], size_bytes: u64) -> Result<f64> {
     Ok(size_bytes as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-/// Reads a file: 10^6 bytes a second.
+/// Reads a file; returns 10^6 bytes a second.
 fn read(path: &Path) -> Result<f64> {
     let failed = |error| io_error(path, error);
     let mut buffer = vec![0; PIECE_BYTES];
@@ -214,7 +214,7 @@ fn read(path: &Path) -> Result<f64> {
     }
 }
 
-/// Fails unless a file holds what was written to it.
+/// Fails unless a file contains what was written to it.
 fn compare(path: &Path, contents: &[u8], size_bytes: u64) -> Result<()> {
     let failed = |error| io_error(path, error);
     let mut file = File::open(path).map_err(failed)?;

@@ -1,7 +1,7 @@
-//! Daemons of swap areas that nobody swaps to: the CPU time they take, and the memory that is resident.
+//! The CPU time and resident memory of daemons whose swap areas are not in use.
 //!
-//! Their slot tables are counted apart: 16 bytes for each page of the disk, known beforehand, resident as far as they
-//! were touched.
+//! Their slot tables are counted separately: 16 bytes for each page of the disk, resident as far as they were
+//! touched.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,23 +16,23 @@ use super::swap_area::SwapDaemon;
 use super::{BlockOptions, io_error};
 use crate::harness::go_on;
 
-/// Of the slot table, for a page.
+/// The slot table's bytes for a page.
 const SLOT_BYTES: u64 = 16;
 
 /// One idle daemon.
 #[derive(Clone, Debug, Serialize)]
 pub struct Idle {
-    /// Its swap area.
+    /// The size of its swap area.
     pub size_bytes: u64,
-    /// CPU time, of one CPU's.
+    /// CPU time, in percent of one CPU.
     pub cpu_percent: f64,
-    /// Its memory that is resident, without the slot table's.
+    /// Its resident memory, without the slot table's.
     pub resident_bytes: u64,
-    /// What of the slot table is.
+    /// The slot table's resident memory.
     pub slot_table_bytes: u64,
 }
 
-/// Measures a daemon of each size, all of them at the same time.
+/// Measures a daemon of each size, all at the same time.
 pub(super) fn measure(options: &BlockOptions) -> Result<Vec<Idle>> {
     let sizes = &options.amounts.idle_sizes_bytes;
     let mut daemons = Vec::new();
@@ -55,8 +55,9 @@ pub(super) fn measure(options: &BlockOptions) -> Result<Vec<Idle>> {
     Ok(found)
 }
 
-/// What a process has taken of CPUs at some time. The kernel's clock of it counts nanoseconds; `utime` and `stime` of
-/// `/proc/PID/stat` count ticks of 10 ms, too long to tell idle from nearly so in a few seconds.
+/// A process's CPU time at some moment. The kernel's clock of the process counts nanoseconds; `utime` and
+/// `stime` of `/proc/PID/stat` count ticks of 10 ms, too coarse to tell idle from nearly idle in a few
+/// seconds.
 struct Clock {
     at: Instant,
     cpu: Duration,
@@ -87,13 +88,13 @@ impl Clock {
     }
 }
 
-/// What is resident of a process without its slot table, and of that.
+/// Returns a process's resident memory without its slot table, and the slot table's.
 fn resident(pid: i32, slot_table_bytes: u64) -> Result<(u64, u64)> {
     let path = PathBuf::from(format!("/proc/{pid}/smaps"));
     let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
     let mappings = mappings(&text);
     let all_bytes = mappings.iter().map(|mapping| mapping.resident_bytes).sum::<u64>();
-    // It is a mapping of its own, unless the kernel has joined it with a neighbour.
+    // The slot table is a separate mapping, unless the kernel has merged it with a neighbour.
     let table =
         mappings.iter().filter(|mapping| mapping.is_anonymous && mapping.size_bytes >= slot_table_bytes);
     let table = table.min_by_key(|mapping| mapping.size_bytes);
@@ -103,14 +104,14 @@ fn resident(pid: i32, slot_table_bytes: u64) -> Result<(u64, u64)> {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Mapping {
-    /// Of no file, and with no name.
+    /// Whether it has neither a file nor a name.
     is_anonymous: bool,
     size_bytes: u64,
     resident_bytes: u64,
 }
 
-/// By proc_pid_smaps(5): for each mapping a line with its addresses, access, offset, device, inode, and its file or name
-/// if it has one; then its figures, in KiB.
+/// Parses proc_pid_smaps(5): for each mapping a line with its addresses, access, offset, device, inode, and
+/// its file or name if it has one; then its figures, in KiB.
 fn mappings(smaps: &str) -> Vec<Mapping> {
     let mut mappings: Vec<Mapping> = Vec::new();
     for line in smaps.lines() {
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn a_slot_table_is_found_among_mappings() {
         let own = std::process::id() as i32;
-        // Larger than what glibc reserves for the heap of each of the other tests' threads, 64 MiB.
+        // Larger than the heap of 64 MiB that glibc reserves for each of the other tests' threads.
         const TABLE_BYTES: usize = 80 << 20;
         let slots = vec![1u8; TABLE_BYTES];
         let (rest_bytes, table_bytes) = resident(own, TABLE_BYTES as u64).unwrap();
@@ -166,7 +167,7 @@ mod tests {
         let end = Instant::now() + Duration::from_millis(50);
         while Instant::now() < end {}
         assert!(Clock::read(own).unwrap().percent_since(&before) > 1.0);
-        // No process has this number, by PID_MAX_LIMIT.
+        // No process has this ID, which is above PID_MAX_LIMIT.
         assert!(Clock::read((1 << 22) + 1).is_err());
     }
 }

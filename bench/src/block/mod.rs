@@ -1,13 +1,13 @@
-//! Block devices and swap: file systems on a loop device of uzram's (`file_system`), pages that leave memory for its
-//! swap area and come back (`swap`), and what a daemon of swap costs that nobody swaps to (`idle`). Beside the first
-//! two stands a zram device of the kernel's, with the same algorithm and of the same size.
+//! Block devices and swap: file systems on a uzram loop device (`file_system`), pages swapped out to its swap
+//! area and back in (`swap`), and the cost of an idle swap daemon (`idle`). The first two are measured beside
+//! a kernel zram device with the same algorithm and size.
 //!
-//! uzram is measured as users run it: the program, as a daemon in a process of its own. The devices are measured one
-//! after the other, never both at once; rounds alternate, and which comes first turns.
+//! uzram is measured as users run it: the program, as a daemon in its own process. The devices are measured
+//! one after the other, never both at once; the order alternates from round to round.
 //!
-//! All of it takes root, FUSE and loop devices. Where something is missing, that part is left out, and a note says
-//! why. Whatever ends it, mounts, swap areas, loop devices, daemons, cgroups and zram devices go with whoever holds
-//! them (`disk`, `swap_area`, `cgroup`).
+//! All of it needs root, FUSE and loop devices. If something is missing, that part is left out, and a note
+//! says why. However it ends, mounts, swap areas, loop devices, daemons, cgroups and zram devices are removed
+//! when their handles are dropped (`disk`, `swap_area`, `cgroup`).
 
 mod cgroup;
 mod disk;
@@ -36,11 +36,11 @@ pub use report::{BlockReport, Compared};
 pub use swap::Swap;
 pub use swap_user::{SwapTimes, SwapUser};
 
-/// What both sides compress with, as uzram and the kernel call it.
+/// The algorithm of both sides, as uzram and the kernel call it.
 const ALGORITHM: &str = "lz4";
-/// Disks on which it is tried whether there can be any.
+/// The size of disks made to find out whether there can be any.
 const TRIED_BYTES: u64 = 4 << 20;
-/// What takes longer than this hangs.
+/// The time after which a program counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The programs that are measured.
@@ -55,36 +55,36 @@ pub struct Programs {
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct BlockOptions {
-    /// What is run.
+    /// The programs to run.
     pub programs: Programs,
     /// A file of pages.
     pub corpus: PathBuf,
     /// How many rounds.
     pub repeat: usize,
-    /// How much of everything.
+    /// The amounts to measure with.
     pub amounts: Amounts,
-    /// Set it and the run ends with an error after removing what it added and started.
+    /// Setting it ends the run with an error after removing what it added and started.
     pub stop: Arc<AtomicBool>,
 }
 
-/// How much is measured with.
+/// The amounts to measure with.
 #[derive(Clone, Debug)]
 pub struct Amounts {
     /// The disk on which ext4 is made.
     pub ext4_bytes: u64,
-    /// The disk on which btrfs is made, which keeps more of it for itself.
+    /// The disk on which btrfs is made, which needs more for itself.
     pub btrfs_bytes: u64,
     /// Files that each of the threads of `fs_mark` makes.
     pub files_per_thread: u32,
     /// The file that is written and read in order.
     pub file_bytes: u64,
-    /// What the program holds whose memory is swapped out.
+    /// The memory of the program that is swapped out.
     pub swapped_bytes: u64,
-    /// The swap area.
+    /// The size of the swap area.
     pub swap_area_bytes: u64,
-    /// Swap areas of daemons that are idle.
+    /// The sizes of idle daemons' swap areas.
     pub idle_sizes_bytes: Vec<u64>,
-    /// How long nothing is done before what is left is looked at, or idleness is measured.
+    /// How long to rest before leftovers are checked, or idleness is measured.
     pub rest: Duration,
     /// For how long idleness is measured.
     pub idle: Duration,
@@ -106,7 +106,7 @@ impl Default for Amounts {
     }
 }
 
-/// Measures all of it that can be measured here.
+/// Runs all measurements that are possible here.
 ///
 /// # Errors
 /// A corpus that cannot be read, a program that fails, contents that do not read back, a stop.
@@ -131,7 +131,7 @@ pub fn run(options: &BlockOptions) -> Result<BlockReport> {
     Ok(report)
 }
 
-/// Why there can be no block devices of uzram's, if so.
+/// Returns why there can be no block devices of uzram, if so.
 fn disk_obstacle(program: &Path) -> Result<Option<String>> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Some("block devices are root's".into()));
@@ -140,7 +140,7 @@ fn disk_obstacle(program: &Path) -> Result<Option<String>> {
     {
         return Ok(Some(format!("there is no {path}")));
     }
-    // That they are there does not mean that they may be used.
+    // Their presence does not mean that they may be used.
     let dir = runtime_dir()?;
     let mut command = Command::new(program);
     command.arg("up").arg("--runtime-dir").arg(dir.path()).args(["--log", "error"]);
@@ -148,17 +148,17 @@ fn disk_obstacle(program: &Path) -> Result<Option<String>> {
     Ok(run_to_end(&mut command, PATIENCE).err().map(|error| error.to_string()))
 }
 
-/// Why there can be no device of the kernel's, if so.
+/// Returns why there can be no kernel zram device, if so.
 fn kernel_obstacle() -> Option<String> {
     kernel_zram(TRIED_BYTES).err().map(|error| error.to_string())
 }
 
-/// A device of the kernel's.
+/// Adds a kernel zram device.
 fn kernel_zram(size_bytes: u64) -> Result<KernelZram> {
     KernelZram::add(&Algorithm::default(), size_bytes)
 }
 
-/// An error about a file, or a device.
+/// Returns an error about a file or a device.
 fn io_error(path: &Path, error: impl Into<std::io::Error>) -> Error {
     let error = error.into();
     Error::new(uzram::ErrorKind::Io, format!("{}: {error}", path.display()))

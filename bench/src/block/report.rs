@@ -9,14 +9,14 @@ use super::{BlockOptions, FileSystem, Idle, Swap};
 use crate::harness::report::{Table, figure_cell};
 use crate::harness::stats::{median, median_ratio};
 
-/// A figure of uzram's and of the kernel's zram; medians over the rounds.
+/// A figure for uzram and for the kernel's zram; medians over the rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Compared {
     /// uzram's.
     pub uzram: f64,
     /// The kernel's.
     pub kernel: f64,
-    /// The median of the rounds' ratios uzram / kernel; none when the kernel's is 0.
+    /// The median of the rounds' ratios uzram / kernel; `None` if the kernel's is 0.
     pub ratio: Option<f64>,
 }
 
@@ -27,12 +27,12 @@ impl Compared {
     }
 }
 
-/// Everything a run found.
+/// All results of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct BlockReport {
     /// Each file system that could be measured.
     pub file_systems: Vec<FileSystem>,
-    /// Swap, if it could be.
+    /// Swap, if it was measured.
     pub swap: Option<Swap>,
     /// Idle daemons.
     pub idle: Vec<Idle>,
@@ -41,18 +41,18 @@ pub struct BlockReport {
 }
 
 impl BlockReport {
-    /// What was found of a file system.
+    /// Returns the results of a file system.
     pub fn file_system(&self, name: &str) -> Option<&FileSystem> {
         self.file_systems.iter().find(|file_system| file_system.name == name)
     }
 
-    /// The idle daemon of the largest swap area.
+    /// Returns the idle daemon of the largest swap area.
     pub fn largest_idle(&self) -> Option<&Idle> {
         self.idle.iter().max_by_key(|idle| idle.size_bytes)
     }
 }
 
-/// The notes: how it was measured, and then what was left out.
+/// Adds the notes: how it was measured, and then what was left out.
 pub(super) fn describe(options: &BlockOptions, report: &mut BlockReport, left_out: Vec<String>) {
     let rounds =
         if options.repeat == 1 { "1 round".into() } else { format!("{} interleaved rounds", options.repeat) };

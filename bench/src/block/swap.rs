@@ -1,7 +1,7 @@
-//! Swap: how long it takes the kernel to move a program's memory out to a swap area, and the program to have it back.
+//! Swap: the time that the kernel takes to swap out a program's memory, and the program to fault it in.
 //!
-//! The program is `uzram-bench swap-user`, in a cgroup of its own ([`super::SwapUser`]). When it has ended all of its
-//! swap is free; what is still stored of it some time later, nobody has told the device of.
+//! The program is `uzram-bench swap-user`, in its own cgroup ([`super::SwapUser`]). When it has ended, all of
+//! its swap is free; pages that are still stored some time later were never discarded by the kernel.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,23 +18,23 @@ use super::{BlockOptions, PATIENCE};
 use crate::harness::process::run_to_end;
 use crate::harness::rounds::in_turn;
 
-/// What was found; medians over the rounds.
+/// The results; medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Swap {
-    /// What the program holds.
+    /// The program's memory.
     pub size_bytes: u64,
-    /// The swap areas.
+    /// The size of the swap areas.
     pub area_bytes: u64,
-    /// How long it took to move it out.
+    /// The time to swap it out.
     pub swap_out_ms: Compared,
-    /// How long it took to touch all of it again.
+    /// The time to touch all of it again.
     pub fault_in_ms: Compared,
-    /// What of it was on the swap area alone, in bytes.
+    /// Bytes of it that were on the swap area only.
     pub swapped_bytes: Compared,
-    /// What was there and in memory, in bytes.
+    /// Bytes of it that were on the swap area and in memory.
     pub cached_bytes: Compared,
-    /// What the device still stored, but nobody had swapped out, when the program had ended and there had been time; in
-    /// bytes.
+    /// Bytes that the device still stored, though no longer swapped out, some time after the program had
+    /// ended.
     pub left_bytes: Compared,
 }
 
@@ -43,12 +43,12 @@ struct Round {
     left_bytes: u64,
 }
 
-/// Why there is nothing to measure, if so.
+/// Returns why nothing can be measured, if so.
 pub(super) fn obstacle() -> Option<String> {
     swap_area::obstacle().or_else(Cgroup::obstacle)
 }
 
-/// Measures it.
+/// Runs the measurement.
 pub(super) fn measure(options: &BlockOptions) -> Result<Swap> {
     let area_bytes = options.amounts.swap_area_bytes;
     let rounds = in_turn(options.repeat, &options.stop, |_, which| {

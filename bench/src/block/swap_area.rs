@@ -14,30 +14,30 @@ use super::{ALGORITHM, PATIENCE, io_error, kernel_zram};
 use crate::engine::KernelZram;
 use crate::harness::process::{find, run_to_end, runtime_dir};
 
-/// The highest there is: only this area is swapped to, whatever others the machine has.
+/// The highest priority: only this area is used, whatever others the machine has.
 const PRIORITY: &str = "32767";
 
-/// The programs that the kernel's takes.
+/// The programs that the kernel's area needs.
 const PROGRAMS: [&str; 3] = ["mkswap", "swapon", "swapoff"];
 
-/// Why there can be none of the kernel's, if so.
+/// Returns why there can be no swap area of the kernel's, if so.
 pub(super) fn obstacle() -> Option<String> {
     let missing = PROGRAMS.into_iter().find(|name| find(name).is_none());
     missing.map(|name| format!("the program {name} is missing"))
 }
 
-/// A daemon in the background that is swapped to.
+/// A daemon in the background with an active swap area.
 pub(super) struct SwapDaemon {
     program: PathBuf,
     dir: TempDir,
-    /// The block device, when it has said that it is on.
+    /// The block device, once the daemon has reported that swap is on.
     device: Option<PathBuf>,
     /// Whether it ended as it should.
     is_over: bool,
 }
 
 impl SwapDaemon {
-    /// `PROGRAM swap on`.
+    /// Runs `PROGRAM swap on`.
     pub(super) fn on(program: &Path, size_bytes: u64) -> Result<SwapDaemon> {
         let mut daemon =
             SwapDaemon { program: program.to_owned(), dir: runtime_dir()?, device: None, is_over: false };
@@ -50,7 +50,7 @@ impl SwapDaemon {
         Ok(daemon)
     }
 
-    /// `PROGRAM swap off`.
+    /// Runs `PROGRAM swap off`.
     pub(super) fn off(mut self) -> Result<()> {
         self.try_off()
     }
@@ -61,7 +61,7 @@ impl SwapDaemon {
         Ok(())
     }
 
-    /// What it keeps, uncompressed, of which the kernel has no use.
+    /// Returns the uncompressed bytes that it stores but the kernel no longer uses.
     pub(super) fn left_bytes(&self) -> Result<u64> {
         let printed = run_to_end(self.command(&["stat", "zram0"]).arg("--json"), PATIENCE)?;
         let json: Value = serde_json::from_str(&printed).unwrap_or_default();
@@ -71,14 +71,14 @@ impl SwapDaemon {
         }
     }
 
-    /// The daemon's process.
+    /// Returns the daemon's process ID.
     pub(super) fn pid(&self) -> Result<i32> {
         let path = self.dir.path().join("uzram.lock");
         let text = fs::read_to_string(&path).map_err(|error| io_error(&path, error))?;
         text.trim().parse().map_err(|_| Error::new(ErrorKind::Io, format!("{}: '{text}'", path.display())))
     }
 
-    /// One of the program's commands.
+    /// Returns one of the program's commands.
     fn command(&self, command: &[&str]) -> Command {
         let mut program = Command::new(&self.program);
         program.args(command).arg("--runtime-dir").arg(self.dir.path());
@@ -91,7 +91,7 @@ impl Drop for SwapDaemon {
         if self.is_over {
             return;
         }
-        // One that did not say that it is on may be so nevertheless, when it took too long.
+        // If swap on timed out without a report, swap may be on nevertheless.
         let outcome = self.try_off();
         if let (Err(error), Some(device)) = (outcome, &self.device) {
             eprintln!("swap on {} may stay on: {error}", device.display());
@@ -99,7 +99,7 @@ impl Drop for SwapDaemon {
     }
 }
 
-/// A swap area on a device of the kernel's.
+/// A swap area on a kernel zram device.
 pub(super) struct KernelSwap {
     zram: KernelZram,
     is_on: bool,
@@ -127,12 +127,12 @@ impl KernelSwap {
         Ok(())
     }
 
-    /// What it keeps, uncompressed, of which the kernel's swap has no use.
+    /// Returns the uncompressed bytes that it stores but the kernel's swap no longer uses.
     pub(super) fn left_bytes(&self) -> Result<u64> {
         Ok(self.zram.memory()?.stored_bytes.saturating_sub(used_bytes(&self.zram.path())?))
     }
 
-    /// One of the programs, with the device as its last argument.
+    /// Returns one of the programs, with the device as its last argument.
     fn command(&self, name: &str, args: &[&str]) -> Command {
         let mut command = Command::new(find(name).unwrap_or_else(|| name.into()));
         command.args(args).arg(self.zram.path());
@@ -148,7 +148,7 @@ impl Drop for KernelSwap {
     }
 }
 
-/// What a swap area holds: also others' memory, for there is one list of areas for all.
+/// Returns the used bytes of a swap area, including other programs' memory: all areas are shared.
 fn used_bytes(device: &Path) -> Result<u64> {
     let areas = active().map_err(|error| io_error(Path::new("/proc/swaps"), error))?;
     let area = areas.into_iter().find(|area| area.path == device);

@@ -1,7 +1,7 @@
-//! A program whose memory is swapped out: a process of its own, which the benchmark starts.
+//! A program whose memory is swapped out: a separate process that the benchmark starts.
 //!
-//! It enters its cgroup, fills its memory with the corpus's pages, has the kernel move them out by lowering the
-//! cgroup's limit, raises it again, and touches one page after the other.
+//! It enters its cgroup, fills its memory with the corpus's pages, has the kernel swap them out by lowering
+//! the cgroup's limit, raises the limit again, and touches one page after the other.
 
 use std::fs::{self, File};
 use std::hint::black_box;
@@ -18,42 +18,42 @@ use super::cgroup::read_stat;
 use super::io_error;
 use crate::harness::corpus::AlignedPage;
 
-/// What stays in memory.
+/// The memory limit while it is swapped out.
 const LIMIT_BYTES: u64 = 4 << 20;
-/// How often a limit is set that the kernel could not come down to.
+/// How often setting a limit is retried that the kernel could not reach.
 const TRIES: usize = 50;
-/// Of a cgroup without one.
+/// The limit of a cgroup without one.
 const NO_LIMIT: &str = "-1";
 
-/// What it is told.
+/// The program's parameters.
 #[derive(Clone, Debug)]
 pub struct SwapUser {
     /// The folder of a cgroup of the memory controller, version 1, without a limit.
     pub cgroup: PathBuf,
     /// A file of pages.
     pub pages: PathBuf,
-    /// How much of these, again and again, it holds.
+    /// The size of its memory, which these pages fill repeatedly.
     pub size_bytes: u64,
 }
 
-/// What it measured.
+/// Its measurements.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SwapTimes {
-    /// Until the limit was reached.
+    /// The time until the limit was reached.
     pub swap_out_ms: f64,
-    /// Until every page was there again.
+    /// The time until every page was in memory again.
     pub fault_in_ms: f64,
-    /// What was on the swap area alone when the limit was reached, `swap` of the cgroup's `memory.stat`.
+    /// Bytes on the swap area only when the limit was reached, `swap` of the cgroup's `memory.stat`.
     pub swapped_bytes: u64,
-    /// What was still, or again, in memory of what was on the swap area, `swapcached`.
+    /// Bytes on the swap area and in memory, `swapcached`.
     pub cached_bytes: u64,
 }
 
 impl SwapUser {
-    /// Does it.
+    /// Runs the program.
     ///
     /// # Errors
-    /// A cgroup that cannot be entered or limited, a file that cannot be read, a page that is not what it was.
+    /// A cgroup that cannot be entered or limited, a file that cannot be read, a page with wrong contents.
     pub fn run(&self) -> Result<SwapTimes> {
         self.set("cgroup.procs", &std::process::id().to_string())?;
         let memory = self.fill()?;
@@ -72,16 +72,13 @@ impl SwapUser {
         }
         let fault_in = start.elapsed();
         if checksum(&memory) != sum {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                "a page is not what it was before it was swapped out",
-            ));
+            return Err(Error::new(ErrorKind::Corrupt, "a page changed while it was swapped out"));
         }
         let ms = |duration: std::time::Duration| duration.as_secs_f64() * 1e3;
         Ok(SwapTimes { swap_out_ms: ms(swap_out), fault_in_ms: ms(fault_in), swapped_bytes, cached_bytes })
     }
 
-    /// Memory that holds the pages.
+    /// Returns memory filled with the pages.
     fn fill(&self) -> Result<Vec<AlignedPage>> {
         let failed = |error| io_error(&self.pages, error);
         let mut file = File::open(&self.pages).map_err(failed)?;
@@ -101,13 +98,13 @@ impl SwapUser {
         Ok(memory)
     }
 
-    /// Lowers the limit, which returns when the kernel has come down to it.
+    /// Lowers the limit, which returns when the kernel has reached it.
     fn shrink(&self) -> Result<()> {
         let mut outcome = Ok(());
         for _ in 0..TRIES {
             outcome = self.try_set("memory.limit_in_bytes", &LIMIT_BYTES.to_string());
             match &outcome {
-                // It gives up when it found nothing to move a few times.
+                // The kernel gives up after it found nothing to reclaim a few times.
                 Err(error) if Errno::from_io_error(error) == Some(Errno::BUSY) => {}
                 _ => break,
             }
@@ -124,7 +121,7 @@ impl SwapUser {
     }
 }
 
-/// Depends on every word, and on its place.
+/// Returns a checksum of every word and its place.
 fn checksum(memory: &[AlignedPage]) -> u64 {
     let words = memory.iter().flat_map(|page| page.0.as_chunks::<8>().0);
     words

@@ -1,12 +1,12 @@
-//! The bare codec: what any store of compressed pages must do at the least, and nothing else.
+//! The bare codec: the least work of any store of compressed pages.
 //!
 //! * Write: compress the page into a private buffer that the next write uses again. The buffer
 //!   has room for every result, so the codec never stops early.
-//! * Read: decompress the page from an array in which the compressed pages lie one after another
-//!   in the device's order, into a private page. A page whose compressed size reaches the huge
-//!   threshold lies there raw and is copied: the engine does not decompress those either.
+//! * Read: decompress the page from an array that has the compressed pages in the device's order, into a
+//!   private page. A page whose compressed size reaches the huge threshold is raw there and is copied: the
+//!   engine does not decompress those either.
 //!
-//! Writes leave the array as it is: reads of a mixed pattern take the page of the filled device.
+//! Writes do not change the array: reads of a mixed pattern take the page of the filled device.
 
 use std::hint::black_box;
 
@@ -22,7 +22,7 @@ use crate::harness::corpus::{AlignedPage, Corpus};
 pub(super) struct CodecLoop {
     algorithm: Algorithm,
     packed: Vec<u8>,
-    /// Where each page of the device lies in `packed`.
+    /// The place of each page of the device in `packed`.
     spans: Vec<Span>,
 }
 
@@ -40,7 +40,7 @@ impl CodecLoop {
         corpus: &Corpus,
         page_count: usize,
     ) -> Result<CodecLoop> {
-        // Compress the corpus once, then lay it out as often as the device repeats it.
+        // Compress the corpus once, then place it as often as the device repeats it.
         let once = Packed::new(&algorithm, huge_threshold_bytes, corpus)?;
         let total: usize = (0..page_count).map(|page| once.page(page).len()).sum();
         let mut packed = reserve(total)?;
@@ -54,9 +54,9 @@ impl CodecLoop {
     }
 }
 
-/// An empty vector with room for `len_bytes`, in huge pages where the system has them: the limit
-/// should be that of the codec, not of the TLB. (With and without them, decoding from 64 MiB and
-/// from 1 GiB of pages differed by less than the rounds did.)
+/// Returns an empty vector with room for `len_bytes`, in huge pages where the system has them: the limit
+/// should be that of the codec, not of the TLB. (With and without them, decoding from 64 MiB and from 1 GiB
+/// of pages differed by less than the rounds did.)
 fn reserve(len_bytes: usize) -> Result<Vec<u8>> {
     let mut packed: Vec<u8> = Vec::new();
     packed.try_reserve_exact(len_bytes).map_err(|_| {

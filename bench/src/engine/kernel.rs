@@ -1,7 +1,7 @@
 //! The kernel's own zram: a device hot-added for the run ([`KernelZram`]), read and written with O_DIRECT.
 //!
-//! The comparison is of what programs get, in process against a block device: each of the kernel's operations has a
-//! system call and the block layer in it.
+//! Compares what programs get, in process against a block device: each of the kernel's operations includes a
+//! system call and the block layer.
 
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
@@ -17,7 +17,7 @@ use crate::harness::corpus::{AlignedPage, Corpus};
 pub(super) struct KernelDevice {
     disk: OwnedFd,
     page_count: usize,
-    /// After `disk`: the device can only be removed when it is closed.
+    /// After `disk`: the device can only be removed when `disk` is closed.
     pub(super) zram: KernelZram,
 }
 

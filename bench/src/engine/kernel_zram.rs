@@ -1,7 +1,6 @@
-//! A zram device of the kernel's, hot-added for a run.
+//! A kernel zram device, hot-added for a run.
 //!
-//! A device that was added is reset and removed when this is dropped, on errors too; no device that was there before
-//! is touched.
+//! Dropping it resets and removes the device, on errors too; devices that existed before are never touched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +14,7 @@ use super::report::{KernelMemory, quotient};
 
 const CONTROL: &str = "/sys/class/zram-control";
 
-/// A device that we added; dropping it removes it, for which nobody may have it open.
+/// A device that this program added; dropping it removes it, which fails if another process has it open.
 pub struct KernelZram {
     id: u32,
 }
@@ -41,17 +40,17 @@ impl KernelZram {
         Ok(added)
     }
 
-    /// The block device.
+    /// Returns the path of the block device.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/zram{}", self.id))
     }
 
-    /// Packs its pool's objects together.
+    /// Compacts its pool.
     pub fn compact(&self) -> Result<()> {
         self.write("compact", "1")
     }
 
-    /// What `mm_stat` says.
+    /// Returns the figures of `mm_stat`.
     pub fn memory(&self) -> Result<KernelMemory> {
         let text = read(&self.attribute("mm_stat"))?;
         let fields: Vec<u64> = text.split_ascii_whitespace().filter_map(|field| field.parse().ok()).collect();
@@ -88,7 +87,7 @@ impl KernelZram {
             return Err(Error::new(ErrorKind::Unsupported, what).with_setting("--algorithm"));
         }
         self.write("comp_algorithm", name)?;
-        // Kernels before 6.12 have no parameters; but for lz4, ours are not their defaults.
+        // Kernels before 6.12 have no parameters; except for lz4, our defaults are not theirs.
         if *algorithm == Algorithm::default() {
             return Ok(());
         }
@@ -102,7 +101,7 @@ impl Drop for KernelZram {
     fn drop(&mut self) {
         let id = self.id.to_string();
         let hot_remove = Path::new(CONTROL).join("hot_remove");
-        // A device manager may have the new device open for a moment.
+        // A device manager may briefly have the new device open.
         for _ in 0..50 {
             if self.write("reset", "1").is_ok() && fs::write(&hot_remove, &id).is_ok() {
                 return;

@@ -1,4 +1,4 @@
-//! Runs the jobs of one measurement and clocks them.
+//! Runs the jobs of one measurement and times them.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,33 +22,33 @@ pub struct Plan<'a> {
     pub pattern: Pattern,
     /// Threads.
     pub jobs: usize,
-    /// When a job has done enough.
+    /// When a job ends.
     pub until: Until,
     /// The same seed means the same operations.
     pub seed: u64,
-    /// What is written.
+    /// The pages to write.
     pub corpus: &'a Corpus,
     /// Pages of the target.
     pub page_count: usize,
-    /// When it is set, the jobs end early.
+    /// If it is set, the jobs end early.
     pub stop: &'a AtomicBool,
 }
 
-/// When a job has done enough.
+/// When a job ends.
 #[derive(Clone, Copy)]
 pub enum Until {
-    /// It ran for so long.
+    /// After so long.
     Elapsed(Duration),
-    /// It did so many pages, or a few more: it looks after every seventh.
+    /// After so many pages, or a few more: it checks after every seventh.
     Pages(u64),
 }
 
-/// What it gave.
+/// The result of a measurement.
 #[derive(Default)]
 pub struct Measurement {
     /// 10^6 bytes a second: the jobs' own rates, added up.
     pub mb_per_s: f64,
-    /// Of the operations that were timed.
+    /// Latencies of the operations that were timed.
     pub latencies: Histogram,
     /// From the start of the first job to the end of the last.
     pub elapsed: Duration,
@@ -63,7 +63,7 @@ pub struct Measurement {
 /// Runs the plan's jobs on a target, all at the same time.
 ///
 /// # Errors
-/// The first operation's that fails; a thread that cannot be started.
+/// The error of the first operation that fails; a thread that cannot be started.
 pub fn measure(target: &dyn Target, plan: &Plan<'_>) -> Result<Measurement> {
     let job = |job| {
         move |gate: &Gate| {
@@ -85,7 +85,7 @@ pub fn measure(target: &dyn Target, plan: &Plan<'_>) -> Result<Measurement> {
     Ok(total)
 }
 
-/// A rate in 10^6 bytes a second.
+/// Returns a rate in 10^6 bytes a second.
 pub fn mb_per_s(pages: u64, elapsed: Duration) -> f64 {
     (pages * PAGE_SIZE as u64) as f64 / elapsed.as_secs_f64() / 1e6
 }
@@ -97,7 +97,7 @@ struct Job {
     latencies: Histogram,
 }
 
-/// Runs one job. Its name is what callgrind looks for, so it stays a function of its own.
+/// Runs one job. callgrind looks for its name, so it must stay a function.
 #[inline(never)]
 fn run_job(worker: &mut dyn Worker, plan: &Plan<'_>, job: usize) -> Result<Job> {
     let corpus = plan.corpus;

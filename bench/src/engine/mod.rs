@@ -2,21 +2,21 @@
 //! corpus, beside the bare codec, the kernel's zram and a device without an LRU.
 //!
 //! How it measures:
-//! * Page p of the device is filled with corpus page p (counted round). Before a pattern that
+//! * Page p of the device is filled with corpus page p (modulo the corpus's size). Before a pattern that
 //!   reads, a device that was written is filled again.
-//! * All targets run the same operations in the same order: a round's seed gives each job its own
-//!   sequence. The targets are measured in turn ([`crate::harness::rounds`]). Figures are medians over the rounds; ratios are taken in each round, then their
-//!   median.
-//! * A random write stores a corpus page drawn at random, and a sequential pass the corpus shifted
-//!   by one page more than the last: contents and sizes change as they do in use, while the mix on
-//!   the device stays the corpus's.
-//! * Every seventh operation is timed, for every target alike, so that reading the clock costs
-//!   a few ns an operation. (Seven: a mixed corpus repeats every third page.)
-//! * With the codec, same-filled pages are left out of the corpus, for every target: the engine
-//!   stores them without its codec, so there would be nothing to compare.
+//! * All targets run the same operations in the same order: a round's seed gives each job its own sequence.
+//!   The targets are measured in interleaved rounds ([`crate::harness::rounds`]). Figures are medians over
+//!   the rounds; ratios are medians of each round's ratio.
+//! * A random write stores a corpus page drawn at random, and a sequential pass the corpus shifted by one
+//!   page more than the last: contents and sizes change as they do in use, while the mix on the device stays
+//!   the corpus's.
+//! * Every seventh operation is timed, for every target, so that reading the clock costs only a few ns an
+//!   operation. (Seven, because a mixed corpus repeats its kinds every third page.)
+//! * With the codec, same-filled pages are left out of the corpus, for every target: the engine stores them
+//!   without its codec, so there would be nothing to compare.
 //!
-//! Layout: [`pattern`](Pattern) says which pages, `measure` runs jobs and clocks them, one file each is a
-//! target, and [`BenchReport`] prints.
+//! Layout: [`pattern`](Pattern) selects the pages, `measure` runs and times jobs, each target has its own
+//! file, and [`BenchReport`] prints.
 
 pub mod backing;
 mod codec_loop;
@@ -50,14 +50,14 @@ pub use pattern::Pattern;
 pub use report::{BenchReport, KernelMemory, Memory, Row};
 pub use uzram_device::UzramDevice;
 
-/// What uzram is compared with.
+/// A target that uzram is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Against {
     /// The bare loop of the engine's codec on the same pages: the physical limit.
     Codec,
     /// A kernel zram device, hot-added for the run.
     Kernel,
-    /// A uzram device that does not know which of its pages are cold.
+    /// A uzram device without an LRU.
     NoLru,
 }
 
@@ -69,29 +69,27 @@ impl std::str::FromStr for Against {
             "codec" => Ok(Against::Codec),
             "kernel" => Ok(Against::Kernel),
             "no-lru" => Ok(Against::NoLru),
-            _ => Err(Error::invalid(format!(
-                "'{text}' is nothing to compare with: write codec, kernel or no-lru"
-            ))
-            .with_setting("--against")),
+            _ => Err(Error::invalid(format!("unknown target '{text}': write codec, kernel or no-lru"))
+                .with_setting("--against")),
         }
     }
 }
 
-/// What all benchmarks of the engine have in common.
+/// The options that all benchmarks of the engine share.
 #[derive(Clone, Debug)]
 pub struct Common {
-    /// The pages that are stored.
+    /// The pages to store.
     pub corpus: Source,
-    /// How long what is measured in one round lasts.
+    /// The length of a measurement in one round.
     pub duration: Duration,
     /// How many rounds.
     pub repeat: usize,
-    /// The algorithm, in uzram and whatever it is compared with.
+    /// The algorithm, in uzram and the targets it is compared with.
     pub algorithm: Algorithm,
-    /// Seeds which pages are used.
+    /// The seed for choosing pages.
     pub seed: u64,
-    /// Set it, from a signal handler say, and the run ends with an error after removing what it added to the
-    /// system.
+    /// Setting it, for example from a signal handler, ends the run with an error after removing what it added
+    /// to the system.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -110,7 +108,7 @@ impl Default for Common {
 
 #[cfg(test)]
 impl Common {
-    /// Little of everything.
+    /// A small amount of work.
     fn tiny(corpus_pages: usize, repeat: usize) -> Self {
         let corpus = Source::Built(Kind::Mixed, corpus_pages);
         Common { corpus, duration: Duration::from_millis(20), repeat, ..Common::default() }
@@ -120,17 +118,17 @@ impl Common {
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// The pages, rounds and so on.
+    /// The common options.
     pub common: Common,
     /// The device's size; `None` for the corpus's. A shorter corpus is repeated.
     pub size_bytes: Option<u64>,
-    /// The patterns, in the order of the report; none measures memory only.
+    /// The patterns, in the order of the report; if empty, only memory is measured.
     pub patterns: Vec<Pattern>,
     /// Numbers of threads.
     pub jobs: Vec<usize>,
     /// How threads share uzram's compression streams.
     pub streams: StreamDesign,
-    /// What to compare with.
+    /// The targets to compare with.
     pub against: Vec<Against>,
 }
 
@@ -165,7 +163,7 @@ impl BenchOptions {
             return bad(format!("{repeat} rounds: it must be 1 to {MAX_REPEAT}"), "--repeat");
         }
         if duration.is_zero() || duration > MAX_DURATION {
-            return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
+            return bad("a measurement must last more than 0 s and at most an hour".into(), "--seconds");
         }
         Ok(())
     }
@@ -182,26 +180,26 @@ impl BenchOptions {
         let pages = self.size_bytes.map_or(corpus.page_count() as u64, bytes_to_pages);
         if pages == 0 || pages > corpus::MAX_PAGES as u64 {
             let most = uzram::units::format_size(pages_to_bytes(corpus::MAX_PAGES as u64));
-            return Err(Error::invalid(format!("the device must have a page at least and {most} at most"))
+            return Err(Error::invalid(format!("the device must have one page at least and {most} at most"))
                 .with_setting("--size"));
         }
         Ok(pages as usize)
     }
 }
 
-/// One thing that is measured. Its threads each take a worker.
+/// A target to measure. Each of its threads takes a worker.
 pub trait Target: Sync {
-    /// As it stands in the report.
+    /// Returns the name in the report.
     fn name(&self) -> &'static str;
 
     /// Stores corpus page p in page p.
     fn fill(&self, corpus: &Corpus) -> Result<()>;
 
-    /// What one thread does its operations with.
+    /// Returns a worker, by which one thread runs its operations.
     fn worker(&self) -> Result<Box<dyn Worker + '_>>;
 }
 
-/// One thread's way to a target. Every target is called through this, at the same cost.
+/// One thread's access to a target. Every target is called through this, at the same cost.
 pub trait Worker {
     /// Reads a page into a buffer of the worker.
     fn read(&mut self, page: usize) -> Result<&Page>;
@@ -219,8 +217,8 @@ fn fill_in_order(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Res
 /// Runs the benchmark.
 ///
 /// # Errors
-/// `Invalid` names the option that cannot be. A kernel that has no zram, or does not let us have
-/// one, is no error: the report says why it is missing.
+/// `Invalid` names the invalid option. If the kernel has no zram, or does not let us use it, this is not an
+/// error: the report says why it is missing.
 pub fn run(options: BenchOptions) -> Result<BenchReport> {
     options.check()?;
     let corpus = options.load_corpus()?;
@@ -250,7 +248,7 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
     };
 
     let mut targets: Vec<&dyn Target> = vec![&device];
-    // Beside the device it differs least from.
+    // Next to the device that it differs least from.
     targets.extend(without_lru.as_ref().map(|device| device as &dyn Target));
     targets.extend(codec.as_ref().map(|codec| codec as &dyn Target));
     targets.extend(kernel.as_ref().map(|kernel| kernel as &dyn Target));
@@ -269,14 +267,14 @@ pub fn run(options: BenchOptions) -> Result<BenchReport> {
 /// Reads some pages of a target that was filled with a corpus.
 ///
 /// # Errors
-/// `Corrupt`: one does not hold its page of the corpus.
+/// `Corrupt`: a page does not hold its page of the corpus.
 pub fn verify(target: &dyn Target, corpus: &Corpus, page_count: usize) -> Result<()> {
     const CHECKED_PAGES: usize = 4096;
     let pages = (0..page_count).step_by(page_count.div_ceil(CHECKED_PAGES));
     verify_pages(target, corpus, pages.map(|page| (page, page)))
 }
 
-/// Reads pages of a target, each given with the page of the corpus that it holds.
+/// Reads pages of a target, each given with the page of the corpus that it should hold.
 fn verify_pages(
     target: &dyn Target,
     corpus: &Corpus,
@@ -289,7 +287,7 @@ fn verify_pages(
     })
 }
 
-/// Every pattern, round by round, with all numbers of jobs and all targets in a round.
+/// Measures every pattern, round by round, with all numbers of jobs and all targets in a round.
 fn measure_all(
     options: &BenchOptions,
     targets: &[&dyn Target],

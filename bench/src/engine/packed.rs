@@ -1,4 +1,4 @@
-//! A corpus as its pages are stored: compressed, and raw where that saves too little.
+//! A corpus in stored form: compressed pages, and raw ones where compression saves too little.
 
 use uzram::Result;
 use uzram::codec::{Algorithm, Encoder};
@@ -6,7 +6,7 @@ use uzram::units::PAGE_SIZE;
 
 use crate::harness::corpus::Corpus;
 
-/// Room for the worst any codec makes of a page.
+/// Room for the worst result of any codec.
 pub(super) const ENCODED_MAX_BYTES: usize = 2 * PAGE_SIZE;
 
 /// The pages of a corpus, one after another.
@@ -17,8 +17,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Compresses each page of a corpus. Those that come to `huge_threshold_bytes` or more stay as they
-    /// are.
+    /// Compresses each page of a corpus. Pages that compress to `huge_threshold_bytes` or more stay raw.
     pub fn new(algorithm: &Algorithm, huge_threshold_bytes: usize, corpus: &Corpus) -> Result<Packed> {
         let mut encoder = Encoder::new(algorithm)?;
         let mut out = vec![0; ENCODED_MAX_BYTES];
@@ -34,12 +33,12 @@ impl Packed {
         Ok(Packed { bytes, starts })
     }
 
-    /// How many bytes a page has on average.
+    /// Returns the mean size of a page in bytes.
     pub fn mean_bytes(&self) -> f64 {
         self.bytes.len() as f64 / (self.starts.len() - 1) as f64
     }
 
-    /// Page `i`, counted round the corpus again; [`PAGE_SIZE`] bytes of a page that is raw.
+    /// Returns page `i`, modulo the number of pages; [`PAGE_SIZE`] bytes if the page is raw.
     #[inline]
     pub fn page(&self, i: usize) -> &[u8] {
         let i = i % (self.starts.len() - 1);

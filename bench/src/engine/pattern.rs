@@ -1,4 +1,4 @@
-//! fio's six patterns, and which page each operation takes.
+//! fio's six patterns, and the page of each operation.
 
 use std::fmt;
 use std::ops::Range;
@@ -28,7 +28,7 @@ impl Pattern {
     pub const ALL: [Pattern; 6] =
         [Pattern::Read, Pattern::RandRead, Pattern::Write, Pattern::RandWrite, Pattern::Rw, Pattern::RandRw];
 
-    /// fio's name for it.
+    /// Returns fio's name for it.
     pub const fn name(self) -> &'static str {
         match self {
             Pattern::Read => "read",
@@ -40,12 +40,12 @@ impl Pattern {
         }
     }
 
-    /// Whether it reads.
+    /// Returns whether it reads.
     pub const fn reads(self) -> bool {
         !matches!(self, Pattern::Write | Pattern::RandWrite)
     }
 
-    /// Whether it writes.
+    /// Returns whether it writes.
     pub const fn writes(self) -> bool {
         !matches!(self, Pattern::Read | Pattern::RandRead)
     }
@@ -81,22 +81,22 @@ pub(super) enum Op {
     Write { page: usize, corpus_page: usize },
 }
 
-/// The operations of one job, without end. The same seed gives the same ones.
+/// The endless sequence of one job's operations. The same seed gives the same one.
 pub(super) struct Ops {
     pattern: Pattern,
     rng: fastrand::Rng,
     page_count: usize,
     corpus_pages: usize,
-    /// A sequential job goes round its own part of the device, from a place drawn at random.
+    /// A sequential job cycles through its own part of the device, from a place drawn at random.
     section: Range<usize>,
     next_read: usize,
     next_write: usize,
-    /// What a sequential write adds to the page's number to get the corpus page's.
+    /// The offset from the page's number to the corpus page's in a sequential write.
     shift: usize,
 }
 
 impl Ops {
-    /// The operations of job `job` of `jobs`.
+    /// Makes the operations of job `job` of `jobs`.
     pub(super) fn new(
         pattern: Pattern,
         seed: u64,
@@ -107,14 +107,14 @@ impl Ops {
     ) -> Ops {
         let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(1 << 10).wrapping_add(job as u64));
         let start = page_count * job / jobs;
-        // With more jobs than pages some share a page.
+        // With more jobs than pages, jobs share pages.
         let section = start..(page_count * (job + 1) / jobs).max(start + 1);
         let (next_read, next_write) = (rng.usize(section.clone()), rng.usize(section.clone()));
         let shift = rng.usize(..corpus_pages);
         Ops { pattern, rng, page_count, corpus_pages, section, next_read, next_write, shift }
     }
 
-    /// The next operation.
+    /// Returns the next operation.
     #[inline]
     pub(super) fn next(&mut self) -> Op {
         let write = self.pattern.writes() && (!self.pattern.reads() || self.rng.bool());

@@ -1,4 +1,4 @@
-//! What a benchmark found, as a table for people and as JSON.
+//! The results of a benchmark, as a table for people and as JSON.
 
 use std::fmt;
 
@@ -28,8 +28,8 @@ pub struct Row {
     pub p99_us: f64,
     /// 999 of 1000 pages took at most this long.
     pub p999_us: f64,
-    /// uzram's throughput divided by this target's, the median of the rounds' ratios; none for
-    /// uzram itself.
+    /// uzram's throughput divided by this target's, the median of the rounds' ratios; `None` for uzram
+    /// itself.
     pub ratio: Option<f64>,
     /// `mb_per_s` of each round.
     pub rounds_mb_per_s: Vec<f64>,
@@ -63,7 +63,7 @@ impl Row {
     }
 }
 
-/// What the filled uzram device took, before any pattern ran.
+/// The memory of the filled uzram device, before any pattern ran.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
     /// Contents of the pages that hold data.
@@ -72,17 +72,17 @@ pub struct Memory {
     pub compressed_bytes: u64,
     /// Pool pages.
     pub used_bytes: u64,
-    /// What the limit bounds: pool pages, metadata, free runs kept.
+    /// The memory that the limit bounds: pool pages, metadata, free runs kept.
     pub charged_bytes: u64,
-    /// Taken from the start, however little is stored.
+    /// Allocated at the start, independent of what is stored.
     pub fixed_bytes: u64,
     /// Pages whose words are all equal.
     pub same_pages: u64,
     /// Pages stored raw.
     pub huge_pages: u64,
-    /// `used_bytes / compressed_bytes`; none when nothing was compressed.
+    /// `used_bytes / compressed_bytes`; `None` if nothing was compressed.
     pub used_per_compressed: Option<f64>,
-    /// The same of the kernel's device, when it took part.
+    /// The kernel device's memory, when it was measured.
     pub kernel: Option<KernelMemory>,
 }
 
@@ -99,7 +99,7 @@ pub struct KernelMemory {
     pub same_pages: u64,
     /// huge_pages.
     pub huge_pages: u64,
-    /// `used_bytes / compressed_bytes`; none when nothing was compressed.
+    /// `used_bytes / compressed_bytes`; `None` if nothing was compressed.
     pub used_per_compressed: Option<f64>,
 }
 
@@ -123,10 +123,10 @@ impl Memory {
     }
 }
 
-/// Everything a run found. `Display` prints the tables; the JSON has the fields as keys.
+/// All results of a run. `Display` prints the tables; the JSON has the fields as keys.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
-    /// Pages of the corpus that were used.
+    /// Pages of the corpus used.
     pub corpus_pages: usize,
     /// The device's size.
     pub size_bytes: u64,
@@ -134,18 +134,18 @@ pub struct BenchReport {
     pub rows: Vec<Row>,
     /// The memory of the filled device.
     pub memory: Memory,
-    /// What a reader must know to judge the figures, and what was left out and why.
+    /// Notes on how to judge the figures, and on what was left out and why.
     pub notes: Vec<String>,
 }
 
 impl BenchReport {
-    /// The row of a target, if it was measured.
+    /// Returns the row of a target, if it was measured.
     pub fn row(&self, rw: Pattern, jobs: usize, target: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.rw == rw.name() && row.jobs == jobs && row.target == target)
     }
 }
 
-/// The notes every report has: how it was measured.
+/// Adds the notes that every report has: how it was measured.
 pub(super) fn describe(options: &BenchOptions, targets: &[&dyn Target], notes: &mut Vec<String>) {
     notes.push(format!(
         "{} {} of {:.2} s, medians; every {SAMPLE_EVERY}th page timed; ratio = uzram / target, median of the rounds' ratios",

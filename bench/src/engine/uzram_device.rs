@@ -1,5 +1,5 @@
-//! The target this is all about: a uzram device, one page an operation. And one without an LRU, to see what
-//! knowing the cold pages costs.
+//! The measured target: a uzram device, one page an operation; and one without an LRU, to see the cost of
+//! tracking cold pages.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use uzram::zsmalloc::ClassStat;
 use super::{Target, Worker, fill_in_order};
 use crate::harness::corpus::{AlignedPage, Corpus};
 
-/// A device of the engine, open.
+/// An open device of the engine.
 pub struct UzramDevice {
     name: &'static str,
     open: OpenDevice,
@@ -23,28 +23,28 @@ pub struct UzramDevice {
 }
 
 impl UzramDevice {
-    /// A device that compresses so.
+    /// Makes a device with this algorithm and these streams.
     ///
     /// # Errors
-    /// What the engine does not accept.
+    /// A setting that the engine rejects.
     pub fn new(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         Self::with_attributes(&compressing(algorithm, streams), size_bytes)
     }
 
-    /// The same without an LRU.
+    /// Makes the same device without an LRU.
     ///
     /// # Errors
-    /// What the engine does not accept.
+    /// A setting that the engine rejects.
     pub fn without_lru(algorithm: &Algorithm, streams: StreamDesign, size_bytes: u64) -> Result<UzramDevice> {
         let [algorithm, streams] = compressing(algorithm, streams);
         let attributes = [algorithm, streams, ("lru_design", LruDesign::None.to_string())];
         Ok(UzramDevice { name: "no-lru", ..Self::with_attributes(&attributes, size_bytes)? })
     }
 
-    /// A device with these attributes.
+    /// Makes a device with these attributes.
     ///
     /// # Errors
-    /// What the engine does not accept.
+    /// A setting that the engine rejects.
     pub fn with_attributes(attributes: &[(&str, String)], size_bytes: u64) -> Result<UzramDevice> {
         let device = Device::new("bench")?;
         attributes.iter().try_for_each(|(name, value)| device.set(name, value))?;
@@ -53,17 +53,17 @@ impl UzramDevice {
         Ok(UzramDevice { name: "uzram", open: device.open()?, device, page_count })
     }
 
-    /// The open device.
+    /// Returns the open device.
     pub fn disk(&self) -> &OpenDevice {
         &self.open
     }
 
-    /// Its statistics.
+    /// Returns its statistics.
     pub fn stats(&self) -> DeviceStats {
         self.device.stats()
     }
 
-    /// The statistics of its pool's size classes.
+    /// Returns the statistics of its pool's size classes.
     pub fn class_stats(&self) -> Vec<ClassStat> {
         self.device.class_stats()
     }
@@ -71,13 +71,13 @@ impl UzramDevice {
     /// Sets an attribute.
     ///
     /// # Errors
-    /// What the engine does not accept.
+    /// A value that the engine rejects.
     pub fn set(&self, attribute: &str, value: &str) -> Result<()> {
         self.device.set(attribute, value)
     }
 }
 
-/// The attributes that say how a device compresses.
+/// Returns the attributes of an algorithm and a stream design.
 fn compressing(algorithm: &Algorithm, streams: StreamDesign) -> [(&'static str, String); 2] {
     [("comp_algorithm", algorithm.to_string()), ("streams", streams.to_string())]
 }

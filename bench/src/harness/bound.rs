@@ -1,4 +1,4 @@
-//! Where a measured figure should lie: judged, and put into words, for benchmarks and lab alike.
+//! Bounds of measured figures, checked and put into words, for benchmarks and lab alike.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::stats::PairedRatio;
 
-/// Where a figure should lie.
+/// The range in which a figure should be.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "bound", content = "wanted", rename_all = "snake_case")]
 pub enum Bound {
@@ -21,12 +21,12 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Whether a figure lies there.
+    /// Returns whether a figure is within the bound.
     pub fn holds(self, figure: f64) -> bool {
         self.holds_between(figure, figure, figure)
     }
 
-    /// Whether a ratio lies there, judged by its interval where the bound says so.
+    /// Returns whether a ratio is within the bound, judged by its interval where the bound says so.
     pub fn holds_for(self, ratio: &PairedRatio) -> bool {
         self.holds_between(ratio.low, ratio.ratio, ratio.high)
     }
@@ -40,7 +40,7 @@ impl Bound {
         }
     }
 
-    /// In a cell of a table.
+    /// The text for a cell of a table.
     pub fn cell(self) -> String {
         match self {
             Bound::AtLeast(wanted) | Bound::NotBelow(wanted) => format!("≥ {wanted}"),
@@ -50,7 +50,7 @@ impl Bound {
     }
 }
 
-/// In a sentence.
+/// The text for a sentence.
 impl fmt::Display for Bound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,8 +1,8 @@
-//! What the programs `uzram-bench`, `uzram-lab` and `bench-allocators` share: one line for a failure, the exit
-//! status, the signals that end a run in order, the line of progress, the other programs that they start.
+//! Shared by the programs `uzram-bench`, `uzram-lab` and `bench-allocators`: one-line errors, exit statuses,
+//! signals that end a run cleanly, the progress line, and the other programs that they start.
 //!
-//! The statuses are those of `uzram`: 0, it was done; 1, it was not; 2, the command line makes no sense
-//! and nothing was tried.
+//! The statuses are those of `uzram`: 0, success; 1, failure; 2, the command line is invalid and nothing was
+//! tried.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use uzram_cli::{USAGE_STATUS, parse_command_line};
 
 use super::process::find;
 
-/// Parses this process's command line, runs the command, and says on standard error how it failed.
+/// Parses this process's command line and runs the command; prints its error on standard error.
 pub fn main<C: clap::Parser>(name: &str, run: impl FnOnce(&C) -> Result<()>) -> ExitCode {
     let command = match parse_command_line(|line| error_line(name, line)) {
         Ok(command) => command,
@@ -46,28 +46,28 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// The value of `--seconds`.
+/// Parses the value of `--seconds`.
 ///
 /// # Errors
-/// `Invalid`: it is negative, or no number.
+/// `Invalid`: it is negative, or not a number.
 pub fn seconds(seconds: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|error| Error::invalid(error.to_string()).with_setting("--seconds"))
 }
 
-/// Shows one line on standard error in place of the last, if that is a terminal.
+/// Replaces the last line on standard error by this one, if that is a terminal.
 pub fn show_progress(line: &str) {
     let mut stderr = io::stderr().lock();
     if stderr.is_terminal() {
-        // Whoever closed it does not want to see the line.
+        // If standard error is closed, nobody sees the line.
         let _ = write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush());
     }
 }
 
-/// A flag that SIGINT and SIGTERM set.
+/// Returns a flag that SIGINT and SIGTERM set.
 ///
 /// # Errors
-/// `Io`: the system takes no handler.
+/// `Io`: the system refuses the handler.
 pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
@@ -77,22 +77,22 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// The path of this program.
+/// Returns the path of this program.
 ///
 /// # Errors
-/// `Io`: the system does not tell.
+/// `Io`: the system does not know it.
 pub fn this_program() -> Result<PathBuf> {
     std::env::current_exe()
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot find this program: {error}")))
 }
 
-/// The path of the `uzram` program: the one beside this program, else the first in `PATH`.
+/// Returns the path of the `uzram` program: the one beside this program, else the first in `PATH`.
 pub fn uzram_program() -> Option<PathBuf> {
     let beside = this_program().ok().and_then(|program| Some(program.parent()?.join("uzram")));
     beside.filter(|program| program.is_file()).or_else(|| find("uzram"))
 }
 
-/// One line on standard error, which may be closed.
+/// Prints one line on standard error, which may be closed.
 fn error_line(name: &str, line: &str) {
     let _ = writeln!(io::stderr().lock(), "{name}: {line}");
 }

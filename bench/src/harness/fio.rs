@@ -1,4 +1,4 @@
-//! Running fio, and reading its report.
+//! Runs fio and reads its report.
 
 use std::process::Command;
 use std::time::Duration;
@@ -8,34 +8,34 @@ use uzram::{Error, ErrorKind, Result};
 
 use crate::harness::process::run_to_end;
 
-/// What fio needs beyond its runtime to start, and to end.
+/// The time that fio needs beyond its runtime to start and end.
 const SLACK: Duration = Duration::from_secs(60);
 
-/// fio with one job, called `bench`.
+/// Returns a command for fio with one job, called `bench`.
 pub fn command() -> Command {
     let mut command = Command::new("fio");
     command.args(["--name=bench", "--group_reporting", "--output-format=json"]);
     command
 }
 
-/// Runs it, for as long as `runtime` and some more at most, and returns how fast it read or wrote: 10^6 bytes a
-/// second. `direction` is `read` or `write`.
+/// Runs fio for `runtime`, with some slack, and returns its read or write speed in 10^6 bytes a second.
+/// `direction` is `read` or `write`.
 ///
 /// # Errors
-/// `Io`, with fio's last words.
+/// `Io`, with the end of fio's output.
 pub fn speed(mut command: Command, direction: &str, runtime: Duration) -> Result<f64> {
     let io_error =
-        |error: std::io::Error| Error::new(ErrorKind::Io, format!("fio's report cannot be had: {error}"));
+        |error: std::io::Error| Error::new(ErrorKind::Io, format!("cannot read fio's report: {error}"));
     let results = tempfile::NamedTempFile::new().map_err(io_error)?;
     command.arg(format!("--output={}", results.path().display()));
     run_to_end(&mut command, runtime + SLACK)?;
     parsed(&std::fs::read_to_string(results.path()).map_err(io_error)?, direction)
 }
 
-/// The throughput in fio's JSON.
+/// Returns the throughput in fio's JSON.
 fn parsed(text: &str, direction: &str) -> Result<f64> {
     let json: Value = serde_json::from_str(text)
-        .map_err(|error| Error::new(ErrorKind::Io, format!("fio's report is no JSON: {error}")))?;
+        .map_err(|error| Error::new(ErrorKind::Io, format!("fio's report is not JSON: {error}")))?;
     let job = &json["jobs"][0];
     match (job["error"].as_i64(), job[direction]["bw_bytes"].as_f64()) {
         (Some(0), Some(speed)) if speed > 0.0 => Ok(speed / 1e6),

@@ -1,13 +1,13 @@
-//! What every measurement here stands on.
+//! The base of every measurement here.
 //!
-//! * [`rounds`]: variants measured in turn, round by round; `Experiment`, whose work is calibrated.
-//! * [`threads`] starts jobs together; [`usage`] reads what a thread has cost.
-//! * [`corpus`]: pages taken from what the machine has.
-//! * [`stats`]: medians, quantiles, and how sure a ratio of paired measurements is.
-//! * [`bound`]: where a figure should lie.
+//! * [`rounds`]: variants measured in interleaved rounds; `Experiment`, whose work is calibrated.
+//! * [`threads`] starts jobs together; [`usage`] reads a thread's resource usage.
+//! * [`corpus`]: pages taken from this machine.
+//! * [`stats`]: medians, quantiles, and confidence intervals of ratios of paired measurements.
+//! * [`bound`]: bounds of figures.
 //! * [`process`] runs other programs; [`fio`] runs fio and reads its report.
 //! * [`report`]: columns of figures, JSON, lines of a paragraph.
-//! * [`command`]: what the programs `uzram-bench` and `uzram-lab` share.
+//! * [`command`]: shared by the programs `uzram-bench` and `uzram-lab`.
 
 pub mod bound;
 pub mod command;

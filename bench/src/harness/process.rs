@@ -1,4 +1,4 @@
-//! Other programs as child processes: run to their end, or ended when their handle is dropped.
+//! Other programs as child processes, which end when their handle is dropped.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,31 +14,31 @@ use tempfile::TempDir;
 use uzram::{Error, ErrorKind, Result};
 
 const END_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is looked whether something has happened.
+/// The interval at which conditions are polled.
 pub const POLL: Duration = Duration::from_millis(5);
-/// How much of what a program said last goes into an error.
+/// How much of the end of a program's error output goes into an error.
 const LAST_WORDS_BYTES: u64 = 1024;
-/// Where programs for administrators are, which is not in every user's path.
+/// Folders of administrators' programs, which are not in every user's path.
 const ADMIN_DIRS: &str = "/usr/sbin:/sbin";
 
-/// Whether a program cannot be run here.
+/// Returns whether a program cannot be run here.
 pub fn is_missing(name: &str) -> bool {
     let version = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     !version.is_ok_and(|status| status.success())
 }
 
-/// The path of a program in `PATH` or among those for administrators. (Not every program can be asked
-/// whether it runs.)
+/// Returns the path of a program in `PATH` or among those for administrators. (Not every program has an
+/// option that shows whether it runs.)
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(std::env::split_paths(OsStr::new(ADMIN_DIRS)));
     dirs.map(|dir| dir.join(name)).find(|program| program.is_file())
 }
 
-/// Runs a program to its end, which must be a success within `timeout`; returns what it printed.
+/// Runs a program until it exits, which must be successfully and within `timeout`; returns its output.
 ///
 /// # Errors
-/// `Io`, with its last words.
+/// `Io`, with the end of its error output.
 pub fn run_to_end(command: &mut Command, timeout: Duration) -> Result<String> {
     let mut process = Process::start(command)?;
     let deadline = Instant::now() + timeout;
@@ -55,7 +55,7 @@ pub fn run_to_end(command: &mut Command, timeout: Duration) -> Result<String> {
     }
 }
 
-/// A child process; dropping it ends it.
+/// A child process; dropping it terminates it.
 pub struct Process {
     name: String,
     child: Child,
@@ -66,7 +66,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts it, in a process group of its own.
+    /// Starts it in its own process group.
     ///
     /// # Errors
     /// It cannot be started.
@@ -76,15 +76,15 @@ impl Process {
             |error: std::io::Error| Error::new(ErrorKind::Io, format!("cannot start {name}: {error}"));
         let printed = tempfile::tempfile().map_err(failed)?;
         let said = tempfile::tempfile().map_err(failed)?;
-        // What is typed at the terminal reaches us alone, who end the child when it is time: a daemon in the midst of
-        // things is not to hear of it first.
+        // Signals from the terminal must reach only this process, which terminates the child in due time: a
+        // daemon must not be interrupted by them.
         command.process_group(0).stdin(Stdio::null());
         command.stdout(printed.try_clone().map_err(failed)?).stderr(said.try_clone().map_err(failed)?);
         let child = command.spawn().map_err(failed)?;
         Ok(Process { name, child, printed, said })
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has exited.
     ///
     /// # Errors
     /// It cannot be waited for.
@@ -95,12 +95,12 @@ impl Process {
         }
     }
 
-    /// What it has printed so far.
+    /// Returns its output so far.
     pub fn printed(&self) -> String {
         text_from(&self.printed, 0)
     }
 
-    /// An error with the end of what the program said.
+    /// Returns an error with the end of the program's error output.
     pub fn failure(&self, what: &str) -> Error {
         let len = self.said.metadata().map_or(0, |metadata| metadata.len());
         let words = text_from(&self.said, len.saturating_sub(LAST_WORDS_BYTES));
@@ -108,8 +108,8 @@ impl Process {
     }
 }
 
-/// What is in a file that another process may be writing to, which has its offset from us. What cannot be read is
-/// not worth a second error.
+/// Reads a file that another process may be writing to, which shares our file offset. If that fails, an empty
+/// text is enough: it is part of another error.
 fn text_from(file: &File, offset: u64) -> String {
     let len = file.metadata().map_or(0, |metadata| metadata.len());
     let mut bytes = vec![0; len.saturating_sub(offset) as usize];
@@ -124,7 +124,7 @@ impl Drop for Process {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
-        // The child has not been waited for, so its number is still its own.
+        // The child has not been waited for, so its process ID is still its own.
         let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
         let deadline = Instant::now() + END_TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) {
@@ -138,7 +138,7 @@ impl Drop for Process {
     }
 }
 
-/// A runtime directory for a daemon: its owner's alone.
+/// Makes a runtime directory for a daemon, accessible to its owner only.
 ///
 /// # Errors
 /// It cannot be made.

@@ -1,28 +1,28 @@
-//! What reports are made of: tables of figures, and JSON.
+//! The parts of reports: tables of figures, and JSON.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// Headings and rows of cells, every column as wide as its widest cell. Figures stand right; the cells
-/// of a heading that begins with `<` stand left.
+/// Headings and rows of cells, every column as wide as its widest cell. Figures are aligned right; the cells
+/// of a heading that begins with `<` are aligned left.
 pub struct Table {
     headings: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table without rows.
+    /// Makes a table without rows.
     pub fn new<S: Into<String>>(headings: impl IntoIterator<Item = S>) -> Table {
         Table { headings: headings.into_iter().map(Into::into).collect(), rows: Vec::new() }
     }
 
-    /// Adds a row; cells that are missing at its end stay empty.
+    /// Adds a row; missing cells at its end stay empty.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
     }
 
-    /// The table in Markdown, without what would end a cell.
+    /// Returns the table in Markdown, with `|` in cells replaced.
     pub fn to_markdown(&self) -> String {
         let line = |cells: &mut dyn Iterator<Item = &str>| {
             let cells: Vec<String> = cells.map(|cell| cell.replace('|', "/")).collect();
@@ -34,7 +34,7 @@ impl Table {
         [line(&mut names.into_iter()), line(&mut sides.into_iter())].into_iter().chain(rows).collect()
     }
 
-    /// Whether it has no rows.
+    /// Returns whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -71,19 +71,19 @@ impl fmt::Display for Table {
     }
 }
 
-/// A figure in a cell, `-` if there is none.
+/// Formats a figure for a cell, `-` if there is none.
 pub fn figure_cell(figure: Option<f64>, decimals: usize) -> String {
     figure.map_or_else(|| "-".to_owned(), |figure| format!("{figure:.decimals$}"))
 }
 
-/// A report as a program prints it: as JSON or as text.
+/// Returns the report as a program prints it: as JSON or as text.
 pub fn text(report: &(impl Serialize + fmt::Display), json: bool) -> String {
     if json { to_json(report) + "\n" } else { report.to_string() }
 }
 
-/// A report as one line of JSON; figures that do not exist are `null`.
+/// Returns the report as one line of JSON; figures that do not exist are `null`.
 pub fn to_json(report: &impl Serialize) -> String {
-    // serde_json fails for keys that are no strings and for writers that fail: reports have neither.
+    // serde_json fails for keys that are not strings and for failing writers: reports have neither.
     serde_json::to_string(report).unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"))
 }
 

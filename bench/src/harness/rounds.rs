@@ -1,10 +1,10 @@
-//! Rounds: variants of one thing measured in turn, so that what disturbs the machine for longer than a
-//! turn disturbs all of them alike.
+//! Rounds: variants of one thing measured in interleaved rounds, so that a disturbance of the machine that
+//! outlasts one measurement affects all variants alike.
 //!
 //! [`in_turn_by_jobs`] is the loop, [`in_turn`] its form for one number of jobs. [`measure_case`] runs it for
-//! an [`Experiment`]: each measurement does a fixed amount of work, calibrated once for each number of jobs so
-//! that it takes about as long as was asked for, and a first round warms up (caches, the processor's clock,
-//! memory that was never touched) and does not count.
+//! an [`Experiment`]: each measurement does a fixed amount of work, calibrated for each number of jobs to
+//! take about the wanted time. A first round warms up (caches, the CPU's clock, untouched memory) and does
+//! not count.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use uzram::{Error, ErrorKind, Result};
 
-/// The most work a measurement is given, whatever a clock says.
+/// The most work of a measurement, whatever a clock says.
 const MAX_WORK: u64 = 1 << 40;
 
-/// The most measurements that find out how much work is wanted.
+/// The most measurements of a calibration.
 const CALIBRATIONS: usize = 24;
 
 /// Fails once the stop flag is set.
@@ -35,16 +35,16 @@ pub fn go_on(stop: &AtomicBool) -> Result<()> {
 pub struct Turn {
     /// The round, from 0.
     pub round: usize,
-    /// How many jobs at the same time.
+    /// The number of concurrent jobs.
     pub jobs: usize,
-    /// Which of the variants.
+    /// The index of the variant.
     pub variant: usize,
 }
 
-/// Measures `N` variants in turn; returns an array over the rounds for each.
+/// Measures `N` variants in interleaved rounds; returns an array over the rounds for each.
 ///
 /// # Errors
-/// The first measurement's that fails; `Busy` once `stop` is set.
+/// The error of the first measurement that fails; `Busy` once `stop` is set.
 pub fn in_turn<const N: usize, T>(
     rounds: usize,
     stop: &AtomicBool,
@@ -54,7 +54,7 @@ pub fn in_turn<const N: usize, T>(
     Ok(std::array::from_fn(|variant| std::mem::take(&mut cells[0][variant])))
 }
 
-/// Measures variants in turn with every number of jobs in each round: `[jobs][variant][round]`.
+/// Measures variants with every number of jobs in each round: `[jobs][variant][round]`.
 ///
 /// # Errors
 /// As [`in_turn`].
@@ -79,8 +79,8 @@ pub fn in_turn_by_jobs<T>(
     Ok(cells)
 }
 
-/// The order of a round's variants. Within 2 · `variants` rounds each comes first twice, and stands before each
-/// other as often as behind it.
+/// Returns the order of a round's variants. Within 2 · `variants` rounds each comes first twice, and is
+/// before each other as often as after it.
 fn order(round: usize, variants: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..variants).map(|turn| (turn + round / 2) % variants).collect();
     if round % 2 == 1 {
@@ -91,7 +91,7 @@ fn order(round: usize, variants: usize) -> Vec<usize> {
 
 /// Designs that are ready to be measured.
 pub trait Experiment {
-    /// About which share of a measurement's time is clocked; the rest is preparation.
+    /// Returns about which share of a measurement's time is timed; the rest is preparation.
     fn clocked_share(&self) -> f64 {
         1.0
     }
@@ -99,37 +99,37 @@ pub trait Experiment {
     /// Prepares for a case; every design is then in the same state.
     ///
     /// # Errors
-    /// What keeps it from measuring.
+    /// An error that prevents measuring.
     fn begin(&mut self, case: &str) -> Result<()>;
 
-    /// Measures one design in the case that was begun last.
+    /// Measures one design in the case begun last.
     ///
     /// # Errors
-    /// What went wrong: a figure of work that failed would mean nothing.
+    /// Any failed operation: figures of failed work would mean nothing.
     fn measure(&mut self, plan: &Plan<'_>) -> Result<Sample>;
 }
 
-/// One measurement to make.
+/// The parameters of one measurement.
 #[derive(Clone, Copy)]
 pub struct Plan<'a> {
-    /// Which of the designs, by its place in what the experiment was opened with.
+    /// The index of the design in the list that the experiment was opened with.
     pub design: usize,
-    /// How many at the same time.
+    /// The number of concurrent jobs.
     pub jobs: usize,
     /// The work of all jobs together, in the experiment's unit; a little more may be done.
     pub work: u64,
     /// The same seed means the same operations.
     pub seed: u64,
-    /// When it is set, the measurement may end early; it does not count then.
+    /// If it is set, the measurement may end early, and does not count.
     pub stop: &'a AtomicBool,
 }
 
-/// What one measurement gave.
+/// The result of one measurement.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// How long the work took. What designs are compared by.
+    /// The time of the work, by which designs are compared.
     pub elapsed: Duration,
-    /// What else was measured; units are in the names.
+    /// Other measured quantities; units are in the names.
     pub values: Vec<(&'static str, f64)>,
 }
 
@@ -143,14 +143,14 @@ pub struct RoundOptions {
     pub rounds: usize,
     /// About how long one measurement lasts.
     pub duration: Duration,
-    /// Set it, from a signal handler say, and the run ends with an error.
+    /// Setting it, for example from a signal handler, ends the run with an error.
     pub stop: Arc<AtomicBool>,
-    /// Told what is being measured.
+    /// Called with a description of each measurement.
     pub progress: fn(&str),
 }
 
-/// Nine rounds: the interval is then from the second smallest ratio to the second largest and
-/// covers the median with 96 %, so that one odd round does not spoil it.
+/// Nine rounds: the interval is then from the second smallest ratio to the second largest and covers the
+/// median with 96 %, so that one outlier does not spoil it.
 const DEFAULT_ROUNDS: usize = 9;
 
 impl Default for RoundOptions {
@@ -164,12 +164,12 @@ impl Default for RoundOptions {
     }
 }
 
-/// Measures all rounds of a case that was begun: `[jobs][design]`, with an array over the rounds for
-/// each quantity. `what` names the case in the progress; the amount of work is calibrated on the design
+/// Measures all rounds of a case that was begun: `[jobs][design]`, with an array over the rounds for each
+/// quantity. `what` names the case in the progress; the amount of work is calibrated on the design
 /// `calibrated`.
 ///
 /// # Errors
-/// What kept a design from being measured.
+/// The error of a design that could not be measured.
 pub fn measure_case(
     experiment: &mut dyn Experiment,
     what: &str,
@@ -197,9 +197,9 @@ pub fn measure_case(
     Ok(samples.iter().map(|designs| designs.iter().map(of_design).collect()).collect())
 }
 
-/// Returns the work that takes about as long as was asked for: tries more and more, until two amounts in a row
-/// took about as long. One would not do, as starting threads for a few units of work may take that long on a busy
-/// machine.
+/// Returns the amount of work that takes about the wanted time: increases it until two amounts in a row took
+/// about that long. One would not suffice, because on a busy machine starting threads for a few units of work
+/// may take that long.
 fn calibrate(
     experiment: &mut dyn Experiment,
     design: usize,

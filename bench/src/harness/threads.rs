@@ -1,4 +1,4 @@
-//! Jobs that run at the same time: starting them together, and the time they took together.
+//! Jobs that run at the same time: starts them together, and measures their total time.
 
 use std::sync::RwLock;
 use std::thread;
@@ -8,19 +8,19 @@ use uzram::{Error, ErrorKind, Result};
 
 use super::usage::Usage;
 
-/// When a job ran, and what it cost its thread.
+/// When a job ran, and its thread's resource usage.
 #[derive(Clone, Copy)]
 pub struct Span {
     /// When it started.
     pub start: Instant,
     /// When it ended.
     pub end: Instant,
-    /// What it cost its thread.
+    /// Its thread's resource usage.
     pub usage: Usage,
 }
 
 impl Span {
-    /// Of all jobs together: from the start of the first to the end of the last, and what they cost.
+    /// Returns the time from the start of the first job to the end of the last, and the sum of their usage.
     pub fn together(spans: impl Iterator<Item = Span> + Clone) -> (Duration, Usage) {
         let elapsed =
             match (spans.clone().map(|span| span.start).min(), spans.clone().map(|span| span.end).max()) {
@@ -44,18 +44,18 @@ impl Gate {
     }
 }
 
-/// Runs each job on a thread of its own and returns what each gave. A job that could not be started
-/// is dropped; the others run to their end all the same.
+/// Runs each job on its own thread and returns their results. A job that could not be started is dropped; the
+/// others run to their end all the same.
 ///
 /// # Errors
-/// The first job's that failed, or could not be started.
+/// The error of the first job that failed, or could not be started.
 pub fn run_together<F, T>(jobs: impl Iterator<Item = F>) -> Result<Vec<T>>
 where
     F: FnOnce(&Gate) -> Result<T> + Send,
     T: Send,
 {
-    // Held for writing until every thread is there, so that they start together; and if one cannot
-    // be started, those that are there run to their end and nothing waits for ever.
+    // Held for writing until every thread is there, so that they start together. If one cannot be started,
+    // the others run to their end and nothing waits for ever.
     let gate = Gate(RwLock::new(()));
     thread::scope(|scope| {
         let closed = gate.0.write();

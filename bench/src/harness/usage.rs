@@ -1,4 +1,4 @@
-//! What a thread has cost so far: processor time and context switches, as the kernel counts them.
+//! The CPU time and context switches of a thread so far, as the kernel counts them.
 
 use std::mem::MaybeUninit;
 use std::ops::{AddAssign, Sub};
@@ -13,17 +13,17 @@ pub struct Usage {
     pub user: Duration,
     /// In the kernel.
     pub system: Duration,
-    /// Times the thread gave the processor away, to sleep.
+    /// How often the thread gave up its CPU to sleep.
     pub voluntary_switches: u64,
-    /// Times it was taken from it.
+    /// How often it was preempted.
     pub involuntary_switches: u64,
 }
 
 impl Usage {
-    /// Of the calling thread since it started.
+    /// Returns the usage of the calling thread since it started.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The system does not report it.
     pub fn of_this_thread() -> Result<Usage> {
         let mut now = MaybeUninit::<libc::timespec>::zeroed();
         let mut usage = MaybeUninit::<libc::rusage>::zeroed();
@@ -38,7 +38,7 @@ impl Usage {
         };
         if answer != 0 {
             let error = std::io::Error::last_os_error();
-            return Err(Error::new(ErrorKind::Io, format!("cannot read the processor time used: {error}")));
+            return Err(Error::new(ErrorKind::Io, format!("cannot read the CPU time used: {error}")));
         }
         // None of them is ever negative.
         let micros =

@@ -1,4 +1,4 @@
-//! One run of fio, and the buffers it writes from.
+//! One run of fio, and the buffers from which it writes.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,10 +15,10 @@ use crate::harness::corpus::Corpus;
 use crate::harness::fio;
 
 const IO_DEPTH: usize = 16;
-/// How often the buffers get new contents.
+/// The interval at which the buffers get new contents.
 const REFRESH: Duration = Duration::from_millis(1);
 
-/// What fio is to do.
+/// The parameters of fio.
 pub(super) struct Fio {
     pub(super) rw: &'static str,
     pub(super) jobs: usize,
@@ -27,7 +27,7 @@ pub(super) struct Fio {
 }
 
 impl Fio {
-    /// Runs it on a server's disk, which is as large as the corpus; 10^6 bytes a second.
+    /// Runs it on a server's disk, which is as large as the corpus; returns 10^6 bytes a second.
     pub(super) fn run(&self, uri: &str, corpus: &Corpus) -> Result<f64> {
         let buffers = Buffers::new()?;
         let mut command = fio::command();
@@ -57,7 +57,7 @@ impl Fio {
     }
 }
 
-/// The memory fio writes from: a memory file that fio maps shared, all its jobs the same pages.
+/// fio's write buffers: a memory file that fio maps shared, with the same pages for all its jobs.
 struct Buffers {
     file: File,
 }
@@ -71,19 +71,19 @@ impl Buffers {
         Ok(Buffers { file })
     }
 
-    /// Where another process finds it.
+    /// Returns its path for other processes.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
 
-    /// Puts random pages of the corpus into the buffers, again and again until fio has ended: at
-    /// its start fio fills them with noise.
+    /// Puts random pages of the corpus into the buffers repeatedly until fio has ended: at its start fio
+    /// fills them with noise.
     fn keep_fresh(&self, corpus: &Corpus, seed: u64, ended: &AtomicBool) {
         let mut rng = fastrand::Rng::with_seed(seed);
         while !ended.load(Ordering::Relaxed) {
             for buffer in 0..IO_DEPTH {
                 let page = corpus.page(rng.usize(..corpus.page_count()));
-                // Memory that cannot be written leaves what was there.
+                // If the write fails, the old contents stay.
                 let _ = self.file.write_all_at(page, (buffer * PAGE_SIZE) as u64);
             }
             thread::sleep(REFRESH);

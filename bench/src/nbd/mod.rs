@@ -1,17 +1,17 @@
 //! fio's NBD engine against a uzram server and against nbdkit's memory plugin, 4 KiB pages,
 //! 16 requests in flight.
 //!
-//! nbdkit's `malloc` allocator compresses nothing: it is the cost of the protocol alone. Its
-//! `zstd` allocator is the compressed memory one could have before.
+//! nbdkit's `malloc` allocator compresses nothing: it shows the cost of the protocol alone. Its `zstd`
+//! allocator is the existing alternative for compressed memory.
 //!
-//! Every disk is filled with the corpus before it is read. fio has no way to write pages of a
-//! file: its own buffers hold noise, which no server could compress. So fio maps its buffers
-//! shared from a file of ours, and while it runs their contents are replaced by random pages of
-//! the corpus, a thousand times a second; what arrives is the corpus's mix. Some pages go out
-//! while they are replaced, and are half one page and half another.
+//! Every disk is filled with the corpus before it is read. fio cannot write the pages of a file: its own
+//! buffers contain noise, which no server could compress. So fio maps its buffers shared from a file of this
+//! program, which replaces their contents by random pages of the corpus a thousand times a second while fio
+//! runs; the server receives the corpus's mix. Some pages are sent while they are replaced, and are half one
+//! page and half another.
 //!
-//! Both servers of a comparison run for the whole of it, idle while the other is measured; rounds
-//! alternate, and which comes first turns.
+//! Both servers of a comparison run for the whole of it, idle while the other is measured; the order
+//! alternates from round to round.
 
 mod fio;
 mod report;
@@ -41,13 +41,13 @@ pub struct NbdOptions {
     pub program: PathBuf,
     /// A file of pages; the disks are as large as it is.
     pub corpus: PathBuf,
-    /// Numbers of fio jobs, each a connection of its own.
+    /// Numbers of fio jobs; each has its own connection.
     pub jobs: Vec<usize>,
     /// How long one measurement lasts.
     pub duration: Duration,
     /// How many rounds.
     pub repeat: usize,
-    /// Set it and the run ends with an error after stopping what it started.
+    /// Setting it ends the run with an error after stopping what it started.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -63,26 +63,26 @@ pub(crate) struct Comparison {
     pub(crate) wanted_ratio: f64,
 }
 
-/// Reads come first: they want the disks as they were filled.
+/// Reads come first: they need the disks as they were filled.
 pub(crate) const COMPARISONS: [Comparison; 3] = [
     Comparison { rw: "randread", algorithm: "lz4", allocator: "malloc", wanted_ratio: 1.2 },
     Comparison { rw: "randwrite", algorithm: "lz4", allocator: "malloc", wanted_ratio: 0.6 },
     Comparison { rw: "randwrite", algorithm: "zstd", allocator: "zstd", wanted_ratio: 3.0 },
 ];
 
-/// The programs this needs besides uzram; the first that is missing, if one is.
+/// Returns the first missing program of those this needs besides uzram.
 pub fn missing_program() -> Option<&'static str> {
     ["nbdkit", "fio", "nbdcopy"].into_iter().find(|name| is_missing(name))
 }
 
-/// fio cannot measure for less.
+/// The shortest duration that fio can measure.
 pub const MIN_DURATION: Duration = Duration::from_millis(100);
 
 /// Runs every comparison.
 ///
 /// # Errors
-/// `Unsupported` when a program is missing, `Io` with its last words when one fails, `Invalid` for
-/// an option that cannot be.
+/// `Unsupported` if a program is missing, `Io` with the end of its output if one fails, `Invalid` for an
+/// invalid option.
 pub fn run(options: &NbdOptions) -> Result<NbdReport> {
     check(options)?;
     let corpus = corpus::load(&options.corpus)?;
@@ -106,7 +106,9 @@ fn check(options: &NbdOptions) -> Result<()> {
         return Err(Error::new(ErrorKind::Unsupported, format!("the program {name} is missing: install it")));
     }
     if options.repeat == 0 || options.duration < MIN_DURATION {
-        return Err(Error::invalid("fio needs a round at least, of 0.1 s at least").with_setting("--seconds"));
+        return Err(
+            Error::invalid("fio needs at least one round of at least 0.1 s").with_setting("--seconds")
+        );
     }
     match options.jobs.iter().find(|jobs| !(1..=64).contains(*jobs)) {
         Some(jobs) => Err(Error::invalid(format!("{jobs} jobs: it must be 1 to 64")).with_setting("--jobs")),
@@ -118,7 +120,7 @@ fn fill(server: &Server, corpus: &Path) -> Result<()> {
     run_to_end(Command::new("nbdcopy").arg(corpus).arg(server.uri()), Duration::from_secs(120)).map(drop)
 }
 
-/// The rounds of one row.
+/// Measures the rounds of one row.
 fn compare(
     options: &NbdOptions,
     comparison: &Comparison,

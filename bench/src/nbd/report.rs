@@ -14,7 +14,7 @@ use crate::harness::stats::{median, median_ratio};
 pub struct Row {
     /// fio's name of the pattern.
     pub rw: &'static str,
-    /// fio jobs, each a connection of its own.
+    /// fio jobs; each has its own connection.
     pub jobs: usize,
     /// uzram's algorithm.
     pub algorithm: &'static str,
@@ -45,7 +45,7 @@ impl Row {
     }
 }
 
-/// Everything a run found.
+/// All results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct NbdReport {
     /// The size of each disk.
@@ -57,7 +57,7 @@ pub struct NbdReport {
 }
 
 impl NbdReport {
-    /// The row of a pattern, a number of jobs and an algorithm, if it was measured.
+    /// Returns the row of a pattern, a number of jobs and an algorithm, if it was measured.
     pub fn row(&self, rw: &str, jobs: usize, algorithm: &str) -> Option<&Row> {
         self.rows.iter().find(|row| row.rw == rw && row.jobs == jobs && row.algorithm == algorithm)
     }

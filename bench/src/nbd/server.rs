@@ -1,4 +1,4 @@
-//! Servers as child processes: started, and waited for until they listen.
+//! Servers as child processes: starts them, and waits until they listen.
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -16,7 +16,7 @@ use crate::harness::process::{POLL, Process, runtime_dir};
 
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A server on a Unix socket in a folder of its own. Dropping it ends the process.
+/// A server on a Unix socket in its own folder. Dropping it ends the process.
 pub(super) struct Server {
     uri: String,
     _process: Process,
@@ -25,7 +25,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// A uzram server.
+    /// Starts a uzram server.
     pub(super) fn uzram(program: &Path, algorithm: &str, size_bytes: u64) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new(program);
@@ -34,7 +34,7 @@ impl Server {
         Server::start(&mut command, dir)
     }
 
-    /// nbdkit's memory plugin with one of its allocators.
+    /// Starts nbdkit's memory plugin with one of its allocators.
     pub(super) fn nbdkit(allocator: &str, size_bytes: u64) -> Result<Server> {
         let dir = runtime_dir()?;
         let mut command = Command::new("nbdkit");
@@ -60,13 +60,13 @@ impl Server {
         Ok(Server { uri, _process: process, _dir: dir })
     }
 
-    /// What a client connects to.
+    /// Returns the URI that a client connects to.
     pub(super) fn uri(&self) -> &str {
         &self.uri
     }
 }
 
-/// A path as it stands in the query of a URI.
+/// Returns a path as it is written in the query of a URI.
 fn percent_encoded(path: &OsStr) -> String {
     path.as_bytes().iter().fold(String::new(), |mut out, byte| {
         match byte {

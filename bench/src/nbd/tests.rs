@@ -7,7 +7,7 @@ use crate::harness::corpus::{Kind, build};
 use crate::harness::stats::median;
 use crate::harness::to_json;
 
-/// Says why a test cannot run here.
+/// Returns whether a test cannot run here, and prints why.
 fn skipped() -> bool {
     missing_program().inspect(|name| println!("skipped: the program {name} is missing")).is_some()
 }
@@ -23,7 +23,7 @@ fn fio_writes_pages_of_the_corpus() {
     let dir = tempfile::tempdir().unwrap();
     let copy = dir.path().join("disk.bin");
     let known: HashSet<_> = corpus.pages().collect();
-    // On a busy machine fio may write little in its time, and gets more.
+    // On a busy machine fio may write little in its time, and then gets more tries.
     let counts = (3..8).map(|seed| {
         let duration = Duration::from_millis(1500) * (1 << (seed - 3));
         let fio = Fio { rw: "randwrite", jobs: 2, duration, seed };

@@ -1,8 +1,8 @@
-//! The figures this program is judged by, measured in one go and printed beside what was wanted.
+//! The project's targets, measured in one run and printed beside the wanted figures.
 //!
-//! Nearly all are ratios of two things measured in the same run, on the mixed corpus, with lz4 where
-//! nothing else is said; hit ratios are compared by their difference, and measure no time. A target that
-//! cannot be measured on a machine says why.
+//! Nearly all are ratios of two things measured in the same run, on the mixed corpus, with lz4 unless stated
+//! otherwise; hit ratios are compared by their difference, and measure no time. If a target cannot be
+//! measured on a machine, a note says why.
 
 mod target;
 mod wanted;
@@ -31,16 +31,16 @@ use wanted::{
     nbd_targets, recompression_targets, speed_targets,
 };
 
-/// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better
-/// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU came
-/// to ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms in four runs, from 0.94 to
-/// 1.02 by 150 of 20 ms, and from 0.97 to 1.01 by 250 of 20 ms in five runs.
+/// The length of a round where two things differ by a few percent. Many short rounds distinguish them better
+/// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU
+/// came to ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms in four runs, from
+/// 0.94 to 1.02 by 150 of 20 ms, and from 0.97 to 1.01 by 250 of 20 ms in five runs.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct TargetsOptions {
-    /// What the targets over NBD, of block devices and of swap run; without it they are not measured.
+    /// The programs for the targets of NBD, block devices and swap; without them these are not measured.
     pub programs: Option<block::Programs>,
     /// How long one measurement lasts.
     pub duration: Duration,
@@ -54,15 +54,15 @@ pub struct TargetsOptions {
     pub compacted_size_bytes: u64,
     /// The size of the device that is recompressed.
     pub recompressed_size_bytes: u64,
-    /// Where files of cold pages are put and how large they are; the rest of it is set by the other options.
+    /// The folder and the sizes of backing files; the other options set the rest of it.
     pub backing: backing::BackingOptions,
-    /// How much block devices and swap are measured with.
+    /// The amounts for block devices and swap.
     pub block: block::Amounts,
-    /// Pages that the traces use which the LRU is judged by.
+    /// Pages in the traces for the LRU.
     pub trace_pages: u32,
     /// Uses of each trace.
     pub trace_uses: usize,
-    /// Set it and the run ends with an error after removing what it added and started.
+    /// Setting it ends the run with an error after removing what it added and started.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -89,7 +89,7 @@ impl Default for TargetsOptions {
 /// Every target.
 #[derive(Clone, Debug, Serialize)]
 pub struct TargetsReport {
-    /// In the order they are printed.
+    /// The targets, in the order they are printed.
     pub targets: Vec<Target>,
     /// How it was measured, and why some figures are missing.
     pub notes: Vec<String>,
@@ -99,22 +99,22 @@ pub struct TargetsReport {
     pub lru_cost: engine::BenchReport,
     /// The hit ratios beside an exact LRU's.
     pub hit_ratios: hit_ratio::HitRatioReport,
-    /// What compaction brings and costs.
+    /// The gains and costs of compaction.
     pub compaction: compaction::CompactionReport,
-    /// What recompression brings and costs.
+    /// The gains and costs of recompression.
     pub recompression: recompression::RecompressionReport,
-    /// What a backing file brings and costs, when there could be one.
+    /// The gains and costs of a backing file, if there could be one.
     pub backing: Option<backing::BackingReport>,
-    /// The throughputs over NBD, when they were measured.
+    /// The throughputs over NBD, if they were measured.
     pub nbd: Option<nbd::NbdReport>,
-    /// Block devices and swap, what could be measured of them.
+    /// Block devices and swap, as far as they were measured.
     pub block: Option<block::BlockReport>,
 }
 
 /// Measures every target.
 ///
 /// # Errors
-/// As [`engine::run`]. A comparison that is not possible here is no error but a note.
+/// As [`engine::run`]. A comparison that is not possible here is a note, not an error.
 pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     let mut notes: Vec<String> = options.programs.as_ref().and_then(other_uzram).into_iter().collect();
     let dir = tempfile::tempdir()
@@ -190,7 +190,8 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
 }
 
 impl TargetsReport {
-    /// The page of a release's figures, in Markdown: every target beside what was measured, and how.
+    /// Returns a release's page of figures, in Markdown: every target beside its measured figure, and how it
+    /// was measured.
     pub fn to_markdown(&self, options: &TargetsOptions) -> String {
         let machine = rustix::system::uname();
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -212,7 +213,7 @@ impl TargetsReport {
     }
 }
 
-/// A note that names the measured `uzram`, if it is not the one beside `uzram-bench`.
+/// Returns a note that names the measured `uzram`, if it is not the one beside `uzram-bench`.
 fn other_uzram(programs: &block::Programs) -> Option<String> {
     let block::Programs { uzram, bench } = programs;
     (uzram.parent() != bench.parent()).then(|| {
@@ -221,14 +222,14 @@ fn other_uzram(programs: &block::Programs) -> Option<String> {
     })
 }
 
-/// As long as these, in rounds of at most [`SLICE`].
+/// Splits the same total time into rounds of at most [`SLICE`].
 fn in_slices(options: Common) -> Common {
     let slices = options.repeat as u128 * options.duration.as_nanos() / SLICE.as_nanos();
     let repeat = usize::try_from(slices).unwrap_or(engine::MAX_REPEAT).max(options.repeat);
     Common { duration: options.duration.min(SLICE), repeat: repeat.min(engine::MAX_REPEAT), ..options }
 }
 
-/// The benchmark of a backing file, or a note that says why there is none.
+/// Runs the benchmark of a backing file, or adds a note that says why not.
 fn backing_report(
     options: &backing::BackingOptions,
     notes: &mut Vec<String>,
@@ -242,8 +243,8 @@ fn backing_report(
     }
 }
 
-/// The NBD benchmark, or a note that says why there is none. A program that is there but fails is
-/// an error.
+/// Runs the NBD benchmark, or adds a note that says why not. If a program is installed but fails, that is an
+/// error.
 fn nbd_report(
     options: &TargetsOptions,
     corpus: PathBuf,
@@ -268,8 +269,8 @@ fn nbd_report(
     .map(Some)
 }
 
-/// The benchmark of block devices and swap, or a note that says why there is none. What it had to leave out, its own
-/// notes say.
+/// Runs the benchmark of block devices and swap, or adds a note that says why not. Its own notes say what it
+/// had to leave out.
 fn block_report(
     options: &TargetsOptions,
     corpus: PathBuf,
@@ -347,7 +348,7 @@ mod tests {
             large_size_bytes: 1 << 20,
             compacted_size_bytes: 1 << 20,
             recompressed_size_bytes: 1 << 20,
-            // Measured by its own tests.
+            // Its own tests measure it.
             backing: backing::BackingOptions {
                 dir: "/nonexistent".into(),
                 ..backing::BackingOptions::default()

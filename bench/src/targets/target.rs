@@ -1,4 +1,4 @@
-//! A target: a figure, where it should lie, and what was measured.
+//! A target: a figure, its bound, and the measured value.
 
 use std::fmt;
 
@@ -7,40 +7,40 @@ use serde::Serialize;
 use crate::harness::bound::Bound;
 use crate::harness::report::{Table, figure_cell};
 
-/// One target and what was measured.
+/// One target and its measured value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Target {
-    /// What is measured.
+    /// The name of the figure.
     pub name: String,
-    /// Where the figure should lie, which is a ratio unless the name says what else.
+    /// The bound of the figure, which is a ratio unless the name says otherwise.
     #[serde(flatten)]
     pub bound: Bound,
-    /// The figure measured; none when it could not be.
+    /// The measured value; `None` if it could not be measured.
     pub measured: Option<f64>,
 }
 
 impl Target {
-    /// A figure that should be `wanted` or more.
+    /// Makes a target for a figure that should be at least `wanted`.
     pub fn at_least(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
         Target { name: name.into(), bound: Bound::AtLeast(wanted), measured }
     }
 
-    /// A figure that should be `wanted` or less.
+    /// Makes a target for a figure that should be at most `wanted`.
     pub fn at_most(name: impl Into<String>, wanted: f64, measured: Option<f64>) -> Target {
         Target { name: name.into(), bound: Bound::AtMost(wanted), measured }
     }
 
-    /// Whether it is reached; none when it was not measured.
+    /// Returns whether it is met; `None` if it was not measured.
     pub fn is_met(&self) -> Option<bool> {
         self.measured.map(|measured| self.bound.holds(measured))
     }
 }
 
-/// Prints each target beside what was measured.
+/// Prints each target beside its measured value.
 pub struct Targets<'a>(pub &'a [Target]);
 
 impl Targets<'_> {
-    /// A row for each.
+    /// Returns a table with a row for each target.
     pub fn table(&self) -> Table {
         let mut table = Table::new(["<target", "wanted", "measured", "<"]);
         for target in self.0 {

@@ -1,4 +1,4 @@
-//! The targets of the project: which figure of which report should lie where.
+//! The wanted figures: the targets, and the fields of reports that they are compared with.
 
 use uzram::lru::LruDesign;
 use uzram::units::format_size;
@@ -10,7 +10,7 @@ use crate::engine::{self, Pattern, backing, recompression};
 use crate::harness::stats::median;
 use crate::{block, nbd};
 
-/// Of the in-process benchmark.
+/// Returns the targets of the in-process benchmark.
 pub(super) fn speed_targets(report: &engine::BenchReport) -> Vec<Target> {
     let ratio = |rw, jobs, target| report.row(rw, jobs, target).and_then(|row| row.ratio);
     let mut targets = Vec::new();
@@ -31,7 +31,7 @@ pub(super) fn speed_targets(report: &engine::BenchReport) -> Vec<Target> {
     targets
 }
 
-/// What a device pays for knowing which pages are cold.
+/// Returns the targets of the LRU's cost.
 pub(super) fn lru_cost_targets(report: &engine::BenchReport) -> Vec<Target> {
     let mut targets = Vec::new();
     for rw in [Pattern::RandRead, Pattern::RandWrite] {
@@ -44,8 +44,8 @@ pub(super) fn lru_cost_targets(report: &engine::BenchReport) -> Vec<Target> {
     targets
 }
 
-/// What uzram gains from a second job, divided by what the bare codec gains; in each round, then
-/// the median.
+/// Returns uzram's gain from a second job, divided by the bare codec's gain: the median of the rounds'
+/// ratios.
 fn scaling(report: &engine::BenchReport, rw: Pattern) -> Option<f64> {
     let rounds = |jobs, target| report.row(rw, jobs, target).map(|row| &row.rounds_mb_per_s);
     let (uzram_1, uzram_2) = (rounds(1, "uzram")?, rounds(2, "uzram")?);
@@ -56,7 +56,7 @@ fn scaling(report: &engine::BenchReport, rw: Pattern) -> Option<f64> {
     Some(median(&gains))
 }
 
-/// Those of the LRU's choice of cold pages, for the design that devices have unless told otherwise.
+/// Returns the targets of the LRU's hit ratio, for the default design of devices.
 pub(super) fn hit_ratio_targets(report: &hit_ratio::HitRatioReport) -> Vec<Target> {
     let mut targets = Vec::new();
     for trace in Trace::ALL {
@@ -82,7 +82,7 @@ pub(super) fn memory_target(report: &engine::BenchReport, wanted: f64, notes: &m
     Target::at_most(name, wanted, report.memory.used_per_compressed)
 }
 
-/// Those of a pool that was scattered and compacted, and of reads meanwhile.
+/// Returns the targets of a pool that was scattered and compacted, and of reads meanwhile.
 pub(super) fn compaction_targets(report: &compaction::CompactionReport) -> Vec<Target> {
     let density = &report.density;
     let mut targets = vec![
@@ -99,7 +99,7 @@ pub(super) fn compaction_targets(report: &compaction::CompactionReport) -> Vec<T
     targets
 }
 
-/// Those of reads while pages are compressed again; what that takes and wins is a note.
+/// Returns the targets of reads during recompression; its time and savings go into a note.
 pub(super) fn recompression_targets(
     report: &recompression::RecompressionReport,
     notes: &mut Vec<String>,
@@ -116,7 +116,7 @@ pub(super) fn recompression_targets(
     [1, 2].map(target).into()
 }
 
-/// Of a backing file.
+/// Returns the targets of a backing file.
 pub(super) fn backing_targets(report: Option<&backing::BackingReport>) -> Vec<Target> {
     let written = report.map(|report| &report.written);
     let fullest = report.and_then(backing::BackingReport::fullest);
@@ -145,14 +145,14 @@ pub(super) fn backing_targets(report: Option<&backing::BackingReport>) -> Vec<Ta
             written.and_then(backing::Written::reads_ratio),
         ),
         Target::at_least(
-            "Zipf access, 4 x the limit: speed / what hits and misses come to",
+            "Zipf access, 4 x the limit: speed / speed computed from hits and misses",
             0.8,
             report.map(|report| report.zipf.speed_ratio),
         ),
     ]
 }
 
-/// Of NBD.
+/// Returns the targets of NBD.
 pub(super) fn nbd_targets(report: Option<&nbd::NbdReport>) -> Vec<Target> {
     let mut targets = Vec::new();
     for comparison in &nbd::COMPARISONS {
@@ -169,7 +169,7 @@ pub(super) fn nbd_targets(report: Option<&nbd::NbdReport>) -> Vec<Target> {
     targets
 }
 
-/// Of block devices and swap.
+/// Returns the targets of block devices and swap.
 pub(super) fn block_targets(amounts: &block::Amounts, report: Option<&block::BlockReport>) -> Vec<Target> {
     let ext4 = report.and_then(|report| report.file_system("ext4"));
     let swap = report.and_then(|report| report.swap.as_ref());

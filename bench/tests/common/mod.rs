@@ -1,4 +1,4 @@
-//! What the tests of the programs `uzram-bench` and `uzram-lab` share: running one to its end.
+//! Shared by the tests of the programs `uzram-bench` and `uzram-lab`: runs one until it exits.
 
 #![allow(dead_code, unused_imports)]
 #![allow(clippy::unwrap_used)]
@@ -9,7 +9,7 @@ mod ended;
 pub use ended::*;
 
 impl Ended {
-    /// Its one line of complaint.
+    /// Returns its one-line error.
     pub fn complaint(&self, program: &str, code: i32) -> &str {
         self.complaint_of(program, code, |_| false)
     }

@@ -1,9 +1,9 @@
-//! Runs the target that `UZRAM_FUZZ_TARGET` names under libFuzzer; `fuzz/run` sets it.
+//! Runs under libFuzzer the target that `UZRAM_FUZZ_TARGET` names; `fuzz/run` sets it.
 #![no_main]
 
 use std::sync::LazyLock;
 
-/// The function that takes an input.
+/// The function of that target.
 static RUN: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     let name = std::env::var("UZRAM_FUZZ_TARGET").expect("UZRAM_FUZZ_TARGET is set");
     uzram_fuzz::target(&name).expect("UZRAM_FUZZ_TARGET names a target").run

@@ -1,13 +1,13 @@
-//! A client that chose an export and then sends requests made from the input: mostly ones that make
-//! sense, and one at last that may not.
+//! Fuzzes a client that chose an export and then sends requests made from the input: mostly valid ones, and a
+//! last one that may be invalid.
 //!
-//! Promises: every request is answered once, in order, in the negotiated form; what makes sense
-//! succeeds (without `mem_limit`) and what does not is refused; data, holes and block status agree
-//! with a naive model; a session that breaks the protocol has its good requests answered, and ends;
-//! `mem_charged` does not grow beyond `mem_limit`.
+//! Promises: every request is answered once, in order, in the negotiated form; valid requests succeed
+//! (without `mem_limit`) and invalid ones are refused; data, holes and block status agree with a naive model;
+//! in a session that breaks the protocol the valid requests are answered, and it ends; `mem_charged` does not
+//! grow beyond `mem_limit`.
 //!
-//! Devices, buffers and the model live from one input to the next, empty again: to make them anew would
-//! take most of the time.
+//! Devices, buffers and the model are kept from one input to the next, emptied: making them would take most
+//! of the time.
 
 mod reply;
 mod script;
@@ -28,12 +28,12 @@ use script::{End, Script};
 
 const DISK_PAGES: usize = 8;
 const DISK_BYTES: usize = DISK_PAGES << 12;
-/// Small, so that replies and payloads reach their ends.
+/// Small, so that replies and payloads exceed it.
 const BUFFER_BYTES: usize = 20 << 10;
 
-/// What lives from one input to the next.
+/// State kept from one input to the next.
 struct Bench {
-    /// Without and with checksums. lz4 alone: the codecs have targets of their own.
+    /// Without and with checksums. Only lz4: the codecs have their own targets.
     disks: [(Exports, Arc<Device>, OpenDevice); 2],
     heard: Vec<u8>,
     buffers: Buffers,
@@ -66,7 +66,7 @@ thread_local! {
 /// Runs one input.
 ///
 /// # Panics
-/// When a promise is broken; that is what it is for.
+/// A promise is broken; that is its purpose.
 pub fn run(bytes: &[u8]) {
     BENCH.with_borrow_mut(|bench| run_on(bench, bytes));
 }
@@ -119,7 +119,7 @@ fn run_on(bench: &mut Bench, bytes: &[u8]) {
     assert_eq!(Arc::strong_count(device), 3, "nobody else has it open when the session is over");
 }
 
-/// Compares a reply with what the model says, and lets the model follow.
+/// Compares a reply with the model, and updates the model.
 fn judge(
     model: &mut Model,
     header: &Header,
@@ -170,7 +170,7 @@ fn judge(
     }
 }
 
-/// Pages that are known to be zeros, and those alone, are in holes.
+/// Checks that exactly the pages known to be zeros are in holes.
 fn check_holes(model: &Model, header: &Header, holes: &[(u64, u64)], may_have_holes: bool) {
     assert!(may_have_holes || holes.is_empty(), "{header:?}: {holes:?}");
     let mut at = header.offset;
@@ -186,7 +186,7 @@ fn check_holes(model: &Model, header: &Header, holes: &[(u64, u64)], may_have_ho
     }
 }
 
-/// Descriptors are runs of pages, as long as can be, in states that the pages can be in.
+/// Checks that descriptors are maximal runs of pages, in states that the pages can be in.
 fn check_status(model: &Model, header: &Header, len_bytes: u64, is_own: bool, descriptors: &[(u64, u64)]) {
     let status = |page| {
         u64::from(match (is_own, page) {
@@ -226,9 +226,10 @@ fn check_status(model: &Model, header: &Header, len_bytes: u64, is_own: bool, de
     }
 }
 
-/// Inputs to begin with.
+/// Returns the initial inputs.
 pub fn seeds() -> Vec<Vec<u8>> {
-    // A request's kind and flags; its page, at the page's edge; its pages; what else it has.
+    // A request's kind and flags; its page; its offset from the page's edge; its number of pages; its other
+    // parameters.
     let request = |kind: u8, flags: u8, page: u8, pages: u8| [kind, flags, page, 0, pages];
     let read = |page, pages| request(0, 0, page, pages);
     let status = |page, pages| request(9, 0, page, pages);

@@ -1,4 +1,4 @@
-//! Replies as a client reads them, and the rules of their form.
+//! Parses replies as a client does, and checks their form.
 
 use uzram_serve::nbd::proto::{self, chunk, command, command_flags};
 
@@ -10,7 +10,7 @@ use crate::wire::{Header, Heard};
 pub(super) struct Reply {
     /// 0 for success.
     pub error: u32,
-    /// What a read gave, zeros for holes.
+    /// The data of a read, zeros for holes.
     pub data: Vec<u8>,
     /// Offset and length of each hole.
     pub holes: Vec<(u64, u64)>,
@@ -43,7 +43,7 @@ impl Reply {
         reply
     }
 
-    /// One chunk; whether it is the last. In our server contents are in order and without gaps.
+    /// Takes one chunk; returns whether it is the last. This server sends contents in order and without gaps.
     fn take_chunk(
         &mut self,
         heard: &mut Heard<'_>,

@@ -1,4 +1,4 @@
-//! What the client says, made from the input, and what it means.
+//! The client's messages, made from the input, and their meaning.
 
 use std::io::{self, ErrorKind};
 
@@ -8,15 +8,15 @@ use super::DISK_BYTES;
 use crate::input::Input;
 use crate::wire::{self, Header, Heard};
 
-/// Requests of one input, the bytes that they may move together, and pages of contents that a codec
-/// has to work for: a bound on its time.
+/// The most requests of one input, bytes that they may transfer together, and pages of contents that are slow
+/// to compress: a bound on its time.
 const MAX_REQUESTS: usize = 12;
 const MAX_MOVED_BYTES: usize = 2 * DISK_BYTES;
 const MAX_COMPRESSED_BYTES: usize = 3 << 12;
-/// How many pieces a torn session may have, for the same reason.
+/// The most pieces of a torn session, for the same reason.
 const MAX_PIECES: usize = 256;
 
-/// Which headers are negotiated.
+/// The negotiated headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Headers {
     Simple,
@@ -30,11 +30,11 @@ impl Headers {
     }
 }
 
-/// How the client's part ends.
+/// How the client's messages end.
 pub(super) enum End {
-    /// It hangs up, or says so first.
+    /// It disconnects, with or without saying so first.
     Clean,
-    /// It hangs up within a message.
+    /// It disconnects within a message.
     Torn,
     /// It breaks the protocol.
     Violation,
@@ -42,7 +42,7 @@ pub(super) enum End {
     Garbage,
 }
 
-/// All that the client says, and what it means.
+/// All of the client's messages, and their meaning.
 pub(super) struct Script {
     pub headers: Headers,
     go: bool,
@@ -54,7 +54,7 @@ pub(super) struct Script {
     /// A write whose payload is cut short: it may be carried out in part.
     pub cut_write: Option<Header>,
     pub end: End,
-    /// Bytes that requests may still move, and that a codec may still work for.
+    /// Bytes that requests may still transfer, and that a codec may still compress slowly.
     budget_bytes: usize,
     compressed_bytes: usize,
 }
@@ -100,8 +100,8 @@ impl Script {
         script
     }
 
-    /// Takes what the server says in the handshake; returns the number of each context that was set,
-    /// and whether it is our own.
+    /// Parses the server's side of the handshake; returns the number of each context that was set, and
+    /// whether it is uzram's own.
     pub fn take_handshake(&self, heard: &mut Heard<'_>) -> Vec<(u32, bool)> {
         heard.take(18);
         let mut reply = |option: u32| {
@@ -137,7 +137,7 @@ impl Script {
         contexts
     }
 
-    /// Adds a request; `false` when nothing can follow it.
+    /// Adds a request; returns `false` if nothing can follow it.
     fn add(&mut self, input: &mut Input<'_>) -> bool {
         let kind = input.byte();
         match kind {
@@ -146,7 +146,7 @@ impl Script {
                 let mut header = self.header(input, command::DISC);
                 header.flags &= !command_flags::PAYLOAD_LEN;
                 self.say(&header);
-                // Whatever follows is not read.
+                // The server does not read what follows.
                 self.said.extend_from_slice(input.bytes(32));
                 false
             }
@@ -229,7 +229,7 @@ impl Script {
         if is_filter {
             header.len_bytes = filter.len() as u64;
         }
-        // A longer one is refused, or its payload cut.
+        // A longer one is refused, or its payload is cut.
         let is_moved = header.len_bytes <= DISK_BYTES as u64;
         let moved_bytes = if is_moved { header.len_bytes as usize } else { 0 };
         let Some(left_bytes) = self.budget_bytes.checked_sub(moved_bytes) else { return false };
@@ -267,7 +267,7 @@ impl Script {
         false
     }
 
-    /// The payload of a block status: a length and numbers of contexts, mostly good ones.
+    /// Returns the payload of a block status: a length and numbers of contexts, mostly valid ones.
     fn filter(&self, input: &mut Input<'_>, header: &Header) -> Vec<u8> {
         let mut filter = header.len_bytes.to_be_bytes().to_vec();
         let kinds = input.byte();
@@ -285,7 +285,7 @@ impl Script {
         filter
     }
 
-    /// Contents of a write; those that a codec has to work for only while the budget lasts.
+    /// Returns contents of a write; those that are slow to compress only while the budget lasts.
     fn contents(&mut self, input: &mut Input<'_>, len_bytes: usize) -> Vec<u8> {
         match self.compressed_bytes.checked_sub(len_bytes) {
             Some(left_bytes) => {
@@ -311,7 +311,7 @@ impl Script {
         if self.headers == Headers::Extended { max_bytes } else { 2 * max_bytes }
     }
 
-    /// Whether a request makes sense, its range and the payload of a block status aside.
+    /// Returns whether a request is valid, apart from its range and the payload of a block status.
     pub fn is_valid(&self, header: &Header) -> bool {
         use command::*;
         use command_flags::*;
@@ -328,8 +328,8 @@ impl Script {
         header.flags & !known == 0
     }
 
-    /// The length and the contexts that a block status asks about, in the order of the answer;
-    /// `None` when it makes no sense.
+    /// Returns the length and the contexts that a block status asks about, in the order of the answer; `None`
+    /// if it is invalid.
     pub fn status_asked(
         &self,
         header: &Header,
@@ -368,7 +368,7 @@ impl Script {
     }
 }
 
-/// Mostly on the disk, at a page's edge or near it.
+/// Returns an offset, mostly on the disk, at a page's edge or near it.
 fn offset(input: &mut Input<'_>) -> u64 {
     let page = u64::from(input.byte() % 9) << 12;
     match input.byte() {

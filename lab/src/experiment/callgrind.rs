@@ -1,10 +1,10 @@
 //! The slow mode: counts instructions, branches and mispredicted branches with valgrind's callgrind.
 //!
-//! Seconds are noisy, counts are not: on the same pages two runs differ in the fifth digit. Our
-//! own program is started again under callgrind, once for each design, with a small corpus from a
-//! file; it prepares the design as ever and does a fixed amount of work with one job. Counting is on
-//! only inside the function that the table names, so preparations do not count. Branches are
-//! predicted by callgrind's model (`--branch-sim=yes`), which is no particular processor.
+//! Seconds are noisy, counts are not: on the same pages two runs differ in the fifth digit. This program is
+//! run again under callgrind, once for each design, with a small corpus from a file; it prepares the design
+//! as usual and does a fixed amount of work with one job. Counting is on only inside the function that the
+//! table names, so preparations do not count. Branches are predicted by callgrind's model
+//! (`--branch-sim=yes`), not that of a particular CPU.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,20 +17,20 @@ use super::{Plan, Series, Unit};
 use uzram_bench::harness::Source;
 use uzram_bench::harness::corpus::{self, Kind};
 
-/// Pages of the corpus: enough to be the mixture that it is.
+/// Pages of the corpus: enough to contain its mix.
 const CORPUS_PAGES: usize = 512;
-/// What is done and counted.
+/// Returns the amount of work to count.
 const fn work_of(unit: Unit) -> u64 {
     match unit {
-        // Whole sevens, as the benchmark's jobs look at the clock every seventh page.
+        // A multiple of seven, because the benchmark's jobs check the clock every seventh page.
         Unit::Page => 1022,
-        // Many times what is in flight at once.
+        // Many times the number in flight.
         Unit::Object => 120_000,
     }
 }
 
-/// How to start this program again: it is given the arguments, then the table, the case, the design
-/// and the corpus's file, and must call [`work`] with them.
+/// How to run this program again: it gets the arguments, then the table, the case, the design and the
+/// corpus's file, and must call [`work`] with them.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The program.
@@ -39,17 +39,17 @@ pub struct Program {
     pub args: Vec<String>,
 }
 
-/// Whether valgrind is installed.
+/// Returns whether valgrind is installed.
 pub fn is_there() -> bool {
     let version =
         Command::new("valgrind").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     version.is_ok_and(|status| status.success())
 }
 
-/// What runs under callgrind.
+/// Does the work that runs under callgrind.
 ///
 /// # Errors
-/// As those of [`Series::open`] and of its experiment.
+/// Those of [`Series::open`] and of its experiment.
 pub fn work(table: &str, case: &str, design: &str, corpus: &Path) -> Result<()> {
     let table = super::table(table)?;
     let mut experiment = (table.open)(&Source::File(corpus.to_owned()), &[design.to_owned()])?;
@@ -60,7 +60,7 @@ pub fn work(table: &str, case: &str, design: &str, corpus: &Path) -> Result<()> 
 }
 
 impl Program {
-    /// Counts what each design does for a unit of a case's work.
+    /// Counts instructions and branches of each design for a unit of a case's work.
     pub(super) fn count(
         &self,
         table: &Series,
@@ -97,7 +97,7 @@ impl Program {
     }
 }
 
-/// The counts for each unit of work out of callgrind's file: its `events:` line names the columns of its
+/// Parses the counts for each unit of work from callgrind's file: its `events:` line names the columns of its
 /// `totals:` line (or `summary:`, in an older one).
 fn parse(text: &str, unit: Unit) -> Result<Vec<(&'static str, f64)>> {
     let line = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));

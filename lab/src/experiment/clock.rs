@@ -1,4 +1,4 @@
-//! The measured work of a thread: run with the clock or without, and what all threads together took.
+//! The measured work of a thread, run with or without the clock, and the totals of all threads.
 
 use std::ops::AddAssign;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ pub(crate) type ThreadWork<'a> = &'a mut dyn FnMut() -> Result<u64>;
 /// [`clocked`] or [`unclocked`].
 pub(crate) type RunWork = fn(ThreadWork<'_>) -> Result<Done>;
 
-/// A thread's work that was done.
+/// The finished work of a thread.
 pub(crate) struct Done {
     pub(crate) span: Span,
     pub(crate) units: u64,
@@ -23,12 +23,11 @@ pub(crate) struct Done {
 /// The path of [`clocked`], for [`Series::counted_function`](super::Series::counted_function).
 pub(crate) const CLOCKED: &str = "uzram_lab::experiment::clock::clocked";
 
-/// Where a second run counts locks and the like, which costs time, it does the clocked run's work divided by
-/// this.
+/// If a second run counts locks and the like, which costs time, it does the timed run's work divided by this.
 pub(crate) const COUNTED_SHARE: u64 = 4;
 
-/// Runs a thread's work and clocks it. Callgrind looks for this function by name ([`CLOCKED`]), so it must not
-/// be inlined.
+/// Runs and times a thread's work. Callgrind looks for this function by name ([`CLOCKED`]), so it must not be
+/// inlined.
 #[inline(never)]
 pub(crate) fn clocked(work: ThreadWork<'_>) -> Result<Done> {
     let usage = Usage::of_this_thread()?;
@@ -38,7 +37,7 @@ pub(crate) fn clocked(work: ThreadWork<'_>) -> Result<Done> {
     Ok(Done { span: Span { start, end, usage: Usage::of_this_thread()? - usage }, units })
 }
 
-/// Runs a thread's work in the run that counts, of which neither the clock nor callgrind should see anything.
+/// Runs a thread's work in the counting run, which neither the clock nor callgrind should see.
 pub(crate) fn unclocked(work: ThreadWork<'_>) -> Result<Done> {
     let now = Instant::now();
     Ok(Done { span: Span { start: now, end: now, usage: Usage::default() }, units: work()? })
@@ -59,12 +58,12 @@ impl Total {
         Total { elapsed, usage, units: done.iter().map(|done| done.units).sum() }
     }
 
-    /// A quantity divided by the units of work.
+    /// Returns a quantity divided by the units of work.
     pub(crate) fn per_unit(&self, value: f64) -> f64 {
         value / self.units.max(1) as f64
     }
 
-    /// Seconds, and for each unit nanoseconds and context switches.
+    /// Returns seconds, and for each unit nanoseconds and context switches.
     pub(crate) fn values(&self, unit: Unit) -> Vec<(&'static str, f64)> {
         let [ns, cpu_ns, voluntary, involuntary] = unit.costs();
         let Total { elapsed, usage, .. } = self;

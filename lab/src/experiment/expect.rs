@@ -1,31 +1,31 @@
-//! What a series is expected to show: data ([`Expect`]), judged and put into words here for all series.
+//! The expectations of a series as data ([`Expect`]), judged and put into words here for all series.
 //!
-//! A speed is judged from five rounds on: fewer do not tell a difference from the noise. Beside elapsed
-//! time stand processor time, which leaves out waiting and which other programs disturb less, and what the
-//! author published.
+//! A speed is judged from five rounds on: fewer do not distinguish a difference from the noise. The verdict
+//! also shows CPU time, which leaves out waiting and which other programs disturb less, and the author's
+//! published figures.
 
 use uzram_bench::harness::bound::Bound;
 use uzram_bench::harness::stats::{at_least, can_judge, coverage, median};
 
 use super::{Designs, Row, Series, Side};
 
-/// The most rows that are named one by one.
+/// The most rows that are named individually.
 const MOST_NAMED: usize = 6;
 /// An expectation counts as missed only if chance explains its missing rows with less than this probability.
 const CHANCE: f64 = 0.05;
 
-/// One figure that the design after should reach.
+/// A figure that the design after should reach.
 #[derive(Clone, Copy, Debug)]
 pub struct Expect {
     /// The case; all of them if `None`.
     pub case: Option<&'static str>,
-    /// With how many jobs.
+    /// The numbers of jobs.
     pub jobs: Jobs,
-    /// The design it is compared with; each of those before if `None`.
+    /// The design it is compared with; each design before if `None`.
     pub before: Option<&'static str>,
-    /// What is judged.
+    /// The figure that is judged.
     pub figure: Figure,
-    /// Where it should lie.
+    /// The bound of the figure.
     pub bound: Bound,
 }
 
@@ -36,14 +36,14 @@ pub enum Jobs {
     Exactly(usize),
     /// This many or more.
     AtLeast(usize),
-    /// More than this machine has CPUs.
+    /// More jobs than this machine has CPUs.
     MoreThanCpus,
 }
 
-/// What is judged.
+/// The figure that is judged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// How many times as fast the design after is as the one before.
+    /// The speedup of the design after over the one before.
     Speed,
     /// A quantity of the design after: the most of all rounds.
     Maximum(&'static str),
@@ -68,18 +68,18 @@ impl Jobs {
     }
 }
 
-/// `1 job`, `2 jobs`.
+/// Returns `1 job`, `2 jobs`.
 pub fn jobs_text(jobs: usize) -> String {
     format!("{jobs} job{}", if jobs == 1 { "" } else { "s" })
 }
 
-/// The figures of a design in the rows of a number of jobs.
+/// Returns the figures of a design in the rows with that number of jobs.
 pub fn side<'a>(rows: impl IntoIterator<Item = &'a Row>, jobs: usize, design: &str) -> Option<&'a Side> {
     let sides = rows.into_iter().filter(|row| row.jobs == jobs).flat_map(|row| [&row.before, &row.after]);
     sides.into_iter().find(|side| side.design == design)
 }
 
-/// A quantity of a design in a case: the median of the rows with 2 jobs or more.
+/// Returns a quantity of a design in a case: the median of the rows with 2 jobs or more.
 pub(crate) fn median_of(rows: &[Row], case: &str, design: &str, quantity: &str) -> Option<f64> {
     let rows = rows.iter().filter(|row| row.case == case && row.jobs >= 2);
     let sides = rows.flat_map(|row| [&row.before, &row.after]).filter(|side| side.design == design);
@@ -87,14 +87,14 @@ pub(crate) fn median_of(rows: &[Row], case: &str, design: &str, quantity: &str) 
     (!medians.is_empty()).then(|| median(&medians))
 }
 
-/// The row with the most jobs of which each has a CPU. With more jobs than CPUs, holders of a lock are
-/// preempted, and how long it is held says little.
+/// Returns the row with the most jobs that still have a CPU each. With more jobs than CPUs, holders of a lock
+/// are preempted, and its hold time says little.
 pub(crate) fn busiest<'a>(rows: impl Iterator<Item = &'a Row>, cpus: usize) -> Option<&'a Row> {
     rows.filter(|row| row.jobs <= cpus).max_by_key(|row| row.jobs)
 }
 
-/// What the rows say, in paragraphs: whether each expectation is met, what designs beyond the series gain, and
-/// what else the series finds. `cpus` is the number of the machine's CPUs.
+/// Returns the verdict on the rows, in paragraphs: whether each expectation is met, the gains of designs
+/// beyond the series, and the series' own findings. `cpus` is the number of the machine's CPUs.
 pub(crate) fn verdict(series: &Series, rows: &[Row], cpus: usize) -> Vec<String> {
     let designs = (series.designs)();
     let judged = series.expectations.iter().map(|expect| expect.judge(series, &designs, rows, cpus));
@@ -120,7 +120,7 @@ impl Expect {
             .collect();
         let name = self.name();
         let Some(first) = rows.first() else {
-            return format!("{name}: not measured with {}, so nothing is said of it.", self.jobs.words());
+            return format!("{name}: not measured with {}, so not judged.", self.jobs.words());
         };
         match self.figure {
             Figure::Maximum(quantity) => self.judge_quantity(quantity, &designs.after, &rows),
@@ -204,7 +204,7 @@ impl Expect {
         text
     }
 
-    /// What is known of rows, each with the number of jobs and what else tells it apart.
+    /// Describes rows, each with the number of jobs and whatever else distinguishes it.
     fn by_row(&self, rows: &[&Row], known: impl Fn(&Row) -> Option<String>) -> Vec<String> {
         let text = |row: &&Row| {
             let case = if self.case.is_none() { format!("{}, ", row.case) } else { String::new() };
@@ -220,12 +220,12 @@ fn missed(is_met: bool) -> &'static str {
     if is_met { "" } else { ", MISSED" }
 }
 
-/// Rounds that were measured.
+/// Returns the number of measured rounds.
 fn rounds(row: &Row) -> usize {
     row.after.values.get("elapsed_s").map_or(0, Vec::len)
 }
 
-/// What a design that came after the series gains.
+/// Returns the gain of a design that came after the series.
 fn beyond(series: &Series, rows: &[Row], design: &str, after: &str) -> Option<String> {
     let gain = |(case, _): &(&str, &[usize])| {
         let later = rows.iter().filter(|row| row.after.design == design && row.case == *case);

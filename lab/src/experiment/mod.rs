@@ -1,16 +1,16 @@
-//! Experiments: what a kernel patch series changed, measured here, a table for each series.
+//! Experiments: the changes of kernel patch series, measured here, a table for each series.
 //!
-//! A patch series is a *before* and an *after*. Both exist in the engine as designs that are chosen
-//! at run time, so one process can measure them against each other. A [`Series`] says which designs,
-//! under which cases and numbers of jobs, what its author measured and what is expected; its
-//! [`Experiment`] does one measurement. Everything else is here and the same for every series:
+//! A patch series is a *before* and an *after*. Both exist in the engine as designs that are chosen at run
+//! time, so one process can measure them against each other. A [`Series`] has the designs, the cases and
+//! numbers of jobs, its author's figures and the expectations; its [`Experiment`] does one measurement.
+//! Everything else is here and the same for every series:
 //!
-//! * `run`: the harness's rounds ([`uzram_bench::harness::rounds`]), in which the designs take turns on
-//!   the same operations.
-//! * `expect`: judges what was expected.
+//! * `run`: the harness's rounds ([`uzram_bench::harness::rounds`]), in which the designs alternate on the
+//!   same operations.
+//! * `expect`: judges the expectations.
 //! * `report`: rows of medians, the ratio of the rounds' elapsed times with its interval and rank
 //!   test ([`uzram_bench::harness::stats::PairedRatio`]), as a table and as JSON.
-//! * `clock`: runs a thread's work with the clock, or without.
+//! * `clock`: runs a thread's work with or without the clock.
 //! * `callgrind`: the slow mode, which counts instructions instead of seconds.
 
 pub mod callgrind;
@@ -47,10 +47,10 @@ use uzram_bench::harness::{DEFAULT_CORPUS_PAGES, Source};
 pub static TABLES: [&Series; 5] =
     [&streams::SERIES, &slab_freeze::SERIES, &zs_lock::SERIES, &zs_free::SERIES, &lru_batch::SERIES];
 
-/// The table of a name.
+/// Returns the table with that name.
 ///
 /// # Errors
-/// `Invalid`, with the names there are.
+/// `Invalid`, with the existing names.
 pub fn table(name: &str) -> Result<&'static Series> {
     TABLES.into_iter().find(|table| table.name == name).ok_or_else(|| {
         let names: Vec<_> = TABLES.iter().map(|table| table.name).collect();
@@ -58,14 +58,14 @@ pub fn table(name: &str) -> Result<&'static Series> {
     })
 }
 
-/// A quantity that a table's measurements have, and how it is printed.
+/// A measured quantity of a table, and how it is printed.
 #[derive(Clone, Copy, Debug)]
 pub struct Column {
     /// Its name in [`Values`].
     pub value: &'static str,
-    /// Its name on paper.
+    /// Its heading.
     pub heading: &'static str,
-    /// What one is printed as: 1000 for a share that is printed for a thousand.
+    /// The factor by which it is printed: 1000 for a fraction that is printed per thousand.
     pub scale: f64,
     /// Decimals.
     pub decimals: usize,
@@ -82,32 +82,32 @@ impl Column {
     }
 }
 
-/// The designs of a table, by the names that its experiment knows them by.
+/// The designs of a table, by the names that its experiment uses.
 #[derive(Clone, Debug)]
 pub struct Designs {
-    /// Those that the series replaced; each is compared with `after`.
+    /// The designs that the series replaced; each is compared with `after`.
     pub before: Vec<String>,
-    /// The one it introduced.
+    /// The design that it introduced.
     pub after: String,
-    /// Those that came after it; `after` is compared with each.
+    /// Later designs; `after` is compared with each.
     pub beyond: Vec<String>,
 }
 
 impl Designs {
-    /// The designs of a table's list; the one at `after` is [`Designs::after`].
+    /// Returns the designs of a table's list; the one at `after` is [`Designs::after`].
     pub(crate) fn of<T>(designs: &[(&'static str, T)], after: usize) -> Designs {
         let names = |designs: &[(&str, T)]| designs.iter().map(|(name, _)| (*name).to_owned()).collect();
         let (before, others) = designs.split_at(after);
         Designs { before: names(before), after: others[0].0.to_owned(), beyond: names(&others[1..]) }
     }
 
-    /// All of them, in this order: those before, `after`, those beyond.
+    /// Returns all of them, in this order: those before, `after`, those beyond.
     pub fn all(&self) -> Vec<String> {
         self.before.iter().chain([&self.after]).chain(&self.beyond).cloned().collect()
     }
 }
 
-/// What a table's work is counted in.
+/// The unit of a table's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Pages that are read or written.
@@ -117,7 +117,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// In words.
+    /// Returns its name in text.
     pub const fn name(self) -> &'static str {
         match self {
             Unit::Page => "page",
@@ -125,7 +125,7 @@ impl Unit {
         }
     }
 
-    /// What a unit costs: the names of elapsed time, processor time, context switches of both kinds.
+    /// Returns the names of elapsed time, CPU time, and context switches of both kinds for a unit.
     pub(crate) const fn costs(self) -> [&'static str; 4] {
         match self {
             Unit::Page => [
@@ -143,7 +143,7 @@ impl Unit {
         }
     }
 
-    /// What callgrind counts for each: the names of instructions, branches, mispredicted branches.
+    /// Returns the names of callgrind's counts for a unit: instructions, branches, mispredicted branches.
     pub const fn counts(self) -> [&'static str; 3] {
         match self {
             Unit::Page => ["instructions_per_page", "branches_per_page", "mispredictions_per_page"],
@@ -152,67 +152,66 @@ impl Unit {
     }
 }
 
-/// Makes the designs of these names ready to be measured, on pages of this source.
+/// Prepares the designs of these names for measuring, on pages of this source.
 pub type Open = fn(&Source, &[String]) -> Result<Box<dyn Experiment>>;
 
-/// A kernel patch series, what is measured for it, and what it is expected to show. To add one, write
-/// such a static in a module of its own, with an [`Experiment`], and put it into [`TABLES`].
+/// A kernel patch series, its measurements, and its expectations. To add one, write such a static in a new
+/// module, with an [`Experiment`], and add it to [`TABLES`].
 pub struct Series {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it compares, in a line.
+    /// A line on what it compares.
     pub about: &'static str,
     /// The title of the patch, or of the cover letter.
     pub title: &'static str,
-    /// Who wrote it.
+    /// Its author.
     pub author: &'static str,
     /// When it was merged.
     pub date: &'static str,
-    /// The cases in the order they are run, each with its numbers of jobs unless the user wants others. A
-    /// job is a thread, or what the legend says.
+    /// The cases in the order they are run, each with its default numbers of jobs. A job is a thread, or what
+    /// the legend says.
     pub cases: &'static [(&'static str, &'static [usize])],
-    /// What the work is counted in.
+    /// The unit of work.
     pub unit: Unit,
     /// The designs that are compared.
     pub designs: fn() -> Designs,
-    /// What is printed of a measurement.
+    /// The quantities that are printed.
     pub columns: &'static [Column],
-    /// What the columns mean, and the names of the designs: lines below the table.
+    /// The meaning of the columns, and the names of the designs: lines below the table.
     pub legend: fn() -> Vec<String>,
-    /// The name of the rows that add up the seconds of all cases, if all were run; `None` where cases have
+    /// The name of the rows that sum the seconds of all cases, if all were run; `None` if cases have
     /// different numbers of jobs.
     pub total: Option<&'static str>,
-    /// What callgrind is to count: the path of a function that does the measured work and nothing
-    /// else. Counting is turned on when it is entered and off when it returns, so it must not call
-    /// itself.
+    /// The function that callgrind counts, by its path: it does the measured work and nothing else. Counting
+    /// is turned on when it is entered and off when it returns, so it must not call itself.
     pub counted_function: &'static str,
     /// Prepares to measure these designs.
     pub open: Open,
-    /// What the author measured for a case (or the total) and a number of jobs, of the design before at
-    /// a place in [`Designs`] and of the one after.
+    /// The author's figures for a case (or the total) and a number of jobs, of the design before at an index
+    /// in [`Designs`] and of the one after.
     pub published: fn(&str, usize, usize) -> Option<Published>,
-    /// What it should show.
+    /// What the table should show.
     pub expectations: &'static [Expect],
-    /// What else the rows say, in paragraphs; the number is that of the machine's CPUs.
+    /// Further findings from the rows, in paragraphs; the number is that of the machine's CPUs.
     pub findings: fn(&[Row], usize) -> Vec<String>,
 }
 
 impl Series {
-    /// The title, the author and the date.
+    /// Returns the title, the author and the date.
     pub fn reference(&self) -> String {
         format!("\"{}\", {}, {}", self.title, self.author, self.date)
     }
 
-    /// The names of its cases.
+    /// Returns the names of its cases.
     pub fn case_names(&self) -> Vec<&'static str> {
         self.cases.iter().map(|(name, _)| *name).collect()
     }
 }
 
-/// What a table has for one of its designs or cases, by the name.
+/// Returns the entry of a table for one of its designs or cases, by the name.
 ///
 /// # Errors
-/// `Invalid`, with the names there are.
+/// `Invalid`, with the existing names.
 pub(crate) fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str) -> Result<T> {
     let found = all.iter().find(|(other, _)| *other == name);
     found.map(|(_, value)| *value).ok_or_else(|| {
@@ -221,7 +220,7 @@ pub(crate) fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str) -> Result<
     })
 }
 
-/// The number of CPUs that jobs can run on.
+/// Returns the number of CPUs that jobs can run on.
 pub(crate) fn cpus() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
@@ -229,15 +228,15 @@ pub(crate) fn cpus() -> usize {
 /// How to run a table.
 #[derive(Clone)]
 pub struct LabOptions {
-    /// The cases; none for all of them.
+    /// The cases; empty for all of them.
     pub cases: Vec<String>,
-    /// Numbers of jobs; none for the table's own.
+    /// Numbers of jobs; empty for the table's own.
     pub jobs: Vec<usize>,
-    /// How many rounds, and how long a measurement lasts.
+    /// The number of rounds, and the length of a measurement.
     pub rounds: RoundOptions,
-    /// The pages, where a table needs some.
+    /// The pages, if a table needs some.
     pub corpus: Source,
-    /// Count instructions as well, by running this program under callgrind ([`callgrind`]).
+    /// Whether to count instructions too, by running this program under callgrind ([`callgrind`]).
     pub callgrind: Option<callgrind::Program>,
 }
 
@@ -257,7 +256,7 @@ impl Default for LabOptions {
 }
 
 impl LabOptions {
-    /// The cases to run of a table, each with its numbers of jobs.
+    /// Returns the cases of a table to run, each with its numbers of jobs.
     fn resolve(&self, table: &Series) -> Result<Vec<(&'static str, Vec<usize>)>> {
         let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
         let known = table.case_names();
@@ -278,19 +277,19 @@ impl LabOptions {
             return bad(format!("{jobs} jobs: it must be 1 to {MAX_JOBS}"), "--jobs");
         }
         if self.callgrind.is_some() && !jobs().any(|jobs| *jobs == 1) {
-            return bad("callgrind counts what one job does: 1 must be among the jobs".into(), "--jobs");
+            return bad("callgrind counts one job: 1 must be among the jobs".into(), "--jobs");
         }
         let RoundOptions { rounds, duration, .. } = self.rounds;
         if !(1..=MAX_PAIRS).contains(&rounds) {
             return bad(format!("{rounds} rounds: it must be 1 to {MAX_PAIRS}"), "--rounds");
         }
         if duration.is_zero() || duration > MAX_DURATION {
-            return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
+            return bad("a measurement must last more than 0 s and at most an hour".into(), "--seconds");
         }
         Ok(cases)
     }
 
-    /// About how long a table takes: every round, and the one that warms up.
+    /// Estimates how long a table takes: every round, and the one that warms up.
     ///
     /// # Errors
     /// `Invalid` names the option that does not fit this table.

@@ -3,17 +3,16 @@
 //! The JSON is one object: `table`, `series`, and `rows`, each with
 //!
 //! * `case`, `jobs` (threads, or what the table says);
-//! * `before` and `after` (where a design came after the table's own `after`, that is `before`), each
-//!   with the `design` and its `values`: for every quantity an array with
-//!   one number a round. Entries of one place in `before` and `after` were measured in one round,
-//!   one shortly after the other. Units are in the names; `…_per_page`, `…_per_write` and
-//!   `…_per_object` are counts divided by pages or objects. A quantity that a case does not have is
-//!   not there. What callgrind counts (`instructions_per_page` and the like) is counted once, an
-//!   array of one, and exact where a job is one thread.
+//! * `before` and `after` (where a design came after the table's own `after`, that is `before`), each with
+//!   the `design` and its `values`: for every quantity an array with one number a round. Entries at one index
+//!   in `before` and `after` were measured in one round, one shortly after the other. Units are in the names;
+//!   `…_per_page`, `…_per_write` and `…_per_object` are counts divided by pages or objects. Quantities that a
+//!   case does not have are left out. callgrind's counts (`instructions_per_page` and the like) are counted
+//!   once, an array of one, and exact if a job is one thread.
 //! * `ratio`, the median over the rounds of elapsed seconds before / after: above 1 the design
 //!   after is faster; from `ratio_low` to `ratio_high` its interval, and `p` of the rank test;
-//! * `published`: what the series' author measured, in the same form but with one number for each
-//!   quantity and a `ratio` (above 1 the design after is faster); `null` if nothing was published.
+//! * `published`: the figures of the series' author, in the same form but with one number for each quantity
+//!   and a `ratio` (above 1 the design after is faster); `null` if nothing was published.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +24,7 @@ use uzram_bench::harness::report::{Table, figure_cell};
 use uzram_bench::harness::rounds::Values;
 use uzram_bench::harness::stats::{PairedRatio, coverage, median};
 
-/// One design and what was measured of it.
+/// One design and its measurements.
 #[derive(Clone, Debug, Serialize)]
 pub struct Side {
     /// Its name.
@@ -35,38 +34,38 @@ pub struct Side {
 }
 
 impl Side {
-    /// The median of a quantity.
+    /// Returns the median of a quantity.
     pub fn median(&self, quantity: &str) -> Option<f64> {
         self.values.get(quantity).filter(|rounds| !rounds.is_empty()).map(|rounds| median(rounds))
     }
 
-    /// The mean of a quantity: what counts of rare events are judged by.
+    /// Returns the mean of a quantity, by which counts of rare events are judged.
     pub fn mean(&self, quantity: &str) -> Option<f64> {
         let rounds = self.values.get(quantity).filter(|rounds| !rounds.is_empty())?;
         Some(rounds.iter().sum::<f64>() / rounds.len() as f64)
     }
 }
 
-/// What the series' author measured of one design.
+/// The author's figures for one design.
 #[derive(Clone, Debug, Serialize)]
 pub struct PublishedSide {
-    /// As the author calls it.
+    /// The author's name for it.
     pub design: &'static str,
-    /// The figure that stands in the table.
+    /// The figure shown in the table.
     #[serde(skip)]
     pub figure: String,
-    /// All of them.
+    /// All figures.
     pub values: BTreeMap<&'static str, f64>,
 }
 
-/// What the series' author measured for a row.
+/// The author's figures for a row.
 #[derive(Clone, Debug, Serialize)]
 pub struct Published {
     /// The design before.
     pub before: PublishedSide,
     /// The design after.
     pub after: PublishedSide,
-    /// How many times faster the design after was.
+    /// How many times as fast the design after was.
     pub ratio: f64,
 }
 
@@ -75,7 +74,7 @@ pub struct Published {
 pub struct Row {
     /// The case, or the table's name for all of them.
     pub case: String,
-    /// How many at the same time.
+    /// The number of concurrent jobs.
     pub jobs: usize,
     /// The design before.
     pub before: Side,
@@ -84,12 +83,12 @@ pub struct Row {
     /// Elapsed seconds before / after; above 1 the design after is faster.
     #[serde(flatten)]
     pub gain: PairedRatio,
-    /// What the series' author measured.
+    /// The author's figures.
     pub published: Option<Published>,
 }
 
 impl Row {
-    /// Compares two designs; `None` when there is no elapsed time to compare.
+    /// Compares two designs; returns `None` if there is no elapsed time to compare.
     pub(crate) fn new(
         case: &str,
         jobs: usize,
@@ -102,8 +101,8 @@ impl Row {
         Some(Row { case: case.to_owned(), jobs, before, after, gain, published })
     }
 
-    /// How the processor time of the designs compares. It leaves out what threads waited for, and other
-    /// programs on the machine disturb it less than elapsed time.
+    /// Returns the ratio of the designs' CPU time. It leaves out waiting, and other programs on the machine
+    /// disturb it less than elapsed time.
     pub fn processor_time(&self) -> Option<PairedRatio> {
         let seconds = |side: &Side| -> Option<Vec<f64>> {
             let (user, system) = (side.values.get("user_s")?, side.values.get("system_s")?);
@@ -113,7 +112,7 @@ impl Row {
     }
 }
 
-/// What a table found. `Display` prints it; the JSON is above.
+/// The results of a table. `Display` prints it; the JSON is above.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabReport {
     /// The table's name.
@@ -125,7 +124,7 @@ pub struct LabReport {
     /// How it was measured, and what was left out and why.
     #[serde(skip)]
     pub notes: Vec<String>,
-    /// What the rows say, in words.
+    /// The verdict on the rows, in words.
     #[serde(skip)]
     pub verdict: Vec<String>,
     #[serde(skip)]
@@ -156,7 +155,7 @@ impl LabReport {
     }
 }
 
-/// How the figures came about.
+/// Describes how the figures were measured.
 fn how(options: &LabOptions) -> String {
     format!(
         "{} rounds of {:.2} s a measurement, medians; gain: elapsed before / after, the rounds' median, its {:.0}% interval, p of the signed-rank test",
@@ -215,7 +214,7 @@ impl LabReport {
         [jobs, side.design.clone()].into_iter().chain(self.columns.iter().map(cell)).collect()
     }
 
-    /// What callgrind counted, if it did.
+    /// Prints callgrind's counts, if there are any.
     fn fmt_counts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = self.unit.counts();
         let instructions = |side: &Side| side.median(names[0]);
@@ -252,8 +251,9 @@ impl LabReport {
     }
 }
 
-/// The designs in the rows of one case and number of jobs, in the order of [`Designs::all`](super::Designs::all):
-/// each with the row whose gain stands beside it, of which the table's `after` has none.
+/// Returns the designs in the rows of one case and number of jobs, in the order of
+/// [`Designs::all`](super::Designs::all): each with the row whose gain is shown beside it; the table's
+/// `after` has none.
 fn lines(rows: &[Row]) -> Vec<(&Side, Option<&Row>)> {
     let Some(first) = rows.first() else { return Vec::new() };
     let same = rows.iter().take_while(|row| row.after.design == first.after.design).count();
@@ -263,12 +263,12 @@ fn lines(rows: &[Row]) -> Vec<(&Side, Option<&Row>)> {
     before.chain([(&first.after, None)]).chain(beyond).collect()
 }
 
-/// How two designs compare.
+/// Returns the cells that compare two designs.
 fn gain_cells(row: &Row) -> Vec<String> {
     vec![format!("{:.2}", row.gain), format!("{:.3}", row.gain.p)]
 }
 
-/// A paragraph in lines of at most 100 columns, the second and later ones indented.
+/// Prints a paragraph in lines of at most 100 columns, the second and later ones indented.
 fn wrap(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     const COLUMNS: usize = 100;
     let mut column = 0;

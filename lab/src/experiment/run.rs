@@ -1,5 +1,5 @@
-//! Runs a table: for each case the harness's rounds ([`measure_case`]), calibrated on the design after,
-//! and a row for each design that is compared.
+//! Runs a table: for each case the harness's rounds ([`measure_case`]), calibrated on the design after, and a
+//! row for each design that is compared.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,14 @@ use super::{LabOptions, Series, Values, callgrind};
 use uzram_bench::harness::go_on;
 use uzram_bench::harness::rounds::measure_case;
 
-/// Quantities that the total of all cases adds up.
+/// Quantities that are summed over all cases for the total.
 const ADDED_UP: [&str; 3] = ["elapsed_s", "user_s", "system_s"];
 
 /// Runs a table.
 ///
 /// # Errors
-/// `Invalid` names the option that does not fit the table; any other error kept a design from being measured.
+/// `Invalid` names the option that does not fit the table; any other error is of a design that could not be
+/// measured.
 pub fn run(table: &Series, options: &LabOptions) -> Result<LabReport> {
     let cases = options.resolve(table)?;
     let designs = (table.designs)();
@@ -88,7 +89,7 @@ fn count(
     Ok(())
 }
 
-/// The rows of one case and number of jobs: each design before against `after`, and `after` against
+/// Returns the rows of one case and number of jobs: each design before against `after`, and `after` against
 /// each beyond. `cells` are in the order of [`Designs::all`](super::Designs::all).
 fn rows_of(table: &Series, case: &str, jobs: usize, cells: &[Values]) -> Result<Vec<Row>> {
     let designs = (table.designs)();

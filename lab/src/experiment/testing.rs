@@ -1,4 +1,4 @@
-//! What the tests of all tables do.
+//! Shared by the tests of all tables.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::AtomicBool;
@@ -8,25 +8,25 @@ use super::expect::verdict;
 use super::{Experiment, LabOptions, LabReport, Plan, RoundOptions, Row, Sample, Series, Side, run};
 use uzram_bench::harness::{Source, to_json};
 
-/// So many rounds, of measurements that take so long.
+/// Returns options for so many rounds, of measurements of that length.
 pub(crate) fn rounds(rounds: usize, duration: Duration) -> RoundOptions {
     RoundOptions { rounds, duration, ..RoundOptions::default() }
 }
 
-/// A measurement of so much work.
+/// Returns a plan for so much work.
 pub(crate) fn plan(design: usize, jobs: usize, work: u64, stop: &AtomicBool) -> Plan<'_> {
     Plan { design, jobs, work, seed: 7, stop }
 }
 
-/// All designs of a table, with a case open_case.
+/// Opens all designs of a table, and begins a case.
 pub(crate) fn open_case(table: &Series, corpus: &Source, case: &str) -> Box<dyn Experiment> {
     let mut experiment = (table.open)(corpus, &(table.designs)().all()).unwrap();
     experiment.begin(case).unwrap();
     experiment
 }
 
-/// Runs a table in short and prints it: `rows` rows, of which everything was measured in every round, whatever it
-/// came to, and each design did the same work; the text has all of `said`.
+/// Runs a short form of a table and prints it: it must have `rows` rows, with every quantity measured in
+/// every round, whatever its value, and the same work by each design; its text must contain all of `said`.
 pub(crate) fn run_short(table: &Series, options: &LabOptions, rows: usize, said: &[&str]) -> LabReport {
     let report = run(table, options).unwrap();
     assert_eq!(report.rows.len(), rows);
@@ -53,12 +53,12 @@ pub(crate) fn run_short(table: &Series, options: &LabOptions, rows: usize, said:
     report
 }
 
-/// A quantity of a measurement.
+/// Returns a quantity of a measurement.
 pub(crate) fn value(sample: &Sample, name: &str) -> f64 {
     sample.values.iter().find(|value| value.0 == name).unwrap().1
 }
 
-/// All that the table prints was measured of both sides of a row.
+/// Checks that all that the table prints was measured of both sides of a row.
 pub(crate) fn assert_complete(table: &Series, row: &Row) {
     for side in [&row.before, &row.after] {
         let is_there = |value| side.median(value).is_some();
@@ -66,20 +66,20 @@ pub(crate) fn assert_complete(table: &Series, row: &Row) {
     }
 }
 
-/// A design of which the same was measured in each of 9 rounds.
+/// Returns a design with the same measurements in each of 9 rounds.
 pub(crate) fn side(design: &str, values: &[(&'static str, f64)]) -> Side {
     let values = values.iter().map(|(quantity, value)| (*quantity, vec![*value; 9])).collect();
     Side { design: design.to_owned(), values }
 }
 
-/// A row of a table, beside what was published for it.
+/// Returns a row of a table, with its published figures.
 pub(crate) fn row(table: &Series, case: &str, jobs: usize, before: Side, after: Side) -> Row {
     let at = (table.designs)().before.iter().position(|design| *design == before.design);
     let published = at.and_then(|at| (table.published)(case, jobs, at));
     Row::new(case, jobs, before, after, published).unwrap()
 }
 
-/// The verdict on rows, on a machine with two CPUs.
+/// Returns the verdict on rows, on a machine with two CPUs.
 pub(crate) fn verdict_text(table: &Series, rows: &[Row]) -> String {
     let said = verdict(table, rows, 2).join("\n");
     assert!(!said.contains("NaN"), "{said}");

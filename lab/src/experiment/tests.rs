@@ -8,11 +8,11 @@ use super::testing::{open_case, plan, rounds, verdict_text};
 use super::*;
 use uzram_bench::harness::to_json;
 
-/// What was measured: case, design, jobs, work, seed.
+/// The measurements made: case, design, jobs, work, seed.
 type Log = Vec<(String, usize, usize, u64, u64)>;
 
 thread_local! {
-    /// Of this thread, which runs one test.
+    /// The log of this thread, which runs one test.
     static LOG: RefCell<Log> = const { RefCell::new(Vec::new()) };
 }
 
@@ -39,7 +39,7 @@ const CLOCKWORK: Series = Series {
     findings: |rows, _| vec![format!("{} rows", rows.len())],
 };
 
-/// The same with a design beyond, of 0.5 µs, and another number of jobs in case two.
+/// The same with a later design, of 0.5 µs, and another number of jobs in case two.
 const BEYOND: Series = Series {
     cases: &[("one", &[1, 3]), ("two", &[2])],
     designs: || Designs {
@@ -186,7 +186,7 @@ fn the_estimate_counts_every_measurement() {
     assert_eq!(options().estimate(&CLOCKWORK).unwrap(), Duration::from_millis(400));
 }
 
-/// Little of the corpus, for the tables that need some.
+/// A small corpus, for the tables that need one.
 fn corpus() -> Source {
     Source::Built(Kind::Mixed, 64)
 }

@@ -1,9 +1,9 @@
-//! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
+//! Findings beyond the expectations: sentences whose figures are those of the rows, or published.
 
 use super::{AFTER, DESIGNS, LONG_BATCHES, ONE_PASS, SINGLE_LOCK, TWO_PASSES, ZONE_BATCH, published};
 use crate::experiment::{Row, busiest, side};
 
-/// CPUs for which the authors' gain is looked for.
+/// The number of CPUs for which the gain is estimated, as the authors measured it.
 const MANY_CPUS: f64 = 16.0;
 
 pub(super) fn paragraphs(rows: &[Row], cpus: usize) -> Vec<String> {
@@ -18,7 +18,7 @@ fn row<'a>(rows: &'a [Row], jobs: usize, before: &str) -> Option<&'a Row> {
     rows.iter().find(|row| row.jobs == jobs && row.before.design == before)
 }
 
-/// Elapsed and processor time of a row, in words.
+/// Returns elapsed and CPU time of a row, in words.
 fn gain(row: &Row) -> String {
     match row.processor_time() {
         Some(processor_time) => format!("{}, by processor time {processor_time}", row.gain),
@@ -26,7 +26,7 @@ fn gain(row: &Row) -> String {
     }
 }
 
-/// What more tasks gain here, beside what was published.
+/// Returns the gain of more tasks here, beside the published one.
 fn more_tasks(rows: &[Row]) -> Option<String> {
     let of = |jobs: usize| {
         let (all, locks) = (row(rows, jobs, SINGLE_LOCK)?, row(rows, jobs, ZONE_BATCH)?);
@@ -46,7 +46,7 @@ fn more_tasks(rows: &[Row]) -> Option<String> {
     (!lines.is_empty()).then(|| format!("More tasks, {AFTER}: {}.", lines.join("; ")))
 }
 
-/// How often each design takes `lru_lock`.
+/// Returns how often each design takes `lru_lock`.
 fn locks(rows: &[Row]) -> Option<String> {
     let most = rows.iter().map(|row| row.jobs).max()?;
     let of = |(design, _): &(&str, _)| {
@@ -61,7 +61,7 @@ fn locks(rows: &[Row]) -> Option<String> {
     Some(format!("lru_lock, times it is taken for 1000 pages with {}: {}.", tasks(most), lines.join(", ")))
 }
 
-/// What more CPUs would gain, estimated from the time for which `lru_lock` is held.
+/// Returns the expected gain with more CPUs, estimated from the hold time of `lru_lock`.
 fn many_cpus(rows: &[Row], cpus: usize) -> Option<String> {
     let jobs = busiest(rows.iter(), cpus)?.jobs;
     let full = |design: &str| {
@@ -87,7 +87,7 @@ fn many_cpus(rows: &[Row], cpus: usize) -> Option<String> {
     ))
 }
 
-/// What each step gave, and longer batches.
+/// Returns the gain of each step, and of longer batches.
 fn longer(rows: &[Row]) -> Option<String> {
     let mut counts: Vec<usize> = rows.iter().map(|row| row.jobs).collect();
     counts.dedup();
@@ -128,7 +128,7 @@ mod tests {
         testing::side(design, &values)
     }
 
-    /// The rows of a turn in which the designs before splice took `ratio` times as long as it.
+    /// Returns rows in which the designs before splice took `ratio` times as long as splice.
     fn rows_of(jobs: usize, ratio: f64) -> Vec<Row> {
         let after = || measured(AFTER, 1.0, 0.05, 5.0);
         let row = |before, after| testing::row(&SERIES, "page-fault", jobs, before, after);

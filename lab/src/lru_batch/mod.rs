@@ -1,14 +1,14 @@
 //! The table `lru-batch`: page faults that put pages into an LRU with one lock, against one with batch locks.
 //!
-//! The series is "lru_lock scalability", an RFC by Daniel Jordan and Steve Sistare of 2018 that was not merged.
-//! Its figures are those of will-it-scale's `page_fault1`: each task maps 128 MiB, writes to every page, and
-//! unmaps it all, again and again. Here a task is a thread that takes a page of an arena, clears it, adds it to
-//! the LRU and uses it, 32768 times, then takes all of them out of the LRU in bulk and gives them back. The
-//! arena's cache of free runs stands for the kernel's per-CPU page lists, whose batch the series made a setting
-//! as well: the zone's lock then no longer hides `lru_lock`.
+//! The series is "lru_lock scalability", an RFC by Daniel Jordan and Steve Sistare of 2018 that was not
+//! merged. Its figures are those of will-it-scale's `page_fault1`: each task repeatedly maps 128 MiB, writes
+//! to every page, and unmaps it all. Here a task is a thread that takes a page of an arena, clears it, adds
+//! it to the LRU and uses it, 32768 times, then removes all of them from the LRU in bulk and frees them. The
+//! arena's cache of free runs models the kernel's per-CPU page lists, whose batch size the series also made a
+//! setting: the zone's lock then no longer hides `lru_lock`.
 //!
-//! Every design has an LRU of its own and all share the arena. Each measurement runs twice: the first run is
-//! clocked; in the second, a quarter as long, so is every hold of `lru_lock`, which costs time.
+//! Every design has its own LRU and all share the arena. Each measurement runs twice: the first run is timed;
+//! the second, a quarter as long, also times every hold of `lru_lock`, which costs time.
 
 mod published;
 mod tasks;
@@ -43,19 +43,19 @@ const LONG_BATCHES: &str = "batch-56";
 
 /// The series' setting of the per-CPU page lists' batch.
 const ZONE_BATCH_PAGES: usize = 310;
-/// How many times as long batches were tried: `LRU_BATCH_MAX`, and with it the pagevec that fills them.
+/// The factor by which longer batches were tried: `LRU_BATCH_MAX`, and with it the pagevec that fills them.
 const LONGER: usize = 4;
 
-/// What one column of the table is.
+/// The settings of one column of the table.
 #[derive(Clone, Copy)]
 struct Setup {
-    /// None for a single lock.
+    /// `None` for a single lock.
     batching: Option<Batching>,
     zone_batch_pages: usize,
     pagevec_pages: usize,
 }
 
-/// A single lock, and per-CPU page lists as they were.
+/// A single lock, and the old per-CPU page lists.
 const BEFORE: Setup = Setup {
     batching: None,
     zone_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES,
@@ -75,7 +75,7 @@ const fn batched(two_passes: bool, splice: bool, longer: usize) -> Setup {
     }
 }
 
-/// The designs: the series' steps up to the one after, and what it tried beyond.
+/// The designs: the series' steps up to the one after, and a later variant of it.
 const DESIGNS: [(&str, Setup); 6] = [
     (SINGLE_LOCK, BEFORE),
     (ZONE_BATCH, Setup { zone_batch_pages: ZONE_BATCH_PAGES, ..BEFORE }),
@@ -84,7 +84,7 @@ const DESIGNS: [(&str, Setup); 6] = [
     (AFTER, batched(true, true, 1)),
     (LONG_BATCHES, batched(true, true, LONGER)),
 ];
-/// The place of the one after.
+/// The index of the one after.
 const AFTER_AT: usize = 4;
 
 /// See the [module's documentation](self).
@@ -125,10 +125,10 @@ pub static SERIES: Series = Series {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "{SINGLE_LOCK}: before the series; {ZONE_BATCH}: and free pages come and go {ZONE_BATCH_PAGES} at a time, not {DEFAULT_RUN_CACHE_BATCH_PAGES}, as in all that follow; {ONE_PASS}: and batches of {DEFAULT_PAGEVEC_PAGES} pages with 32 locks; {TWO_PASSES}: and pages that are no sentinels are taken out first; {AFTER}: and a pagevec's pages are linked before lru_lock is taken; {LONG_BATCHES}: the same with batches and pagevecs of {} pages",
+            "{SINGLE_LOCK}: before the series; {ZONE_BATCH}: and free pages come and go {ZONE_BATCH_PAGES} at a time, not {DEFAULT_RUN_CACHE_BATCH_PAGES}, as in all that follow; {ONE_PASS}: and batches of {DEFAULT_PAGEVEC_PAGES} pages with 32 locks; {TWO_PASSES}: and pages that are not sentinels are removed first; {AFTER}: and a pagevec's pages are linked before lru_lock is taken; {LONG_BATCHES}: the same with batches and pagevecs of {} pages",
             DEFAULT_PAGEVEC_PAGES * LONGER
         ),
-        "k/s: thousands of pages a second that were taken, cleared, added, used, removed and given back, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, times that lock was taken, sleeps, times a task waited for a lock or the system; cont%: how many of the takings of the lock on the left found it taken; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
+        "k/s: thousands of pages a second that were allocated, cleared, added, used, removed and freed, by all tasks; ns/page: elapsed for each of them; for 1000 pages: lru and batch, acquisitions of that lock, sleeps, times a task waited for a lock or the system; cont%: contended acquisitions of the lock on the left; held: ns a page for which lru_lock was held, reading the clock included".to_owned(),
         published::legend(),
     ]
 }
@@ -145,16 +145,16 @@ struct Lrus {
 }
 
 struct Memory {
-    /// How many tasks it is for.
+    /// The number of tasks.
     jobs: usize,
     arena: Arena,
-    /// For each design an LRU to be clocked, and one that measures its holds of `lru_lock`.
+    /// For each design an LRU to be timed, and one that measures its holds of `lru_lock`.
     lrus: Vec<[Box<dyn Faults>; 2]>,
 }
 
 impl Memory {
     fn new(setups: &[Setup], jobs: usize) -> Result<Self> {
-        // What the CPUs' caches and the tail of a pass hold comes on top.
+        // Spare pages for the CPUs' caches and the tail of a pass.
         const SPARE_PAGES: u64 = 1 << 14;
         let arena = kept_arena(jobs as u64 * tasks::MAPPED_PAGES + SPARE_PAGES)?;
         let pages = arena.reserved_pages() as u64;

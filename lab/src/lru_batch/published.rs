@@ -1,4 +1,4 @@
-//! What the series' authors measured.
+//! The authors' figures.
 //!
 //! Daniel Jordan and Steve Sistare, "lru_lock scalability", RFC of 31 January 2018: will-it-scale's `page_fault1`
 //! as processes, pages a second, on two sockets with 44 cores in all; Linux 4.15-rc2, with the per-CPU page lists'
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::{AFTER_AT, DESIGNS, TWO_PASSES, ZONE_BATCH};
 use crate::experiment::{Published, PublishedSide};
 
-/// Page faults a second of so many tasks together.
+/// Page faults a second of so many tasks in all.
 struct Tasks {
     tasks: usize,
     base: f64,
@@ -18,7 +18,7 @@ struct Tasks {
     splice: f64,
 }
 
-/// For 4 tasks the letter has the second and the third figure in percent only.
+/// For 4 tasks the letter gives the second and the third figure in percent only.
 const MEASURED: [Tasks; 5] = [
     Tasks { tasks: 1, base: 705_533.0, zone_batch: 722_912.0, lru_batch: 724_215.0, splice: 721_746.0 },
     Tasks {
@@ -51,7 +51,7 @@ const MEASURED: [Tasks; 5] = [
     },
 ];
 
-/// What was measured of one of our designs, if it was, and what it is called there.
+/// Returns the figure for one of our designs, if there is one, and its name there.
 fn side(tasks: &Tasks, design: &str) -> Option<(&'static str, f64)> {
     match design {
         super::SINGLE_LOCK => Some(("4.15-rc2", tasks.base)),
@@ -62,7 +62,7 @@ fn side(tasks: &Tasks, design: &str) -> Option<(&'static str, f64)> {
     }
 }
 
-/// What stands beside our figures for the design at `before`.
+/// Returns the published figures for the design at `before`.
 pub(super) fn figures(jobs: usize, before: usize) -> Option<Published> {
     let tasks = MEASURED.iter().find(|measured| measured.tasks == jobs)?;
     let side = |at: usize| {
@@ -77,12 +77,12 @@ pub(super) fn figures(jobs: usize, before: usize) -> Option<Published> {
     Some(Published { before, after, ratio: splice / base })
 }
 
-/// How many times as fast as the base kernel the whole series was with so many tasks.
+/// Returns the speedup of the whole series over the base kernel with so many tasks.
 pub(super) fn gain(tasks: usize) -> Option<f64> {
     figures(tasks, 0).map(|published| published.ratio)
 }
 
-/// All of it.
+/// Returns the text about all figures.
 pub(super) fn legend() -> String {
     let line = |measured: &Tasks| {
         let thousands = |faults_per_s: f64| faults_per_s / 1000.0;

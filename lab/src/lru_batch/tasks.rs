@@ -1,4 +1,5 @@
-//! The tasks: each takes pages one by one, as page faults do, and gives all of them back at once, as munmap does.
+//! The tasks: each allocates pages one by one, as page faults do, and frees all of them at once, as munmap
+//! does.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,21 +12,21 @@ use crate::experiment::Plan;
 use crate::experiment::clock::{Done, RunWork};
 use uzram_bench::harness::{Gate, run_together};
 
-/// What a task maps at a time: 128 MiB.
+/// The pages that a task maps at a time: 128 MiB.
 pub(super) const MAPPED_PAGES: u64 = 128 << 8;
-/// Pages that are removed from the LRU at once: about what the kernel gathers when it unmaps.
+/// Pages removed from the LRU at once: about as many as the kernel gathers when it unmaps.
 const GATHERED_PAGES: usize = 512;
-/// One page in this many is checked before it is given back.
+/// One page in this many is checked before it is freed.
 const CHECKED: usize = 61;
 
 /// An LRU of any design.
 pub(super) trait Faults {
-    /// Has `plan.jobs` tasks do `plan.work` page faults or a few more, each run by `run_work`. Returns when each
-    /// task ran and its number of pages, and what was counted of the locks meanwhile.
+    /// Runs `plan.jobs` tasks that do `plan.work` page faults or a few more, each run by `run_work`. Returns
+    /// when each task ran and its number of pages, and the lock counters of that time.
     ///
     /// # Errors
-    /// `NoMemory` when there is too little, `Corrupt` when a page does not hold what its task wrote, or
-    /// something is left in the lists.
+    /// `NoMemory` if there is too little, `Corrupt` if a page does not contain what its task wrote, or pages
+    /// are left in the lists.
     fn run(&self, arena: &Arena, plan: &Plan<'_>, run_work: RunWork) -> Result<(Vec<Done>, LruStats)>;
 }
 
@@ -51,7 +52,7 @@ impl<D: LruLocks> Faults for Lru<D> {
     }
 }
 
-/// A task and the pages that it has.
+/// A task and its pages.
 struct Task<'a, D: LruLocks> {
     lru: &'a Lru<D>,
     arena: &'a Arena,
@@ -74,7 +75,7 @@ impl<D: LruLocks> Task<'_, D> {
         Ok(done)
     }
 
-    /// A page fault: a cleared page that is in the LRU, and the write that it was for.
+    /// A page fault: adds a cleared page to the LRU, and writes to it.
     #[inline]
     fn fault(&mut self) -> Result<()> {
         let run = self.arena.alloc_run(1, Account::Pool, Gfp::MayWait)?;
@@ -91,7 +92,7 @@ impl<D: LruLocks> Task<'_, D> {
         Ok(())
     }
 
-    /// Takes all pages out of the LRU and gives them back.
+    /// Removes all pages from the LRU and frees them.
     fn unmap(&mut self) -> Result<()> {
         let mut dead = [0; GATHERED_PAGES];
         for (gathered, runs) in self.mapped.chunks(GATHERED_PAGES).enumerate() {
@@ -107,7 +108,7 @@ impl<D: LruLocks> Task<'_, D> {
                 // SAFETY: the page is still this task's, which wrote a word to it.
                 let found = unsafe { self.arena.address(run.page).cast::<u64>().read() };
                 if found != self.content(gathered * GATHERED_PAGES + at) {
-                    let what = format!("page {} of a task holds what another wrote", run.page);
+                    let what = format!("page {} of a task holds another task's content", run.page);
                     return Err(Error::new(ErrorKind::Corrupt, what));
                 }
             }
@@ -117,7 +118,7 @@ impl<D: LruLocks> Task<'_, D> {
         Ok(())
     }
 
-    /// What the task writes to the page that it mapped as its nth.
+    /// Returns the content that the task writes to the nth page that it mapped.
     fn content(&self, nth: usize) -> u64 {
         self.number << u32::BITS | nth as u64
     }

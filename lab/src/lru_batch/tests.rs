@@ -12,7 +12,7 @@ fn corpus() -> Source {
     Source::Built(Kind::Mixed, 64)
 }
 
-/// The whole table, short: what is measured is measured, whatever it comes to.
+/// A short run of the whole table: every value is measured, whatever it is.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
     let options = LabOptions {
@@ -30,7 +30,7 @@ fn every_value_of_the_short_form_is_measured() {
     }
 }
 
-/// How often locks are taken is no matter of chance with one task.
+/// With one task, the number of lock acquisitions is deterministic.
 #[test]
 fn each_step_takes_its_locks() {
     let stop = AtomicBool::new(false);
@@ -48,13 +48,14 @@ fn each_step_takes_its_locks() {
         let of = locks[at] / wanted;
         assert!((0.9..1.1).contains(&of), "{}: {} of {wanted}", DESIGNS[at].0, locks[at]);
     };
-    // A pagevec of 14 is put in at once, and 32 pages are taken out.
+    // A pagevec of 14 is added at once, and 32 pages are removed at once.
     is_about(0, 1.0 / 14.0 + 1.0 / 32.0);
     is_about(1, 1.0 / 14.0 + 1.0 / 32.0);
-    // A batch is put in under one hold and taken out under another: in one pass each of its pages that goes makes
-    // the next a sentinel.
+    // A batch is added under one hold and removed under another: in one pass each page removed makes the next
+    // a sentinel.
     is_about(2, 2.0 / 14.0);
-    // In two passes the two edges of each batch go, 16 at a time, of 512 pages that are removed together.
+    // In two passes the two sentinels of each batch are removed, 16 at a time, of 512 pages that are removed
+    // together.
     is_about(3, 1.0 / 14.0 + 5.0 / 512.0);
     is_about(4, 1.0 / 14.0 + 5.0 / 512.0);
     is_about(5, 1.0 / 56.0 + 2.0 / 512.0);

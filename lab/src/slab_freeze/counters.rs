@@ -1,4 +1,4 @@
-//! What the caches count, and when: only while a [`Counting`] lives, because it costs time.
+//! The caches' counters, which are on only while a [`Counting`] lives, because they cost time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,7 +6,7 @@ use uzram::slab::{self, Policy, Stat};
 
 use super::objects::Objects;
 
-/// What is counted, and its name for one object.
+/// The counters, and their names for one object.
 pub(super) const COUNTERS: [(Stat, &str); 33] = [
     (Stat::CmpxchgDouble, "cmpxchg_double_per_object"),
     (Stat::CmpxchgDoubleFail, "cmpxchg_double_fail_per_object"),
@@ -46,8 +46,7 @@ pub(super) const COUNTERS: [(Stat, &str); 33] = [
 /// Held while the caches count: the switches are global to the process.
 static SWITCHES: Mutex<()> = Mutex::new(());
 
-/// As long as it lives, the caches of this process count what they do and measure how long they hold
-/// `list_lock`.
+/// While it lives, the caches of this process count operations and measure how long they hold `list_lock`.
 pub(super) struct Counting {
     _switches: MutexGuard<'static, ()>,
 }
@@ -68,7 +67,7 @@ impl Drop for Counting {
     }
 }
 
-/// The counters of all caches and CPUs, in the order of [`COUNTERS`].
+/// Returns the counters of all caches and CPUs, in the order of [`COUNTERS`].
 pub(super) fn counts<P: Policy>(caches: &[Objects<P>]) -> Vec<u64> {
     let stats: Vec<_> = caches.iter().flat_map(|cache| cache.info().stats).collect();
     let sum = |(stat, _): &(Stat, _)| stats.iter().map(|stats| stats[*stat as usize]).sum();

@@ -1,4 +1,4 @@
-//! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
+//! Findings beyond the expectations: sentences whose figures are those of the rows, or published.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ pub(super) fn paragraphs(rows: &[Row], cpus: usize) -> Vec<String> {
     [saved(rows), busiest.and_then(|row| many_cpus(row, cpus))].into_iter().flatten().collect()
 }
 
-/// What each step saved, and the design that came later.
+/// Returns the savings of each step, and of the later design.
 fn saved(rows: &[Row]) -> Option<String> {
     let steps = [EagerFreeze::NAME, OnPartial::NAME, UnfreezeFirst::NAME, DelayedFreeze::NAME, Sheaves::NAME];
     let list = |case: Case, quantity: &str, decimals: usize| -> Option<String> {
@@ -44,7 +44,7 @@ fn saved(rows: &[Row]) -> Option<String> {
     measured.then_some(text)
 }
 
-/// What more CPUs would gain, estimated from the time for which the lock is held.
+/// Returns the expected gain with more CPUs, estimated from the lock's hold time.
 fn many_cpus(row: &Row, cpus: usize) -> Option<String> {
     let held_ns = |side: &Side| side.median("list_lock_hold_ns_per_object").filter(|ns| *ns > 0.0);
     let (before_ns, after_ns) = (held_ns(&row.before)?, held_ns(&row.after)?);
@@ -110,7 +110,7 @@ mod tests {
         side(design, &values)
     }
 
-    /// The rows of a turn in which eager took `ratio` times as long as delayed, and sheaves half.
+    /// Returns rows in which eager took `ratio` times as long as delayed, and sheaves half as long.
     fn rows_of(case: Case, jobs: usize, ratio: f64) -> Vec<Row> {
         let after = || measured(DelayedFreeze::NAME, 1.0, 0.9, 2.0);
         let row = |before, after| row(&SERIES, case.name(), jobs, before, after);
@@ -169,7 +169,7 @@ mod tests {
         }
     }
 
-    /// Locks that are held so shortly that 64 CPUs do not fill them.
+    /// With hold times so short that 64 CPUs do not saturate the locks.
     #[test]
     fn a_lock_with_time_left_is_not_called_full() {
         let mut rows = rows_of(Case::Rawpkt, 2, 1.0);

@@ -1,7 +1,6 @@
-//! Messages as `perf bench sched messaging` sends them: groups of 20 senders and 20 receivers, each
-//! sender sending to each receiver of its group in turn. A message's buffer is allocated by the
-//! sender and freed by the receiver, and a receiver's [`queue`] holds so many that slabs fill up on the
-//! way.
+//! Messages as `perf bench sched messaging` sends them: groups of 20 senders and 20 receivers, each sender
+//! sending to each receiver of its group in turn. The sender allocates a message's buffer and the receiver
+//! frees it, and a receiver's [`queue`] holds so many that slabs fill up meanwhile.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,22 +15,22 @@ use crate::experiment::Plan;
 use crate::experiment::clock::{Done, RunWork};
 use uzram_bench::harness::{Gate, run_together};
 
-/// Senders of a group, and receivers.
+/// The number of senders of a group, and of receivers.
 const SIDE: usize = 20;
-/// Bytes of a message; perf's default.
+/// The size of a message; perf's default.
 const MESSAGE_BYTES: usize = 100;
-/// Bytes of a message's object.
+/// The size of a message's object.
 const OBJECT_BYTES: usize = 104;
-/// Messages that wait for a receiver: about what a Unix socket's buffer of 208 KiB has room for,
-/// which counts the buffers' own size.
+/// The length of a receiver's queue: about as many messages as fit a Unix socket's buffer of 208 KiB, which
+/// counts the buffers' own size.
 const QUEUE: usize = 256;
-/// The most groups: with more, their threads exceed what some systems allow a user.
+/// The most groups: the threads of more exceed what some systems allow a user.
 const MAX_GROUPS: usize = 64;
 
-/// A message on its way.
+/// A message in flight.
 struct Message {
     object: u32,
-    /// Its place in the group.
+    /// The sender's index in the group.
     sender: u32,
 }
 
@@ -41,18 +40,18 @@ enum Member {
     Receiver(Receiver<Message>),
 }
 
-/// The cache that the messages come from.
+/// Makes the cache of the messages.
 pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, groups: usize) -> Result<Vec<Objects<P>>> {
     if groups > MAX_GROUPS {
         let what = format!("{groups} groups of {} threads: there may be {MAX_GROUPS}", 2 * SIDE);
         return Err(Error::invalid(what).with_setting("--jobs"));
     }
-    // In each queue, taken from it and not freed yet, and one that each sender has in hand.
+    // For each queue, messages in it and messages received but not freed yet, and one that each sender holds.
     let in_flight = groups * SIDE * (2 * QUEUE + 1);
     Ok(vec![Objects::new(arena, "message", OBJECT_BYTES, align_of::<u64>(), in_flight as u64)?])
 }
 
-/// Sends `plan.work` messages or a few more, so that all senders send alike.
+/// Sends `plan.work` messages or a few more, the same number by each sender.
 pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_work: RunWork) -> Result<Vec<Done>> {
     let [messages] = caches else { return Ok(Vec::new()) };
     let rounds = plan.work.div_ceil((plan.jobs * SIDE * SIDE) as u64);
@@ -91,7 +90,7 @@ fn send<P: Policy>(
         for queue in queues {
             let object = messages.take(content)?;
             if !queue.send(Message { object, sender: sender as u32 }) {
-                // The receiver has failed; its error is the run's.
+                // The receiver has failed and returns the error.
                 return Ok(0);
             }
         }
@@ -104,7 +103,7 @@ fn send<P: Policy>(
 
 /// Receives until all senders have ended; returns the number of messages received.
 fn receive<P: Policy>(messages: &Objects<P>, queue: &Receiver<Message>) -> Result<u64> {
-    // What each sender sends, and how many it has sent.
+    // The content of each sender, and its number of messages.
     let mut expected: Vec<_> = (0..SIDE).map(|sender| (Content::<MESSAGE_BYTES>::of(sender), 0)).collect();
     let (mut batch, mut received) = (Vec::new(), 0);
     while queue.receive(&mut batch) {

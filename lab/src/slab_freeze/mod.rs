@@ -2,16 +2,15 @@
 //! against those that freeze it only while a CPU allocates from it.
 //!
 //! The series is Chengming Zhou's "slub: Delay freezing of CPU partial slabs" of 2023. Its cover letter
-//! measures two programs on a machine with 128 CPUs; here their threads and objects are repeated in this
-//! process, without the scheduler's and the network's share of the work:
+//! measures two programs on a machine with 128 CPUs; this table reproduces their threads and objects in this
+//! process, without the work of the scheduler and the network:
 //!
-//! * `messaging`, as `perf bench sched messaging` does, a job being a group of 40 threads;
-//! * `rawpkt`, as stress-ng's `--rawpkt` does, a job being a thread.
+//! * `messaging`, as `perf bench sched messaging` does; a job is a group of 40 threads;
+//! * `rawpkt`, as stress-ng's `--rawpkt` does; a job is a thread.
 //!
-//! The series goes from `eager` to `delayed` in steps, which are designs of their own; `sheaves` came
-//! later. Every measurement has fresh caches. It runs twice: the first run is clocked; in the second, a
-//! quarter as long, the caches count what they do and for how long they hold `list_lock`, which costs
-//! time.
+//! The series goes from `eager` to `delayed` in steps, which are separate designs; `sheaves` came later.
+//! Every measurement has fresh caches. It runs twice: the first run is timed; in the second, a quarter as
+//! long, the caches count their operations and measure how long they hold `list_lock`, which costs time.
 
 mod counters;
 mod messaging;
@@ -50,12 +49,12 @@ const DESIGNS: [(&str, Measure); 5] = [
     (DelayedFreeze::NAME, measure::<DelayedFreeze>),
     (Sheaves::NAME, measure::<Sheaves>),
 ];
-/// Where the last design of the series stands among them.
+/// The index of the last design of the series.
 const AFTER_AT: usize = 3;
 
 type Measure = fn(&Arc<Arena>, Case, &Plan<'_>) -> Result<Sample>;
 
-/// What the threads do.
+/// The work of the threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
     Messaging,
@@ -79,7 +78,7 @@ impl Case {
 
 const MESSAGING_JOBS: [usize; 3] = [1, 2, published::MESSAGING_GROUPS];
 const RAWPKT_JOBS: [usize; 4] = [1, 2, 4, MOST_THREADS];
-/// The most threads that rawpkt has unless the user wants others.
+/// The most threads of rawpkt by default.
 const MOST_THREADS: usize = 8;
 
 /// See the [module's documentation](self).
@@ -153,7 +152,7 @@ fn published(case: &str, jobs: usize, before: usize) -> Option<Published> {
     if before == 0 { published::figures(Case::of(case)?, jobs) } else { None }
 }
 
-/// Where the caches of each measurement are made.
+/// The arena of each measurement's caches.
 struct Caches {
     arena: Arc<Arena>,
     designs: Vec<Measure>,
@@ -171,7 +170,7 @@ impl Experiment for Caches {
     }
 }
 
-/// Measures one design with caches of its own.
+/// Measures one design with fresh caches.
 fn measure<P: Policy>(arena: &Arc<Arena>, case: Case, plan: &Plan<'_>) -> Result<Sample> {
     let caches = match case {
         Case::Messaging => messaging::caches::<P>(arena, plan.jobs)?,
@@ -209,7 +208,7 @@ fn run<P: Policy>(
     }
 }
 
-/// Fails when fewer objects were received than should have been sent, unless the run was stopped.
+/// Fails if fewer objects were received than should have been sent, unless the run was stopped.
 fn check_received(received: u64, plan: &Plan<'_>) -> Result<()> {
     if received < plan.work && !plan.stop.load(Ordering::Relaxed) {
         let what = format!("{} objects were sent and {received} received", plan.work);

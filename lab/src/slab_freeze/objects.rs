@@ -1,5 +1,5 @@
-//! Objects that the thread which takes them writes, and the one that gives them back checks: so no access is
-//! optimised away, and an object that two threads had at the same time is detected.
+//! Objects that the allocating thread writes and the freeing thread checks: so no access is optimised away,
+//! and an object that two threads had at the same time is detected.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use uzram::mem::{Arena, Gfp};
 use uzram::slab::{Cache, CacheConfig, CacheInfo, Policy};
 use uzram::{Error, ErrorKind, Result};
 
-/// Objects beside those in flight: what the slabs that CPUs hold have room for.
+/// Objects beside those in flight: room in the slabs that CPUs hold.
 const SLACK_OBJECTS: u64 = 1 << 16;
 
 /// A cache of such objects.
@@ -17,7 +17,7 @@ pub(super) struct Objects<P: Policy> {
 }
 
 impl<P: Policy> Objects<P> {
-    /// A new cache for `in_flight` objects at a time, and as many again for slabs that are not full.
+    /// Makes a cache for `in_flight` objects at a time, and as many again for slabs that are not full.
     pub(super) fn new(
         arena: &Arc<Arena>,
         name: &str,
@@ -27,12 +27,12 @@ impl<P: Policy> Objects<P> {
     ) -> Result<Self> {
         let mut options = CacheConfig::new(name, size_bytes, align_bytes, 2 * in_flight + SLACK_OBJECTS);
         options.max_objects_setting = "--jobs";
-        // After an error some objects are still in flight and never freed one by one.
+        // After an error some objects are still in flight and never freed individually.
         options.free_objects_on_drop = true;
         Ok(Objects { cache: Cache::new(Arc::clone(arena), options)?, size_bytes })
     }
 
-    /// Takes an object and writes to it.
+    /// Allocates an object and writes to it.
     #[inline]
     pub(super) fn take(&self, content: &[u8]) -> Result<u32> {
         debug_assert!(content.len() <= self.size_bytes);
@@ -44,13 +44,13 @@ impl<P: Policy> Objects<P> {
         Ok(object)
     }
 
-    /// Checks what an object holds and gives it back.
+    /// Checks an object's content and frees it.
     ///
     /// # Safety
     /// The object is in use, and the thread that took it handed its number to this thread alone.
     ///
     /// # Errors
-    /// `Corrupt` when it holds something else.
+    /// `Corrupt` if its content is wrong.
     #[inline]
     pub(super) unsafe fn give_back(&self, object: u32, content: &[u8]) -> Result<()> {
         let len_bytes = content.len().min(self.size_bytes);
@@ -64,20 +64,20 @@ impl<P: Policy> Objects<P> {
         self.cache.free(object)
     }
 
-    /// The state and the counters.
+    /// Returns the state and the counters.
     pub(super) fn info(&self) -> CacheInfo {
         self.cache.info()
     }
 }
 
-/// What a message or packet holds: N bytes that tell its sender, and its number among those of this
-/// sender in the first eight.
+/// The content of a message or packet: N bytes that identify its sender; the first eight hold its number
+/// among those of this sender.
 pub(super) struct Content<const N: usize>([u8; N]);
 
 impl<const N: usize> Content<N> {
-    /// The content that this sender writes.
+    /// Returns the content of this sender.
     pub(super) fn of(sender: usize) -> Self {
-        // Never zero, which fresh memory holds.
+        // Never zero, as fresh memory is.
         Content([sender as u8 | 0x80; N])
     }
 

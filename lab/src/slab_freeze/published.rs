@@ -1,8 +1,8 @@
-//! What the series' author measured.
+//! The author's figures.
 //!
-//! Chengming Zhou, "slub: Delay freezing of CPU partial slabs", cover letter of October 2023, on a
-//! server with 128 CPUs in 2 nodes; three runs each before and after. The fifth version, which was merged
-//! for Linux 6.8, measured the side after again.
+//! Chengming Zhou, "slub: Delay freezing of CPU partial slabs", cover letter of October 2023, on a server
+//! with 128 CPUs in 2 nodes; three runs each before and after. The fifth version, which was merged for Linux
+//! 6.8, measured the side after again.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ const fn runs(case: Case) -> &'static Runs {
     }
 }
 
-/// What stands beside our figures: rawpkt's, of 128 threads, beside the most threads of ours.
+/// Returns the published figures: those of rawpkt with 128 threads go with the most threads here.
 pub(super) fn figures(case: Case, jobs: usize) -> Option<Published> {
     let beside = match case {
         Case::Messaging => MESSAGING_GROUPS,
@@ -63,7 +63,7 @@ pub(super) fn figures(case: Case, jobs: usize) -> Option<Published> {
     Some(Published { before, after, ratio: median(&runs(case).before) / median(&runs(case).after) })
 }
 
-/// Where the figures come from.
+/// Returns the text about the source of the figures.
 pub(super) fn legend() -> String {
     let of = |case: Case| {
         let Runs { command, before, after, merged } = runs(case);

@@ -1,6 +1,6 @@
-//! A bounded queue from many senders to one receiver, which sleeps until it is half full (as one that
-//! sets `SO_RCVLOWAT` on its socket) and then takes all there is: so threads seldom sleep, and what is
-//! measured is not the scheduler.
+//! A bounded queue from many senders to one receiver. The receiver sleeps until the queue is half full (as
+//! one that sets `SO_RCVLOWAT` on its socket) and then takes all messages: so threads seldom sleep, and the
+//! scheduler is not what is measured.
 //!
 //! Senders sleep while it is full. Dropping the last sender or the receiver ends the queue and wakes the other
 //! side. One lock protects all of it.
@@ -29,7 +29,7 @@ pub(super) struct Sender<T>(Arc<Queue<T>>);
 /// Receives from a queue.
 pub(super) struct Receiver<T>(Arc<Queue<T>>);
 
-/// A queue that holds `capacity` messages.
+/// Makes a queue that holds `capacity` messages.
 pub(super) fn queue<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
     let inner = Inner { waiting: Vec::with_capacity(capacity), senders: 1, receiver: true };
     let (emptied, filled) = (Condvar::new(), Condvar::new());
@@ -39,7 +39,7 @@ pub(super) fn queue<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
 
 impl<T> Queue<T> {
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
-        // No code panics under it.
+        // No code panics under the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -88,7 +88,7 @@ impl<T> Drop for Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Replaces the contents of `received` by what was sent; returns false at the end of the queue.
+    /// Replaces the contents of `received` by the messages sent; returns false at the end of the queue.
     pub(super) fn receive(&self, received: &mut Vec<T>) -> bool {
         let queue = &*self.0;
         received.clear();
@@ -144,7 +144,7 @@ mod tests {
     fn a_sender_whose_receiver_goes_does_not_wait_for_it() {
         let (sender, receiver) = queue(4);
         thread::scope(|scope| {
-            // It sleeps at the fifth.
+            // The sender sleeps at the fifth.
             let sent = scope.spawn(move || (0..10).take_while(|number| sender.send(*number)).count());
             while receiver.0.lock().waiting.len() < 4 {
                 thread::yield_now();

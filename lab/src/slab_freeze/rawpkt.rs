@@ -1,13 +1,12 @@
-//! Packets as stress-ng's `--rawpkt` sends them through the loopback device: each takes an object
-//! for its `struct sk_buff` and one for its data (the kernel's `skb_small_head`), and both are freed
-//! by another thread than the one that allocated them. Threads stand in a ring, each sending to the
-//! next.
+//! Packets as stress-ng's `--rawpkt` sends them through the loopback device: each takes an object for its
+//! `struct sk_buff` and one for its data (the kernel's `skb_small_head`), and another thread than the
+//! allocating one frees both. Threads form a ring, each sending to the next.
 //!
-//! A thread has several sockets, each a queue. Its sender picks one for each packet; it reads them one
-//! after the other, each until it is empty. So packets of one slab live for different times: a slab
-//! fills up, one by one its objects come back, and it becomes partial long before it is empty. Between
-//! [`WINDOW`] / 2 and `WINDOW` packets are on their way to each thread all the time, many more than the
-//! slabs that a CPU may keep have room for; a single thread sends to itself.
+//! A thread has several sockets, each a queue. Its sender picks one for each packet; the thread reads them
+//! one after the other, each until it is empty. So packets of one slab have different lifetimes: a slab fills
+//! up, its objects come back one by one, and it becomes partial long before it is empty. Between [`WINDOW`] /
+//! 2 and `WINDOW` packets are always in flight to each thread, many more than fit the slabs that a CPU may
+//! keep; a single thread sends to itself.
 //!
 //! A thread that can neither send nor receive yields. One that fails sets `broken`, and the others end as well.
 
@@ -25,35 +24,35 @@ use crate::experiment::Plan;
 use crate::experiment::clock::{Done, RunWork};
 use uzram_bench::harness::{Gate, run_together};
 
-/// Objects of a packet, each from a cache of its own.
+/// Objects of a packet, each from its own cache.
 pub(super) const CACHES: usize = 2;
 /// Bytes of a `struct sk_buff`, and of `skb_small_head`, on x86-64.
 const SKB_BYTES: usize = 256;
 const DATA_BYTES: usize = 704;
-/// A processor's cache line: both are aligned to it, and one of each is written and checked.
+/// A CPU's cache line: both are aligned to it, and one of each is written and checked.
 const LINE_BYTES: usize = 64;
 
-/// Packets on their way to a thread.
+/// The most packets in flight to a thread.
 const WINDOW: u64 = 1024;
-/// Sockets of a thread.
+/// The number of a thread's sockets.
 const SOCKETS: usize = 8;
-/// Packets that are sent before their receiver is told.
+/// Packets sent between two notifications of the receiver.
 const BATCH: u64 = 32;
 
-/// What goes from one thread to the next.
+/// The connection from one thread to the next.
 struct Wire {
     sockets: [Socket; SOCKETS],
-    /// Packets that the sender has put into the sockets: written by it alone.
+    /// Packets that the sender has put into the sockets; only the sender writes it.
     sent: Padded<AtomicU64>,
-    /// Packets that the receiver has taken from them: written by it alone.
+    /// Packets that the receiver has taken from them; only the receiver writes it.
     received: Padded<AtomicU64>,
 }
 
-/// A queue that never runs over, as no more packets than it has slots for are on their way.
+/// A queue that never overflows, because no more packets than it has slots are in flight.
 struct Socket {
     /// Packets: the number of the skb, and that of its data in the upper half.
     slots: Box<[AtomicU64]>,
-    /// How many were ever put in: written by the sender alone, which publishes the slots by it.
+    /// Packets put in so far: only the sender writes it, publishing the slots.
     sent: Padded<AtomicU64>,
 }
 
@@ -74,14 +73,14 @@ impl Socket {
     }
 }
 
-/// The caches that packets come from.
+/// Makes the caches of the packets.
 pub(super) fn caches<P: Policy>(arena: &Arc<Arena>, threads: usize) -> Result<Vec<Objects<P>>> {
     let in_flight = threads as u64 * (WINDOW + BATCH);
     let cache = |name, size_bytes| Objects::new(arena, name, size_bytes, LINE_BYTES, in_flight);
     Ok(vec![cache("skb", SKB_BYTES)?, cache("skb_small_head", DATA_BYTES)?])
 }
 
-/// Sends packets of `plan.work` objects or a few more, so that all threads send alike.
+/// Sends packets of `plan.work` objects or a few more, the same number by each thread.
 pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_work: RunWork) -> Result<Vec<Done>> {
     let [skbs, data] = caches else { return Ok(Vec::new()) };
     let packets = plan.work.div_ceil((plan.jobs * CACHES) as u64);
@@ -97,7 +96,7 @@ pub(super) fn run<P: Policy>(caches: &[Objects<P>], plan: &Plan<'_>, run_work: R
     run_together(jobs)
 }
 
-/// A thread: what it sends and what it receives.
+/// A thread's sender and receiver.
 struct End<'a, P: Policy> {
     sender: Sender<'a, P>,
     receiver: Receiver<'a, P>,
@@ -107,7 +106,7 @@ struct End<'a, P: Policy> {
 }
 
 impl<'a, P: Policy> End<'a, P> {
-    /// The thread of that place in the ring.
+    /// Makes the thread at that index in the ring.
     fn new(
         skbs: &'a Objects<P>,
         data: &'a Objects<P>,
@@ -168,7 +167,7 @@ struct Sender<'a, P: Policy> {
     wire: &'a Wire,
     skbs: &'a Objects<P>,
     data: &'a Objects<P>,
-    /// Packets that each socket was sent.
+    /// The number of packets sent to each socket.
     numbers: [u64; SOCKETS],
     content: Content<LINE_BYTES>,
     random: fastrand::Rng,
@@ -202,15 +201,16 @@ struct Receiver<'a, P: Policy> {
     wire: &'a Wire,
     skbs: &'a Objects<P>,
     data: &'a Objects<P>,
-    /// Packets that were read from each socket.
+    /// The number of packets read from each socket.
     numbers: [u64; SOCKETS],
-    /// The socket that is read next.
+    /// The socket to read next.
     next: usize,
     content: Content<LINE_BYTES>,
 }
 
 impl<P: Policy> Receiver<'_, P> {
-    /// Empties the next socket once half a window or the rest of the packets wait; returns the number received.
+    /// Empties the next socket once half a window or the rest of the packets wait; returns the number
+    /// received.
     fn receive(&mut self, received: u64, packets: u64) -> Result<u64> {
         let sent = self.wire.sent.load(Ordering::Acquire);
         if sent - received < WINDOW / 2 && sent < packets {

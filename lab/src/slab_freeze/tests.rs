@@ -8,7 +8,7 @@ use crate::experiment::LabOptions;
 use crate::experiment::testing::{assert_complete, open_case, plan, rounds, run_short, value};
 use uzram_bench::harness::corpus::Kind;
 
-/// The whole table, short: what is measured is measured, whatever it comes to.
+/// A short run of the whole table: every value is measured, whatever it is.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
     let options = LabOptions { rounds: rounds(1, Duration::from_millis(5)), ..LabOptions::default() };
@@ -27,9 +27,8 @@ fn every_value_of_the_short_form_is_measured() {
     }
 }
 
-/// What the series changed is at work here: slabs fill up and come back by way of both partial lists,
-/// and each costs one exchange less when it is frozen late. With a single thread that is no matter of
-/// chance.
+/// The change of the series takes effect here: slabs fill up and return through both partial lists, and each
+/// takes one exchange less when it is frozen late. With a single thread this is deterministic.
 #[test]
 fn slabs_go_round_by_way_of_both_partial_lists() {
     let stop = AtomicBool::new(false);
@@ -61,8 +60,8 @@ fn open(case: &str) -> Box<dyn Experiment> {
     open_case(&SERIES, &Source::Built(Kind::Mixed, 1), case)
 }
 
-/// An arena so small that the objects in flight do not fit: some threads fail, and the others, which
-/// wait for them, do not wait for ever.
+/// The arena is too small for the objects in flight: some threads fail, and the others, which wait for them,
+/// must not wait for ever.
 #[test]
 fn memory_that_runs_out_is_an_error() {
     let stop = AtomicBool::new(false);

@@ -1,4 +1,4 @@
-//! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
+//! Findings beyond the expectations: sentences whose figures are those of the rows, or published.
 
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ fn writes(row: &Row) -> bool {
     row.after.values.contains_key("sleeps_per_write")
 }
 
-/// What writers gain, beside what was published.
+/// Returns the gain of writers, beside the published one.
 fn gains(rows: &[&Row]) -> Option<String> {
     let several = rows.iter().filter(|row| row.jobs > 1 && writes(row));
     let gains = several.filter_map(|row| Some((row.gain.ratio, row.published.as_ref()?.ratio)));
@@ -35,13 +35,13 @@ fn gains(rows: &[&Row]) -> Option<String> {
     })
 }
 
-/// 1000 times a quantity, the mean over rows and rounds.
+/// Returns 1000 times a quantity, the mean over rows and rounds.
 fn per_1000<'a>(sides: impl Iterator<Item = &'a Side>, quantity: &str) -> f64 {
     let means: Vec<f64> = sides.filter_map(|side| side.mean(quantity)).collect();
     1000.0 * means.iter().sum::<f64>() / means.len().max(1) as f64
 }
 
-/// The rows of each list, in the order the lists occur.
+/// Returns the rows of each list, in the order in which the lists occur.
 fn by_list<'a>(rows: &[&'a Row]) -> Vec<(&'a str, Vec<&'a Row>)> {
     let mut lists: Vec<(&str, Vec<&Row>)> = Vec::new();
     for &row in rows {
@@ -53,7 +53,7 @@ fn by_list<'a>(rows: &[&'a Row]) -> Vec<(&'a str, Vec<&'a Row>)> {
     lists
 }
 
-/// How often threads slept for a stream of each list.
+/// Returns how often threads slept for a stream of each list.
 fn waiting(crowded: &[&Row]) -> String {
     let sleeps = |side: &Side| side.mean("sleeps_per_write").is_some_and(|sleeps| sleeps > 0.0);
     let mut text = String::from("Waiting for a stream, in the rows that write with more jobs than CPUs:");
@@ -71,10 +71,11 @@ fn waiting(crowded: &[&Row]) -> String {
     text
 }
 
-/// Why the gain is smaller than the kernel's, from the counters. (By its author's account each write took a
-/// contended spinlock twice, and a task preempted with the last stream in hand kept the others asleep. Here a
-/// thread that waits for the lock soon sleeps instead of spinning, so the lock costs little beside the
-/// compression; and when the holders of all streams are preempted, the next thread makes a spare one.)
+/// Explains from the counters why the gain is smaller than the kernel's. (By its author's account each write
+/// took a contended spinlock twice, and a task preempted while it held the last stream kept the others
+/// asleep. Here a thread that waits for the lock soon sleeps instead of spinning, so the lock costs little
+/// beside the compression; and when the holders of all streams are preempted, the next thread makes a spare
+/// one.)
 fn why(rows: &[&Row], crowded: &[&Row]) -> String {
     let mut text = String::from("Why the kernel gained more.");
     if let Some(published) = published::of_all(4, 0) {
@@ -135,7 +136,7 @@ mod tests {
     use crate::experiment::testing::{side, verdict_text};
     use uzram_bench::engine::Pattern;
 
-    /// A row of randwrite in which the list takes `ratio` times percpu's seconds.
+    /// Returns a row of randwrite in which the list takes `ratio` times percpu's seconds.
     fn row(jobs: usize, ratio: f64, list_sleeps: f64, percpu_sleeps: f64) -> Row {
         let side = |design: &str, elapsed_s: f64, sleeps: f64| {
             let values = [
@@ -177,7 +178,7 @@ mod tests {
         );
     }
 
-    /// One interval of 60 below 1 is no wonder.
+    /// One interval of 60 below 1 is expected by chance.
     #[test]
     fn what_chance_explains_is_not_called_a_miss() {
         let mut rows = vec![row(1, 1.0, 0.0, 0.0); 59];

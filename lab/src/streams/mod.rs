@@ -38,7 +38,7 @@ const CASES: &[(&str, &[usize])] = &{
     cases
 };
 
-/// What the six patterns come to together.
+/// The total of the six patterns.
 const ALL_SIX: &str = "all six";
 
 /// See the [module's documentation](self).
@@ -96,7 +96,7 @@ fn legend() -> Vec<String> {
             2 * cpus()
         ),
         "elapsed, user, system: seconds; switches: context switches for 1000 pages; sleeps: waits for a stream for 1000 writes".to_owned(),
-        "read and randread take no stream here, as lz4 decodes without one: their rows show how far the noise goes".to_owned(),
+        "read and randread take no stream here, because lz4 decodes without one: their rows show the noise".to_owned(),
         "all six: seconds of the six patterns, of equal length here and of equal bytes in the published ones".to_owned(),
     ]
 }
@@ -123,7 +123,7 @@ struct Devices {
     corpus: Corpus,
     devices: Vec<UzramDevice>,
     pattern: Pattern,
-    /// Whether every device holds the corpus as it is.
+    /// Whether every device holds the corpus unchanged.
     filled: bool,
 }
 
@@ -175,7 +175,7 @@ fn sample(pattern: Pattern, measured: &Measurement, sleeps: u64) -> Sample {
         values.push(("read_mb_per_s", mb_per_s(pages_read, elapsed)));
     }
     if pattern.writes() {
-        // The few pages of a mixed pattern may all be reads.
+        // A mixed pattern of few pages may have no writes.
         let per_write = |count: u64| count as f64 / pages_written.max(1) as f64;
         values.push(("write_mb_per_s", mb_per_s(pages_written, elapsed)));
         values.push((

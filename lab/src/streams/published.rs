@@ -1,9 +1,8 @@
-//! What the patch's author measured: every figure of its message.
+//! The figures of the patch's author: all those of its message.
 //!
-//! Sergey Senozhatsky, "zram: user per-cpu compression streams", merged in May 2016 (Linux 4.7). His
-//! machine: x86-64, 4 CPUs, a zram disk of 3 GiB with lzo, fio. Rates are as fio printed them, KB
-//! being 1024 bytes and MB 1024 KB (kb_base of fio 2); so they are brought to 10^6 bytes a second
-//! when they stand beside ours.
+//! Sergey Senozhatsky, "zram: user per-cpu compression streams", merged in May 2016 (Linux 4.7). The machine:
+//! x86-64, 4 CPUs, a zram disk of 3 GiB with lzo, fio. Rates are as fio printed them, KB being 1024 bytes and
+//! MB 1024 KB (kb_base of fio 2); they are converted to 10^6 bytes a second beside ours.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +16,11 @@ const DESIGNS: usize = 3;
 const DESIGN_NAMES: [&str; DESIGNS] = ["4 streams", "8 streams", "per-cpu"];
 const PER_CPU: usize = 2;
 
-/// perf's names of what it counted.
+/// perf's names of its counters.
 const COUNTERS: [&str; 5] =
     ["stalled_cycles_frontend", "stalled_cycles_backend", "instructions", "branches", "branch_misses"];
 
-/// fio's KB/s in its MB/s.
+/// Converts fio's KB/s to its MB/s.
 const fn kb(kb_per_s: f64) -> f64 {
     kb_per_s / 1024.0
 }
@@ -136,8 +135,8 @@ const RATES_MB_PER_S: [[[f64; DESIGNS]; 8]; JOBS] = [
     ],
 ];
 
-/// What perf stat counted by number of jobs, 1 first, all six patterns together: the lines are
-/// [`COUNTERS`], the columns 4 streams, 8 streams, per-cpu.
+/// perf stat's counts by number of jobs, 1 first, all six patterns together: the lines are [`COUNTERS`], the
+/// columns 4 streams, 8 streams, per-cpu.
 #[rustfmt::skip]
 const COUNTS: [[[u64; DESIGNS]; COUNTERS.len()]; JOBS] = [
     [
@@ -228,7 +227,7 @@ const ELAPSED_S: [[f64; DESIGNS]; JOBS] = [
     [44.673112304, 43.874898137, 35.632952191],
 ];
 
-/// What one design reached with a pattern: `read_mb_per_s` and `write_mb_per_s`, as far as it reads
+/// Returns the rates of one design with a pattern: `read_mb_per_s` and `write_mb_per_s`, as far as it reads
 /// and writes, and their sum `mb_per_s`.
 fn rates(pattern: Pattern, jobs: usize, design: usize) -> Option<BTreeMap<&'static str, f64>> {
     let (read, write) = match pattern {
@@ -247,7 +246,7 @@ fn rates(pattern: Pattern, jobs: usize, design: usize) -> Option<BTreeMap<&'stat
     Some(parts.into_iter().filter_map(|(name, rate)| rate.map(|rate| (name, rate))).collect())
 }
 
-/// What the patch gained over the design `before` (0 for 4 streams, 1 for 8) with a pattern.
+/// Returns the patch's gain over the design `before` (0 for 4 streams, 1 for 8) with a pattern.
 pub(super) fn of_pattern(pattern: Pattern, jobs: usize, before: usize) -> Option<Published> {
     let side = |design: usize| {
         let values = rates(pattern, jobs, design)?;
@@ -259,7 +258,7 @@ pub(super) fn of_pattern(pattern: Pattern, jobs: usize, before: usize) -> Option
     Some(Published { before, after, ratio })
 }
 
-/// The same for all six patterns together: seconds, and what perf counted.
+/// Returns the same for all six patterns together: seconds, and perf's counts.
 pub(super) fn of_all(jobs: usize, before: usize) -> Option<Published> {
     let row = jobs.checked_sub(1).filter(|row| *row < JOBS)?;
     let side = |design: usize| {
@@ -294,7 +293,7 @@ mod tests {
         assert!(of_all(11, 0).is_none() && of_pattern(Pattern::Read, 0, 0).is_none());
     }
 
-    /// The message's units change from KB/s to MB/s within columns; a slip would stand out.
+    /// The message's units change from KB/s to MB/s within columns; a mistake would stand out.
     #[test]
     fn no_figure_is_out_of_line() {
         for pattern in Pattern::ALL {

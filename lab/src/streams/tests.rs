@@ -7,7 +7,7 @@ use crate::experiment::testing::{rounds, run_short, value};
 use crate::experiment::{LabOptions, Side};
 use uzram_bench::harness::corpus::Kind;
 
-/// The whole table, short: what is measured is measured, whatever it comes to.
+/// A short run of the whole table: every value is measured, whatever it is.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
     let jobs = 2 * cpus() + 1;
@@ -48,8 +48,8 @@ fn every_value_of_the_short_form_is_measured() {
     assert!(seconds.len() > 80, "only {} different times", seconds.len());
 }
 
-/// A list of one stream and more jobs than CPUs: a holder is preempted before long, and the others
-/// find the list empty.
+/// With a list of one stream and more jobs than CPUs, a holder is soon preempted, and the others find the
+/// list empty.
 #[test]
 fn a_list_that_runs_dry_is_seen_to() {
     let mut devices = (SERIES.open)(&Source::Built(Kind::Mixed, 64), &["1".to_owned()]).unwrap();

@@ -1,4 +1,4 @@
-//! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
+//! Findings beyond the expectations: sentences whose figures are those of the rows, or published.
 
 use uzram::zsmalloc::design::PoolLocks;
 
@@ -10,7 +10,7 @@ pub(super) fn paragraphs(rows: &[Row], cpus: usize) -> Vec<String> {
     [RUN_CACHE, NO_RUN_CACHE].into_iter().flat_map(of_case).flatten().collect()
 }
 
-/// What each step brings.
+/// Returns the gain of each step.
 fn steps(case: &str, rows: &[Row]) -> Option<String> {
     let steps = [BEFORE, ClassInWord::NAME, NoPoolLock::NAME, AFTER];
     let ns = |design: &str| median_of(rows, case, design, "ns_per_object");
@@ -24,15 +24,17 @@ fn steps(case: &str, rows: &[Row]) -> Option<String> {
     ))
 }
 
-/// The contention to expect from the time for which lists are locked. (The pool's lock costs two atomic
-/// additions to a cache line that all CPUs share. That cost grows with their number and is not part of this.)
+/// Returns the expected contention, estimated from the time for which lists are locked. (The pool's lock
+/// costs two atomic additions to a cache line that all CPUs share. That cost grows with their number and is
+/// not part of this.)
 fn hold_times(case: &str, rows: &[Row], cpus: usize) -> Option<String> {
     let rows = rows.iter().filter(|row| row.before.design == BEFORE && row.case == case);
     let row = busiest(rows, cpus)?;
     let held_ns = |side: &Side| side.median("lists_hold_ns_per_object").filter(|ns| *ns > 0.0);
     let (before_ns, after_ns) = (held_ns(&row.before)?, held_ns(&row.after)?);
     let classes = row.before.median("equal_classes")?;
-    // How much of the time one thread has a class's lists locked, for each class as if all were alike.
+    // The fraction of the time for which one thread has a class's lists locked, as if all classes were used
+    // equally.
     let taken = |side: &Side, held_ns: f64| {
         Some(100.0 * (held_ns / side.median("cpu_ns_per_object")?).min(1.0) / classes)
     };
@@ -72,7 +74,7 @@ mod tests {
         side(design, &values)
     }
 
-    /// The rows of a turn in which split took `ratio` times as long as class-indexed, and pinned half.
+    /// Returns rows in which split took `ratio` times as long as class-indexed, and pinned half as long.
     fn rows_of(case: &str, jobs: usize, ratio: f64) -> Vec<Row> {
         let after = || measured(AFTER, 1.0, 0.0, 20.0);
         let row = |before, after| row(&SERIES, case, jobs, before, after);

@@ -1,17 +1,17 @@
-//! The table `zs-free`: pools whose frees look their class up under a lock of the pool and give pages back
-//! under the class's lock, against those that do neither.
+//! The table `zs-free`: pools whose frees look up the class under a lock of the pool and free pages under the
+//! class's lock, against those that do neither.
 //!
 //! The series is Wenchao Hao's "mm/zsmalloc: reduce lock contention in zs_free()" of 2026, whose third patch
 //! is Xueyuan Chen's. Its cover letter measures how long it takes to unmap 256 MiB that were swapped out to
-//! zram, for 1, 2 and 4 processes at once. Here threads store the pages of the corpus, compressed before, in
-//! one pool, all at the same time, so that zspages hold objects of several; then each frees what it stored, in
-//! that order. Only the freeing is clocked. A job is a thread, and 256 MiB of pages each are stored at a time
-//! at most; more work than that is done in several passes.
+//! zram, for 1, 2 and 4 processes at once. Here threads store the corpus's pages, compressed in advance, in
+//! one pool, all at the same time, so that zspages hold objects of several threads; then each frees its
+//! objects, in the order of storing. Only freeing is timed. A job is a thread, which stores at most 256 MiB
+//! of pages at a time; more work is done in several passes.
 //!
-//! Two cases: with the arena's cache of free runs as a device has it, and without, so that every emptied
-//! zspage takes the arena's lock. Every measurement has a fresh pool. It runs twice: the first run is
-//! clocked; in the second, a quarter as long, the pool counts its locks and for how long its lists are locked,
-//! which costs time.
+//! Two cases: with the arena's cache of free runs, as a device has it, and without, so that every emptied
+//! zspage takes the arena's lock. Every measurement has a fresh pool. It runs twice: the first run is timed;
+//! in the second, a quarter as long, the pool counts lock acquisitions and measures how long its lists are
+//! locked, which costs time.
 
 mod passes;
 mod published;
@@ -37,7 +37,7 @@ use passes::{Memory, Passes};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::Source;
 
-/// Before the series, and its patches one by one.
+/// The kernel before the series, and its patches one by one.
 type ClassInWord = ClassLocks<{ CLASS_IN_WORD }>;
 type NoPoolLock = ClassLocks<{ CLASS_IN_WORD | FREE_WITHOUT_POOL_LOCK }>;
 /// Its last patch alone.
@@ -52,7 +52,7 @@ const DESIGNS: [(&str, Measure); 6] = [
     (AFTER, measure::<ClassIndexed>),
     (Pinned::NAME, measure::<Pinned>),
 ];
-/// The place of the one after.
+/// The index of the one after.
 const AFTER_AT: usize = 4;
 const BEFORE: &str = <Split>::NAME;
 const AFTER: &str = <ClassIndexed>::NAME;
@@ -65,7 +65,7 @@ const JOBS: [usize; 3] = [1, 2, 4];
 /// With the arena's cache of free runs, and without.
 const RUN_CACHE: &str = "run-cache";
 const NO_RUN_CACHE: &str = "no-run-cache";
-/// The cases, and the number of pages in which CPUs take runs for their caches.
+/// The cases, and the number of pages by which CPUs refill their run caches.
 const CASES: [(&str, usize); 2] = [(RUN_CACHE, DEFAULT_RUN_CACHE_BATCH_PAGES), (NO_RUN_CACHE, 0)];
 
 /// See the [module's documentation](self).
@@ -116,7 +116,7 @@ pub static SERIES: Series = Series {
     findings: findings::paragraphs,
 };
 
-/// How many times as fast as before the series a free should be.
+/// Returns the expectation that a free is at least this many times as fast as before the series.
 const fn speed(case: &'static str, jobs: Jobs, least: f64) -> Expect {
     Expect {
         case: Some(case),
@@ -130,13 +130,13 @@ const fn speed(case: &'static str, jobs: Jobs, least: f64) -> Expect {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "{BEFORE}: before the series; {}: with its patch 1 (the class's number in the object word); {}: and 2 (a free takes no lock of the pool); {}: with patch 3 alone (pages go back after the class's lock was let go); {AFTER}: all three; {}: no lock to find an object either, which came later",
+            "{BEFORE}: before the series; {}: with its patch 1 (the class's number in the object word); {}: and 2 (a free takes no lock of the pool); {}: with patch 3 alone (pages are freed after the class's lock was dropped); {AFTER}: all three; {}: no lock to find an object either, which came later",
             ClassInWord::NAME,
             NoPoolLock::NAME,
             PagesAfterLock::NAME,
             Pinned::NAME
         ),
-        "ms: what freeing 256 MiB of pages a thread comes to; ns/obj: elapsed for each object that a thread freed, any of them; for each object freed: pool and class, times that lock was taken, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each zspage that ran empty; for 1000 objects: empty, zspages that did, sleeps, times a thread waited for a lock or the system".to_owned(),
+        "ms: time to free 256 MiB of pages a thread; ns/obj: elapsed divided by the objects that all threads freed; for each object freed: pool and class, acquisitions of that lock, held, ns for which its class's lists were locked, reading the clock included; arena: calls of the arena with lists locked, for each emptied zspage; for 1000 objects: empty, emptied zspages, sleeps, times a thread waited for a lock or the system".to_owned(),
         format!(
             "{}: CPUs keep free runs of pages, {DEFAULT_RUN_CACHE_BATCH_PAGES} pages at a time, as a device's do; {}: they keep none",
             RUN_CACHE,
@@ -148,7 +148,7 @@ fn legend() -> Vec<String> {
 
 fn open(corpus: &Source, designs: &[String]) -> Result<Box<dyn Experiment>> {
     let designs = designs.iter().map(|design| by_name(&DESIGNS, design)).collect::<Result<_>>()?;
-    // Same-filled pages never come to a pool.
+    // Same-filled pages never reach a pool.
     let corpus = corpus.load()?.without_same_filled()?;
     let pages = Packed::new(&Algorithm::default(), huge_threshold(DEFAULT_CHAIN_SIZE), &corpus)?;
     Ok(Box::new(Pools { pages, designs, run_cache_batch_pages: DEFAULT_RUN_CACHE_BATCH_PAGES, memory: None }))
@@ -159,7 +159,7 @@ fn published(_: &str, jobs: usize, before: usize) -> Option<Published> {
     if before == 0 { published::figures(jobs) } else { None }
 }
 
-/// What is stored in each measurement's pool, and where.
+/// The objects of each measurement's pool, and their memory.
 struct Pools {
     pages: Packed,
     designs: Vec<Measure>,
@@ -191,10 +191,10 @@ impl Experiment for Pools {
     }
 }
 
-/// Measures one design with pools of its own.
+/// Measures one design with a fresh pool.
 fn measure<D: PoolLocks>(memory: &Memory, pages: &Packed, plan: &Plan<'_>) -> Result<Sample> {
     let freed = passes::run::<D>(memory, pages, plan, false, clocked)?;
-    // Counts need no more than one pass.
+    // The counts need only one pass.
     let work = plan.work.div_ceil(COUNTED_SHARE).min(passes::most_objects(plan.jobs) * plan.jobs as u64);
     let counted = passes::run::<D>(memory, pages, &Plan { work, ..*plan }, true, unclocked)?;
     Ok(sample(plan.jobs, &freed, &counted.counts))

@@ -1,4 +1,4 @@
-//! Filling a pool and emptying it again, as often as the work asks for.
+//! Fills a pool and empties it again, as often as the work requires.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,24 +13,24 @@ use crate::experiment::{Plan, kept_arena};
 use uzram_bench::engine::Packed;
 use uzram_bench::harness::{Gate, run_together};
 
-/// What a thread stores at most before it frees: 256 MiB of pages, as the authors' processes had.
+/// The most pages that a thread stores before it frees: 256 MiB, as the authors' processes had.
 pub(super) const FULL_SIZE_PAGES: u64 = 256 << 8;
-/// What all threads store at most, which bounds the memory.
+/// The most pages that all threads store, which bounds the memory.
 const MOST_PAGES: u64 = 8 * FULL_SIZE_PAGES;
 /// One object in this many is read back.
 const CHECKED: usize = 61;
 
-/// What a run gave.
+/// The result of a run.
 pub(super) struct Passes {
-    /// What each thread freed, pass by pass.
+    /// The frees of each thread, pass by pass.
     pub(super) ended: Vec<Vec<Done>>,
-    /// What the pool counted while objects were freed.
+    /// The pool's lock counters while objects were freed.
     pub(super) counts: LockCounts,
-    /// The number of equally full classes in which two objects meet as often as in the classes there were.
+    /// The number of equally full classes in which two objects would meet as often as in the actual classes.
     pub(super) equal_classes: f64,
 }
 
-/// Memory for the pools of a case, one after another.
+/// Memory for the pools of a case, one pool at a time.
 pub(super) struct Memory {
     pub(super) arena: Arc<Arena>,
     pub(super) run_cache_batch_pages: usize,
@@ -39,7 +39,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Memory for `objects` objects of `mean_bytes` on average. Freed memory stays in the arena.
+    /// Allocates memory for `objects` objects of `mean_bytes` on average. Freed memory stays in the arena.
     pub(super) fn new(run_cache_batch_pages: usize, objects: u64, mean_bytes: f64) -> Result<Self> {
         const SPARE_PAGES: u64 = 1 << 14;
         let pool_pages = (1.25 * objects as f64 * mean_bytes) as u64 / PAGE_SIZE as u64 + SPARE_PAGES;
@@ -49,17 +49,17 @@ impl Memory {
     }
 }
 
-/// The most objects that each of `jobs` threads stores before it frees them.
+/// Returns the most objects that each of `jobs` threads stores before it frees them.
 pub(super) fn most_objects(jobs: usize) -> u64 {
     FULL_SIZE_PAGES.min(MOST_PAGES / jobs as u64)
 }
 
-/// Stores and frees `plan.work` objects or a few more, so that all threads free alike. `run_work` runs
-/// the freeing.
+/// Stores and frees `plan.work` objects or a few more, the same number by each thread. `run_work` runs the
+/// frees.
 ///
 /// # Errors
-/// `NoMemory` when there is too little, `Corrupt` when the pool does not hold what was stored, or something
-/// is left in it.
+/// `NoMemory` if there is too little, `Corrupt` if the pool does not contain what was stored, or objects are
+/// left in it.
 pub(super) fn run<D: PoolLocks>(
     memory: &Memory,
     pages: &Packed,
@@ -70,7 +70,7 @@ pub(super) fn run<D: PoolLocks>(
     let objects_each = plan.work.div_ceil(plan.jobs as u64);
     let passes = objects_each.div_ceil(most_objects(plan.jobs)).max(1);
     let objects_each = objects_each.div_ceil(passes);
-    // Handles that CPUs keep for themselves count as well.
+    // Handles that CPUs cache count, too.
     const SPARE_OBJECTS: u64 = 1 << 16;
     let objects = objects_each * plan.jobs as u64 + SPARE_OBJECTS;
     let builder = PoolBuilder::new("zs-free").max_objects(objects).count_locks(count_locks);
@@ -94,7 +94,7 @@ pub(super) fn run<D: PoolLocks>(
     Ok(done)
 }
 
-/// Has each thread store `objects_each` pages, all at the same time, and checks some of them.
+/// Stores `objects_each` pages on each thread, all at the same time, and checks some of them.
 fn fill<D: PoolLocks>(
     pool: &Pool<D>,
     pages: &Packed,
@@ -122,14 +122,14 @@ fn fill<D: PoolLocks>(
     Ok(filled)
 }
 
-/// 1 divided by the probability that two objects drawn at random are of one class.
+/// Returns 1 divided by the probability that two random objects are of one class.
 fn equal_classes<D: PoolLocks>(pool: &Pool<D>) -> f64 {
     let used: Vec<f64> = pool.class_stats().iter().map(|class| class.obj_used as f64).collect();
     let (all, squares) = (used.iter().sum::<f64>(), used.iter().map(|used| used * used).sum::<f64>());
     if all > 0.0 { all * all / squares } else { 0.0 }
 }
 
-/// Has each thread free what it stored, all at the same time.
+/// Frees each thread's objects on that thread, all at the same time.
 fn empty<D: PoolLocks>(pool: &Pool<D>, handles: Vec<Vec<Handle>>, run_work: RunWork) -> Result<Vec<Done>> {
     run_together(handles.into_iter().map(|mut handles| {
         move |gate: &Gate| {

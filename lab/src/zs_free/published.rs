@@ -1,4 +1,4 @@
-//! What the series' authors measured.
+//! The authors' figures.
 //!
 //! Wenchao Hao and Xueyuan Chen, "mm/zsmalloc: reduce lock contention in zs_free()", cover letter of the
 //! second version, 2026: processes that each map 256 MiB, write them, have them swapped out to zram (lzo-rle)
@@ -16,7 +16,7 @@ struct Machine {
     patched_ms: [f64; JOBS.len()],
 }
 
-/// The one whose figures stand in the table.
+/// The machine whose figures are in the table.
 const I7: Machine =
     Machine { name: "Intel i7-12700, 20 cores", base_ms: [11.7, 24.1, 63.0], patched_ms: [9.8, 17.2, 45.3] };
 
@@ -32,7 +32,7 @@ impl Machine {
     }
 }
 
-/// What stands beside our figures.
+/// Returns the published figures.
 pub(super) fn figures(jobs: usize) -> Option<Published> {
     let at = JOBS.iter().position(|published| *published == jobs)?;
     let side = |design, of: fn(&Machine) -> &[f64; JOBS.len()]| {
@@ -48,7 +48,7 @@ pub(super) fn figures(jobs: usize) -> Option<Published> {
     Some(Published { before, after, ratio: I7.gain(at) })
 }
 
-/// Where the figures come from.
+/// Returns the text about the source of the figures.
 pub(super) fn legend() -> String {
     let of = |machine: &Machine| {
         let ms = |at| {

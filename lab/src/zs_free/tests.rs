@@ -13,7 +13,7 @@ fn corpus() -> Source {
     Source::Built(Kind::Mixed, 192)
 }
 
-/// The whole table, short: what is measured is measured, whatever it comes to.
+/// A short run of the whole table: every value is measured, whatever it is.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
     let options = LabOptions {
@@ -27,7 +27,7 @@ fn every_value_of_the_short_form_is_measured() {
         let name = format!("{}, {} jobs, {}", row.case, row.jobs, row.before.design);
         assert_complete(&SERIES, row);
         for side in [&row.before, &row.after] {
-            // A free takes some ns at the least.
+            // A free takes at least some ns.
             assert!(side.median("ns_per_object").unwrap() > 1.0, "{name}");
         }
         assert_eq!(row.published.is_some(), row.before.design == BEFORE, "{name}");
@@ -38,7 +38,7 @@ fn open(case: &str) -> Box<dyn Experiment> {
     open_case(&SERIES, &corpus(), case)
 }
 
-/// Which locks a free takes is no matter of chance.
+/// The locks that a free takes are deterministic.
 #[test]
 fn each_step_takes_its_locks_away() {
     let stop = AtomicBool::new(false);
@@ -59,7 +59,7 @@ fn each_step_takes_its_locks_away() {
                 assert_eq!(value("locked_frees_per_zspage"), arena, "{name}");
                 assert_eq!(value("class_locks_per_object"), 1.0, "{name}");
                 assert!(value("lists_hold_ns_per_object") > 0.0, "{name}");
-                // The mixture is of many classes.
+                // The mixed corpus has objects of many classes.
                 assert!(value("equal_classes") > 5.0, "{name}");
                 let emptied = value("zspages_emptied_per_object");
                 assert!(emptied > 0.05 && emptied < 1.0, "{name}: {emptied}");
@@ -68,7 +68,7 @@ fn each_step_takes_its_locks_away() {
     }
 }
 
-/// More than threads store at a time is freed in passes, all of it.
+/// Work beyond what threads store at a time is done in passes, all of it.
 #[test]
 fn much_work_is_done_in_passes() {
     let stop = AtomicBool::new(false);
@@ -87,7 +87,7 @@ fn much_work_is_done_in_passes() {
     let units = |pass: &Vec<Done>| pass.iter().map(|done| done.units).collect();
     assert_eq!(freed.ended.iter().map(units).collect::<Vec<Vec<_>>>(), [[half; 2]; 2]);
     assert_eq!((freed.counts.frees, freed.counts.allocs), (4 * half, 0));
-    // What was in use stays in the arena.
+    // The memory that was in use stays in the arena.
     let charged_pages = memory.arena.charged_pages();
     free();
     let kept = memory.arena.charged_pages() as f64 / charged_pages as f64;

@@ -1,5 +1,5 @@
-//! The simplest files: a disk is cut into places for one file each, and every thread has an equal share of the
-//! places to itself.
+//! A minimal file system: a disk is divided into places for one file each, and every thread has its own equal
+//! share of them.
 
 use std::sync::atomic::Ordering;
 
@@ -14,7 +14,7 @@ use uzram_bench::harness::{Gate, read_back, run_together};
 
 /// Pages of a file of 100 000 bytes.
 pub(super) const FILE_PAGES: usize = 100_000usize.div_ceil(PAGE_SIZE);
-/// Files that a disk has places for: five for each of the most threads.
+/// The disk's places for files: five for each of the most threads.
 const PLACES: usize = 5 * 256;
 /// The size of the disk.
 pub(super) const DISK_BYTES: u64 = (PLACES * FILE_PAGES * PAGE_SIZE) as u64;
@@ -39,8 +39,8 @@ impl Files {
         Ok(())
     }
 
-    /// Has threads write files of `plan.work` pages or a few more, and read and delete as many. Returns for
-    /// each thread when it ran and how many pages it wrote.
+    /// Runs threads that write files of `plan.work` pages or a few more, and read and delete as many. Returns
+    /// for each thread when it ran and how many pages it wrote.
     pub(super) fn use_by_threads(
         &mut self,
         disk: &OpenDevice,
@@ -67,11 +67,11 @@ impl Files {
     }
 }
 
-/// The part of a disk that a thread has.
+/// A thread's part of a disk.
 struct DiskPart<'a> {
     disk: &'a OpenDevice,
     corpus: &'a Corpus,
-    /// The first of its places.
+    /// Its first place.
     start: usize,
     places: &'a mut [Option<usize>],
     /// Of these, those with a file and those without.
@@ -95,7 +95,7 @@ impl<'a> DiskPart<'a> {
 
     /// Writes `files` files, and for each reads one and deletes one; returns the number of pages written.
     fn use_files(&mut self, files: u64, plan: &Plan<'_>) -> Result<u64> {
-        // With another number of threads before, the borders were others, and this part may be too full.
+        // A run with another number of threads had other borders, so this part may be too full.
         let most = (self.places.len() - self.places.len().div_ceil(ONE_FREE_OF)).max(1);
         let mut pages = 0;
         for _ in 0..files {
@@ -128,7 +128,7 @@ impl<'a> DiskPart<'a> {
         Ok(())
     }
 
-    /// Reads any file, and checks a page of it.
+    /// Reads a random file, and checks one of its pages.
     fn read_one(&mut self) -> Result<()> {
         let place = self.used[self.rng.usize(..self.used.len())];
         let source = self.places[place].unwrap_or_default();
@@ -145,7 +145,7 @@ impl<'a> DiskPart<'a> {
     }
 }
 
-/// The pages of the file at a place, and where on the disk they are.
+/// Returns the pages of the file at a place, and their offsets on the disk.
 fn offsets(place: usize) -> impl Iterator<Item = (usize, u64)> {
     (0..FILE_PAGES).map(move |page| (page, pages_to_bytes((place * FILE_PAGES + page) as u64)))
 }

@@ -1,4 +1,4 @@
-//! What the rows say beyond what was expected: sentences whose figures are those of the rows, or published.
+//! Findings beyond the expectations: sentences whose figures are those of the rows, or published.
 
 use super::{AFTER, BEFORE, published};
 use crate::experiment::{Row, Side};
@@ -7,7 +7,7 @@ pub(super) fn paragraphs(rows: &[Row], _cpus: usize) -> Vec<String> {
     waiting(rows).into_iter().collect()
 }
 
-/// How often threads waited for a lock.
+/// Returns how often threads waited for a lock.
 fn waiting(rows: &[Row]) -> Option<String> {
     let row = rows.iter().find(|row| row.before.design == BEFORE && row.jobs == published::THREADS)?;
     let sleeps = |side: &Side| Some(1000.0 * side.mean("voluntary_switches_per_page")?);
@@ -26,7 +26,7 @@ mod tests {
     use super::*;
     use crate::experiment::testing::{row, verdict_text};
 
-    /// A design that took these seconds, a round each.
+    /// Returns a design that took these seconds, one number a round.
     fn side(design: &str, elapsed_s: &[f64]) -> Side {
         let half: Vec<f64> = elapsed_s.iter().map(|seconds| 0.5 * seconds).collect();
         let values = [
@@ -38,7 +38,7 @@ mod tests {
         Side { design: design.to_owned(), values: values.into() }
     }
 
-    /// Rows in which split took so many times as long as consolidated, a ratio a round.
+    /// Returns rows in which split took so many times as long as consolidated, one ratio a round.
     fn rows_of(jobs: usize, ratios: &[f64]) -> Vec<Row> {
         let row = |before, after| row(&SERIES, "files", jobs, before, after);
         let after = || side(AFTER, &vec![1.0; ratios.len()]);

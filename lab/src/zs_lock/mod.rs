@@ -1,12 +1,12 @@
-//! The table `zs-lock`: a pool with a lock for each size class and one for looking objects up, against a
-//! single lock.
+//! The table `zs-lock`: a pool with a lock for each size class and one to look up objects, against a single
+//! lock.
 //!
-//! The series is Nhat Pham's "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks" of 2022. He
-//! shows that it costs next to nothing with fs_mark: 32 threads write files of 100 000 bytes to btrfs or ext4 on
-//! zram, which is full to 80 %. Here threads keep files of as many pages on a [device](uzram::device) for each
-//! design, each in a part of the disk that is its own and full to 80 % all the time: for each file that is
-//! written one is read, and one deleted. Pages are compressed, with lz4, so the pool's share of the work is
-//! what it is in use. A job is a thread; work is counted in pages written.
+//! The series is Nhat Pham's "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks" of 2022,
+//! whose cover letter shows with fs_mark that it costs next to nothing: 32 threads write files of 100 000
+//! bytes to btrfs or ext4 on zram, which is 80 % full. Here threads keep files of as many pages on a
+//! [device](uzram::device) for each design, each in its own part of the disk, which stays 80 % full: for each
+//! file written, one is read and one deleted. Pages are compressed with lz4, so the pool's share of the work
+//! is realistic. A job is a thread; work is counted in pages written.
 
 mod files;
 mod published;
@@ -29,7 +29,7 @@ use uzram_bench::harness::corpus::Corpus;
 
 /// The only case.
 const CASE: &str = "files";
-/// How far the interval of the speed may reach from 1.
+/// The largest distance of the speed's interval from 1.
 const WANTED: f64 = 0.03;
 /// Numbers of threads.
 const JOBS: [usize; 4] = [1, 2, 8, published::THREADS];
@@ -82,11 +82,11 @@ fn designs() -> Designs {
 fn legend() -> Vec<String> {
     vec![
         format!(
-            "{BEFORE}: a lock for each class, and one that readers share to find an object; {AFTER}: one lock for all of it; {}: a free takes its class's lock only (the table zs-free); {}: nor does finding an object take one",
+            "{BEFORE}: a lock for each class, and a read-write lock to find objects; {AFTER}: one lock for both; {}: a free takes its class's lock only (the table zs-free); {}: nor does finding an object take one",
             BEYOND[0], BEYOND[1]
         ),
         format!(
-            "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was taken from its CPU"
+            "files/s: files of {FILE_PAGES} pages, each written while another is read and a third deleted; elapsed, user, system: seconds; for 1000 pages written: sleeps, times a thread waited for a lock or the system, preempt, times it was preempted"
         ),
         published::legend(),
     ]

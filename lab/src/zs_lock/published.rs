@@ -1,8 +1,8 @@
-//! What the series' author measured.
+//! The author's figures.
 //!
-//! Nhat Pham, "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks", version 5, November 2022,
-//! on a server with 36 cores: `fs_mark -d ../zram1mnt -s 100000 -n 2500 -t 32 -k`, files a second on btrfs and
-//! on ext4, the file system on zram being used to 80 %.
+//! Nhat Pham, "zsmalloc: Consolidate zs_pool's migrate_lock and size_class's locks", version 5, November
+//! 2022, on a server with 36 cores: `fs_mark -d ../zram1mnt -s 100000 -n 2500 -t 32 -k`, files a second on
+//! btrfs and on ext4; the file system on zram is 80 % full.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ struct FileSystem {
     with: Rate,
 }
 
-/// The one whose figures stand in the table.
+/// The file system whose figures are in the table.
 const BTRFS: FileSystem = FileSystem {
     name: "btrfs",
     without: Rate { average: 13487.2, median: 13575.0, stddev: 309.1 },
@@ -38,7 +38,7 @@ const EXT4: FileSystem = FileSystem {
 };
 
 impl FileSystem {
-    /// How many times the files a second, by the medians.
+    /// Returns the ratio of the files a second, by the medians.
     const fn gain(&self) -> f64 {
         self.with.median / self.without.median
     }
@@ -48,7 +48,7 @@ impl FileSystem {
     }
 }
 
-/// What stands beside our figures.
+/// Returns the published figures.
 pub(super) fn figures(jobs: usize) -> Option<Published> {
     if jobs != THREADS {
         return None;
@@ -67,7 +67,7 @@ pub(super) fn figures(jobs: usize) -> Option<Published> {
     })
 }
 
-/// Where the figures come from.
+/// Returns the text about the source of the figures.
 pub(super) fn legend() -> String {
     let of = |fs: &FileSystem| {
         let rate = |rate: &Rate| {

@@ -12,7 +12,7 @@ fn corpus() -> Source {
     Source::Built(Kind::Mixed, 192)
 }
 
-/// The whole table, short: what is measured is measured, whatever it comes to.
+/// A short run of the whole table: every value is measured, whatever it is.
 #[test]
 fn every_value_of_the_short_form_is_measured() {
     let options =
@@ -32,7 +32,7 @@ fn every_value_of_the_short_form_is_measured() {
     }
 }
 
-/// Each device has the locks that its rows are named after, and is full to 80 % whoever uses it.
+/// Each device has the locks that its rows are named after, and stays 80 % full with any number of threads.
 #[test]
 fn disks_stay_full_to_four_fifths() {
     let corpus = corpus().load().unwrap();

@@ -1,6 +1,6 @@
-//! What a backing file brings and costs: how fast pages get there and what they take (`written`), what is written
-//! when it is nearly full (`overwrites`), how a data set fares that has less memory than it would fill uncompressed
-//! (`zipf`), and in what order memory is best taken back (`reclaim`). The stores and their files are `scratch`'s.
+//! The gains and costs of a backing file: the speed of writeback and the room that pages take (`written`),
+//! write amplification when the file is nearly full (`overwrites`), the speed of a data set larger than its
+//! memory (`zipf`), and the order of reclaim (`reclaim`). `scratch` has the stores and their files.
 
 mod overwrites;
 mod reclaim;
@@ -28,23 +28,23 @@ use scratch::Scratch;
 pub use written::Written;
 pub use zipf::ZipfAccess;
 
-/// Where the files are put unless told otherwise: what is in `/tmp` may be in memory.
+/// The default folder of the files: `/tmp` may be in memory.
 pub const DEFAULT_DIR: &str = "/var/tmp";
 
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct BackingOptions {
-    /// As of the others, but that pages of one word, repeated, are left out.
+    /// The common options, except that same-filled pages are left out.
     pub common: Common,
-    /// The folder in which one is made for the files, and removed.
+    /// The folder in which a temporary one is made for the files.
     pub dir: PathBuf,
-    /// Pages that are written back all at once; the file is as large.
+    /// The size of the pages that are written back all at once, and of the file.
     pub written_size_bytes: u64,
-    /// The file on which random pages are overwritten.
+    /// The size of the file on which random pages are overwritten.
     pub overwritten_file_bytes: u64,
     /// The memory limit of the data set under Zipf access, which is four times as large before compression.
     pub limit_bytes: u64,
-    /// Pages of which half are to leave memory, by each order.
+    /// The size of the pages of which half are to leave memory, in each order.
     pub reclaimed_size_bytes: u64,
 }
 
@@ -62,22 +62,22 @@ impl Default for BackingOptions {
 }
 
 impl BackingOptions {
-    /// Room for a data set that does not become smaller, and for some of it that is dead.
+    /// Returns room for a data set that does not compress, and for some dead data.
     fn zipf_file_bytes(&self) -> u64 {
         self.limit_bytes * zipf::PAGES_PER_LIMIT / 4 * 5
     }
 
-    /// Why there can be no files, if so: the folder cannot be written to, or has no room.
+    /// Returns why there can be no files, if so: the folder is not writable or has no room.
     ///
     /// # Errors
-    /// A corpus that cannot be had.
+    /// A corpus that cannot be built.
     pub fn obstacle(&self) -> Result<Option<Error>> {
         let corpus = self.load_corpus()?;
         let scratch = match Scratch::new(&self.dir, &corpus, &self.common.algorithm) {
             Ok(scratch) => scratch,
             Err(error) => return Ok(Some(error)),
         };
-        // Those of one part at a time.
+        // The files of one part at a time.
         let parts_bytes = [
             self.written_size_bytes,
             overwrites::files_bytes(self, &scratch)?,
@@ -93,16 +93,16 @@ impl BackingOptions {
     }
 }
 
-/// What was found.
+/// The results.
 #[derive(Clone, Debug, Serialize)]
 pub struct BackingReport {
     /// All pages written back.
     pub written: Written,
-    /// What is written to a file that is nearly full: packed, the fullest last, and then by the kernel's layout.
+    /// Writes to a file that is nearly full: the packed layout, the fullest last, then the kernel's layout.
     pub overwrites: Vec<Overwrites>,
-    /// A data set that is larger than its memory before compression.
+    /// A data set larger than its memory, before compression.
     pub zipf: ZipfAccess,
-    /// Memory taken back in each order.
+    /// Memory reclaimed in each order.
     pub reclaim: Vec<ReclaimRow>,
     /// What was left out, and why.
     pub notes: Vec<String>,
@@ -111,7 +111,7 @@ pub struct BackingReport {
 /// Measures all of it.
 ///
 /// # Errors
-/// A folder or a file that cannot be had, a page that does not read back, a stop.
+/// A folder or a file that cannot be made, a page that does not read back, a stop.
 pub fn run(options: &BackingOptions) -> Result<BackingReport> {
     let corpus = options.load_corpus()?;
     let scratch = || {
@@ -119,7 +119,7 @@ pub fn run(options: &BackingOptions) -> Result<BackingReport> {
         Scratch::new(&options.dir, &corpus, &options.common.algorithm)
     };
     let mut notes = Vec::new();
-    // Each in a statement of its own, at whose end its files go: before those of the next are made.
+    // Each is a separate statement, at whose end its files are removed, before those of the next are made.
     let written = written::measure(options, &scratch()?, &mut notes)?;
     let overwrites = overwrites::measure(options, &scratch()?)?;
     let zipf = zipf::measure(options, &scratch()?)?;
@@ -128,7 +128,7 @@ pub fn run(options: &BackingOptions) -> Result<BackingReport> {
 }
 
 impl BackingReport {
-    /// What is written by the packed layout to the fullest file.
+    /// Returns the writes of the packed layout to the fullest file.
     pub fn fullest(&self) -> Option<&Overwrites> {
         self.overwrites.iter().rfind(|row| row.layout == WritebackLayout::Packed.name())
     }

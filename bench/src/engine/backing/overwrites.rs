@@ -1,8 +1,10 @@
-//! What is written to a backing file that is nearly full while random pages are overwritten, again and again: the
-//! compressed pages, and whatever is moved to make room for them.
+//! Bytes written to a nearly full backing file while random pages are overwritten again and again: the
+//! compressed pages, and objects moved to make room for them.
 //!
-//! As many pages are written back as take a part of the file, 80 % at most. Then some are overwritten and written
-//! back, and so on. When three times the file's size has been written, what is written in the course of one
+//! First, pages are written back until they take a part of the file, 80 % at most. Then some are overwritten
+//! and written back, and so on. After three times the file's size has been written, the writes of one size
+//! more are counted. The kernel's layout, a block for each page, gets the pages of the fullest file,
+//! overwritten in the same way.
 //! size more is counted. The kernel's layout, a block for each page, gets the most pages, overwritten alike.
 
 use serde::Serialize;
@@ -15,18 +17,18 @@ use super::BackingOptions;
 use super::scratch::{Pages, Scratch};
 use crate::harness::go_on;
 
-/// How much of the file living pages take.
+/// The shares of the file that live pages take.
 const LIVE_PERCENT: [u64; 3] = [60, 70, MOST_LIVE_PERCENT];
-/// At most.
+/// The largest share.
 pub(crate) const MOST_LIVE_PERCENT: u64 = 80;
-/// What is written before it counts, by the file's size.
+/// The bytes written before counting, in units of the file's size.
 const SETTLED_AFTER: u64 = 3;
-/// Overwrites before pages are written back: one for so many pages there are.
+/// Overwrites between two writebacks: the number of pages divided by this.
 const BATCH_SHARE: usize = 32;
-/// What a packed page takes beyond its compressed bytes: a header, and what aligns the next one.
+/// The bytes of a packed page beyond its compressed bytes: a header, and alignment of the next one.
 const OVERHEAD_BYTES: f64 = 20.0;
 
-/// What was written with one layout.
+/// The writes with one layout.
 #[derive(Clone, Debug, Serialize)]
 pub struct Overwrites {
     /// The layout.
@@ -35,26 +37,27 @@ pub struct Overwrites {
     pub file_bytes: u64,
     /// Pages, all of them on it.
     pub pages: u64,
-    /// What they take there, in percent of its size.
+    /// Their bytes there, in percent of its size.
     pub live_percent: f64,
     /// Extents that are not free, in percent of all.
     pub extents_percent: f64,
-    /// Compressed pages that were written back while it counted.
+    /// Compressed pages that were written back during the count.
     pub compressed_bytes: u64,
-    /// What was written to the file for them.
+    /// Bytes written to the file for them.
     pub written_bytes: u64,
-    /// Of that, what had been there before.
+    /// Of these, bytes moved within the file.
     pub moved_bytes: u64,
 }
 
 impl Overwrites {
-    /// Bytes written for each byte written back.
+    /// Returns the bytes written for each byte written back.
     pub fn bytes_ratio(&self) -> Option<f64> {
         quotient(self.written_bytes, self.compressed_bytes)
     }
 }
 
-/// Measures a row for each share of the file with the packed layout, the most last, and then one with the kernel's.
+/// Measures a row for each live share of the file with the packed layout, the largest last, and then one with
+/// the kernel's.
 pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<Vec<Overwrites>> {
     let file_bytes = options.overwritten_file_bytes;
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
@@ -73,19 +76,20 @@ pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result
     Ok(rows)
 }
 
-/// What both files take: the packed one, and a block for each of its pages.
+/// Returns the size of both files: the packed one, and a block for each of its pages.
 pub(super) fn files_bytes(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<u64> {
     let file_bytes = options.overwritten_file_bytes;
     let page_bytes = scratch.mean_bytes()? + OVERHEAD_BYTES;
     Ok(file_bytes + blocks_file_bytes(live_pages(file_bytes, MOST_LIVE_PERCENT, page_bytes)))
 }
 
-/// Pages that take so much of a file, packed.
+/// Returns the number of pages that take such a share of a file, packed.
 fn live_pages(file_bytes: u64, live_percent: u64, page_bytes: f64) -> usize {
     (((file_bytes * live_percent / 100) as f64 / page_bytes) as usize).max(1)
 }
 
-/// The file that has a block for each of so many pages, as full as the fullest that is packed.
+/// Returns the size of the file that has a block for each of so many pages, as full as the fullest packed
+/// one.
 fn blocks_file_bytes(page_count: usize) -> u64 {
     pages_to_bytes(page_count as u64) * 100 / MOST_LIVE_PERCENT
 }
@@ -131,7 +135,7 @@ impl<'a> Overwritten<'a> {
         Ok(())
     }
 
-    /// Does so, and counts.
+    /// Overwrites, and counts the writes.
     fn count(mut self, bytes: u64) -> Result<Overwrites> {
         let before = self.pages.backing_stats();
         self.overwrite(bytes)?;

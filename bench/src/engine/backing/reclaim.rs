@@ -1,8 +1,9 @@
-//! Memory that is taken back page by page, the coldest first, and zspage by zspage, all objects of the coldest
-//! one: how fast it becomes free, and how many of the pages are wanted back soon.
+//! Reclaim by page, the coldest first, against reclaim by zspage, all objects of the coldest one: how fast
+//! memory becomes free, and how many of the pages are read back soon.
 //!
-//! A store is filled and its pages used as Zipf has it. Then it gets a limit of half the memory it has, and the
-//! policy has pages leave until that is kept. What is used after that is drawn as before.
+//! A store is filled and its pages are accessed with a Zipf distribution. Then it gets a limit of half its
+//! memory, and the policy reclaims pages until it is within that limit. Later accesses have the same
+//! distribution.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,23 +20,23 @@ use crate::harness::go_on;
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::median;
 
-/// Uses of each page before memory is taken back, and after it.
+/// Accesses per page before the reclaim, and after it.
 const USES_PER_PAGE: [usize; 2] = [4, 1];
-/// How often it is looked whether the limit is kept.
+/// The interval at which the limit is polled.
 const POLL: Duration = Duration::from_micros(200);
-/// How long that may take.
+/// The most time for that.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What was found with one order; medians over the rounds.
+/// The results for one order; medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReclaimRow {
     /// `pages` or `zspages`.
     pub order: &'static str,
-    /// 10^6 bytes of memory that became free in a second.
+    /// 10^6 bytes of memory freed in a second.
     pub freed_mb_per_s: f64,
-    /// Memory that became free for each compressed byte that was written back.
+    /// Memory freed for each compressed byte that was written back.
     pub freed_per_written: f64,
-    /// Of the uses that followed, those that had to read the file, in percent.
+    /// The accesses that followed and had to read the file, in percent.
     pub refault_percent: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Stores of this benchmark, each with a backing file in a folder that goes with whoever holds it.
+//! Stores for this benchmark, each with a backing file in a folder that is removed when it is dropped.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::harness::read_back;
 /// Pages that are read when contents are checked.
 const CHECKED_PAGES: usize = 4096;
 
-/// The folder, and what stores in it have in common.
+/// The folder, and the common parts of the stores in it.
 pub(super) struct Scratch<'a> {
     dir: TempDir,
     corpus: &'a Corpus,
@@ -30,28 +30,28 @@ pub(super) struct Scratch<'a> {
 }
 
 impl<'a> Scratch<'a> {
-    /// A new folder in `dir`.
+    /// Makes a new folder in `dir`.
     pub(super) fn new(dir: &Path, corpus: &'a Corpus, algorithm: &'a Algorithm) -> Result<Scratch<'a>> {
         Ok(Scratch { dir: folder(dir)?, corpus, algorithm })
     }
 
-    /// What a page of the corpus takes compressed, on average.
+    /// Returns the mean compressed size of the corpus's pages.
     pub(super) fn mean_bytes(&self) -> Result<f64> {
         Ok(Packed::new(self.algorithm, huge_threshold(DEFAULT_CHAIN_SIZE), self.corpus)?.mean_bytes())
     }
 
-    /// Where a file of that name lies.
+    /// Returns the path of the file with that name.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A file of that name with so many bytes, which is made if there is none.
+    /// Opens the file with that name and size; creates it if it does not exist.
     pub(super) fn file(&self, name: &str, size_bytes: u64) -> Result<Arc<FileBacking>> {
         let options = FileOptions { size_bytes: Some(size_bytes), ..FileOptions::new(self.path(name)) };
         FileBacking::open(&options).map(Arc::new)
     }
 
-    /// An empty store of so many pages without a memory limit, on a file that it has for itself, if any.
+    /// Returns an empty store of so many pages without a memory limit, with its own file, if any.
     pub(super) fn store(
         &self,
         page_count: usize,
@@ -81,9 +81,9 @@ fn folder(dir: &Path) -> Result<TempDir> {
     })
 }
 
-/// A store, and which page of the corpus each of its pages holds. One thread uses it.
+/// A store, and which page of the corpus each of its pages holds. For use by one thread.
 pub(super) struct Pages<'a> {
-    /// Before the store, which it keeps.
+    /// Declared before the store, which it keeps alive.
     policy_thread: Option<PolicyThread>,
     store: Arc<Store>,
     corpus: &'a Corpus,
@@ -100,7 +100,7 @@ impl Pages<'_> {
         self.store.backing_stats()
     }
 
-    /// Bounds its memory, from now on, and has pages leave by themselves.
+    /// Limits its memory from now on, and starts the policy.
     pub(super) fn limit(&mut self, limit_pages: u64) -> Result<()> {
         if self.policy_thread.is_none() {
             self.policy_thread = Some(PolicyThread::start("bench", &self.store)?);
@@ -109,12 +109,12 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// What its pages come to compressed, those in memory.
+    /// Returns the compressed size of its pages in memory.
     pub(super) fn compressed_bytes(&self) -> u64 {
         self.store.stats().compr_data_bytes
     }
 
-    /// Memory of the pool and its metadata.
+    /// Returns the memory of the pool and its metadata.
     pub(super) fn used_bytes(&self) -> u64 {
         let stats = self.store.stats();
         pages_to_bytes(stats.pool_pages + stats.slab_pages)
@@ -132,19 +132,19 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// Stores a page of the corpus in each.
+    /// Stores a page of the corpus in each page.
     pub(super) fn fill(&mut self) -> Result<()> {
         (0..self.page_count() as u32).try_for_each(|page| self.write(page, page))
     }
 
-    /// All pages in a random order.
+    /// Returns all pages in a random order.
     pub(super) fn shuffled(&self, seed: u64) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.page_count() as u32).collect();
         fastrand::Rng::with_seed(seed).shuffle(&mut order);
         order
     }
 
-    /// Writes all pages back that are in memory, and returns how many left it.
+    /// Writes back all pages that are in memory, and returns how many left it.
     pub(super) fn write_back(&self) -> Result<u64> {
         self.store.write_back(&Writeback::default())
     }

@@ -89,7 +89,7 @@ fn what_keeps_files_from_being_made_is_named() {
     let too_large = BackingOptions { written_size_bytes: 1 << 60, ..options.clone() };
     let obstacle = too_large.obstacle().unwrap().unwrap();
     assert!(obstacle.to_string().contains("room"), "{obstacle}");
-    // Blocks take more than what is packed.
+    // The layout of blocks takes more room than the packed one.
     let corpus = options.load_corpus().unwrap();
     let scratch = Scratch::new(dir.path(), &corpus, &options.common.algorithm).unwrap();
     let files_bytes = overwrites::files_bytes(&options, &scratch).unwrap();

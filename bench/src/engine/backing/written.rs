@@ -1,5 +1,5 @@
-//! All pages of a store written back: how fast, beside fio on the same file; how many bytes they take there while
-//! none of them dies; and how often the device is read when they are read back in random order.
+//! All pages of a store written back: the speed, beside fio on the same file; the bytes they take there while
+//! none is dead; and the number of device reads when they are read back in random order.
 
 use std::time::{Duration, Instant};
 
@@ -18,55 +18,57 @@ use crate::harness::process::is_missing;
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::{median, median_ratio};
 
-/// The file.
+/// The name of the file.
 const NAME: &str = "written";
-/// Writes that fio has in flight, as many as a store unless told otherwise.
+/// Writes that fio has in flight, as many as a store by default.
 const WRITES_IN_FLIGHT: u64 = 4;
-/// fio is not waited for when it writes fewer bytes a second.
+/// The lowest speed of fio for which the benchmark waits.
 const SLOWEST_BYTES_PER_S: u64 = 2 << 20;
 /// Pages that are read back in random order.
 const READ_BACK_PAGES: usize = 4096;
 
-/// What was found; speeds are medians over the rounds.
+/// The results; speeds are medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Written {
-    /// Pages, uncompressed.
+    /// Size of the pages, uncompressed.
     pub size_bytes: u64,
-    /// What moved fio's bytes, and the store's: `io_uring`, or `psync` by as many threads as writes are in flight.
+    /// The engine of fio's writes, and the store's: `io_uring`, or `psync` with as many threads as writes are
+    /// in flight.
     pub engine: &'static str,
-    /// Whether they went past the page cache, in fio as well.
+    /// Whether both bypassed the page cache.
     pub direct: bool,
     /// 10^6 bytes of compressed pages that left memory in a second.
     pub mb_per_s: f64,
-    /// 10^6 bytes that fio wrote in a second, if it is there.
+    /// 10^6 bytes that fio wrote in a second, if it is installed.
     pub fio_mb_per_s: Option<f64>,
     /// The median of the rounds' ratios.
     pub speed_ratio: Option<f64>,
-    /// Compressed pages.
+    /// Size of the compressed pages.
     pub compressed_bytes: u64,
-    /// What was written for them.
+    /// Bytes written for them.
     pub written_bytes: u64,
-    /// The extents that hold them.
+    /// Size of the extents that hold them.
     pub extent_bytes: u64,
-    /// Pages that were then read in random order, each from the device.
+    /// Pages then read in random order, each from the device.
     pub pages_read_back: u64,
-    /// Reads of the device that took.
+    /// Reads of the device for them.
     pub device_reads: u64,
 }
 
 impl Written {
-    /// Bytes of the device, those written or those taken, whichever are more, divided by compressed bytes.
+    /// Returns the bytes of the device, written or allocated, whichever are more, divided by compressed
+    /// bytes.
     pub fn bytes_ratio(&self) -> Option<f64> {
         quotient(self.written_bytes.max(self.extent_bytes), self.compressed_bytes)
     }
 
-    /// Reads of the device for a page that is read back.
+    /// Returns the reads of the device for each page read back.
     pub fn reads_ratio(&self) -> Option<f64> {
         quotient(self.device_reads, self.pages_read_back)
     }
 }
 
-/// One round's.
+/// The result of one round.
 struct Round {
     mb_per_s: f64,
     stats: BackingStats,
@@ -74,7 +76,7 @@ struct Round {
     device_reads: u64,
 }
 
-/// Measures it.
+/// Runs the measurement.
 pub(super) fn measure(
     options: &BackingOptions,
     scratch: &Scratch<'_>,
@@ -83,7 +85,7 @@ pub(super) fn measure(
     let target = FioTarget::new(scratch, options.written_size_bytes)?;
     let has_fio = !is_missing("fio");
     if has_fio {
-        // What is written for the first time takes the file system longer.
+        // The first write takes the file system longer.
         target.write()?;
     } else {
         notes.push("writeback not compared with fio, which is missing".to_owned());
@@ -114,7 +116,7 @@ pub(super) fn measure(
     })
 }
 
-/// Fills a store, writes all of it back, and reads some.
+/// Fills a store, writes all of it back, and reads some pages.
 fn round(options: &BackingOptions, scratch: &Scratch<'_>, number: usize) -> Result<Round> {
     let file = scratch.file(NAME, options.written_size_bytes)?;
     let page_count = page_of(options.written_size_bytes) as usize;
@@ -139,11 +141,11 @@ fn round(options: &BackingOptions, scratch: &Scratch<'_>, number: usize) -> Resu
     })
 }
 
-/// What fio writes to: the same bytes of the same file, past the page cache if the store does, with as many writes in
-/// flight.
+/// The target of fio's writes: the same bytes of the same file, bypassing the page cache if the store does,
+/// with as many writes in flight.
 struct FioTarget<'a> {
     scratch: &'a Scratch<'a>,
-    /// Where the store's bytes begin, behind uzram's header.
+    /// The offset of the store's data, after uzram's header.
     start_bytes: usize,
     size_bytes: u64,
     engine: &'static str,
@@ -162,8 +164,8 @@ impl<'a> FioTarget<'a> {
         Ok(FioTarget { scratch, start_bytes, size_bytes, engine, direct: file.is_direct() })
     }
 
-    /// Writes all of it: 10^6 bytes a second. From start to end with io_uring; else each thread its part, for a
-    /// thread waits for one write at a time, as the store's do.
+    /// Writes all of it; returns 10^6 bytes a second. With io_uring from start to end; else each thread
+    /// writes its own part, because a thread waits for one write at a time, as the store's threads do.
     fn write(&self) -> Result<f64> {
         let mut command = fio::command();
         command.args(["--rw=write", "--bs=1m", "--allow_file_create=0", "--fallocate=none"]);

@@ -1,9 +1,9 @@
-//! A data set of four times the memory that there is for it, before compression, under Zipf access, beside what its
-//! hits and misses would come to by themselves. Compressed, much more of it finds room than a fourth.
+//! A data set of four times its memory, before compression, under Zipf access, beside the speed computed from
+//! its hits and misses alone. Compressed, much more than a fourth of it fits.
 //!
-//! Three stores take turns: one has all of its pages in memory, one has them all on its file, and one has the limit
-//! and a policy. The first and the last serve the same accesses, of the second random pages are read. A miss is an
-//! access that had to read the file.
+//! Three stores take turns: one has all of its pages in memory, one has them all on its file, and one has the
+//! limit and a policy. The first and the last serve the same accesses; of the second, random pages are read.
+//! A miss is an access that had to read the file.
 
 use std::time::{Duration, Instant};
 
@@ -21,25 +21,25 @@ use crate::harness::stats::median;
 
 /// Pages of the data set, uncompressed, for each of memory.
 pub(super) const PAGES_PER_LIMIT: u64 = 4;
-/// How unequal pages are.
+/// The exponent of the Zipf distribution.
 pub(super) const EXPONENT: f64 = 0.99;
-/// Of 100 accesses so many are reads.
+/// The percentage of accesses that are reads.
 const READ_PERCENT: u8 = 90;
-/// Accesses that are drawn beforehand, for each page; then they begin again.
+/// Accesses generated in advance, for each page; then they repeat.
 const ACCESSES_PER_PAGE: usize = 16;
 /// Accesses for each page before it is measured.
 const WARM_UP_PER_PAGE: usize = 2;
-/// Accesses between two looks at the clock.
+/// Accesses between two checks of the clock.
 const LOOK_EVERY: usize = 32;
 
-/// What was found; medians over the rounds.
+/// The results; medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct ZipfAccess {
     /// The data set before compression.
     pub size_bytes: u64,
-    /// The same compressed, when it had just been stored.
+    /// The data set compressed, just after it was stored.
     pub compressed_bytes: u64,
-    /// The memory there is for it.
+    /// Its memory limit.
     pub limit_bytes: u64,
     /// Accesses that read the file, in percent.
     pub miss_percent: f64,
@@ -53,14 +53,14 @@ pub struct ZipfAccess {
     pub speed_ratio: f64,
 }
 
-/// A use of a page: the corpus's page that is written, if it is no read.
+/// An access to a page; if it is a write, the page of the corpus to write.
 #[derive(Clone, Copy)]
 pub(super) struct Access {
     pub(super) page: u32,
     pub(super) written: Option<u32>,
 }
 
-/// Accesses to so many pages, by a seed.
+/// Generates accesses to so many pages from a seed.
 pub(super) fn accesses(page_count: usize, seed: u64) -> Vec<Access> {
     let mut random = fastrand::Rng::with_seed(!seed);
     let mut access =
@@ -78,14 +78,14 @@ impl Access {
     }
 }
 
-/// Accesses that go on from slice to slice, and begin again at their end.
+/// Accesses that continue from slice to slice, and repeat from their end.
 struct Accessed<'a> {
     pages: Pages<'a>,
     accesses: &'a [Access],
     done: usize,
 }
 
-/// What a slice gave.
+/// The result of a slice.
 struct Slice {
     accesses: usize,
     device_reads: u64,
@@ -117,7 +117,7 @@ impl<'a> Accessed<'a> {
         access.carry_out(&mut self.pages)
     }
 
-    /// Serves accesses for so long, but `most` at most.
+    /// Serves accesses for so long, but at most `most`.
     fn slice(&mut self, duration: Duration, most: usize) -> Result<Slice> {
         let device_reads = self.pages.backing_stats().reads;
         let start = Instant::now();
@@ -131,7 +131,7 @@ impl<'a> Accessed<'a> {
     }
 }
 
-/// One round's.
+/// The result of one round.
 struct Round {
     memory: Slice,
     backing: Slice,
@@ -146,7 +146,7 @@ impl Round {
     }
 }
 
-/// Measures it.
+/// Runs the measurement.
 pub(super) fn measure(options: &BackingOptions, scratch: &Scratch<'_>) -> Result<ZipfAccess> {
     let limit_pages = page_of(options.limit_bytes);
     let page_count = (PAGES_PER_LIMIT * limit_pages) as usize;

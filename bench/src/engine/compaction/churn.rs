@@ -1,7 +1,7 @@
-//! Overwrites that scatter a pool: random pages, with contents whose sizes change as time goes by.
+//! Overwrites that scatter a pool: random pages, with contents whose sizes change over time.
 //!
-//! The corpus's pages are put in order by what they compress to, and taken from its upper and its lower
-//! half in turn: in each pass some classes lose objects that others gain, as when a disk's use changes.
+//! The corpus's pages are sorted by compressed size, and taken alternately from the upper and the lower half:
+//! in each pass some classes lose objects that others gain, as when a disk's use changes.
 
 use uzram::Result;
 use uzram::codec::Algorithm;
@@ -16,7 +16,7 @@ pub(super) struct Halves {
 }
 
 impl Halves {
-    /// By the sizes that the algorithm brings.
+    /// Splits the corpus by the sizes that the algorithm gives.
     pub(super) fn new(corpus: &Corpus, algorithm: &Algorithm) -> Result<Halves> {
         let packed = Packed::new(algorithm, PAGE_SIZE, corpus)?;
         let mut by_size: Vec<usize> = (0..corpus.page_count()).collect();
@@ -37,11 +37,11 @@ pub(super) struct Overwrite {
     pub(super) corpus_page: usize,
 }
 
-/// Overwrites without end; the same seed gives the same ones.
+/// An endless sequence of overwrites; the same seed gives the same one.
 pub(super) struct Churn<'a> {
     halves: &'a Halves,
     page_count: usize,
-    /// Overwrites from one half before the other's turn.
+    /// Overwrites from one half before those from the other.
     pass: usize,
     done: usize,
     rng: fastrand::Rng,
@@ -70,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// Noise in the first `noisy` bytes of each page.
+    /// Returns pages whose first `noisy` bytes are noise.
     fn corpus(noisy: &[usize]) -> Corpus {
         let mut rng = fastrand::Rng::with_seed(3);
         let page = |noisy: &usize| -> Vec<u8> {

@@ -1,8 +1,8 @@
-//! How tightly a pool is packed after it was scattered and compacted, beside what its objects need and
-//! beside the kernel's.
+//! How tightly a pool is packed after it was scattered and compacted, compared with what its objects need and
+//! with the kernel's.
 //!
-//! A device is filled and each of its pages overwritten ten times over on average, so that objects of ten
-//! times the pool's size are written; then it is compacted. The kernel's zram gets the same pages in the same
+//! A device is filled and each of its pages overwritten ten times on average, so that objects of ten times
+//! the pool's size are written; then it is compacted. The kernel's zram gets the same pages in the same
 //! order.
 
 use std::time::Instant;
@@ -23,19 +23,19 @@ use crate::harness::go_on;
 
 /// How often each page is overwritten, on average.
 const OVERWRITES_PER_PAGE: usize = 10;
-/// Overwrites between two looks at the stop flag.
+/// Overwrites between two checks of the stop flag.
 const LOOK_EVERY: usize = 4096;
 /// Bytes before the contents of an object that is not huge.
 const HEADER_BYTES: u64 = 8;
 
-/// What a device held.
+/// The memory of a device.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Held {
     /// Pool pages, the kernel's `mem_used_total`.
     pub used_bytes: u64,
     /// Pool pages, metadata and free pages kept.
     pub charged_bytes: u64,
-    /// The chunks of 2 MiB in which these lie.
+    /// The chunks of 2 MiB that contain these.
     pub chunk_bytes: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct Density {
     pub compacted: Held,
     /// How long it took.
     pub compact_ms: f64,
-    /// Pages that the live objects fill if those of each class lie side by side.
+    /// Pages that the live objects fill if those of each class are packed without gaps.
     pub ideal_bytes: u64,
     /// The live objects themselves: compressed pages and their headers.
     pub object_bytes: u64,
@@ -59,23 +59,23 @@ pub struct Density {
 }
 
 impl Density {
-    /// Pool pages after compaction, divided by the ideal.
+    /// Returns pool pages after compaction, divided by the ideal.
     pub fn used_per_ideal(&self) -> Option<f64> {
         quotient(self.compacted.used_bytes, self.ideal_bytes)
     }
 
-    /// Chunks held after compaction, divided by the pages in use there.
+    /// Returns chunks held after compaction, divided by the pages in use there.
     pub fn chunks_per_charged(&self) -> Option<f64> {
         quotient(self.compacted.chunk_bytes, self.compacted.charged_bytes)
     }
 
-    /// Pool pages after compaction, divided by the kernel's after its own.
+    /// Returns pool pages after compaction, divided by the kernel's after its own.
     pub fn used_per_kernel(&self) -> Option<f64> {
         self.kernel_used_bytes.and_then(|[_, used]| quotient(self.compacted.used_bytes, used))
     }
 }
 
-/// Measures it; a kernel without zram is a note.
+/// Runs the measurement; if the kernel has no zram, a note says so.
 pub(super) fn measure(
     options: &CompactionOptions,
     corpus: &Corpus,
@@ -85,7 +85,7 @@ pub(super) fn measure(
 ) -> Result<Density> {
     let size_bytes = pages_to_bytes(page_count as u64);
     let scatter = |target: &dyn Target| scatter(target, options, corpus, halves, page_count);
-    // Not before it is told to.
+    // Only the explicit `compact` below may compact.
     let device = UzramDevice::with_attributes(&[("compact_threshold", "0".to_owned())], size_bytes)?;
     let contents = scatter(&device)?;
     let scattered = Held::of(&device.stats());
@@ -159,7 +159,7 @@ fn scatter(
     Ok(contents)
 }
 
-/// What a class takes if it has full zspages only, and of one more the pages it needs.
+/// Returns the size of a class with full zspages only, except one, of which only the needed pages count.
 fn side_by_side_bytes(stat: &ClassStat) -> u64 {
     let (pages, objs) = (u64::from(stat.class.pages_per_zspage), u64::from(stat.class.objs_per_zspage));
     let rest_bytes = stat.obj_used % objs * u64::from(stat.class.size_bytes);

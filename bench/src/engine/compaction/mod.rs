@@ -1,5 +1,5 @@
-//! What compaction brings and what it costs: how tightly a scattered pool is packed (`density`), and how
-//! reads fare while it goes on (`reads`). Both scatter the pool in the same way (`churn`).
+//! The gains and costs of compaction: how tightly a scattered pool is packed (`density`), and how reads slow
+//! down meanwhile (`reads`). Both scatter the pool in the same way (`churn`).
 
 mod churn;
 mod density;
@@ -20,7 +20,7 @@ pub use reads::{Compactor, ReadRow};
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct CompactionOptions {
-    /// As of the others.
+    /// The common options.
     pub common: Common,
     /// The size of the device; a shorter corpus is repeated.
     pub size_bytes: u64,
@@ -32,14 +32,14 @@ impl Default for CompactionOptions {
     }
 }
 
-/// What was found.
+/// The results.
 #[derive(Clone, Debug, Serialize)]
 pub struct CompactionReport {
     /// The size of the device.
     pub size_bytes: u64,
     /// Memory before and after.
     pub density: Density,
-    /// Reads meanwhile: for each number of jobs a row for each compactor, nobody first.
+    /// Reads meanwhile: for each number of jobs a row for each compactor, none first.
     pub reads: Vec<ReadRow>,
     /// What was left out, and why.
     pub notes: Vec<String>,
@@ -48,7 +48,7 @@ pub struct CompactionReport {
 /// Measures both.
 ///
 /// # Errors
-/// A device that cannot be had, a page that does not read back, a stop.
+/// A device that cannot be made, a page that does not read back, a stop.
 pub fn run(options: &CompactionOptions) -> Result<CompactionReport> {
     let corpus = options.common.corpus.load()?;
     let halves = Halves::new(&corpus, &options.common.algorithm)?;
@@ -60,7 +60,7 @@ pub fn run(options: &CompactionOptions) -> Result<CompactionReport> {
 }
 
 impl CompactionReport {
-    /// The reads by so many jobs beside that compactor.
+    /// Returns the reads by so many jobs beside that compactor.
     pub fn reads(&self, jobs: usize, compactor: Compactor) -> Option<&ReadRow> {
         self.reads.iter().find(|row| row.jobs == jobs && row.compactor == compactor)
     }

@@ -1,8 +1,8 @@
-//! What compaction costs those who read meanwhile.
+//! The cost of compaction for concurrent reads.
 //!
-//! Threads read random pages while another one overwrites a twentieth of the device in a second, so that
-//! there is always something to compact; what differs is only who compacts. The rounds of all are
-//! interleaved, and each is compared with that of its round in which nobody did.
+//! Threads read random pages while another thread overwrites a twentieth of the device in a second, so that
+//! there is always something to compact; only the compactor differs. The rounds of all compactors are
+//! interleaved, and each is compared with the one without compaction in its round.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -22,30 +22,30 @@ use crate::harness::stats::{median, median_ratio};
 
 /// The part of the device that is overwritten in a second.
 const OVERWRITTEN_PER_SECOND: f64 = 0.05;
-/// How often the writer writes what is due.
+/// The interval at which the writer writes what is due.
 const WRITE_EVERY: Duration = Duration::from_millis(1);
-/// What a step of the background compactor that has begun may take to end.
+/// The time for a running step of the background compactor to end.
 const SETTLE: Duration = Duration::from_millis(50);
-/// What the background compactor may move in a second.
+/// The rate limit of the background compactor.
 const COMPACT_RATE: &str = "256M";
 
-/// Who compacts.
+/// The thread that compacts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compactor {
-    /// Nobody.
+    /// None.
     Nobody,
     /// The device's own thread: compact_threshold=1, compact_rate=256M.
     Background,
-    /// A thread that sets `compact` again and again.
+    /// A thread that sets `compact` repeatedly.
     Loop,
 }
 
 impl Compactor {
-    /// All, that which the others are compared with first.
+    /// All; the baseline comes first.
     const ALL: [Compactor; 3] = [Compactor::Nobody, Compactor::Background, Compactor::Loop];
 
-    /// As it stands in the report.
+    /// Returns the name in the report.
     pub fn name(self) -> &'static str {
         match self {
             Compactor::Nobody => "nobody",
@@ -55,24 +55,24 @@ impl Compactor {
     }
 }
 
-/// Random reads by so many threads while somebody compacts; medians over the rounds.
+/// Random reads by so many threads during compaction; medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReadRow {
     /// Threads.
     pub jobs: usize,
-    /// Who compacted meanwhile.
+    /// The compactor.
     pub compactor: Compactor,
     /// 10^6 bytes a second.
     pub mb_per_s: f64,
     /// Half of the pages took at most this long.
     pub p50_us: f64,
-    /// 99 of 100 did.
+    /// 99 of 100 pages took at most this long.
     pub p99_us: f64,
-    /// 999 of 1000 did.
+    /// 999 of 1000 pages took at most this long.
     pub p999_us: f64,
     /// The throughput divided by that without a compactor: the median of the rounds' ratios.
     pub speed_ratio: f64,
-    /// `p999_us` in the same way.
+    /// The ratio of `p999_us`, in the same way.
     pub p999_ratio: f64,
     /// Pages that compaction freed in a second.
     pub compacted_per_s: f64,
@@ -168,10 +168,10 @@ fn set_threshold(device: &UzramDevice, compactor: Compactor) -> Result<()> {
     }
 }
 
-/// Overwrites random pages at the rate, until it ends.
+/// Overwrites random pages at the rate, until `ends` is set.
 fn overwrite(device: &UzramDevice, plan: &Plan<'_>, halves: &Halves, ends: &AtomicBool) -> Result<()> {
     let pages_per_s = plan.page_count as f64 * OVERWRITTEN_PER_SECOND;
-    // Sizes change within a measurement.
+    // Sizes change several times within a measurement.
     let pass = (pages_per_s / 4.0) as usize;
     let mut churn = Churn::new(halves, plan.page_count, pass, !plan.seed);
     let mut worker = device.worker()?;
@@ -187,7 +187,7 @@ fn overwrite(device: &UzramDevice, plan: &Plan<'_>, halves: &Halves, ends: &Atom
     Ok(())
 }
 
-/// Compacts until it ends.
+/// Compacts until `ends` is set.
 fn compact(device: &UzramDevice, ends: &AtomicBool) -> Result<()> {
     while !ends.load(Ordering::Relaxed) {
         device.set("compact", "1")?;

@@ -1,4 +1,4 @@
-//! Memory for some of the pages, as an exact LRU and as the engine's LRU share it out.
+//! Memory for some of the pages, managed by an exact LRU and by the engine's LRU.
 
 use std::collections::BTreeMap;
 
@@ -7,17 +7,17 @@ use uzram::{Error, ErrorKind, Result};
 
 /// Memory for a number of pages.
 pub(super) trait Cache {
-    /// Uses a page, and returns whether it was in memory. It is now.
+    /// Uses a page, and returns whether it was in memory. Afterwards it is.
     fn touch(&mut self, page: u32) -> Result<bool>;
 }
 
-/// Evicts the page whose last use is the longest ago.
+/// Evicts the page with the oldest last use.
 pub(super) struct ExactLru {
     capacity_pages: usize,
     now: u64,
     /// For each page in memory, the time of its last use.
     last_uses: Vec<Option<u64>>,
-    /// The same turned round.
+    /// The inverse of `last_uses`.
     by_last_use: BTreeMap<u64, u32>,
 }
 
@@ -43,10 +43,10 @@ impl Cache for ExactLru {
     }
 }
 
-/// Pages that are evicted at once, the kernel's SWAP_CLUSTER_MAX.
+/// Pages evicted at once, the kernel's SWAP_CLUSTER_MAX.
 const RECLAIM_PAGES: usize = 32;
-/// How often the LRU is asked in a row, before it counts as broken. The first answer may be that all pages were
-/// used since it looked last.
+/// The most tries to isolate pages before the LRU counts as broken. The first may find that all pages were
+/// used since the last scan.
 const MAX_TRIES: usize = 8;
 
 /// Evicts the pages that the engine's LRU calls the coldest.
@@ -120,7 +120,7 @@ mod tests {
     #[test]
     fn the_exact_lru_evicts_what_was_used_the_longest_ago() {
         let hit = |at: &[usize], len: usize| (0..len).map(|use_| at.contains(&use_)).collect::<Vec<_>>();
-        // 1 is evicted by 3, as 0 was used again; then 2 by 1, and 0 by 4.
+        // 3 evicts 1, because 0 was used again; then 1 evicts 2, and 4 evicts 0.
         let trace = [0, 1, 2, 0, 3, 1, 0, 3, 4, 1, 2];
         assert_eq!(hits(&mut ExactLru::new(5, 3), &trace), hit(&[3, 6, 7], trace.len()));
         assert_eq!(hits(&mut ExactLru::new(5, 1), &[0, 0, 1, 0]), hit(&[1], 4));
@@ -159,7 +159,7 @@ mod tests {
             assert_eq!(cache.pages_in_memory, in_memory);
             assert!(in_memory <= 100 && cache.in_memory[page as usize]);
         }
-        // Of pages used alike, about as many hits as there is memory, which is not always full.
+        // With uniform use, the hit ratio is about the share of memory, which is not always full.
         assert!((3000..5500).contains(&hits), "{hits}");
         let stats = cache.lru.stats();
         assert_eq!(stats.evicted, stats.isolated);
@@ -172,7 +172,7 @@ mod tests {
         keeps_what_fits::<SingleLock>();
     }
 
-    /// All pages are used when there is no more room: the first answer is none.
+    /// All pages are used when memory is full: the first try isolates none.
     #[test]
     fn pages_that_are_all_in_use_are_evicted_nonetheless() {
         let mut cache = EngineLru::<Batched>::new(50, 40).unwrap();

@@ -1,12 +1,11 @@
-//! How many uses find their page in memory when the engine's LRU says which pages are the coldest, beside an
-//! exact LRU with as much memory.
+//! The hit ratio of the engine's LRU, beside that of an exact LRU with as much memory.
 //!
-//! A [`Trace`] is used page by page, by one thread, from an empty memory on, and every use counts. A page that
-//! is not in memory is added to the LRU, one that is there is marked as used, and when there is no room, 32
-//! pages at once are isolated at the cold end and evicted. The seed decides all but when the thread changes
-//! its CPU, which has the pages that the last one collected come to the lists a little later.
+//! One thread uses the pages of a [`Trace`] one by one, beginning with empty memory, and every use counts. A
+//! page that is not in memory is added to the LRU, one that is there is marked as used, and when memory is
+//! full, 32 pages at once are isolated at the cold end and evicted. The seed decides all except when the
+//! thread changes its CPU, which delays the pages in the last CPU's pagevec a little.
 //!
-//! Layout: `traces` generates, `caches` keeps pages in memory, here both are brought together.
+//! Layout: `traces` generates, `caches` keeps pages in memory, this file replays the one on the other.
 
 mod caches;
 mod traces;
@@ -25,7 +24,7 @@ use caches::{Cache, EngineLru, ExactLru};
 pub use traces::Trace;
 pub(crate) use traces::Zipf;
 
-/// How much of the pages there is memory for.
+/// The sizes of memory, in percent of the pages.
 pub const MEMORY_PERCENT: [u32; 2] = [5, 20];
 
 const MIN_PAGES: u32 = 100;
@@ -35,13 +34,13 @@ const MAX_USES: usize = 1 << 28;
 /// What to replay.
 #[derive(Clone, Debug)]
 pub struct HitRatioOptions {
-    /// Pages there are.
+    /// The number of pages.
     pub pages: u32,
     /// Uses of each trace.
     pub uses: usize,
     /// Seeds the traces.
     pub seed: u64,
-    /// Set it and the run ends with an error before the next replay.
+    /// Setting it ends the run with an error before the next replay.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -56,7 +55,7 @@ impl Default for HitRatioOptions {
 pub struct Row {
     /// [`Trace::name`].
     pub trace: &'static str,
-    /// How much of the pages there was memory for.
+    /// The size of memory, in percent of the pages.
     pub memory_percent: u32,
     /// [`LruLocks::NAME`].
     pub design: &'static str,
@@ -67,7 +66,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// Percentage points above an exact LRU, less than 0 for below.
+    /// Returns percentage points above an exact LRU, below 0 for fewer hits.
     pub fn points(&self) -> f64 {
         self.hit_percent - self.exact_hit_percent
     }
@@ -76,7 +75,7 @@ impl Row {
 /// The hit ratios. `Display` prints a table.
 #[derive(Clone, Debug, Serialize)]
 pub struct HitRatioReport {
-    /// Pages there were.
+    /// The number of pages.
     pub pages: u32,
     /// Uses of each trace.
     pub uses: usize,
@@ -85,7 +84,7 @@ pub struct HitRatioReport {
 }
 
 impl HitRatioReport {
-    /// The row of one replay, if there is one.
+    /// Returns the row of one replay, if there is one.
     pub fn row(&self, trace: Trace, memory_percent: u32, design: &str) -> Option<&Row> {
         self.rows.iter().find(|row| {
             row.trace == trace.name() && row.memory_percent == memory_percent && row.design == design
@@ -93,11 +92,11 @@ impl HitRatioReport {
     }
 }
 
-/// Replays every trace with each memory.
+/// Replays every trace with each size of memory.
 ///
 /// # Errors
-/// `Invalid` for too few or too many pages or uses, `Busy` when it is stopped, `NoMemory`; `Corrupt` for an
-/// LRU that does not do what it must.
+/// `Invalid` for too few or too many pages or uses, `Busy` when it is stopped, `NoMemory`; `Corrupt` if the
+/// LRU misbehaves.
 pub fn run(options: &HitRatioOptions) -> Result<HitRatioReport> {
     let HitRatioOptions { pages, uses, seed, ref stop } = *options;
     if !(MIN_PAGES..=MAX_PAGES).contains(&pages) || !(1..=MAX_USES).contains(&uses) {
@@ -128,7 +127,7 @@ pub fn run(options: &HitRatioOptions) -> Result<HitRatioReport> {
     Ok(HitRatioReport { pages, uses, rows })
 }
 
-/// Percent of the uses that found their page in memory.
+/// Returns the percentage of uses that found their page in memory.
 fn replay(cache: &mut impl Cache, used: &[u32]) -> Result<f64> {
     let mut hits = 0usize;
     for page in used {
@@ -178,7 +177,7 @@ mod tests {
             assert!(little.hit_percent < much.hit_percent, "{little:?} {much:?}");
             assert!(little.exact_hit_percent < much.exact_hit_percent, "{little:?} {much:?}");
         }
-        // Of a trace in which half of the uses hit nothing but in long rounds, less than half can.
+        // Half of the uses of this trace hit only in long rounds; so less than half of all uses can hit.
         assert!(report.row(Trace::ScanThroughZipf, 20, "batched").unwrap().hit_percent < 50.0);
         let text = report.to_string();
         assert!(text.contains("scan through Zipf") && text.contains("single-lock"), "{text}");

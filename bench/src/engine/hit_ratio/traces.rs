@@ -1,9 +1,9 @@
-//! Traces: which page is used when. A seed and a size give the same trace every time.
+//! Traces of page accesses. A seed and a size give the same trace every time.
 
 /// A kind of trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trace {
-    /// The nth of the pages is used in proportion to 1 / n; which page is the nth, is random.
+    /// The nth page is used in proportion to 1 / n; which page is the nth is random.
     Zipf,
     /// Zipf among one half of the pages, and after each such use one page of the other half, in order.
     ScanThroughZipf,
@@ -16,7 +16,7 @@ impl Trace {
     /// All of them.
     pub const ALL: [Trace; 3] = [Trace::Zipf, Trace::ScanThroughZipf, Trace::Loop];
 
-    /// As it stands in the report.
+    /// Returns the name in the report.
     pub const fn name(self) -> &'static str {
         match self {
             Trace::Zipf => "Zipf",
@@ -25,7 +25,7 @@ impl Trace {
         }
     }
 
-    /// So many uses of pages below `pages`, which is 4 at least.
+    /// Generates so many uses of pages below `pages`, which is at least 4.
     pub(super) fn generate(self, pages: u32, uses: usize, seed: u64) -> Vec<u32> {
         match self {
             Trace::Zipf => Zipf::new(pages, 1.0, seed).take(uses).collect(),
@@ -42,14 +42,14 @@ impl Trace {
 /// Endless draws from a Zipf distribution: the nth page is drawn in proportion to 1 / n^exponent.
 pub(crate) struct Zipf {
     random: fastrand::Rng,
-    /// At n - 1, the nth page.
+    /// At n - 1, the page of rank n.
     by_rank: Vec<u32>,
-    /// At n - 1, what the first n are drawn in proportion to, together.
+    /// At n - 1, the sum of the weights of the first n ranks.
     sums: Vec<f64>,
 }
 
 impl Zipf {
-    /// Which page is the nth, is random.
+    /// Assigns pages to ranks at random.
     pub(crate) fn new(pages: u32, exponent: f64, seed: u64) -> Zipf {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut by_rank: Vec<u32> = (0..pages).collect();

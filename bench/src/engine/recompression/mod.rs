@@ -1,5 +1,5 @@
-//! What recompression brings and what it costs: how long it takes to compress a device's pages again, how much
-//! memory that wins, and how reads fare while it goes on (`reads`).
+//! The gains and costs of recompression: how long it takes to recompress a device's pages, how much memory
+//! that frees, and how reads slow down meanwhile (`reads`).
 
 mod reads;
 
@@ -19,7 +19,7 @@ use super::{Common, Target, UzramDevice, go_on, verify};
 use crate::harness::corpus::Corpus;
 pub use reads::ReadRow;
 
-/// Pages that are tried in a step, after which it is looked whether to go on: some tens of ms of work.
+/// Pages tried in a step, between checks whether to go on: some tens of ms of work.
 const STEP_PAGES: usize = 1024;
 /// Numbers of threads that read.
 const JOBS: [usize; 2] = [1, 2];
@@ -27,11 +27,11 @@ const JOBS: [usize; 2] = [1, 2];
 /// How to measure.
 #[derive(Clone, Debug)]
 pub struct RecompressionOptions {
-    /// As of the others; by its algorithm pages are compressed when they are written.
+    /// The common options; their algorithm compresses pages when they are written.
     pub common: Common,
     /// The size of the device; a shorter corpus is repeated.
     pub size_bytes: u64,
-    /// What compresses them again, at its default level.
+    /// The algorithm that recompresses, at its default level.
     pub again: codec::Kind,
 }
 
@@ -41,31 +41,31 @@ impl Default for RecompressionOptions {
     }
 }
 
-/// What was found.
+/// The results.
 #[derive(Clone, Debug, Serialize)]
 pub struct RecompressionReport {
     /// The size of the device.
     pub size_bytes: u64,
-    /// What compressed its pages when they were written.
+    /// The algorithm that compressed pages when they were written.
     pub algorithm: String,
-    /// What compressed them again.
+    /// The algorithm that recompressed them.
     pub again: &'static str,
-    /// How long that took, undisturbed, in seconds.
+    /// The time of recompression without concurrent reads, in seconds.
     pub elapsed_s: f64,
-    /// Pages that it made smaller.
+    /// Pages that became smaller.
     pub pages_recompressed: u64,
     /// Pool pages before and after, the kernel's `mem_used_total`.
     pub used_bytes: [u64; 2],
-    /// Compressed pages before and after.
+    /// Size of the compressed pages before and after.
     pub compressed_bytes: [u64; 2],
     /// Reads meanwhile, a row for each number of jobs.
     pub reads: Vec<ReadRow>,
 }
 
-/// Measures all of it.
+/// Runs all measurements.
 ///
 /// # Errors
-/// A device that cannot be had, a page that does not read back, a stop.
+/// A device that cannot be made, a page that does not read back, a stop.
 pub fn run(options: &RecompressionOptions) -> Result<RecompressionReport> {
     let corpus = options.common.corpus.load()?;
     let device = SteppedDevice::new(options, &corpus)?;
@@ -92,22 +92,22 @@ pub fn run(options: &RecompressionOptions) -> Result<RecompressionReport> {
     })
 }
 
-/// A device whose pages are compressed again step by step.
+/// A device whose pages are recompressed step by step.
 struct SteppedDevice<'a> {
     options: &'a RecompressionOptions,
     corpus: &'a Corpus,
     device: UzramDevice,
-    /// Steps after which no page is left that was not tried.
+    /// Steps left until all pages have been tried.
     steps_left: AtomicUsize,
 }
 
 impl<'a> SteppedDevice<'a> {
-    /// Full of pages that were compressed once.
+    /// Makes a device full of pages that were compressed once.
     fn new(options: &'a RecompressionOptions, corpus: &'a Corpus) -> Result<Self> {
         let attributes = [
             ("comp_algorithm", options.common.algorithm.to_string()),
             ("recomp_algorithm", format!("algo={}", options.again.name())),
-            // What recompression wins is to be seen, and not what compaction does.
+            // Only the effect of recompression is to be seen, not that of compaction.
             ("compact_threshold", "0".to_owned()),
         ];
         let device = UzramDevice::with_attributes(&attributes, options.size_bytes)?;
@@ -124,24 +124,24 @@ impl<'a> SteppedDevice<'a> {
         self.device.stats()
     }
 
-    /// Writes all pages anew.
+    /// Rewrites all pages.
     fn fill(&self) -> Result<()> {
         self.device.fill(self.corpus)?;
         self.steps_left.store(self.steps(), Ordering::Relaxed);
         go_on(&self.options.common.stop)
     }
 
-    /// Steps that all pages take.
+    /// Returns the number of steps for all pages.
     fn steps(&self) -> usize {
         self.page_count().div_ceil(STEP_PAGES)
     }
 
-    /// Fills it if half of its pages or more may have been tried.
+    /// Refills the device if half of its pages or more may have been tried.
     fn refill(&self) -> Result<()> {
         if 2 * self.steps_left.load(Ordering::Relaxed) > self.steps() { Ok(()) } else { self.fill() }
     }
 
-    /// Compresses some pages again, the largest, unless all were tried. One thread at a time takes steps.
+    /// Recompresses some pages, the largest, unless all were tried. One thread at a time takes steps.
     fn step(&self) -> Result<bool> {
         let Some(left) = self.steps_left.load(Ordering::Relaxed).checked_sub(1) else { return Ok(false) };
         self.steps_left.store(left, Ordering::Relaxed);
@@ -152,12 +152,12 @@ impl<'a> SteppedDevice<'a> {
 }
 
 impl RecompressionReport {
-    /// The reads by so many jobs.
+    /// Returns the reads by so many jobs.
     pub fn reads(&self, jobs: usize) -> Option<&ReadRow> {
         self.reads.iter().find(|row| row.jobs == jobs)
     }
 
-    /// Pool memory afterwards, divided by that before.
+    /// Returns the pool's memory afterwards, divided by that before.
     pub fn used_ratio(&self) -> Option<f64> {
         let [before, after] = self.used_bytes;
         quotient(after, before)

@@ -1,9 +1,9 @@
-//! What recompression costs those who read meanwhile.
+//! The cost of recompression for concurrent reads.
 //!
-//! Threads read random pages while another one compresses pages again, as fast as it can. A page that was
-//! recompressed takes longer to read, whether others are being recompressed or not. So that this is not taken
-//! for a cost of what goes on at the same time, each slice of reads during recompression stands between two
-//! without it, of half its length: together these see as many such pages.
+//! Threads read random pages while another thread recompresses pages without a rate limit. A recompressed
+//! page takes longer to read, whether others are being recompressed or not. So that this does not count as a
+//! cost of concurrency, each slice of reads during recompression is between two of half its length without
+//! it: together these read as many recompressed pages.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -18,8 +18,8 @@ use crate::harness::joined;
 use crate::harness::rounds::in_turn;
 use crate::harness::stats::{Histogram, median, median_ratio};
 
-/// How long a slice lasts at most: the longer, the more changes in its course, and the fewer of them a device
-/// is large enough for.
+/// The most time of a slice: in a longer one more pages change, and a device is large enough for fewer
+/// slices.
 const SLICE: Duration = Duration::from_millis(200);
 
 /// Random reads by so many threads; medians over the slices.
@@ -29,17 +29,17 @@ pub struct ReadRow {
     pub jobs: usize,
     /// Slices with recompression.
     pub slices: usize,
-    /// 10^6 bytes a second while nothing else went on.
+    /// 10^6 bytes a second without recompression.
     pub idle_mb_per_s: f64,
     /// The same during recompression.
     pub mb_per_s: f64,
-    /// 999 of 1000 pages took at most this long while nothing else went on, in all slices together.
+    /// 999 of 1000 pages took at most this long without recompression, in all slices together.
     pub idle_p999_us: f64,
     /// The same during recompression.
     pub p999_us: f64,
     /// The throughput divided by that of the slices before and after it: the median of these ratios.
     pub speed_ratio: f64,
-    /// Pages that became smaller in a second meanwhile.
+    /// Pages that became smaller in a second.
     pub recompressed_per_s: f64,
 }
 
@@ -77,7 +77,7 @@ fn round(
         pattern: Pattern::RandRead,
         jobs,
         until: Until::Elapsed(duration),
-        // Never the pages that were read just now.
+        // Never the pages that were just read.
         seed: options.common.seed.wrapping_add((3 * number + turn) as u64),
         corpus: device.corpus,
         page_count: device.page_count(),

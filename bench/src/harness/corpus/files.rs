@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::generated;
 
-/// At most this much is taken of one file, so that one large file does not make the corpus.
+/// The most bytes taken of one file, so that no large file dominates the corpus.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Folders deeper than this are not entered.
 const MAX_DEPTH: usize = 12;
@@ -17,13 +17,13 @@ const TEXT_SUFFIXES: [&str; 13] =
 const BINARY_ROOTS: [&str; 4] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/bin", "/usr/lib"];
 
-/// `len_bytes` of text. The sources of Rust crates come in first where a registry is present.
+/// Returns `len_bytes` of text. The sources of Rust crates come in first where a registry is present.
 pub(super) fn text(len_bytes: usize) -> Vec<u8> {
     let registry = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| std::env::home_dir().map(|home| home.join(".cargo")))
         .map(|cargo| cargo.join("registry/src"));
-    // A third from each, or a corpus shorter than the first folder would be of one language.
+    // A third from each folder; otherwise a corpus shorter than the first folder would be of one language.
     let mut out = Vec::with_capacity(len_bytes);
     if let Some(registry) = registry {
         fill(&mut out, &registry, is_text, len_bytes / 3);
@@ -32,12 +32,12 @@ pub(super) fn text(len_bytes: usize) -> Vec<u8> {
     finish(out, &TEXT_ROOTS[1..], is_text, len_bytes)
 }
 
-/// `len_bytes` of shared objects and programs.
+/// Returns `len_bytes` of shared objects and programs.
 pub(super) fn binary(len_bytes: usize) -> Vec<u8> {
     finish(Vec::with_capacity(len_bytes), &BINARY_ROOTS, is_elf, len_bytes)
 }
 
-/// Fills up `out` from `roots`, then by repeating it, and when it is empty with generated text.
+/// Fills `out` from `roots`, then by repeating it, or with generated text if it is empty.
 fn finish(mut out: Vec<u8>, roots: &[&str], wanted: fn(&Path) -> bool, len_bytes: usize) -> Vec<u8> {
     for root in roots {
         fill(&mut out, Path::new(root), wanted, len_bytes);
@@ -51,8 +51,8 @@ fn finish(mut out: Vec<u8>, roots: &[&str], wanted: fn(&Path) -> bool, len_bytes
     out
 }
 
-/// Appends the wanted files below `root`, in the order of their paths, until `out` has
-/// `len_bytes`. What cannot be read is passed over: the corpus is of what is there.
+/// Appends the wanted files below `root`, in the order of their paths, until `out` has `len_bytes`.
+/// Unreadable files are skipped.
 fn fill(out: &mut Vec<u8>, root: &Path, wanted: fn(&Path) -> bool, len_bytes: usize) {
     // Folders still to visit; the last is next, so that children come before their siblings.
     let mut pending = vec![(root.to_path_buf(), 0)];
@@ -60,7 +60,7 @@ fn fill(out: &mut Vec<u8>, root: &Path, wanted: fn(&Path) -> bool, len_bytes: us
         if out.len() >= len_bytes {
             return;
         }
-        // The root itself may be a link; below it links are left alone, they could go in circles.
+        // The root itself may be a link; links below it are skipped, because they could form cycles.
         let metadata = if depth == 0 { fs::metadata(&path) } else { fs::symlink_metadata(&path) };
         match metadata {
             Ok(metadata) if metadata.is_dir() && depth < MAX_DEPTH => {
@@ -78,7 +78,7 @@ fn fill(out: &mut Vec<u8>, root: &Path, wanted: fn(&Path) -> bool, len_bytes: us
 fn append(out: &mut Vec<u8>, path: &Path, len_bytes: usize) {
     let room_bytes = (len_bytes - out.len()) as u64;
     if let Ok(file) = File::open(path) {
-        // A file that fails half way has given what it has.
+        // Of a file that fails half way, the bytes read so far are kept.
         let _ = file.take(room_bytes.min(MAX_FILE_BYTES)).read_to_end(out);
     }
 }
@@ -87,7 +87,7 @@ fn is_text(path: &Path) -> bool {
     path.extension().and_then(|suffix| suffix.to_str()).is_some_and(|suffix| TEXT_SUFFIXES.contains(&suffix))
 }
 
-/// Whether the file starts as ELF files do: scripts and configuration lie among the programs.
+/// Returns whether the file begins like an ELF file: folders of programs also have scripts and configuration.
 fn is_elf(path: &Path) -> bool {
     let mut magic = [0; 4];
     File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"\x7fELF"

@@ -2,7 +2,7 @@
 
 use super::heap::words;
 
-/// `len_bytes` of generated text, always the same.
+/// Returns `len_bytes` of generated text, always the same.
 pub(super) fn text(len_bytes: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(3);
     let words = words(&mut rng, 5000);

@@ -1,13 +1,13 @@
-//! Heap pages: the memory that holds a program's live objects, as the allocator laid it out.
+//! Heap pages: the memory of a program's live objects, as the allocator laid it out.
 //!
-//! The objects are built seeded; then every page that holds a part of one is read through
-//! `/proc/self/mem`, with the allocator's headers, the holes left by freed objects and whatever
-//! else lies on it. Reading through the file and not through pointers keeps this safe: the kernel
-//! copies, and an address that is gone is an error.
+//! The objects are built from a seed; then every page that has a part of one is read through
+//! `/proc/self/mem`, with the allocator's headers, the holes left by freed objects and all else on it.
+//! Reading through the file instead of through pointers keeps this safe: the kernel copies, and an unmapped
+//! address is an error.
 //!
-//! Only pages near the objects are taken, and of the mappings `/proc/self/maps` lists only private
-//! writable ones without a file: stacks, other threads' buffers and the rest of the process stay
-//! out, as does a corpus built before.
+//! Only pages near the objects are taken, and of the mappings in `/proc/self/maps` only private writable ones
+//! without a file. This excludes stacks, other threads' buffers, the rest of the process, and a corpus built
+//! before.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
@@ -21,12 +21,12 @@ use super::generated;
 /// Gaps of up to this many pages between pages that hold objects are taken too: they are the
 /// free parts of tables and the holes of freed objects.
 const MAX_GAP_PAGES: usize = 16;
-/// About how many bytes of live objects to build for a page of the corpus. Measured: they then
-/// cover 1.1 pages for each page asked for.
+/// About how many bytes of live objects to build for a page of the corpus. Measured: these cover 1.1 pages
+/// for each page asked for.
 const OBJECT_BYTES_A_PAGE: usize = 4400;
 
-/// `page_count` pages of the live heap, shuffled; repeated when the objects covered fewer pages,
-/// generated text when the process cannot read its own memory.
+/// Returns `page_count` pages of the live heap, shuffled; repeats them if the objects cover fewer pages, and
+/// generates text if the process cannot read its own memory.
 pub(super) fn live_pages(page_count: usize) -> Vec<u8> {
     let mut rng = fastrand::Rng::with_seed(7);
     let objects = Objects::build(&mut rng, page_count * OBJECT_BYTES_A_PAGE);
@@ -43,7 +43,7 @@ pub(super) fn live_pages(page_count: usize) -> Vec<u8> {
     out
 }
 
-/// What the process holds while its memory is read.
+/// The objects that the process holds while its memory is read.
 struct Objects {
     records: Vec<Value>,
     document: String,
@@ -57,15 +57,15 @@ struct Objects {
 type Row = (u64, String, f64, u32);
 
 impl Objects {
-    /// About `len_bytes` of objects: a third of it parsed JSON and its text, a third the table and
-    /// the map by name, the rest hashed sessions and floats.
+    /// Builds about `len_bytes` of objects: a third of it parsed JSON and its text, a third the table and the
+    /// map by name, the rest hashed sessions and floats.
     fn build(rng: &mut fastrand::Rng, len_bytes: usize) -> Objects {
         let words = words(rng, 5000);
-        // The divisors are the bytes one item takes, allocator included, times its part.
+        // The divisors are the bytes that one item takes, allocator overhead included, times its share.
         let mut records: Vec<Value> =
             (0..len_bytes / 4200 + 4).map(|i| record(rng, &words, i as u64)).collect();
         let document = serde_json::to_string(&records[..records.len() / 2]).unwrap_or_default();
-        // A program that has run for a while has freed some of what it built.
+        // Programs that have run for a while have freed some of their objects.
         records.retain(|_| rng.u8(..10) != 0);
         let mut table: Vec<Row> = (0..len_bytes / 480 + 4)
             .map(|i| {
@@ -85,7 +85,7 @@ impl Objects {
         }
     }
 
-    /// The numbers of the pages that hold them.
+    /// Returns the numbers of the pages that hold the objects.
     fn pages(&self) -> BTreeSet<usize> {
         let mut pages = Pages(BTreeSet::new());
         pages.slice(&self.records);
@@ -104,7 +104,7 @@ impl Objects {
     }
 }
 
-/// One parsed object of the kind services pass around.
+/// A parsed object of the kind that services exchange.
 fn record(rng: &mut fastrand::Rng, words: &[String], id: u64) -> Value {
     let name: Vec<_> = (0..4).map(|_| pick(rng, words)).collect();
     let tags: Vec<_> = (0..5).map(|_| pick(rng, words)).collect();
@@ -119,7 +119,7 @@ fn record(rng: &mut fastrand::Rng, words: &[String], id: u64) -> Value {
     })
 }
 
-/// A token, when it began and was last used (ns), and how often.
+/// A token, its start and last use (ns), and its use count.
 fn session(rng: &mut fastrand::Rng) -> [u64; 4] {
     let began_ns = 1_700_000_000_000_000_000 + rng.u64(..86_400_000_000_000);
     [rng.u64(..), began_ns, began_ns + rng.u64(..3_600_000_000_000), rng.u64(..50)]
@@ -129,7 +129,7 @@ fn pick<'a>(rng: &mut fastrand::Rng, words: &'a [String]) -> &'a str {
     &words[rng.usize(..words.len())]
 }
 
-/// `count` made-up words of 2 to 9 of English's commonest letters.
+/// Makes up `count` words of 2 to 9 of English's commonest letters.
 pub(super) fn words(rng: &mut fastrand::Rng, count: usize) -> Vec<String> {
     const LETTERS: &[u8; 12] = b"etaoinshrdlu";
     (0..count)
@@ -137,7 +137,7 @@ pub(super) fn words(rng: &mut fastrand::Rng, count: usize) -> Vec<String> {
         .collect()
 }
 
-/// Page numbers collected from the places of objects.
+/// Page numbers collected from the addresses of objects.
 struct Pages(BTreeSet<usize>);
 
 impl Pages {
@@ -168,7 +168,7 @@ impl Pages {
     }
 }
 
-/// The pages and the short gaps between them, ascending.
+/// Returns the pages and the short gaps between them, ascending.
 fn with_gaps(pages: &BTreeSet<usize>) -> Vec<usize> {
     let mut out: Vec<usize> = Vec::with_capacity(pages.len() * 5 / 4);
     for &page in pages {
@@ -180,7 +180,7 @@ fn with_gaps(pages: &BTreeSet<usize>) -> Vec<usize> {
     out
 }
 
-/// The contents of the first `page_count` of `pages` that lie in the allocator's mappings.
+/// Returns the contents of the first `page_count` of `pages` that are in the allocator's mappings.
 fn read(pages: &[usize], page_count: usize) -> Vec<u8> {
     let Ok(mem) = File::open("/proc/self/mem") else { return Vec::new() };
     let ranges = allocator_ranges(&fs::read_to_string("/proc/self/maps").unwrap_or_default());
@@ -199,7 +199,7 @@ fn read(pages: &[usize], page_count: usize) -> Vec<u8> {
     out
 }
 
-/// The private writable mappings of a `/proc/self/maps` text that belong to no file and no stack.
+/// Returns the private writable mappings of a `/proc/self/maps` text that belong to no file and no stack.
 fn allocator_ranges(maps: &str) -> Vec<std::ops::Range<u64>> {
     maps.lines()
         .filter_map(|line| {

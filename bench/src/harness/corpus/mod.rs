@@ -1,4 +1,4 @@
-//! Page corpora: what tests and benchmarks compress, taken from what the machine has.
+//! Page corpora: the pages that tests and benchmarks compress, taken from this machine.
 //!
 //! * text: sources, headers, JSON, Markdown and other documents;
 //! * binary: shared objects and programs;
@@ -6,11 +6,11 @@
 //!   sorted table;
 //! * mixed: the three, page by page in turn (text, binary, heap, text, …).
 //!
-//! Files are taken in the order of their paths, so a machine gives the same text and binary pages
-//! each time. Heap pages hold addresses, which differ from run to run; everything else about them
-//! is seeded. Contents differ between machines: compare only measurements of one run.
+//! Files are taken in the order of their paths, so a machine gives the same text and binary pages each time.
+//! Heap pages contain addresses, which differ from run to run; all else about them is seeded. Contents differ
+//! between machines: compare only measurements of one run.
 //!
-//! A machine with too few files repeats what it has; one with none gets generated text.
+//! If a machine has too few files, they are repeated; if it has none, text is generated.
 
 mod files;
 mod generated;
@@ -25,23 +25,23 @@ use std::str::FromStr;
 use uzram::units::{PAGE_SIZE, Page, same_word};
 use uzram::{Error, ErrorKind, Result};
 
-/// The most pages a corpus may have (16 GiB), so that a wrong file or flag cannot eat the memory.
+/// The most pages of a corpus (16 GiB), so that a wrong file or option cannot exhaust memory.
 pub const MAX_PAGES: usize = 1 << 22;
 
-/// Pages of a built corpus when nothing else is said: 64 MiB.
+/// Pages of a built corpus by default: 64 MiB.
 pub const DEFAULT_CORPUS_PAGES: usize = 64 << 8;
 
-/// Where the pages come from.
+/// The source of the pages.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A file of pages.
     File(PathBuf),
-    /// Built from what the machine has, this many pages.
+    /// Built from this machine's files and heap, with this many pages.
     Built(Kind, usize),
 }
 
 impl Source {
-    /// The pages.
+    /// Loads or builds the pages.
     ///
     /// # Errors
     /// As [`load`] and [`build`].
@@ -53,7 +53,7 @@ impl Source {
     }
 }
 
-/// What the pages are taken from.
+/// The kind of data in the pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Sources, headers, JSON, Markdown.
@@ -70,7 +70,7 @@ impl Kind {
     /// Every kind, in the order they are written and listed.
     pub const ALL: [Kind; 4] = [Kind::Text, Kind::Binary, Kind::Heap, Kind::Mixed];
 
-    /// Its name, which is also the stem of its file.
+    /// Returns its name, which is also the stem of its file.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Text => "text",
@@ -97,7 +97,7 @@ impl FromStr for Kind {
     }
 }
 
-/// A page aligned in memory as a page, as O_DIRECT wants its buffers.
+/// A page aligned in memory to its size, as O_DIRECT requires of buffers.
 #[derive(Clone)]
 #[repr(C, align(4096))]
 pub struct AlignedPage(pub Page);
@@ -108,7 +108,7 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// A corpus of the whole pages in `bytes`; a partial page at the end is left out.
+    /// Makes a corpus of the whole pages in `bytes`; a partial page at the end is left out.
     ///
     /// # Errors
     /// `Invalid` when `bytes` is shorter than a page.
@@ -125,26 +125,26 @@ impl Corpus {
         Ok(Corpus { pages })
     }
 
-    /// How many pages it has.
+    /// Returns the number of pages.
     pub fn page_count(&self) -> usize {
         self.pages.len()
     }
 
-    /// Page `i`, counted round the corpus again when it is shorter.
+    /// Returns page `i`, modulo the number of pages.
     #[inline]
     pub fn page(&self, i: usize) -> &Page {
         &self.pages[i % self.pages.len()].0
     }
 
-    /// Every page, in order.
+    /// Returns every page, in order.
     pub fn pages(&self) -> impl Iterator<Item = &Page> {
         self.pages.iter().map(|page| &page.0)
     }
 
-    /// The corpus without its same-filled pages (all machine words equal).
+    /// Returns the corpus without its same-filled pages (all machine words equal).
     ///
     /// # Errors
-    /// `Invalid` when nothing else is in it.
+    /// `Invalid` if no other page is in it.
     pub fn without_same_filled(&self) -> Result<Corpus> {
         let pages: Vec<_> = self.pages.iter().filter(|page| same_word(&page.0).is_none()).cloned().collect();
         if pages.is_empty() {
@@ -168,8 +168,8 @@ impl Corpus {
     }
 }
 
-/// Fails unless what was read is what was written: figures of a target that returns wrong bytes mean
-/// nothing. `what` names it.
+/// Fails unless the bytes read are those written: figures of a target that returns wrong bytes mean nothing.
+/// `what` names the target.
 ///
 /// # Errors
 /// `Corrupt`.
@@ -205,7 +205,7 @@ pub fn build(kind: Kind, pages: usize) -> Result<Corpus> {
     Corpus::from_bytes(&bytes)
 }
 
-/// `pages` pages taken from the parts in turn.
+/// Returns `pages` pages taken from the parts in turn.
 fn interleave(parts: &[Vec<u8>; 3], pages: usize) -> Vec<u8> {
     let mut mixed = Vec::with_capacity(pages * PAGE_SIZE);
     for i in 0..pages {
@@ -215,7 +215,7 @@ fn interleave(parts: &[Vec<u8>; 3], pages: usize) -> Vec<u8> {
     mixed
 }
 
-/// Reads a corpus from a file: whole pages, a partial one at the end is left out.
+/// Reads a corpus of whole pages from a file; a partial page at the end is left out.
 ///
 /// # Errors
 /// `Io` when the file cannot be read; `Invalid` when it holds less than a page or more than

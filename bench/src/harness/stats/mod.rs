@@ -1,5 +1,5 @@
-//! The little statistics that measurements need: medians, a histogram of durations, and how sure
-//! one can be of a ratio ([`PairedRatio`]).
+//! The statistics that measurements need: medians, a histogram of durations, and confidence intervals of
+//! ratios ([`PairedRatio`]).
 
 mod paired;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 pub use paired::{MAX_PAIRS, PairedRatio, at_least, can_judge, coverage};
 
-/// The median, the mean of the middle two for an even count; NaN for no values.
+/// Returns the median, the mean of the middle two for an even count; NaN for no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -18,8 +18,8 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// The median of `a[i] / b[i]`. Measurements of one round share the machine's mood, so that their
-/// ratio is steadier than the ratio of two medians.
+/// Returns the median of `a[i] / b[i]`. Measurements of one round see the machine in the same state, so that
+/// their ratio is steadier than the ratio of two medians.
 pub fn median_ratio(a: &[f64], b: &[f64]) -> f64 {
     let ratios: Vec<_> = a.iter().zip(b).map(|(a, b)| a / b).collect();
     median(&ratios)
@@ -28,12 +28,11 @@ pub fn median_ratio(a: &[f64], b: &[f64]) -> f64 {
 /// Sub-buckets of each power of two: a bucket is at most 1/32 of its value wide.
 const SUB_BITS: u32 = 5;
 const SUB_COUNT: usize = 1 << SUB_BITS;
-/// Longest time told apart is 2^40 ns, 18 minutes.
+/// The longest time that is resolved is 2^40 ns, 18 minutes.
 const MAX_BITS: u32 = 40;
 const BUCKETS: usize = (MAX_BITS - SUB_BITS + 1) as usize * SUB_COUNT;
 
-/// How often each duration occurred, in buckets of about 3 %: linear below 32 ns, then 32 linear
-/// buckets to each power of two.
+/// Counts durations in buckets of about 3 %: linear below 32 ns, then 32 linear buckets to each power of two.
 pub struct Histogram {
     counts: Vec<u64>,
     total: u64,
@@ -60,8 +59,8 @@ impl Histogram {
         self.total += other.total;
     }
 
-    /// The duration in microseconds that `fraction` of those counted do not exceed (the middle of
-    /// its bucket); NaN when none was counted.
+    /// Returns the duration in microseconds that `fraction` of those counted do not exceed (the middle of its
+    /// bucket); NaN if none was counted.
     pub fn quantile_us(&self, fraction: f64) -> f64 {
         let rank = (fraction * self.total as f64).ceil().max(1.0) as u64;
         let mut seen = 0;

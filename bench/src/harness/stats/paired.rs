@@ -1,7 +1,7 @@
-//! How two things that were measured in pairs compare: the median of the pairs' ratios, an
-//! interval for it, and a rank test.
+//! Compares two things that were measured in pairs: the median of the pairs' ratios, an interval for it, and
+//! a rank test.
 //!
-//! Both are exact for the few pairs that a measurement has; neither supposes a distribution.
+//! Both are exact for the few pairs of a measurement; neither assumes a distribution.
 //!
 //! * The interval runs from the k-th smallest ratio to the k-th largest. The true median lies
 //!   outside only if fewer than k of the pairs fell on one side of it, and how many do is
@@ -9,10 +9,10 @@
 //!   expectation distributions for populations of unknown distribution form", Annals of
 //!   Mathematical Statistics 7 (1936); also W. J. Conover, "Practical Nonparametric Statistics",
 //!   3rd edition, section 3.2.
-//! * The test is the signed-rank test of F. Wilcoxon, "Individual comparisons by ranking methods",
-//!   Biometrics Bulletin 1 (1945), two-sided, on the ratios' logarithms, so that exchanging the
-//!   two things changes nothing. Pairs without a difference are left out and equal differences
-//!   share their ranks, as he does; the distribution is counted over all signs, ties included.
+//! * The test is the signed-rank test of F. Wilcoxon, "Individual comparisons by ranking methods", Biometrics
+//!   Bulletin 1 (1945), two-sided, on the ratios' logarithms, so that exchanging the two things changes
+//!   nothing. Pairs without a difference are left out and equal differences share their ranks, as in that
+//!   paper; the distribution is counted over all signs, ties included.
 
 use std::fmt;
 
@@ -20,10 +20,10 @@ use serde::Serialize;
 
 use super::median;
 
-/// The most pairs, which bounds what the exact distributions cost.
+/// The most pairs, which bounds the cost of the exact distributions.
 pub const MAX_PAIRS: usize = 100;
 
-/// How sure an interval should be.
+/// The confidence level of an interval.
 const WANTED_COVERAGE: f64 = 0.95;
 
 /// Two things compared in pairs of measurements. `Display` prints the ratio and its interval, with 3 decimals
@@ -32,19 +32,19 @@ const WANTED_COVERAGE: f64 = 0.95;
 pub struct PairedRatio {
     /// The median of the pairs' ratios.
     pub ratio: f64,
-    /// Where the interval for it begins. It holds the true median as probably as [`coverage`] says:
-    /// 0.95 or a little more; less only with fewer than six pairs, of which it spans all.
+    /// The lower end of the interval. It contains the true median with the probability [`coverage`]: 0.95 or
+    /// a little more; less only with fewer than six pairs, of which it spans all.
     #[serde(rename = "ratio_low")]
     pub low: f64,
-    /// Where it ends.
+    /// The upper end.
     #[serde(rename = "ratio_high")]
     pub high: f64,
-    /// How probably the signed ranks would be as uneven as these, or more, if the two were alike.
+    /// The probability of signed ranks as uneven as these, or more, if the two were alike.
     pub p: f64,
 }
 
 impl PairedRatio {
-    /// Compares `a[i]` with `b[i]`; a ratio is `a / b`. `None` when there are no pairs, more than
+    /// Compares `a[i]` with `b[i]`; a ratio is `a / b`. Returns `None` if there are no pairs, more than
     /// [`MAX_PAIRS`], or a measurement that is not above zero.
     pub fn new(a: &[f64], b: &[f64]) -> Option<PairedRatio> {
         let measured = |value: &f64| *value > 0.0 && value.is_finite();
@@ -72,19 +72,19 @@ impl fmt::Display for PairedRatio {
     }
 }
 
-/// How probably the interval of so many pairs holds the true median.
+/// Returns the probability that the interval of so many pairs contains the true median.
 pub fn coverage(pairs: usize) -> f64 {
     interval_of_median(pairs).1
 }
 
-/// Whether so many pairs are enough for their interval to be judged by.
+/// Returns whether so many pairs are enough to judge by their interval.
 pub fn can_judge(pairs: usize) -> bool {
-    // That of 5 pairs is.
+    // The interval of 5 pairs is.
     coverage(pairs) >= 0.93
 }
 
-/// How probably `k` or more of `n` independent events happen, each with probability `p`; for `p` of
-/// a few percent and `n` of a few thousand at most.
+/// Returns the probability that `k` or more of `n` independent events happen, each with probability `p`; for
+/// `p` of a few percent and `n` of a few thousand at most.
 pub fn at_least(k: usize, n: usize, p: f64) -> f64 {
     let mut exactly = (1.0 - p).powi(n as i32);
     let mut fewer = 0.0;
@@ -95,11 +95,10 @@ pub fn at_least(k: usize, n: usize, p: f64) -> f64 {
     (1.0 - fewer).clamp(0.0, 1.0)
 }
 
-/// The largest k for which the interval from the k-th smallest to the k-th largest of `n` values
-/// covers the median as surely as wanted, else 1; and how surely it does.
+/// Returns the largest k for which the interval from the k-th smallest to the k-th largest of `n` values
+/// covers the median with the wanted probability, else 1; and that probability.
 fn interval_of_median(n: usize) -> (usize, f64) {
-    // The probability that exactly `below` of n values lie below the median, and that at most so
-    // many do.
+    // The probabilities that exactly, and that at most, `below` of n values are below the median.
     let mut exactly = 0.5f64.powi(n as i32);
     let mut at_most = exactly;
     let (mut k, mut coverage) = (1, 1.0 - 2.0 * at_most);
@@ -114,7 +113,7 @@ fn interval_of_median(n: usize) -> (usize, f64) {
     (k, coverage.max(0.0))
 }
 
-/// The two-sided p of the signed-rank test on differences; 1 when there is none.
+/// Returns the two-sided p of the signed-rank test on differences; 1 if there is none.
 fn signed_rank_p(differences: &[f64]) -> f64 {
     let mut differences: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();
     differences.sort_unstable_by(|a, b| a.abs().total_cmp(&b.abs()));
@@ -125,7 +124,8 @@ fn signed_rank_p(differences: &[f64]) -> f64 {
         .filter(|(_, difference)| **difference > 0.0)
         .map(|(rank, _)| rank)
         .sum();
-    // chances[s]: how probably the positive ranks add up to s, each being positive as often as not.
+    // chances[s]: the probability that the positive ranks add up to s, each being positive with probability
+    // one half.
     let total: usize = ranks.iter().sum();
     let mut chances = vec![0.0; total + 1];
     chances[0] = 1.0;
@@ -142,7 +142,7 @@ fn signed_rank_p(differences: &[f64]) -> f64 {
     (2.0 * at_most.min(at_least)).min(1.0)
 }
 
-/// Twice the rank of each value's size, of values sorted by it: equal sizes share the mean of their
+/// Returns twice the rank of each value's size, of values sorted by it: equal sizes share the mean of their
 /// ranks, of which twice is whole.
 fn doubled_ranks(sorted: &[f64]) -> Vec<usize> {
     let mut ranks = Vec::with_capacity(sorted.len());
@@ -159,19 +159,19 @@ mod tests {
 
     use super::*;
 
-    /// Differences with these signed ranks.
+    /// Returns differences with these signed ranks.
     fn with_negative_ranks(n: usize, negative: &[usize]) -> Vec<f64> {
         let signed = |rank| if negative.contains(&rank) { -(rank as f64) } else { rank as f64 };
         (1..=n).map(signed).collect()
     }
 
-    /// Ranks of 1..=n that add up to `sum`.
+    /// Returns ranks of 1..=n that add up to `sum`.
     fn ranks_adding_up_to(n: usize, mut sum: usize) -> Vec<usize> {
         (1..=n).rev().filter(|rank| (*rank <= sum).then(|| sum -= rank).is_some()).collect()
     }
 
-    /// The example of Hollander & Wolfe, "Nonparametric Statistical Methods", section 3.1, which R's
-    /// manual repeats: depression before and after a therapy, V = 40, one-sided p = 0.01953.
+    /// The example of Hollander & Wolfe, "Nonparametric Statistical Methods", section 3.1, also in R's
+    /// manual: depression before and after a therapy, V = 40, one-sided p = 0.01953.
     #[test]
     fn the_signed_rank_test_gives_the_published_p() {
         // In thousandths.
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Every way to give signs to the differences, counted one by one.
+    /// Enumerates every combination of signs of the differences.
     fn p_by_enumeration(differences: &[f64]) -> f64 {
         let kept: Vec<f64> = differences.iter().copied().filter(|d| *d != 0.0).collect();
         let rank = |value: f64| {
@@ -236,7 +236,7 @@ mod tests {
         assert!(close(5, 0.9375) && close(6, 0.9688) && close(9, 0.9609) && close(20, 0.9586));
     }
 
-    /// Each value lies below or above the median like a coin: all ways, counted one by one.
+    /// Each value is below or above the median with probability one half: all combinations, enumerated.
     #[test]
     fn the_interval_covers_as_often_as_it_says() {
         for n in 1..=14usize {
