@@ -85,15 +85,15 @@ pub static SETTINGS: &[SettingRow] = &[
         words: &["recompress", "recompress_algorithm"],
         value_name: "algo=NAME",
         help: "The algorithm that recompresses pages, on request or before the limit is reached; priority=1 to 3 may \
-               follow. --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; AFTER \
-               needs a unit, as in 10m or 1h (the text after the last ':' is AFTER if it parses as one)",
+               follow. --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; \
+               AFTER needs a unit, as in 10m or 1h (the text after the last ':' is AFTER if it parses as one)",
         is_policy: true,
         ..TEXT
     },
     SettingRow {
         attribute: "algorithm_params",
         value_name: "level=N",
-        help: "Parameters of an algorithm: level=N dict=PATH; priority=N or algo=NAME selects a recompression algorithm",
+        help: "Parameters of an algorithm: level=N dict=PATH; priority=N or algo=NAME selects one of recompression",
         ..TEXT
     },
     SettingRow {
@@ -145,7 +145,7 @@ pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
         attribute: "compact_threshold",
         value_name: "PERCENT",
-        help: "Percent of the pool's memory that compaction must be able to free before it starts by itself, 0 for never \
+        help: "Percent of the pool's memory that compaction must be able to free to start by itself, 0 for never \
                [default: the device's]",
         ..TEXT
     },
@@ -158,7 +158,7 @@ pub static SETTINGS: &[SettingRow] = &[
         attribute: "policy_high",
         words: &["high"],
         value_name: "PERCENT",
-        help: "High watermark in percent of mem_limit: above it, the coldest pages leave memory [default: the device's]",
+        help: "High watermark in percent of mem_limit: above it, the coldest pages leave [default: the device's]",
         is_policy: true,
         ..TEXT
     },
@@ -179,13 +179,13 @@ pub static SETTINGS: &[SettingRow] = &[
     },
     SettingRow {
         attribute: "mem_limit",
-        help: "The most memory for its contents, with metadata and free pages kept for reuse, but without the fixed cost \
-               of its tables [default: no limit]. Before the limit is reached the coldest pages leave: recompressed with \
-               --recompress, written to the backing device with --backing. A write at the limit waits for that, 20 s at \
-               most, or not at all with --reserve; then it fails, and the old contents stay. NBD clients and programs \
-               that use the file or block device get ENOSPC; swap gets a write error, and the kernel keeps the page in \
-               memory. Pages of zeros or of another repeated word take no memory, so writing them still works, as do \
-               discards",
+        help: "The most memory for its contents, with metadata and free pages kept for reuse, but without the fixed \
+               cost of its tables [default: no limit]. Before the limit is reached the coldest pages leave: \
+               recompressed with --recompress, written to the backing device with --backing. A write at the limit \
+               waits for that, 20 s at most, or not at all with --reserve; then it fails, and the old contents stay. \
+               NBD clients and programs that use the file or block device get ENOSPC; swap gets a write error, and the \
+               kernel keeps the page in memory. Pages of zeros or of another repeated word take no memory, so writing \
+               them still works, as do discards",
         ..SIZE
     },
     SettingRow {

@@ -1,6 +1,6 @@
 //! The settings of a device as keys of a file: in a device's table in a file of `--config`, or at the top level of a
-//! file of
-//! `--policy`. A key in the table `recompress` or `writeback` is the setting of that name with the table's name as prefix.
+//! file of `--policy`. In the tables `recompress` and `writeback`, a setting's name is the table's name, `_` and the
+//! key.
 
 use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
