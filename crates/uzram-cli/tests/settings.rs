@@ -104,7 +104,7 @@ fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
     place.run(&["set", "zram0", "low=10", "high=50"]).ok();
     assert_eq!((get("policy_low").trim(), get("policy_high").trim()), ("10", "50"));
     for (args, said) in [
-        (&["--size", "1M", "--disksize", "2M"][..], "--size 1M: --disksize 2M sets it, too"),
+        (&["--size", "1M", "--disksize", "2M"][..], "--size 1M: --disksize 2M already sets it"),
         (
             &["--recompress", "zstd:1h", "--recompress-after", "2h"],
             "--recompress-after 2h: --recompress zstd:1h",

@@ -164,7 +164,7 @@ pub fn require_root() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         Ok(())
     } else {
-        Err(Failure::line("block devices and swap are root's: run this as root"))
+        Err(Failure::line("block devices and swap need root: run this as root"))
     }
 }
 
@@ -174,7 +174,9 @@ pub fn require_root() -> Result<()> {
 /// No daemon is running, or it shows no files.
 pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
     daemon.about()?.files.ok_or_else(|| {
-        Failure::line("the daemon shows its devices as no files: start it with --mount DIR, or with --attach")
+        Failure::line(
+            "the daemon does not show its devices as files: start it with --mount DIR, or with --attach",
+        )
     })
 }
 

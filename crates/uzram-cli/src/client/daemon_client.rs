@@ -195,13 +195,13 @@ impl Daemon {
     /// Fails unless the listening process runs as this user or root.
     fn check_peer(&self, stream: &UnixStream) -> Result<()> {
         let shown = self.socket.display();
-        let peer =
-            sockopt::socket_peercred(stream).context(|| format!("cannot tell who listens at '{shown}'"))?;
+        let peer = sockopt::socket_peercred(stream)
+            .context(|| format!("cannot identify the process that listens at '{shown}'"))?;
         if peer.uid.is_root() || peer.uid == rustix::process::geteuid() {
             return Ok(());
         }
         Err(Failure::Line(format!(
-            "who listens at '{shown}' is not believed: it is a process of user {}; choose another --runtime-dir",
+            "the process that listens at '{shown}' is not trusted: it belongs to user {}; choose another --runtime-dir",
             peer.uid.as_raw()
         )))
     }

@@ -234,7 +234,9 @@ fn off(args: &OffArgs) -> Result<()> {
     let interrupts = Interrupts::catch()?;
     let go_on = || match interrupts.came() {
         false => Ok(()),
-        true => Err(Failure::line("interrupted: what is still swapped to stays so, and its daemon runs")),
+        true => {
+            Err(Failure::line("interrupted: the remaining swap areas stay on, and the daemon keeps running"))
+        }
     };
     for (AttachedDevice { name, attachment }, _) in areas {
         go_on()?;

@@ -106,7 +106,7 @@ pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     }
     if config.devices.is_empty() && config.left_out.is_empty() {
         return Err(Failure::Usage(format!(
-            "{}: there is no device in it: write a table for each, as in [zram0]",
+            "{}: it has no device: write a table for each, as in [zram0]",
             file.name
         )));
     }
@@ -190,7 +190,7 @@ impl SwapKeys {
         }
         match self.how {
             Some(key) => {
-                Err(Failure::Usage(format!("{key}: the device is no swap space: write {SWAP} = true")))
+                Err(Failure::Usage(format!("{key}: the device is not swap space: write {SWAP} = true")))
             }
             None => Ok(None),
         }

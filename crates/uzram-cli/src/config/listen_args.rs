@@ -107,7 +107,7 @@ impl ListenArgs {
 fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
     if option.is_some() && key.is_some() {
         return Err(Failure::Usage(format!(
-            "--{name}: {} sets {name}, too: give it in one of them",
+            "--{name}: {} sets {name} already: give it in only one place",
             file.display()
         )));
     }
@@ -164,7 +164,7 @@ mod tests {
             ("max-connections", ListenArgs { max_connections: Some(3), ..nothing() }),
         ] {
             let said = line(option.with_file(whole(), path));
-            assert_eq!(said, format!("--{name}: u.toml sets {name}, too: give it in one of them"));
+            assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in only one place"));
         }
     }
 

@@ -106,9 +106,9 @@ mod tests {
             (
                 "policy-high = 1\npolicy_high = 2",
                 "p.toml:2: policy_high: ",
-                "p.toml:1: policy-high sets it, too",
+                "p.toml:1: policy-high already sets it",
             ),
-            ("high = 1\npolicy_high = 2", "p.toml:2: policy_high: ", "p.toml:1: high sets it, too"),
+            ("high = 1\npolicy_high = 2", "p.toml:2: policy_high: ", "p.toml:1: high already sets it"),
             ("writeback = 3", "p.toml:1: 'writeback = 3': ", "unknown key"),
             ("size = 3", "p.toml:1: 'size = 3': ", "unknown key"),
             ("\n\nlow 3", "p.toml:3: 'low 3': ", ""),

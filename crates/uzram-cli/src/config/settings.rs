@@ -325,7 +325,7 @@ impl DeviceSettings {
     pub fn add(&mut self, row: &SettingRow, name: &str, text: &str, origin: &str) -> Result<()> {
         for (attribute, value) in row.values(name, text) {
             if let Some(other) = self.get(attribute) {
-                return Err(Failure::Usage(format!("{origin}: {} sets it, too", other.origin)));
+                return Err(Failure::Usage(format!("{origin}: {} already sets it", other.origin)));
             }
             let known = Device::attributes().iter().find(|row| row.name == attribute);
             match known.map_or(Ok(()), |row: &Attribute| row.check(&value)) {

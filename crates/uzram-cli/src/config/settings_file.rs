@@ -70,7 +70,7 @@ fn read_in_group(
 /// Returns a value as text for its attribute.
 fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> {
     if entry.value.is_bool() && row.form != Form::Switch {
-        return Err(entry.wrong("it is neither true nor false"));
+        return Err(entry.wrong("write a value other than true or false"));
     }
     let text = entry.text()?;
     let Kind::Config(memory) = kind else { return Ok(text) };

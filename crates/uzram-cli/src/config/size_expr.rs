@@ -23,7 +23,7 @@ const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
 /// `Invalid` for a syntax error (with its column), or if the result is less than a page or does not fit into 64 bits.
 pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
     if text.chars().count() > MAX_CHARS {
-        return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters, which is no size")));
+        return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters")));
     }
     let mut parser = Parser { text, at: 0, depth: 0, memory };
     let value = parser.sum()?;
@@ -42,7 +42,7 @@ pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
     }
     // `u64::MAX as f64` is 2^64; anything below it fits.
     if bytes >= u64::MAX as f64 {
-        return Err(Error::invalid(format!("'{text}' comes to more than 64 bits can say")));
+        return Err(Error::invalid(format!("'{text}' comes to more than 64 bits can hold")));
     }
     let bytes = bytes as u64;
     Ok(bytes - bytes % PAGE_SIZE as u64)

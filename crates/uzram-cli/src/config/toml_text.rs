@@ -137,7 +137,7 @@ fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entr
     let mut seen: HashMap<String, String> = HashMap::new();
     for entry in entries.iter().filter(|entry| !entry.value.is_table()) {
         if let Some(other) = seen.insert(entry.dashed(), entry.place()) {
-            return Err(entry.wrong(format!("{other} sets it, too")));
+            return Err(entry.wrong(format!("{other} already sets it")));
         }
     }
     Ok(entries)
@@ -184,7 +184,7 @@ impl<'a> Entry<'a> {
     pub fn table(self) -> failure::Result<Vec<Entry<'a>>> {
         match self.value {
             DeValue::Table(table) => entries(self.file, table),
-            _ => Err(self.wrong("it is a table")),
+            _ => Err(self.wrong("write a table")),
         }
     }
 }

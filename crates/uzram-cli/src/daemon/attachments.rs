@@ -95,7 +95,7 @@ impl Attachments {
         let is_open = |name: &str| self.exports.other_files(name, 0, CLOSE_TIMEOUT) > 0;
         match self.exports.devices().iter().find(|device| is_open(device.name())) {
             None => Ok(()),
-            Some(device) => Err(Failure::Line(format!("the file of {} is open somewhere", device.name()))),
+            Some(device) => Err(Failure::Line(format!("the file of {} is open", device.name()))),
         }
     }
 

@@ -131,7 +131,7 @@ impl Attendant {
         match send(&mut self.stream, request).and_then(|()| receive::<Answer>(&mut self.stream)) {
             Ok(answer) => answer.map_err(Failure::Line),
             Err(error) => Err(Failure::Line(format!(
-                "cannot run {}: the process that the daemon has for it is gone ({error}): run it by hand",
+                "cannot run {}: the daemon's attendant process has ended ({error}): run it by hand",
                 request.shown()
             ))),
         }
@@ -146,7 +146,7 @@ impl Attendant {
 pub fn run(args: &AttendantArgs) -> Result<()> {
     let uid = rustix::process::geteuid();
     if !socket_peercred(io::stdin()).is_ok_and(|peer| peer.uid == uid) {
-        return Err(Failure::line("daemons start this command by themselves, for what they attach"));
+        return Err(Failure::line("only a daemon starts this command"));
     }
     let runtime_dir = args.runtime.path()?;
     serve(&runtime_dir).context(|| "cannot wait for requests".to_owned())

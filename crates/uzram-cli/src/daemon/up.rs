@@ -381,7 +381,7 @@ fn let_go(mut ending: Ending, events: &Receiver<Event>, attachments: &mut Attach
         let Err(Failure::Line(why)) = attachments.detach() else { break };
         let has_swap = attachments.have_swap();
         if ending == Ending::Forced && !has_swap {
-            tracing::warn!("{why}; ending all the same, as forced to");
+            tracing::warn!("{why}; ending anyway, as --force was given");
             break;
         }
         // A process may end meanwhile and free memory or a file.

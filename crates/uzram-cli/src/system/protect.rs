@@ -62,8 +62,8 @@ pub fn unprotect() {
 
 fn explain(error: Errno, capability: &str) -> String {
     match error {
-        Errno::PERM | Errno::ACCESS => format!("that takes {capability}"),
-        Errno::INVAL => "this kernel cannot".to_owned(),
+        Errno::PERM | Errno::ACCESS => format!("it needs {capability}"),
+        Errno::INVAL => "not supported by this kernel".to_owned(),
         error => error.to_string(),
     }
 }

@@ -289,7 +289,7 @@ pub fn check_trusted(dir: &Path) -> Result<()> {
     let distrusted = |why: String| {
         let shown = dir.display();
         Failure::Line(format!(
-            "nothing in the runtime directory '{shown}' is believed: {why}; choose another --runtime-dir"
+            "the runtime directory '{shown}' is not trusted: {why}; choose another --runtime-dir"
         ))
     };
     let status = Place::resolve(dir).and_then(|place| Ok(place.status()?));

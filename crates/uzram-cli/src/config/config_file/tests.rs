@@ -168,8 +168,8 @@ fn swap_space_is_a_block_device() {
         assert_eq!(device(keys).attached, attached, "{keys}");
     }
     for (keys, why) in [
-        ("swap = false\nswap-priority = 3", "u.toml:3: swap-priority: the device is no swap space"),
-        ("swap-discard = true", "u.toml:2: swap-discard: the device is no swap space: write swap = true"),
+        ("swap = false\nswap-priority = 3", "u.toml:3: swap-priority: the device is not swap space"),
+        ("swap-discard = true", "u.toml:2: swap-discard: the device is not swap space: write swap = true"),
         ("swap = true\nattach = false", "u.toml:3: attach: swap space is a block device"),
         ("swap-priority = 32768", "u.toml:2: swap-priority: write a number from 0 to 32767"),
         ("swap-priority = -1", "u.toml:2: swap-priority: write a number from 0 to 32767"),
@@ -211,7 +211,7 @@ fn a_file_without_a_device_is_refused() {
     for text in ["", "\n# [zram0]\n", "mount = '/a'"] {
         assert_eq!(
             complaint(text),
-            "u.toml: there is no device in it: write a table for each, as in [zram0]",
+            "u.toml: it has no device: write a table for each, as in [zram0]",
             "{text}"
         );
     }
@@ -301,7 +301,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("max-connections = '7'", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
         ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is no place to listen", ""),
         ("[zram0]\nsize = 'ram /'", "u.toml:2: size: 'ram /' is not a size: column 6: expected a size", ""),
-        ("[zram0]\nsize = true", "u.toml:2: size: it is neither true nor false", ""),
+        ("[zram0]\nsize = true", "u.toml:2: size: write a value other than true or false", ""),
         ("[zram0]\nsize = 1.5", "u.toml:2: size: invalid type: floating point", "a string, a whole number"),
         ("[zram0]\nstreams = 0", "u.toml:2: streams: ", "0"),
         ("[zram0]\npool-design = 'x'", "u.toml:2: pool-design: ", "x"),
@@ -316,7 +316,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
             "u.toml:2: writeback-after: nothing to write pages to: give backing",
             "",
         ),
-        ("[zram0]\nattributes = 1", "u.toml:2: attributes: it is a table", ""),
+        ("[zram0]\nattributes = 1", "u.toml:2: attributes: write a table", ""),
         (
             "[zram0.attributes]\nsiez = 1",
             "u.toml:2: 'siez = 1': unknown key `siez`; did you mean `size`?",
@@ -330,12 +330,12 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[zram0.attributes]\nchecksum = []", "u.toml:2: checksum: invalid type: sequence", ""),
         (
             "[zram0]\nsize = '1G'\n[zram0.attributes]\ndisksize = '2G'",
-            "u.toml:4: attributes.disksize: u.toml:2: size sets it, too",
+            "u.toml:4: attributes.disksize: u.toml:2: size already sets it",
             "",
         ),
         (
             "[zram0]\nalgorithm = 'lz4'\n[zram0.attributes]\ncomp_algorithm = 'lz4'",
-            "u.toml:4: attributes.comp_algorithm: u.toml:2: algorithm sets it, too",
+            "u.toml:4: attributes.comp_algorithm: u.toml:2: algorithm already sets it",
             "",
         ),
         (

@@ -44,7 +44,7 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
         };
         clean_looks = 0;
         if Instant::now() >= deadline {
-            return Err(io::Error::other(format!("thread '{}' did not answer", first.name)));
+            return Err(io::Error::other(format!("thread '{}' did not respond", first.name)));
         }
         for thread in left.iter().filter(|thread| thread.id != own.as_raw_nonzero().get()) {
             // SAFETY: the call takes only numbers, and the handler is installed above. If the thread has ended, the
