@@ -232,7 +232,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
 fn who_is_no_daemon_has_nobody_attach_for_it() {
     let place = Place::new();
     let ended = place.run(&["attendant"]);
-    assert!(ended.complaint(1).contains("daemons start this"), "{}", ended.stderr);
+    assert!(ended.complaint(1).contains("only a daemon starts this"), "{}", ended.stderr);
 }
 
 #[test]

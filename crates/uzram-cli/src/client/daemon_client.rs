@@ -201,7 +201,7 @@ impl Daemon {
             return Ok(());
         }
         Err(Failure::Line(format!(
-            "the process that listens at '{shown}' is not trusted: it belongs to user {}; choose another --runtime-dir",
+            "the listener at '{shown}' is not trusted: it is a process of user {}; choose another --runtime-dir",
             peer.uid.as_raw()
         )))
     }

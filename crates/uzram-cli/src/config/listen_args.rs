@@ -107,7 +107,7 @@ impl ListenArgs {
 fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
     if option.is_some() && key.is_some() {
         return Err(Failure::Usage(format!(
-            "--{name}: {} sets {name} already: give it in only one place",
+            "--{name}: {} sets {name} already: give it in one of them",
             file.display()
         )));
     }
@@ -164,7 +164,7 @@ mod tests {
             ("max-connections", ListenArgs { max_connections: Some(3), ..nothing() }),
         ] {
             let said = line(option.with_file(whole(), path));
-            assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in only one place"));
+            assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in one of them"));
         }
     }
 
