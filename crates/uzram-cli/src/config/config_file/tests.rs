@@ -299,7 +299,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("max-connections = 0", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
         ("max-connections = 65537", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
         ("max-connections = '7'", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
-        ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is no place to listen", ""),
+        ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is not a place to listen", ""),
         ("[zram0]\nsize = 'ram /'", "u.toml:2: size: 'ram /' is not a size: column 6: expected a size", ""),
         ("[zram0]\nsize = true", "u.toml:2: size: write a value other than true or false", ""),
         ("[zram0]\nsize = 1.5", "u.toml:2: size: invalid type: floating point", "a string, a whole number"),
