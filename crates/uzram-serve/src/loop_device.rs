@@ -110,7 +110,7 @@ impl LoopAttachment {
                 Err(error) => return Err(failed(&error)),
             }
         }
-        Err(Error::new(ErrorKind::Busy, "others take all free loop devices"))
+        Err(Error::new(ErrorKind::Busy, "other processes took all free loop devices"))
     }
 
     /// Returns the new attachment of `device` if it uses direct I/O; the page cache would hold a second copy, and need
@@ -125,7 +125,7 @@ impl LoopAttachment {
         // The device is still ours, as it is held open, and no other process knows of it.
         let _ = clear(device);
         let what = if diskseq.is_err() {
-            "this kernel does not number the attachments of its loop devices (Linux 5.15 does)"
+            "this kernel has no disk sequence numbers for loop devices (Linux 5.15 has)"
         } else {
             "this kernel's loop devices have no direct I/O on FUSE files (Linux 4.10 has it)"
         };
@@ -212,7 +212,7 @@ impl LoopAttachment {
         // Other processes may have it open for a moment, udev for example.
         while self.is_current() {
             if Instant::now() >= deadline {
-                return Err(busy("still open somewhere: it is freed when it is closed"));
+                return Err(busy("still open: it is freed when its last user closes it"));
             }
             thread::sleep(Duration::from_millis(5));
         }

@@ -137,7 +137,7 @@ pub fn unmount(mount: &MountInfo, flags: UnmountFlags) -> io::Result<()> {
 pub fn of(file: impl AsFd) -> io::Result<MountInfo> {
     let id = mount_id(&file)?;
     let mount = all()?.into_iter().find(|mount| mount.id == id);
-    mount.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it lies in no mount of this process's"))
+    mount.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "its mount is not visible to this process"))
 }
 
 /// Returns the ID of an open file's mount: `mnt_id` of proc_pid_fdinfo(5).

@@ -71,12 +71,17 @@ impl Record {
         };
         let metadata = file.metadata().map_err(failed)?;
         if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(failure(ErrorKind::Permission, "believe", shown, "it is another user's, or no file"));
+            return Err(failure(
+                ErrorKind::Permission,
+                "trust",
+                shown,
+                "it is another user's, or not a file",
+            ));
         }
         let mut text = Vec::new();
         file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
         let mut record = Record::parse(&text)
-            .map_err(|error| failure(ErrorKind::Invalid, "understand", shown, &error.to_string()))?;
+            .map_err(|error| failure(ErrorKind::Invalid, "parse", shown, &error.to_string()))?;
         if record.boot_id != boot_id().map_err(failed)? {
             return Ok(Record::default());
         }

@@ -327,8 +327,8 @@ fn files_that_others_have_a_hand_in_are_refused() {
         [("server-cert.pem", "tls-cert"), ("server-key.pem", "tls-key"), ("ca-cert.pem", "tls-client-ca")];
     let tamperings: [Tampering; 6] = [
         (give_away, "belongs to user 65534", None),
-        (all_write, "others than its owner may write it", None),
-        (group_writes, "others than its owner may write it", None),
+        (all_write, "users other than its owner may write it", None),
+        (group_writes, "users other than its owner may write it", None),
         (lead_elsewhere, "belongs to user 65534", None),
         (make_pipe, "not a regular file", None),
         (all_read, "every user of this machine may read this key", Some("server-key.pem")),

@@ -25,7 +25,7 @@ pub(super) const DEVICE: &str = "/dev/cpu_dma_latency";
 /// The value for no limit: `PM_QOS_CPU_LATENCY_DEFAULT_VALUE`.
 const NO_LIMIT_US: i32 = 2_000_000_000;
 const MAX_LIMIT_US: i32 = 1_000_000;
-/// Two requests closer than this are close.
+/// The longest gap between two requests that follow each other closely.
 const CLOSE: Duration = Duration::from_millis(1);
 /// How often the thread checks for requests; after one to two periods without any, the limit is dropped.
 const PERIOD: Duration = Duration::from_millis(5);

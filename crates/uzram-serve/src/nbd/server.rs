@@ -255,7 +255,7 @@ impl Server {
         // The closure owns the registration, which is dropped after everything that the connection holds.
         let serve = move || self.serve(socket, &registration, listener);
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
-            tracing::warn!(%error, "no thread for a connection: it is closed");
+            tracing::warn!(%error, "cannot start a thread for a connection; closing it");
             self.pause();
         }
     }

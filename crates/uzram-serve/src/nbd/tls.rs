@@ -96,16 +96,14 @@ pub fn reload_tls(tls: Option<&Tls>) -> Result<()> {
     let reloaded = match tls {
         Some(tls) => tls.reload(),
         None => {
-            let what = "nothing to read again: this server speaks no TLS, so it has no certificate";
+            let what = "nothing to reload: this server speaks no TLS, so it has no certificate";
             Err(Error::new(ErrorKind::Busy, what).with_setting("tls-cert"))
         }
     };
     match (&reloaded, tls) {
-        (Ok(()), _) => tracing::info!("the files of TLS were read again: new clients get what they hold now"),
+        (Ok(()), _) => tracing::info!("reloaded the TLS files: new connections use them"),
         (Err(error), Some(_)) => {
-            tracing::error!(
-                "cannot read the files of TLS again: {error}; what they held before stays in force"
-            );
+            tracing::error!("cannot reload the TLS files: {error}; the old ones stay in force");
         }
         (Err(error), None) => tracing::warn!("{error}"),
     }
@@ -195,7 +193,7 @@ fn check_safe(file: &Metadata, denied: u32) -> std::result::Result<(), (ErrorKin
         let why = format!("it belongs to user {owner}, not to user {user} or root: chown it");
         Err((ErrorKind::Permission, why))
     } else if mode & denied & OTHERS_WRITE != 0 {
-        let why = format!("others than its owner may write it (mode {mode:04o}): run chmod go-w on it");
+        let why = format!("users other than its owner may write it (mode {mode:04o}): run chmod go-w on it");
         Err((ErrorKind::Permission, why))
     } else if mode & denied & ALL_READ != 0 {
         let why =

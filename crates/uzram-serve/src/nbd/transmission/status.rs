@@ -87,7 +87,7 @@ impl<W: Write> Replies<'_, W> {
             return self.fail(request, Refusal::invalid("no metadata context was set"));
         }
         if len_bytes == 0 {
-            return self.fail(request, Refusal::invalid("no bytes have no status"));
+            return self.fail(request, Refusal::invalid("a request of 0 bytes has no status"));
         }
         let count = contexts.iter().count();
         for (index, context) in contexts.iter().enumerate() {
