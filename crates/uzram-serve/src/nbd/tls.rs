@@ -103,7 +103,7 @@ pub fn reload_tls(tls: Option<&Tls>) -> Result<()> {
     match (&reloaded, tls) {
         (Ok(()), _) => tracing::info!("reloaded the TLS files: new connections use them"),
         (Err(error), Some(_)) => {
-            tracing::error!("cannot reload the TLS files: {error}; the old ones stay in force");
+            tracing::error!("cannot reload the TLS files: {error}; the old configuration stays in force");
         }
         (Err(error), None) => tracing::warn!("{error}"),
     }
