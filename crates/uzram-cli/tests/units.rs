@@ -62,7 +62,7 @@ fn systemd_starts_the_service_before_swap_target_and_has_nothing_to_say_of_it() 
     assert!(said.contains("ordering cycle") || said.contains("Found dependency on uzram.service"), "{said}");
 }
 
-/// A mount namespace of its own would hide what it mounts from everyone else.
+/// Its own mount namespace would hide its mounts from all other processes.
 #[test]
 fn nothing_gives_the_service_a_mount_namespace() {
     const THEIRS: [&str; 11] = [

@@ -101,7 +101,7 @@ fn connections_beyond_the_limit_are_closed_until_one_ends() {
     let server = TestServer::with(device("1M"), |config| config.max_connections = 2);
     let first = server.ready(true);
     let mut second = server.ready(true);
-    // The server counts a client after it has told it so.
+    // The server counts a client only after replying to it.
     eventually(|| Client::silent(&server.path).refused());
     assert_eq!(second.write(0, b"still served").error, 0);
     drop(first);

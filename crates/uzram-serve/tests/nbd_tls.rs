@@ -377,7 +377,7 @@ fn clients_beyond_the_limit_are_refused_and_handshakes_do_not_count() {
     let mut steady = secure.steady();
     let _silent: Vec<_> = (0..5).map(|_| secure.tcp()).collect();
     let encrypted = secure.ready();
-    // The server counts a client after it has told it so.
+    // The server counts a client only after replying to it.
     eventually(|| greeting_len(&secure) == 0);
     check(&mut steady);
     drop(encrypted);
