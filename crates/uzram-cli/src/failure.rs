@@ -1,4 +1,4 @@
-//! How a command fails: with one line for people, and the status that the program exits with.
+//! How a command fails: a one-line message and the program's exit status.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -6,35 +6,35 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// What begins the line of a failure on standard error.
+/// Prefix of a failure's line on standard error.
 pub const PREFIX: &str = "uzram: ";
 
-/// Why a command did not succeed.
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// It could not be done: one line for people, without the program's name.
+    /// The command failed; a one-line message, without the program's name.
     Line(String),
-    /// The command line, or a file with settings that it names, makes no sense: such a line. Nothing was tried.
+    /// The command line, or a configuration file that it names, is invalid; a one-line message. Nothing was tried.
     Usage(String),
-    /// Whoever read our output has gone (`uzram list | head -1`): nobody is left to tell.
+    /// The reader of our output closed the pipe (`uzram list | head -1`): there is nothing to report.
     ReaderLeft,
 }
 
-/// What a command comes to.
+/// The result of a command.
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// A failure that reads `line`.
+    /// Creates a failure with the message `line`.
     pub fn line(line: impl Into<String>) -> Self {
         Failure::Line(line.into())
     }
 
-    /// How another process of this program ended, by the last such line of what it printed.
+    /// Returns the failure that another process of this program reported: the last line with [`PREFIX`] in its output.
     pub fn printed_in(text: &str) -> Option<Self> {
         text.lines().rev().find_map(|line| line.strip_prefix(PREFIX)).map(Failure::line)
     }
 
-    /// The same failure, found in what was asked for rather than in doing it.
+    /// Turns this failure into a usage failure: the request was invalid.
     #[must_use]
     pub fn in_usage(self) -> Self {
         match self {
@@ -43,13 +43,13 @@ impl Failure {
         }
     }
 
-    /// What the engine says of `what`: a value that it cannot accept was asked for.
+    /// Wraps an error of the engine about `what`; an invalid value is a usage failure.
     pub fn of(what: &str, error: &uzram::Error) -> Self {
         let failure = Failure::Line(format!("{what}: {error}"));
         if error.kind() == uzram::ErrorKind::Invalid { failure.in_usage() } else { failure }
     }
 
-    /// Rewrites the line, if it is one.
+    /// Rewrites the message, if there is one.
     pub fn map_line(self, rewrite: impl FnOnce(String) -> String) -> Self {
         match self {
             Failure::Line(line) => Failure::Line(rewrite(line)),
@@ -60,18 +60,18 @@ impl Failure {
 }
 
 impl From<uzram::Error> for Failure {
-    /// One that says enough by itself.
+    /// For errors whose message needs no context.
     fn from(error: uzram::Error) -> Self {
         Failure::Line(error.to_string())
     }
 }
 
-/// Says what was being done when something failed.
+/// Adds to an error what was being done.
 pub trait Context<T> {
     /// Turns an error into the line "`what`: error".
     fn context(self, what: impl FnOnce() -> String) -> Result<T>;
 
-    /// The same of a command line that makes no sense.
+    /// Like [`Context::context`], but for an invalid command line.
     fn usage(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
@@ -98,11 +98,11 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
-/// The status of a command line, or a file that it names, that makes no sense.
+/// The exit status for an invalid command line, or an invalid file that it names.
 pub const USAGE_STATUS: u8 = 2;
 
-/// Parses this process's command line. Otherwise prints help where it was asked for, or has `complain` print a line about
-/// what makes no sense, and returns the status.
+/// Parses this process's command line. Otherwise prints the help that was asked for, or calls `complain` with a line
+/// about the error, and returns the exit status as `Err`.
 pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::result::Result<C, ExitCode> {
     let error = match C::try_parse() {
         Ok(command) => return Ok(command),
@@ -110,7 +110,7 @@ pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::
     };
     Err(match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // A reader who left has seen enough.
+            // A closed pipe is no failure.
             let _ = error.print();
             ExitCode::SUCCESS
         }
@@ -125,7 +125,7 @@ pub fn parse_command_line<C: clap::Parser>(complain: impl FnOnce(&str)) -> std::
     })
 }
 
-/// The first paragraph of clap's message in one line, and what was probably meant; what follows it is usage and advice.
+/// Returns the first paragraph of clap's message as one line, and its suggestion. What follows it is usage and advice.
 pub fn usage_line(error: &clap::Error) -> String {
     let message = error.to_string();
     let words: Vec<&str> = message

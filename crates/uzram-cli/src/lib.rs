@@ -1,5 +1,5 @@
-//! The `uzram` program, as a library, so that its start can be tested ([`start`]): reads the command line and runs one
-//! command. Any failure is one line on standard error and a status.
+//! The `uzram` program as a library, so that tests and fuzzers can reach its start-up code ([`start`]). It parses the
+//! command line and runs one command. A failure prints one line on standard error and sets the exit status.
 //!
 //! The modules are declared bottom up: each imports only from those before it, in its folder's `mod.rs` as here
 //! (`tests/layers.rs` checks it).
@@ -8,15 +8,16 @@
 //! |---|---|
 //! | `failure` | how a command fails, and the status |
 //! | `system` | this process and this machine: runtime directory, descriptors, signals, users, locked memory |
-//! | `terminal` | what people see: tables, changing lines, the log |
-//! | `config` | what a daemon is told: the settings of a device, and the files and options they come from |
-//! | `swap` | what a swap area needs beside its device |
+//! | `terminal` | terminal output: tables, the live line, the log |
+//! | `config` | a daemon's configuration: the settings of a device, and the files and options they come from |
+//! | `swap` | what a swap area needs besides its device: memory checks, cgroups, swapoff |
 //! | `client` | the commands that talk to a daemon; `attach` and `detach` |
 //! | `daemon` | `up` |
-//! | `commands` | `check`, `train`, `swap`, which is a client and starts a daemon, and `bench` and `lab`, programs of their own |
+//! | `commands` | `check`, `train`, `swap` (a client that also starts a daemon), and the programs `bench` and `lab` |
 //!
-//! The statuses: 0, it was done; 1, it was not, or a daemon refused it; 2, the command line or a file with settings makes
-//! no sense, and nothing was tried (`Failure::Usage`). `up --exec` has its command's, 128 + N if signal N ended it.
+//! Exit statuses: 0 on success; 1 on failure, or if a daemon refused the request; 2 if the command line or a
+//! configuration file is invalid and nothing was tried (`Failure::Usage`). `up --exec` returns its command's status,
+//! 128 + N if signal N killed it.
 
 mod failure;
 mod system;
@@ -76,19 +77,19 @@ enum Command {
     Swap(swap_commands::SwapArgs),
     Reload(ReloadArgs),
     Down(DownArgs),
-    /// Measure a device beside what it is compared with
+    /// Benchmark a device against other devices and programs
     ///
     /// Runs the program uzram-bench: `uzram bench --help` lists its options.
     Bench(sibling::SiblingArgs),
     Check(check::CheckArgs),
-    /// Repeat kernel patch series: their before against their after
+    /// Reproduce kernel patch series: measure each one's before against its after
     ///
     /// Runs the program uzram-lab: `uzram lab --help` lists its commands.
     Lab(sibling::SiblingArgs),
     Train(train::TrainArgs),
 }
 
-/// Runs the command that this process's command line says.
+/// Runs the command given on this process's command line.
 pub fn main() -> ExitCode {
     let cli = match parse_command_line::<Cli>(live::error_line) {
         Ok(cli) => cli,

@@ -1,4 +1,4 @@
-//! The `uzram` program: all of it is in the library beside it.
+//! The `uzram` program; its code is in this crate's library.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! What others on the machine do to a daemon's block devices, swap areas and mounts: mounts with lying sources, moved and
-//! unmounted directories, containers with the same paths, numbers that are used again, and clients who look on. As root.
+//! Attacks on a daemon's block devices, swap areas and mounts: mounts with forged sources, moved and unmounted
+//! directories, containers with the same paths, reused numbers, and NBD clients of attached devices. For root.
 
 #![allow(clippy::unwrap_used)]
 
@@ -30,7 +30,7 @@ fn swap_on(place: &BlockPlace) -> String {
     device_after("swap", &facts)
 }
 
-/// The block device in what a daemon says of itself, behind a word.
+/// Returns the block device after `word` in a daemon's output.
 fn device_after(word: &str, facts: &str) -> String {
     let line = facts.lines().find(|line| line.split_whitespace().next() == Some(word));
     line.unwrap_or_else(|| panic!("{facts}")).split_whitespace().nth(1).unwrap().to_owned()
@@ -39,12 +39,12 @@ fn device_after(word: &str, facts: &str) -> String {
 fn is_running(pid: Pid) -> bool {
     let of_process = |name: &str| format!("/proc/{}/{name}", pid.as_raw_nonzero());
     let stat = fs::read_to_string(of_process("stat")).unwrap_or_default();
-    // Until its last thread has ended, it holds what is its own.
+    // The daemon holds its memory and files until its last thread has ended.
     let threads = fs::read_dir(of_process("task")).map_or(0, Iterator::count);
     !stat.is_empty() && (!stat.contains(") Z ") || threads > 1)
 }
 
-/// Ends a daemon when the test is over, if that has failed: in directories that are lost nobody else would find it.
+/// Ends a daemon after a failed test, which could not be found otherwise when its directories are lost.
 struct NotLeft(Pid);
 
 impl Drop for NotLeft {
@@ -59,13 +59,13 @@ fn wait_for_end(pid: Pid) {
     wait_until("the daemon has ended", || !is_running(pid));
 }
 
-/// Kills a daemon, and waits until all of it is gone.
+/// Kills a daemon, and waits until all of its threads have ended.
 fn kill(pid: Pid) {
     kill_process(pid, Signal::KILL).unwrap();
     wait_for_end(pid);
 }
 
-/// A mount as fusermount3(1) makes it for the user 65534, who chooses its source freely. Nobody serves it.
+/// A mount by fusermount3(1) for user 65534, with a source of that user's choice. No process serves it.
 struct LyingMount {
     dir: PathBuf,
     _connection: File,
@@ -98,14 +98,14 @@ fn a_mounts_source_proves_nothing() {
     let owner = format!("uzram:{}", place.place.dir().display());
     let _device_of_theirs = LyingMount::new(place.mount_point("a"), &device);
     let _files_of_theirs = LyingMount::new(place.mount_point("b"), &owner);
-    // The device is free, and the only daemon here lives.
+    // The device is free, and the only daemon here is running.
     place.place.run(&["detach", "zram0"]).ok();
     place.place.run(&["attach", "zram0"]).ok();
     let force = place.place.run(&["detach", "--force"]);
     assert!(force.complaint(1).contains("lives"), "{}", force.stderr);
     place.place.run(&["down"]).ok();
     assert!(daemon.ended().0.success());
-    // What a dead daemon left is cleared, and nothing of theirs.
+    // Clearing after a dead daemon does not touch the attacker's mounts.
     let daemon = place.place.up_sized("16M", &["--attach"]);
     daemon.signal(Signal::KILL);
     daemon.ended();
@@ -115,21 +115,21 @@ fn a_mounts_source_proves_nothing() {
     assert_eq!(place.mounts().len(), 2, "{:?}", place.mounts());
 }
 
-/// The ways in which a daemon's directories can be lost to it.
+/// How a daemon can lose its directories.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Loss {
-    /// Its own mount is detached.
+    /// Its mount is detached.
     LazyUnmount,
-    /// A directory above is renamed.
+    /// A parent directory is renamed.
     Moved,
-    /// The file system that its runtime directory lies in is detached, and all that is mounted there with it.
+    /// The file system of its runtime directory is detached, with all mounts below it.
     TmpfsGone,
 }
 
 impl Loss {
     const ALL: [Loss; 3] = [Loss::LazyUnmount, Loss::Moved, Loss::TmpfsGone];
 
-    /// Before the daemon starts.
+    /// Prepares the directories before the daemon starts.
     fn prepare(self, place: &BlockPlace) {
         if self == Loss::TmpfsGone {
             fs::DirBuilder::new().mode(0o700).create(place.place.dir()).unwrap();
@@ -170,7 +170,7 @@ fn swap_ends_before_its_daemon_does_wherever_the_directories_are() {
         if loss == Loss::LazyUnmount {
             off.ok();
         } else {
-            // Nobody answers there: that is said, and nothing done.
+            // No daemon responds there: the command says so, and does nothing.
             assert!(!off.status.success(), "{loss:?}: {}", off.stdout);
             assert_eq!(place.swap_areas(), [device.as_str()], "{loss:?}");
             kill_process(daemon, Signal::TERM).unwrap();
@@ -197,7 +197,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
         assert!(said.contains(&format!("freed {device}")), "{loss:?}: {said}");
         place.assert_clean();
     }
-    // With the record gone as well, the device is named and left alone.
+    // Without the record, the device is named and left alone.
     let place = BlockPlace::new();
     Loss::TmpfsGone.prepare(&place);
     let device = swap_on(&place);
@@ -211,7 +211,7 @@ fn what_a_dead_daemon_left_is_found_by_its_record() {
     assert_eq!(place.swap_areas(), [device.as_str()]);
 }
 
-/// A mount namespace of its own, in which the place's directory is an empty file system.
+/// A mount namespace in which the place's directory is an empty file system.
 struct Container {
     process: Child,
     dir: PathBuf,
@@ -285,7 +285,7 @@ fn containers_with_the_same_paths_leave_each_other_alone() {
     place.assert_clean();
 }
 
-/// What was a dead daemon's and is somebody else's now, under the same number, is left alone.
+/// A loop device of a dead daemon that now has another file is left alone.
 #[test]
 fn numbers_that_are_used_again_are_not_what_they_were() {
     if unable() || missing(&["losetup", "umount"]) {
@@ -336,7 +336,7 @@ fn a_daemon_does_not_end_beneath_open_files() {
     drop(disk);
     assert!(daemon.ended().0.success());
     place.assert_clean();
-    // Forced, it does.
+    // With --force it ends.
     let daemon = up();
     let disk = File::open(place.disk()).unwrap();
     place.place.run(&["down", "--force"]).ok();
@@ -345,7 +345,7 @@ fn a_daemon_does_not_end_beneath_open_files() {
     place.assert_clean();
 }
 
-/// A client of a TCP port, as any user of the machine can be one.
+/// A client of a TCP port, to which any user of the machine can connect.
 fn client(port: u16) -> Client<TcpStream> {
     let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -354,26 +354,26 @@ fn client(port: u16) -> Client<TcpStream> {
     client
 }
 
-/// Names a client that lists the exports is told.
+/// Returns the export names that a client lists.
 fn listed(port: u16) -> Vec<String> {
     let replies = client(port).option(option::LIST, &[]);
     let names = replies.into_iter().filter(|(kind, _)| *kind == reply::SERVER);
     names.map(|(_, data)| String::from_utf8(data[4..].to_vec()).unwrap()).collect()
 }
 
-/// The error that a client gets that wants an export.
+/// Returns the error for a client that chooses an export.
 fn refusal(port: u16, name: &str) -> u32 {
     let mut replies = client(port).option(option::GO, &info_request(name.as_bytes(), &[]));
     replies.pop().unwrap().0
 }
 
-/// The port that a daemon listens on, by what it has printed of another export.
+/// Returns a daemon's port, from the URI of another export in its output.
 fn port_of(facts: &str) -> u16 {
     let at = facts.find("nbd://127.0.0.1:").unwrap_or_else(|| panic!("{facts}")) + "nbd://127.0.0.1:".len();
     facts[at..].split('/').next().unwrap().parse().unwrap()
 }
 
-/// A daemon with devices as a file says, and its TCP port: there is a device `free` that is exported.
+/// Starts a daemon with these devices of a file and an exported device `free`; returns it and its TCP port.
 fn with_config(place: &BlockPlace, devices: &str) -> (common::Daemon, u16) {
     let text = format!("listen = [\"tcp:127.0.0.1:0\"]\n[free]\nsize = \"8M\"\n{devices}");
     let daemon = place.place.up_config(&text, &[]);
@@ -394,7 +394,7 @@ fn nobody_reads_or_changes_swapped_out_memory() {
     assert_eq!(refusal(port, "mem"), reply::ERR_UNKNOWN);
     daemon.signal(Signal::TERM);
     assert!(daemon.ended().0.success());
-    // Exported in so many words, it can be read.
+    // With an explicit `export`, it can be read.
     let (daemon, port) = with_config(&place, &format!("{swap}export = true\n"));
     assert_eq!(listed(port), ["free", "mem"]);
     let mut client = client(port);
@@ -448,7 +448,7 @@ fn who_attaches_a_device_has_it_alone() {
             drop(before);
             wait_until("the client is gone", || place.place.run(&["attach", "d"]).status.success());
         }
-        // While it is attached, nobody writes but the kernel.
+        // While it is attached, only the kernel writes.
         if always {
             let mut reader = client(port);
             let (_, flags) = reader.enter_export(b"d");
@@ -460,7 +460,7 @@ fn who_attaches_a_device_has_it_alone() {
         }
         place.place.run(&["detach", "d"]).ok();
         wait_until("it is exported again", || listed(port) == ["free", "d"]);
-        // A file that is open for writing is as good as a block device.
+        // A file open for writing has the same effect as a block device.
         let disk = OpenOptions::new().write(true).open(place.place.dir().join("mnt/d/disk"));
         let readers_only = always && read_only;
         if let Ok(disk) = disk {
@@ -473,7 +473,7 @@ fn who_attaches_a_device_has_it_alone() {
     }
 }
 
-/// Whether a new client of the export `d` may not write.
+/// Returns whether a new client of the export `d` cannot write.
 fn refused_or_reader(port: u16) -> bool {
     let mut client = client(port);
     let replies = client.option(option::GO, &info_request(b"d", &[]));
@@ -516,7 +516,7 @@ fn a_listener_serves_the_devices_that_it_names() {
     for name in ["secret", "other"] {
         assert_eq!(refusal(port, name), reply::ERR_UNKNOWN, "{name}");
     }
-    // The default export is one of its own; what comes later under a name that it names is served.
+    // The listener has its own default export; a device added later is served if the listener names it.
     let mut default = client(port);
     default.enter_export(b"");
     assert_eq!(default.write(0, &[7; 4096]).error, 0);
@@ -533,7 +533,7 @@ fn a_listener_serves_the_devices_that_it_names() {
     assert!(daemon.ended().0.success());
 }
 
-/// A shell command as the user 65534.
+/// Runs a shell command as user 65534.
 fn as_another_user(command: &str) -> std::process::Output {
     use std::os::unix::process::CommandExt;
     let mut shell = Command::new("sh");
@@ -559,7 +559,7 @@ fn a_public_directory_makes_no_public_disk() {
         let said = as_another_user(&format!("cat {0} || echo 1 > {0} || ls {0}/", path.display()));
         assert!(!said.status.success() && said.stdout.is_empty(), "{}", path.display());
     }
-    // Nor may others unmount it, or have it unmounted.
+    // Other users can neither unmount it nor make the daemon unmount it.
     as_another_user(&format!(
         "umount {0} || umount -l {0} || fusermount3 -u {0} || fusermount -u {0}",
         public.display()
@@ -578,7 +578,7 @@ fn another_users_directory_names_nothing_of_roots() {
     let place = BlockPlace::new();
     let daemon = place.place.up_sized("16M", &["--attach"]);
     let device = place.loops().remove(0);
-    // As a runtime directory would be, with a record of root's device, by another user.
+    // Another user forges a runtime directory with a record of root's device.
     let forged = place.place.root().join("forged");
     fs::set_permissions(place.place.root(), fs::Permissions::from_mode(0o755)).unwrap();
     fs::DirBuilder::new().mode(0o700).create(&forged).unwrap();
@@ -595,7 +595,7 @@ fn another_users_directory_names_nothing_of_roots() {
         }
     }
     assert_eq!(place.loops(), [device.as_str()]);
-    // Nor is a directory mounted on that another user chooses by a link.
+    // The daemon does not mount on a directory that another user chooses by a link.
     let open = place.mount_point("open");
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
     let target = place.mount_point("target");
@@ -612,8 +612,8 @@ fn another_users_directory_names_nothing_of_roots() {
     place.assert_clean();
 }
 
-/// Commands, signals and renames in a random order, from two sides at once. Whatever they are, a daemon that has ended
-/// by itself has left nothing, and what a killed one has left is cleared.
+/// Commands, signals and renames in random order, from two threads at once. A daemon that has ended by itself must
+/// leave nothing, and cleaning up after a killed one must work.
 #[test]
 fn whatever_happens_nothing_is_left_without_a_word() {
     if unable() {
@@ -653,7 +653,7 @@ fn whatever_happens_nothing_is_left_without_a_word() {
             kill(daemon);
             place.place.run(&["detach", "--force"]).ok();
         } else {
-            // It may have ended already.
+            // The daemon may have ended already.
             let _ = kill_process(daemon, Signal::TERM);
             wait_for_end(daemon);
         }

@@ -1,5 +1,5 @@
-//! Hostile clients of a daemon: what they can take of its memory, its places and its time. Those over TCP are of
-//! another user where this one is root.
+//! Hostile clients of a daemon, and the memory, places and time that they can use up. TCP clients run as another user
+//! if this one is root.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,10 +21,10 @@ use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 
 const LISTEN: [&str; 2] = ["--listen", "tcp:127.0.0.1:0"];
 const MIB: u64 = 1 << 20;
-/// A user whom nothing belongs to.
+/// A user who owns no files.
 const NOBODY: libc::uid_t = 65534;
 
-/// Lets this process, and the daemons that it starts, have as many descriptors as they may.
+/// Raises the descriptor limit of this process, and of the daemons that it starts, to the maximum.
 fn too_few_descriptors(wanted: u64) -> bool {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
@@ -35,13 +35,13 @@ fn too_few_descriptors(wanted: u64) -> bool {
     too_few
 }
 
-/// Runs this in a thread of another user, if this one is root: whether it could be another.
+/// Runs `act` in a thread as another user, if this user is root; its argument says whether that worked.
 fn as_nobody<T: Send>(act: impl FnOnce(bool) -> T + Send) -> T {
     thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let keep = libc::uid_t::MAX;
-            // SAFETY: it takes three numbers. The system call, unlike glibc's function, is for this thread alone,
-            // which ends with `act`.
+            // SAFETY: the call takes only numbers. Unlike glibc's function, the system call applies only to this
+            // thread, which ends with `act`.
             let answer = unsafe { libc::syscall(libc::SYS_setresuid, keep, NOBODY, keep) };
             act(answer == 0)
         });
@@ -53,13 +53,13 @@ fn threads(daemon: &Daemon) -> usize {
     std::fs::read_dir(format!("/proc/{}/task", daemon.id())).unwrap().count()
 }
 
-/// What a daemon says of its clients.
+/// Returns a daemon's list of clients.
 fn clients(place: &Place) -> Vec<serde_json::Value> {
     let json: serde_json::Value = serde_json::from_str(&place.run(&["clients", "--json"]).ok()).unwrap();
     json["clients"].as_array().unwrap().clone()
 }
 
-/// 100 clients that ask for 32 MiB each and read nothing take what all share, and no more.
+/// 100 clients that request 32 MiB each and read nothing use up the shared memory, but no more.
 #[test]
 fn unread_replies_take_no_more_memory_than_there_is_for_all() {
     let place = Place::new();
@@ -80,7 +80,7 @@ fn unread_replies_take_no_more_memory_than_there_is_for_all() {
         a_moment();
     }
     let grown = (most_bytes - before_bytes) / MIB;
-    // 80 MiB for all, 64 KiB for each of 256 places, and what threads take beside it.
+    // 80 MiB of shared memory, 64 KiB for each of 256 places, and the threads.
     assert!(grown < 80 + 16 + 16, "{grown} MiB more than before");
     assert!(Raw::unix(&place).enter().unwrap().works(3), "root is served meanwhile");
 }
@@ -102,7 +102,7 @@ fn idle_clients_of_a_port_leave_roots_own_socket_alone() {
     for _ in 0..10 {
         assert!(Raw::unix(&place).enter().unwrap().works(2));
     }
-    // They are listed, and root makes room.
+    // Root lists them, and makes room.
     let listed = clients(&place);
     wait_until("only they are connected", || clients(&place).len() == idle.len());
     assert!(place.run(&["clients"]).ok().lines().count() >= listed.len());
@@ -131,7 +131,7 @@ fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
     let daemon = place.up(&LISTEN);
     let port = port(&daemon);
     let flood: Vec<Raw> = as_nobody(|_| (0..500).map(|_| Raw::tcp(&port)).collect());
-    // One of root's own, which takes its time.
+    // A slow client of root's.
     let slow = Raw::unix(&place);
     let began = Instant::now();
     for _ in 0..20 {
@@ -139,9 +139,9 @@ fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
     }
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     assert!(slow.enter().unwrap().works(2));
-    // Half a second is less than anybody's turn: all who were accepted are still there.
+    // Half a second is less than a handshake's turn: all accepted clients are still there.
     assert!(clients(&place).iter().filter(|client| client["uid"].is_null()).count() >= 64);
-    // Those that came first give way to those that came later.
+    // The oldest handshakes give way to later ones.
     wait_until("the last of them is greeted", || {
         clients(&place).iter().any(|client| client["id"].as_u64().unwrap() > 300)
     });
@@ -151,7 +151,7 @@ fn a_flood_of_handshakes_leaves_roots_own_socket_alone() {
     assert!(log.contains("gave way to new connections"), "{log}");
 }
 
-/// All connect at once, and all are served.
+/// All clients connect at once, and all are served.
 #[test]
 fn a_thousand_clients_that_come_at_once_are_served() {
     const CLIENTS: usize = 1000;
@@ -166,12 +166,12 @@ fn a_thousand_clients_that_come_at_once_are_served() {
         let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
         let serve = |index: usize| {
             ready.wait();
-            // One that fails must not keep the others waiting.
+            // A client that fails must not make the others wait.
             let client = catch_unwind(AssertUnwindSafe(|| {
                 let client = if round == 1 { Raw::unix(&place) } else { Raw::tcp(&port) };
                 client.enter()?.if_served(index as u64)
             }));
-            // Nobody leaves before all are served.
+            // No client leaves before all are served.
             done.wait();
             matches!(client, Ok(Some(_)))
         };
@@ -193,7 +193,7 @@ fn a_thousand_clients_that_come_at_once_are_served() {
     }
 }
 
-/// A low limit of descriptors, as it is usual, does not let clients use them all up; nor is it changed without need.
+/// With a usual, low descriptor limit, clients cannot use up all descriptors; the limit is not raised without need.
 #[test]
 fn there_are_descriptors_for_all_clients() {
     if too_few_descriptors(4000) {
@@ -211,12 +211,12 @@ fn there_are_descriptors_for_all_clients() {
     assert!(allowed("1100") >= 2200 + 137);
 }
 
-/// The runtime directory's sockets are their user's alone.
+/// Only the daemon's user can use the sockets of the runtime directory.
 #[test]
 fn another_user_reaches_no_socket_of_the_runtime_directory() {
     let place = Place::new();
     let _daemon = place.up(&[]);
-    // So that it is the sockets and their directory that keep others out.
+    // So that only the sockets and their directory deny access.
     let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(place.root(), open).unwrap();
     as_nobody(|is_nobody| {
@@ -231,7 +231,7 @@ fn another_user_reaches_no_socket_of_the_runtime_directory() {
     });
 }
 
-/// What a socket's file is: permissions, owner, group.
+/// A socket file's permissions, owner and group.
 type Access = (u32, u32, u32);
 
 fn access(path: &Path) -> Option<Access> {
@@ -255,7 +255,7 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
     for (options, expected, lets_nobody_in) in [
         (&[][..], (0o600, 0, 0), false),
         (&["--socket-owner", "65534"], (0o600, NOBODY, 0), true),
-        // The test is in root's group, but for that of its user.
+        // The client is in root's group, unless it has its user's.
         (&["--socket-group", "65534", "--socket-mode", "660"], (0o660, 0, 65534), false),
         (&["--socket-owner", "root", "--socket-group", "root", "--socket-mode", "0666"], (0o666, 0, 0), true),
         (&["--socket-mode", "0"], (0, 0, 0), false),
@@ -265,13 +265,13 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
         let seen = thread::scope(|scope| {
             let seen = scope.spawn(|| {
                 let mut seen = BTreeSet::new();
-                // A start that fails is told by nobody.
+                // Do not wait forever if the daemon does not start.
                 while !serving.load(Ordering::Relaxed) && Instant::now() < deadline {
                     seen.extend(access(&path));
                 }
                 seen
             });
-            // Whatever the daemon's own mask is.
+            // With any umask of the daemon.
             let mut command = Command::new("sh");
             command.args(["-c", "umask 0; exec \"$0\" up \"$@\"", env!("CARGO_BIN_EXE_uzram")]);
             command.env("UZRAM_RUNTIME_DIR", place.dir());
@@ -294,7 +294,7 @@ fn a_socket_is_for_whom_it_is_said_to_be_and_for_nobody_else_before() {
             assert_eq!(access(&path), None);
             seen.join().unwrap()
         });
-        // Between, it has no permissions at all.
+        // Before that, it has mode 0.
         let may_be = |seen: &&Access| **seen == expected || seen.0 == 0;
         assert!(seen.iter().all(|seen| may_be(&seen)), "{options:?}: {seen:?}");
     }

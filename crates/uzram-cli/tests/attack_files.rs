@@ -1,7 +1,7 @@
 //! Another user of the machine (uid 65534) against what the program reads, writes and connects to: backing files,
 //! runtime directories, control sockets and paths.
 //!
-//! Each test is root's, with the attacker's part done by processes of that user; without root they are skipped.
+//! The tests run as root, the attacker's part in processes of that user; without root they are skipped.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ use common::{Ended, PATIENCE, Place, bare_command, finish, wait_until};
 
 /// The attacker.
 const ATTACKER: u32 = 65534;
-/// What lies in files that are not to change.
+/// The contents of files that must not change.
 const TREASURE: &[u8] = b"root's own words\n";
 
 fn unable() -> bool {
@@ -31,14 +31,14 @@ fn unable() -> bool {
     !is_root
 }
 
-/// A place below which the attacker may go.
+/// Returns a place that the attacker can enter.
 fn place() -> Place {
     let place = Place::new();
     set_mode(place.root(), 0o711);
     place
 }
 
-/// A directory in which everybody may make files, as `/var/tmp` is one.
+/// Returns a directory in which all users can create files, like `/var/tmp`.
 fn shared(place: &Place) -> PathBuf {
     let dir = place.root().join("shared");
     fs::create_dir(&dir).unwrap();
@@ -50,14 +50,14 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Has the attacker run a shell script, in which `$1` and so on are `paths`.
+/// Runs a shell script as the attacker, with `paths` as `$1` and so on.
 fn attack(script: &str, paths: &[&Path]) {
     let mut shell = Command::new("sh");
     shell.args(["-c", script, "sh"]).args(paths).uid(ATTACKER).gid(ATTACKER);
     finish(shell).ok();
 }
 
-/// `uzram up` with a backing, which ends at once if it starts.
+/// Runs `uzram up` with a backing file; the daemon ends at once if it starts.
 fn up_on(place: &Place, backing: &str, more: &[&str]) -> Ended {
     let args = ["up", "--size", "1M", "--log", "error", "--exec", "true", "--backing", backing];
     place.run(&[&args, more].concat())
@@ -74,7 +74,7 @@ fn a_file_made_beforehand_by_another_user_gets_no_pages() {
     }
     let place = place();
     let file = shared(&place).join("cold.img");
-    // Empty, so that only its owner tells that it is a trap; and then such that root is let in by its mode alone.
+    // The file is empty, so that only its owner reveals the trap; in turn with a mode that would let root in by itself.
     for mode in ["666", "600"] {
         attack("rm -f \"$1\"; : > \"$1\"; chmod \"$2\" \"$1\"", &[&file, Path::new(mode)]);
         for more in [&[][..], &["--force"]] {
@@ -106,7 +106,7 @@ fn a_symbolic_link_of_another_user_overwrites_nothing() {
             assert!(line.contains(&format!("'{}'", dir.display())), "{line}");
         }
     }
-    // In the middle of a path, too.
+    // Also in the middle of a path.
     attack("ln -s \"$2\" \"$1\"", &[&inner, place.root()]);
     let ended = up_on(&place, &sized(&inner.join("precious")), &["--force"]);
     assert!(ended.complaint(1).contains("is a symbolic link"), "{}", ended.stderr);
@@ -129,7 +129,7 @@ fn a_hard_link_and_a_file_that_others_may_read_are_refused() {
     let (target, link) = (place.root().join("precious"), dir.join("cold.img"));
     fs::write(&target, TREASURE).unwrap();
     set_mode(&target, 0o600);
-    // What an attacker can do where fs.protected_hardlinks is 0.
+    // An attacker can do this if fs.protected_hardlinks is 0.
     fs::hard_link(&target, &link).unwrap();
     for more in [&[][..], &["--force"]] {
         let ended = up_on(&place, &sized(&link), more);
@@ -164,7 +164,7 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
     let alone = place.run(&["up", "--exec", "true", "--force"]);
     assert!(alone.complaint(2).starts_with("--force: nothing to take: give --backing"), "{}", alone.stderr);
 
-    // The daemon says the same to those who ask it, and takes what it is told to.
+    // A running daemon gives the same error, and uses the file with `backing_force`.
     let daemon = place.up(&[]);
     let add = ["add", "zram1", "--size", "1M", "--backing", &sized(&path)];
     let refused = place.run(&add);
@@ -173,7 +173,7 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
     place.run(&[&add[..], &["--force"]].concat()).ok();
     assert_eq!(place.run(&["stat", "zram1", "backing_force"]).ok(), "1\n");
     drop(daemon);
-    // Killed just now, and yet it is ours.
+    // The daemon was killed, but the file is still recognized as ours.
     assert!(up_on(&place, &sized(&path), &[]).status.success());
     let config = place.root().join("uzram.toml");
     fs::write(&path, TREASURE).unwrap();
@@ -193,7 +193,7 @@ fn what_holds_something_else_wants_force_and_an_own_mark_is_taken_again() {
     assert!(taken(true).status.success());
 }
 
-/// A process of the attacker that listens at a socket and answers everything with the device of its choice.
+/// A process of the attacker that listens on a socket and answers every request with a device of its choice.
 struct FakeDaemon(Child);
 
 impl FakeDaemon {
@@ -222,7 +222,7 @@ impl FakeDaemon {
 
 impl Drop for FakeDaemon {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -234,7 +234,7 @@ fn stat_in(dir: &Path) -> Ended {
     finish(command)
 }
 
-/// Whether there is a python3 that the attacker can run.
+/// Returns whether the attacker cannot run python3.
 fn no_python() -> bool {
     if missing(&["python3"]) {
         return true;
@@ -254,25 +254,25 @@ fn a_fake_daemon_of_another_user_is_not_believed() {
         return;
     }
     let place = place();
-    // In a directory of the attacker's.
+    // In the attacker's directory.
     let dir = shared(&place).join("run");
     attack("mkdir -m 755 \"$1\"", &[&dir]);
     let fake = FakeDaemon::start(&dir.join("control.sock"));
     let ended = stat_in(&dir);
     let line = ended.complaint(1);
     assert!(line.contains("belongs to user 65534") && line.contains("--runtime-dir"), "{line}");
-    // Through a link of the attacker's, to a directory that is root's.
+    // Through the attacker's link to root's directory.
     let own = place.root().join("own");
     fs::create_dir(&own).unwrap();
     let link = dir.parent().unwrap().join("link");
     attack("ln -s \"$2\" \"$1\"", &[&link, &own]);
     assert!(stat_in(&link).complaint(1).contains("is a symbolic link"));
-    // In a directory of root's, to which others may write.
+    // In root's directory, which is writable by other users.
     drop(fake);
     set_mode(&own, 0o777);
     let fake = FakeDaemon::start(&own.join("control.sock"));
     assert!(stat_in(&own).complaint(1).contains("mode 0777"));
-    // In one that is root's alone, if only now.
+    // In root's directory, which is no longer writable by other users.
     set_mode(&own, 0o755);
     let ended = stat_in(&own);
     let line = ended.complaint(1);
@@ -308,7 +308,7 @@ fn a_runtime_directory_behind_another_user_s_link_is_not_served_in() {
     let trusted = place.root().join("trusted");
     symlink(&own, &trusted).unwrap();
     assert!(up(&trusted).status.success());
-    // In what is root's directory, the attacker's link to another lock.
+    // Root's directory has the attacker's link to another lock file.
     fs::remove_file(own.join("uzram.lock")).unwrap();
     let precious = place.root().join("precious");
     fs::write(&precious, TREASURE).unwrap();
@@ -325,7 +325,7 @@ fn root_is_not_led_by_xdg_runtime_dir() {
     let place = place();
     let xdg = shared(&place).join("user");
     attack("mkdir -m 700 \"$1\"", &[&xdg]);
-    // A /run of the command's own, in which no other daemon is.
+    // In the command's own /run, where no other daemon is.
     let alone = |args: &str| {
         let program = env!("CARGO_BIN_EXE_uzram");
         let script = format!("mount -t tmpfs -o mode=755 none /run && exec {program} {args}");
@@ -338,7 +338,7 @@ fn root_is_not_led_by_xdg_runtime_dir() {
     let served = alone("up --size 1M --log error --exec 'dirname $socket; stat -c %a /run/uzram'");
     assert_eq!(served.ok(), "/run/uzram\n700\n");
     assert_eq!(fs::read_dir(&xdg).unwrap().count(), 0);
-    // For its own user it is what it says.
+    // For its own user the variable is used.
     let mut command = bare_command(&["list"]);
     command.env("XDG_RUNTIME_DIR", &xdg).uid(ATTACKER).gid(ATTACKER);
     let wanted = format!("no daemon is running in '{}'", xdg.join("uzram").display());
@@ -378,7 +378,7 @@ fn a_mount_that_is_not_utf_8_is_refused_at_the_start() {
     fs::create_dir(place.root().join(OsStr::from_bytes(b"t\xff"))).unwrap();
     symlink(OsStr::from_bytes(b"t\xff"), &link).unwrap();
     for dir in [&bad, &link] {
-        // Asked, a daemon that took it could not say where its files are.
+        // A daemon could not report such a path to clients.
         let mut command = place.command(&["up", "--size", "1M", "--log", "error", "--mount"]);
         let mut ask = OsString::from(env!("CARGO_BIN_EXE_uzram"));
         ask.push(" stat zram0");
@@ -392,7 +392,7 @@ fn a_mount_that_is_not_utf_8_is_refused_at_the_start() {
     assert!(!mounts.windows(root.len()).any(|at| at == root), "something is still mounted");
 }
 
-/// The directory of the examples is made, for root alone.
+/// The examples' directory is created, accessible only by root.
 #[test]
 fn the_state_directory_is_made_for_its_owner_alone() {
     if unable() || missing(&["unshare", "mount"]) {
@@ -412,12 +412,12 @@ fn the_state_directory_is_made_for_its_owner_alone() {
     let wanted = "700 /var/lib/uzram\n600 /var/lib/uzram/cold.img\n";
     assert_eq!(alone("true", "/var/lib/uzram/cold.img").ok(), wanted);
     assert_eq!(alone("mkdir -m 700 /var/lib/uzram", "/var/lib/uzram/cold.img").ok(), wanted);
-    // Others are not made.
+    // Other directories are not created.
     let ended = alone("true", "/var/lib/uzram/deeper/cold.img");
     assert!(ended.complaint(1).contains("No such file"), "{}", ended.stderr);
 }
 
-/// Whoever races the daemon for the name of its file gets nothing, and nothing of root's is lost.
+/// An attacker that races the daemon for the name of its file gains nothing, and no file of root's is lost.
 #[test]
 fn a_race_for_the_name_of_a_backing_file_is_lost_by_the_attacker() {
     if unable() || missing(&["ln", "rm"]) {

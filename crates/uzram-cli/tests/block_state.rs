@@ -1,4 +1,4 @@
-//! `block_state` of a large disk: a text that grows with it, which no reader makes the daemon hold.
+//! `block_state` of a large disk: a text that grows with the disk, but that the daemon never holds as a whole.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,20 +13,20 @@ use common::clients::{missing, qemu_io};
 use common::{Place, ask, connect};
 use uzram::random::Random;
 
-/// Readers that stop in the middle. Each of them would have had 20 MB for itself.
+/// Readers that stop in the middle; a whole text for each would take 20 MB.
 const READERS: usize = 8;
 const SIZE: &str = "2G";
 const LINES: usize = 2 << 18;
-/// What all of them may take together.
+/// The most memory for all of them together.
 const MOST_BYTES: u64 = 16 << 20;
 const GET: &[u8] = b"GET /v1/devices/zram0/attributes/block_state HTTP/1.1\r\n\r\n";
 
-/// All pages are zeros that take their slots.
+/// Writes zeros to all pages, so that each has a slot.
 fn fill(place: &Place) {
     qemu_io(place, &["write -z 0 1G", "write -z 1G 1G"]);
 }
 
-/// What the command shows, which is more than a pipe holds.
+/// Returns the command's output, which is more than a pipe holds.
 fn shown(place: &Place) -> String {
     let path = place.root().join("shown");
     let mut command = place.command(&["stat", "zram0", "block_state"]);
@@ -59,7 +59,7 @@ fn clients_that_stop_reading_hold_neither_memory_nor_the_device() {
         assert!(line.ends_with(".000000 s....."), "{line}");
     }
     assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
-    // They are cut off, and what they have is no whole answer.
+    // They are disconnected, and their responses are incomplete.
     for mut reader in readers {
         let mut rest = String::new();
         let _ = reader.read_to_string(&mut rest);

@@ -1,4 +1,4 @@
-//! What people do with the disk: libnbd's tools, qemu's and fio on a device of the real program.
+//! The disk with its usual clients: libnbd's tools, qemu's and fio on a device of the real program.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,7 @@ fn devices_are_added_used_and_removed() {
     assert!(place.run(&["stat", "logs", "comp_algorithm"]).ok().contains("[zstd:3]"));
     assert!(succeed(&place, "nbdinfo", &["--list", &place.uri()]).contains("\"logs\""));
 
-    // Each has its own contents, whoever looks.
+    // Each device has its own contents for every client.
     let (first, second) = (random_file(&place, "first", 2 << 20), random_file(&place, "second", 3 << 20));
     succeed(&place, "nbdcopy", &[arg(&first), &place.uri()]);
     succeed(&place, "nbdcopy", &[arg(&second), uri]);
@@ -152,7 +152,7 @@ fn clients_of_one_export_do_not_disturb_each_other() {
                 succeed(place, "fio", &args);
             });
         }
-        // And one that reads all of it meanwhile.
+        // Meanwhile, another client reads the whole disk.
         let output = run(&place, "nbdcopy", &[&place.uri(), "copy"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
     });

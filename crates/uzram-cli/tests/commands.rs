@@ -1,4 +1,4 @@
-//! The command line: help, usage errors, what each command says without a daemon, and output.
+//! The command line: help, usage errors, each command's message without a daemon, and output.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ fn every_command_has_help_with_an_example() {
     for command in COMMANDS {
         assert!(overview.contains(&format!("\n  {command} ")), "{overview}");
         if ["bench", "lab"].contains(&command) {
-            // Programs of their own, whose tests look at their help.
+            // Separate programs, whose own tests check their help.
             continue;
         }
         let help = finish(bare_command(&[command, "--help"])).ok();
@@ -87,7 +87,7 @@ fn exit_statuses_have_one_meaning() {
     for (args, status) in [
         (&["--version"][..], 0),
         (&["up", "--size", "1M", "--exec", "true"], 0),
-        // It could not be done, here and now.
+        // The command failed.
         (&["list"], 1),
         (&["set", "zram0", "mem_limit=1M"], 1),
         (&["swap", "status"], 1),
@@ -96,7 +96,7 @@ fn exit_statuses_have_one_meaning() {
         (&["up", "--backing", "/dev/null"], 1),
         (&["up", "--tls-cert", missing, "--tls-key", missing], 1),
         (&["train", missing, "-o", "/nonexistent/dict"], 1),
-        // It makes no sense, anywhere.
+        // The command line is invalid.
         (&["fly"], 2),
         (&["up", "--size", "1X"], 2),
         (&["up", "--size", "17T"], 2),
@@ -110,7 +110,7 @@ fn exit_statuses_have_one_meaning() {
         (&["up", "--listen", "tcp:0.0.0.0:0"], 2),
         (&["add", "a", "--writeback-after", "1h"], 2),
         (&["train", missing, "-o", "/nonexistent/dict", "--size", "1"], 2),
-        // The command's own.
+        // The status of the `--exec` command.
         (&["up", "--size", "1M", "--exec", "exit 7"], 7),
         (&["up", "--size", "1M", "--exec", "kill -KILL $$"], 137),
     ] {
@@ -136,7 +136,7 @@ fn without_a_daemon_every_client_says_how_to_start_one() {
         &["slabinfo", "--json"],
         &["down"],
     ];
-    // First without the directory, then with one whose daemon has crashed.
+    // First without the directory, then with the directory of a crashed daemon.
     for _ in 0..2 {
         for args in clients {
             let ended = place.run(args);
@@ -160,11 +160,11 @@ fn without_swap_the_commands_of_swap_say_so() {
     let absent = format!("there is no swap: no daemon is running in '{here}' (`uzram swap on` starts one)");
     assert_eq!(swap("status"), absent);
     if is_root {
-        // It may find block devices that look as if they were a daemon's.
+        // The command may find block devices that look like a daemon's.
         let line = swap("off");
         let absent = format!("there is no swap to switch off: no daemon is running in '{here}'");
         assert!(line == absent || line.contains("it is left alone"), "{line}");
-        // Settings that make no sense are found before there is a daemon or its log.
+        // Invalid settings are found before a daemon or its log exists.
         let on = place.run(&["swap", "on", "--algorithm", "nonesuch"]);
         assert!(
             on.complaint(2).starts_with("--algorithm nonesuch: ") && !place.dir().exists(),
@@ -226,7 +226,7 @@ fn a_configuration_file_is_checked_and_nothing_is_started() {
     assert_eq!(lines[0], format!("ok: {}", config.display()));
     assert_eq!(lines[1..3], ["a: 1 GiB, swap", "b: 8 MiB"]);
     assert!(lines.len() == 4 && lines[3].starts_with("no device c: the machine has "), "{said}");
-    // What `up` would say, it says.
+    // It gives the same messages as `up`.
     for text in [
         "",
         "[a]\nsize = 64\n",
@@ -263,13 +263,13 @@ fn a_reader_that_leaves_early_is_no_failure() {
         let ended = collect(child);
         assert!(ended.status.success() && ended.stderr.is_empty(), "{args:?}: {}", ended.stderr);
     }
-    // A full disk is one.
+    // A full disk is a failure.
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let child = bare_command(&["check"]).stdout(full).stderr(Stdio::piped()).spawn().unwrap();
     assert!(collect(child).complaint(1).contains("cannot write the output"));
 }
 
-/// `docs/security.md` says of each line which test holds it, as `file::test`, or `…::test` of the file named last.
+/// `docs/security.md` names a test for each line, as `file::test`, or `…::test` in the file named last.
 #[test]
 fn the_security_page_names_tests_that_are_there() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

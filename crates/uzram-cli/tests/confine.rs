@@ -1,4 +1,4 @@
-//! What a daemon gives up once it serves, and what would be found in its core file.
+//! The privileges that a daemon gives up once it serves, and the contents of its core file.
 
 #![allow(clippy::unwrap_used)]
 
@@ -29,7 +29,7 @@ fn own_status() -> String {
     fs::read_to_string("/proc/self/status").unwrap()
 }
 
-/// Fails unless all of a process's threads run with a filter, and with no other capabilities than these.
+/// Fails unless all threads of a process have a seccomp filter, and exactly these capabilities.
 fn assert_confined(process: u32, capabilities_left: u64) {
     let mut seen = 0;
     for task in fs::read_dir(format!("/proc/{process}/task")).unwrap() {
@@ -43,14 +43,14 @@ fn assert_confined(process: u32, capabilities_left: u64) {
     assert!(seen >= 4, "{seen} threads");
 }
 
-/// Pages of which none can be made smaller, and none is like another.
+/// Returns incompressible pages, all different.
 fn secrets() -> Vec<u8> {
     let mut random = Random::new(20);
     (0..PAGES * PAGE_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect()
 }
 
-/// How many of the secret pages are found in a file, by a part of each; and whether it has what a core file of this
-/// program has.
+/// Returns the number of secret pages found in a file, by a part of each; and whether the file has the program's
+/// environment, as a core file has.
 fn found_in(path: &Path) -> (usize, bool) {
     let secrets = secrets();
     let mut left: Vec<&[u8]> = secrets.chunks(PAGE_BYTES).map(|page| &page[1024..1056]).collect();
@@ -60,12 +60,12 @@ fn found_in(path: &Path) -> (usize, bool) {
     loop {
         let len = file.read_at(&mut bytes, at).unwrap();
         left.retain(|part| !contains(&bytes[..len], part));
-        // It stands in the program's environment, on its stack.
+        // The program's environment, on its stack.
         has_other |= contains(&bytes[..len], b"UZRAM_RUNTIME_DIR=");
         if len < bytes.len() {
             return (PAGES - left.len(), has_other);
         }
-        // What lies across the end is found the next time.
+        // A match across the end is found in the next round.
         at += (len - 64) as u64;
     }
 }
@@ -81,8 +81,8 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     false
 }
 
-/// A command whose processes leave core files in `dir`, however large; `None`, and why, where the machine has them
-/// somewhere else.
+/// Returns a command whose processes leave core files of any size in `dir`; prints why and returns `None` if the
+/// machine stores them elsewhere.
 fn with_cores(command: &Command, dir: &Path) -> Option<Command> {
     let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
     if pattern.starts_with(['|', '/']) {
@@ -109,7 +109,7 @@ fn core_file(dir: &Path) -> Option<PathBuf> {
 
 #[test]
 fn users_memory_is_not_in_core_files() {
-    // It unmounts what is left.
+    // The place unmounts what is left.
     let block_place = BlockPlace::new();
     let place = &block_place.place;
     let cores = tempfile::tempdir().unwrap();
@@ -160,7 +160,7 @@ fn daemons_that_swap_leave_no_core_files() {
     let status = place.place.run(&["swap", "status"]).ok();
     assert!(status.contains("kept out of core files   yes"), "{status}");
     let daemon = place.place.daemon_id();
-    // The process that attaches for it needs what it has; the daemon does not.
+    // Only the process that attaches needs these capabilities; the daemon does not.
     assert_confined(daemon.as_raw_nonzero().get() as u32, SYS_ADMIN | IPC_LOCK);
     kill_process(daemon, Signal::ABORT).unwrap();
     wait_until("it is dead", || !place.place.run(&["list"]).status.success());
@@ -169,12 +169,12 @@ fn daemons_that_swap_leave_no_core_files() {
     place.assert_clean();
 }
 
-/// The process that attaches for a daemon.
+/// Returns the process that attaches for a daemon.
 fn attendant_of(daemon: Pid) -> u32 {
     let processes = fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let entry = entry.unwrap();
         let id = entry.file_name().to_str()?.parse().ok()?;
-        // One may have ended meanwhile.
+        // A process may have ended meanwhile.
         Some((id, fs::read_to_string(entry.path().join("status")).ok()?))
     });
     let parent = daemon.as_raw_nonzero().to_string();
@@ -191,7 +191,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
     let program = place.place.root().join("uzram");
     fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
     let up = || {
-        // With a file of the caller's, and a secret in the environment.
+        // With an open file of the caller, and a secret in the environment.
         let mut command = Command::new("sh");
         command.args(["-c", "exec 9</etc/passwd; exec \"$0\" up --size 1M --attach"]).arg(&program);
         command.env("UZRAM_RUNTIME_DIR", place.place.dir()).env("SECRET", "secret");
@@ -207,7 +207,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
     let [null @ .., socket] = &files[..] else { panic!("{files:?}") };
     assert_eq!(null, ["/dev/null"; 3].map(PathBuf::from), "{files:?}");
     assert!(socket.to_str().unwrap().starts_with("socket:"), "{files:?}");
-    // An update replaces the program by one that understands other words.
+    // An update replaces the program by one with other options.
     let other = place.place.root().join("other");
     fs::write(&other, "#!/bin/sh\nexit 1\n").unwrap();
     fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
@@ -216,7 +216,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
     assert!(daemon.ended().0.success());
     place.assert_clean();
     wait_until("it has ended", || !process.exists());
-    // Killed, the daemon tells it nothing.
+    // A killed daemon cannot notify it.
     fs::remove_file(&program).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
     let daemon = up();
@@ -232,7 +232,7 @@ fn the_process_that_attaches_has_nothing_of_the_daemons_and_outlives_its_program
 fn who_is_no_daemon_has_nobody_attach_for_it() {
     let place = Place::new();
     let ended = place.run(&["attendant"]);
-    assert!(ended.complaint(1).contains("daemons start this"), "{}", ended.stderr);
+    assert!(ended.complaint(1).contains("only a daemon starts this"), "{}", ended.stderr);
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn a_daemon_keeps_what_it_needs_and_no_more() {
     let place = Place::new();
     let daemon = place.up(&[]);
     assert_confined(daemon.id(), 0);
-    // Its threads from now on, too, and it still does all that it is asked for.
+    // Threads started later are confined, too, and the daemon still does everything.
     let backing = place.root().join("cold");
     let backing = format!("{}:8M", backing.display());
     let add = ["add", "other", "--size", "8M", "--algorithm", "zstd:3", "--backing", &backing];
@@ -275,7 +275,7 @@ fn what_stays_in_another_users_directory_is_said() {
     assert!(socket.exists() && said.contains("cannot remove the NBD socket"), "{said}");
     assert!(mnt.exists() && said.contains("which was made for the files, stays"), "{said}");
     place.assert_clean();
-    // In one that is theirs alone the socket is not even seen.
+    // In a directory of another user, the socket is not even visible.
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o700)).unwrap();
     let daemon = place.place.up(&["--listen", &listen]);
     place.place.run(&["down"]).ok();
@@ -291,7 +291,7 @@ fn what_exec_starts_keeps_everything() {
     for name in ["CapPrm", "Seccomp", "NoNewPrivs"] {
         assert_eq!(status_field(&shown, name), status_field(&own_status(), name), "{shown}");
     }
-    // The daemon itself does not, meanwhile.
+    // The daemon itself is confined meanwhile.
     let show = "grep -h -E '^(CapPrm|Seccomp|NoNewPrivs):' /proc/$PPID/status";
     wait_until("it is confined", || {
         let shown = place.run(&["up", "--size", "1M", "--exec", &format!("sleep 0.1; {show}")]).ok();
@@ -312,13 +312,13 @@ fn a_users_mount_is_unmounted_by_a_program_that_may() {
     }
     let place = Place::new();
     fs::set_permissions(place.root(), fs::Permissions::from_mode(0o755)).unwrap();
-    // Where all may run it.
+    // A place where all users can run it.
     let program = place.root().join("uzram");
     fs::copy(env!("CARGO_BIN_EXE_uzram"), &program).unwrap();
     let home = place.root().join("home");
     fs::create_dir(&home).unwrap();
     std::os::unix::fs::chown(&home, Some(65534), Some(65534)).unwrap();
-    // In a namespace where all may use FUSE.
+    // A namespace where all users can use FUSE.
     let script = "cd \"$1\" && mknod fuse c 10 229 && chmod 666 fuse && mount --bind fuse /dev/fuse && \
                   exec setpriv --reuid 65534 --regid 65534 --clear-groups ./uzram up --size 1M --runtime-dir home/run \
                   --mount home/run/mnt --exec 'ls home/run/mnt; grep Seccomp: /proc/$PPID/status'";

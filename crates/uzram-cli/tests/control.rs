@@ -47,7 +47,7 @@ fn hostile_clients_disturb_nobody() {
     let place = Place::new();
     let daemon = place.up(&["--log", "debug"]);
     let socket = place.socket("control.sock");
-    // These never finish their request, and stay.
+    // These never finish their request, and stay connected.
     let slow: Vec<_> = (0..20)
         .map(|_| {
             let mut stream = connect(&socket);
@@ -68,8 +68,8 @@ fn hostile_clients_disturb_nobody() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
         assert!(place.run(&["list"]).ok().contains("zram0"));
     }
-    // Some vanish before they are answered, or while they ask; with the slow ones they are fewer than
-    // the 64 that the server takes at once.
+    // Some disconnect before the response, or within their request; with the slow ones there are fewer than
+    // the 64 that the server accepts at once.
     for _ in 0..40 {
         connect(&socket).write_all(b"GET /v1/devices HTTP/1.1\r\n\r\n").unwrap();
     }

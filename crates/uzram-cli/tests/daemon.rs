@@ -1,4 +1,4 @@
-//! The daemon's life: what it shows and takes, how it ends, and who may run where.
+//! The daemon's life cycle: its output, its options, its end, and its runtime directory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -61,7 +61,7 @@ fn a_device_is_shown_set_and_reset() {
     assert_eq!(place.run(&["stat", "zram7", "pool_design"]).ok(), "split\n");
     assert_eq!(place.run(&["stat", "zram7", "disksize"]).ok(), "33554432\n");
 
-    // The daemon is gone when `down` returns: its successor can start at once.
+    // The daemon has ended when `down` returns: the next one can start at once.
     for _ in 0..3 {
         assert_eq!(place.run(&["down"]).ok(), "");
         daemon = place.up(&[]);
@@ -95,12 +95,12 @@ fn what_a_device_does_not_take_is_one_line() {
         let line = ended.complaint(1);
         assert!(line.contains(mentions), "{args:?}: {line}");
     }
-    // The first failure stops, and says what was done before it.
+    // The command stops at the first failure, and says what was set before.
     let ended = place.run(&["set", "zram0", "mem_limit=2M", "nonesuch=1", "mem_limit=3M"]);
     assert!(ended.complaint(1).contains("already set: mem_limit"), "{}", ended.stderr);
     assert_eq!(place.run(&["stat", "zram0", "mem_limit"]).ok(), "2097152\n");
 
-    // A value too long for the daemon is refused by it, with a reason.
+    // The daemon refuses a value that is too long, with a reason.
     let ended = place.run(&["set", "zram0", &format!("mem_limit={}", "9".repeat(80_000))]);
     assert!(ended.stderr.contains("longer than 64 KiB"));
     assert_eq!(place.run(&["stat", "zram0", "mem_limit"]).ok(), "2097152\n");
@@ -138,7 +138,7 @@ fn one_directory_has_one_daemon() {
     let ended = place.run(&["up", "--size", "1M"]);
     let line = ended.complaint(1);
     assert!(line.contains("already serves") && line.contains(&format!("process {}", daemon.id())), "{line}");
-    // The first is none the worse.
+    // The first daemon is not affected.
     place.run(&["list"]).ok();
 
     daemon.signal(Signal::KILL);
@@ -158,7 +158,7 @@ fn a_command_runs_with_the_addresses_and_its_status_is_ours() {
     let ended = exec(r#"echo "$uri|$socket|$name"; test -S "$socket""#);
     let socket = place.socket("nbd.sock");
     let socket = socket.display();
-    // Standard output is the command's alone; ours is on standard error.
+    // Standard output belongs to the command; the daemon uses standard error.
     assert_eq!(ended.stdout, format!("nbd+unix:///zram0?socket={socket}|{socket}|zram0\n"));
     assert!(ended.status.success());
     assert!(ended.stderr.contains("fixed cost") && ended.stderr.contains("\n  stored "), "{}", ended.stderr);
@@ -167,7 +167,7 @@ fn a_command_runs_with_the_addresses_and_its_status_is_ours() {
     assert_eq!(exec("kill -TERM $$").status.code(), Some(143));
     assert_eq!(exec("no-such-program-at-all").status.code(), Some(127));
     assert!(!place.socket("nbd.sock").exists());
-    // The command may control its own daemon, and even end it.
+    // The command can control its own daemon, and even end it.
     let uzram = env!("CARGO_BIN_EXE_uzram");
     assert!(exec(&format!("'{uzram}' stat zram0 disksize | grep -qx 1048576")).status.success());
     assert_eq!(exec(&format!("'{uzram}' down; sleep 60")).status.code(), Some(143));
@@ -179,7 +179,7 @@ fn signals_reach_the_command_and_all_it_started() {
         ("", &[Signal::TERM][..], 143),
         ("", &[Signal::INT], 130),
         ("trap 'exit 5' TERM;", &[Signal::TERM], 5),
-        // It won't listen: the second request ends it.
+        // It ignores the signal: the second request kills it.
         ("trap '' TERM;", &[Signal::TERM; 2], 137),
     ] {
         let place = Place::new();
@@ -195,7 +195,7 @@ fn signals_reach_the_command_and_all_it_started() {
         wait_until("the command starts", || fs::read_to_string(&pids).is_ok_and(|text| text.ends_with('\n')));
         kill_process(Pid::from_child(&child), signals[0]).unwrap();
         if let Some(second) = signals.get(1) {
-            // Two that come before the first was noticed are one: the second is sent until it counts.
+            // Two signals before the first was handled count as one: send the second until it counts.
             wait_until("it ends", || {
                 kill_process(Pid::from_child(&child), *second).unwrap();
                 child.try_wait().unwrap().is_some()
@@ -204,9 +204,9 @@ fn signals_reach_the_command_and_all_it_started() {
         let ended = common::collect(child);
         assert_eq!(ended.status.code(), Some(code), "{trap} {signals:?} {}", ended.stderr);
         assert!(!place.socket("control.sock").exists());
-        // SIGTERM ends `sleep 61` with its shell. SIGINT does not, in the background of a shell, and a
-        // shell's trap may come first: then it is ours to end. Gone may mean a zombie that nobody in
-        // this container reaps.
+        // SIGTERM ends `sleep 61` with its shell. SIGINT does not end a shell's background process, and a
+        // shell's trap may run first: then kill it here. It may stay as a zombie that nothing in this
+        // container reaps.
         let sleeper: i32 = fs::read_to_string(&pids).unwrap().split(' ').next().unwrap().parse().unwrap();
         let sleeps = || {
             let status = fs::read_to_string(format!("/proc/{sleeper}/status")).unwrap_or_default();
@@ -261,7 +261,7 @@ fn the_environment_names_the_runtime_directory() {
     let place = Place::new();
     let script = "dirname \"$socket\"";
     let args = ["up", "--size", "1M", "--log", "error", "--exec", script];
-    // For root it names nothing, as the attacks on files show.
+    // Root ignores the variable, as `attack_files` shows.
     if !rustix::process::geteuid().is_root() {
         let mut command = bare_command(&args);
         command.env("XDG_RUNTIME_DIR", place.root());
@@ -270,7 +270,7 @@ fn the_environment_names_the_runtime_directory() {
     let mut command = bare_command(&args);
     command.env("XDG_RUNTIME_DIR", place.root()).env("UZRAM_RUNTIME_DIR", place.dir());
     assert_eq!(finish(command).ok().trim(), place.dir().to_str().unwrap());
-    // A relative one counts from where the program starts.
+    // A relative path is relative to the program's working directory.
     let mut command = bare_command(&args);
     command.args(["--runtime-dir", "near"]).current_dir(place.root());
     assert!(finish(command).ok().trim().ends_with("/near"));
@@ -291,8 +291,8 @@ fn no_runtime_directory_at_all_is_one_line() {
     }
 }
 
-/// The socket of a server that was killed, and to which nobody may connect, is in no successor's way; that of one which
-/// lives keeps its mode.
+/// A killed server's socket without any permissions does not prevent a new server's start; a running server's socket
+/// keeps its mode.
 #[test]
 fn a_dead_servers_socket_is_replaced_whatever_its_mode() {
     let place = Place::new();
@@ -330,7 +330,7 @@ fn a_terminal_gets_a_live_line_and_its_control_c() {
     assert!(live.contains("used") && live.len() < 60, "{live}");
     assert!(!place.socket("nbd.sock").exists());
 
-    // The terminal gives ^C to the command itself; a trap shows that it comes once.
+    // The terminal sends ^C to the command itself; a trap shows that it arrives once.
     let command = "up --size 1M --exec 'trap \"echo got it; got=1\" INT; echo ready; i=0; \
                    while test -z \"$got\" && test $i -lt 300; do sleep 0.1; i=$((i+1)); done; sleep 0.3; exit 9'";
     let (code, shown) = in_a_terminal(&place, command, "ready");

@@ -1,5 +1,5 @@
-//! The program that `make dist` builds: static, small, and content with a root directory that has nothing but it, `/dev`,
-//! `/proc` and `/sys`. For root; `make test` builds the program and runs this.
+//! The program that `make dist` builds: static, small, and able to run in a root directory with nothing but itself,
+//! `/dev`, `/proc` and `/sys`. For root; `make test` builds the program and runs this.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use std::process::{Child, Command};
 use common::*;
 use tempfile::TempDir;
 
-/// What the program may take, in bytes.
+/// The most bytes of the program.
 const MOST_BYTES: u64 = 8 << 20;
 /// The type of the ELF program header that names a dynamic linker (elf(5)).
 const PT_INTERP: u32 = 3;
@@ -33,12 +33,12 @@ impl Root {
         root
     }
 
-    /// `/uzram args` there, in mounts of its own.
+    /// Returns the command `/uzram args` in this root, in its own mount namespace.
     fn command(&self, args: &[&str]) -> Command {
         self.script("exec chroot . /uzram \"$@\"", args)
     }
 
-    /// A script with that directory as the working directory, in mounts of its own.
+    /// Returns a script with this directory as working directory, in its own mount namespace.
     fn script(&self, script: &str, args: &[&str]) -> Command {
         let mounts = "cd \"$0\" && for dir in dev proc sys; do mount --rbind /$dir $dir || exit 99; done";
         let mut command = Command::new("unshare");
@@ -52,12 +52,12 @@ impl Root {
     }
 }
 
-/// Ends a daemon that a failed test leaves.
+/// Ends the daemon of a failed test.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It has ended where nothing failed.
+        // It has ended already if nothing failed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -68,7 +68,7 @@ impl Drop for Running {
 fn it_is_static_and_small() {
     let bytes = fs::read(program()).unwrap();
     assert!(bytes.len() as u64 <= MOST_BYTES, "{} bytes", bytes.len());
-    // Where the program headers of a 64-bit ELF file start, how long each is, and how many there are.
+    // Offset, size and number of the program headers of a 64-bit ELF file.
     let u16_at = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
     let (start, len, count) = (u16_at(0x20), u16_at(0x36), u16_at(0x38));
     let types =
@@ -94,7 +94,7 @@ fn it_serves_where_nothing_else_is() {
     let mut daemon = Running(start(&mut root.command(&["up", "--size", "64M"])));
     wait_until("it answers", || root.run(&["list"]).status.success());
     assert_eq!(root.run(&["stat", "zram0", "disksize"]).ok().trim(), (64 << 20).to_string());
-    // Clients are outside.
+    // Clients run outside.
     let socket = root.0.path().join("run/uzram/nbd.sock");
     let file = root.0.path().join("bytes");
     let bytes: Vec<u8> = (0..4u32 << 20).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
@@ -112,7 +112,7 @@ fn it_serves_where_nothing_else_is() {
         println!("skipped: swap takes FUSE and loop devices");
         return;
     }
-    // In one place: who has other mounts does not see the daemon's.
+    // In one mount namespace: another would not see the daemon's mounts.
     let script =
         "chroot . /uzram swap on --size 64M >&2 && chroot . /uzram swap status; chroot . /uzram swap off >&2";
     let status = finish(root.script(script, &[])).ok();

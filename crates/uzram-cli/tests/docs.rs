@@ -1,5 +1,5 @@
-//! The commands of README.md and of the pages below docs/: blocks marked `sh run` are run as they stand, by root, in mounts
-//! and a runtime directory of their own. Examples in Rust are documentation tests of the crate `uzram`.
+//! The commands of README.md and of the pages below docs/: blocks marked `sh run` are run unchanged, by root, in their
+//! own mount namespace and runtime directory. Examples in Rust are documentation tests of the crate `uzram`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::process::Command;
 
 use common::{Place, finish};
 
-/// README.md, and every page below docs/.
+/// Returns README.md and every page below docs/.
 fn pages() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let (mut pages, mut dirs) = (vec![root.join("README.md")], vec![root.join("docs")]);
@@ -29,7 +29,7 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The blocks of a page that begin with "```LANGUAGE", and the line each begins in.
+/// Returns the blocks of a page that begin with "```LANGUAGE", and the line of each.
 fn blocks(page: &str, language: &str) -> Vec<(usize, String)> {
     let (mut blocks, mut open) = (Vec::new(), None::<(&str, usize, String)>);
     for (line, number) in page.lines().zip(1..) {
@@ -48,7 +48,7 @@ fn blocks(page: &str, language: &str) -> Vec<(usize, String)> {
 #[test]
 fn blocks_are_found() {
     let page = "a\n```sh run\none\n\ntwo\n```\n```sh\nno\n```\n```\n```sh run\nthree\n```\n";
-    // The third has no language, and what follows it is its contents.
+    // The third has no language, and contains the text after it.
     assert_eq!(blocks(page, "sh run"), [(2, "one\n\ntwo\n".to_owned())]);
     assert_eq!(blocks(page, "sh"), [(7, "no\n".to_owned())]);
 }

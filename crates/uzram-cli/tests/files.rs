@@ -17,7 +17,7 @@ use common::{Daemon, PATIENCE, wait_until};
 use rustix::process::Signal;
 use uzram::random::Random;
 
-/// A daemon that shows its devices as files where [`BlockPlace::files`] is.
+/// Starts a daemon that shows its devices as files at [`BlockPlace::files`].
 fn up(place: &BlockPlace, size: &str, args: &[&str]) -> Daemon {
     let mount = place.place.dir().join("mnt");
     let args = [&["--mount", arg(&mount)], args].concat();
@@ -49,7 +49,7 @@ fn the_disk_is_a_file() {
     let daemon = up(&place, "16M", &[]);
     let disk = OpenOptions::new().read(true).write(true).open(place.disk()).unwrap();
     assert_eq!(disk.metadata().unwrap().len(), 16 << 20);
-    // Any length and place, short and longer than a request of the kernel's.
+    // At any offset and length, shorter and longer than the kernel's longest request.
     for (seed, (offset, len)) in
         [(0, 4096), (1, 1), (4095, 2), (8192, 3 << 20), (777, 2_000_001), ((16 << 20) - 5, 5)]
             .into_iter()
@@ -57,16 +57,16 @@ fn the_disk_is_a_file() {
     {
         write_and_read(&disk, offset, len, seed as u8);
     }
-    // The end is the end.
+    // At the end of the disk.
     assert_eq!(disk.read_at(&mut [0; 10], (16 << 20) - 3).unwrap(), 3);
     assert_eq!(disk.read_at(&mut [0; 10], 17 << 20).unwrap(), 0);
     assert_eq!(disk.write_at(b"beyond", 16 << 20).unwrap_err().raw_os_error(), Some(22));
     assert_eq!(disk.set_len(0).unwrap_err().raw_os_error(), Some(22));
-    // As with a block device, this does not cut it.
+    // As with a block device, O_TRUNC does not truncate it.
     let cut = OpenOptions::new().write(true).truncate(true).open(place.disk()).unwrap();
     assert_eq!(cut.metadata().unwrap().len(), 16 << 20);
     disk.sync_all().unwrap();
-    // While it is open, the device stays.
+    // While the file is open, the device cannot be reset.
     assert!(place.place.run(&["reset", "zram0"]).complaint(1).contains("in use"));
     drop((disk, cut));
     wait_until("it is closed", || place.place.run(&["reset", "zram0"]).status.success());
@@ -186,7 +186,7 @@ fn the_disk_can_be_mapped() {
         map.sync();
         disk.read_exact_at(&mut read, at as u64).unwrap();
         assert!(read == bytes, "written to the mapping at {at}");
-        // By another, who opened it himself.
+        // Through another open file.
         File::open(place.disk()).unwrap().read_exact_at(&mut read, at as u64).unwrap();
         assert!(read == bytes);
         let bytes = text(seed ^ 0x80, 100_000);
@@ -194,7 +194,7 @@ fn the_disk_can_be_mapped() {
         assert!(map.read(at + 333, bytes.len()) == bytes, "written to the file at {at}");
     }
     assert!(place.place.statistic("orig_data_bytes") >= 4 << 20);
-    // What is not synced yet is written when the file is closed.
+    // Dirty pages are written when the file is closed.
     map.write(9 << 20, b"at last");
     drop((map, disk));
     wait_until("it is written", || {
@@ -214,7 +214,7 @@ fn since_linux(major: u32, minor: u32) -> bool {
     here >= (major, minor)
 }
 
-/// To discard a TiB that was never written takes no memory, and other requests are answered meanwhile.
+/// Discarding a TiB that was never written takes no memory, and does not delay other requests.
 #[test]
 fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() {
     if unable() {
@@ -228,7 +228,7 @@ fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() 
     let tables_bytes = || place.place.statistic("mem_tables_bytes");
     let before_bytes = tables_bytes();
     let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-    // Odd while it is discarded, which is done until a read began and ended meanwhile.
+    // `turn` is odd during a discard; repeat until a read began and ended within one.
     let (turn, was_read) = (AtomicUsize::new(0), AtomicBool::new(false));
     let deadline = Instant::now() + PATIENCE;
     std::thread::scope(|scope| {
@@ -254,8 +254,7 @@ fn discarding_what_was_never_written_takes_no_memory_and_keeps_nobody_waiting() 
     assert!(after_bytes <= before_bytes + (1 << 20), "{before_bytes} before, {after_bytes} after");
 }
 
-/// Holes longer than one thread makes at once, from the middle of a page to that of another; and one that goes past
-/// the end changes nothing.
+/// Holes longer than a thread makes at once, which begin and end within pages; a hole past the end changes nothing.
 #[test]
 fn long_holes_are_made_whole_or_not_at_all() {
     if unable() {
@@ -281,14 +280,14 @@ fn long_holes_are_made_whole_or_not_at_all() {
         expect(&model, "zeros where they were asked for");
         disk.write_all_at(&vec![7; len], offset as u64).unwrap();
         model[offset..offset + len].fill(7);
-        // Past the end by a page.
+        // A page past the end.
         let beyond = LEN - offset + 4096;
         assert!(fallocate(&disk, how | libc::FALLOC_FL_KEEP_SIZE, offset as u64, beyond as u64).is_err());
         expect(&model, "nothing was changed");
     }
 }
 
-/// Seeded reads, writes, holes and zeros of any place and length, against plain bytes.
+/// Seeded reads, writes, holes and zeros at any offset and length, against plain bytes.
 #[test]
 fn random_operations_agree_with_a_model() {
     if unable() {
@@ -296,7 +295,7 @@ fn random_operations_agree_with_a_model() {
     }
     const LEN: u64 = 8 << 20;
     let place = BlockPlace::new();
-    // Some of what is written leaves memory, and comes back.
+    // Some pages leave memory and come back.
     let cold = place.place.root().join("cold");
     let backing = format!("{}:32M", cold.display());
     let _daemon = up(&place, "8M", &["--backing", &backing, "--mem-limit", "3M"]);
@@ -316,7 +315,7 @@ fn random_operations_agree_with_a_model() {
             let range = offset as usize..(offset + len) as usize;
             match random(8) {
                 0..3 => {
-                    // One byte all over, or noise.
+                    // One repeated byte, or noise.
                     let (first, factor) = (random(256), random(2) * 0x9e37_79b9_7f4a_7c15);
                     let byte =
                         |at: u64| first.wrapping_add((at * at).wrapping_mul(factor).rotate_left(17)) as u8;
@@ -363,7 +362,7 @@ fn attributes_are_files() {
     assert_eq!(fs::write(attribute("nothing"), "1").unwrap_err().kind(), ErrorKind::PermissionDenied);
     assert_eq!(fs::remove_file(attribute("disk")).unwrap_err().kind(), ErrorKind::PermissionDenied);
     assert!(fs::read(attribute("reset")).is_err(), "it is only written");
-    // What is added appears, what is removed goes.
+    // Added devices appear, removed ones disappear.
     place.place.run(&["add", "logs", "--size", "8M"]).ok();
     let logs = place.place.dir().join("mnt/logs/disk");
     assert_eq!(fs::metadata(&logs).unwrap().len(), 8 << 20);
@@ -405,7 +404,7 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     let dir = place.mount_point("fs");
     succeed(&place.place, "mount", &[device, arg(&dir)]);
     fs::write(dir.join("a"), "something").unwrap();
-    // In use, nothing takes it away.
+    // A device in use cannot be detached.
     let detach = place.place.run(&["detach", "zram0"]);
     assert!(detach.complaint(1).contains(&format!("{device} is mounted on")), "{}", detach.stderr);
     let down = place.place.run(&["down"]);
@@ -421,7 +420,7 @@ fn a_block_device_is_attached_once_and_detached_when_free() {
     let detach = place.place.run(&["detach", "zram0"]);
     assert!(detach.complaint(1).contains("zram0 is not attached"), "{}", detach.stderr);
 
-    // It is as it was left.
+    // Its contents are unchanged.
     let device = place.place.run(&["attach", "zram0"]).ok();
     succeed(&place.place, "mount", &[device.trim(), arg(&dir)]);
     assert_eq!(fs::read_to_string(dir.join("a")).unwrap(), "something");
@@ -448,7 +447,7 @@ fn a_commands_block_device_goes_with_it() {
     place.assert_clean();
 }
 
-/// What a command leaves mounted keeps the daemon, until it is unmounted or the daemon is forced to end.
+/// A file system that a command leaves mounted keeps the daemon running until it is unmounted or the daemon is forced.
 #[test]
 fn what_a_command_leaves_mounted_is_not_lost_without_a_word() {
     if unable() || missing(&["mkfs.ext4", "mount", "umount"]) {
@@ -493,7 +492,7 @@ fn a_dead_daemons_block_device_is_cleared() {
     file.write_all(&[7; 100_000]).unwrap();
     daemon.signal(Signal::KILL);
     daemon.ended();
-    // It answers with errors, and never waits.
+    // Requests fail, and never hang.
     wait_until("writes fail", || file.sync_all().is_err());
     let up = place.place.run(&["up", "--size", "64M", "--attach"]);
     assert!(up.complaint(1).contains("uzram detach --force"), "{}", up.stderr);
@@ -503,7 +502,7 @@ fn a_dead_daemons_block_device_is_cleared() {
     assert!(said.contains(&format!("freed {device}")), "{said}");
     place.assert_clean();
     assert_eq!(place.place.run(&["detach", "--force"]).ok(), "nothing was left\n");
-    // And another can follow.
+    // Another daemon can start.
     let ended = place.place.run(&["up", "--size", "64M", "--attach", "--exec", "mkfs.ext4 -q $device"]);
     ended.ok();
     place.assert_clean();
@@ -586,7 +585,7 @@ fn file_systems_fill_empty_and_give_their_memory_back() {
         fs::remove_file(dir.join("a")).unwrap();
         succeed(&place.place, "sync", &[]);
         succeed(&place.place, "fstrim", &[arg(&dir)]);
-        // Some keep what was freed until their next commit.
+        // Some file systems discard freed blocks only at their next commit.
         wait_until(&format!("{kind} gives back"), || {
             succeed(&place.place, "fstrim", &[arg(&dir)]);
             place.place.statistic("orig_data_bytes") < empty + (24 << 20)
@@ -614,7 +613,7 @@ fn a_daemon_whose_terminal_is_gone_takes_its_block_device_along() {
     }
 }
 
-/// The longest that waking a CPU may take now, as all processes together ask for it; `None` if nobody can.
+/// Returns the current limit on CPU wake-up latency of all processes together; `None` if it cannot be read.
 fn cpu_latency_us() -> Option<i32> {
     let mut limit_us = [0; 4];
     File::open("/dev/cpu_dma_latency").ok()?.read_exact(&mut limit_us).unwrap();
@@ -657,7 +656,7 @@ fn without_what_it_needs_there_is_one_clear_line() {
         return;
     }
     let place = BlockPlace::new();
-    // /dev without a node, in a namespace of the command's own.
+    // /dev without a node, in the command's own namespace.
     let without = |node: &str, args: &str| {
         let program = env!("CARGO_BIN_EXE_uzram");
         let hide =
@@ -676,7 +675,7 @@ fn without_what_it_needs_there_is_one_clear_line() {
         let ended = without(node, args);
         assert!(ended.complaint(1).contains(what), "{args}: {}", ended.stderr);
     }
-    // Without this it works all the same.
+    // The daemon works without this node.
     let ended =
         without(fuse, &format!("up --size 16M --mount {}/mnt --exec true", place.place.dir().display()));
     let said = "CPU latency none: /dev/cpu_dma_latency: No such file";

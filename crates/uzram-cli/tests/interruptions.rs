@@ -1,4 +1,4 @@
-//! Clients and daemons that end in the middle of something.
+//! Clients and daemons that end in the middle of an operation.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use common::clients::{complain, fio, missing, qemu_io, start, succeed};
 use common::{Place, connect, has_program, wait_until};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A client that writes for ever, in pieces that take a while, and has `iodepth` of them under way.
+/// A client that writes forever, in long requests, with `iodepth` of them in flight.
 struct Writer(Child);
 
 impl Writer {
@@ -27,7 +27,7 @@ impl Writer {
         writer
     }
 
-    /// Waits for its end, which comes soon.
+    /// Waits for its end.
     fn ended(mut self) -> ExitStatus {
         let deadline = Instant::now() + common::PATIENCE;
         loop {
@@ -69,7 +69,7 @@ fn a_client_killed_while_it_writes_costs_nobody_else_anything() {
         }
         verifier.join().unwrap();
     });
-    // What the dead were writing is whole pages, old or new, and their connections are gone.
+    // Pages that killed clients were writing are whole, old or new, and their connections are gone.
     qemu_io(&place, &["read 32M 32M", "write -P 0x42 32M 32M", "read -P 0x42 32M 32M"]);
     assert_eq!(place.statistic("failed_reads") + place.statistic("failed_writes"), 0);
     wait_until("nobody is connected", || place.run(&["reset", "zram0"]).status.success());
@@ -93,7 +93,7 @@ fn a_daemon_told_to_end_under_load_leaves_nothing_behind() {
         daemon.signal(signal);
         let (status, stderr) = daemon.ended();
         assert!(status.success() && !stderr.contains("panicked"), "{signal:?} {status} {stderr}");
-        // Clients are told: they neither hang nor believe that all is well.
+        // Clients get an error: they neither hang nor succeed.
         assert!(writers.into_iter().all(|writer| !writer.ended().success()));
         drop(idle);
         assert!(!fs::exists(format!("/proc/{id}")).unwrap());
@@ -103,7 +103,7 @@ fn a_daemon_told_to_end_under_load_leaves_nothing_behind() {
         if has_program("nbdinfo") {
             complain(&place, "nbdinfo", &[&place.uri()]);
         }
-        // Its successor starts at once.
+        // The next daemon starts at once.
         let next = place.up(&[]);
         place.run(&["down"]).ok();
         assert!(next.ended().0.success());

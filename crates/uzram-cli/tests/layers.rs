@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The modules that a file declares, in its order.
+/// Returns the modules that a file declares, in order.
 fn declared(file: &Path) -> Vec<String> {
     let text = fs::read_to_string(file).unwrap();
     let modules = text.lines().filter_map(|line| {
@@ -23,7 +23,7 @@ fn rust_files(path: &Path) -> Vec<PathBuf> {
     }
 }
 
-/// The code of a module: its file or folder, without comments and white space.
+/// Returns the code of a module: its file or folder, without comments and white space.
 fn code(dir: &Path, module: &str) -> String {
     let paths = [dir.join(module), dir.join(module).with_extension("rs")];
     let files = paths.iter().filter(|path| path.exists()).flat_map(|path| rust_files(path));
@@ -32,7 +32,7 @@ fn code(dir: &Path, module: &str) -> String {
     lines.flat_map(str::chars).filter(|c| !c.is_whitespace()).collect()
 }
 
-/// Whether a module's code names a module below `prefix`, by its path or in braces.
+/// Returns whether a module's code names a module below `prefix`, by its path or in braces.
 fn uses(code: &str, prefix: &str, module: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
     code.split(prefix).skip(1).any(|rest| {

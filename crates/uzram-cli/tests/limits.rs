@@ -1,4 +1,4 @@
-//! What a disk may take and what it gives back, as its users see it.
+//! The memory limit of a disk, and the memory that it gives back.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +32,7 @@ fn a_full_disk_says_so_and_stays_usable() {
     assert!(place.number("mem_charged") <= 8 * MIB);
     // What needs no memory works, as the help of --mem-limit says: pages of one word, and discards.
     qemu_io(&place, &["write -z 8M 1M", "write -P 0x77 9M 1M", "read -P 0x77 9M 1M"]);
-    // What is freed can be used again, and the limit holds.
+    // Freed memory can be used again, and the limit holds.
     qemu_io(
         &place,
         &["discard 0 32M", "read -P 0 0 32M", "write -P 0x77 1000 5000", "read -P 0x77 1000 5000"],
@@ -52,7 +52,7 @@ fn a_full_disk_says_so_and_stays_usable() {
     assert!(same(&source, &copy));
     drop(client);
 
-    // One below what is charged takes nothing away, but allows no more.
+    // A limit below the charge frees nothing, but allows no more.
     place.run(&["set", "zram0", "mem_limit=1M"]).ok();
     succeed(&place, "nbdcopy", &[&place.uri(), arg(&copy)]);
     assert!(same(&source, &copy));
@@ -75,7 +75,7 @@ fn a_device_in_use_is_not_reset() {
     client.command("read -P 0x5a 0 1M", "read");
     drop(client);
 
-    // The server learns of it when it reads from the socket.
+    // The server notices when it reads from the socket.
     wait_until("the device can be reset", || place.run(&["reset", "zram0"]).status.success());
     assert_eq!(place.number("disksize"), 0);
     assert_eq!(place.statistic("mem_charged_bytes"), 0);
@@ -97,9 +97,9 @@ fn discarding_gives_memory_back() {
     assert!(charged >= 64 * MIB && resident >= resident_before + 60 * MIB, "{charged} {resident}");
 
     qemu_io(&place, &["discard 0 32M"]);
-    // The device's own thread gives memory back, on its own time.
+    // The device's own thread gives memory back asynchronously.
     wait_until("half goes back", || place.number("mem_charged") < charged - 28 * MIB);
-    // Zeros, with and without the leave to make holes of the pages.
+    // Zeros, with and without permission to make holes.
     qemu_io(&place, &["write -z -u 32M 16M", "write -z 48M 16M"]);
     // Free runs kept for each CPU stay charged.
     wait_until("all goes back", || place.number("mem_charged") < 4 * MIB);
@@ -118,7 +118,7 @@ fn a_limit_below_what_a_device_needs_is_refused() {
     ] {
         let ended = place.run(&[&["up", "--size", "16M"], args].concat());
         let line = ended.complaint(2);
-        // As it was typed.
+        // The message quotes the option as it was typed.
         assert!(line.starts_with(&format!("--mem-limit {}: ", args[1])), "{line}");
         assert!(line.contains("mem_limit") && line.contains(&format!("at least {least}")), "{line}");
     }
@@ -140,7 +140,7 @@ fn a_limit_below_what_a_device_needs_is_refused() {
 #[test]
 fn devices_that_might_not_fit_into_the_cgroup_are_refused() {
     let Some(cgroup) = Cgroup::new("room", 256 * MIB) else { return };
-    // Its daemons are gone before its cgroup is.
+    // The place is dropped, and its daemons end, before the cgroup is removed.
     let place = Place::new();
     let up = |args: &[&str]| {
         let mut command = cgroup.command(Path::new(env!("CARGO_BIN_EXE_uzram")));

@@ -1,4 +1,4 @@
-//! `--listen` and TLS: the clients people use, and command lines that cannot be served.
+//! `--listen` and TLS: common clients, and invalid command lines.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,7 +12,7 @@ use common::{Daemon, Place};
 use pki::{Authority, Validity, write};
 use rustix::process::Signal;
 
-/// The announced URIs.
+/// Returns the announced URIs.
 fn uris(daemon: &Daemon) -> Vec<String> {
     daemon
         .facts
@@ -22,7 +22,7 @@ fn uris(daemon: &Daemon) -> Vec<String> {
         .collect()
 }
 
-/// The options that make a daemon speak TLS with the files in the place's root.
+/// Returns the options for TLS with the files in the place's root.
 fn tls_options(place: &Place, client_ca: bool) -> Vec<String> {
     let file = |name: &str| place.root().join(name).to_str().unwrap().to_owned();
     let mut options = vec!["--tls-cert".to_owned(), file("server-cert.pem")];
@@ -33,7 +33,7 @@ fn tls_options(place: &Place, client_ca: bool) -> Vec<String> {
     options
 }
 
-/// A daemon with a TCP port and one more Unix socket, and TLS that asks clients for certificates.
+/// Starts a daemon with a TCP port, one more Unix socket, and TLS with client certificates.
 fn secure_daemon(place: &Place) -> Daemon {
     Authority::new("authority").write_all(place.root());
     let extra = format!("unix:{}", place.root().join("extra.sock").display());
@@ -43,7 +43,7 @@ fn secure_daemon(place: &Place) -> Daemon {
     place.up_sized("64M", &args)
 }
 
-/// The URI of the TCP port, without parameters, and its port.
+/// Returns the URI of the TCP port, without parameters, and its port.
 fn tcp(daemon: &Daemon) -> (String, String) {
     let uri = uris(daemon).into_iter().find(|uri| uri.starts_with("nbds://")).unwrap();
     let port = uri.strip_prefix("nbds://127.0.0.1:").unwrap().strip_suffix("/zram0").unwrap().to_owned();
@@ -94,7 +94,7 @@ fn who_does_not_fit_is_kept_out() {
     std::fs::create_dir(&stranger).unwrap();
     Authority::new("stranger").write_all(&stranger);
     complain(&place, "nbdinfo", &[&format!("{uri}?tls-certificates={}", stranger.display())]);
-    // Trusts the server, but has no certificate of its own.
+    // A client that trusts the server, but has no certificate.
     let bare = place.root().join("bare");
     std::fs::create_dir(&bare).unwrap();
     std::fs::copy(place.root().join("ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
@@ -103,7 +103,7 @@ fn who_does_not_fit_is_kept_out() {
     let said = complain(&place, "nbdinfo", &[&plain]);
     assert!(said.contains("TLS"), "{said}");
     complain(&place, "qemu-img", &["info", &format!("nbd://127.0.0.1:{port}/zram0")]);
-    // All the while, who fits is served.
+    // Meanwhile, a valid client is served.
     let good = format!("{uri}?tls-certificates={}", place.root().display());
     assert_eq!(succeed(&place, "nbdinfo", &["--size", &good]).trim(), "67108864");
     assert_eq!(succeed(&place, "nbdinfo", &["--size", &place.uri()]).trim(), "67108864");
@@ -160,7 +160,7 @@ fn what_cannot_be_served_is_refused_in_one_line() {
     for (args, code, words) in [
         (&["--listen", "tcp:0.0.0.0:0"][..], 2, "tls-client-ca"),
         (&["--listen", "tcp:[::]:0"], 2, "tls-client-ca"),
-        // Whoever came would be let in, TLS or not.
+        // Every client would be admitted, with TLS or without.
         (&["--listen", "tcp:0.0.0.0:0", "--tls-cert", &cert, "--tls-key", &key], 2, "tls-client-ca"),
         (&["--listen", "tcp:0.0.0.0:0", "--tls-anyone"], 2, "tls-cert"),
         (
@@ -213,7 +213,7 @@ fn everyone_is_let_in_where_that_is_said() {
     std::fs::copy(place.root().join("ca-cert.pem"), bare.join("ca-cert.pem")).unwrap();
     let uri = format!("nbds://127.0.0.1:{port}?tls-certificates={}", bare.display());
     assert_eq!(succeed(&place, "nbdinfo", &["--size", &uri]).trim(), "1048576");
-    // In clear nobody is.
+    // No client is served without TLS.
     complain(&place, "nbdinfo", &[&uri.replace("nbds://", "nbd://")]);
 }
 

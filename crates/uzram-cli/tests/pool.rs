@@ -13,9 +13,9 @@ use serde_json::Value;
 /// Reads and frees are protected differently in these two: by pins, and by locks.
 const DESIGNS: [&str; 2] = ["pinned", "split"];
 
-/// A daemon with a disk of 64 MiB whose pool has that design, and is not compacted unasked.
+/// Starts a daemon with a disk of 64 MiB whose pool has that design and no automatic compaction.
 fn up(place: &Place, design: &str) -> Daemon {
-    // Nobody reads its log, of which compactions write more than a pipe holds.
+    // The test does not read the log, and compactions log more than a pipe holds.
     let options = ["--log", "warn", "--compact-threshold", "0", "--pool-design", design];
     let daemon = place.up_sized("64M", &options);
     assert_eq!(place.run(&["stat", "zram0", "pool_design"]).ok().trim(), design);
@@ -62,7 +62,7 @@ fn memory_falls_when_a_pool_of_random_discards_is_compacted() {
         for (now, before) in compacted.iter().zip(scattered) {
             assert!(*now < before / 10 * 7, "{design}: {compacted:?} of {scattered:?}");
         }
-        // What it freed in zspages stands in the kernel's column.
+        // The freed pages are in the kernel's column of mm_stat.
         let freed = (scattered[0] - compacted[0]) / 4096;
         let mm_stat = place.run(&["stat", "zram0", "mm_stat"]).ok();
         let columns: Vec<u64> = mm_stat.split_whitespace().map(|column| column.parse().unwrap()).collect();
@@ -79,12 +79,12 @@ fn fio_verifies_while_compaction_never_stops() {
     }
     for design in DESIGNS {
         let (place, _daemon, uri) = up_and_full(design);
-        // Which it does by itself as well.
+        // The pool also compacts by itself.
         place.run(&["set", "zram0", "compact_threshold=1", "compact_rate=256M"]).ok();
         let ends = AtomicBool::new(false);
         let compactions = std::thread::scope(|scope| {
             let looped = scope.spawn(|| compact_until(&place, &ends));
-            // One job verifies what it wrote, and the other moves it about by scattering the pool.
+            // One job verifies its writes, while the other scatters the pool.
             let mut args = fio(&uri, &["--rw=randwrite", "--bsrange=512-16k", "--size=24M", "--iodepth=8"]);
             args.extend(["--verify=crc32c", "--do_verify=1", "--loops=2", "--buffer_compress_percentage=50"]);
             args.extend([
@@ -110,7 +110,7 @@ fn fio_verifies_while_compaction_never_stops() {
     }
 }
 
-/// Compacts again and again, some times at least, and returns how often.
+/// Compacts repeatedly, with a minimum number of times; returns how often.
 fn compact_until(place: &Place, ends: &AtomicBool) -> usize {
     let body = r#"{"value": "1"}"#;
     let request = format!(
@@ -151,7 +151,7 @@ fn classes_are_told_in_the_kernels_columns() {
         assert!(row.len() == columns.len() && row[13] >= row[14], "{row:?}");
         assert!((1..=16).contains(&row[16]) && row[1] <= 4096, "{row:?}");
     }
-    // An object for each page, and the pages are the pool's.
+    // One object for each page, and the pages add up to the pool's.
     assert_eq!((sum(14), sum(15) * 4096), (64 << 8, place.statistic("mem_used_bytes")), "{text}");
     let total: Vec<u64> =
         text.lines().last().unwrap().split_whitespace().skip(1).map(|n| n.parse().unwrap()).collect();

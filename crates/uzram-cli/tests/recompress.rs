@@ -1,4 +1,4 @@
-//! Pages of a device of the real program that are compressed again.
+//! Recompression of pages on a device of the real program.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use common::clients::{arg, fio, missing, same, succeed};
 use common::{Place, wait_until};
 use uzram::random::Random;
 
-/// A file of a kind that lz4 makes smaller and zstd more so: numbers in decimal.
+/// Creates a file that lz4 compresses and zstd compresses better: numbers in decimal.
 fn text_file(place: &Place, bytes: usize) -> std::path::PathBuf {
     let path = place.root().join("text");
     let mut text = String::with_capacity(bytes + 20);

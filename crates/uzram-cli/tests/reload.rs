@@ -1,4 +1,4 @@
-//! TLS in a configuration file, and files of TLS that are read again: `uzram reload`, and SIGHUP.
+//! TLS in a configuration file, and reloading of TLS files: `uzram reload`, and SIGHUP.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ use common::{Daemon, Place, wait_until};
 use pki::{Authority, write};
 use rustix::process::Signal;
 
-/// A configuration with TLS from the files in `dir`.
+/// Returns a configuration with TLS from the files in `dir`.
 fn config(dir: &Path) -> String {
     let file = |name: &str| dir.join(name).display().to_string();
     format!(
@@ -26,7 +26,7 @@ fn config(dir: &Path) -> String {
     )
 }
 
-/// A directory of the place with new certificates of a new authority.
+/// Creates a directory with new certificates of a new authority.
 fn certificates(place: &Place, name: &str) -> PathBuf {
     let dir = place.root().join(name);
     fs::create_dir(&dir).unwrap();
@@ -34,7 +34,7 @@ fn certificates(place: &Place, name: &str) -> PathBuf {
     dir
 }
 
-/// Puts all of `new` in the place of what is in `dir`.
+/// Replaces the files in `dir` by those in `new`.
 fn replace(dir: &Path, new: &Path) {
     for entry in fs::read_dir(new).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
@@ -42,7 +42,7 @@ fn replace(dir: &Path, new: &Path) {
     }
 }
 
-/// The daemon's TCP port, for a client with these certificates.
+/// Returns the URI of the daemon's TCP port, for a client with these certificates.
 fn uri(daemon: &Daemon, certificates: &Path) -> String {
     let line = daemon.facts.lines().find(|line| line.contains("nbds://127.0.0.1:")).unwrap();
     format!("{}?tls-certificates={}", line.split_whitespace().nth(1).unwrap(), certificates.display())
@@ -72,7 +72,7 @@ fn certificates_are_read_again_and_contents_and_clients_stay() {
     assert!(is_let_in(&place, &new) && !is_let_in(&place, &old));
     client.command("read -P 0x5a 0 64k", "read");
 
-    // What cannot be used leaves all as it was.
+    // An invalid file leaves everything unchanged.
     for (name, text, setting) in [
         ("server-cert.pem", "", "tls-cert"),
         ("server-key.pem", "x", "tls-key"),
@@ -183,10 +183,10 @@ fn a_setting_is_given_once_and_completely() {
     if missing(&["nbdinfo"]) {
         return;
     }
-    // Half of it may be in the file, and half on the command line.
+    // One half may be in the file, and the other on the command line.
     let key = dir.join("server-key.pem");
     let daemon = place.up_config(&without("tls-key"), &["--tls-key", key.to_str().unwrap()]);
-    // It names the machine, which may not know its own name.
+    // The URI has the machine's name, which the machine may not be able to resolve.
     let line = daemon.facts.lines().find(|line| line.contains("nbds://")).unwrap();
     let port = line.rsplit_once(':').unwrap().1.split('/').next().unwrap();
     let known = format!("nbds://127.0.0.1:{port}?tls-certificates={}", dir.display());

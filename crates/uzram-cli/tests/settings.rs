@@ -8,7 +8,7 @@ use std::fs;
 
 use common::Place;
 
-/// What is said behind the words that say where a setting is written.
+/// Returns the part of a message after the setting's origin.
 fn why<'a>(line: &'a str, origin: &str) -> &'a str {
     line.strip_prefix(origin).unwrap_or_else(|| panic!("'{origin}' does not begin: {line}"))
 }
@@ -81,7 +81,7 @@ fn a_dictionary_is_for_the_daemon_to_read() {
     let place = Place::new();
     let _daemon = place.up(&[]);
     let with = |path: &str| place.run(&["add", "more", "--algorithm", &format!("zstd,dict={path}")]);
-    // The daemon has looked for it.
+    // The daemon looked for the file.
     assert!(with("/nonexistent").complaint(1).contains("dict=/nonexistent: No such file"));
     assert!(with("near").complaint(2).contains("dict=near: write the whole path"));
     assert!(
@@ -104,7 +104,7 @@ fn short_words_and_the_attributes_names_mean_the_same_everywhere() {
     place.run(&["set", "zram0", "low=10", "high=50"]).ok();
     assert_eq!((get("policy_low").trim(), get("policy_high").trim()), ("10", "50"));
     for (args, said) in [
-        (&["--size", "1M", "--disksize", "2M"][..], "--size 1M: --disksize 2M sets it, too"),
+        (&["--size", "1M", "--disksize", "2M"][..], "--size 1M: --disksize 2M already sets it"),
         (
             &["--recompress", "zstd:1h", "--recompress-after", "2h"],
             "--recompress-after 2h: --recompress zstd:1h",

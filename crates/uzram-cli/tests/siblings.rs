@@ -1,4 +1,4 @@
-//! `uzram bench` and `uzram lab` run a program of their own: the one beside `uzram`, or in `PATH`.
+//! `uzram bench` and `uzram lab` run a separate program: the one beside `uzram`, or the first in `PATH`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,14 +11,14 @@ use std::process::Command;
 
 use common::finish;
 
-/// A copy of `uzram`, in a folder of its own.
+/// Copies `uzram` into its own directory.
 fn copy(dir: &Path) -> PathBuf {
     let (from, to) = (Path::new(env!("CARGO_BIN_EXE_uzram")), dir.join("uzram"));
     fs::hard_link(from, &to).or_else(|_| fs::copy(from, &to).map(drop)).unwrap();
     to
 }
 
-/// A program that prints its name and arguments, and ends with status 7.
+/// Creates a program that prints its name and arguments, and exits with status 7.
 fn sibling(dir: &Path, name: &str) {
     let path = dir.join(name);
     fs::write(&path, "#!/bin/sh\necho \"$0\" \"$@\"\nexit 7\n").unwrap();

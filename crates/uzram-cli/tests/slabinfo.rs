@@ -21,7 +21,7 @@ struct Columns {
     num_slabs: u64,
 }
 
-/// Reads the text as version 2.1 of the file; counters between the lines are left out.
+/// Parses the text as version 2.1 of the file; skips the counters between the lines.
 fn parse(slabinfo: &str) -> BTreeMap<String, Columns> {
     let mut lines = slabinfo.lines();
     assert_eq!(lines.next(), Some("slabinfo - version: 2.1"));
@@ -46,7 +46,7 @@ fn parse(slabinfo: &str) -> BTreeMap<String, Columns> {
     caches.map(columns).collect()
 }
 
-/// Counters by cache and name; each is checked to be the sum of its CPUs.
+/// Parses the counters by cache and name; checks that each is the sum of its CPUs.
 fn counters(slabinfo: &str) -> BTreeMap<(String, String), u64> {
     let lines = slabinfo.lines().skip(2).filter(|line| !line.starts_with('#') && !line.contains(" : "));
     let counter = |line: &str| {
@@ -91,7 +91,7 @@ fn each_device_has_its_caches_and_both_formats_agree() {
         }
     }
 
-    // Nothing runs meanwhile: the numbers stand still.
+    // Nothing runs meanwhile, so the numbers do not change.
     let stats = place.run(&["slabinfo", "--stats"]).ok();
     assert_eq!(parse(&stats).len(), caches.len());
     let counters = counters(&stats);
@@ -122,13 +122,13 @@ fn counters_move_while_a_command_works() {
     let source = random_file(&place, "source", 12 << 20);
     let uzram = env!("CARGO_BIN_EXE_uzram");
     for timing in [false, true] {
-        // What is freed goes back to its slabs, more of them than the CPUs keep.
+        // Freed objects go back to their slabs; there are more of them than the CPUs keep.
         let command = format!(
             "nbdcopy '{}' \"$uri\" && qemu-io -f raw -c 'discard 0 16M' \"$uri\" >/dev/null && \
              '{uzram}' slabinfo --stats",
             arg(&source)
         );
-        // The command finds its daemon wherever that is.
+        // The command finds its daemon in any runtime directory.
         let mut up = bare_command(&["up", "--size", "16M", "--log", "warn", "--exec", &command]);
         up.args(timing.then_some("--slab-timing")).arg("--runtime-dir").arg(place.dir());
         let slabinfo = finish(up).ok();
@@ -151,7 +151,7 @@ fn slabtop_reads_it() {
     let place = Place::new();
     let _daemon = place.up(&[]);
     fs::write(place.root().join("slabinfo"), place.run(&["slabinfo"]).ok()).unwrap();
-    // In a mount namespace that ends with it.
+    // In its own mount namespace.
     let script = "mount --bind slabinfo /proc/slabinfo || exit 9; exec slabtop --once";
     let output = client(&place, "unshare", &["--mount", "sh", "-c", script]).output().unwrap();
     let (shown, said) = (text(&output.stdout), text(&output.stderr));

@@ -1,5 +1,5 @@
-//! `uzram swap`: real swap areas, programs that need them, and daemons that die. As root, with cgroups of the memory
-//! controller, version 1.
+//! `uzram swap`: real swap areas, programs that need them, and daemons that are killed. For root, with the memory
+//! controller of cgroup v1.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,12 +17,12 @@ use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-/// How much the hog needs, and how much of it it is given: a quarter.
+/// The hog's memory; its limit is a quarter of it.
 const HOG_MIB: u64 = 192;
 const LIMIT_BYTES: u64 = HOG_MIB / 4 * MIB;
-/// What the daemon's cgroup has, where it has a limit.
+/// The limit of the daemon's cgroup, in tests with one.
 const DAEMON_BYTES: u64 = 208 * MIB;
-/// How long a hog runs by default, in seconds; `UZRAM_HOG_SECONDS` says otherwise.
+/// How long a hog runs, in seconds; `UZRAM_HOG_SECONDS` overrides it.
 const HOG_SECONDS: u64 = 60;
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -37,13 +37,13 @@ fn swap_on(place: &BlockPlace, args: &[&str]) -> String {
     device_of(&place.place.run(&args).ok())
 }
 
-/// The device of which `swap on` speaks.
+/// Returns the device in the output of `swap on`.
 fn device_of(facts: &str) -> String {
     let line = facts.lines().find(|line| line.starts_with("swap ")).unwrap_or_else(|| panic!("{facts}"));
     line.split_whitespace().nth(1).unwrap().to_owned()
 }
 
-/// A hog that has much swapped out to a device already.
+/// Starts a hog, and waits until it has much swapped out to a device.
 fn start_hog(cgroup: &Cgroup, seconds: u64, device: &str) -> Hog {
     let hog = Hog::start(cgroup, HOG_MIB, seconds);
     wait_until("much is swapped out", || swapped_bytes(device) > LIMIT_BYTES);
@@ -65,9 +65,9 @@ fn a_program_runs_in_a_quarter_of_the_memory_it_needs() {
         return;
     }
     let Some(cgroup) = Cgroup::new("hog", LIMIT_BYTES) else { return };
-    // The daemon has a limit of its own, which it cannot use up.
+    // The daemon has its own limit, which it never reaches.
     let Some(daemons) = Cgroup::new("daemon", DAEMON_BYTES) else { return };
-    // Gone before its cgroup is.
+    // Dropped before its cgroup.
     let place = BlockPlace::new();
     let on = |limit: &str| {
         let mut command = daemons.command(Path::new(env!("CARGO_BIN_EXE_uzram")));
@@ -102,7 +102,7 @@ fn swap_goes_off_under_load_where_memory_suffices() {
     let Some(cgroup) = Cgroup::new("load", LIMIT_BYTES) else { return };
     let device = swap_on(&place, &[]);
     let mut hog = start_hog(&cgroup, 8, &device);
-    // Its cgroup has no room for what would come back.
+    // Its cgroup has no room for the pages that would come back.
     let off = place.place.run(&["swap", "off"]);
     let line = off.complaint(1);
     assert!(line.contains("stays on") && line.contains("uzram-load"), "{line}");
@@ -131,7 +131,7 @@ fn freed_places_stay_stored_without_discards_alone() {
             wait_until("it is freed", || swapped_bytes(&device) < MIB && stored() < 8 * MIB);
         } else {
             wait_until("it is freed", || swapped_bytes(&device) < MIB);
-            // How many places the kernel takes before it uses freed ones again is its own matter.
+            // How many never-used slots the kernel takes before it reuses freed ones is not specified.
             assert!(stored() >= LIMIT_BYTES, "{}", stored());
         }
         place.place.run(&["swap", "off"]).ok();
@@ -146,17 +146,17 @@ fn writes_that_find_no_memory_fail_and_nobody_waits() {
     }
     let place = BlockPlace::new();
     let Some(cgroup) = Cgroup::new("drained", 16 * MIB) else { return };
-    // All of it is the reserve, which cannot be filled again when it is used up.
+    // The whole limit is the reserve, which cannot be refilled.
     let device = swap_on(&place, &["--mem-limit", "8M", "--reserve", "8M"]);
     let mut hog = Hog::start(&cgroup, 80, 60);
     wait_until("writes fail", || place.place.statistic("failed_writes") > 1000);
-    // The kernel keeps what is refused, and goes on trying; all others are answered.
+    // The kernel keeps refused pages, and keeps trying; other requests succeed.
     assert!(hog.is_running());
     assert!(place.place.statistic("mem_charged_bytes") <= 8 * MIB);
     let status = place.place.run(&["swap", "status"]).ok();
     assert!(status.contains(&device) && status.contains("of 8 MiB"), "{status}");
     drop(hog);
-    // A smaller one finds all it needs.
+    // A smaller hog gets all its memory.
     let small = Hog::start(&cgroup, 20, 2);
     assert_verified(&small.ended(PATIENCE));
     place.place.run(&["swap", "off"]).ok();
@@ -196,7 +196,7 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     let device = swap_on(&place, &[]);
     let hog = start_hog(&cgroup, 30, &device);
     kill_process(place.place.daemon_id(), Signal::KILL).unwrap();
-    // The hog dies of the first page that it misses; the machine goes on.
+    // The hog is killed at its first lost page; the machine goes on.
     assert!(!hog.ended(PATIENCE).status.success());
     wait_until("the daemon is gone", || place.place.run(&["swap", "status"]).stderr.contains("is dead"));
     let on = place.place.run(&["swap", "on", "--size", "64M"]);
@@ -205,7 +205,7 @@ fn a_daemon_that_is_killed_takes_what_was_swapped_out_and_nothing_else() {
     assert!(said.contains(&format!("switched swap on {device} (zram0) off")), "{said}");
     assert!(said.contains(&format!("freed {device}")), "{said}");
     place.assert_clean();
-    // And it works again.
+    // Swap works again.
     swap_on(&place, &[]);
     place.place.run(&["swap", "off"]).ok();
     place.assert_clean();
@@ -220,7 +220,7 @@ fn the_daemon_keeps_nothing_of_its_callers_busy() {
     let root = place.place.root().canonicalize().unwrap();
     let dir = place.mount_point("callers").canonicalize().unwrap();
     succeed(&place.place, "mount", &["-t", "tmpfs", "none", arg(&dir)]);
-    // In a directory that is to be unmounted, with a file open in it; what it names is elsewhere.
+    // Start it in a directory that will be unmounted, with a file open there; its paths are elsewhere.
     let mut caller = Command::new("sh");
     caller.args(["-c", "exec 9>open && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_uzram")]);
     caller.args(["swap", "on", "--size", "64M", "--runtime-dir", "../run", "--backing", "../cold.img:16M"]);
@@ -261,11 +261,11 @@ fn a_swap_area_keeps_its_daemon() {
         let refused = place.place.run(command);
         assert!(refused.complaint(1).contains("swapped to"), "{command:?}: {}", refused.stderr);
     }
-    // Asked by a signal it does all in its order.
+    // On a signal it ends in the safe order.
     kill_process(place.place.daemon_id(), Signal::TERM).unwrap();
     wait_until("the daemon has ended", || place.place.run(&["list"]).stderr.contains("no daemon is running"));
     place.assert_clean();
-    // What others switched off is no hindrance.
+    // A swap area that was switched off elsewhere does not matter.
     let device = swap_on(&place, &[]);
     assert!(
         Command::new("swapoff").arg(&device).env("PATH", common::program_path()).status().unwrap().success()

@@ -1,4 +1,4 @@
-//! `uzram train`: what it makes, what it says of it, and what it refuses.
+//! `uzram train`: its dictionary, its output, and what it refuses.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use common::{Place, bare_command, finish};
 
 const PAGE_BYTES: usize = 4096;
 
-/// `pages` different pages that share records of a hundred bytes, incompressible in themselves.
+/// Returns `pages` different pages that share records of a hundred bytes, which are themselves incompressible.
 fn corpus(pages: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut next = move || {
@@ -58,7 +58,7 @@ fn a_trained_dictionary_is_measured_and_serves_a_device() {
     let len_bytes = std::fs::metadata(&dict).unwrap().len();
     assert!(len_bytes <= 16 << 10 && numbers("dictionary") == [len_bytes as f64], "{said}");
 
-    // A device takes it, for each algorithm that does, and says what it costs.
+    // A device accepts it for each algorithm with dictionaries, and shows its cost.
     for kind in ["lz4", "lz4hc:4", "zstd:3"] {
         let fixed_bytes = |algorithm: &str| {
             let daemon = place.up(&["--algorithm", algorithm]);

@@ -12,7 +12,7 @@ use common::{Place, finish, has_program, program_path};
 
 const SERVICE: &str = include_str!("../../../dist/systemd/uzram.service");
 const CONFIG: &str = include_str!("../../../dist/uzram.toml");
-/// One that exists on every system with /tmp in memory, where swap space comes first.
+/// A unit of every system with /tmp in memory, which is ordered after swap.
 const TMP_MOUNT: &str = "[Unit]
 DefaultDependencies=no
 Before=local-fs.target
@@ -23,7 +23,7 @@ Where=/tmp
 Type=tmpfs
 ";
 
-/// What systemd says of a start of the machine with this service.
+/// Returns what systemd reports for a boot with this service.
 fn verify(service: &str) -> String {
     let place = Place::new();
     for (name, text, target) in
@@ -37,10 +37,10 @@ fn verify(service: &str) -> String {
     let mut command = Command::new("systemd-analyze");
     command.args(["verify", "--man=no", "sysinit.target"]);
     command.env("PATH", program_path()).env("SYSTEMD_LOG_TARGET", "console");
-    // What ends in a colon is followed by the system's own.
+    // A trailing colon appends the system's own units.
     command.env("SYSTEMD_UNIT_PATH", format!("{}:", place.root().display()));
     let ended = finish(command);
-    // Of other units it may say what it likes.
+    // Ignore messages about other units.
     ended.stderr.lines().filter(|line| line.contains("uzram")).collect::<Vec<_>>().join("\n")
 }
 
@@ -54,15 +54,15 @@ fn systemd_starts_the_service_before_swap_target_and_has_nothing_to_say_of_it() 
     }
     let service = SERVICE.replace("/usr/bin/uzram", env!("CARGO_BIN_EXE_uzram"));
     assert_eq!(verify(&service), "");
-    // It would say so.
+    // An error would be reported.
     let said = verify(&service.replace("[Install]", "Tpyo=1\n[Install]"));
     assert!(said.contains("Tpyo"), "{said}");
     let said = verify(&service.replace("Before=swap.target", "Before=swap.target\nAfter=local-fs.target"));
-    // The line that says what it is names another unit of the cycle, or this one, as it happens.
+    // The line about the cycle names this unit or another one of the cycle.
     assert!(said.contains("ordering cycle") || said.contains("Found dependency on uzram.service"), "{said}");
 }
 
-/// A mount namespace of its own would hide what it mounts from everyone else.
+/// Its own mount namespace would hide its mounts from all other processes.
 #[test]
 fn nothing_gives_the_service_a_mount_namespace() {
     const THEIRS: [&str; 11] = [
@@ -90,12 +90,12 @@ fn the_service_has_the_capabilities_that_starting_takes() {
     for needed in ["CAP_SYS_ADMIN", "CAP_SYS_RESOURCE", "CAP_DAC_READ_SEARCH"] {
         assert!(has.contains(&needed), "{needed} is not in {line}");
     }
-    // Both files say what socket-owner takes.
+    // Both files say what socket-owner needs.
     let drop_in = "CapabilityBoundingSet=CAP_CHOWN CAP_FOWNER";
     assert!(SERVICE.contains(drop_in) && CONFIG.contains(drop_in));
 }
 
-/// A tenth of it is what `systemd-analyze security` calls exposure, from 0 to 10.
+/// The value is ten times the exposure of `systemd-analyze security`, which goes from 0 to 10.
 #[test]
 fn the_service_has_little_that_it_does_not_need() {
     if !has_program("systemd-analyze") {

@@ -1,4 +1,4 @@
-//! Commands that work long: they say how far they have come, and end with whoever asked for it.
+//! Long operations: they show their progress, and end with the client that requested them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,9 +16,9 @@ use uzram::random::Random;
 
 const MIB: u64 = 1 << 20;
 const PAGES: u64 = 16384;
-/// Of the 192 MiB that the hog needs.
+/// The limit of the hog, which needs 192 MiB.
 const HOG_LIMIT_BYTES: u64 = 32 * MIB;
-/// How often it is tried to interrupt what may be done too soon.
+/// The number of attempts to interrupt an operation that may end too soon.
 const TRIES: usize = 5;
 const RECOMPRESS: &[u8] =
     b"PUT /v1/devices/zram0/attributes/recompress HTTP/1.1\r\nContent-Length: 12\r\n\r\n{\"value\":\"\"}";
@@ -29,14 +29,14 @@ fn hog() {
     be_a_hog();
 }
 
-/// A daemon whose device's pages take minutes to be compressed again.
+/// Starts a daemon whose device's pages take minutes to recompress.
 fn up(place: &Place) -> Daemon {
     let daemon = place.up_sized("64M", &["--recompress", "zstd:22"]);
     fill(place);
     daemon
 }
 
-/// Numbers in decimal, which lz4 makes smaller and zstd more so.
+/// Writes numbers in decimal, which lz4 compresses and zstd compresses better.
 fn fill(place: &Place) {
     let (mut random, mut text) = (Random::new(1), String::new());
     while text.len() < MIB as usize {
@@ -54,13 +54,13 @@ fn recompressed(place: &Place) -> u64 {
     place.statistic("pages_recompressed")
 }
 
-/// Waits until some pages more were compressed again.
+/// Waits until more pages were recompressed.
 fn wait_for_more(place: &Place) {
     let before = recompressed(place);
     wait_until("it works", || recompressed(place) > before);
 }
 
-/// Waits until no pages are being compressed again any more, and makes sure that not all were.
+/// Waits until recompression has stopped, and checks that not all pages were recompressed.
 fn assert_stops(place: &Place) {
     wait_until("it stops", || place.run(&["stat", "zram0", "progress"]).ok().trim().is_empty());
     let count = recompressed(place);
@@ -71,13 +71,13 @@ fn assert_stops(place: &Place) {
 fn it_ends_with_whoever_asked_for_it() {
     let place = Place::new();
     let daemon = up(&place);
-    // A client that is gone.
+    // A client disconnects.
     let mut gone = connect(&place.socket("control.sock"));
     gone.write_all(RECOMPRESS).unwrap();
     wait_for_more(&place);
     drop(gone);
     assert_stops(&place);
-    // A command that is interrupted.
+    // A command is interrupted.
     let command = place.start(&["set", "zram0", "recompress=", "mem_limit=1G"]);
     wait_for_more(&place);
     let progress = place.run(&["stat", "zram0", "progress"]).ok();
@@ -94,7 +94,7 @@ fn it_ends_with_whoever_asked_for_it() {
     assert!(!said.contains('\r') && said.contains(" pages done"), "no terminal, no progress: {said}");
     assert_stops(&place);
     assert_eq!(place.number("mem_limit"), 0, "nothing more was done");
-    // A device that is reset beneath a client that waits.
+    // A device is reset while a client waits.
     let mut waiting = connect(&place.socket("control.sock"));
     waiting.write_all(RECOMPRESS).unwrap();
     wait_for_more(&place);
@@ -102,7 +102,7 @@ fn it_ends_with_whoever_asked_for_it() {
     let mut answer = String::new();
     waiting.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 409 ") && answer.contains("\"errno\":4"), "{answer}");
-    // A daemon that is told to end.
+    // The daemon is told to end.
     place.run(&["set", "zram0", "recomp_algorithm=algo=zstd:22", "disksize=64M"]).ok();
     fill(&place);
     let command = place.start(&["set", "zram0", "recompress="]);
@@ -122,7 +122,7 @@ fn a_terminal_shows_how_far_it_has_come() {
     let (code, shown) = in_a_terminal(&place, "set zram0 recompress=", " pages, ");
     assert_eq!(code, Some(1), "{shown}");
     assert!(shown.contains("recompress: "), "{shown}");
-    // The line is gone before the last one is printed.
+    // The status line is erased before the last line is printed.
     assert!(shown.contains("\r\u{1b}[Kuzram: cannot set recompress"), "{shown}");
     assert_stops(&place);
 }
@@ -134,13 +134,13 @@ fn swap_stays_on_when_switching_it_off_is_interrupted() {
     }
     let Some(cgroup) = Cgroup::new("interrupted", HOG_LIMIT_BYTES) else { return };
     let place = BlockPlace::new();
-    // All may be back before the signal comes.
+    // Swapoff may be done before the signal arrives.
     let interrupted = (0..TRIES).any(|_| is_interrupted_in_time(&place, &cgroup));
     assert!(interrupted, "{TRIES} times it was done before");
     place.assert_clean();
 }
 
-/// Interrupts `swap off`, which must then leave all in order; not if it has ended before.
+/// Interrupts `swap off`, which must then leave everything in order; returns false if it had ended before.
 fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     cgroup.set_limit(HOG_LIMIT_BYTES);
     place.place.run(&["swap", "on", "--size", "512M"]).ok();
@@ -148,7 +148,7 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     let hog = Hog::start(cgroup, 192, 20);
     wait_until("much is swapped out", || swapped_bytes(&device) > 128 * MIB);
     cgroup.set_limit(1 << 30);
-    // It brings nothing back itself.
+    // The stopped hog brings no pages back itself.
     let hog_id = Pid::from_raw(hog.id() as i32).unwrap();
     kill_process(hog_id, Signal::STOP).unwrap();
     let before = swapped_bytes(&device);
@@ -168,7 +168,7 @@ fn is_interrupted_in_time(place: &BlockPlace, cgroup: &Cgroup) -> bool {
     kill_process(hog_id, Signal::CONT).unwrap();
     let ended = hog.ended(Duration::from_secs(60));
     assert!(ended.status.success(), "{}", ended.stderr);
-    // It ends the daemon, too, unless it was done before.
+    // `swap off` also ends the daemon, unless that was done before.
     if !status.success() {
         place.place.run(&["swap", "off"]).ok();
     }

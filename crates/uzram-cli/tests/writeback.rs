@@ -1,4 +1,4 @@
-//! Backing devices and policies of the real program: what it takes, shows and refuses.
+//! Backing devices and policies of the real program: what it accepts, shows and refuses.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 use uzram::backing::MARK_BYTES;
 use uzram::random::Random;
 
-/// Attributes of a device, as its JSON has them.
+/// Returns attributes of a device, from its JSON.
 fn attributes<const N: usize>(place: &Place, names: [&str; N]) -> [String; N] {
     let json: Value = serde_json::from_str(&place.run(&["stat", "zram0", "--json"]).ok()).unwrap();
     names.map(|name| json["attributes"][name].as_str().unwrap().to_owned())
@@ -35,7 +35,7 @@ fn a_file_is_made_taken_and_let_go() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), (4 << 20) + MARK_BYTES as u64);
     assert_eq!(place.run(&["stat", "zram0", "backing_dev"]).ok().trim(), path.to_str().unwrap());
 
-    // It is this device's alone, and no longer to be changed.
+    // The file belongs to this device, and cannot be changed any more.
     let taken = place.run(&["add", "zram1", "--backing", path.to_str().unwrap()]);
     assert!(taken.complaint(1).contains("in use"), "{}", taken.stderr);
     assert!(place.run(&["stat", "zram1"]).complaint(1).contains("zram1"));
@@ -44,7 +44,7 @@ fn a_file_is_made_taken_and_let_go() {
 
     assert_eq!(place.run(&["reset", "zram0"]).ok(), "");
     assert_eq!(place.run(&["stat", "zram0", "backing_dev"]).ok(), "none\n");
-    // A path is completed by who was given it, not by the daemon.
+    // The command, not the daemon, makes a path absolute.
     let mut add = place.command(&["add", "zram1", "--backing", "cold.img", "--writeback-layout", "blocks"]);
     add.current_dir(place.root());
     finish(add).ok();
@@ -88,7 +88,7 @@ fn a_policy_comes_from_a_file_and_options_win() {
     let shown = attributes(&place, names);
     assert_eq!(shown[..9], with_options);
     assert!(shown[9].contains("[deflate:1]"), "{}", shown[9]);
-    // Most of it at any time.
+    // Most settings can be changed at any time.
     let settings = ["policy_high=50", "policy_low=40", "recompress_after=30s", "writeback_after=0"];
     assert_eq!(place.run(&[&["set", "zram0"][..], &settings].concat()).ok(), "");
     assert_eq!(attributes(&place, names)[..5], ["50", "40", "zspages", "30", "0"]);
@@ -136,14 +136,14 @@ fn what_makes_no_sense_is_one_line() {
         assert!(line.contains(hint), "{text}: {line}");
     }
     assert!(with(&"#\n".repeat(40_000), 1).contains("more than 64 KiB"));
-    // A file is made when all else is right.
+    // A file is created only if everything else is valid.
     let other = place.root().join("other.img");
     std::fs::write(&file, format!("backing = '{}:1M'\nhigh = 101\n", other.display())).unwrap();
     let refused = place.run(&["up", "--exec", "true", "--policy", file.to_str().unwrap()]);
     assert!(refused.complaint(2).contains(":2: high: ") && !other.exists(), "{}", refused.stderr);
 }
 
-/// A file of pages that lz4 makes smaller, each in its own way, and of pages that it does not.
+/// Creates a file of compressible pages, all different, and of incompressible ones.
 fn mixed_file(place: &Place, len_bytes: usize) -> PathBuf {
     let path = random_file(place, "mixed", len_bytes);
     let mut bytes = std::fs::read(&path).unwrap();
@@ -157,7 +157,7 @@ fn mixed_file(place: &Place, len_bytes: usize) -> PathBuf {
     path
 }
 
-/// The columns of `bd_stat`: pages' worth of 4 KiB held, read, written.
+/// Returns the columns of `bd_stat`: held, read and written, in units of 4 KiB.
 fn bd_stat(place: &Place) -> [u64; 3] {
     let text = place.run(&["stat", "zram0", "bd_stat"]).ok();
     assert_eq!(text.trim_end().len(), 26, "not the kernel's columns: {text}");
@@ -165,7 +165,7 @@ fn bd_stat(place: &Place) -> [u64; 3] {
     columns.try_into().unwrap()
 }
 
-/// How many pages have a flag in `block_state`.
+/// Returns the number of pages with a flag in `block_state`.
 fn flagged(place: &Place, flag: char) -> usize {
     let states = place.run(&["stat", "zram0", "block_state"]).ok();
     states.lines().filter(|line| line.split_whitespace().nth(2).unwrap().contains(flag)).count()
@@ -242,7 +242,7 @@ fn what_is_written_is_limited() {
     assert_eq!(place.run(&["stat", "zram0", "writeback_limit"]).ok(), "0\n");
     assert_eq!(place.run(&["set", "zram0", "writeback_limit_enable=0", "writeback=idle"]).ok(), "");
     assert_eq!(flagged(&place, 'w'), 1024);
-    // Of what is elsewhere there is nothing left to write.
+    // Pages on the backing device need no writeback.
     for (value, hint) in [
         ("writeback=warm", "'warm' is no type"),
         ("writeback=page_index=1024", "the disk has 1024 pages"),
@@ -272,7 +272,7 @@ fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
         let mut args = fio(&uri, &["--rw=randwrite", "--bs=4k", "--iodepth=4"]);
         args.extend(writers);
         args.extend(["--verify=crc32c", "--do_verify=1", "--buffer_compress_percentage=30"]);
-        // The program itself and what connections take come to what it has now, and some for each connection.
+        // The program's memory now, a margin, the fixed cost, and some for each connection.
         let most = daemon.resident_bytes() + (8 << 20) + place.number("mem_fixed") + 8 * CONNECTION_BYTES;
         let ended = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -282,7 +282,7 @@ fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
                     thread::sleep(Duration::from_millis(2));
                 }
             });
-            // Whatever fio does, the sampler ends.
+            // The sampler must end even if fio fails.
             let written = catch_unwind(AssertUnwindSafe(|| succeed(&place, "fio", &args)));
             ended.store(true, Relaxed);
             let sampled = sampler.join();
@@ -304,7 +304,7 @@ fn a_disk_of_several_times_its_limit_keeps_what_fio_writes() {
     }
 }
 
-/// Waits out the time after which pages leave: seconds, and a little.
+/// Waits for pages to leave after their idle time: some seconds.
 #[test]
 fn pages_that_nobody_uses_leave_by_themselves() {
     if missing(&["nbdcopy"]) {

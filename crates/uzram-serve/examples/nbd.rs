@@ -1,6 +1,6 @@
 //! Serves one device over NBD until standard input ends.
 //!
-//! `cargo run --release --example nbd -- /tmp/zram0.sock 1G`, and then, elsewhere,
+//! `cargo run --release --example nbd -- /tmp/zram0.sock 1G`, and then, in another terminal,
 //! `nbdinfo 'nbd+unix:///zram0?socket=/tmp/zram0.sock'`.
 
 use std::io::Read;

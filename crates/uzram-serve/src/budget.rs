@@ -1,7 +1,7 @@
 //! A quantity that a server's clients share: bytes of memory, or a number of tasks.
 //!
-//! A caller takes a [`Share`] and returns it by dropping it. Nothing waits: when too little is left, taking fails, and the
-//! caller makes do with less.
+//! A caller takes a [`Share`] and returns it by dropping it. Nothing waits: if too little is left, taking fails, and
+//! the caller falls back to less.
 //!
 //! Locks: none; one atomic number.
 
@@ -39,7 +39,7 @@ impl Budget {
     /// Takes a share; `None` when less than `rest` would be left then.
     pub fn take_leaving(self: &Arc<Self>, amount: usize, rest: usize) -> Option<Share> {
         let without = |left: usize| left.checked_sub(amount).filter(|left| *left >= rest);
-        // Relaxed: only the number is shared. What a share is for, its owner allocates itself.
+        // Relaxed: only the number is shared, and orders no other memory accesses.
         self.left.fetch_update(Relaxed, Relaxed, without).ok()?;
         Some(Share { budget: Arc::clone(self), amount })
     }

@@ -1,9 +1,9 @@
-//! Threads that wait for devices, so that those which serve NBD connections and the kernel need not.
+//! Threads that wait for devices, so that threads which serve NBD connections and the kernel need not.
 //!
 //! Each device in use has a [`DevicePool`] of at most [`MAX_THREADS`] threads, so that no request waits for another
 //! device. A pool starts a thread when all others are busy, and keeps it until the last user of the device is gone.
 //! Tasks that are queued or running are bounded in number and in bytes for all devices of a server together: a
-//! [`TaskPermit`] is taken before a task starts, and held as long as what the task made is kept. Its bytes are a share
+//! [`TaskPermit`] is taken before a task starts, and held as long as the task's result is kept. Its bytes are a share
 //! of the server's budget: for NBD, of the memory that all clients share; for FUSE, of a budget for tasks alone.
 //!
 //! Locks: `DevicePools::pools`, then a pool's `State`, a leaf. None is held while a task runs.
@@ -17,12 +17,12 @@ use uzram::device::Device;
 
 use crate::budget::{Budget, Share};
 
-/// Threads of a pool: so many requests of a device wait for its backing device at a time, beside those of connections
-/// that got no permit.
+/// The most threads of a pool. This many requests of a device can wait for its backing device at a time, besides those
+/// of connections that got no permit.
 const MAX_THREADS: usize = 16;
-/// Tasks of a server at once.
+/// The most tasks of a server at a time.
 const MAX_TASKS: usize = 1024;
-/// Memory for them: one of the longest requests, and many short ones.
+/// Memory for tasks: enough for one of the longest requests, and many short ones.
 pub(crate) const TASK_BYTES: usize = 40 << 20;
 
 /// Work that may wait for a device.
@@ -43,7 +43,7 @@ struct Bounds {
     bytes: Arc<Budget>,
 }
 
-/// Permission to start a task and to use so much memory for it; returned on drop.
+/// Permission to start a task and use a number of bytes for it; returned on drop.
 pub(crate) struct TaskPermit {
     _task: Share,
     _bytes: Share,
@@ -69,30 +69,30 @@ struct State {
     threads: Vec<JoinHandle<()>>,
     /// Threads that run a task.
     busy: usize,
-    /// The log has been told that the system refuses threads.
+    /// A refused thread has been logged.
     warned: bool,
     ending: bool,
 }
 
-/// Nothing panics while one of these locks is held, so a poisoned lock is as good as any.
+/// Nothing panics while one of these locks is held, so poisoning is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Default for DevicePools {
-    /// Pools with [`TASK_BYTES`] of their own.
+    /// Creates pools with their own budget of [`TASK_BYTES`].
     fn default() -> Self {
         DevicePools::new(Budget::new(TASK_BYTES))
     }
 }
 
 impl DevicePools {
-    /// Pools whose tasks take their memory from `bytes`.
+    /// Creates pools whose tasks take their memory from `bytes`.
     pub fn new(bytes: Arc<Budget>) -> Self {
         DevicePools { pools: Mutex::default(), bounds: Bounds { tasks: Budget::new(MAX_TASKS), bytes } }
     }
 
-    /// Returns the pool of a device, which lives as long as somebody holds it.
+    /// Returns the pool of a device. It lives as long as a caller holds it.
     pub fn pool(&self, device: &Arc<Device>) -> Arc<DevicePool> {
         let mut pools = lock(&self.pools);
         let address = Arc::as_ptr(device) as usize;
@@ -107,8 +107,8 @@ impl DevicePools {
 }
 
 impl DevicePool {
-    /// Takes a permit for a task that needs `len_bytes`, and makes sure of a thread to run it; `None` when there are
-    /// too many tasks, or the system refuses a thread.
+    /// Takes a permit for a task that needs `len_bytes`, and ensures that there is a thread to run it; `None` when
+    /// there are too many tasks, or the system refuses a thread.
     pub fn try_acquire(&self, len_bytes: usize) -> Option<TaskPermit> {
         let mut state = lock(&self.shared.state);
         if state.threads.is_empty() {
@@ -143,7 +143,7 @@ impl Shared {
                 state.threads.push(thread);
                 state.warned = false;
             }
-            // The next request tries again.
+            // Already logged; the next request tries again.
             Err(_) if state.warned => {}
             Err(error) => {
                 state.warned = true;
@@ -159,7 +159,7 @@ impl Shared {
             if let Some(task) = state.tasks.pop_front() {
                 state.busy += 1;
                 drop(state);
-                // A panic can leave behind nothing but the task's own state, which is dropped here.
+                // A panic affects only the task's own state, which is dropped here.
                 if catch_unwind(AssertUnwindSafe(task)).is_err() {
                     tracing::error!("a panic ended a request; please report it");
                 }
@@ -212,7 +212,7 @@ mod tests {
         }));
     }
 
-    /// A task that says that it runs, and then waits until it is told to end, or the other end is gone.
+    /// Returns a task that reports that it runs, then waits until the returned sender signals it or is dropped.
     fn stuck(running: &mpsc::Sender<()>) -> (mpsc::Sender<()>, Task) {
         let (end, ended) = mpsc::channel();
         let running = running.clone();
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(lock(&pool.shared.state).threads.len(), 1);
     }
 
-    /// However many wait for one device, others' are waited for at once; but all share one bound.
+    /// Tasks that wait for one device do not delay tasks of another device, but all share one bound.
     #[test]
     fn nobody_waits_for_anothers_device() {
         let pools = DevicePools::default();

@@ -1,4 +1,4 @@
-//! The front ends of uzram: what turns a [`uzram::device::Device`] into something other programs use.
+//! The front ends of uzram, which serve a [`uzram::device::Device`] to other programs.
 
 mod budget;
 pub mod control;

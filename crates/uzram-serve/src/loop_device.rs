@@ -1,13 +1,13 @@
 //! Loop devices: files as block devices, loop(4).
 //!
-//! An attachment of a file to a loop device is known by the device's number and its disk sequence number (`diskseq`,
-//! Linux 5.15), which grows whenever a loop device gets another file and is never used again until the next boot. Both
-//! are recorded when the file is attached. What the kernel says of the file is not asked: `LOOP_GET_STATUS64` asks the
-//! file system that the file lies in, which may hang, and its path is the same for two containers, another one once a
-//! directory above it was renamed, and none when it was unmounted.
+//! An attachment of a file to a loop device is identified by the device's number and its disk sequence number
+//! (`diskseq`, Linux 5.15), which grows whenever a loop device gets another file and is not reused before the next
+//! boot. Both are recorded when the file is attached. The kernel's information about the file is not used:
+//! `LOOP_GET_STATUS64` queries the file system of the file, which may hang, and its path may be the same in two
+//! containers, changes when a parent directory is renamed, and is meaningless after unmounting.
 //!
-//! Who holds a device open keeps it as it is: it can be detached meanwhile, but gets no other file. So whatever is done
-//! to an attachment is done with its device held ([`LoopAttachment::hold`]).
+//! While a device is held open, it can be detached, but gets no other file. So every operation on an attachment is done
+//! with its device held ([`LoopAttachment::hold`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -28,34 +28,34 @@ use uzram::{Error, ErrorKind, Result};
 use crate::mounts::{self, MountInfo};
 use crate::swap_area::{self, ActiveArea};
 
-/// Devices that are tried when others are faster to take those that are free.
+/// The most free devices to try when other processes take them first.
 const MAX_TRIES: usize = 64;
-/// How long a device may take to let go of its file.
+/// How long a device may take to release its file.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// `LOOP_MAJOR`, `<linux/major.h>`.
 const LOOP_MAJOR: u32 = 7;
 
-/// What a queue is told (`Documentation/ABI/stable/sysfs-block`): not to hold writes back so that reads of a slow disk
-/// need not wait for them; and that what was written needs no flush, as there is nothing to flush it from.
+/// Settings of the device's queue (`Documentation/ABI/stable/sysfs-block`): no throttling of writeback, which favours
+/// reads on slow disks; and no flushes, as there is no volatile cache.
 const TUNING: [(&str, &str); 2] = [("wbt_lat_usec", "0"), ("write_cache", "write through")];
 
-/// A file that is attached to a loop device, whatever the file is.
+/// An attachment of any file to a loop device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LoopAttachment {
     /// The device is `/dev/loopNUMBER`.
     pub number: u32,
-    /// Which of all attachments that this device ever had.
+    /// The disk sequence number of this attachment.
     pub diskseq: u64,
 }
 
-/// For what a device is in use.
+/// The use of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// A file system of it is mounted here.
+    /// Its file system is mounted here.
     Mounted(MountInfo),
     /// It is an active swap area.
     Swap,
-    /// Something else has claimed it: another device, or a mount of a container's.
+    /// Something else has claimed it: another device, or a mount in a container.
     Claimed,
 }
 
@@ -69,12 +69,12 @@ impl std::fmt::Display for Use {
     }
 }
 
-/// A loop device's file.
+/// Returns the path of a loop device.
 fn device_path(number: u32) -> PathBuf {
     PathBuf::from(format!("/dev/loop{number}"))
 }
 
-/// What the kernel says of a loop device.
+/// Reads an attribute of a loop device in sysfs.
 fn fact(number: u32, name: &str) -> Option<Vec<u8>> {
     let text = std::fs::read(format!("/sys/block/loop{number}/{name}")).ok()?;
     Some(text.strip_suffix(b"\n").unwrap_or(&text).to_vec())
@@ -85,8 +85,8 @@ impl LoopAttachment {
     /// 4096 bytes.
     ///
     /// # Errors
-    /// `Permission`; `Unsupported` when the kernel has no loop devices, or none with direct I/O on that file, or does
-    /// not number their attachments; `Io`.
+    /// `Permission`; `Unsupported` when the kernel has no loop devices, no direct I/O on that file, or no disk sequence
+    /// numbers; `Io`.
     pub fn attach(file: &OwnedFd) -> Result<LoopAttachment> {
         let control = open(Path::new("/dev/loop-control"), 0).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Error::new(
@@ -105,16 +105,16 @@ impl LoopAttachment {
             let device = open(&path, 0).map_err(|error| failed(&error))?;
             match configure(&device, file) {
                 Ok(()) => return LoopAttachment::checked(number, &device),
-                // Somebody else was faster.
+                // Another process was faster.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => return Err(failed(&error)),
             }
         }
-        Err(Error::new(ErrorKind::Busy, "others take all free loop devices"))
+        Err(Error::new(ErrorKind::Busy, "other processes took all free loop devices"))
     }
 
-    /// The attachment that `device` was just given, if it reads and writes without the page cache, which would hold
-    /// everything twice, and need memory to free memory.
+    /// Returns the new attachment of `device` if it uses direct I/O; the page cache would hold a second copy, and need
+    /// memory to free memory.
     fn checked(number: u32, device: &OwnedFd) -> Result<LoopAttachment> {
         let is_direct = fact(number, "loop/dio").as_deref() == Some(b"1");
         let diskseq = diskseq(device);
@@ -122,35 +122,35 @@ impl LoopAttachment {
             tune(number);
             return Ok(LoopAttachment { number, diskseq: *diskseq });
         }
-        // It is ours, as it is held open, and nobody has heard of it.
+        // The device is still ours, as it is held open, and no other process knows of it.
         let _ = clear(device);
         let what = if diskseq.is_err() {
-            "this kernel does not number the attachments of its loop devices (Linux 5.15 does)"
+            "this kernel has no disk sequence numbers for loop devices (Linux 5.15 has)"
         } else {
             "this kernel's loop devices have no direct I/O on FUSE files (Linux 4.10 has it)"
         };
         Err(Error::new(ErrorKind::Unsupported, what))
     }
 
-    /// The device's file, as long as this is attached.
+    /// Returns the device's path; valid as long as this is attached.
     pub fn path(self) -> PathBuf {
         device_path(self.number)
     }
 
-    /// Whether it is still attached.
+    /// Returns whether it is still attached.
     pub fn is_current(self) -> bool {
         let diskseq = fact(self.number, "diskseq").and_then(|text| str::from_utf8(&text).ok()?.parse().ok());
         diskseq == Some(self.diskseq) && fact(self.number, "loop/backing_file").is_some()
     }
 
-    /// Holds the device open, if this is still attached to it: it gets no other file meanwhile.
+    /// Opens the device, if this is still attached to it. While it is held, it gets no other file.
     ///
     /// # Errors
     /// `Permission`, `Io`.
     pub fn hold(self) -> Result<Option<HeldDevice>> {
         let failed = |error: &io::Error| refused(&format!("cannot open {}", self.path().display()), error);
         let device = match open(&self.path(), 0) {
-            // It was removed.
+            // The device was removed.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)) => {
                 return Ok(None);
             }
@@ -162,7 +162,7 @@ impl LoopAttachment {
             .then_some(HeldDevice { attachment: self, device }))
     }
 
-    /// For what the device is in use, if it is, and this still attached to it.
+    /// Returns the use of the device, if it is in use and this is still attached to it.
     ///
     /// # Errors
     /// As [`LoopAttachment::hold`]; the kernel's lists cannot be read.
@@ -170,7 +170,7 @@ impl LoopAttachment {
         self.hold()?.map_or(Ok(None), |held| held.in_use())
     }
 
-    /// The swap area on it, if it is an active one.
+    /// Returns the active swap area on the device, if any.
     ///
     /// # Errors
     /// The kernel's list cannot be read.
@@ -181,7 +181,7 @@ impl LoopAttachment {
         Ok(swap_area::active()?.into_iter().find(|area| self.is_device(&area.path)))
     }
 
-    /// Whether the kernel means this device by a path in its lists, which may be one in another mount namespace.
+    /// Returns whether a path in the kernel's lists means this device; the path may be from another mount namespace.
     fn is_device(self, path: &Path) -> bool {
         path == self.path() || std::fs::metadata(path).is_ok_and(|file| file.rdev() == self.device_number())
     }
@@ -190,14 +190,14 @@ impl LoopAttachment {
         makedev(LOOP_MAJOR, self.number)
     }
 
-    /// Whether a mount is of a file system on this device. Some have no device number of their own: of these the source
-    /// is looked at, which root alone may choose for a file system that needs a device.
+    /// Returns whether a mount is of a file system on this device. Some file systems have anonymous device numbers: for
+    /// these the source is compared, which only root can choose for a file system that needs a device.
     fn is_mounted_as(self, mount: &MountInfo) -> bool {
         let (major, minor) = (major(self.device_number()), minor(self.device_number()));
         mount.device == (major, minor) || self.is_device(&mount.source) && needs_device(&mount.file_system)
     }
 
-    /// Detaches it, and waits until that has happened; at once when it is not attached any more.
+    /// Detaches the file, and waits until that is done. Returns at once if it is no longer attached.
     ///
     /// # Errors
     /// `Busy` while it is in use; `Io`, `Permission`.
@@ -209,10 +209,10 @@ impl LoopAttachment {
         clear(&claimed).map_err(|error| refused(&format!("cannot free {}", path.display()), &error))?;
         drop((held, claimed));
         let deadline = Instant::now() + PATIENCE;
-        // Others may have it open for a moment: who looks for file systems on new devices, say.
+        // Other processes may have it open for a moment, udev for example.
         while self.is_current() {
             if Instant::now() >= deadline {
-                return Err(busy("still open somewhere: it is freed when it is closed"));
+                return Err(busy("still open: it is freed when its last user closes it"));
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -220,24 +220,24 @@ impl LoopAttachment {
     }
 }
 
-/// A loop device that is held open, so that it stays what it is.
+/// A loop device that is held open, so that it gets no other file.
 pub struct HeldDevice {
     attachment: LoopAttachment,
     device: OwnedFd,
 }
 
 impl HeldDevice {
-    /// The attachment.
+    /// Returns the attachment.
     pub fn attachment(&self) -> LoopAttachment {
         self.attachment
     }
 
-    /// A path to the device as it is held.
+    /// Returns a path to the held device.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.device.as_raw_fd()))
     }
 
-    /// The device's size.
+    /// Returns the device's size.
     ///
     /// # Errors
     /// The system's.
@@ -245,7 +245,7 @@ impl HeldDevice {
         Ok(rustix::fs::seek(&self.device, rustix::fs::SeekFrom::End(0))?)
     }
 
-    /// Switches the swap area on it off, if one is active. If somebody else is just doing so, waits for that.
+    /// Switches the swap area on it off, if one is active. If another process is doing so, waits for that.
     ///
     /// # Errors
     /// swapoff(2)'s. It stays active then.
@@ -254,7 +254,7 @@ impl HeldDevice {
             if self.attachment.swap_area()?.is_none() {
                 break;
             }
-            // What the kernel says of an area that is listed while another process switches it off.
+            // The kernel returns EINVAL while another process switches the area off.
             if error.raw_os_error() != Some(libc::EINVAL) {
                 return Err(error);
             }
@@ -263,16 +263,16 @@ impl HeldDevice {
         Ok(())
     }
 
-    /// For what it is in use, if it is.
+    /// Returns the use of the device, if it is in use.
     ///
     /// # Errors
-    /// The kernel's lists cannot be read, or the device not be opened.
+    /// The kernel's lists cannot be read, or the device cannot be opened.
     pub fn in_use(&self) -> Result<Option<Use>> {
         self.claim().map(std::result::Result::err)
     }
 
-    /// Claims the device: nobody else begins to use it while the answer is open. If it is in use, says for what. This is
-    /// what "in use" means: the kernel's lists only say by whom, as far as they do.
+    /// Opens the device exclusively, so that no other use begins meanwhile; returns its use if it is in use. This open
+    /// decides whether the device is in use; the kernel's lists may only say by what.
     fn claim(&self) -> Result<std::result::Result<OwnedFd, Use>> {
         match open(&self.path(), libc::O_EXCL) {
             Ok(claimed) => Ok(Ok(claimed)),
@@ -281,7 +281,7 @@ impl HeldDevice {
         }
     }
 
-    /// What it is that has claimed the device.
+    /// Returns what has claimed the device.
     fn user(&self) -> Result<Use> {
         let failed =
             |error: io::Error| Error::new(ErrorKind::Io, format!("cannot read what is in use: {error}"));
@@ -294,8 +294,7 @@ impl HeldDevice {
     }
 }
 
-/// Loop devices, attached to anything, whose file had a name for which `wanted` holds. For messages: a name proves
-/// nothing.
+/// Returns the loop devices whose backing file's name satisfies `wanted`. Only for messages: a name proves nothing.
 pub fn named(wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let entries = std::fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let number = |name: &[u8]| str::from_utf8(name.strip_prefix(b"loop")?).ok()?.parse().ok();
@@ -303,38 +302,38 @@ pub fn named(wanted: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     numbers.sort_unstable();
     let is_wanted = |number: &u32| {
         let Some(name) = fact(*number, "loop/backing_file") else { return false };
-        // What the kernel adds when a name is gone, as those of dead mounts can be.
+        // The kernel adds this to the name of a removed file, as after unmounting.
         let name = name.strip_suffix(b" (deleted)").unwrap_or(&name);
         wanted(Path::new(std::ffi::OsStr::from_bytes(name)))
     };
     numbers.into_iter().filter(is_wanted).map(device_path).collect()
 }
 
-/// Whether a type of file systems is mounted from block devices only.
+/// Returns whether a file system type is mounted only from block devices.
 fn needs_device(file_system: &str) -> bool {
     let Ok(known) = std::fs::read_to_string("/proc/filesystems") else { return false };
     known.lines().any(|line| line.strip_prefix('\t') == Some(file_system))
 }
 
-/// A request as ioctl(2) takes it: an `unsigned long` with glibc, an `int` with musl, and always of 32 bits.
+/// Converts an ioctl(2) number, which is an `unsigned long` with glibc and an `int` with musl, and always has 32 bits.
 const fn request(number: u32) -> libc::Ioctl {
     number as _
 }
 
 fn configure(device: &OwnedFd, file: &OwnedFd) -> io::Result<()> {
-    // SAFETY: a structure of integers alone, for which zeros mean the defaults.
+    // SAFETY: all fields of the structure are integers: zeros are valid, and mean the defaults.
     let mut config: sys::loop_config = unsafe { std::mem::zeroed() };
     config.fd = file.as_raw_fd() as u32;
     config.block_size = PAGE_SIZE as u32;
     config.info.lo_flags = sys::LO_FLAGS_DIRECT_IO as u32;
-    // SAFETY: the request takes such a structure, which lives through the call.
+    // SAFETY: the request reads such a structure, which outlives the call.
     match unsafe { libc::ioctl(device.as_raw_fd(), request(sys::LOOP_CONFIGURE), &raw const config) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Detaches what `device` is attached to.
+/// Detaches the file of `device`.
 fn clear(device: &OwnedFd) -> io::Result<()> {
     // SAFETY: the request takes no argument.
     if unsafe { libc::ioctl(device.as_raw_fd(), request(sys::LOOP_CLR_FD)) } == 0 {
@@ -344,7 +343,7 @@ fn clear(device: &OwnedFd) -> io::Result<()> {
     if error.raw_os_error() == Some(libc::ENXIO) { Ok(()) } else { Err(error) }
 }
 
-/// Which of all its attachments a device has now.
+/// Returns the device's current disk sequence number.
 fn diskseq(device: &OwnedFd) -> io::Result<u64> {
     const BLKGETDISKSEQ: rustix::ioctl::Opcode = opcodes::BLKGETDISKSEQ;
     // SAFETY: BLKGETDISKSEQ writes a u64.
@@ -352,7 +351,7 @@ fn diskseq(device: &OwnedFd) -> io::Result<u64> {
     Ok(asked?)
 }
 
-/// Spares a device what is meant for disks that are slow. Kernels that do not know it have nothing to be spared.
+/// Applies [`TUNING`]. Ignores failures: a kernel without a setting does not need it.
 fn tune(number: u32) {
     for (setting, value) in TUNING {
         let _ = std::fs::write(format!("/sys/block/loop{number}/queue/{setting}"), value);

@@ -1,10 +1,10 @@
-//! Mounts, and how one is told from others.
+//! Mounts and their identity.
 //!
-//! A mount is known by its number and its file system's device number, which the kernel gives, and by the user who
-//! mounted it. Never by its source or path: whoever may run fusermount3(1) chooses the one freely, and the other changes
-//! when a directory above it is renamed.
+//! A mount is identified by its mount ID and its file system's device number, which the kernel assigns, and by the user
+//! who mounted it. Never by its source or path: any user of fusermount3(1) can choose the source, and the path changes
+//! when a parent directory is renamed.
 //!
-//! Nothing here asks a file system anything: one whose server is stopped would not answer.
+//! Nothing here sends requests to a file system, which would hang if its server is stopped.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -18,19 +18,18 @@ use serde::{Deserialize, Serialize};
 
 pub use uzram::mountinfo::{MountInfo, all};
 
-/// What a mount is known by, also when the process that made it is gone.
+/// The identity of a mount, which outlives the process that mounted it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountIdentity {
     /// As in [`MountInfo`].
     pub id: u64,
     /// As in [`MountInfo`].
     pub device: (u32, u32),
-    /// The number that no other mount ever gets until the next boot, from Linux 6.8 on.
+    /// The mount ID that is not reused before the next boot, from Linux 6.8 on.
     pub unique_id: Option<u64>,
 }
 
-/// A directory that something is mounted on: its parent, open, and its name there. Both stay right when a directory
-/// above is renamed.
+/// A mount point: its open parent directory, and its name in that. Both stay valid when a parent directory is renamed.
 #[derive(Debug)]
 pub struct MountPoint {
     parent: OwnedFd,
@@ -38,12 +37,12 @@ pub struct MountPoint {
 }
 
 impl MountIdentity {
-    /// What `mount` is known by, whose root is `root`.
+    /// Returns the identity of `mount`, whose root is `root`.
     fn new(mount: &MountInfo, root: &OwnedFd) -> MountIdentity {
         MountIdentity { id: mount.id, device: mount.device, unique_id: unique_id(root) }
     }
 
-    /// The mount that this was, if it is still there and one that `uid` serves.
+    /// Returns the mount of this identity, if it still exists and `uid` serves it.
     ///
     /// # Errors
     /// The kernel's list cannot be read.
@@ -53,20 +52,20 @@ impl MountIdentity {
         Ok(same.find(|mount| mount.is_fuse_of(uid) && !self.is_another(mount)))
     }
 
-    /// Whether `mount` is certainly not this, though both of its numbers are the same: those of a mount that is gone are
-    /// given to the next.
+    /// Returns whether `mount`, which has the same numbers, is certainly another mount: the kernel reuses the numbers
+    /// of removed mounts.
     fn is_another(&self, mount: &MountInfo) -> bool {
         let seen = MountPoint::new(&mount.dir).and_then(|place| place.mount());
-        // Of one that is covered by another mount, nothing more can be found out.
+        // The unique ID of a mount that another one covers cannot be read.
         seen.is_ok_and(|(top, identity)| top.id == mount.id && identity.unique_id != self.unique_id)
     }
 }
 
 impl MountPoint {
-    /// That of a directory, by its path.
+    /// Opens the mount point at a path.
     ///
     /// # Errors
-    /// The parent cannot be opened; `InvalidInput` for a path without one.
+    /// The parent cannot be opened; `InvalidInput` for a path without a parent.
     pub fn new(dir: &Path) -> io::Result<MountPoint> {
         let (Some(parent), Some(name)) = (dir.parent(), dir.file_name()) else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is the root"));
@@ -80,19 +79,19 @@ impl MountPoint {
         Ok(MountPoint { parent, name: name.to_owned() })
     }
 
-    /// What is there: the topmost mount's root, or the directory itself.
+    /// Opens the topmost mount's root, or the directory itself if nothing is mounted there.
     ///
     /// # Errors
-    /// The system's; `ELOOP` or `ENOTDIR` for what is no directory.
+    /// The system's; `ELOOP` or `ENOTDIR` if it is not a directory.
     pub fn open(&self) -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         Ok(rustix::fs::openat(&self.parent, &*self.name, flags, Mode::empty())?)
     }
 
-    /// The topmost mount there.
+    /// Returns the topmost mount there.
     ///
     /// # Errors
-    /// It cannot be opened, or the kernel's lists cannot be read.
+    /// The directory cannot be opened, or the kernel's lists cannot be read.
     pub fn mount(&self) -> io::Result<(MountInfo, MountIdentity)> {
         let root = self.open()?;
         let mount = of(&root)?;
@@ -100,10 +99,10 @@ impl MountPoint {
         Ok((mount, identity))
     }
 
-    /// Unmounts it, if `identity` is what is mounted there.
+    /// Unmounts the topmost mount there if it has this identity.
     ///
     /// # Errors
-    /// umount(2)'s; `NotFound` when something else is mounted there, or nothing.
+    /// umount(2)'s; `NotFound` when another mount or none is there.
     pub fn unmount(&self, identity: &MountIdentity, flags: UnmountFlags) -> io::Result<()> {
         if self.mount()?.1 != *identity {
             return Err(io::Error::new(io::ErrorKind::NotFound, "something else is there now"));
@@ -111,7 +110,7 @@ impl MountPoint {
         self.unmount_top(flags)
     }
 
-    /// Unmounts what is on top there.
+    /// Unmounts the topmost mount there.
     fn unmount_top(&self, flags: UnmountFlags) -> io::Result<()> {
         let path = Path::new("/proc/self/fd").join(self.parent.as_raw_fd().to_string()).join(&self.name);
         Ok(rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW)?)
@@ -121,7 +120,7 @@ impl MountPoint {
 /// Unmounts `mount`, which is in the kernel's list.
 ///
 /// # Errors
-/// umount(2)'s; `NotFound` when it is not the topmost one in its place, or there no more.
+/// umount(2)'s; `NotFound` when it is not the topmost mount there, or no longer mounted.
 pub fn unmount(mount: &MountInfo, flags: UnmountFlags) -> io::Result<()> {
     let place = MountPoint::new(&mount.dir)?;
     let (top, _) = place.mount()?;
@@ -131,17 +130,17 @@ pub fn unmount(mount: &MountInfo, flags: UnmountFlags) -> io::Result<()> {
     place.unmount_top(flags)
 }
 
-/// The mount that an open file lies in.
+/// Returns the mount of an open file.
 ///
 /// # Errors
-/// The kernel's lists cannot be read; `NotFound` when it is in none that this process sees.
+/// The kernel's lists cannot be read; `NotFound` when the mount is not visible to this process.
 pub fn of(file: impl AsFd) -> io::Result<MountInfo> {
     let id = mount_id(&file)?;
     let mount = all()?.into_iter().find(|mount| mount.id == id);
-    mount.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it lies in no mount of this process's"))
+    mount.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "its mount is not visible to this process"))
 }
 
-/// The number of the mount that an open file lies in: `mnt_id` of proc_pid_fdinfo(5).
+/// Returns the ID of an open file's mount: `mnt_id` of proc_pid_fdinfo(5).
 fn mount_id(file: &impl AsFd) -> io::Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_fd().as_raw_fd()))?;
     let id = text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
@@ -151,16 +150,16 @@ fn mount_id(file: &impl AsFd) -> io::Result<u64> {
 /// `STATX_MNT_ID_UNIQUE`, `<linux/stat.h>`.
 const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
-/// The unique number of the mount that `root` lies in, if the kernel has such.
+/// Returns the unique ID of the mount of `root`, if the kernel supports it.
 fn unique_id(root: &OwnedFd) -> Option<u64> {
-    // What the file system would have to be asked for is taken from memory.
+    // Uses cached attributes, so that no request goes to the file system.
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let statx =
         rustix::fs::statx(root, c"", flags, StatxFlags::from_bits_retain(STATX_MNT_ID_UNIQUE)).ok()?;
     (statx.stx_mask & STATX_MNT_ID_UNIQUE != 0).then_some(statx.stx_mnt_id)
 }
 
-/// What is mounted on a directory, if anything is.
+/// Returns the mount whose root is `dir`, if any.
 ///
 /// # Errors
 /// As [`all`].
@@ -171,12 +170,12 @@ pub fn at(dir: &Path) -> io::Result<Option<MountInfo>> {
         opened => opened?,
     };
     let mount = of(&opened)?;
-    // The path as the kernel has it: without links, and as it is called now.
+    // The kernel's current path, without symbolic links.
     let path = std::fs::read_link(format!("/proc/self/fd/{}", opened.as_raw_fd()))?;
     Ok(Some(mount).filter(|mount| mount.dir == path))
 }
 
-/// Opens a file below `root` by the names of two components, of which neither is a symbolic link.
+/// Opens the file `dir/name` below `root`; neither component may be a symbolic link.
 ///
 /// # Errors
 /// openat(2)'s.
@@ -211,7 +210,7 @@ mod tests {
         assert_eq!((identity.id, identity.device), (mount.id, mount.device));
         assert_eq!(of(place.open().unwrap()).unwrap(), mount);
         assert!(MountPoint::new(Path::new("/")).is_err());
-        // It is no FUSE mount, whoever asks.
+        // It is not a FUSE mount.
         assert_eq!(identity.find(0).unwrap(), None);
         let other = MountIdentity { id: u64::MAX, ..identity };
         assert_eq!(place.unmount(&other, UnmountFlags::empty()).unwrap_err().kind(), io::ErrorKind::NotFound);

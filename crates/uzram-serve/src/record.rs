@@ -1,9 +1,9 @@
-//! What a daemon has mounted and attached, recorded so that it is found again by what the kernel knows it by: by the
-//! daemon, when the directories that it was started in were moved or unmounted; and when the daemon is dead, by others.
+//! The record of a daemon's mount and attached devices, by their identity in the kernel. The daemon finds them by it
+//! even if its directories were moved or unmounted; commands find them by it when the daemon is dead.
 //!
-//! The record is a file in the runtime directory, which is the daemon's user's alone. It is written through a descriptor
-//! of that directory, so that it stays with the directory; and before what it names can be used, so that there is nothing
-//! without a record. Numbers of mounts and attachments begin anew with each boot, which the record names, too.
+//! The record is a file in the runtime directory, which only the daemon's user can access. It is written through a
+//! descriptor of that directory, so that it moves with the directory; and before a mount or device can be used, so that
+//! none is unrecorded. Mount IDs and disk sequence numbers start anew on each boot, so the record has the boot ID, too.
 //!
 //! Lock: the record's, a leaf; held while the file is written.
 
@@ -21,33 +21,33 @@ use uzram::{Error, ErrorKind, Result};
 use crate::loop_device::LoopAttachment;
 use crate::mounts::MountIdentity;
 
-/// The record's file in the runtime directory, and what it is called until it is whole.
+/// The record's file in the runtime directory, and its name while it is being written.
 const FILE: &str = "attached.json";
 const UNFINISHED_FILE: &str = "attached.json.new";
-/// The longest record that is read: hundreds of attachments.
+/// The longest record accepted: hundreds of attachments.
 const MAX_FILE_BYTES: u64 = 64 << 10;
 
 /// A record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The boot that its numbers belong to.
+    /// The boot in which it was written.
     boot_id: String,
-    /// What the daemon has mounted.
+    /// The daemon's mount.
     pub mount: Option<MountRecord>,
-    /// What is attached to its files.
+    /// The devices attached to its files.
     pub attached: Vec<AttachedDevice>,
 }
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {
-    /// Where it was mounted.
+    /// The original mount point.
     pub dir: PathBuf,
-    /// Which it is.
+    /// Its identity.
     pub identity: MountIdentity,
 }
 
-/// A device of the daemon's that is a block device.
+/// A device of the daemon that is attached as a block device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedDevice {
     /// The device's name.
@@ -57,11 +57,11 @@ pub struct AttachedDevice {
 }
 
 impl Record {
-    /// The record of the daemon, alive or dead, of a runtime directory, which is open, as far as what it names is still
-    /// there. Empty when there is none, or one of an earlier boot. `shown` is the directory in messages.
+    /// Reads the record in the open runtime directory `dir`, without mounts and devices that no longer exist. Returns
+    /// an empty record if there is none, or one of an earlier boot. `shown` is the directory's path for messages.
     ///
     /// # Errors
-    /// `Io` when it cannot be read, `Invalid` when it makes no sense, `Permission` when it is another user's.
+    /// `Io` when it cannot be read, `Invalid` when it cannot be parsed, `Permission` when it belongs to another user.
     pub fn read(dir: &OwnedFd, shown: &Path) -> Result<Record> {
         let failed = |error: io::Error| failure(ErrorKind::Io, "read", shown, &error.to_string());
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -71,12 +71,17 @@ impl Record {
         };
         let metadata = file.metadata().map_err(failed)?;
         if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(failure(ErrorKind::Permission, "believe", shown, "it is another user's, or no file"));
+            return Err(failure(
+                ErrorKind::Permission,
+                "trust",
+                shown,
+                "it is another user's, or not a file",
+            ));
         }
         let mut text = Vec::new();
         file.take(MAX_FILE_BYTES).read_to_end(&mut text).map_err(failed)?;
         let mut record = Record::parse(&text)
-            .map_err(|error| failure(ErrorKind::Invalid, "understand", shown, &error.to_string()))?;
+            .map_err(|error| failure(ErrorKind::Invalid, "parse", shown, &error.to_string()))?;
         if record.boot_id != boot_id().map_err(failed)? {
             return Ok(Record::default());
         }
@@ -84,15 +89,15 @@ impl Record {
         Ok(record)
     }
 
-    /// Reads a record's text.
+    /// Parses a record's text.
     ///
     /// # Errors
-    /// It is none.
+    /// The text is not a record.
     pub fn parse(text: &[u8]) -> serde_json::Result<Record> {
         serde_json::from_slice(text)
     }
 
-    /// Whether it names nothing.
+    /// Returns whether the record is empty.
     pub fn is_empty(&self) -> bool {
         self.mount.is_none() && self.attached.is_empty()
     }
@@ -109,7 +114,7 @@ impl Record {
     }
 }
 
-/// The record of this process, a daemon.
+/// Keeps the record of this daemon.
 pub struct Recorder {
     dir: OwnedFd,
     shown: PathBuf,
@@ -117,11 +122,11 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins the record of a daemon that has locked its runtime directory, which is open. `shown` is the directory in
-    /// messages.
+    /// Starts the record of a daemon that has locked its open runtime directory `dir`. `shown` is the directory's path
+    /// for messages.
     ///
     /// # Errors
-    /// `Busy` when an earlier daemon, which is dead, has left something; `Io`, `Invalid`, `Permission`.
+    /// `Busy` when a dead daemon has left a mount or a device; `Io`, `Invalid`, `Permission`.
     pub fn start(dir: OwnedFd, shown: &Path) -> Result<Recorder> {
         let left = Record::read(&dir, shown)?;
         if !left.is_empty() {
@@ -136,15 +141,15 @@ impl Recorder {
         Ok(Recorder { dir, shown: shown.to_owned(), record })
     }
 
-    /// Nothing panics while it is held, so a poisoned lock is as good as any.
+    /// Nothing panics while the lock is held, so poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records what is mounted.
+    /// Records the mount.
     ///
     /// # Errors
-    /// `Io` when the record cannot be written, and is as it was.
+    /// `Io` when the record cannot be written; it stays unchanged.
     pub fn set_mount(&self, mount: MountRecord) -> Result<()> {
         self.change(|record| {
             record.mount = Some(mount);
@@ -152,10 +157,10 @@ impl Recorder {
         })
     }
 
-    /// Records that a device was attached.
+    /// Records an attached device.
     ///
     /// # Errors
-    /// `NotFound` when it is not attached there, `Busy` when it is attached elsewhere already; `Io` as above.
+    /// `NotFound` when it is not attached, `Busy` when the device is attached elsewhere already; `Io` as above.
     pub fn add(&self, device: AttachedDevice) -> Result<()> {
         if !device.attachment.is_current() {
             let path = device.attachment.path();
@@ -173,7 +178,7 @@ impl Recorder {
         })
     }
 
-    /// What is attached now, in the order in which it was.
+    /// Returns the devices attached now, in the order of attachment.
     pub fn attached(&self) -> Vec<AttachedDevice> {
         let mut record = self.lock();
         record.attached.retain(|device| device.attachment.is_current());
@@ -190,7 +195,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Replaces the file as a whole.
+    /// Replaces the file atomically.
     fn write(&self, record: &Record) -> io::Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::openat(&self.dir, UNFINISHED_FILE, flags, Mode::RUSR | Mode::WUSR)?;
@@ -200,18 +205,18 @@ impl Recorder {
 }
 
 impl Drop for Recorder {
-    /// Removes the file, unless something is left of what it names.
+    /// Removes the file, unless a mount or device is left.
     fn drop(&mut self) {
         let record = self.record.get_mut().unwrap_or_else(PoisonError::into_inner);
         if record.forget_what_is_gone().is_ok() && record.is_empty() {
-            // A record of what is gone is one of nothing.
+            // If this fails, the file is harmless: readers ignore what no longer exists.
             let _ = rustix::fs::unlinkat(&self.dir, FILE, AtFlags::empty());
         }
     }
 }
 
 impl Record {
-    /// What it names, for people.
+    /// Describes the mount and devices for messages.
     pub fn describe(&self) -> String {
         let mount = self.mount.iter().map(|mount| format!("a mount on '{}'", mount.dir.display()));
         let devices = self
@@ -222,7 +227,7 @@ impl Record {
     }
 }
 
-/// What tells this boot from all others, random(4).
+/// Returns the ID of this boot, random(4).
 fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
@@ -263,7 +268,7 @@ mod tests {
         let text = std::fs::read(dir.path().join(FILE)).unwrap();
         let record = Record::parse(&text).unwrap();
         assert_eq!(record.mount.unwrap().identity, identity);
-        // Neither is the mount there, nor what another boot numbered.
+        // The recorded mount does not exist.
         assert!(read(dir.path()).unwrap().is_empty());
         std::fs::write(dir.path().join(FILE), text.repeat(2)).unwrap();
         assert_eq!(read(dir.path()).unwrap_err().kind(), ErrorKind::Invalid);

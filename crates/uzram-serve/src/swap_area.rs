@@ -1,4 +1,4 @@
-//! Swap areas: their header, switching them on and off, and which are active.
+//! Swap areas: writing the header, switching areas on and off, and listing the active ones.
 //!
 //! The header is what mkswap(8) writes, by the kernel's `union swap_header` (include/linux/swap.h): at byte 1024
 //! the version 1, the last page, the number of bad pages, a UUID and a label; the magic `SWAPSPACE2` ends the page.
@@ -9,11 +9,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Where the header's fields begin; what is before is for boot loaders.
+/// Offset of the header's fields; the bytes before are for boot loaders.
 const FIELDS_AT: usize = 1024;
 const VERSION: u32 = 1;
 const MAGIC: &[u8; 10] = b"SWAPSPACE2";
-/// The fewest pages that a swap area can have, by mkswap(8).
+/// The fewest pages of a swap area, by mkswap(8).
 const MIN_PAGES: u64 = 10;
 
 /// `<linux/swap.h>`, swapon(2).
@@ -21,7 +21,7 @@ const SWAP_FLAG_PREFER: i32 = 0x8000;
 const SWAP_FLAG_PRIO_MASK: i32 = 0x7fff;
 const SWAP_FLAG_DISCARD: i32 = 0x10000;
 
-/// The highest priority that an area can have.
+/// The highest priority of an area.
 pub const MAX_PRIORITY: u16 = SWAP_FLAG_PRIO_MASK as u16;
 
 /// An active swap area.
@@ -29,15 +29,15 @@ pub const MAX_PRIORITY: u16 = SWAP_FLAG_PRIO_MASK as u16;
 pub struct ActiveArea {
     /// The device or file.
     pub path: PathBuf,
-    /// What it holds at most.
+    /// The area's size.
     pub size_bytes: u64,
-    /// What it holds.
+    /// Bytes swapped out to it.
     pub used_bytes: u64,
-    /// Of two areas the one with the higher priority is used first.
+    /// The kernel uses areas of higher priority first.
     pub priority: i32,
 }
 
-/// The first page of an area of so many bytes; `None` for too few.
+/// Returns the first page of an area of `size_bytes`; `None` if that is too small.
 fn header(size_bytes: u64, page_bytes: usize, uuid: [u8; 16], label: &str) -> Option<Vec<u8>> {
     let pages = (size_bytes / page_bytes as u64).min(u64::from(u32::MAX));
     if pages < MIN_PAGES {
@@ -54,7 +54,7 @@ fn header(size_bytes: u64, page_bytes: usize, uuid: [u8; 16], label: &str) -> Op
     Some(page)
 }
 
-/// A random UUID, version 4 of RFC 9562.
+/// Returns a random UUID, version 4 of RFC 9562.
 fn uuid() -> io::Result<[u8; 16]> {
     let mut uuid = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut uuid)?;
@@ -63,7 +63,7 @@ fn uuid() -> io::Result<[u8; 16]> {
     Ok(uuid)
 }
 
-/// Makes all of a device a swap area.
+/// Writes a swap header, so that the whole device is a swap area.
 ///
 /// # Errors
 /// The device cannot be written; `InvalidInput` when it is too small.
@@ -75,8 +75,8 @@ pub fn make(device: &Path, size_bytes: u64, label: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Switches a swap area on, with discard of what is freed; it is active when this returns. Without a priority, the
-/// kernel chooses one that is lower than all others.
+/// Switches a swap area on; it is active when this returns. With `discard`, the kernel discards freed slots. Without a
+/// priority, the kernel chooses one that is lower than all others.
 ///
 /// # Errors
 /// swapon(2)'s.
@@ -91,7 +91,7 @@ pub fn switch_on(device: &Path, priority: Option<u16>, discard: bool) -> io::Res
     }
 }
 
-/// Switches a swap area off: what it holds goes back to memory, which takes its time.
+/// Switches a swap area off: its pages go back to memory, which may take long.
 ///
 /// # Errors
 /// swapoff(2)'s. It stays active then.
@@ -104,10 +104,10 @@ pub fn switch_off(device: &Path) -> io::Result<()> {
     }
 }
 
-/// The active swap areas.
+/// Returns the active swap areas; none on a kernel without swap.
 ///
 /// # Errors
-/// The kernel's list cannot be read; a kernel without swap has none.
+/// The kernel's list cannot be read.
 pub fn active() -> io::Result<Vec<ActiveArea>> {
     match std::fs::read("/proc/swaps") {
         Ok(text) => Ok(parse(&text)),
@@ -116,7 +116,7 @@ pub fn active() -> io::Result<Vec<ActiveArea>> {
     }
 }
 
-/// A heading, and a line for each: path, type, size and used in KiB, priority; proc_swaps(5).
+/// Parses proc_swaps(5): a heading, and a line for each area: path, type, size and used in KiB, priority.
 fn parse(text: &[u8]) -> Vec<ActiveArea> {
     let lines = text.split(|byte| *byte == b'\n').skip(1);
     lines.filter_map(parse_line).collect()

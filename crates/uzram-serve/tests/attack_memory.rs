@@ -1,4 +1,4 @@
-//! What clients over TLS can make a server hold. Alone in its process, whose memory it watches.
+//! The memory that clients over TLS can make a server hold. Alone in its process, whose memory it measures.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -38,7 +38,7 @@ fn unread_replies_over_tls_take_no_more_than_there_is_for_all() {
         std::thread::sleep(Duration::from_millis(10));
     }
     let grown = most_bytes - before_bytes;
-    // The least of each connection, and as much again for its client, which is in this process as well.
+    // The minimum of each connection, and the same again for its client, which is in this process, too.
     let least = CLIENTS * (512 << 10);
     assert!(grown < SHARED_BYTES + least + (16 << 20), "{} MiB more than before", grown >> 20);
     assert_eq!(secure.steady().write(0, b"meanwhile").error, 0);

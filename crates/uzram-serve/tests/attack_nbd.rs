@@ -1,4 +1,4 @@
-//! Slow, huge, silent and lying NBD clients: what they can cost others.
+//! Slow, silent and invalid NBD clients, and clients with huge requests: their effect on other clients.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,10 +25,10 @@ use uzram_serve::nbd::{Clients, Kicked, Peer, ServerConfig};
 const PAGE: usize = 4096;
 /// The longest read.
 const LONGEST: usize = 32 << 20;
-/// What is given to clients who are slow, in these tests.
+/// The time limit for slow clients in these tests.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Lets the process have as many descriptors as it may; says so if that is less than `wanted`.
+/// Raises the descriptor limit to the maximum; prints a note and returns true if that is less than `wanted`.
 fn too_few_descriptors(wanted: u64) -> bool {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
@@ -39,7 +39,7 @@ fn too_few_descriptors(wanted: u64) -> bool {
     too_few
 }
 
-/// A server with a TCP port besides its Unix socket.
+/// Starts a server with a TCP port besides its Unix socket.
 fn with_tcp(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> TestServer {
     TestServer::with(device, |config| {
         config.listen.push("tcp:127.0.0.1:0".parse().unwrap());
@@ -47,7 +47,7 @@ fn with_tcp(device: Arc<Device>, configure: impl FnOnce(&mut ServerConfig)) -> T
     })
 }
 
-/// A TCP client that has said nothing.
+/// Connects over TCP, and sends nothing.
 fn tcp(server: &TestServer) -> Client<TcpStream> {
     let stream = TcpStream::connect(server.tcp_address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -62,12 +62,12 @@ fn tcp_ready(server: &TestServer) -> Client<TcpStream> {
     client
 }
 
-/// Who has chosen an export.
+/// Returns the number of clients that have chosen an export.
 fn chosen(clients: &Clients) -> usize {
     clients.list().iter().filter(|client| client.export.is_some()).count()
 }
 
-/// Reads to the end of a connection; how much came.
+/// Reads to the end of a connection; returns the number of bytes.
 fn drain(stream: &mut impl Read) -> usize {
     let (mut buf, mut len) = (vec![0; 1 << 16], 0);
     loop {
@@ -82,7 +82,7 @@ fn drain(stream: &mut impl Read) -> usize {
     }
 }
 
-/// Fills a device with what does not compress.
+/// Fills a device with incompressible data.
 fn filled(device: &Arc<Device>, len: usize) -> Vec<u8> {
     let data = Random::new(1).bytes(len);
     device.open().unwrap().write(0, &data).unwrap();
@@ -106,14 +106,14 @@ fn long_replies_are_right_without_memory_for_them() {
                     assert!(flags == 0 || reply.chunks.len() == 1);
                 }
             }
-            // Errors that are known before the reply are told as ever.
+            // Errors that are known before the reply are reported normally.
             assert_ne!(client.read(0, 63 << 20, 2 << 20).error, 0);
             assert_eq!(client.write(0, &data).error, 0);
         }
     }
 }
 
-/// A device with a backing device that does as it is told, and where pages 512 to 527 are.
+/// Returns a device whose backing device is controlled by the test and has pages 512 to 527.
 fn backed() -> (Arc<Device>, Faults, tempfile::TempDir) {
     let directory = tempfile::tempdir().unwrap();
     let options =
@@ -141,13 +141,13 @@ fn a_reply_that_cannot_be_finished_ends_its_connection_alone() {
         client.request(flags, cmd::READ, 0, 4 << 20, &[]);
         let len = drain(&mut client.stream);
         assert!((1..4 << 20).contains(&len), "{headers:?}: {len} bytes, and then the end");
-        // What can be told is told.
+        // An error that can be reported is reported.
         assert_ne!(steady.read(0, 512 * PAGE as u64, 4096).error, 0);
         assert_eq!(steady.read(0, 0, 4096).error, 0);
     }
 }
 
-/// A client that reads nothing, and one that reads a byte at a time.
+/// A client that reads nothing, and one that reads single bytes.
 #[test]
 fn who_takes_no_reply_is_cut_off() {
     let server = with_tcp(device("64M"), |config| config.send_timeout = SHORT);
@@ -176,7 +176,7 @@ fn who_takes_no_reply_is_cut_off() {
         }
         assert_eq!(steady.write(0, b"meanwhile").error, 0);
     }
-    // A client with nothing to take may be idle for as long as it likes.
+    // A client without outstanding replies may be idle forever.
     thread::sleep(2 * SHORT);
     assert_eq!(idle.write(0, b"awake").error, 0);
 }
@@ -187,7 +187,7 @@ fn who_takes_a_long_reply_slowly_but_steadily_gets_it() {
     let mut client = server.ready(false);
     client.request(0, cmd::READ, 0, LONGEST as u32, &[]);
     client.take_vec(16);
-    // Faster than the least: a MiB each 2 s.
+    // Faster than the minimum speed: a MiB per 2 s.
     for _ in 0..LONGEST >> 20 {
         client.take_vec(1 << 20);
         thread::sleep(Duration::from_millis(80));
@@ -208,7 +208,7 @@ fn who_takes_no_reply_over_tls_is_cut_off() {
     assert_eq!(steady.write(0, b"meanwhile").error, 0);
 }
 
-/// Shuts the backing device until dropped, so that requests wait.
+/// Blocks the backing device until dropped, so that requests wait.
 struct Held<'a>(&'a Faults);
 
 impl<'a> Held<'a> {
@@ -224,8 +224,8 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A write that waits holds memory once it is offloaded. One that does not has none, and may come
-/// as slowly as it likes.
+/// A write that waits holds memory once it is offloaded, so its payload must not be slow. The payload of a
+/// write that does not wait may be arbitrarily slow.
 #[test]
 fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
     let (device, faults, _directory) = backed();
@@ -239,7 +239,7 @@ fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
         let held = Held::new(&faults);
         let mut slow = server.ready(false);
         eventually(|| chosen(&clients) == 3);
-        // It begins within a page that is away.
+        // It begins within a page on the backing device.
         slow.send(&request_bytes(0, cmd::WRITE, 1, 512 * PAGE as u64 + 100, 2 << 20));
         slow.send(&[1; 5000]);
         let began = Instant::now();
@@ -256,7 +256,7 @@ fn who_does_not_send_a_payload_that_memory_is_held_for_is_cut_off() {
     assert_eq!(idle.reply(0).error, 0);
 }
 
-/// All connect at once, and all are served.
+/// All clients connect at once, and all are served.
 #[test]
 fn a_thousand_clients_that_come_at_once_are_served() {
     const CLIENTS: usize = 1000;
@@ -268,14 +268,14 @@ fn a_thousand_clients_that_come_at_once_are_served() {
         let (ready, done) = (Barrier::new(CLIENTS), Barrier::new(CLIENTS));
         let serve = |index: usize| {
             ready.wait();
-            // One that fails must not keep the others waiting.
+            // A client that fails must not make the others wait.
             let served = catch_unwind(AssertUnwindSafe(|| -> Box<dyn Any> {
                 match over_tcp {
                     true => Box::new(write_and_read(tcp_ready(&server), index)),
                     false => Box::new(write_and_read(server.ready(false), index)),
                 }
             }));
-            // Nobody leaves before all are served.
+            // No client leaves before all are served.
             done.wait();
             served.is_ok()
         };
@@ -293,7 +293,7 @@ fn a_thousand_clients_that_come_at_once_are_served() {
     }
 }
 
-/// Gives the client back, which is still connected.
+/// Writes and reads back; returns the client, still connected.
 fn write_and_read<S: Read + Write>(mut client: Client<S>, index: usize) -> Client<S> {
     let (at, data) = ((index * PAGE) as u64, Random::new(index as u64).bytes(PAGE));
     assert_eq!(client.write(at, &data).error, 0);
@@ -320,7 +320,7 @@ fn no_number_of_idle_clients_keeps_other_listeners_out() {
         idle.push(client);
         eventually(|| chosen(&clients) == idle.len());
     }
-    // All but the sixteenth that is kept for the Unix socket, which is the first.
+    // All places but the sixteenth reserved for the Unix socket, which is the first listener.
     assert_eq!(idle.len(), 256 - 16);
     let mut here: Vec<_> = (0..16).map(|_| server.ready(true)).collect();
     here.iter_mut().for_each(|client| assert_eq!(client.write(0, b"here").error, 0));
@@ -336,7 +336,7 @@ fn a_flood_of_handshakes_leaves_other_listeners_alone() {
     }
     let server = with_tcp(device("1M"), |_| {});
     let began = Instant::now();
-    // Silent ones, and ones that are within an option.
+    // Silent clients, and clients within an option.
     let flood: Vec<_> = (0..300)
         .map(|index| {
             let mut client = tcp(&server);
@@ -350,7 +350,7 @@ fn a_flood_of_handshakes_leaves_other_listeners_alone() {
     for _ in 0..20 {
         assert_eq!(server.ready(true).write(0, b"here").error, 0);
     }
-    // Those in front of it have their turn; then it is served.
+    // The clients before it have their turn; then it is served.
     let mut newcomer = tcp_ready(&server);
     assert!(began.elapsed() >= Duration::from_secs(1), "nobody was cut off before: {:?}", began.elapsed());
     assert_eq!(newcomer.write(0, b"there").error, 0);
@@ -360,7 +360,7 @@ fn a_flood_of_handshakes_leaves_other_listeners_alone() {
 #[test]
 fn floods_over_tls_leave_other_listeners_alone() {
     let secure = Secure::with(false, |config| config.max_connections = 100);
-    // They ask for TLS and say no more, or say nonsense.
+    // They ask for TLS, and then send nothing, or garbage.
     let mut flood: Vec<_> = (0..100)
         .map(|index| {
             let mut client = secure.silent();
@@ -379,7 +379,7 @@ fn floods_over_tls_leave_other_listeners_alone() {
     flood.truncate(1);
 }
 
-/// TLS sessions work with the least buffers, too.
+/// TLS sessions also work with the smallest buffers.
 #[test]
 fn tls_works_without_shared_memory() {
     let secure = Secure::with(false, |config| config.shared_bytes = 0);
@@ -390,7 +390,7 @@ fn tls_works_without_shared_memory() {
         client.go(structured);
         assert_eq!(client.write(1000, &data).error, 0);
         assert!(client.read(0, 1000, data.len() as u32).data() == data);
-        // Many at once, whose replies fill every buffer.
+        // Many requests at once, whose replies fill every buffer.
         let asked: Vec<_> = (0..40)
             .map(|page| (client.request(0, cmd::READ, 1000 + page * 20_000, 20_000, &[]), 20_000))
             .collect();
@@ -418,7 +418,7 @@ fn clients_are_listed_with_what_they_do() {
     assert_eq!(one.peer, Peer::Unix { pid: std::process::id() as i32, uid });
     assert_eq!(two.peer, Peer::Tcp(there.stream.local_addr().unwrap()));
     assert_eq!(two.listener.to_string(), format!("tcp:{}", server.tcp_address()));
-    // Counted when the next batch is waited for.
+    // Traffic is counted when the connection waits for the next batch.
     eventually(|| {
         let traffic = clients.list()[0].traffic;
         (traffic.requests, traffic.read_bytes, traffic.written_bytes) == (3, 100, 5000)
@@ -457,7 +457,7 @@ fn a_kicked_client_goes_and_others_stay() {
     eventually(|| server.device.set("reset", "1").is_ok());
 }
 
-/// One whose request waits for a device that does not answer ends when the device does.
+/// A kicked connection whose request waits for a device ends when the device has finished it.
 #[test]
 fn a_kicked_client_that_waits_for_its_device_ends_with_that() {
     let (device, faults, _directory) = backed();
@@ -475,8 +475,8 @@ fn a_kicked_client_that_waits_for_its_device_ends_with_that() {
     device.set("reset", "1").unwrap();
 }
 
-/// Names and lengths that lie, of which a listener's other clients notice nothing; and who chooses an export again
-/// and again stays one client.
+/// Invalid names and lengths do not affect a listener's other clients; and a client that chooses an export repeatedly
+/// counts as one.
 #[test]
 fn a_client_is_counted_once_whatever_it_says() {
     let server = TestServer::with(device("1M"), |config| config.max_connections = 2);

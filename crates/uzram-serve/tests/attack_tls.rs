@@ -1,5 +1,5 @@
-//! Who gets in: every kind of listener, with every way of asking who comes, and everyone who might come; files of TLS that
-//! others have a hand in; and files that change while clients work.
+//! Access: every kind of listener, with every TLS configuration and every kind of client; TLS files that other users
+//! can change; and files that are replaced while clients work.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -27,11 +27,11 @@ use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply};
 use uzram_serve::nbd::{Endpoint, ListenAddress, Server, ServerConfig, ServerThread, Tls};
 
-/// The user that attacks.
+/// The attacker.
 const NOBODY: u32 = 65534;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where a server listens.
+/// The kind of listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Unix,
@@ -39,25 +39,25 @@ enum Place {
     AllAddresses,
 }
 
-/// What a server asks of clients.
+/// A server's TLS configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     Nothing,
-    /// It has a certificate, and asks for none.
+    /// It has a certificate, and requires none of clients.
     Tls,
-    /// The same, and lets everyone in, in so many words.
+    /// The same, with `tls_anyone`.
     TlsOfAnyone,
     Certificate,
 }
 
-/// Who comes.
+/// The kind of client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Comer {
-    /// Without TLS; or with TLS that somebody in between has taken out.
+    /// Without TLS, or with TLS that a man in the middle stripped.
     Clear,
-    /// Begins TLS, and what follows comes in clear from somebody in between.
+    /// Starts TLS, after which a man in the middle sends clear text.
     ClearAfterStart,
-    /// Speaks TLS from the first byte.
+    /// Sends TLS from the first byte.
     TlsAtOnce,
     WithoutCertificate,
     Stranger,
@@ -77,21 +77,21 @@ const COMERS: [Comer; 7] = [
     Comer::Known,
 ];
 
-/// The rule.
+/// Returns whether a server may listen: the rule.
 fn may_listen(place: Place, asks: Asks) -> bool {
     place != Place::AllAddresses || matches!(asks, Asks::TlsOfAnyone | Asks::Certificate)
 }
 
-/// The rule, of a server that may listen.
+/// Returns whether a client is accepted by a server that may listen: the rule.
 fn gets_in(place: Place, asks: Asks, comer: Comer) -> bool {
     let speaks_tls = asks != Asks::Nothing;
     match comer {
         Comer::Clear => !speaks_tls || place == Place::Unix,
-        // Without TLS it is told so, and goes on in clear.
+        // Without TLS, STARTTLS is refused, and the client goes on in clear text.
         Comer::ClearAfterStart => !speaks_tls,
         Comer::TlsAtOnce => false,
         Comer::Known => speaks_tls,
-        // Whoever is not asked need not be anybody.
+        // Without client certificates, every client is accepted.
         Comer::WithoutCertificate | Comer::Stranger | Comer::Expired => {
             speaks_tls && asks != Asks::Certificate
         }
@@ -101,7 +101,7 @@ fn gets_in(place: Place, asks: Asks, comer: Comer) -> bool {
 trait Stream: Read + Write {}
 impl<S: Read + Write> Stream for S {}
 
-/// A server, its device, and what its TLS is made of.
+/// A server, its device, and its TLS files.
 struct Rig {
     authority: Authority,
     device: Arc<Device>,
@@ -153,7 +153,7 @@ impl Rig {
         stream
     }
 
-    /// What TLS a comer speaks, if any.
+    /// Returns the TLS configuration of a client, if it uses TLS.
     fn config(&self, comer: Comer) -> Option<ClientConfig> {
         let identity = match comer {
             Comer::Clear | Comer::ClearAfterStart => return None,
@@ -165,7 +165,7 @@ impl Rig {
         Some(client_config(&self.authority, identity, &rustls::version::TLS13))
     }
 
-    /// Whether a comer can write `data` to the disk.
+    /// Returns whether a client can write `data` to the disk.
     fn writes(&self, comer: Comer, data: &[u8]) -> bool {
         match (comer, self.config(comer)) {
             (Comer::TlsAtOnce, Some(config)) => {
@@ -185,7 +185,7 @@ impl Rig {
         attempt().unwrap_or(false)
     }
 
-    /// Whether a client that speaks this TLS can.
+    /// Returns whether a client with this TLS configuration can write `data` to the disk.
     fn writes_with(&self, config: ClientConfig, data: &[u8]) -> bool {
         let attempt = || -> io::Result<bool> {
             let mut stream = self.connect();
@@ -217,7 +217,7 @@ fn greet_and_write(mut stream: impl Stream, data: &[u8]) -> io::Result<bool> {
     write_data(&mut stream, data)
 }
 
-/// Sends an option; whether it is acknowledged.
+/// Sends an option; returns whether it is acknowledged.
 fn ask(stream: &mut impl Stream, option: u32, data: &[u8]) -> io::Result<bool> {
     stream.write_all(&option_bytes(option, data))?;
     stream.flush()?;
@@ -299,7 +299,7 @@ fn letting_everyone_in_is_said_without_contradiction() {
     }
 }
 
-/// What somebody might do to a file of TLS; why it is not used then; and the name of the only file for which that matters.
+/// A change to a TLS file, the reason why the file is then refused, and the only file to which that applies.
 type Tampering = (fn(&Path), &'static str, Option<&'static str>);
 
 #[test]
@@ -318,7 +318,7 @@ fn files_that_others_have_a_hand_in_are_refused() {
         chown(&elsewhere, Some(NOBODY), None).unwrap();
         symlink(&elsewhere, path).unwrap();
     };
-    // Opened to be read, it would wait for a writer.
+    // Opening it for reading would wait for a writer.
     let make_pipe = |path: &Path| {
         fs::remove_file(path).unwrap();
         mknodat(CWD, path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
@@ -327,8 +327,8 @@ fn files_that_others_have_a_hand_in_are_refused() {
         [("server-cert.pem", "tls-cert"), ("server-key.pem", "tls-key"), ("ca-cert.pem", "tls-client-ca")];
     let tamperings: [Tampering; 6] = [
         (give_away, "belongs to user 65534", None),
-        (all_write, "others than its owner may write it", None),
-        (group_writes, "others than its owner may write it", None),
+        (all_write, "users other than its owner may write it", None),
+        (group_writes, "users other than its owner may write it", None),
         (lead_elsewhere, "belongs to user 65534", None),
         (make_pipe, "not a regular file", None),
         (all_read, "every user of this machine may read this key", Some("server-key.pem")),
@@ -351,7 +351,7 @@ fn files_that_others_have_a_hand_in_are_refused() {
     }
 }
 
-/// Puts new files in the places of those that a server has, by renaming, as tools that renew certificates do.
+/// Replaces a server's files by renaming new ones, as tools that renew certificates do.
 fn renew(dir: &Path) -> Authority {
     let authority = Authority::new("renewed");
     let new = tempfile::tempdir_in(dir).unwrap();
@@ -389,12 +389,12 @@ fn new_files_are_for_new_clients_and_those_at_work_go_on() {
             let before = rig.config(Comer::Known);
             assert!(rig.writes(Comer::Known, b"before"));
             rig.authority = renew(rig.dir.path());
-            // Until they are read, the old ones are in force.
+            // Before the reload, the old files are in force.
             assert!(!rig.writes(Comer::Known, b"early"));
             tls.reload().unwrap();
             assert!(rig.writes(Comer::Known, b"known"));
             assert!(!rig.writes(Comer::WithoutCertificate, b"nobody"));
-            // Trusts the old server, which is no more; and is trusted no more.
+            // The client trusts only the old authority, and is no longer trusted.
             assert!(!rig.writes_with(before.unwrap(), b"past"));
             assert_eq!(rig.contents(5), b"known");
         }
@@ -417,7 +417,7 @@ fn files_that_cannot_be_used_leave_the_old_ones_in_force() {
         fs::write(file(name), good).unwrap();
     };
     let (expired, _) = rig.authority.issue(Validity::Past);
-    // A renewal of which only half is there: the certificate's key is still another's.
+    // An incomplete renewal: the key does not match the new certificate.
     let (other, _) = rig.authority.issue(Validity::Now);
     damage("server-cert.pem", "", "tls-cert");
     damage("server-cert.pem", &expired, "tls-cert");

@@ -1,4 +1,4 @@
-//! The clients people use: libnbd's tools, qemu's, and fio.
+//! Common clients: libnbd's tools, qemu's, and fio.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,7 +21,7 @@ fn run(program: &str, arguments: &[&str]) -> Option<String> {
     Some(text)
 }
 
-/// Pages of every kind: zeros, text-like, random; not a whole number of pages.
+/// Returns pages of every kind: zeros, text-like, random; not a whole number of pages.
 fn image(len: usize) -> Vec<u8> {
     let mut random = Random::new(seed());
     let mut image = Vec::with_capacity(len + 4096);
@@ -49,10 +49,10 @@ fn nbdinfo() {
     assert_eq!(run("nbdinfo", &["--size", &server.uri()]).unwrap().trim(), "67108864");
 }
 
-/// What a program says of a disk: offset, length and status of each part.
+/// A program's map of a disk: offset, length and status of each part.
 type Map = Vec<(u64, u64, u32)>;
 
-/// A disk with a page of each kind at 1 MiB, and what `base:allocation` and `uzram:state` say of it.
+/// Returns a disk with a page of each kind at 1 MiB, and its `base:allocation` and `uzram:state`.
 fn mapped() -> (TestServer, Map, Map) {
     let server = TestServer::new("64M");
     let disk = server.device.open().unwrap();
@@ -97,7 +97,7 @@ fn nbdinfo_map() {
     assert!(json.contains("\"base:allocation\"") && json.contains("\"uzram:state\""), "{json}");
 }
 
-/// Data at a few places of 1 GiB: nothing else is read, sent, written or kept.
+/// Data at a few places of 1 GiB: nothing else is read, sent, written or stored.
 #[test]
 fn nbdcopy_of_a_sparse_disk_moves_only_its_data() {
     const DATA_PAGES: u64 = 24 * 64;
@@ -124,7 +124,7 @@ fn nbdcopy_of_a_sparse_disk_moves_only_its_data() {
     }
 }
 
-/// What `qemu-img map` says, against what is there: offset, length, whether it is zeros, whether data.
+/// Compares the output of `qemu-img map` with the disk: offset, length, whether it is zeros, whether it is data.
 fn qemu_img_map(program: &str) -> Option<()> {
     let (server, allocation, _) = mapped();
     let text = run(program, &["map", "--output=json", "-f", "raw", &server.uri()])?;
@@ -142,7 +142,7 @@ fn qemu_img_map(program: &str) -> Option<()> {
     Some(())
 }
 
-/// In and out, sparse, with `program`, which is `qemu-img`.
+/// Copies a sparse image in and out with `program`, a `qemu-img`.
 fn qemu_img_convert_sparse(program: &str) -> Option<()> {
     let server = TestServer::new("1G");
     let (source, copy) = (server.directory().join("in.raw"), server.directory().join("out.raw"));
@@ -171,7 +171,7 @@ fn qemu_img_knows_the_holes() {
     }
 }
 
-/// A qemu that negotiates extended headers: tools/install-programs unpacks Debian's backport of it.
+/// With a qemu that negotiates extended headers: tools/install-programs unpacks Debian's backport of it.
 #[test]
 fn qemu_with_extended_headers() {
     let programs = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("programs");

@@ -1,4 +1,4 @@
-//! Metadata contexts and block status, and what they say after each command that changes the disk.
+//! Metadata contexts and block status, also after each command that changes the disk.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,7 +15,7 @@ const EINVAL: u32 = 22;
 const BOTH: [&[u8]; 2] = [b"base:allocation", b"uzram:state"];
 const HOLE: u64 = (allocation::HOLE | allocation::ZERO) as u64;
 
-/// A client that has set both contexts, and their numbers.
+/// Returns a client that has set both contexts, and their ids.
 fn ready(server: &TestServer, headers: Headers) -> (Client, u32, u32) {
     let mut client = server.client();
     client.agree(headers);
@@ -81,7 +81,7 @@ fn bad_context_options_are_refused_and_forget_what_was_set() {
         let mut client = server.client();
         client.agree(Headers::Structured);
         assert_eq!(client.contexts(option::SET_META_CONTEXT, b"", &BOTH).unwrap().len(), 2);
-        // A list forgets nothing, whatever becomes of it.
+        // Listing does not change the contexts that are set.
         assert_eq!(client.option(option::LIST_META_CONTEXT, &data).pop().unwrap().0, error);
         assert_eq!(client.option(option::SET_META_CONTEXT, &data).pop().unwrap().0, error, "{data:?}");
         client.enter();
@@ -118,14 +118,14 @@ fn contexts_belong_to_the_export_they_were_set_for() {
         let reply = client.call(0, cmd::BLOCK_STATUS, 0, 4096, &[]);
         assert_eq!(reply.error, if kept { 0 } else { EINVAL }, "{set_for} {entered}");
     }
-    // The old way to choose an export keeps them too.
+    // The old way to choose an export keeps them, too.
     let mut client = Client::connect(&path);
     client.agree(Headers::Structured);
     client.contexts(option::SET_META_CONTEXT, b"zram1", &BOTH).unwrap();
     client.send(&option_bytes(option::EXPORT_NAME, b"zram1"));
     client.take::<10>();
     assert_eq!(client.call(0, cmd::BLOCK_STATUS, 0, 4096, &[]).statuses.len(), 2);
-    // The last set counts, and nothing may be set.
+    // The last set counts, even if it is empty.
     let mut client = Client::connect(&path);
     client.agree(Headers::Structured);
     client.contexts(option::SET_META_CONTEXT, b"", &BOTH).unwrap();
@@ -141,7 +141,7 @@ fn contexts_belong_to_the_export_they_were_set_for() {
     assert_eq!(client.call(0, cmd::BLOCK_STATUS, 0, 4096, &[]).error, EINVAL);
 }
 
-/// Every command that changes what a page is, and what the contexts say then.
+/// Every command that changes a page's state, and the contexts after it.
 #[test]
 fn status_follows_the_commands() {
     for headers in [Headers::Structured, Headers::Extended] {
@@ -165,7 +165,7 @@ fn status_follows_the_commands() {
         }
         assert_eq!(client.write(3 << 12, &[0; 4096]).error, 0);
         expect(&mut client, 3, zero, state::ZERO);
-        // Zeroes free, unless they may not; on a page that holds something and on one that doesn't.
+        // Zeroing frees a page, unless NO_HOLE is set; for pages with and without contents.
         let no_hole = command_flags::NO_HOLE;
         for flags in [no_hole, no_hole | command_flags::FAST_ZERO | command_flags::FUA] {
             assert_eq!(client.call(flags, cmd::WRITE_ZEROES, 4096, 8192, &[]).error, 0);
@@ -174,7 +174,7 @@ fn status_follows_the_commands() {
             assert_eq!(client.call(command_flags::FAST_ZERO, cmd::WRITE_ZEROES, 4096, 8192, &[]).error, 0);
             expect(&mut client, 1, HOLE, state::HOLE);
         }
-        // The edges: 100 bytes of page 4 and of page 6 stay what they were.
+        // At the edges, 100 bytes of page 4 and of page 6 are unchanged.
         assert_eq!(client.write(4 << 12, &text.repeat(3)).error, 0);
         assert_eq!(client.call(0, cmd::WRITE_ZEROES, (4 << 12) + 100, 3 * 4096 - 200, &[]).error, 0);
         expect(&mut client, 4, 0, state::COMPRESSED);
@@ -183,14 +183,14 @@ fn status_follows_the_commands() {
         let data = client.read(0, 4 << 12, 3 * 4096).data();
         assert!(data[..100] == text[..100] && data[3 * 4096 - 100..] == text[4096 - 100..]);
         assert!(data[100..3 * 4096 - 100].iter().all(|byte| *byte == 0));
-        // A part of a hole stays one, unless it may not.
+        // Zeroing a part of a hole keeps the hole, unless NO_HOLE is set.
         assert_eq!(client.call(0, cmd::WRITE_ZEROES, (8 << 12) + 1, 5, &[]).error, 0);
         expect(&mut client, 8, HOLE, state::HOLE);
         assert_eq!(client.call(no_hole, cmd::WRITE_ZEROES, (8 << 12) + 1, 5, &[]).error, 0);
         expect(&mut client, 8, zero, state::ZERO);
         assert_eq!(client.call(0, cmd::TRIM, 8 << 12, 4096, &[]).error, 0);
         expect(&mut client, 8, HOLE, state::HOLE);
-        // To ask changes nothing, and caching neither.
+        // Neither status requests nor CACHE change anything.
         assert_eq!(client.call(0, cmd::CACHE, 0, 1 << 20, &[]).error, 0);
         assert_eq!(client.read(0, 8 << 12, 4096).holes, [(8 << 12, 4096)]);
         expect(&mut client, 8, HOLE, state::HOLE);
@@ -209,7 +209,7 @@ fn descriptors_agree_with_a_model() {
         let mut states = [state::HOLE; PAGES as usize];
         for page in 0..PAGES {
             if random.below_u64(3) > 0 && page > 0 {
-                // Long runs are worth more than short ones.
+                // Prefer long runs.
                 states[page as usize] = states[page as usize - 1];
             } else {
                 states[page as usize] = random.below_u64(5) as u32;
@@ -248,7 +248,7 @@ fn descriptors_agree_with_a_model() {
             let one = client.call(command_flags::REQ_ONE, cmd::BLOCK_STATUS, offset, len as u32, &[]);
             let first = expected.map(|(id, runs)| (id, runs[..1].to_vec()));
             assert_eq!(one.statuses, first, "{offset}+{len}");
-            // Reads agree: holes and zeros carry no data, and nothing is missing.
+            // Reads agree: holes and zeros carry no data, and the reply is complete.
             let read = client.read(0, offset, len as u32);
             let mut at = offset;
             for (from, data) in &read.chunks {

@@ -11,7 +11,7 @@ const ENOSPC: u32 = 28;
 const EOVERFLOW: u32 = 75;
 const PAYLOAD: u16 = command_flags::PAYLOAD_LEN;
 
-/// Sends a request exactly as it is said here, and takes its reply.
+/// Sends a request with exactly these fields, and receives its reply.
 fn raw(
     client: &mut Client,
     flags: u16,
@@ -46,7 +46,7 @@ fn extended_headers_are_the_last_word() {
     client.agree(Headers::Extended);
     client.send(&option_bytes(option::EXPORT_NAME, b"zram0"));
     assert!(client.at_end(), "not with the old way to choose an export");
-    // A compact request is out of step.
+    // A compact request has the wrong magic.
     let mut client = server.ready_with(Headers::Extended);
     client.send(&common::request_bytes(0, cmd::FLUSH, 1, 0, 0));
     client.send(&[0; 4]);
@@ -85,7 +85,7 @@ fn payloads_are_said_and_received_or_refused_in_step() {
     }
     assert_eq!(raw(&mut client, PAYLOAD, cmd::WRITE, (1 << 20) - 5, 4096, &page).error, ENOSPC);
     assert_eq!(raw(&mut client, PAYLOAD | 1 << 11, cmd::WRITE, 0, 4096, &page).error, EINVAL);
-    // As long as a payload may be.
+    // The longest payload.
     let longest = vec![3; 32 << 20];
     assert_eq!(raw(&mut client, PAYLOAD, cmd::TRIM, 0, 32 << 20, &longest).error, EINVAL);
     assert_eq!(raw(&mut client, PAYLOAD, cmd::WRITE, 0, 32 << 20, &longest).error, ENOSPC);
@@ -99,7 +99,7 @@ fn payloads_are_said_and_received_or_refused_in_step() {
 
 #[test]
 fn long_lengths_work_where_no_data_goes() {
-    // Room for 3 TiB is address space; what is not written takes nothing.
+    // 3 TiB only take address space; pages that are not written take no memory.
     let server = TestServer::new("3T");
     let mut client = server.client();
     client.agree(Headers::Extended);

@@ -1,5 +1,5 @@
-//! fio on a disk of four times its memory limit, whose backing device fails: what clients are told, and that nothing
-//! else is lost.
+//! fio on a disk of four times its memory limit, whose backing device fails: clients get an error, and no other data is
+//! lost.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -14,7 +14,7 @@ use uzram::device::{Device, NamedBacking};
 
 const DISK: &str = "32M";
 
-/// A served disk on a backing device that fails as it is told to.
+/// A served disk on a backing device that fails on demand.
 struct Faulty {
     server: TestServer,
     faults: Faults,
@@ -35,14 +35,14 @@ impl Faulty {
         Faulty { server: TestServer::with(device, |_| {}), faults, _directory: directory }
     }
 
-    /// A fio job over the whole disk, which checks what it reads.
+    /// Runs a fio job over the whole disk, which verifies its reads.
     fn fio(&self, more: &[&str]) -> Output {
         let uri = format!("--uri={}", self.server.uri());
         let size = format!("--size={DISK}");
         let mut command = Command::new("timeout");
         command.args(["60", "fio", "--name=test", "--ioengine=nbd", &uri, "--thread", &size, "--bs=4k"]);
         command.args(["--iodepth=16", "--verify=crc32c", "--verify_state_save=0"]);
-        // All of it: random blocks without repetition, the same in each job.
+        // The whole disk: random blocks without repetition, the same in each job.
         command.args(["--randrepeat=1", "--randseed=7", "--buffer_compress_percentage=20"]);
         command.args(more).current_dir(self.server.directory()).output().unwrap()
     }
@@ -76,7 +76,7 @@ fn succeed(output: &Output) {
     assert!(output.status.success(), "{}", text(output));
 }
 
-/// The client is told of an error, and never gets wrong data.
+/// Checks that the client gets an error, and never wrong data.
 fn fail(output: &Output, error: &str) {
     let said = text(output);
     assert!(!output.status.success() && said.contains(error), "{said}");
@@ -135,7 +135,7 @@ fn a_device_that_is_gone_leaves_what_is_in_memory() {
     assert!(stats.backing_failed_writes > 0 && stats.failed_writes > 0, "{stats:?}");
     assert_eq!((stats.pages_backed, stats.failed_reads), (0, 0), "{stats:?}");
     assert!(stats.mem_charged_bytes <= 8 << 20, "{stats:?}");
-    // It is back.
+    // The backing device works again.
     faulty.faults.clear();
     succeed(&faulty.fill());
     succeed(&faulty.verify());

@@ -1,5 +1,5 @@
-//! Sessions of garbage, over memory: no input may panic, loop, or take more memory than a session
-//! has; and a session that makes sense allocates nothing for a request.
+//! Sessions of garbage, over memory: no input may cause a panic, a loop, or more memory use than a
+//! session's limit; and a valid session allocates nothing for a request.
 //!
 //! One test function, because it counts the allocations of the whole process.
 #![allow(clippy::unwrap_used)]
@@ -17,26 +17,26 @@ use uzram_serve::Exports;
 use uzram_serve::nbd::proto::option;
 use uzram_serve::nbd::{BUFFER_BYTES, Buffers};
 
-/// Counts what is allocated, and remembers the most that was at once.
+/// Counts allocations, and records the peak of allocated bytes.
 struct Counting;
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
 static NOW_BYTES: AtomicUsize = AtomicUsize::new(0);
 static PEAK_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to `System` as it came.
+// SAFETY: every call is passed to `System` unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         CALLS.fetch_add(1, Relaxed);
         let now = NOW_BYTES.fetch_add(layout.size(), Relaxed) + layout.size();
         PEAK_BYTES.fetch_max(now, Relaxed);
-        // SAFETY: the caller keeps `alloc`'s contract, which is `System`'s.
+        // SAFETY: the caller upholds `alloc`'s contract, which is `System`'s.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         NOW_BYTES.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: `pointer` came from `System` with this layout, as the caller vouches.
+        // SAFETY: the caller guarantees that `pointer` came from this allocator, that is, `System`, with this layout.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -44,10 +44,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A client that has said all of `input` and hears nothing.
+/// A client that sends all of `input`, and discards replies.
 struct Script<'a> {
     input: &'a [u8],
-    /// The most bytes one read gives, so that messages are torn.
+    /// The most bytes of one read, so that messages are split.
     most: usize,
     sent_bytes: usize,
     /// Allocations when the last byte was read.
@@ -81,7 +81,7 @@ impl Write for Script<'_> {
     }
 }
 
-/// A session with buffers of its own.
+/// Serves a session with its own buffers.
 fn serve_stream(client: &mut Script<'_>, exports: &Exports) -> io::Result<()> {
     uzram_serve::nbd::serve_stream(client, exports, &mut Buffers::new(BUFFER_BYTES)?)
 }
@@ -97,7 +97,7 @@ fn negotiated(structured: bool) -> Vec<u8> {
     bytes
 }
 
-/// A session of requests that make sense on a device of 1 MiB, more or less.
+/// Returns a session of mostly valid requests for a device of 1 MiB.
 fn session(random: &mut Random) -> Vec<u8> {
     let mut bytes = negotiated(random.below_u64(2) == 0);
     for cookie in 0..random.below_u64(60) {
@@ -124,7 +124,7 @@ fn garbage(device: &Arc<Device>, seed: u64) {
                 let len = random.below_u64(300) as usize;
                 random.bytes(len)
             }
-            // Good beginnings, so that the garbage gets further.
+            // A valid beginning, so that the garbage gets further.
             1 => [negotiated(round % 8 == 1), random.bytes(200)].concat(),
             _ => session(&mut random),
         };
@@ -142,7 +142,7 @@ fn garbage(device: &Arc<Device>, seed: u64) {
         let most = [1 + random.below_u64(64) as usize, usize::MAX][round % 2];
         PEAK_BYTES.store(NOW_BYTES.load(Relaxed), Relaxed);
         let mut client = Script::new(&input, most);
-        // Which way it ends is the garbage's business; that it ends is ours.
+        // Any result is fine, as long as the session ends.
         let _ = serve_stream(&mut client, &exports);
         let peak_bytes = PEAK_BYTES.load(Relaxed) - before_bytes - input_bytes;
         // Two buffers; a long unfragmented reply has at most the device's 1 MiB; an option 64 KiB.

@@ -1,4 +1,4 @@
-//! Clients that break the protocol, each beside one that keeps working.
+//! Clients that break the protocol, each beside a client that must keep working.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use common::{ALL_HEADERS, Client, Headers, Random, TestServer, cmd, option_bytes, seed};
 use uzram_serve::nbd::proto::{command_flags, option};
 
-/// Runs `attack` while another client writes and reads back, which goes on all the time and gets
-/// every answer; afterwards the server takes new clients, and holds no device of the attack's.
+/// Runs `attack` while another client writes and reads back, and checks that this gets every reply;
+/// afterwards the server accepts new clients, and the attack holds no device open.
 fn beside_a_good_client(server: &TestServer, attack: impl FnOnce()) {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -54,7 +54,7 @@ fn half_a_header_and_silence_or_the_end() {
                 }
             }
         }
-        // Half a header is not a request: those who are silent get nothing.
+        // Half a header is not a request: silent clients get no reply.
         for mut client in silent {
             client.stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
             assert!(client.stream.read(&mut [0]).is_err());
@@ -69,14 +69,14 @@ fn lengths_of_4_gib_and_more() {
         for headers in ALL_HEADERS {
             let most = if headers == Headers::Extended { u64::MAX } else { u32::MAX.into() };
             for len in [u64::from(u32::MAX), most] {
-                // Without a payload it is an error, and the session goes on.
+                // Without a payload, the request fails, and the session goes on.
                 let mut client = server.ready_with(headers);
                 for command in [cmd::READ, cmd::TRIM, cmd::WRITE_ZEROES, cmd::CACHE, cmd::BLOCK_STATUS, 4711]
                 {
                     assert_ne!(client.long_call(0, command, 4096, len).error, 0, "{command}");
                 }
                 assert_eq!(client.write(0, b"still here").error, 0);
-                // With one it is the end.
+                // With a payload, the session ends.
                 client.send(&header(headers, 0, cmd::WRITE, 0, len));
                 assert!(client.at_end());
             }
@@ -95,7 +95,7 @@ fn options_without_sense_or_end() {
             client.send(&bytes);
             assert!(client.at_end(), "an option of {lie} bytes");
         }
-        // Lengths within an option that lie: each is answered.
+        // Options with inconsistent lengths: each gets a reply.
         let mut client = server.client();
         client.agree(Headers::Extended);
         for option in [option::GO, option::INFO, option::LIST_META_CONTEXT, option::SET_META_CONTEXT, 0xffff]
@@ -104,7 +104,7 @@ fn options_without_sense_or_end() {
                 assert_eq!(client.option(option, data).pop().unwrap().0 >> 31, 1);
             }
         }
-        // A million options, sent without waiting for answers: it is cut off.
+        // A million options, sent without waiting for replies: the client is disconnected.
         let mut client = server.client();
         let options = option_bytes(0x1234_5678, b"?").repeat(1000);
         let mut heard = client.stream.try_clone().unwrap();
@@ -143,7 +143,7 @@ fn disconnects_in_mid_payload() {
     });
 }
 
-/// A client with extended headers that may ask for the status of blocks.
+/// Returns a client with extended headers that has set both contexts.
 fn with_both_contexts(server: &TestServer) -> Client {
     let mut client = server.client();
     client.agree(Headers::Extended);
@@ -172,7 +172,7 @@ fn tiny_and_odd_extended_lengths() {
     });
 }
 
-/// It asks for ever and never listens: it waits alone.
+/// A client that sends requests forever and never reads replies delays no other client.
 #[test]
 fn questions_without_listening() {
     let server = TestServer::new("1M");
@@ -184,13 +184,13 @@ fn questions_without_listening() {
     });
 }
 
-/// Zeroing and trimming terabytes takes a while; others do not wait for it, and neither does the end.
+/// Zeroing and trimming terabytes takes long, but delays neither other clients nor the server's end.
 #[test]
 fn a_server_that_stops_does_not_wait_for_terabytes() {
     let server = TestServer::new("16T");
     let mut clients: Vec<Client> = (0..2).map(|_| server.ready_with(Headers::Extended)).collect();
     let mut small = server.ready(true);
-    // The first is done at once, as nothing was ever written; the other is to have pages of all of it.
+    // The first is done at once, as nothing was written; the other allocates every page.
     for (client, (flags, command)) in
         clients.iter_mut().zip([(0, cmd::TRIM), (command_flags::NO_HOLE, cmd::WRITE_ZEROES)])
     {
@@ -201,7 +201,7 @@ fn a_server_that_stops_does_not_wait_for_terabytes() {
     drop(server);
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     for mut client in clients {
-        // Told so, cut off, or done: this machine is that fast.
+        // The client got ESHUTDOWN, was disconnected, or, on a fast machine, the request is done.
         let mut heard = Vec::new();
         let _ = client.stream.read_to_end(&mut heard);
         assert!(heard.is_empty() || heard[..4] == 0x6e8a_278cu32.to_be_bytes());

@@ -1,4 +1,4 @@
-//! What idle clients cost. Alone in its process, whose threads it watches.
+//! The cost of idle clients. Alone in its process, whose threads it observes.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::secure::Secure;
 
-/// Voluntary context switches of this process's connection threads.
+/// Returns the voluntary context switches of this process's connection threads.
 fn wakeups() -> u64 {
     let mut sum = 0;
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
@@ -28,7 +28,7 @@ fn idle_clients_wake_nobody() {
     let mut steady = secure.steady();
     let mut clients: Vec<_> = (0..5).map(|_| secure.ready()).collect();
     clients.iter_mut().for_each(|client| assert_eq!(client.write(0, b"awake").error, 0));
-    // The server's threads have something left to do after an answer, on their own time.
+    // The server's threads may still have work after a reply.
     common::eventually(|| {
         let before = wakeups();
         std::thread::sleep(Duration::from_millis(500));

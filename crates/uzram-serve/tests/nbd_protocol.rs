@@ -222,7 +222,7 @@ fn disconnect_is_obeyed_after_all_replies() {
     assert!(client.at_end());
 }
 
-/// Reads and writes of 32 MiB, and around the sizes where the server changes its way of answering.
+/// Reads and writes of 32 MiB, and around the sizes at which the server's way of replying changes.
 #[test]
 fn long_requests_in_every_form() {
     let server = TestServer::new("40M");
@@ -294,7 +294,7 @@ fn pipelined_batches_agree_with_a_model() {
                     }
                 }
             }
-            // Replies may fill the socket before all requests are sent: both sides have to move.
+            // Replies may fill the socket before all requests are sent, so send and receive concurrently.
             let mut sender = client.stream.try_clone().unwrap();
             std::thread::scope(|scope| {
                 scope.spawn(move || std::io::Write::write_all(&mut sender, &batch).unwrap());
@@ -319,7 +319,7 @@ fn trim_and_write_zeroes_take_any_length() {
     assert_eq!(client.call(0, cmd::TRIM, 96 << 20, 64 << 20, &[]).error, 0);
 }
 
-/// A device that is full answers ENOSPC with the engine's words, and the session goes on.
+/// A full device replies ENOSPC with the engine's message, and the session goes on.
 #[test]
 fn a_full_device_names_the_setting() {
     let server = TestServer::new("64M");

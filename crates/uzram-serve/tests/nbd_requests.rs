@@ -1,4 +1,4 @@
-//! Requests that arrive in pieces, are refused, or end with their client, and how they are counted.
+//! Requests that arrive in pieces, are refused, or end with their client, and their counts.
 #![allow(clippy::unwrap_used)]
 
 mod common;

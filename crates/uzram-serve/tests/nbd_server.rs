@@ -1,4 +1,4 @@
-//! The life of the server: its socket file, its limits, clients that misbehave, and stopping.
+//! The server's life cycle: its socket file, its limits, misbehaving clients, and stopping.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -101,14 +101,14 @@ fn connections_beyond_the_limit_are_closed_until_one_ends() {
     let server = TestServer::with(device("1M"), |config| config.max_connections = 2);
     let first = server.ready(true);
     let mut second = server.ready(true);
-    // The server counts a client after it has told it so.
+    // The server counts a client only after replying to it.
     eventually(|| Client::silent(&server.path).refused());
     assert_eq!(second.write(0, b"still served").error, 0);
     drop(first);
     eventually(|| !Client::silent(&server.path).refused());
 }
 
-/// Whether the other side has closed a connection, whatever is left to be read from it.
+/// Returns whether the other side has closed a connection, even if there is unread data.
 fn is_hung_up(stream: &UnixStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut polled = [PollFd::new(stream, PollFlags::empty())];
@@ -131,14 +131,14 @@ fn a_client_that_does_not_finish_its_handshake_is_dropped() {
             std::thread::sleep(Duration::from_millis(20));
         }
     });
-    // It asks for more than its socket holds, and takes no answer in time.
+    // It requests more than its socket holds, and does not read the replies in time.
     let mut deaf = server.client();
     deaf.send(&common::option_bytes(option::INFO, &common::info_request(b"", &[1, 2, 3])).repeat(255));
     assert!(silent.at_end());
-    // It is not read from before the server has given up.
+    // The client does not read before the server has closed the connection.
     eventually(|| is_hung_up(&deaf.stream));
     let mut heard = Vec::new();
-    // Its questions are left unread, so the end may come as a reset.
+    // Its requests were not all read, so the connection may be reset.
     let _ = std::io::Read::read_to_end(&mut deaf.stream, &mut heard);
     let acknowledged = heard.windows(4).filter(|word| *word == reply::ACK.to_be_bytes()).count();
     assert!(acknowledged < 255, "the server stopped talking to it");
@@ -154,7 +154,7 @@ fn stopping_ends_idle_busy_and_stuck_clients() {
     let mut haggling = server.client();
     let mut in_mid_write = server.ready(true);
     in_mid_write.request(0, cmd::WRITE, 0, 1 << 20, &[1; 1000]);
-    // It asks for more than the socket holds and never reads.
+    // It requests more than the socket holds and never reads.
     let mut stuck = server.ready(true);
     stuck.request(0, cmd::READ, 0, 32 << 20, &[]);
     let busy: Vec<_> = (0..2)
@@ -182,7 +182,7 @@ fn stopping_ends_idle_busy_and_stuck_clients() {
 
 #[test]
 fn stopping_an_idle_server_is_immediate() {
-    // One of them has the processor in time, on the busiest of machines.
+    // At least one attempt is fast, even on a busy machine.
     let fastest = (0..20).map(|_| {
         let server = TestServer::new("1M");
         let started = Instant::now();

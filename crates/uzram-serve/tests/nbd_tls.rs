@@ -1,5 +1,5 @@
-//! TLS: what is required of whom, what survives its start, who is let in, and how it ends. Every test
-//! has a second client, which must not notice.
+//! TLS: where it is required, what survives its start, which clients are accepted, and how it ends.
+//! Every test has a second client, which must not be affected.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -21,7 +21,7 @@ use uzram_serve::Exports;
 use uzram_serve::nbd::proto::{option, reply, transmission_flags};
 use uzram_serve::nbd::{Buffers, Listen, Server, ServerConfig, Tls, TlsFiles, serve_stream_with_tls};
 
-/// Whether TLS cannot be started: the handshake fails, or the first thing after it.
+/// Returns whether TLS is refused: the handshake fails, or the first message after it.
 fn refused<S: Read + Write>(mut client: Encrypted<S>) -> bool {
     let asked = client.stream.write_all(&option_bytes(option::LIST, &[]));
     let answered = asked.and_then(|()| client.stream.flush()).and_then(|()| {
@@ -36,7 +36,7 @@ fn check(steady: &mut Client) {
     assert_eq!(steady.read(0, 0, 6).data(), b"steady");
 }
 
-/// Reads to the end, or to a reset; what came.
+/// Reads to the end, or to a reset; returns the bytes.
 fn rest(stream: &mut impl Read) -> Vec<u8> {
     let mut heard = Vec::new();
     let _ = stream.read_to_end(&mut heard);
@@ -76,7 +76,7 @@ fn data_survives_both_versions_of_tls() {
     check(&mut steady);
 }
 
-/// A stream that gives few bytes at a time.
+/// A stream that returns few bytes at a time.
 struct Torn(UnixStream, usize);
 
 impl Read for Torn {
@@ -191,7 +191,7 @@ fn what_was_agreed_in_clear_is_forgotten() {
     let mut client = start_tls(client, client_config(&secure.authority, None, &rustls::version::TLS13));
     let (_, flags) = client.go(false);
     assert_eq!(flags & transmission_flags::SEND_DF, 0);
-    // The client panics if a reply is structured now.
+    // The client panics if the reply is structured.
     assert_eq!(client.read(0, 0, 4096).error, 0);
     check(&mut steady);
 }
@@ -220,7 +220,7 @@ fn clear_text_behind_starttls_is_not_obeyed() {
             }
             client.stream.shutdown(std::net::Shutdown::Write).unwrap();
             let heard = rest(&mut client.stream);
-            // The acknowledgement, and an alert at most: no other option is answered.
+            // The acknowledgement, and at most an alert: no other option gets a reply.
             let magic = 0x0003_e889_0455_65a9_u64.to_be_bytes();
             let replies = heard.windows(8).filter(|word| *word == magic).count();
             assert!(replies <= 1 && heard.len() <= 20 + 7, "{heard:?}");
@@ -323,7 +323,7 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
         bytes
     };
     let starttls = option_bytes(option::STARTTLS, &[]);
-    // What a client says after the greeting, in clear, before it falls silent.
+    // The bytes that a client sends in clear text after the greeting, before it falls silent.
     let phases = [
         vec![],
         starttls[..7].to_vec(),
@@ -350,7 +350,7 @@ fn whoever_stops_in_mid_handshake_is_dropped_in_time() {
             client
         })
         .into();
-    // One drips its hello a byte at a time, which must not buy it more time.
+    // One sends its hello in single bytes, which must not extend the deadline.
     let mut dripping = secure.tcp();
     dripping.send(&starttls);
     let drip = std::thread::spawn(move || {
@@ -377,7 +377,7 @@ fn clients_beyond_the_limit_are_refused_and_handshakes_do_not_count() {
     let mut steady = secure.steady();
     let _silent: Vec<_> = (0..5).map(|_| secure.tcp()).collect();
     let encrypted = secure.ready();
-    // The server counts a client after it has told it so.
+    // The server counts a client only after replying to it.
     eventually(|| greeting_len(&secure) == 0);
     check(&mut steady);
     drop(encrypted);
@@ -386,7 +386,7 @@ fn clients_beyond_the_limit_are_refused_and_handshakes_do_not_count() {
     check(&mut steady);
 }
 
-/// How many bytes a new connection is greeted with: 18, or 0 when it is refused.
+/// Returns the bytes of the greeting of a new connection: 18, or 0 when it is refused.
 fn greeting_len(secure: &Secure) -> usize {
     secure.silent().stream.read(&mut [0; 18]).unwrap_or(0)
 }
@@ -399,10 +399,10 @@ fn who_only_connects_keeps_nobody_out() {
     });
     let mut steady = secure.steady();
     let mut silent: Vec<_> = (0..300).map(|_| secure.silent()).collect();
-    // It would have no answer in time if it had to wait for their time-out.
+    // It would time out if it had to wait for the silent clients' deadline.
     let mut client = secure.ready();
     assert_eq!(client.write(8192, b"served").error, 0);
-    // The first of them gave way.
+    // The oldest silent client gave way.
     let first = rest(&mut silent[0].stream);
     assert!(first.len() <= 18);
     check(&mut steady);

@@ -1,5 +1,5 @@
-//! Requests that wait for a backing device or for memory: no other request waits with them, and they are answered when
-//! they are done.
+//! Requests that wait for a backing device or for memory: they do not delay other requests, and are answered when they
+//! are done.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,16 +20,16 @@ use uzram_serve::nbd::proto::{NbdError, command_flags};
 
 const PAGE: usize = 4096;
 
-/// A backing device that holds transfers back while it is shut.
+/// A backing device that blocks transfers while it is shut.
 struct Gate {
     faults: Faults,
     _directory: tempfile::TempDir,
 }
 
-/// A gate that is shut, until this is dropped.
+/// Keeps a gate shut until dropped.
 struct Shut<'a> {
     gate: &'a Gate,
-    /// Transfers that were held before.
+    /// Transfers that were blocked before.
     before: u64,
 }
 
@@ -48,18 +48,18 @@ impl Drop for Shut<'_> {
 }
 
 impl Shut<'_> {
-    /// Waits until so many transfers wait.
+    /// Waits until `count` transfers wait.
     fn wait_for(&self, count: u64) {
         eventually(|| self.gate.faults.injected() - self.before >= count);
     }
 }
 
-/// A device with a backing device that can be shut.
+/// Returns a device with a backing device that can be shut.
 fn gated(size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gate) {
     named("zram0", size, settings)
 }
 
-/// One of that name.
+/// Returns such a device of that name.
 fn named(name: &str, size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gate) {
     let directory = tempfile::tempdir().unwrap();
     let options =
@@ -73,26 +73,26 @@ fn named(name: &str, size: &str, settings: &[(&str, &str)]) -> (Arc<Device>, Gat
     (device, gate)
 }
 
-/// Where a page begins.
+/// Returns the offset of a page.
 fn at(page: u64) -> u64 {
     page * PAGE as u64
 }
 
-/// Fills pages with what does not compress.
+/// Fills pages with incompressible data.
 fn fill<S: Read + Write>(client: &mut Client<S>, pages: Range<u64>) -> Vec<u8> {
     let data: Vec<u8> = pages.clone().flat_map(|page| Random::new(page).bytes(PAGE)).collect();
     assert_eq!(client.write(at(pages.start), &data).error, 0);
     data
 }
 
-/// Has pages leave memory.
+/// Writes pages back.
 fn send_away(device: &Device, pages: Range<u64>) {
     let before = device.stats().pages_backed;
     device.set("writeback", &format!("page_indexes={}-{}", pages.start, pages.end - 1)).unwrap();
     assert!(device.stats().pages_backed > before, "{pages:?} were in memory");
 }
 
-/// What can be asked for while pages below 100 wait, and is answered.
+/// Checks that requests for other pages are answered while pages below 100 wait.
 fn others_are_answered<S: Read + Write>(client: &mut Client<S>) {
     for page in [100, 101, 120] {
         let data = Random::new(page).bytes(PAGE);
@@ -105,7 +105,7 @@ fn others_are_answered<S: Read + Write>(client: &mut Client<S>) {
     assert_ne!(client.call(0, cmd::READ, 1 << 40, 4096, &[]).error, 0);
 }
 
-/// Reads whole pages and parts while page 9 is away. In chunks, those before it go ahead.
+/// Reads whole pages and parts while page 9 is on the backing device. As chunks, pages before it are sent at once.
 fn reads_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, gate: &Gate) {
     let data = fill(client, 8..12);
     let chunks = client.headers != Headers::Simple;
@@ -131,7 +131,7 @@ fn reads_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, ga
     }
 }
 
-/// Changes parts of page 9 while it is away.
+/// Changes parts of page 9 while it is on the backing device.
 fn changes_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, gate: &Gate) {
     let mut data = fill(client, 8..12);
     for (from, len) in [(PAGE, 100), (5000, 20), (4095, 2), (5000, 2 * PAGE)] {
@@ -151,7 +151,7 @@ fn changes_wait_alone<S: Read + Write>(client: &mut Client<S>, device: &Device, 
             data = fill(client, 8..12);
         }
     }
-    // Who waits keeps the page from nobody: it can be replaced.
+    // A waiting request does not lock the page: it can be overwritten.
     send_away(device, 9..10);
     let shut = gate.shut(Direction::Read);
     let part = client.request(0, cmd::WRITE, at(9) + 10, 20, &[7; 20]);
@@ -190,7 +190,7 @@ fn other_requests_of_an_encrypted_connection_go_on() {
     }
 }
 
-/// As many as can be offloaded, more than there are permits for, and more than there are threads.
+/// As many requests as can be offloaded, more than there are permits, and more than there are threads.
 #[test]
 fn many_wait_and_all_are_answered() {
     let (device, gate) = gated("16M", &[]);
@@ -203,7 +203,7 @@ fn many_wait_and_all_are_answered() {
             let shut = gate.shut(Direction::Read);
             let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
             let asked: Vec<_> = (0..count).map(ask).collect();
-            // Beyond 64, the connection's own thread waits beside the 16 threads that do so for others.
+            // Beyond 64, the connection's own thread waits, besides the 16 threads of the pool.
             shut.wait_for(if count > 64 { 17 } else { count.min(16) });
             if count <= 64 {
                 others_are_answered(&mut client);
@@ -237,7 +237,7 @@ fn long_requests_wait_as_well() {
             whole.chunks.append(&mut client.reply(LEN).chunks);
             assert!(whole.data() == data, "{headers:?} {page} {flags}");
         }
-        // One that begins within a page that is away.
+        // A request that begins within a page on the backing device.
         send_away(&device, 1000..1001);
         let shut = gate.shut(Direction::Read);
         let new = Random::new(1).bytes(LEN - 100);
@@ -251,7 +251,7 @@ fn long_requests_wait_as_well() {
     }
 }
 
-/// Writes that meet the limit wait for pages to leave; what needs no memory does not wait with them.
+/// Writes at the limit wait for pages to leave; requests that need no memory do not wait with them.
 #[test]
 fn writes_wait_for_memory_alone() {
     const PAGES: u64 = 400;
@@ -327,7 +327,7 @@ fn who_vanishes_keeps_the_device_until_nothing_waits() {
     for page in 0..99 {
         client.request(0, cmd::READ, at(page), 4096, &[]);
     }
-    // One that breaks off within a write that waits.
+    // A client that disconnects within a write that waits.
     other.request(0, cmd::WRITE, at(1) + 1, 8192, &[1; 5000]);
     shut.wait_for(17);
     drop((client, other));
@@ -356,7 +356,7 @@ fn nobody_waits_for_the_backing_device_of_another() {
     let shut = gate.shut(Direction::Read);
     let ask = |page| (waiting.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
     let asked: Vec<_> = (0..40).map(ask).collect();
-    // As many as there are threads for it; the others are queued.
+    // As many as there are threads; the other requests are queued.
     shut.wait_for(16);
     let others = fill(&mut client, 0..8);
     send_away(&device, 0..8);
@@ -378,12 +378,12 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     let ask = |page| (client.request(0, cmd::READ, at(page), 4096, &[]), PAGE);
     let asked: Vec<_> = (0..40).map(ask).collect();
     shut.wait_for(16);
-    // When this is answered, all of them are offloaded.
+    // When this is answered, all requests are offloaded.
     assert_eq!(client.call(0, cmd::FLUSH, 0, 0, &[]).error, 0);
     let TestServer { thread: server, .. } = server;
     server.stop_handle().stop();
     let stopping = thread::spawn(move || drop(server));
-    // Time to notice it, much less than clients get for their last replies.
+    // Time for the server to notice, much less than clients get for their last replies.
     thread::sleep(Duration::from_millis(20));
     assert!(!stopping.is_finished());
     drop(shut);
@@ -402,11 +402,11 @@ fn a_server_that_stops_waits_for_what_was_begun() {
     device.set("reset", "1").unwrap();
 }
 
-/// How many pages a client of [`work`] has.
+/// The number of pages of each client of [`work`].
 const WORKED_ON: u64 = 200;
 
-/// Changes and reads pages from byte `base` on, many at a time, and checks what comes back. It goes on until some
-/// have left: all may be in use whenever they are to.
+/// Changes and reads pages from byte `base` on, many at a time, and checks what comes back. It continues until some
+/// pages have left memory, as all may be in use at each attempt.
 fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
     const ROUNDS: Range<usize> = 15..1000;
     let mut random = Random::new(seed);
@@ -417,8 +417,8 @@ fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
         }
         let mut from = 0;
         while from < model.len() {
-            // So many that neither side fills the socket, and their ranges do not overlap: their order means
-            // nothing.
+            // Few enough that neither side fills the socket; their ranges do not overlap, so their order is
+            // irrelevant.
             let mut asked = Vec::new();
             while from < model.len() && asked.len() < 20 {
                 let len = (1 + random.below_u64(3 * PAGE as u64) as usize).min(model.len() - from);
@@ -446,7 +446,7 @@ fn work(mut client: Client, device: &Device, base: u64, seed: u64) {
     assert!(client.read(0, base, model.len() as u32).data() == model);
 }
 
-/// Pages leave because they are sent away, or because of the limit, while the device stalls now and then.
+/// Pages are written back by request, or because of the limit, while the device stalls now and then.
 #[test]
 fn replies_of_pages_that_come_and_go_are_right() {
     let seed = seed();
@@ -463,7 +463,7 @@ fn replies_of_pages_that_come_and_go_are_right() {
         let mut random = Random::new(seed);
         while !clients.iter().all(|client| client.is_finished()) {
             if by_hand {
-                // Whether there is something to send away depends on the clients.
+                // Fails if the clients leave nothing to write back.
                 let _ = device.set("writeback", "page_indexes=0-599");
             }
             let direction = if random.below_u64(2) == 0 { Direction::Read } else { Direction::Write };

@@ -1,8 +1,8 @@
 //! `uzram attach` and `uzram detach`: a device as a block device, `/dev/loopN` on its file.
 //!
-//! This is done by a process of its own, never by the daemon: a daemon that waits in a system call for its own answer
-//! cannot be ended, not even by SIGKILL. The daemon records what was attached ([`uzram_serve::record`]); it is found by
-//! that record, from the daemon while it lives, from its runtime directory when it is dead, and by nothing else.
+//! A separate process does this, never the daemon: a daemon that waits in a system call for its own FUSE reply cannot
+//! be killed, not even by SIGKILL. The daemon records attached devices ([`uzram_serve::record`]). They are found only
+//! by that record: through the daemon while it runs, in its runtime directory when it is dead.
 
 use std::ffi::OsStr;
 use std::io;
@@ -28,25 +28,25 @@ use crate::failure::{Context, Failure, Result, print};
 use crate::system::protect::unprotect;
 use crate::system::runtime_dir::{self, RuntimeArgs};
 
-/// How long a file system may take to let go of its device.
+/// How long an unmounted file system may take to release its device.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a process that was killed may take to be gone: it may have gigabytes to give back.
+/// How long a killed process may take to end; it may have gigabytes to free.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Make a device of a running daemon a block device, and print which.
+/// Make a device of a running daemon a block device, and print its path.
 ///
-/// The daemon shows its devices as files (`uzram up --mount`); a loop device is put on the device's. As root. Meanwhile
-/// NBD clients cannot change the device, nor, unless it is always exported, read it.
+/// Sets up a loop device on the device's file, so the daemon must show its devices as files (`uzram up --mount`). Needs
+/// root. While attached, NBD clients cannot write to the device, and can read it only if it is always exported.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram attach zram0     then: mkfs.ext4 /dev/loop0 && mount /dev/loop0 /mnt")]
 pub struct AttachArgs {
     /// The device, as in zram0
     #[arg(value_parser = parse_name)]
     name: String,
-    /// Make it a swap area and switch it on, with this priority: for daemons that are protected for it
+    /// Make it a swap area and activate it, with this priority: for daemons that are protected for swap
     #[arg(long, hide = true, value_name = "PRIORITY", num_args = 0..=1)]
     swap: Option<Option<u16>>,
-    /// Do not tell the daemon what is freed in the swap area
+    /// Do not discard freed swap slots
     #[arg(long, hide = true, requires = "swap")]
     no_discard: bool,
     #[command(flatten)]
@@ -56,18 +56,18 @@ pub struct AttachArgs {
 /// Undo `uzram attach`. Refused while the block device is in use.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram detach zram0
-         uzram detach --force     clears what a daemon left that was killed")]
+         uzram detach --force     cleans up after a daemon that was killed")]
 pub struct DetachArgs {
     /// The device, as in zram0
     #[arg(value_parser = parse_name, required_unless_present = "force")]
     name: Option<String>,
-    /// Clear what a dead daemon has left (swap, mounted file systems, loop devices, its own mount), and say what
+    /// Clean up after a dead daemon (swap, mounted file systems, loop devices, its own mount), and print what was done
     #[arg(long, conflicts_with = "name")]
     force: bool,
-    /// Detach this block device alone, and ask no daemon: NUMBER:DISKSEQ
+    /// Detach only this block device, without asking the daemon: NUMBER:DISKSEQ
     #[arg(long, hide = true, conflicts_with = "force", value_parser = parse_attachment)]
     attachment: Option<LoopAttachment>,
-    /// Switch a swap area off first, of whose contents the daemon keeps so many bytes in memory
+    /// First switch off the swap area; the daemon keeps this many bytes of its contents in memory
     #[arg(long, hide = true, requires = "attachment", value_name = "BYTES")]
     swap_off: Option<u64>,
     #[command(flatten)]
@@ -81,7 +81,7 @@ fn parse_attachment(text: &str) -> std::result::Result<LoopAttachment, String> {
     parsed.ok_or_else(|| "write NUMBER:DISKSEQ".to_owned())
 }
 
-/// What [`parse_attachment`] reads.
+/// Formats an attachment for [`parse_attachment`].
 pub fn attachment_text(attachment: LoopAttachment) -> String {
     format!("{}:{}", attachment.number, attachment.diskseq)
 }
@@ -115,13 +115,13 @@ pub fn attach(args: &AttachArgs) -> Result<()> {
     print(&format!("{}\n", attachment.path().display()))
 }
 
-/// Has the daemon record what was attached.
+/// Has the daemon record the attached device.
 fn record(daemon: &Daemon, name: &str, attachment: LoopAttachment) -> Result<()> {
     let path = format!("{}/attachment", device_path(name));
     daemon.ask("PUT", &path, Some(&json!(attachment))).map(drop)
 }
 
-/// Makes a swap area of a block device, and switches it on.
+/// Makes a block device a swap area, and activates it.
 fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discard: bool) -> Result<()> {
     let path = attachment.path();
     let failed = || format!("cannot swap to {}", path.display());
@@ -130,7 +130,7 @@ fn swap_on(attachment: LoopAttachment, name: &str, priority: Option<u16>, discar
         .context(failed)?
         .ok_or_else(|| Failure::Line(format!("{}: it is gone", failed())))?;
     let size_bytes = held.size_bytes().context(failed)?;
-    // The kernel's list of swap areas is to show the device's own name, which is the same device as long as it is held.
+    // Use the device's own path, for /proc/swaps; it names the same device as long as that is held.
     swap_area::make(&held.path(), size_bytes, name)
         .and_then(|()| swap_area::switch_on(&path, priority, discard))
         .context(failed)
@@ -156,38 +156,40 @@ pub fn detach(args: &DetachArgs) -> Result<()> {
     devices.into_iter().try_for_each(|device| device.attachment.detach().context(failed))
 }
 
-/// Fails unless this process may do what only root may.
+/// Fails unless this process runs as root.
 ///
 /// # Errors
-/// It is another user's.
+/// The process runs as another user.
 pub fn require_root() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         Ok(())
     } else {
-        Err(Failure::line("block devices and swap are root's: run this as root"))
+        Err(Failure::line("block devices and swap need root: run this as root"))
     }
 }
 
-/// Where a daemon's devices are files.
+/// Returns the mount of a daemon's files.
 ///
 /// # Errors
-/// There is no daemon, or it shows no files.
+/// No daemon is running, or it shows no files.
 pub fn files_of(daemon: &Daemon) -> Result<FilesJson> {
     daemon.about()?.files.ok_or_else(|| {
-        Failure::line("the daemon shows its devices as no files: start it with --mount DIR, or with --attach")
+        Failure::line(
+            "the daemon does not show its devices as files: start it with --mount DIR, or with --attach",
+        )
     })
 }
 
-/// What is attached to a daemon's files, by its record.
+/// Returns the devices attached to a daemon's files, from its record.
 ///
 /// # Errors
-/// There is no daemon.
+/// No daemon is running.
 pub fn attached(daemon: &Daemon) -> Result<Vec<AttachedDevice>> {
     let answer = daemon.ask("GET", "/v1/attachments", None)?;
     crate::client::daemon_client::understand(answer["attachments"].clone())
 }
 
-/// The root of a daemon's mount: what lies at its path now must be that very mount.
+/// Opens the root of a daemon's mount, and verifies that its path still leads to that mount.
 fn open_root(files: &FilesJson) -> Result<OwnedFd> {
     let shown = files.dir.display();
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -204,7 +206,7 @@ fn open_root(files: &FilesJson) -> Result<OwnedFd> {
     }
 }
 
-/// A device's file, open for a loop device.
+/// Opens a device's file for a loop device.
 fn open_disk(root: &OwnedFd, name: &str) -> Result<OwnedFd> {
     mounts::open_below(root, OsStr::new(name), OsStr::new(DISK), OFlags::RDWR | OFlags::DIRECT).map_err(|error| {
         match Errno::from_io_error(&error) {
@@ -216,7 +218,7 @@ fn open_disk(root: &OwnedFd, name: &str) -> Result<OwnedFd> {
     })
 }
 
-/// Has each of the daemon's threads touch what it needs.
+/// Makes each of the daemon's threads touch the memory that it needs.
 fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
     let bytes = vec![0u8; MAX_IO_BYTES];
     let write = |number| {
@@ -235,25 +237,25 @@ fn warm_up(root: &OwnedFd, threads: usize) -> io::Result<()> {
     })
 }
 
-/// What the daemon of a runtime directory, if it is dead, has left: nothing while it lives.
+/// Returns what the dead daemon of a runtime directory left behind; `None` while a daemon runs, or if nothing is left.
 ///
 /// # Errors
-/// Its record cannot be read, or the directory not be believed.
+/// The record cannot be read, or the directory is not trusted.
 pub fn left_by_dead(dir: &Path) -> Result<Option<Record>> {
     Ok(record_of_dead(dir)?.filter(|record| !record.is_empty()))
 }
 
-/// The record of the daemon of a runtime directory; `None` while the daemon lives. A directory of another user is not
-/// believed.
+/// Returns the record of the dead daemon of a runtime directory; `None` while the daemon runs. A directory of another
+/// user is not trusted.
 fn record_of_dead(dir: &Path) -> Result<Option<Record>> {
     let Some(open) = runtime_dir::open_own(dir)? else { return Ok(Some(Record::default())) };
-    // One that is ending is soon gone.
+    // If no process listens, the daemon may be ending: wait for it.
     let is_there = Daemon::in_dir(dir.to_owned())?.is_there();
     let patience = if is_there { Duration::ZERO } else { DEATH_TIMEOUT };
     if runtime_dir::wait_until_free(dir, patience)? { Ok(Some(Record::read(&open, dir)?)) } else { Ok(None) }
 }
 
-/// Clears what the dead daemon of a runtime directory has left, and says what.
+/// Cleans up after the dead daemon of a runtime directory, and prints what was done.
 fn clear_dead(dir: &Path) -> Result<()> {
     let done = clear(dir)?;
     if done.is_empty() {
@@ -263,10 +265,10 @@ fn clear_dead(dir: &Path) -> Result<()> {
     print(&done.concat())
 }
 
-/// Clears what the dead daemon of a runtime directory has left, by its record; a line for each thing that was done.
+/// Cleans up after the dead daemon of a runtime directory, by its record; returns a line for each step.
 ///
 /// # Errors
-/// The daemon lives; something cannot be cleared.
+/// The daemon is running, or a step fails.
 pub fn clear(dir: &Path) -> Result<Vec<String>> {
     let record = record_of_dead(dir)?.ok_or_else(|| {
         Failure::Line(format!(
@@ -289,15 +291,15 @@ pub fn clear(dir: &Path) -> Result<Vec<String>> {
     Ok(done)
 }
 
-/// Fails when there are block devices that look as if they were a daemon's here, though no record says so: what they are
-/// is for their owner to say.
+/// Fails if there are block devices that look like those of a daemon in `dir` but that no record lists. They are left
+/// to the user.
 ///
 /// # Errors
-/// There are such.
+/// There is such a device.
 pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
-    // The path that a file had before its mount was detached begins at that mount's root.
+    // After its mount was detached, a file's path begins at that mount's root.
     let is_disk_of_none = |file: &Path| file.components().count() == 3 && file.ends_with(DISK);
-    // Of a directory that is not there (any more) nothing is known.
+    // If the directory no longer exists, the file may have been in it.
     let may_be_here = |file: &Path| file.starts_with(dir) || !dir.exists();
     let looks_ours = |file: &Path| is_disk_of_none(file) || file.ends_with(DISK) && may_be_here(file);
     let found = loop_device::named(looks_ours);
@@ -313,12 +315,12 @@ pub fn refuse_unrecorded(dir: &Path) -> Result<()> {
     )))
 }
 
-/// Ends every use of a device that answers no more, and frees it.
+/// Ends every use of a dead daemon's block device, and frees it.
 fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) -> Result<()> {
     let path = attachment.path();
     let shown = path.display();
     let deadline = Instant::now() + LET_GO_TIMEOUT;
-    // Held, so that it stays what it is.
+    // Held, so that its number is not reused meanwhile.
     let Some(held) = attachment.hold()? else { return Ok(()) };
     loop {
         match held.in_use()? {
@@ -334,7 +336,7 @@ fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) 
                 let dir = mount.dir.display();
                 match mounts::unmount(&mount, UnmountFlags::DETACH) {
                     Ok(()) => done.push(format!("unmounted {dir}: what {name} held of it is lost\n")),
-                    // Somebody else has just unmounted it, or it is covered.
+                    // Another process has just unmounted it, or another mount covers it.
                     Err(error) if error.kind() == io::ErrorKind::NotFound && Instant::now() < deadline => {
                         thread::sleep(Duration::from_millis(20));
                     }
@@ -346,7 +348,7 @@ fn clear_device(attachment: LoopAttachment, name: &str, done: &mut Vec<String>) 
                     Err(error) => return Err(Failure::Line(format!("cannot unmount '{dir}': {error}"))),
                 }
             }
-            // A file system lets go a moment after it was unmounted.
+            // A file system releases its device a moment after it was unmounted.
             Some(Use::Claimed) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
             Some(Use::Claimed) => {
                 return Err(Failure::Line(format!(

@@ -1,4 +1,4 @@
-//! `uzram clients` and `uzram kick`: who is connected to a running daemon over NBD.
+//! `uzram clients` and `uzram kick`: the NBD clients of a running daemon.
 
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,8 +11,7 @@ use crate::client::daemon_client::{Daemon, understand};
 use crate::failure::{Failure, Result, print};
 use crate::system::runtime_dir::RuntimeArgs;
 
-/// List the NBD clients that are connected to a running daemon: who they are, which device they have open, for
-/// how long, and what they asked for so far.
+/// List the NBD clients of a running daemon: peer, device, connection time, requests and bytes.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram clients
           uzram clients --json | jq '.clients[] | select(.export == \"zram0\") | .id'")]
@@ -24,8 +23,8 @@ pub struct ClientsArgs {
     runtime: RuntimeArgs,
 }
 
-/// End connections of NBD clients. Replies under way may be lost: a client cannot know whether its last writes
-/// were stored. It can connect again.
+/// Disconnect NBD clients. Replies in flight may be lost, so a client cannot know whether its last writes were
+/// stored. It can reconnect.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram kick 7")]
 pub struct KickArgs {
@@ -49,10 +48,10 @@ pub fn clients(args: &ClientsArgs) -> Result<()> {
     print(&table(&clients, SystemTime::now()))
 }
 
-/// `uzram kick`; tries all, and fails with the first failure.
+/// `uzram kick`; tries all clients, and returns the first failure.
 ///
 /// # Errors
-/// As [`Daemon::ask`]; there is no such client.
+/// As [`Daemon::ask`]; a client does not exist.
 pub fn kick(args: &KickArgs) -> Result<()> {
     let daemon = Daemon::at(&args.runtime)?;
     let kick = |id: &u64| match daemon.ask("DELETE", &format!("/v1/clients/{id}"), None) {
@@ -63,7 +62,7 @@ pub fn kick(args: &KickArgs) -> Result<()> {
     failures.into_iter().next().map_or(Ok(()), Err)
 }
 
-/// One line for each client.
+/// Formats one line for each client.
 fn table(clients: &[ClientJson], now: SystemTime) -> String {
     let mut text = format!(
         "{:>6} {:<12} {:>9} {:>10} {:>10} {:>10}  {:<24} LISTENER\n",
@@ -89,7 +88,7 @@ fn table(clients: &[ClientJson], now: SystemTime) -> String {
     text
 }
 
-/// A duration in its two largest units.
+/// Formats a duration in its two largest units.
 fn duration(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match (days, hours, minutes) {

@@ -20,10 +20,10 @@ use crate::terminal::live::StatusLine;
 use crate::terminal::show::{self, DeviceJson};
 use crate::terminal::slabinfo;
 
-/// How long a daemon may take to end. It may have gigabytes to give back.
+/// How long a daemon may take to end; it may have gigabytes to free.
 const END_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Add a device to a running daemon, which serves it beside those it has.
+/// Add a device to a running daemon.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram add zram1 --size 4G --algorithm zstd")]
 pub struct AddArgs {
@@ -38,7 +38,7 @@ pub struct AddArgs {
     runtime: RuntimeArgs,
 }
 
-/// Remove a device from a running daemon, and everything it holds. Refused while a client has it open.
+/// Remove a device and its contents from a running daemon. Refused while a client has it open.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram remove zram1")]
 pub struct RemoveArgs {
@@ -76,7 +76,7 @@ pub struct StatArgs {
     runtime: RuntimeArgs,
 }
 
-/// Set attributes of a device, in the order given, up to the first that fails.
+/// Set attributes of a device in the order given; stops at the first failure.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram set zram0 mem_limit=256M")]
 pub struct SetArgs {
@@ -89,7 +89,7 @@ pub struct SetArgs {
     runtime: RuntimeArgs,
 }
 
-/// Free everything a device holds. It needs a new disksize before it can be used again.
+/// Free a device's contents and disk. It needs a new disksize before it can be used again.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram reset zram0 && uzram set zram0 disksize=2G")]
 pub struct ResetArgs {
@@ -102,28 +102,28 @@ pub struct ResetArgs {
 /// Show the slab caches of a running daemon: handles and descriptors, in the columns of the
 /// kernel's /proc/slabinfo.
 ///
-/// Of the tunables, limit is cpu_partial_objs (the free objects that a CPU keeps in partial slabs), and
-/// batchcount sheaf_objs (those it keeps in an array, 0 for none).
+/// Of the tunables, limit is cpu_partial_objs (free objects that a CPU keeps in partial slabs), and
+/// batchcount is sheaf_objs (free objects that it keeps in an array, 0 for none).
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram slabinfo
           uzram slabinfo --stats | grep alloc_
           uzram slabinfo --json | jq '.caches[] | {name, active_objs, slow: .stats.alloc_slowpath.total}'")]
 pub struct SlabinfoArgs {
-    /// Print each cache's counters, too: by the names of /sys/kernel/slab and in that format, the sum
-    /// and then the CPUs that are not 0. list_lock_hold_ns stays 0 without `uzram up --slab-timing`
+    /// Also print each cache's counters, with the names and format of /sys/kernel/slab: the sum, then the
+    /// CPUs with nonzero counts. list_lock_hold_ns stays 0 without `uzram up --slab-timing`
     #[arg(long)]
     stats: bool,
-    /// Print JSON: everything
+    /// Print JSON, including the counters
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
 
-/// Have a running daemon read the files of its TLS again: certificate, key and the authorities of clients.
+/// Make a running daemon reload its TLS files: certificate, key and client CA.
 ///
-/// Clients that come then meet what the files hold; those that are connected stay as they are, and so do all contents.
-/// What cannot be used is refused, and what was in force stays so.
+/// New connections use the new files; existing connections and the devices' contents are not affected. If a file is
+/// invalid, the command fails, and the old files stay in force.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram reload")]
 pub struct ReloadArgs {
@@ -137,7 +137,8 @@ pub struct ReloadArgs {
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram down")]
 pub struct DownArgs {
-    /// Whoever uses its devices, unless they are swapped to: what is mounted is unmounted, and what was written is lost
+    /// End even if its devices are in use, except by swap: file systems on them are unmounted, and what was written is
+    /// lost
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -151,7 +152,7 @@ fn parse_setting(text: &str) -> std::result::Result<(String, String), String> {
     }
 }
 
-/// `uzram add`; prints where the new device is.
+/// `uzram add`; prints the new device's URIs.
 pub fn add(args: &AddArgs) -> Result<()> {
     let settings = args.device.settings()?;
     let backing = settings.get("backing_dev");
@@ -244,7 +245,7 @@ pub fn set(args: &SetArgs) -> Result<()> {
     Ok(())
 }
 
-/// How far the setting of an attribute has come, by the attribute `progress`: name, done, all or 0.
+/// Returns the progress of setting an attribute, read from the attribute `progress`: name, pages done, all pages or 0.
 fn progress_text(daemon: &Daemon, name: &str, attribute: &str) -> Option<String> {
     let text = daemon.attribute(name, "progress").ok()?;
     let numbers = text.lines().find_map(|line| line.strip_prefix(attribute)?.strip_prefix(' '))?;
@@ -293,10 +294,10 @@ pub fn down(args: &DownArgs) -> Result<()> {
     Ok(())
 }
 
-/// Has a daemon end, and waits for it.
+/// Asks a daemon to end, and waits until it has.
 ///
 /// # Errors
-/// There is none; somebody uses its devices, unless it is forced; it has not ended in time.
+/// No daemon is running; its devices are in use, unless `force`; it has not ended in time.
 pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
     daemon.ask("POST", "/v1/shutdown", Some(&json!({ "force": force })))?;
     if runtime_dir::wait_until_free(&daemon.dir, END_TIMEOUT)? {
@@ -310,7 +311,7 @@ pub fn end(daemon: &Daemon, force: bool) -> Result<()> {
     }
 }
 
-/// The beginning of a value, as much as a message should quote.
+/// Shortens a value to what a message should quote.
 fn shorten(value: &str) -> String {
     const MAX_CHARS: usize = 60;
     match value.char_indices().nth(MAX_CHARS) {
@@ -319,10 +320,10 @@ fn shorten(value: &str) -> String {
     }
 }
 
-/// Prints an answer as it is.
+/// Prints a response as JSON.
 ///
 /// # Errors
-/// Standard output is gone.
+/// Standard output is closed or full.
 pub fn print_json(value: &Value) -> Result<()> {
     print(&format!("{value:#}\n"))
 }

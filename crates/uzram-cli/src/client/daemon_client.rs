@@ -1,7 +1,7 @@
-//! How a command asks the daemon: one request, one answer, over HTTP on its control socket.
+//! Client of a daemon's control API: one HTTP request and response per connection to its control socket.
 //!
-//! Only a daemon of this user or of root is believed: its directory is theirs alone to write
-//! ([`check_trusted`]), and so is the process at the other end, by its credentials (unix(7), `SO_PEERCRED`).
+//! Only a daemon of this user or of root is trusted: only they can write to its directory ([`check_trusted`]), and
+//! the process at the other end runs as one of them (unix(7), `SO_PEERCRED`).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -21,49 +21,49 @@ use crate::system::interrupts::Interrupts;
 use crate::system::runtime_dir::{CONTROL_SOCKET, RuntimeArgs, check_trusted, socket_path};
 use crate::terminal::live::StatusLine;
 
-/// How long the daemon may take for one step of an answer.
+/// Time-out for each read of a response.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long what goes through all pages may take: some minutes for every 10 GiB that a slow algorithm compresses again or
-/// that go to a disk.
+/// Time-out for an operation on all pages: recompression with a slow algorithm, or writeback to a disk, takes minutes
+/// per 10 GiB.
 const WORK_TIMEOUT: Duration = Duration::from_hours(6);
-/// The longest answer accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
+/// The longest response accepted: enough for the slab counters of a hundred devices on a hundred CPUs.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
-/// What an answer says.
+/// Deserializes a response.
 ///
 /// # Errors
-/// It says something else.
+/// The response has another structure.
 pub fn understand<T: serde::de::DeserializeOwned>(value: Value) -> Result<T> {
-    serde_json::from_value(value).context(|| "the daemon's answer makes no sense".to_owned())
+    serde_json::from_value(value).context(|| "unexpected response from the daemon".to_owned())
 }
 
 /// The daemon of a runtime directory, running or not.
 pub struct Daemon {
-    /// Where its sockets are.
+    /// The runtime directory.
     pub dir: PathBuf,
     socket: PathBuf,
-    /// How long it may take for one step of an answer.
+    /// Time-out for each read of a response.
     pub answer_timeout: Duration,
 }
 
 impl Daemon {
-    /// That of the runtime directory which these arguments name.
+    /// Returns the daemon of the runtime directory that these arguments name.
     ///
     /// # Errors
-    /// They name none, or one whose path is too long.
+    /// They name no directory, or its path is too long.
     pub fn at(runtime: &RuntimeArgs) -> Result<Daemon> {
         Daemon::in_dir(runtime.path()?)
     }
 
-    /// That of a runtime directory.
+    /// Returns the daemon of a runtime directory.
     ///
     /// # Errors
-    /// Its path is too long.
+    /// The directory's path is too long.
     pub fn in_dir(dir: PathBuf) -> Result<Daemon> {
         Ok(Daemon { socket: socket_path(&dir, CONTROL_SOCKET)?, dir, answer_timeout: ANSWER_TIMEOUT })
     }
 
-    /// What it is, and what it has beside devices.
+    /// Returns the daemon's description.
     ///
     /// # Errors
     /// As [`Daemon::ask`].
@@ -71,10 +71,10 @@ impl Daemon {
         self.about_if_running()?.ok_or_else(|| self.absent())
     }
 
-    /// The same, or `None` when no daemon is there.
+    /// Like [`Daemon::about`], but returns `None` if no daemon is running.
     ///
     /// # Errors
-    /// It does not answer in time, or its answer is an error.
+    /// The daemon does not respond in time, or responds with an error.
     pub fn about_if_running(&self) -> Result<Option<About>> {
         match self.connect()? {
             Some(mut stream) => {
@@ -85,7 +85,7 @@ impl Daemon {
         }
     }
 
-    /// The text of a device's attribute.
+    /// Returns the value of a device's attribute.
     ///
     /// # Errors
     /// As [`Daemon::ask`].
@@ -94,10 +94,10 @@ impl Daemon {
         understand(answer["value"].clone())
     }
 
-    /// One request, one answer: JSON, or null if it has no body.
+    /// Sends a request and returns the response: JSON, or null if it has no body.
     ///
     /// # Errors
-    /// No daemon is there, or it does not answer in time, or its answer is an error.
+    /// No daemon is running, or it does not respond in time, or responds with an error.
     pub fn ask(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let mut stream = self.connect()?.ok_or_else(|| self.absent())?;
         send(&mut stream, method, path, body);
@@ -110,14 +110,14 @@ impl Daemon {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 return Err(self.silent());
             }
-            // An answer that was cut short does not parse.
+            // A truncated response does not parse.
             _ => {}
         }
         outcome(&bytes)
     }
 
-    /// The same of what takes its time, with something done four times a second meanwhile. Interrupted, it tells the daemon,
-    /// which then ends the work and answers that it has.
+    /// Like [`Daemon::ask`], but for a long operation: calls `meanwhile` every [`StatusLine::PERIOD`]. On SIGINT it
+    /// shuts down its side of the connection; the daemon then ends the operation and responds.
     ///
     /// # Errors
     /// As [`Daemon::ask`].
@@ -138,7 +138,7 @@ impl Daemon {
                 Ok(0) => return outcome(&bytes),
                 Ok(count) => bytes.extend_from_slice(&piece[..count]),
                 Err(error) if is_to_be_tried_again(&error) => {}
-                // What has come says more.
+                // The bytes received so far give a better message.
                 Err(_) => return outcome(&bytes),
             }
             if bytes.len() as u64 > MAX_ANSWER_BYTES || begun.elapsed() > WORK_TIMEOUT {
@@ -148,20 +148,20 @@ impl Daemon {
                 meanwhile();
             } else if !is_told {
                 is_told = true;
-                // Of one that has answered and left already it fails, and the answer is to be read.
+                // Fails if the daemon has responded and closed the connection; the response is then read.
                 let _ = stream.shutdown(Shutdown::Write);
             }
         }
     }
 
-    /// Whether somebody listens there, who may be stopped: a process that ends no longer does, though it may still hold
-    /// what is its own.
+    /// Returns whether a process listens on the socket, possibly a stopped one. An ending process no longer listens,
+    /// though it may still hold its memory and files.
     pub fn is_there(&self) -> bool {
         matches!(self.connect(), Ok(Some(_)))
     }
 
-    /// Connects with time-outs set; the standard library's connect would wait for ever for a daemon
-    /// that is stopped. `None` when nobody listens.
+    /// Connects with time-outs, as the standard library's connect would wait forever for a stopped daemon.
+    /// Returns `None` if no process listens.
     fn connect(&self) -> Result<Option<UnixStream>> {
         check_trusted(&self.dir)?;
         let connected = SocketAddrUnix::new(&self.socket).and_then(|address| {
@@ -192,16 +192,16 @@ impl Daemon {
         Failure::Line(format!("no daemon is running in '{}' (start one with `uzram up`)", self.dir.display()))
     }
 
-    /// Fails unless who listens is this user or root.
+    /// Fails unless the listening process runs as this user or root.
     fn check_peer(&self, stream: &UnixStream) -> Result<()> {
         let shown = self.socket.display();
-        let peer =
-            sockopt::socket_peercred(stream).context(|| format!("cannot tell who listens at '{shown}'"))?;
+        let peer = sockopt::socket_peercred(stream)
+            .context(|| format!("cannot identify the process that listens at '{shown}'"))?;
         if peer.uid.is_root() || peer.uid == rustix::process::geteuid() {
             return Ok(());
         }
         Err(Failure::Line(format!(
-            "who listens at '{shown}' is not believed: it is a process of user {}; choose another --runtime-dir",
+            "the listener at '{shown}' is not trusted: it is a process of user {}; choose another --runtime-dir",
             peer.uid.as_raw()
         )))
     }
@@ -215,17 +215,18 @@ impl Daemon {
     }
 }
 
-/// Where a device is.
+/// Returns the path of a device in the control API.
 pub fn device_path(name: &str) -> String {
     format!("/v1/devices/{}", encode_segment(name))
 }
 
-/// Where an attribute of a device is.
+/// Returns the path of a device's attribute in the control API.
 pub fn attribute_path(name: &str, attribute: &str) -> String {
     format!("{}/attributes/{}", device_path(name), encode_segment(attribute))
 }
 
-/// Sends a request. A daemon that refuses early may close before it has read everything: its answer tells.
+/// Sends a request. Ignores write errors: a daemon that refuses early may close before it has read everything, and its
+/// response says why.
 fn send(stream: &mut UnixStream, method: &str, path: &str, body: Option<&Value>) {
     let body = body.map(Value::to_string).unwrap_or_default();
     let request = format!(
@@ -239,7 +240,7 @@ fn is_to_be_tried_again(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
 
-/// What a whole HTTP answer says.
+/// Returns the body of a complete HTTP response, or the error that it reports.
 fn outcome(bytes: &[u8]) -> Result<Value> {
     let (status, body) = parse_answer(bytes)?;
     if status < 300 {
@@ -251,7 +252,7 @@ fn outcome(bytes: &[u8]) -> Result<Value> {
     }
 }
 
-/// The status and JSON body of a whole HTTP answer.
+/// Parses the status and JSON body of a complete HTTP response.
 fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
     let ended_early = || Failure::line("the daemon ended before it had answered");
     let mut headers = [httparse::EMPTY_HEADER; 32];
@@ -266,7 +267,7 @@ fn parse_answer(bytes: &[u8]) -> Result<(u16, Value)> {
         .iter()
         .find(|header| header.name.eq_ignore_ascii_case("content-length"))
         .and_then(|header| str::from_utf8(header.value).ok()?.parse::<usize>().ok());
-    // A long text ends with the connection.
+    // A long body has no Content-Length and ends with the connection.
     let body = &bytes[head_bytes..];
     let body = announced.map_or(Some(body), |len| body.get(..len)).ok_or_else(ended_early)?;
     let value = match serde_json::from_slice(body) {

@@ -1,4 +1,4 @@
-//! The commands that talk to a daemon, and what it leaves to its clients: block devices.
+//! The commands that talk to a daemon, and `attach` and `detach`, which clients do for it.
 
 pub mod daemon_client;
 pub mod attach;

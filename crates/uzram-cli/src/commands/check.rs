@@ -1,9 +1,9 @@
-//! `uzram check`: what works on this machine, how we know, and what follows from it; or whether a configuration file makes
-//! sense here.
+//! `uzram check`: what works on this machine, how that was checked, and what follows; or whether a configuration file
+//! is valid here.
 //!
-//! Each probe tries the thing itself where that leaves nothing behind, and reads what the kernel says
-//! about it elsewhere. A probe never fails: "no" with a reason is its answer. A configuration file is read and checked by
-//! what `uzram up` does first.
+//! Each probe tries the feature itself if that has no side effects, and otherwise reads what the kernel says about
+//! it. A probe never fails: it reports "no" with a reason. A configuration file is checked by the code with which
+//! `uzram up` begins.
 
 use std::fmt::Write;
 use std::fs::{self, OpenOptions};
@@ -31,10 +31,9 @@ pub struct CheckArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Instead, read a file as `uzram up --config` does, and start nothing: prints ok and the devices that there would be on
-    /// this machine, or fails with the first thing that makes no sense. Files of policies, dictionaries and TLS that it names
-    /// are read. Whether its backing files can be taken, its places be listened at, and memory and privileges suffice, is
-    /// known only when the daemon starts
+    /// Instead, check a file as `uzram up --config` does, without starting a daemon: prints ok and the devices for this
+    /// machine, or fails with the first error. Reads the policy, dictionary and TLS files that it names. Backing files,
+    /// listening, memory and privileges are checked only when the daemon starts
     #[arg(long, value_name = "FILE.toml", conflicts_with = "json")]
     config: Option<PathBuf>,
 }
@@ -47,22 +46,22 @@ enum Works {
     No,
 }
 
-/// The answer of one probe.
+/// The result of one probe.
 #[derive(Serialize)]
 struct Finding {
-    /// What was looked for.
+    /// The feature.
     name: &'static str,
     works: Works,
-    /// What was tried, and what came of it.
+    /// What was tried, and its outcome.
     checked_by: String,
     /// What that means for the user.
     follows: &'static str,
 }
 
-/// Probes and prints.
+/// Runs all probes and prints the results, or checks the file of `--config`.
 ///
 /// # Errors
-/// Standard output is closed or full; the file of `--config` cannot be read, or makes no sense.
+/// Standard output is closed or full; the file cannot be read or is invalid.
 pub fn run(args: &CheckArgs) -> Result<()> {
     if let Some(path) = &args.config {
         return print(&config_text(path, &start::plan_file(path)?));
@@ -95,7 +94,7 @@ pub fn run(args: &CheckArgs) -> Result<()> {
     print(&text)
 }
 
-/// What a file makes of this machine's memory: a line for each device, and for each that is for other machines.
+/// Formats the result for a valid file: a line for each device, and for each that is not for this machine.
 fn config_text(path: &Path, plan: &DaemonPlan) -> String {
     let mut text = format!("ok: {}\n", path.display());
     for device in &plan.devices {
@@ -112,7 +111,7 @@ fn config_text(path: &Path, plan: &DaemonPlan) -> String {
     text
 }
 
-/// Opens a device node for reading and writing, and says how that went.
+/// Tries to open a device node for reading and writing; returns whether it opened, and a note for `checked_by`.
 fn try_open(path: &str) -> (bool, String) {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(_) => (true, format!("{path} opens")),
@@ -138,7 +137,7 @@ fn fuse(capabilities: &Capabilities) -> Finding {
 }
 
 fn loop_devices() -> Finding {
-    // Opening it creates nothing; only its ioctls do.
+    // Opening has no side effects; only the node's ioctls do.
     let (opens, checked_by) = try_open("/dev/loop-control");
     let (works, follows) = if opens {
         (Works::Yes, "that file can be a block device, or swap: uzram attach, uzram swap on")
@@ -153,8 +152,8 @@ fn page_faults() -> Finding {
     const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
     let name = "userfaultfd";
     let attempt = |flags: UserfaultfdFlags| {
-        // SAFETY: no range is registered on the new descriptor, which is closed at once: no page
-        // fault of this process is ever handed to it.
+        // SAFETY: no range is registered on the new descriptor, which is closed at once, so no page
+        // fault of this process is ever delivered to it.
         unsafe { userfaultfd(flags | UserfaultfdFlags::CLOEXEC) }
     };
     let full = match attempt(UserfaultfdFlags::empty()) {
@@ -201,7 +200,7 @@ fn restartable_sequences() -> Finding {
 
 fn io_uring() -> Finding {
     let mut params = io_uring_params::default();
-    // SAFETY: `params` is zeroed, so no flag makes the kernel read an address or a descriptor in it;
+    // SAFETY: `params` is zeroed, so no flag makes the kernel use an address or a descriptor in it;
     // the ring is closed at once, unused.
     let result = unsafe { io_uring_setup(2, &mut params) };
     let (works, checked_by, follows) = match result {
@@ -276,7 +275,7 @@ fn kernel_zram() -> Finding {
     Finding { name: "kernel zram", works, checked_by, follows }
 }
 
-/// The capabilities that something here depends on; the numbers are bits, linux/capability.h.
+/// The capabilities that features depend on; the values are bit numbers, linux/capability.h.
 #[derive(Clone, Copy)]
 enum Capability {
     IpcLock = 14,
@@ -291,7 +290,7 @@ struct Capabilities {
 }
 
 impl Capabilities {
-    /// Reads them; none if the kernel does not say.
+    /// Reads the capabilities; assumes none if they cannot be read.
     fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         Capabilities { bits: effective_bits(&status).unwrap_or(0) }

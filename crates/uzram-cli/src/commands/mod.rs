@@ -1,4 +1,4 @@
-//! The commands that need no daemon, or bring their own.
+//! The commands that need no daemon, or start one.
 
 pub mod check;
 pub mod sibling;

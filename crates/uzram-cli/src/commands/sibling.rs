@@ -1,5 +1,5 @@
-//! `uzram bench` and `uzram lab`: programs of their own, which this process becomes (execve(2)). The daemon
-//! locks its memory, so what measures it is not part of it.
+//! `uzram bench` and `uzram lab`: separate programs, which this process executes (execve(2)). The daemon
+//! locks its program in memory, so they are not part of it.
 
 use std::convert::Infallible;
 use std::env;
@@ -11,7 +11,7 @@ use std::process::Command;
 use crate::failure::{Failure, Result};
 use crate::system::find_program::find_program;
 
-/// Passed on as they are, `--help` too.
+/// Arguments passed on unchanged, including `--help`.
 #[derive(clap::Args)]
 #[command(disable_help_flag = true)]
 pub struct SiblingArgs {
@@ -20,10 +20,10 @@ pub struct SiblingArgs {
     arguments: Vec<OsString>,
 }
 
-/// Becomes the program of that name: the one beside this program's file, or the first in `PATH`.
+/// Executes the program of that name: the one in this program's directory, or the first in `PATH`.
 ///
 /// # Errors
-/// There is none, or it cannot be run.
+/// There is no such program, or it cannot be executed.
 pub fn run(name: &str, args: &SiblingArgs) -> Result<Infallible> {
     let Some(program) = find(name) else {
         return Err(Failure::line(format!(

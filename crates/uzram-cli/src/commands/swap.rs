@@ -1,8 +1,8 @@
 //! `uzram swap on`, `off` and `status`: a swap area in compressed memory.
 //!
-//! The daemon runs in the background, protected from waiting for memory that only it can free ([`crate::system::protect`]).
-//! It ends in the safe order: first the kernel takes back what was swapped out, then the loop device goes, then the
-//! files, last the contents.
+//! The daemon runs in the background, protected from waiting for memory that only it can free
+//! ([`crate::system::protect`]). It ends in the safe order: first swapoff brings all pages back, then the loop device
+//! is freed, then the files are unmounted, last the contents are freed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -32,7 +32,7 @@ use crate::system::runtime_dir::{RuntimeArgs, RuntimeDir};
 use crate::terminal::live::{self, LogLevel};
 use crate::terminal::show::ratio;
 
-/// Where the log of a daemon in the background goes, in its runtime directory.
+/// The log file of a background daemon, in its runtime directory.
 const LOG_FILE: &str = "uzram.log";
 
 /// Swap to compressed memory.
@@ -56,14 +56,14 @@ struct OnArgs {
     /// The device's name
     #[arg(long, value_name = "NAME", default_value = "zram0", value_parser = parse_name)]
     name: String,
-    /// Of two swap areas the one with the higher priority is used first
+    /// Priority of the swap area; the kernel uses areas of higher priority first
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u16).range(..=i64::from(MAX_PRIORITY)))]
     priority: u16,
-    /// Do not have the kernel say what it no longer needs. What was swapped out then stays stored until its place is used
-    /// again, but places are used again first, before others that were never used
+    /// Do not discard freed swap slots. Their pages then stay stored until the slots are reused, but freed slots are
+    /// reused before never-used ones
     #[arg(long)]
     no_discard: bool,
-    /// Stay in the foreground, until told to end; logs on standard error
+    /// Stay in the foreground until told to end, with the log on standard error
     #[arg(long)]
     foreground: bool,
     /// Be the daemon that this command starts in the background
@@ -77,7 +77,7 @@ struct OnArgs {
     runtime: RuntimeArgs,
 }
 
-/// Stop swapping to it: what was swapped out comes back to memory, and the daemon ends.
+/// Switch the swap area off: swapped-out pages come back to memory, and the daemon ends.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram swap off")]
 struct OffArgs {
@@ -85,7 +85,7 @@ struct OffArgs {
     runtime: RuntimeArgs,
 }
 
-/// Show what is swapped out, what it takes, and how the daemon is protected.
+/// Show the swap areas, the memory that they take, and how the daemon is protected.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram swap status
           uzram swap status --json | jq '.areas[] | {path, used_bytes, failed: .stats.failed_writes}'")]
@@ -97,10 +97,10 @@ struct StatusArgs {
     runtime: RuntimeArgs,
 }
 
-/// Runs one of the commands; returns the status to exit with.
+/// Runs one of the commands; returns the exit status.
 ///
 /// # Errors
-/// What the command could not do.
+/// The command failed.
 pub fn run(args: &SwapArgs) -> Result<u8> {
     match &args.command {
         SwapCommand::On(args) => on(args),
@@ -132,17 +132,17 @@ fn on(args: &OnArgs) -> Result<u8> {
     let files = args.files.options(None);
     let plan = DaemonPlan { ends_with_swap: true, files, ..DaemonPlan::new(dir.clone(), vec![device])? };
     if args.detached {
-        // All paths are whole: where its caller is may be unmounted.
+        // All paths are absolute. Do not keep the caller's directory busy.
         std::env::set_current_dir("/").context(|| "cannot go to '/'".to_owned())?;
     }
     if serves {
         return up::serve(plan);
     }
-    // Before there is a log.
+    // Report errors of the plan here rather than in the log.
     plan.check()?;
     let log_path = dir.join(LOG_FILE);
     RuntimeDir::make(&dir)?;
-    // The log of one that runs stays as it is: the new one will say that it does.
+    // Keep the log of a running daemon; the new one will fail because of it.
     let runs = Daemon::in_dir(dir)?.about().is_ok();
     let log = OpenOptions::new()
         .create(true)
@@ -154,7 +154,7 @@ fn on(args: &OnArgs) -> Result<u8> {
         log.set_len(0).context(|| format!("cannot clear '{}'", log_path.display()))?;
     }
     let mut daemon = own_program()?;
-    // The same command once more.
+    // The same command line, with --detached.
     daemon.args(std::env::args_os().skip(1)).arg("--detached");
     daemon.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = daemon.spawn().context(|| "cannot start the daemon".to_owned())?;
@@ -167,31 +167,31 @@ fn on(args: &OnArgs) -> Result<u8> {
             return print(&facts).map(|()| 0);
         }
     }
-    // It has ended: what it said last is why.
+    // The daemon has ended; its last log line says why.
     let _ = child.wait();
     let log = fs::read_to_string(&log_path).unwrap_or_default();
     Err(Failure::printed_in(&log).unwrap_or_else(|| Failure::line("the daemon ended")))
 }
 
-/// This program, whatever has become of its file since it was started.
+/// Returns a command that runs this program, even if its file has been removed or replaced.
 ///
 /// # Errors
-/// The kernel does not say which it is.
+/// The path of the program cannot be read.
 fn own_program() -> Result<Command> {
     let path = std::env::current_exe().context(|| "cannot find this program's file".to_owned())?;
-    // A package's update has replaced it, say.
+    // A package update may have removed the file.
     let path = if path.exists() { path } else { "/proc/self/exe".into() };
     Ok(Command::new(path))
 }
 
-/// What `uzram swap status --json` prints.
+/// The output of `uzram swap status --json`.
 #[derive(Serialize)]
 struct StatusJson {
-    /// The active swap areas on the daemon's devices; none of them is no failure.
+    /// The active swap areas on the daemon's devices; may be empty.
     areas: Vec<AreaJson>,
-    /// What the daemon was protected with, or gave up, and why not.
+    /// The daemon's protection measures, and why one was refused.
     protection: Vec<MeasureJson>,
-    /// How fast CPUs are asked to wake for requests: `0 us`, `none`; null if the daemon shows no files.
+    /// The limit on CPU wake-up latency, `0 us` or `none`; null if the daemon shows no files.
     cpu_latency: Option<String>,
 }
 
@@ -202,13 +202,13 @@ struct AreaJson {
     name: String,
     /// The block device that the kernel swaps to.
     path: PathBuf,
-    /// Of two areas the one with the higher priority is used first.
+    /// The kernel uses areas of higher priority first.
     priority: i32,
-    /// What it holds at most.
+    /// The area's size.
     size_bytes: u64,
-    /// What it holds.
+    /// Bytes swapped out to it.
     used_bytes: u64,
-    /// The statistics of the daemon's device, as `uzram stat --json` has them.
+    /// The statistics of the daemon's device, as in `uzram stat --json`.
     stats: StatsJson,
 }
 
@@ -230,11 +230,13 @@ fn off(args: &OffArgs) -> Result<()> {
             "there is no swap to switch off: the daemon in '{shown}' has no active swap area (`uzram down` ends it)"
         )));
     }
-    // It is an end in order: what came back is back, and the area stays on.
+    // An orderly end on ^C: pages that came back stay in memory, and the area stays on.
     let interrupts = Interrupts::catch()?;
     let go_on = || match interrupts.came() {
         false => Ok(()),
-        true => Err(Failure::line("interrupted: what is still swapped to stays so, and its daemon runs")),
+        true => {
+            Err(Failure::line("interrupted: the remaining swap areas stay on, and the daemon keeps running"))
+        }
     };
     for (AttachedDevice { name, attachment }, _) in areas {
         go_on()?;
@@ -245,13 +247,13 @@ fn off(args: &OffArgs) -> Result<()> {
     drop(interrupts);
     if about.ends_with_swap {
         end(&daemon, false)?;
-        // It ended well: nobody will want to know what it said.
+        // The daemon ended without errors, so its log is not needed.
         let _ = fs::remove_file(daemon.dir.join(LOG_FILE));
     }
     Ok(())
 }
 
-/// Clears what a dead daemon has left, if it has left anything.
+/// Cleans up after a dead daemon, or fails with `failure` if it left nothing.
 fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
     match left_by_dead(dir)? {
         Some(_) => print(&clear(dir)?.concat()),
@@ -262,7 +264,7 @@ fn off_without_daemon(dir: &std::path::Path, failure: Failure) -> Result<()> {
     }
 }
 
-/// The active swap areas among a daemon's devices.
+/// Returns the active swap areas on a daemon's devices.
 fn areas(daemon: &Daemon) -> Result<Vec<(AttachedDevice, ActiveArea)>> {
     let mut areas = Vec::new();
     for device in attached(daemon)? {

@@ -1,8 +1,8 @@
-//! `uzram train`: makes a dictionary from sample pages, and measures on other pages what it brings.
+//! `uzram train`: makes a dictionary from sample pages, and measures its benefit on other pages.
 //!
-//! Pages are taken evenly from all files, at most so many that training takes seconds. Same-filled
-//! pages are left out, because no codec sees them, and pages that came before, because a page that
-//! was trained on says nothing about others.
+//! Samples are spread evenly over all files, and are few enough that training takes seconds. Same-filled
+//! pages are left out, because no codec sees them; duplicates are left out, because a page used for
+//! training must not be used for measuring.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -18,31 +18,31 @@ use uzram::units::{PAGE_SIZE, Page, format_size, parse_size, same_word};
 use crate::failure::{Context, Failure, Result, print};
 use crate::terminal::live;
 
-/// Pages taken at most: 64 MiB, a thousand times the default size of a dictionary.
+/// The most sample pages: 64 MiB, a thousand times the default size of a dictionary.
 const MAX_PAGES: u64 = 16384;
-/// The smallest dictionary that is trained.
+/// The smallest dictionary size.
 const LEAST_BYTES: u64 = 1 << 10;
-/// One page of so many is held out.
+/// One page in this many is held out.
 const HELD_OUT_ONE_OF: usize = 8;
 
 /// Make a dictionary for lz4, lz4hc and zstd from files of sample pages.
 ///
-/// Samples are what a device will hold: images, or memory, in pages of 4 KiB. One page in eight is
-/// held out, to measure what the dictionary brings for pages that it was not made from.
+/// Samples should resemble the device's future contents: disk images, or memory, in pages of 4 KiB. One page in
+/// eight is held out, to measure the dictionary on pages that it was not made from.
 #[derive(clap::Args)]
 #[command(after_help = "Example: uzram train image.raw -o /etc/uzram/pages.dict
          uzram up --algorithm zstd:3,dict=/etc/uzram/pages.dict")]
 pub struct TrainArgs {
-    /// Files of pages; what is left of a page at a file's end is not used
+    /// Files of pages; an incomplete page at a file's end is ignored
     #[arg(required = true, value_name = "CORPUS")]
     corpora: Vec<PathBuf>,
-    /// The dictionary to write; a file that exists is left alone
+    /// The dictionary file to create; an existing file is not overwritten
     #[arg(short, long, value_name = "DICT")]
     output: PathBuf,
     /// The dictionary's size, 1K to 1M
     #[arg(long, value_name = "SIZE", default_value = "64K", value_parser = parse_dictionary_size)]
     size: u64,
-    /// The level of zstd to measure with [default: zstd's own here]
+    /// The zstd level to measure with [default: uzram's default for zstd]
     #[arg(long, value_name = "L", allow_negative_numbers = true)]
     level: Option<i32>,
 }
@@ -53,10 +53,10 @@ fn parse_dictionary_size(text: &str) -> std::result::Result<u64, String> {
     if can_be { Ok(bytes) } else { Err("write 1K to 1M".to_owned()) }
 }
 
-/// Trains, measures, writes the dictionary and says what it did.
+/// Trains, measures, writes the dictionary and prints a summary.
 ///
 /// # Errors
-/// A file that cannot be read, pages that are too few, an output that exists or cannot be written.
+/// A file cannot be read, there are too few pages, or the output exists or cannot be written.
 pub fn run(args: &TrainArgs) -> Result<()> {
     let exists = || Failure::line(format!("{} exists: remove it or write another", args.output.display()));
     if args.output.symlink_metadata().is_ok() {
@@ -83,7 +83,7 @@ pub fn run(args: &TrainArgs) -> Result<()> {
         file => file.context(|| format!("cannot write {}", args.output.display()))?,
     };
     if let Err(error) = file.write_all(&bytes).and_then(|()| file.sync_all()) {
-        // Half a dictionary is none, and only ours: it did not exist before.
+        // An incomplete dictionary is useless, and this process created the file.
         let _ = fs::remove_file(&args.output);
         return Err(Failure::line(format!("cannot write {}: {error}", args.output.display())));
     }
@@ -116,22 +116,23 @@ pub fn run(args: &TrainArgs) -> Result<()> {
 struct Samples {
     training: Vec<Page>,
     held_out: Vec<Page>,
-    /// Pages that the files have, and those read of them.
+    /// Pages in the files.
     all: u64,
+    /// Pages read.
     taken: u64,
     same_filled: u64,
     repeated: u64,
 }
 
 impl Samples {
-    /// Every so many pages of the files, as if they were one.
+    /// Samples pages at even distances from the files, as if they were concatenated.
     fn take(paths: &[PathBuf]) -> Result<Samples> {
         let files = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
         let all: u64 = files.iter().map(|(_, pages)| pages).sum();
         let step = u64::max(1, all.div_ceil(MAX_PAGES));
         let mut samples = Samples { all, ..Samples::default() };
         let (hasher, mut seen) = (std::hash::RandomState::new(), HashSet::new());
-        // Where the next page is, from the start of the file at hand.
+        // Index of the next page, from the start of the current file.
         let mut next = 0;
         for ((file, pages), path) in files.iter().zip(paths) {
             while next < *pages {
@@ -164,24 +165,24 @@ impl Samples {
     }
 }
 
-/// A file and its number of whole pages.
+/// Opens a file; returns it and its number of whole pages.
 fn open(path: &Path) -> Result<(File, u64)> {
     let cannot = || format!("cannot read {}", path.display());
     let metadata = fs::metadata(path).context(cannot)?;
-    // Opening a FIFO would wait for its writer.
+    // Opening a FIFO would wait for a writer.
     if !metadata.is_file() {
         return Err(Failure::line(format!("{}: not a regular file", cannot())));
     }
     Ok((File::open(path).context(cannot)?, metadata.len() / PAGE_SIZE as u64))
 }
 
-/// Bytes stored for `pages` by `plain`, without and with the dictionary.
+/// Returns the bytes stored for `pages` by `plain`, without and with the dictionary.
 fn measure(pages: &[Page], plain: &Algorithm, dictionary: Vec<u8>) -> uzram::Result<(usize, usize)> {
     let dictionary = Dictionary::new("/trained", dictionary)?;
     let with = Algorithm::new(plain.kind(), Some(plain.level()), Some(dictionary))?;
     let stored_bytes = |algorithm: &Algorithm| -> uzram::Result<usize> {
         let (mut encoder, mut out) = (Encoder::new(algorithm)?, [0; ROOM_BYTES]);
-        // What does not get smaller is stored as it is.
+        // An incompressible page is stored uncompressed.
         let stored = |page| encoder.encode(page, &mut out).unwrap_or(PAGE_SIZE).min(PAGE_SIZE);
         Ok(pages.iter().map(stored).sum())
     };

@@ -1,8 +1,8 @@
-//! `--config FILE.toml`: the devices of a daemon, and what they are used for, in a file.
+//! `--config FILE.toml`: the devices of a daemon and their uses, in a file.
 //!
-//! `dist/uzram.toml` is an example with all that can be in one. A table at the top is a device, named as the device.
-//! Its keys are the settings of a device ([`settings_file`]), also in a table `attributes` in it, and those that say what
-//! the device is used for: [`USE_KEYS`]. The other keys at the top are options of the daemon, by their names: [`TOP_KEYS`].
+//! `dist/uzram.toml` is an example with every key. A top-level table is a device of that name. Its keys are the
+//! settings of a device ([`settings_file`]), also accepted in its table `attributes`, and those for the device's use:
+//! [`USE_KEYS`]. The other top-level keys are options of the daemon, by their names: [`TOP_KEYS`].
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,9 @@ use crate::config::toml_text::{self, Entry, Source};
 use crate::failure::{Context, Failure, Result};
 use crate::system::accounts::{parse_group, parse_mode, parse_user};
 
-/// The size of a device that has none in the file.
+/// The default size of a device.
 const DEFAULT_SIZE: &str = "min(ram / 2, 4G)";
-/// Keys at the top, besides devices.
+/// Top-level keys, besides devices.
 const TOP_KEYS: [&str; 11] = [
     "mount",
     "cpu-latency-us",
@@ -40,7 +40,7 @@ const TOP_KEYS: [&str; 11] = [
     "tls-anyone",
     "max-connections",
 ];
-/// Keys of a device, besides its options.
+/// Keys of a device, besides its settings.
 const USE_KEYS: [&str; 9] =
     [POLICY, ATTRIBUTES, ATTACH, EXPORT, READ_ONLY, SWAP, SWAP_PRIORITY, SWAP_DISCARD, HOST_MEMORY_LIMIT];
 const POLICY: &str = "policy";
@@ -53,35 +53,35 @@ const SWAP_PRIORITY: &str = "swap-priority";
 const SWAP_DISCARD: &str = "swap-discard";
 const HOST_MEMORY_LIMIT: &str = "host-memory-limit";
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub struct ConfigFile {
-    /// Where the devices' files are to be, an absolute path.
+    /// The mount point of the devices' files, an absolute path.
     pub mount: Option<PathBuf>,
-    /// How fast CPUs are to wake for requests for them.
+    /// The limit on CPU wake-up latency while requests for these files arrive.
     pub cpu_latency: Option<CpuLatencyLimit>,
     /// Where and how to serve NBD.
     pub nbd: ListenArgs,
     /// The devices, in the file's order.
     pub devices: Vec<DevicePlan>,
-    /// Of those that are not for a machine with so much memory, a line for the log.
+    /// A log line for each device that `host-memory-limit` excludes on this machine.
     pub left_out: Vec<String>,
 }
 
-/// Reads a file, for the machine that this is.
+/// Reads a file for this machine.
 ///
 /// # Errors
-/// It cannot be read, or makes no sense: which file and line.
+/// The file cannot be read or is invalid; the message has file and line.
 pub fn read(path: &Path) -> Result<ConfigFile> {
     let name = path.display().to_string();
     let text = toml_text::read(path).context(|| name.clone())?;
     parse(Source { name: &name, text: &text }, &machine_memory::read()?)
 }
 
-/// What a file's text says, for a machine with so much memory.
+/// Parses a file's text for a machine with this memory.
 ///
 /// # Errors
-/// It makes no sense: which line.
+/// The text is invalid; the message has the line.
 pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     let mut config = ConfigFile::default();
     for entry in toml_text::parse(file)? {
@@ -106,14 +106,14 @@ pub fn parse(file: Source<'_>, memory: &Memory) -> Result<ConfigFile> {
     }
     if config.devices.is_empty() && config.left_out.is_empty() {
         return Err(Failure::Usage(format!(
-            "{}: there is no device in it: write a table for each, as in [zram0]",
+            "{}: it has no device: write a table for each, as in [zram0]",
             file.name
         )));
     }
     Ok(config)
 }
 
-/// Values of keys that are no settings of a device.
+/// Values of keys that are not settings of a device.
 impl Entry<'_> {
     fn path(&self) -> Result<PathBuf> {
         let path = self.value.as_str().filter(|path| !path.is_empty());
@@ -129,14 +129,14 @@ impl Entry<'_> {
         parse(&self.text()?).map_err(|why| self.wrong(why))
     }
 
-    /// Permissions. A number would be another in another notation.
+    /// Parses permissions, written as a string: TOML would read a number as decimal.
     fn mode(&self) -> Result<u32> {
         let text =
             self.value.as_str().ok_or_else(|| self.wrong("write permissions as a text, as in \"0660\""))?;
         parse_mode(text).map_err(|why| self.wrong(why))
     }
 
-    /// One place to listen at, or an array of them.
+    /// Parses one place to listen at, or an array of them.
     fn places(&self) -> Result<Vec<Listen>> {
         let place = |value: &DeValue<'_>| {
             let text = value.as_str().ok_or_else(|| self.wrong("write a place or an array of places"))?;
@@ -148,21 +148,21 @@ impl Entry<'_> {
         }
     }
 
-    /// The most memory of a machine on which the device is made, and how it is written.
+    /// Parses `host-memory-limit`: bytes, and the text.
     fn most_ram(&self, memory: &Memory) -> Result<(u64, String)> {
         let text = self.text()?;
         let bytes = if text.trim() == "none" { u64::MAX } else { self.size(&text, memory)? };
         Ok((bytes, text))
     }
 
-    /// A whole number within a range.
+    /// Parses a whole number within a range.
     fn number<T: TryFrom<i64>>(&self, range: RangeInclusive<i64>) -> Result<T> {
         let number = self.value.as_integer().and(self.text()?.parse::<i64>().ok());
         let number = number.filter(|number| range.contains(number)).and_then(|number| number.try_into().ok());
         number.ok_or_else(|| self.wrong(format!("write a number from {} to {}", range.start(), range.end())))
     }
 
-    /// A size that is no attribute's.
+    /// Parses a size that no attribute takes.
     fn size(&self, text: &str, memory: &Memory) -> Result<u64> {
         match settings_file::size(self, text, memory)? {
             Some(bytes) => Ok(bytes),
@@ -177,12 +177,12 @@ struct SwapKeys {
     wanted: Option<bool>,
     priority: Option<u16>,
     discard: Option<bool>,
-    /// The last key that says how.
+    /// The position of the last key that needs `swap`.
     how: Option<String>,
 }
 
 impl SwapKeys {
-    /// A priority alone wants it, too.
+    /// Returns the plan, if the device is swap space; a priority alone implies that.
     fn plan(self) -> Result<Option<SwapPlan>> {
         if self.wanted.unwrap_or(self.priority.is_some()) {
             let discard = self.discard.unwrap_or(true);
@@ -190,14 +190,14 @@ impl SwapKeys {
         }
         match self.how {
             Some(key) => {
-                Err(Failure::Usage(format!("{key}: the device is no swap space: write {SWAP} = true")))
+                Err(Failure::Usage(format!("{key}: the device is not swap space: write {SWAP} = true")))
             }
             None => Ok(None),
         }
     }
 }
 
-/// Adds a device, unless the machine has more memory than it is for.
+/// Adds a device, or a line to `left_out` if the machine has more memory than its `host-memory-limit`.
 fn device(entry: Entry<'_>, memory: &Memory, config: &mut ConfigFile) -> Result<()> {
     let name = parse_name(&entry.key).map_err(|why| entry.file.failure(&entry.key_span, why))?;
     let line = entry.file.at(&entry.key_span);

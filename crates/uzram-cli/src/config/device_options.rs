@@ -1,4 +1,4 @@
-//! The options of the commands that make a device: one for each name of a setting, as [`SETTINGS`] has them.
+//! The options of the commands that create a device: one for each name of a setting in [`SETTINGS`].
 
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -10,12 +10,12 @@ use crate::config::policy_file;
 use crate::config::settings::{DeviceSettings, Form, SETTINGS, SIZE_WORD, SettingRow, from_root};
 use crate::failure::Result;
 
-/// The name of all of them, for options that exclude them.
+/// The clap group of these options, for options that conflict with it.
 pub const GROUP: &str = "DeviceOptions";
 const POLICY: &str = "policy";
 const DEFAULT_SIZE: &str = "1G";
 
-/// An option: a row, one of its names, and that as an option.
+/// An option: a row of the table, one of its names, and that name as a long option.
 struct Name {
     row: &'static SettingRow,
     name: &'static str,
@@ -32,16 +32,16 @@ static NAMES: LazyLock<Vec<Name>> = LazyLock::new(|| {
 /// The options that were given.
 #[derive(Default)]
 pub struct DeviceOptions {
-    /// The row, the name that was used, and the value.
+    /// The name that was used, and the value.
     given: Vec<(&'static Name, String)>,
     policy: Option<PathBuf>,
 }
 
 impl DeviceOptions {
-    /// The settings that they say, checked as far as that can be done without a device.
+    /// Returns the settings, checked as far as possible without a device.
     ///
     /// # Errors
-    /// A value makes no sense, a setting is given twice or does nothing, or the file of `--policy` makes no sense.
+    /// A value is invalid, a setting is given twice or has no effect, or the file of `--policy` is invalid.
     pub fn settings(&self) -> Result<DeviceSettings> {
         let mut settings = DeviceSettings::default();
         for (Name { row, name, long }, text) in &self.given {
@@ -70,7 +70,7 @@ impl Args for DeviceOptions {
             .long("policy")
             .value_name("FILE.toml")
             .value_parser(ValueParser::path_buf())
-            .help("A TOML file that says which pages leave memory, when and where to. Options come before what it says")
+            .help("A TOML file that says which pages leave memory, when and where to. Options override it")
             .long_help(policy_file::HELP);
         let ids = NAMES.iter().map(|name| name.name).chain([POLICY]);
         let group = ArgGroup::new(GROUP).multiple(true).args(ids);

@@ -1,5 +1,5 @@
-//! Where and how a daemon serves NBD: options of `uzram up`, and keys at the top of a configuration file, by the same names
-//! and with the same meaning.
+//! Where and how a daemon serves NBD: options of `uzram up`, and top-level keys of a configuration file with the same
+//! names and meaning.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -9,51 +9,53 @@ use uzram_serve::nbd::{Listen, ListenAddress, ServerConfig, SocketAccess, Tls, T
 use crate::failure::{Context, Failure, Result};
 use crate::system::accounts::{parse_group, parse_mode, parse_user};
 
-/// How many clients may be served at once.
+/// The range of `--max-connections`.
 pub const MAX_CONNECTIONS: RangeInclusive<i64> = 1..=65536;
 
-/// What is said about the NBD server, in one place: on a command line or in a file.
+/// Settings of the NBD server from one source: the command line or a file.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListenArgs {
-    /// Serve at one more place, unix:PATH or tcp:ADDRESS:PORT, besides the socket in the runtime
-    /// directory; may be repeated. Behind NAME,NAME@ it serves these devices alone. Port 0 lets the system choose. Other
-    /// machines need TLS and --tls-client-ca. In another user's directory, a socket stays when root's daemon ends, which has
-    /// given up what it takes to remove it
+    /// Serve at one more place, unix:PATH or tcp:ADDRESS:PORT, besides the socket in the runtime directory; may be
+    /// repeated. With NAME,NAME@ before it, the place serves only these devices. Port 0 lets the system choose. Access
+    /// from other machines needs TLS and --tls-client-ca. Root's daemon does not remove a socket in another user's
+    /// directory when it ends: it has given up the privilege
     #[arg(long, value_name = "PLACE")]
     pub listen: Vec<Listen>,
-    /// Whose the sockets of the unix: places are, a name or number [default: the daemon's user]
+    /// Owner of the sockets of unix: places, a name or number [default: the daemon's user]
     #[arg(long, value_name = "USER", value_parser = parse_user)]
     pub socket_owner: Option<u32>,
-    /// Their group [default: the daemon's]
+    /// Group of these sockets [default: the daemon's]
     #[arg(long, value_name = "GROUP", value_parser = parse_group)]
     pub socket_group: Option<u32>,
-    /// Their permissions: who may write to a socket may read and change the disks that are served there [default: 0600]
+    /// Permissions of these sockets: write permission gives read and write access to the disks served there [default:
+    /// 0600]
     #[arg(long, value_name = "MODE", value_parser = parse_mode)]
     pub socket_mode: Option<u32>,
-    /// The certificate to speak TLS with (PEM, followed by its chain). TLS is then required over TCP
+    /// The server's certificate (PEM, followed by its chain). It turns TLS on, and requires it over TCP
     #[arg(long, value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
-    /// The private key of that certificate (PEM), which not every user may read
+    /// The private key of that certificate (PEM); refused if every user can read it
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Serve over TLS only clients with a certificate that one of these authorities signed (PEM)
+    /// Accept over TLS only clients with a certificate signed by one of these authorities (PEM)
     #[arg(long, value_name = "FILE")]
     pub tls_client_ca: Option<PathBuf>,
-    /// Let other machines in over TLS without a certificate of theirs: everyone who can connect reads and changes the
-    /// disks; TLS only hides it from third parties
+    /// Accept clients on other machines without a client certificate: everyone who can connect can read and write the
+    /// disks; TLS then only encrypts
     #[arg(long, num_args = 0, default_missing_value = "true", value_name = "BOOL")]
     pub tls_anyone: Option<bool>,
-    /// The most clients served at once; more are refused. A sixteenth is kept for those who use the socket in the runtime
-    /// directory, another is divided among the --listen places [default: 256]
+    /// The most clients served at once; more are refused. A sixteenth is reserved for clients of the socket in the
+    /// runtime directory, another is divided among the --listen places [default: 256]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(MAX_CONNECTIONS))]
     pub max_connections: Option<u32>,
 }
 
 impl ListenArgs {
-    /// Adds what a configuration file says. Places to listen at add up; everything else is said once.
+    /// Adds the settings of a configuration file. Places to listen at add up; every other setting may be given only
+    /// once.
     ///
     /// # Errors
-    /// An option is given that the file has, too.
+    /// A setting is given both as an option and in the file.
     pub fn with_file(mut self, file: ListenArgs, path: &Path) -> Result<ListenArgs> {
         self.listen.extend(file.listen);
         Ok(ListenArgs {
@@ -69,10 +71,10 @@ impl ListenArgs {
         })
     }
 
-    /// What the server is told, beside what `config` says already.
+    /// Adds these settings to the server's configuration.
     ///
     /// # Errors
-    /// A setting is there without one that it needs, or a file of TLS does not hold what it should.
+    /// A setting lacks one that it needs, or a TLS file is invalid.
     pub fn config(self, mut config: ServerConfig) -> Result<ServerConfig> {
         let access =
             SocketAccess { owner: self.socket_owner, group: self.socket_group, mode: self.socket_mode };
@@ -101,11 +103,11 @@ impl ListenArgs {
     }
 }
 
-/// What is said of a setting on the command line or in the file.
+/// Returns the value of a setting that may come from the command line or the file, but not from both.
 fn once<T>(name: &str, option: Option<T>, key: Option<T>, file: &Path) -> Result<Option<T>> {
     if option.is_some() && key.is_some() {
         return Err(Failure::Usage(format!(
-            "--{name}: {} sets {name}, too: give it in one of them",
+            "--{name}: {} sets {name} already: give it in one of them",
             file.display()
         )));
     }
@@ -162,7 +164,7 @@ mod tests {
             ("max-connections", ListenArgs { max_connections: Some(3), ..nothing() }),
         ] {
             let said = line(option.with_file(whole(), path));
-            assert_eq!(said, format!("--{name}: u.toml sets {name}, too: give it in one of them"));
+            assert_eq!(said, format!("--{name}: u.toml sets {name} already: give it in one of them"));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a daemon is told: settings of devices and how they are served, from options and files.
+//! A daemon's configuration from options and files: the settings of devices, and how they are served.
 
 pub mod size_expr;
 pub mod toml_text;

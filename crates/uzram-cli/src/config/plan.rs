@@ -1,4 +1,4 @@
-//! What a daemon is to serve, and how.
+//! A daemon's plan: which devices to serve, and how.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,108 +13,107 @@ use crate::failure::{Context, Failure, Result};
 use crate::system::runtime_dir::{NBD_SOCKET, socket_path};
 use crate::system::state_dir;
 
-/// Memory that a device which is swapped to keeps ready, if nothing else is said.
+/// The default `reserve` of a device used for swap.
 const SWAP_RESERVE: &str = "8M";
-/// Settings for which a device must know which of its pages are cold.
+/// Settings that need an LRU.
 const NEEDS_LRU: [&str; 3] = ["backing_dev", "recomp_algorithm", "recompress_after"];
 
-/// Where a device's files are, in the runtime directory, unless it is said otherwise.
+/// The default mount point of the devices' files, in the runtime directory.
 const MOUNT_DIR: &str = "mnt";
 
-/// The longest read or write of a swap area that comes in one request: a cluster of 32 pages, which is the most that the
-/// kernel reclaims or reads ahead at once. What the block layer merges beyond that comes in several; buffers for it would be
-/// locked in memory.
+/// The longest request to a swap area: a cluster of 32 pages, the most that the kernel reclaims or reads ahead at once.
+/// The block layer splits larger merged requests; buffers for them would be locked in memory.
 const SWAP_IO_BYTES: u32 = 128 << 10;
 
 /// How devices are served as files.
 #[derive(clap::Args)]
 pub struct FilesArgs {
-    /// Within how many microseconds idle CPUs are to wake while requests for files and block devices follow each other
-    /// closely, `none` for no matter when; at 0 they poll. Waking CPUs takes longer than the requests, in virtual
-    /// machines above all; it needs /dev/cpu_dma_latency [default: 0]
+    /// Limit the wake-up latency of idle CPUs to so many microseconds while requests for files and block devices follow
+    /// each other closely; at 0 CPUs poll, `none` sets no limit. Waking a CPU takes longer than a request, above all in
+    /// a virtual machine. Needs /dev/cpu_dma_latency [default: 0]
     #[arg(long, value_name = "US")]
     cpu_latency_us: Option<CpuLatencyLimit>,
 }
 
 impl FilesArgs {
-    /// What they say; if nothing, what `otherwise` does.
+    /// Returns the mount options; `otherwise` applies if the option was not given.
     pub fn options(&self, otherwise: Option<CpuLatencyLimit>) -> fuse::MountOptions {
         let cpu_latency = self.cpu_latency_us.or(otherwise).unwrap_or_default();
         fuse::MountOptions { cpu_latency, ..fuse::MountOptions::default() }
     }
 }
 
-/// A daemon.
+/// The plan of a daemon.
 pub struct DaemonPlan {
-    /// Where its sockets are.
+    /// The directory of its sockets.
     pub runtime_dir: PathBuf,
-    /// The devices that it has from the start.
+    /// The devices to create at the start.
     pub devices: Vec<DevicePlan>,
-    /// Of those that it could have had but has not, a line for the log.
+    /// A log line for each device that is not for this machine.
     pub left_out: Vec<String>,
     /// Where and how it serves NBD.
     pub nbd: nbd::ServerConfig,
-    /// Where it shows its devices as files, if that was said.
+    /// The mount point of its devices' files, if one was given.
     pub mount: Option<PathBuf>,
-    /// How it serves them.
+    /// How it serves these files.
     pub files: fuse::MountOptions,
-    /// A shell command that it runs, and then ends.
+    /// A shell command to run; the daemon ends with it.
     pub exec: Option<String>,
-    /// Whether `swap off` ends it.
+    /// Whether `swap off` ends the daemon.
     pub ends_with_swap: bool,
-    /// Whether SIGHUP has it read the files of TLS again, rather than end.
+    /// Whether SIGHUP reloads the TLS files instead of ending the daemon.
     pub reloads_on_hang_up: bool,
-    /// Measure how long `list_lock`s are held.
+    /// Whether to measure hold times of `list_lock`s.
     pub slab_timing: bool,
 }
 
-/// A device.
+/// The plan of a device.
 #[derive(Debug)]
 pub struct DevicePlan {
-    /// Its name.
+    /// The device's name.
     pub name: String,
     /// The attributes to set, in this order.
     pub settings: DeviceSettings,
-    /// What it becomes.
+    /// Whether it becomes a block device or a swap area.
     pub attached: Attached,
-    /// Whether NBD clients may reach it, and how, as its user says.
+    /// Access for NBD clients, as the user set it.
     pub export: ExportArgs,
 }
 
-/// Who may reach a device over NBD.
+/// NBD access to a device.
 #[derive(clap::Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportArgs {
-    /// Whether NBD clients may reach the device: true at any time, but for reading only while it is a block device or its
-    /// file is open for writing; false never [default: while it is neither]
+    /// Whether NBD clients may open the device: true for always, but read-only while it is a block device or its file
+    /// is open for writing; false for never [default: only while it is neither]
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     pub export: Option<bool>,
-    /// NBD clients may only read it
+    /// Export the device read-only over NBD
     #[arg(long)]
     pub read_only: bool,
 }
 
-/// What a device becomes, beside an export and a file.
+/// What a device becomes, besides an export and a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attached {
     /// Nothing.
     No,
     /// A block device.
     Block,
-    /// A block device that is swapped to.
+    /// A block device used as swap.
     Swap(SwapPlan),
 }
 
-/// A swap area.
+/// The plan of a swap area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwapPlan {
-    /// Its priority; without one, the kernel chooses.
+    /// Its priority; if `None`, the kernel chooses.
     pub priority: Option<u16>,
-    /// Whether the device is told what is freed.
+    /// Whether the kernel discards freed swap slots.
     pub discard: bool,
 }
 
 impl DaemonPlan {
-    /// A daemon in `runtime_dir` with these devices, and the defaults of everything else.
+    /// Creates the plan of a daemon in `runtime_dir` with these devices and defaults for everything else.
     ///
     /// # Errors
     /// The directory's path is too long for a socket.
@@ -134,7 +133,7 @@ impl DaemonPlan {
         })
     }
 
-    /// How it serves files: to a swap area, in requests as long as swap makes them.
+    /// Returns how the daemon serves files; with a swap area, requests are limited to [`SWAP_IO_BYTES`].
     pub fn mount_options(&self) -> fuse::MountOptions {
         if self.devices.iter().any(DevicePlan::is_swap) {
             fuse::MountOptions { max_io_bytes: SWAP_IO_BYTES, ..self.files }
@@ -143,35 +142,36 @@ impl DaemonPlan {
         }
     }
 
-    /// Where it shows its devices as files, if it does: where it was told to, and where it must because a device is
+    /// Returns the mount point, if the daemon mounts its files: the given one, or the default if a device is to be
     /// attached.
     pub fn mount_dir(&self) -> Option<PathBuf> {
         let attaches = self.devices.iter().any(|device| device.attached != Attached::No);
         self.mount.clone().or_else(|| attaches.then(|| self.runtime_dir.join(MOUNT_DIR)))
     }
 
-    /// Makes sure that it makes sense, as far as can be said without doing anything of it.
+    /// Validates the plan, as far as possible without carrying it out.
     ///
     /// # Errors
-    /// The first thing that makes none.
+    /// The first invalid setting.
     pub fn check(&self) -> Result<()> {
         self.nbd.check().map_err(|error| Failure::Usage(format!("cannot serve NBD: {error}")))?;
         self.devices.iter().try_for_each(DevicePlan::check)
     }
 
-    /// Whether something of it is swapped to.
+    /// Returns whether one of the devices is used as swap.
     pub fn swaps(&self) -> bool {
         self.devices.iter().any(DevicePlan::is_swap)
     }
 }
 
 impl DevicePlan {
-    /// A device that becomes nothing else.
+    /// Creates the plan of a device that is not attached.
     pub fn new(name: &str, settings: DeviceSettings) -> Self {
         DevicePlan { name: name.to_owned(), settings, attached: Attached::No, export: ExportArgs::default() }
     }
 
-    /// Who may reach it over NBD: one that becomes a block device is one from the start, so that nobody comes before.
+    /// Returns who may open the device over NBD. A device to be attached is restricted from the start, so that no
+    /// client opens it first.
     pub fn export_policy(&self) -> ExportPolicy {
         let ExportArgs { export, read_only } = self.export;
         match (self.attached, export) {
@@ -181,14 +181,13 @@ impl DevicePlan {
         }
     }
 
-    /// Makes sure that its settings make sense, as far as they alone say: nothing is made of them, and its backing file
-    /// is not looked for.
+    /// Validates the settings by themselves: creates no disk, and does not look for the backing file.
     ///
     /// # Errors
-    /// They make none; a dictionary cannot be read.
+    /// A setting is invalid, or a dictionary cannot be read.
     pub fn check(&self) -> Result<()> {
         let device = self.device()?;
-        // That one, and those whose turn is later, make something.
+        // Setting `backing_dev`, and attributes with a later turn, has side effects.
         let first_maker = Attribute::turn("backing_dev");
         let early = self.settings.iter().filter(|setting| Attribute::turn(setting.attribute) < first_maker);
         for Setting { origin, attribute, value } in early {
@@ -201,10 +200,10 @@ impl DevicePlan {
             .map_err(|error| Failure::of(self.blame(&error, disksize), &error))
     }
 
-    /// Makes the device.
+    /// Creates the device.
     ///
     /// # Errors
-    /// It cannot be made so, or not here and now.
+    /// A setting is invalid, or cannot be applied on this machine now.
     pub fn make(&self) -> Result<Arc<Device>> {
         let device = self.device()?;
         for setting in self.settings.iter() {
@@ -221,7 +220,7 @@ impl DevicePlan {
         Ok(device)
     }
 
-    /// A device that has no size yet, nor anything that was set for it.
+    /// Creates a device without a size, with this plan's defaults and none of its settings.
     fn device(&self) -> Result<Arc<Device>> {
         let device = Device::new(&self.name).usage(|| format!("--name {}", self.name))?;
         for (attribute, value) in self.defaults() {
@@ -230,25 +229,25 @@ impl DevicePlan {
         Ok(device)
     }
 
-    /// Where that is written which an error names when `setting` is set: with the size, which makes the disk of all others,
-    /// it may be one of these.
+    /// Returns the origin of the setting to blame when setting `setting` failed. Setting the size creates the disk from
+    /// all other settings, so its error may name one of them.
     fn blame<'a>(&'a self, error: &uzram::Error, setting: &'a Setting) -> &'a str {
         let is_named = |other: &&Setting| error.setting() == Some(other.attribute);
         let named = self.settings.iter().find(is_named).filter(|_| setting.attribute == "disksize");
         &named.unwrap_or(setting).origin
     }
 
-    /// Whether it is swapped to.
+    /// Returns whether the device is used as swap.
     pub fn is_swap(&self) -> bool {
         matches!(self.attached, Attached::Swap(_))
     }
 
-    /// Attributes that are not the device's defaults because of what it becomes, and nothing else sets.
+    /// Returns attributes whose defaults differ because of the device's use, unless they are set.
     pub fn defaults(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let is_set = |attribute: &str| self.settings.get(attribute).is_some();
         let swaps = self.is_swap();
         let reserve = (swaps && !is_set("reserve")).then_some(("reserve", SWAP_RESERVE));
-        // It would take memory that is never given back, and tell nobody anything.
+        // An LRU that nothing uses would only take memory.
         let is_idle = !is_set("lru_design") && !NEEDS_LRU.into_iter().any(is_set);
         let lru = (swaps && is_idle).then_some(("lru_design", "none"));
         reserve.into_iter().chain(lru)

@@ -1,6 +1,6 @@
-//! `--policy FILE.toml`: which pages leave memory, when, and where to, in a file.
+//! `--policy FILE.toml`: a file that says which pages leave memory, when, and where to.
 //!
-//! Its keys are those settings of a device that are marked as a policy's in the table of settings, by all of their names.
+//! Its keys are the names of the settings that the table of settings marks with `is_policy`.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use crate::config::settings_file::{self, Kind};
 use crate::config::toml_text::{self, Source};
 use crate::failure::{Context, Result};
 
-/// What `--help` says.
+/// The option's long help.
 pub const HELP: &str =
-    "A TOML file that says which pages leave memory, when and where to. Options come before what \
-it says. All of it may be left out:
+    "A TOML file that says which pages leave memory, when and where to. Options override it. Every \
+key is optional:
 
     backing = \"/var/lib/uzram/cold.img:2G\"    # backing_dev: the whole path
     high = 95                           # policy_high, in percent of mem_limit
@@ -31,20 +31,20 @@ it says. All of it may be left out:
     batch_size = 32                     # writeback_batch_size
 ";
 
-/// The attributes that a file sets; `option` is what names the file, for messages.
+/// Reads the settings of a file. Error messages begin with `option`, the option or key that names the file.
 ///
 /// # Errors
-/// It cannot be read, or makes no sense: which file, line and key.
+/// The file cannot be read or is invalid: the message has file, line and key.
 pub fn read(option: &str, path: &Path) -> Result<DeviceSettings> {
     let name = format!("{option} {}", path.display());
     let text = toml_text::read(path).context(|| name.clone())?;
     settings(Source { name: &name, text: &text })
 }
 
-/// What its text says.
+/// Parses the text of a policy file.
 ///
 /// # Errors
-/// It makes no sense.
+/// The text is invalid.
 pub fn settings(source: Source<'_>) -> Result<DeviceSettings> {
     let mut settings = DeviceSettings::default();
     for entry in toml_text::parse(source)? {
@@ -106,9 +106,9 @@ mod tests {
             (
                 "policy-high = 1\npolicy_high = 2",
                 "p.toml:2: policy_high: ",
-                "p.toml:1: policy-high sets it, too",
+                "p.toml:1: policy-high already sets it",
             ),
-            ("high = 1\npolicy_high = 2", "p.toml:2: policy_high: ", "p.toml:1: high sets it, too"),
+            ("high = 1\npolicy_high = 2", "p.toml:2: policy_high: ", "p.toml:1: high already sets it"),
             ("writeback = 3", "p.toml:1: 'writeback = 3': ", "unknown key"),
             ("size = 3", "p.toml:1: 'size = 3': ", "unknown key"),
             ("\n\nlow 3", "p.toml:3: 'low 3': ", ""),
@@ -123,7 +123,7 @@ mod tests {
         let long = format!("backing = \"/{}\"\nlow = {{}}", "x".repeat(100_000));
         let Err(Failure::Usage(line)) = settings(&long) else { panic!() };
         assert!(line.len() < 300, "{line}");
-        // As deep as a file can be.
+        // About as deep as the largest file allows.
         assert!(settings(&format!("high = {}", "[".repeat(60_000))).is_err());
     }
 }

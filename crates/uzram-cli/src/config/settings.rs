@@ -1,9 +1,9 @@
-//! The settings of a device: [`SETTINGS`] is the one table of them. The options of `up`, `add` and `swap on`, the files of
-//! `--config` and `--policy`, and `uzram set` all read names and values by it.
+//! The settings of a device, in one table: [`SETTINGS`]. The options of `up`, `add` and `swap on`, the files of
+//! `--config` and `--policy`, and `uzram set` all use it.
 //!
-//! A setting has its attribute's name. Short words are other names for it, accepted in the same places. In options and
-//! files '-' and '_' are the same. Values go to the attributes as text, and the attributes' own parsers check them, so that
-//! a wrong value gets the same message wherever it is written.
+//! A setting has its attribute's name; short words are aliases, accepted in the same places. In options and files '-'
+//! and '_' are the same. Values go to the attributes as text, and the attributes' own parsers check them, so that a
+//! wrong value gets the same message wherever it is written.
 
 use std::ops::Deref;
 
@@ -13,41 +13,41 @@ use uzram::units::parse_duration_s;
 
 use crate::failure::{Failure, Result};
 
-/// How a value is written.
+/// The syntax of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As the attribute takes it.
+    /// Text that the attribute parses.
     Text,
-    /// A size; in a file of `--config` also an expression.
+    /// A size; in a file of `--config`, also an expression.
     Size,
-    /// The same, also with `/day` behind it.
+    /// A size, optionally followed by `/day`.
     SizePerDay,
-    /// 0 or 1; in files also true and false. An option without a value means 1.
+    /// 0 or 1; in files, also true and false. An option without a value means 1.
     Switch,
-    /// A path, and a size behind it.
+    /// A path, optionally followed by a size.
     Path,
 }
 
 /// A row of the table.
 #[derive(Debug)]
 pub struct SettingRow {
-    /// Its name, which is the attribute's.
+    /// The setting's name, which is its attribute's.
     pub attribute: &'static str,
-    /// Other names for it, the one to recommend first. [`SettingRow::values`] says what their values are.
+    /// Aliases, the recommended one first. [`SettingRow::values`] says what their values mean.
     pub words: &'static [&'static str],
-    /// How its value is written.
+    /// The syntax of its value.
     pub form: Form,
-    /// How help names its value.
+    /// The name of its value in help texts.
     pub value_name: &'static str,
-    /// What help says of the option.
+    /// The option's help text.
     pub help: &'static str,
     /// Whether a file of `--policy` may set it.
     pub is_policy: bool,
-    /// The attribute without which it does nothing.
+    /// The attribute without which it has no effect.
     pub needs: Option<&'static str>,
 }
 
-/// The size of the disk, as users write it.
+/// The alias of `disksize`.
 pub const SIZE_WORD: &str = "size";
 
 const TEXT: SettingRow = SettingRow {
@@ -68,7 +68,7 @@ const DISKSIZE: SettingRow = SettingRow {
     help: "The size of the disk, uncompressed: a number and K, M, G or T [default: 1G]",
     ..SIZE
 };
-/// What concerns the backing device, for policies too.
+/// Settings of the backing device; policies may set them.
 const BACKED: SettingRow = SettingRow { is_policy: true, needs: Some("backing_dev"), ..TEXT };
 
 /// The settings of a new device, in the order in which they are set.
@@ -77,29 +77,29 @@ pub static SETTINGS: &[SettingRow] = &[
         attribute: "comp_algorithm",
         words: &["algorithm"],
         help: "lz4[:ACCELERATION], lz4hc[:LEVEL], zstd[:LEVEL] or deflate[:LEVEL]; all but deflate take ,dict=PATH, a \
-               dictionary that `uzram train` made [default: the device's]",
+               dictionary made by `uzram train` [default: the device's]",
         ..TEXT
     },
     SettingRow {
         attribute: "recomp_algorithm",
         words: &["recompress", "recompress_algorithm"],
         value_name: "algo=NAME",
-        help: "How pages are compressed again, on request or before the limit is met, with priority=1 to 3 behind it. \
-               --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; AFTER has a \
-               unit, as in 10m or 1h (what follows the last ':' is AFTER if it reads as one)",
+        help: "The algorithm that recompresses pages, on request or before the limit is reached; priority=1 to 3 may \
+               follow. --recompress NAME[:AFTER] is short for --recomp-algorithm algo=NAME --recompress-after AFTER; \
+               AFTER needs a unit, as in 10m or 1h (the text after the last ':' is AFTER if it parses as one)",
         is_policy: true,
         ..TEXT
     },
     SettingRow {
         attribute: "algorithm_params",
         value_name: "level=N",
-        help: "Parameters of an algorithm: level=N dict=PATH, and priority=N or algo=NAME for one of recompression",
+        help: "Parameters of an algorithm: level=N dict=PATH; priority=N or algo=NAME selects one of recompression",
         ..TEXT
     },
     SettingRow {
         attribute: "recompress_after",
         value_name: "DURATION",
-        help: "Compress pages again that nobody used for so long, as in 90s, 10m or 1h [default: never]",
+        help: "Recompress pages that were idle for this long, as in 90s, 10m or 1h [default: never]",
         is_policy: true,
         needs: Some("recomp_algorithm"),
         ..TEXT
@@ -113,52 +113,52 @@ pub static SETTINGS: &[SettingRow] = &[
     SettingRow {
         attribute: "streams",
         value_name: "percpu|N",
-        help: "Who may compress at once: percpu, or the number of streams on a locked list [default: the device's]",
+        help: "Compression streams: percpu, or the number of streams on a locked list [default: the device's]",
         ..TEXT
     },
     SettingRow {
         attribute: "checksum",
-        help: "Keep a checksum of each page, and verify it at each read",
+        help: "Keep a checksum of each page, and verify it on each read",
         ..SWITCH
     },
     SettingRow {
         attribute: "pool_design",
-        help: "How its pool is locked: pinned, class-indexed, consolidated or split [default: the device's]",
+        help: "The pool's lock design: pinned, class-indexed, consolidated or split [default: the device's]",
         ..TEXT
     },
     SettingRow {
         attribute: "lru_design",
-        help: "How the lists of its pages by their use are locked: batched, single-lock, or none for no lists \
-               [default: none for swap of which no page leaves, else the device's]",
+        help: "The LRU's lock design: batched, single-lock, or none for no LRU [default: none for swap without \
+               recompression and backing device, else the device's]",
         ..TEXT
     },
     SettingRow {
         attribute: "lru_pagevec",
-        help: "Pages that each CPU collects before they enter these lists, 1 to 128 [default: the device's]",
+        help: "Pages that each CPU collects before it adds them to the LRU, 1 to 128 [default: the device's]",
         ..NUMBER
     },
     SettingRow {
         attribute: "run_cache_batch",
-        help: "Pages that the CPUs' caches of free runs move at a time, 0 to 512 [default: the device's]",
+        help: "Batch size in pages of the per-CPU caches of free runs, 0 to 512 [default: the device's]",
         ..NUMBER
     },
     SettingRow {
         attribute: "compact_threshold",
         value_name: "PERCENT",
-        help: "Percent of the pool's memory that compaction must free to begin by itself, 0 for never \
+        help: "Percent of the pool's memory that compaction must be able to free to start by itself, 0 for never \
                [default: the device's]",
         ..TEXT
     },
     SettingRow {
         attribute: "compact_rate",
-        help: "Bytes of objects that it then moves in a second at most, from 1M [default: the device's]",
+        help: "The most bytes of objects that this compaction moves per second, at least 1M [default: the device's]",
         ..SIZE
     },
     SettingRow {
         attribute: "policy_high",
         words: &["high"],
         value_name: "PERCENT",
-        help: "Percent of mem_limit above which the coldest pages leave [default: the device's]",
+        help: "High watermark in percent of mem_limit: above it, the coldest pages leave [default: the device's]",
         is_policy: true,
         ..TEXT
     },
@@ -166,50 +166,50 @@ pub static SETTINGS: &[SettingRow] = &[
         attribute: "policy_low",
         words: &["low"],
         value_name: "PERCENT",
-        help: "Percent of mem_limit below which no more pages leave [default: the device's]",
+        help: "Low watermark in percent of mem_limit: below it, pages stop leaving [default: the device's]",
         is_policy: true,
         ..TEXT
     },
     SettingRow {
         attribute: "reclaim",
-        help: "In what order pages leave: pages, the coldest first, or zspages, all of the coldest zspage at a time \
+        help: "What leaves next: pages for the coldest page, or zspages for all pages of the coldest zspage \
                [default: the device's]",
         is_policy: true,
         ..TEXT
     },
     SettingRow {
         attribute: "mem_limit",
-        help: "The most memory its contents may take, with metadata and free pages kept for reuse, beside the tables that \
-               are the fixed cost [default: no limit]. Before it is met the coldest pages leave: compressed again with \
-               --recompress, written to the backing device with --backing. A write that meets it waits for that, 20 s at \
-               most, or not at all with --reserve, and then fails and leaves what was there before. NBD clients and \
-               programs that use the file or block device get ENOSPC; for swap it is a write error, after which the \
-               kernel keeps the page in memory. Pages of zeros or of another repeated word take no memory: they are \
-               written all the same, and discards work",
+        help: "The most memory for its contents, with metadata and free pages kept for reuse, but without the fixed \
+               cost of its tables [default: no limit]. Before the limit is reached the coldest pages leave: \
+               recompressed with --recompress, written to the backing device with --backing. A write at the limit \
+               waits for that, 20 s at most, or not at all with --reserve; then it fails, and the old contents stay. \
+               NBD clients and programs that use the file or block device get ENOSPC; swap gets a write error, and the \
+               kernel keeps the page in memory. Pages of zeros or of another repeated word take no memory, so writing \
+               them still works, as do discards",
         ..SIZE
     },
     SettingRow {
         attribute: "reserve",
-        help: "Free memory that is kept ready, so that no read or write waits for the system's: for a disk that this \
-               machine swaps to [default: 8M for swap, else none]",
+        help: "Free memory to keep ready, so that no read or write waits for memory from the system: for a disk that \
+               this machine swaps to [default: 8M for swap, else none]",
         ..SIZE
     },
     SettingRow {
         attribute: "writeback_after",
         value_name: "DURATION",
-        help: "Write pages to the backing device that nobody used for so long, as in 90s, 10m or 1h [default: never]",
+        help: "Write back pages that were idle for this long, as in 90s, 10m or 1h [default: never]",
         ..BACKED
     },
     SettingRow {
         attribute: "writeback_budget",
         form: Form::SizePerDay,
         value_name: "SIZE/day",
-        help: "The most bytes that go to the backing device in a day, as in 10G/day [default: any number]",
+        help: "The most bytes to write to the backing device per day, as in 10G/day [default: no limit]",
         ..BACKED
     },
     SettingRow {
         attribute: "writeback_layout",
-        help: "How pages lie there: packed, or blocks, each in 4 KiB of its own [default: the device's]",
+        help: "Layout of the backing device: packed, or blocks for one 4 KiB block per page [default: the device's]",
         ..BACKED
     },
     SettingRow {
@@ -217,26 +217,26 @@ pub static SETTINGS: &[SettingRow] = &[
         words: &["writeback_compressed"],
         form: Form::Switch,
         value_name: "0|1",
-        help: "Write pages there as they are compressed; 0 needs --writeback-layout blocks [default: 1]",
+        help: "Write pages to the backing device compressed; 0 needs --writeback-layout blocks [default: 1]",
         ..BACKED
     },
     SettingRow {
         attribute: "writeback_batch_size",
         value_name: "N",
-        help: "Writes there that are in flight at a time, 1 to 128 [default: the device's]",
+        help: "Writes to the backing device in flight at a time, 1 to 128 [default: the device's]",
         ..BACKED
     },
     SettingRow {
         attribute: "writeback_limit",
         value_name: "N",
-        help: "The most that may still be written there while writeback_limit_enable is 1, in units of 4 KiB",
+        help: "How much more may be written back while writeback_limit_enable is 1, in units of 4 KiB",
         ..BACKED
     },
     SettingRow {
         attribute: "writeback_limit_enable",
         form: Form::Switch,
         value_name: "0|1",
-        help: "Write no more there than writeback_limit",
+        help: "Enforce writeback_limit",
         ..BACKED
     },
     SettingRow {
@@ -244,7 +244,7 @@ pub static SETTINGS: &[SettingRow] = &[
         words: &["force"],
         form: Form::Switch,
         value_name: "0|1",
-        help: "Take a backing file or device that holds something else: what it holds is lost",
+        help: "Use a backing file or device even if it holds other data, which is lost",
         is_policy: false,
         ..BACKED
     },
@@ -253,9 +253,9 @@ pub static SETTINGS: &[SettingRow] = &[
         words: &["backing"],
         form: Form::Path,
         value_name: "PATH[:SIZE]",
-        help: "Where cold pages go: a block device, all of it unless a SIZE is given, or a file, which is made with that \
-               SIZE if there is none. What follows the last ':' is a size if it reads as one. With --mem-limit, the \
-               coldest pages leave before the limit is met",
+        help: "Where cold pages go: a block device, all of it unless SIZE is given, or a file, created with SIZE if it \
+               does not exist. The text after the last ':' is SIZE if it parses as one. With --mem-limit, the coldest \
+               pages leave before the limit is reached",
         is_policy: true,
         ..TEXT
     },
@@ -263,19 +263,19 @@ pub static SETTINGS: &[SettingRow] = &[
 ];
 
 impl SettingRow {
-    /// The row of a setting, by its attribute's name or another word for it.
+    /// Returns the row of a setting and the name as the table has it; `name` is the attribute's name or an alias.
     pub fn find(name: &str) -> Option<(&'static SettingRow, &'static str)> {
         let name = name.replace('-', "_");
         SETTINGS.iter().find_map(|row| Some((row, row.names().find(|other| *other == name)?)))
     }
 
-    /// Its names, the attribute's first.
+    /// Returns the setting's names, the attribute's first.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + use<> {
         [self.attribute].into_iter().chain(self.words.iter().copied())
     }
 
-    /// Returns the attributes, and their values, that `text` sets behind `name`, one of [`SettingRow::names`]: `recompress`
-    /// sets two, and an algorithm by itself becomes one of recompression.
+    /// Returns the attributes and values that `name`, one of [`SettingRow::names`], sets to `text`: `recompress` may
+    /// set two, and a plain algorithm becomes `algo=…`.
     pub fn values(&self, name: &str, text: &str) -> Vec<(&'static str, String)> {
         let algorithm = |text: &str| ("recomp_algorithm", format!("algo={text}"));
         match name {
@@ -290,8 +290,8 @@ impl SettingRow {
     }
 }
 
-/// What `uzram set` sets by a name that may be a short word. The name of an attribute that can be set always means that
-/// attribute; a name that is neither is left to the daemon.
+/// Returns the attributes and values that `uzram set` sets for a name or alias. The name of a writable attribute always
+/// means that attribute; an unknown name is left to the daemon.
 pub fn attributes_of(name: &str, text: &str) -> Vec<(String, String)> {
     let is_attribute = Device::attributes().iter().any(|row| row.name == name && row.writable());
     match SettingRow::find(name).filter(|_| !is_attribute) {
@@ -302,10 +302,10 @@ pub fn attributes_of(name: &str, text: &str) -> Vec<(String, String)> {
     }
 }
 
-/// A value that was given, and the attribute it is for.
+/// An attribute's new value, and its origin.
 #[derive(Debug)]
 pub struct Setting {
-    /// What the user wrote, or where: an option with its value, or a place in a file.
+    /// Where the user set it: an option with its value, or a position in a file.
     pub origin: String,
     /// The device's attribute.
     pub attribute: &'static str,
@@ -313,19 +313,19 @@ pub struct Setting {
     pub value: String,
 }
 
-/// What a device is made of: each attribute at most once.
+/// The settings of a device, with each attribute at most once.
 #[derive(Debug, Default)]
 pub struct DeviceSettings(Vec<Setting>);
 
 impl DeviceSettings {
-    /// Adds what is written behind a name of a row, at `origin`.
+    /// Adds the setting `name` of `row` with the value `text`, which was written at `origin`.
     ///
     /// # Errors
-    /// The attribute does not take the value, or is set already.
+    /// The value is invalid, or the attribute is set already.
     pub fn add(&mut self, row: &SettingRow, name: &str, text: &str, origin: &str) -> Result<()> {
         for (attribute, value) in row.values(name, text) {
             if let Some(other) = self.get(attribute) {
-                return Err(Failure::Usage(format!("{origin}: {} sets it, too", other.origin)));
+                return Err(Failure::Usage(format!("{origin}: {} already sets it", other.origin)));
             }
             let known = Device::attributes().iter().find(|row| row.name == attribute);
             match known.map_or(Ok(()), |row: &Attribute| row.check(&value)) {
@@ -344,16 +344,16 @@ impl DeviceSettings {
         self.add(&DISKSIZE, SIZE_WORD, text, origin)
     }
 
-    /// The setting of an attribute.
+    /// Returns the setting of an attribute.
     pub fn get(&self, attribute: &str) -> Option<&Setting> {
         self.0.iter().find(|setting| setting.attribute == attribute)
     }
 
-    /// Adds those of a policy that are not given, and puts all into the order in which they are set. `prefix` stands before
-    /// the names where they are written, for messages.
+    /// Adds the settings of a policy that are not set yet, and sorts all into the order in which they are applied.
+    /// Messages put `prefix` before a setting's name.
     ///
     /// # Errors
-    /// Something is set that does nothing without something else.
+    /// A setting has no effect without another one.
     pub fn complete(mut self, mut policy: DeviceSettings, prefix: &str) -> Result<Self> {
         policy.0.retain(|setting| self.get(setting.attribute).is_none());
         self.0.append(&mut policy.0);
@@ -363,7 +363,7 @@ impl DeviceSettings {
         Ok(self)
     }
 
-    /// Fails when something is set that does nothing without something else.
+    /// Fails if a setting has no effect without another one.
     fn refuse_idle(&self, prefix: &str) -> Result<()> {
         let is_missing = |needed: &&str| self.get(needed).is_none_or(|setting| setting.value == "none");
         for Setting { origin, attribute, value } in &self.0 {
@@ -392,7 +392,7 @@ impl Deref for DeviceSettings {
     }
 }
 
-/// `ALGORITHM[:AFTER]`: what follows the last colon is a duration if it reads as one and has a unit.
+/// Splits `ALGORITHM[:AFTER]`: the text after the last colon is a duration if it parses as one and has a unit.
 fn split_after(text: &str) -> (&str, Option<&str>) {
     let is_duration = |text: &str| text.ends_with(char::is_alphabetic) && parse_duration_s(text).is_ok();
     match text.rsplit_once(':') {
@@ -401,14 +401,14 @@ fn split_after(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// A path from the root: the daemon may work in another directory. A size that follows it is not in the way.
+/// Returns the absolute path, as the daemon may run in another directory. A `:SIZE` after the path stays as it is.
 pub fn from_root(path: &str) -> String {
     let absolute = if path == "none" { None } else { std::path::absolute(path).ok() };
-    // A path that cannot be made absolute is refused as it stands.
+    // A path that cannot be made absolute is left for the attribute to refuse.
     absolute.and_then(|path| path.into_os_string().into_string().ok()).unwrap_or_else(|| path.to_owned())
 }
 
-/// A name that needs no quoting in a URI, a path or a shell.
+/// Parses a device name: one that needs no quoting in a URI, a path or a shell.
 pub fn parse_name(text: &str) -> std::result::Result<String, String> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
     let begins_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn the_table_has_every_attribute_that_a_new_device_can_be_given() {
-        // These do something to a device that is there.
+        // These act on an existing device.
         let others = ["reset", "mem_used_max"];
         for row in Device::attributes().iter().filter(|row| row.writable() && !row.works()) {
             let is_setting = SETTINGS.iter().any(|setting| setting.attribute == row.name);

@@ -1,5 +1,6 @@
-//! The settings of a device as keys of a file: in a device's table in a file of `--config`, or at the top of a file of
-//! `--policy`. A key in the table `recompress` or `writeback` is the setting whose name begins with that.
+//! The settings of a device as keys of a file: in a device's table in a file of `--config`, or at the top level of a
+//! file of `--policy`. In the tables `recompress` and `writeback`, a setting's name is the table's name, `_` and the
+//! key.
 
 use uzram::machine_memory::Memory;
 use uzram::units::parse_size;
@@ -9,17 +10,17 @@ use crate::config::size_expr;
 use crate::config::toml_text::Entry;
 use crate::failure::Result;
 
-/// The tables whose keys are settings that begin with the table's name.
+/// The tables whose name is a prefix of their settings' names.
 pub const GROUPS: [&str; 2] = ["recompress", "writeback"];
 
-/// Which file it is.
+/// Where a setting is written, which decides what is allowed.
 #[derive(Clone, Copy)]
 pub enum Kind<'m> {
-    /// That of `--config`, for a machine with so much memory: all settings, sizes as expressions, any path.
+    /// A file of `--config`, for a machine with this memory: all settings; sizes may be expressions, paths relative.
     Config(&'m Memory),
-    /// A table of attributes in it: all settings, and the values as attributes take them.
+    /// A table `attributes` in such a file: all settings; the attributes parse the values.
     Attributes,
-    /// That of `--policy`: the settings of policies, and the values as attributes take them.
+    /// A file of `--policy`: the settings of policies; the attributes parse the values.
     Policy,
 }
 
@@ -28,16 +29,16 @@ impl Kind<'_> {
         !matches!(self, Kind::Policy) || row.is_policy
     }
 
-    /// The names of its settings.
+    /// Returns the names of the settings allowed here.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         SETTINGS.iter().filter(move |row| self.has(row)).flat_map(SettingRow::names)
     }
 }
 
-/// Adds the setting of a key, or those of a table. `within` is what stands before the key in messages, as in `writeback.`.
+/// Adds the setting of a key, or the settings of a table. Messages put `within` before the key, as in `writeback.`.
 ///
 /// # Errors
-/// There is no such setting, its value makes no sense, or it is set already.
+/// The setting is unknown, its value is invalid, or it is set already.
 pub fn read(settings: &mut DeviceSettings, entry: Entry<'_>, within: &str, kind: Kind<'_>) -> Result<()> {
     read_in_group(settings, entry, within, "", kind)
 }
@@ -66,10 +67,10 @@ fn read_in_group(
     settings.add(row, name, &text, &entry.place_of(&shown))
 }
 
-/// A value as the attribute takes it.
+/// Returns a value as text for its attribute.
 fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> {
     if entry.value.is_bool() && row.form != Form::Switch {
-        return Err(entry.wrong("it is neither true nor false"));
+        return Err(entry.wrong("write a value other than true or false"));
     }
     let text = entry.text()?;
     let Kind::Config(memory) = kind else { return Ok(text) };
@@ -82,11 +83,11 @@ fn value(entry: &Entry<'_>, row: &SettingRow, kind: Kind<'_>) -> Result<String> 
     })
 }
 
-/// A size, plain or an expression; `None` for a plain one that is wrong, which the attribute refuses. Plain ones are what
-/// they are in options, but have a unit, unless they are 0: what copies zram-generator's configuration means MiB.
+/// Parses a size, plain or an expression; `None` for an invalid plain size, which the attribute refuses. Plain sizes
+/// are as in options, but need a unit unless they are 0: a number copied from zram-generator's configuration means MiB.
 ///
 /// # Errors
-/// The expression makes no sense, or there is no unit.
+/// The expression is invalid, or the unit is missing.
 pub fn size(entry: &Entry<'_>, text: &str, memory: &Memory) -> Result<Option<u64>> {
     let trimmed = text.trim();
     let is_bare = !trimmed.is_empty() && trimmed.bytes().all(|byte| byte.is_ascii_digit());

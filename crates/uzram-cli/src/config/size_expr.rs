@@ -1,29 +1,29 @@
 //! Sizes that depend on the machine: `min(ram / 2, 4G)`.
 //!
-//! A size is written as for [`uzram::units::parse_size`], and may have a fraction (`1.5G`); a number without a unit
-//! is a factor. There are `+ - * /` with their usual precedence, parentheses, `min(…)` and `max(…)` of any
-//! number of sizes, and the variables of [`Memory`]. It is what zram-generator's `zram-size` is, but that there plain
-//! numbers and `ram` are MiB. So a number without a unit that stands for a size is refused: it may have been meant as
-//! MiB or as bytes. 0 is the same in both.
+//! A size is written as for [`uzram::units::parse_size`], and may have a fraction (`1.5G`); a number without a unit is
+//! a factor. The operators are `+ - * /` with their usual precedence, parentheses, and `min(…)` and `max(…)` of one or
+//! more sizes; the variables are those of [`Memory`]. The language is that of zram-generator's `zram-size`, except that
+//! plain numbers and `ram` are MiB there. A number without a unit where a size is expected is therefore refused: it
+//! could mean MiB or bytes. 0 is the same in both.
 
 use uzram::machine_memory::Memory;
 use uzram::units::{PAGE_SIZE, unit_bytes};
 use uzram::{Error, Result};
 
-/// The longest text that is read.
+/// The longest expression accepted.
 pub const MAX_CHARS: usize = 200;
-/// How deep parentheses may stand in each other.
+/// The deepest nesting of parentheses accepted.
 pub const MAX_DEPTH: usize = 32;
 
 const OPERAND: &str = "a size, 'ram', 'limit', 'min(', 'max(' or '('";
 
-/// What a text comes to, in whole pages, rounded down.
+/// Evaluates an expression to bytes, rounded down to whole pages.
 ///
 /// # Errors
-/// `Invalid` when it cannot be read (which says where), or does not come to a page at least, or to more than 64 bits.
+/// `Invalid` for a syntax error (with its column), or if the result is less than a page or does not fit into 64 bits.
 pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
     if text.chars().count() > MAX_CHARS {
-        return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters, which is no size")));
+        return Err(Error::invalid(format!("it has more than {MAX_CHARS} characters")));
     }
     let mut parser = Parser { text, at: 0, depth: 0, memory };
     let value = parser.sum()?;
@@ -40,9 +40,9 @@ pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
             format!("'{text}' comes to {} bytes: less than a page, which is {PAGE_SIZE}", bytes.floor());
         return Err(Error::invalid(what));
     }
-    // 2^64: what is below it fits.
+    // `u64::MAX as f64` is 2^64; anything below it fits.
     if bytes >= u64::MAX as f64 {
-        return Err(Error::invalid(format!("'{text}' comes to more than 64 bits can say")));
+        return Err(Error::invalid(format!("'{text}' comes to more than 64 bits can hold")));
     }
     let bytes = bytes as u64;
     Ok(bytes - bytes % PAGE_SIZE as u64)
@@ -50,17 +50,17 @@ pub fn evaluate(text: &str, memory: &Memory) -> Result<u64> {
 
 struct Parser<'a> {
     text: &'a str,
-    /// The byte that is read next.
+    /// Byte offset of the next character.
     at: usize,
     depth: usize,
     memory: &'a Memory,
 }
 
-/// What a part of the text comes to.
+/// The value of a subexpression.
 #[derive(Clone, Copy)]
 struct Value {
     number: f64,
-    /// `None` for a size. For a factor the place of its first number, which has no unit.
+    /// `None` for a size; for a factor, the offset of its first number.
     bare: Option<usize>,
 }
 
@@ -76,7 +76,7 @@ impl<'a> Parser<'a> {
         self.chain(&[('*', |a, b| a * b), ('/', |a, b| a / b)], Self::operand)
     }
 
-    /// Operands between operators of one precedence, from left to right.
+    /// Parses operands and operators of one precedence, left-associative.
     fn chain(
         &mut self,
         operators: &[(char, Operator)],
@@ -101,7 +101,7 @@ impl<'a> Parser<'a> {
         Ok(value)
     }
 
-    /// Two values that are added or compared: both sizes, or both factors.
+    /// Checks that two values that are added or compared are both sizes or both factors, and returns their `bare`.
     fn alike(&self, left: Value, right: Value) -> Result<Option<usize>> {
         match (left.bare, right.bare) {
             (Some(place), None) | (None, Some(place)) => Err(self.lacks_unit(place)),
@@ -138,7 +138,7 @@ impl<'a> Parser<'a> {
         self.list(Some(choose))
     }
 
-    /// What stands in parentheses: for a function sizes with commas between them, else one.
+    /// Parses a parenthesized expression or, with `choose`, a function's arguments.
     fn list(&mut self, choose: Option<Operator>) -> Result<Value> {
         if self.depth == MAX_DEPTH {
             return Err(self.wrong(self.at, &format!("parentheses more than {MAX_DEPTH} deep")));
@@ -163,7 +163,7 @@ impl<'a> Parser<'a> {
         Ok(value)
     }
 
-    /// Digits, a fraction if there is one, and a unit if there is one.
+    /// Parses digits, an optional fraction and an optional unit.
     fn number(&mut self) -> Result<Value> {
         let place = self.at;
         self.take_while(|c| c.is_ascii_digit());
@@ -185,7 +185,7 @@ impl<'a> Parser<'a> {
         Ok(Value { number: self.finite(number * unit_bytes as f64, place)?, bare })
     }
 
-    /// A number stands for a size and does not say in what.
+    /// Returns the error for a number without a unit where a size is expected.
     fn lacks_unit(&self, place: usize) -> Error {
         let rest = &self.text[place..];
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
@@ -196,7 +196,7 @@ impl<'a> Parser<'a> {
         )
     }
 
-    /// The next character that is not white space, which is passed over.
+    /// Skips white space and returns the next character.
     fn peek(&mut self) -> Option<char> {
         self.take_while(char::is_whitespace);
         self.text[self.at..].chars().next()
@@ -209,12 +209,12 @@ impl<'a> Parser<'a> {
         taken
     }
 
-    /// So that there is nothing that is not a number, which `min` and `max` would pass over.
+    /// Refuses infinity and NaN; `min` and `max` would ignore a NaN.
     fn finite(&self, value: f64, place: usize) -> Result<f64> {
         if value.is_finite() { Ok(value) } else { Err(self.wrong(place, "too large")) }
     }
 
-    /// Something else should stand where the parser is.
+    /// Returns the error for an unexpected token at the current position.
     fn expected(&mut self, wanted: &str) -> Error {
         let found = match self.peek() {
             None => "the end".to_owned(),
@@ -323,7 +323,7 @@ mod tests {
             let error = evaluate(text, &MEMORY).expect_err(text).to_string();
             assert!(error.contains(why), "{text}: {error}");
         }
-        // The largest that fits, and the largest there is.
+        // The largest result that fits, and the largest numbers.
         assert_eq!(evaluate("16777216T - 1T", &MEMORY), Ok(16_777_215 << 40));
         let large = format!("{}b", "9".repeat(90));
         let error = evaluate(&format!("{large} / {large}"), &MEMORY).expect_err("1").to_string();
@@ -337,7 +337,7 @@ mod tests {
     fn length_and_depth_are_bounded() {
         let nested = |depth: usize| format!("{}ram{}", "(".repeat(depth), ")".repeat(depth));
         assert_eq!(evaluate(&nested(MAX_DEPTH), &MEMORY), Ok(16 << 30));
-        // Depth is not length.
+        // Sibling parentheses do not nest.
         assert_eq!(evaluate(&["(ram)"; MAX_DEPTH + 1].join("+"), &MEMORY), Ok(33 << 34));
         let error = evaluate(&nested(MAX_DEPTH + 1), &MEMORY).expect_err("too deep").to_string();
         assert!(error.ends_with("column 33: parentheses more than 32 deep"), "{error}");
@@ -346,9 +346,9 @@ mod tests {
         assert!(error.len() < 100, "{error}");
     }
 
-    /// An expression that is made as a tree, and written and evaluated as one.
+    /// A random expression as a tree, the model for the parser.
     enum Tree {
-        /// Its text, its value, and whether it is a size: 0 is one.
+        /// Text, value, and whether it is a size (0 is).
         Leaf(&'static str, f64, bool),
         Binary(char, Box<Tree>, Box<Tree>),
         Call(&'static str, Vec<Tree>),
@@ -379,7 +379,7 @@ mod tests {
             }
         }
 
-        /// With no more parentheses than it needs.
+        /// Returns the expression with as few parentheses as possible.
         fn text(&self) -> String {
             let strength = |tree: &Tree| match tree {
                 Tree::Binary('+' | '-', ..) => 1,
@@ -401,7 +401,7 @@ mod tests {
             }
         }
 
-        /// Nothing, if anything in it is no number, or a factor where a size should be.
+        /// Returns the value and whether it is a size; `None` if it is not finite or mixes sizes with factors.
         fn value(&self) -> Option<(f64, bool)> {
             let value = match self {
                 Tree::Leaf(_, value, is_size) => (*value, *is_size),

@@ -1,5 +1,5 @@
-//! What the files in TOML have in common: how they are read, what a key and its value are, and how a failure says where
-//! it is. In keys '-' and '_' are the same.
+//! Common code of the TOML files: reading, keys and values, and errors with their position. In keys '-' and '_' are the
+//! same.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -57,10 +57,10 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// A file's text.
+/// Reads a file's text.
 ///
 /// # Errors
-/// It cannot be read, is too large or no text.
+/// The file cannot be read, is too large or is not UTF-8.
 pub fn read(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
@@ -74,19 +74,19 @@ pub fn read(path: &Path) -> std::io::Result<String> {
 /// A file's name, for messages, and its text.
 #[derive(Clone, Copy)]
 pub struct Source<'a> {
-    /// As messages begin.
+    /// The file's name; messages begin with it.
     pub name: &'a str,
-    /// All of it.
+    /// The whole text.
     pub text: &'a str,
 }
 
 impl Source<'_> {
-    /// The name and a line's number: `FILE:LINE`.
+    /// Returns the position as `FILE:LINE`.
     pub fn at(&self, span: &Range<usize>) -> String {
         format!("{}:{}", self.name, line_number(self.text, span))
     }
 
-    /// A failure that says where, shows the line, which has the key, and why.
+    /// Returns a failure with the position, the line's text and the reason.
     pub fn failure(&self, span: &Range<usize>, why: impl fmt::Display) -> Failure {
         let line = self.text.lines().nth(line_number(self.text, span) - 1).unwrap_or_default().trim();
         if line.is_empty() {
@@ -96,7 +96,7 @@ impl Source<'_> {
         Failure::Usage(format!("{}: '{quoted}': {why}", self.at(span)))
     }
 
-    /// What the parser says.
+    /// Returns the failure for a parser's error.
     pub fn parser_failure(&self, error: &toml::de::Error) -> Failure {
         match error.span() {
             Some(span) => self.failure(&span, error.message()),
@@ -105,10 +105,10 @@ impl Source<'_> {
     }
 }
 
-/// The top of a file.
+/// Parses a file into its top-level entries.
 ///
 /// # Errors
-/// It is no TOML, or a key is given twice.
+/// The text is not TOML, or a key is given twice.
 pub fn parse(file: Source<'_>) -> failure::Result<Vec<Entry<'_>>> {
     let table = DeTable::parse(file.text).map_err(|error| file.parser_failure(&error))?;
     entries(file, table.into_inner())
@@ -123,7 +123,7 @@ pub struct Entry<'a> {
     value_span: Range<usize>,
 }
 
-/// What a table has, in the file's order.
+/// Returns the entries of a table, in the file's order.
 fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entry<'a>>> {
     let entry = |(key, value): (Spanned<Cow<'a, str>>, Spanned<DeValue<'a>>)| Entry {
         file,
@@ -137,30 +137,30 @@ fn entries<'a>(file: Source<'a>, table: DeTable<'a>) -> failure::Result<Vec<Entr
     let mut seen: HashMap<String, String> = HashMap::new();
     for entry in entries.iter().filter(|entry| !entry.value.is_table()) {
         if let Some(other) = seen.insert(entry.dashed(), entry.place()) {
-            return Err(entry.wrong(format!("{other} sets it, too")));
+            return Err(entry.wrong(format!("{other} already sets it")));
         }
     }
     Ok(entries)
 }
 
 impl<'a> Entry<'a> {
-    /// The key with '-' for '_'.
+    /// Returns the key with '-' for '_'.
     pub fn dashed(&self) -> String {
         self.key.replace('_', "-")
     }
 
-    /// A failure that names the key meant, or all that there are.
+    /// Returns a failure that suggests a similar key, or lists all known keys.
     pub fn unknown<'n>(&self, known: impl Iterator<Item = &'n str>) -> Failure {
         let known: Vec<_> = known.collect();
         self.file.failure(&self.key_span, format!("unknown key `{}`; {}", self.key, hint(&self.key, &known)))
     }
 
-    /// File, line and key.
+    /// Returns `FILE:LINE: KEY`.
     pub fn place(&self) -> String {
         self.place_of(&self.key)
     }
 
-    /// The same, of a key that is written with those of the tables around it.
+    /// Returns the same for `key`, which includes the keys of the enclosing tables.
     pub fn place_of(&self, key: &str) -> String {
         format!("{}: {key}", self.file.at(&self.key_span))
     }
@@ -169,7 +169,7 @@ impl<'a> Entry<'a> {
         Failure::Usage(format!("{}: {why}", self.place()))
     }
 
-    /// The value as attributes take it.
+    /// Returns the value as text for an attribute.
     pub fn text(&self) -> failure::Result<String> {
         let value = Spanned::new(self.value_span.clone(), self.value.clone());
         let text = Text::deserialize(ValueDeserializer::from(value));
@@ -180,16 +180,16 @@ impl<'a> Entry<'a> {
         self.value.as_bool().ok_or_else(|| self.wrong("write true or false"))
     }
 
-    /// The keys of a table.
+    /// Returns the entries of a table.
     pub fn table(self) -> failure::Result<Vec<Entry<'a>>> {
         match self.value {
             DeValue::Table(table) => entries(self.file, table),
-            _ => Err(self.wrong("it is a table")),
+            _ => Err(self.wrong("write a table")),
         }
     }
 }
 
-/// Counted from 1.
+/// Returns the line of a span, counted from 1.
 fn line_number(text: &str, span: &Range<usize>) -> usize {
     let before = text.as_bytes().iter().take(span.start);
     1 + before.filter(|byte| **byte == b'\n').count()

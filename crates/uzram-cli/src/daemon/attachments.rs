@@ -1,8 +1,8 @@
-//! What is attached to a daemon's files: block devices, and swap areas on these.
+//! Block devices attached to a daemon's files, and swap areas on them.
 //!
-//! It is attached and detached by processes that the daemon has started for that, `uzram attach` and `uzram detach` (see
-//! there for why), or that others have started. Either way the daemon's record has it, by which it is found when the daemon is
-//! to end, whatever has become of the directories that it was started in.
+//! The processes `uzram attach` and `uzram detach`, started by the daemon or by users, attach and detach them (see
+//! `client::attach` for why). Either way the daemon's record lists them. When the daemon ends it finds them by this
+//! record, even if its directories were moved or removed.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -18,38 +18,38 @@ use crate::config::plan::{Attached, DevicePlan};
 use crate::daemon::attendant::{Attendant, Request};
 use crate::failure::{Failure, Result};
 
-/// How long what was detached may take to close its file.
+/// How long a detached device may take to close its file.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often it is tried again to bring back what was swapped out, by a daemon that is to end.
+/// How often an ending daemon retries to detach devices.
 pub const RETRY: Duration = Duration::from_secs(5);
 
-/// The devices that are attached. Dropped, they are detached if that can be done; swap areas are waited for.
+/// The attached devices. Dropping this detaches them if possible, and waits until no swap area is left.
 pub struct Attachments {
     exports: Exports,
     recorder: Arc<Recorder>,
-    /// Who attaches and detaches, where there can be something attached.
+    /// The process that attaches and detaches; `None` if the daemon is not root's or shows no files.
     attendant: Option<Attendant>,
     /// The devices whose swap areas this daemon has switched on.
     swapped_to: BTreeSet<String>,
 }
 
 impl Attachments {
-    /// Those of the daemon that has these devices.
+    /// Creates the attachments of the daemon with these devices.
     pub fn new(exports: Exports, recorder: Arc<Recorder>, attendant: Option<Attendant>) -> Self {
         Attachments { exports, recorder, attendant, swapped_to: BTreeSet::new() }
     }
 
-    /// Attaches a device, if it is to be.
+    /// Attaches a device if its plan says so.
     ///
     /// # Errors
-    /// What `uzram attach` says.
+    /// The failure of `uzram attach`.
     pub fn attach(&mut self, plan: &DevicePlan) -> Result<()> {
         let swap = match plan.attached {
             Attached::No => return Ok(()),
             Attached::Block => None,
             Attached::Swap(swap) => {
-                // It may be switched on even if the process fails.
+                // The area may be active even if the process fails.
                 self.swapped_to.insert(plan.name.clone());
                 Some(swap)
             }
@@ -59,13 +59,13 @@ impl Attachments {
         Ok(())
     }
 
-    /// The block device of a device.
+    /// Returns the block device of a device.
     pub fn device(&self, name: &str) -> Option<PathBuf> {
         let attached = self.recorder.attached().into_iter().find(|device| device.name == name);
         attached.map(|device| device.attachment.path())
     }
 
-    /// Names, whether they are swapped to, and block devices.
+    /// Returns each device's name, whether this daemon swaps to it, and its block device.
     pub fn all(&self) -> impl Iterator<Item = (String, bool, PathBuf)> {
         self.recorder.attached().into_iter().map(|AttachedDevice { name, attachment }| {
             let is_swap = self.swapped_to.contains(&name);
@@ -73,16 +73,16 @@ impl Attachments {
         })
     }
 
-    /// Whether one of them is swapped to, for all that can be known.
+    /// Returns whether a device is an active swap area; also true if that cannot be read.
     pub fn have_swap(&self) -> bool {
         let attached = self.recorder.attached();
         attached.iter().any(|device| device.attachment.swap_area().map_or(true, |area| area.is_some()))
     }
 
-    /// Detaches all, the last first, and makes sure that nobody has a device's file open.
+    /// Detaches all devices, the last first, and checks that no process has a device's file open.
     ///
     /// # Errors
-    /// What `uzram detach` says of one that stays, as those before it then do, too; whose file is open.
+    /// The failure of `uzram detach`, after which this device and those attached before it stay; or a file is open.
     pub fn detach(&mut self) -> Result<()> {
         while let Some(AttachedDevice { name, attachment }) = self.recorder.attached().pop() {
             let swap_off = if self.swapped_to.contains(&name) {
@@ -95,7 +95,7 @@ impl Attachments {
         let is_open = |name: &str| self.exports.other_files(name, 0, CLOSE_TIMEOUT) > 0;
         match self.exports.devices().iter().find(|device| is_open(device.name())) {
             None => Ok(()),
-            Some(device) => Err(Failure::Line(format!("the file of {} is open somewhere", device.name()))),
+            Some(device) => Err(Failure::Line(format!("the file of {} is open", device.name()))),
         }
     }
 
@@ -116,7 +116,7 @@ impl Drop for Attachments {
                 tracing::warn!("{why}");
                 return;
             }
-            // What is swapped out would be lost.
+            // To end now would lose swapped-out pages.
             tracing::error!("not ending yet: {why} (tried again every {} s)", RETRY.as_secs());
             thread::sleep(RETRY);
         }

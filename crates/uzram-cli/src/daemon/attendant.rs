@@ -1,8 +1,9 @@
-//! A process that runs `uzram attach` and `uzram detach` for a daemon which itself can run nothing any more.
+//! A process that runs `uzram attach` and `uzram detach` for a daemon that can no longer run programs itself.
 //!
-//! The daemon starts it, this program with a hidden command, before it gives up anything ([`confine`](crate::daemon::confine)): so
-//! it has what that takes, and nothing else of the daemon's, neither memory nor files. It waits for requests on a socket,
-//! and ends when the daemon does. It attaches and detaches devices of that one daemon, and does nothing else.
+//! The daemon starts it, this program with a hidden command, before it gives up privileges
+//! ([`confine`](crate::daemon::confine)). So the attendant has the privileges for its work, but no memory or files of
+//! the daemon. It waits for requests on a socket, and ends when the daemon does. It only attaches and detaches devices
+//! of that daemon.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -23,46 +24,45 @@ use crate::failure::{Context, Failure, Result};
 use crate::system::descriptors::leave_caller;
 use crate::system::runtime_dir::RuntimeArgs;
 
-/// The command that it is.
+/// The hidden command.
 const COMMAND: &str = "attendant";
-/// As tools show it. Not `uzram`: who ends all of these by name must not end this first.
+/// The process's name. Not `uzram`: killing all `uzram` processes by name must not kill this one before the daemon.
 const NAME: &std::ffi::CStr = c"attendant";
-/// This program, whatever has become of its file: another version of it might understand other words.
+/// This very program, even if its file was replaced: another version may have other options.
 const OWN_PROGRAM: &str = "/proc/self/exe";
-/// The longest request or answer.
+/// The longest request or reply.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// Be the process that attaches and detaches for a daemon, which is at the other end of standard input: it is the daemon
-/// that starts it.
+/// Attach and detach devices for the daemon at the other end of standard input. Started by the daemon.
 #[derive(clap::Args)]
 pub struct AttendantArgs {
     #[command(flatten)]
     runtime: RuntimeArgs,
 }
 
-/// What it is asked to do.
+/// A request to the attendant.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// `uzram attach`, and a swap area on it if one is described.
+    /// `uzram attach`, with a swap area if `swap` is given.
     Attach {
         /// The device.
         name: String,
-        /// Its swap area.
+        /// The swap area to make on it.
         swap: Option<SwapPlan>,
     },
     /// `uzram detach`
     Detach {
         /// The device.
         name: String,
-        /// What it was attached as.
+        /// The loop device that it is attached to.
         attachment: LoopAttachment,
-        /// The daemon keeps so many bytes in memory of the swap area on it, which is to be switched off first.
+        /// Switch the swap area on it off first; the daemon keeps this many bytes of its contents in memory.
         swap_off: Option<u64>,
     },
 }
 
 impl Request {
-    /// The command line, for the daemon in `runtime_dir`.
+    /// Returns the command line, for the daemon in `runtime_dir`.
     fn words(&self, runtime_dir: &Path) -> Vec<OsString> {
         let mut words: Vec<OsString> = Vec::new();
         let name = match self {
@@ -82,12 +82,12 @@ impl Request {
             }
         };
         words.extend(["--runtime-dir".into(), runtime_dir.into()]);
-        // What follows is no option, whatever it begins with.
+        // A name may begin with '-'.
         words.extend(["--".into(), name.into()]);
         words
     }
 
-    /// What people call it.
+    /// Returns the command for messages.
     fn shown(&self) -> String {
         match self {
             Request::Attach { name, .. } => format!("`uzram attach {name}`"),
@@ -96,26 +96,26 @@ impl Request {
     }
 }
 
-/// What the command printed, or why it failed.
+/// The command's output, or why it failed.
 type Answer = std::result::Result<String, String>;
 
-/// The process, as its daemon sees it. It ends when this is dropped.
+/// The daemon's handle of the process, which ends when this is dropped.
 pub struct Attendant {
     stream: UnixStream,
 }
 
 impl Attendant {
-    /// Starts it for the daemon in `runtime_dir`, and waits until it is there.
+    /// Starts the process for the daemon in `runtime_dir`, and waits until it is ready.
     ///
     /// # Errors
-    /// The system starts no process.
+    /// The process cannot be started.
     pub fn start(runtime_dir: &Path) -> io::Result<Attendant> {
         let (mut stream, its) = UnixStream::pair()?;
         let mut command = same_program();
         command.arg(COMMAND).arg("--runtime-dir").arg(runtime_dir).env_clear();
         command.stdin(OwnedFd::from(its)).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn()?;
-        // Its end of the socket, which that has, would never be closed.
+        // `command` holds the attendant's end of the socket, which must not stay open here.
         drop(command);
         match receive::<Answer>(&mut stream)? {
             Ok(_) => Ok(Attendant { stream }),
@@ -123,47 +123,47 @@ impl Attendant {
         }
     }
 
-    /// Has it do something, and returns what the command prints.
+    /// Has the process carry out a request, and returns the command's output.
     ///
     /// # Errors
-    /// What the command says; it could not be run.
+    /// The command failed or could not be run.
     pub fn run(&mut self, request: &Request) -> Result<String> {
         match send(&mut self.stream, request).and_then(|()| receive::<Answer>(&mut self.stream)) {
             Ok(answer) => answer.map_err(Failure::Line),
             Err(error) => Err(Failure::Line(format!(
-                "cannot run {}: the process that the daemon has for it is gone ({error}): run it by hand",
+                "cannot run {}: the daemon's attendant process has ended ({error}): run it by hand",
                 request.shown()
             ))),
         }
     }
 }
 
-/// `uzram attendant`: does what it is asked for until nobody asks any more. Whoever starts it has no more of it than of the
-/// commands that it runs.
+/// `uzram attendant`: carries out requests until the daemon closes the socket. It gives its caller no more power than
+/// the commands that it runs.
 ///
 /// # Errors
-/// No daemon is at the other end of standard input.
+/// No process of this user is at the other end of standard input.
 pub fn run(args: &AttendantArgs) -> Result<()> {
     let uid = rustix::process::geteuid();
     if !socket_peercred(io::stdin()).is_ok_and(|peer| peer.uid == uid) {
-        return Err(Failure::line("daemons start this command by themselves, for what they attach"));
+        return Err(Failure::line("only a daemon starts this command"));
     }
     let runtime_dir = args.runtime.path()?;
     serve(&runtime_dir).context(|| "cannot wait for requests".to_owned())
 }
 
 fn serve(runtime_dir: &Path) -> io::Result<()> {
-    // What is typed at the terminal, or sent to all of a group, is for the daemon.
+    // Signals from the terminal, or to the process group, are for the daemon.
     leave_caller();
     let _ = rustix::thread::set_name(NAME);
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGHUP] {
-        // SAFETY: a handler that does nothing. It is not there any more in what is run, as one that is ignored were.
+        // SAFETY: the handler does nothing. Unlike SIG_IGN, it is not inherited by the programs that this process runs.
         unsafe { signal_hook::low_level::register(signal, || {}) }?;
     }
     let mut stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let null = OwnedFd::from(std::fs::File::open("/dev/null")?);
     rustix::stdio::dup2_stdin(null)?;
-    // It is there.
+    // Tells the daemon that this process is ready.
     send(&mut stream, &Answer::Ok(String::new()))?;
     while let Some(request) = receive_if_any::<Request>(&mut stream)? {
         send(&mut stream, &carry_out(runtime_dir, &request))?;
@@ -190,7 +190,7 @@ fn same_program() -> Command {
     command
 }
 
-/// A message is its length, and JSON.
+/// Sends a message: its length, then JSON.
 fn send(stream: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     let len = u32::try_from(bytes.len()).ok().filter(|_| bytes.len() <= MAX_MESSAGE_BYTES);
@@ -202,7 +202,7 @@ fn receive<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<T> {
     receive_if_any(stream)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// `None` if the other side has left.
+/// Receives a message; `None` if the other side has closed the socket.
 fn receive_if_any<T: DeserializeOwned>(stream: &mut UnixStream) -> io::Result<Option<T>> {
     let mut len = [0; 4];
     match stream.read_exact(&mut len) {
@@ -251,7 +251,7 @@ mod tests {
         let (mut here, mut there) = UnixStream::pair().unwrap();
         send(&mut here, &attach("a", None)).unwrap();
         assert_eq!(receive::<Request>(&mut there).unwrap(), attach("a", None));
-        // Nothing of it is sent.
+        // No part of a message that is too long is sent.
         assert!(send(&mut here, &"x".repeat(MAX_MESSAGE_BYTES)).is_err());
         send(&mut here, &Answer::Err("why".to_owned())).unwrap();
         assert_eq!(receive::<Answer>(&mut there).unwrap(), Err("why".to_owned()));

@@ -1,4 +1,4 @@
-//! What the daemon's main thread waits for, and the threads that turn signals into it.
+//! The events that the daemon's main thread waits for, and the threads that handle signals.
 
 use std::sync::mpsc::{self, Sender, SyncSender};
 use std::thread;
@@ -12,14 +12,14 @@ use uzram_serve::nbd;
 
 use crate::system::interrupts::is_ignored;
 
-/// Something the main thread waits for.
+/// An event for the main thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// One of those by which it is told to end.
+    /// A signal that asks the daemon to end.
     Signal {
-        /// Which.
+        /// The signal.
         signal: Signal,
-        /// Sent by the kernel, which means from the terminal, to its whole foreground group.
+        /// Whether the kernel sent it, that is, the terminal to its whole foreground group.
         from_terminal: bool,
     },
     /// A control client asks the daemon to end.
@@ -28,10 +28,10 @@ pub enum Event {
     CommandEnded,
 }
 
-/// Turns what tells a daemon to end into events, from now on and for the rest of the process's life: also that its
-/// terminal is gone, unless it was started to outlive that (nohup(1)). Ended by it, it would leave what is attached.
+/// Turns signals that end a daemon into events, for the rest of the process's life. That includes SIGHUP, unless the
+/// daemon was started with it ignored (nohup(1)): its default action would leave devices attached.
 ///
-/// With `reloads`, that is told of SIGHUP, which then does not end it.
+/// With `reloads`, SIGHUP sends to that channel instead.
 pub fn watch_signals(events: Sender<Event>, reloads: Option<SyncSender<()>>) -> std::io::Result<()> {
     let hang_up = (reloads.is_some() || !is_ignored(SIGHUP)).then_some(SIGHUP);
     let signals = [SIGINT, SIGTERM, SIGQUIT].into_iter().chain(hang_up);
@@ -39,7 +39,7 @@ pub fn watch_signals(events: Sender<Event>, reloads: Option<SyncSender<()>>) -> 
     thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for info in signals.forever() {
             if let (SIGHUP, Some(reloads)) = (info.si_signo, &reloads) {
-                // Where one waits to be done, it does for this one, too.
+                // If the channel is full, the pending reload serves this request, too.
                 let _ = reloads.try_send(());
                 continue;
             }
@@ -53,13 +53,12 @@ pub fn watch_signals(events: Sender<Event>, reloads: Option<SyncSender<()>>) -> 
     Ok(())
 }
 
-/// Starts a thread that reads the files of TLS again each time it is told to. Reading may take long, and whoever tells
-/// it to goes on meanwhile.
+/// Starts a thread that reloads the TLS files on each message. Reading may take long; the sender does not wait for it.
 pub fn start_reloads(tls: Option<nbd::Tls>) -> std::io::Result<SyncSender<()>> {
     let (sender, reloads) = mpsc::sync_channel(1);
     thread::Builder::new().name("reload".to_owned()).spawn(move || {
         for () in reloads {
-            // What came of it is in the log.
+            // The result is in the log.
             let _ = nbd::reload_tls(tls.as_ref());
         }
     })?;

@@ -1,8 +1,8 @@
-//! `uzram up --exec`: a shell command that lives inside the daemon's lifetime.
+//! `uzram up --exec`: a shell command that runs within the daemon's lifetime.
 //!
-//! Whose signals are whose: with a terminal on standard input the command stays in our process
-//! group, as any child of a shell, and what is typed (^C, ^Z) reaches it without us. Otherwise it gets
-//! a group of its own, so that a signal can be passed on to all of its processes and to nobody else's.
+//! Signals: with a terminal on standard input the command stays in our process group, like any child of a
+//! shell, and the terminal's signals (^C, ^Z) reach it directly. Otherwise it gets its own process group, so
+//! that the daemon can forward a signal to all of its processes and to no others.
 
 use std::io::{self, IsTerminal};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -22,30 +22,30 @@ use crate::system::runtime_dir::RUNTIME_DIR_VARIABLE;
 use crate::terminal::live;
 use crate::terminal::show;
 
-/// Where the first device can be reached.
+/// How the command reaches the first device.
 pub struct Address {
     /// The device's name.
     pub name: String,
-    /// Where the sockets are.
+    /// The directory of the sockets.
     pub runtime_dir: PathBuf,
     /// The NBD socket.
     pub socket: PathBuf,
     /// The NBD URIs; the first is that of the NBD socket.
     pub uris: Vec<String>,
-    /// The block device, if it is one.
+    /// The block device, if the device is attached.
     pub block_device: Option<PathBuf>,
 }
 
-/// A command that runs.
+/// A running command.
 pub struct Running {
     child: Child,
     target: Target,
 }
 
-/// Starts `command`, which finds the daemon at `address`; `sender` is told when it has ended.
+/// Starts `command` with `address` in its environment; sends [`Event::CommandEnded`] to `sender` when it has ended.
 ///
 /// # Errors
-/// It cannot be started.
+/// The command cannot be started.
 pub fn start(command: &str, address: &Address, sender: &Sender<Event>) -> Result<Running> {
     let own_group = !io::stdin().is_terminal();
     let mut shell = Command::new("sh");
@@ -57,7 +57,7 @@ pub fn start(command: &str, address: &Address, sender: &Sender<Event>) -> Result
     if let Some(device) = &address.block_device {
         shell.env("device", device);
     }
-    // For the clients of this daemon that it runs, wherever its sockets are.
+    // So that `uzram` commands that it runs find this daemon.
     shell.env(RUNTIME_DIR_VARIABLE, &address.runtime_dir);
     if own_group {
         shell.process_group(0);
@@ -66,7 +66,7 @@ pub fn start(command: &str, address: &Address, sender: &Sender<Event>) -> Result
     let target = Target { pid: Pid::from_child(&child), own_group };
     if let Err(error) = announce_end(target.pid, sender.clone()) {
         target.send(Signal::KILL);
-        // It is killed: this cannot take long, and the first failure is the one to report.
+        // The command is killed, so this does not take long; the first failure is the one to report.
         let _ = child.wait();
         return Err(error).context(|| "cannot wait for the --exec command".to_owned());
     }
@@ -74,11 +74,11 @@ pub fn start(command: &str, address: &Address, sender: &Sender<Event>) -> Result
 }
 
 impl Running {
-    /// Waits for the command's end, prints the statistics of `device`, whose name this is, and returns the command's
-    /// status as a shell would: 128 + N if signal N killed it. Meanwhile it gets the signals that are sent to this process.
+    /// Waits for the command's end, forwarding signals to it; then prints the statistics of `device`, named `name`, and
+    /// returns the command's status as a shell would: 128 + N if signal N killed it.
     ///
     /// # Errors
-    /// The system does not tell how it ended.
+    /// The command's status cannot be read.
     pub fn wait(mut self, name: &str, device: &Device, events: &Receiver<Event>) -> Result<u8> {
         pass_signals(&self.target, events);
         let status = self.child.wait().context(|| "cannot wait for the --exec command".to_owned())?;
@@ -87,13 +87,13 @@ impl Running {
     }
 }
 
-/// Until the command has ended, passes on to it what asks us to end. Asked twice, it is killed.
+/// Forwards requests to end to the command until it has ended. The second request kills it.
 fn pass_signals(target: &Target, events: &Receiver<Event>) {
     let mut asked = false;
     while let Ok(event) = events.recv() {
         let signal = match event {
             Event::CommandEnded => return,
-            // It is in the terminal's foreground group with us, and has the signal already.
+            // The command is in the terminal's foreground group, too, and got the signal already.
             Event::Signal { from_terminal: true, .. } if !target.own_group => continue,
             Event::Signal { signal, .. } => signal,
             Event::Shutdown(_) => Signal::TERM,
@@ -104,7 +104,7 @@ fn pass_signals(target: &Target, events: &Receiver<Event>) {
     }
 }
 
-/// The running command. It is not reaped until we stop sending, so its pid is not another's.
+/// The target of signals. The command is reaped only after the last signal, so its pid is not reused.
 struct Target {
     pid: Pid,
     own_group: bool,
@@ -128,7 +128,7 @@ fn announce_end(pid: Pid, sender: Sender<Event>) -> io::Result<()> {
     thread::Builder::new().name("command".to_owned()).spawn(move || {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         while matches!(rustix::process::waitid(WaitId::Pid(pid), options), Err(Errno::INTR)) {}
-        // A failure means that nobody waits any more.
+        // An error means that the receiver is gone.
         let _ = sender.send(Event::CommandEnded);
     })?;
     Ok(())
@@ -136,7 +136,7 @@ fn announce_end(pid: Pid, sender: Sender<Event>) -> io::Result<()> {
 
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    // Linux keeps 8 bits of a status, and has 64 signals.
+    // A status has 8 bits, and signals go up to 64.
     u8::try_from(code).unwrap_or(1)
 }
 

@@ -1,4 +1,4 @@
-//! What the service manager that started the daemon is told, if it wants to know: sd_notify(3).
+//! Notifications to the service manager, if there is one: sd_notify(3).
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,25 +6,25 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The variable that names the manager's socket.
+/// The environment variable with the manager's socket.
 const SOCKET: &str = "NOTIFY_SOCKET";
 
-/// The devices are there and served; `status` is a line for people.
+/// Reports that the devices are served; `status` is a line for people.
 pub fn ready(status: &str) {
     notify(&["READY=1", &format!("STATUS={status}")]);
 }
 
-/// The daemon does something that takes long, such as bringing swapped pages back.
+/// Reports a long operation, such as swapoff.
 pub fn status(status: &str) {
     notify(&[&format!("STATUS={status}")]);
 }
 
-/// The daemon has begun to end.
+/// Reports that the daemon has begun to end.
 pub fn stopping(status: &str) {
     notify(&["STOPPING=1", &format!("STATUS={status}")]);
 }
 
-/// Nobody may be there to be told, and a failure to tell is no reason not to serve.
+/// Sends assignments to the manager, if there is one. A failure is only logged.
 fn notify(assignments: &[&str]) {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     if let Err(error) = send(&socket, assignments) {
@@ -38,10 +38,10 @@ fn send(socket: &OsStr, assignments: &[&str]) -> io::Result<()> {
         [b'/', ..] => SocketAddr::from_pathname(socket)?,
         _ => return Err(io::Error::other("neither a path from the root nor '@' and a name")),
     };
-    // An assignment is a line.
+    // An assignment is one line.
     let lines: Vec<_> = assignments.iter().map(|line| line.replace('\n', " ")).collect();
     let message = lines.join("\n");
-    // It must not wait for a manager that does not read.
+    // Do not wait for a manager that does not read.
     let sender = UnixDatagram::unbound()?;
     sender.set_nonblocking(true)?;
     sender.send_to_addr(message.as_bytes(), &address)?;

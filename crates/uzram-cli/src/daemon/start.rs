@@ -1,5 +1,5 @@
-//! A daemon's start, up to where it begins to do something: what a file or a command line comes to, checked as `uzram up`
-//! checks it. No file is made, and no socket; files that are named are read, but for backing files.
+//! The first part of a daemon's start, without side effects: plans and checks a file or a command line as `uzram up`
+//! does. Creates no files or sockets; reads the files that are named, except backing files.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,13 +14,13 @@ use crate::config::toml_text::Source;
 use crate::daemon::up::UpArgs;
 use crate::failure::{Failure, Result};
 
-/// A runtime directory that is not looked at.
+/// A runtime directory that is not accessed.
 const ANY_DIR: &str = "/run/uzram";
 
-/// What `uzram up --config` would serve.
+/// Returns the plan of `uzram up --config`.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// The file cannot be read or is invalid.
 pub(crate) fn plan_file(path: &Path) -> Result<DaemonPlan> {
     let mut word = OsString::from("--config=");
     word.push(path);
@@ -34,40 +34,40 @@ fn checked(args: &UpArgs, config: Option<config_file::ConfigFile>) -> Result<Dae
     Ok(plan)
 }
 
-/// What a daemon would be told, by those who test what is made of any text.
+/// Summary of a daemon's plan, for tests and fuzzers.
 #[derive(Debug)]
 pub struct Planned {
-    /// Its devices.
+    /// The daemon's devices.
     pub devices: Vec<PlannedDevice>,
-    /// The devices of the file that are for other machines.
+    /// The number of devices of the file that are not for this machine.
     pub left_out: usize,
-    /// How many NBD clients it would serve at once.
+    /// The most NBD clients served at once.
     pub max_connections: usize,
 }
 
-/// A device that it would make.
+/// A planned device.
 #[derive(Debug)]
 pub struct PlannedDevice {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// The attributes that would be set, in this order.
+    /// The attributes to set, in this order.
     pub settings: Vec<(&'static str, String)>,
-    /// Whether it would be swapped to.
+    /// Whether it is used as swap.
     pub is_swap: bool,
 }
 
-/// What `uzram up` with these options comes to; where they name a file with `--config`, `config` is its text.
+/// Plans `uzram up` with these options; `config` is the text of the file that they name with `--config`, if any.
 ///
 /// # Errors
-/// What is wrong, as it is told.
+/// The message that `uzram up` would print.
 pub fn plan(words: &[String], config: &str, memory: &Memory) -> std::result::Result<Planned, String> {
     plan_text(words, config, memory).map_err(told)
 }
 
-/// What a file of `--policy` with this text sets.
+/// Returns the attributes and values that a file of `--policy` with this text sets.
 ///
 /// # Errors
-/// What is wrong, as it is told.
+/// The message that `uzram up` would print.
 pub fn policy(text: &str) -> std::result::Result<Vec<(&'static str, String)>, String> {
     policy_file::settings(Source { name: "policy.toml", text })
         .map(|settings| values(&settings))

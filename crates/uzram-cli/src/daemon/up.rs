@@ -1,8 +1,8 @@
-//! `uzram up`: a daemon that serves devices from this process until it is told to end: one from the
-//! start, others as control clients add and remove them.
+//! `uzram up`: a daemon that serves devices from this process until it is told to end. Control clients can add
+//! and remove devices.
 //!
-//! The main thread owns everything and waits for [`Event`]s; servers and signals only send them. What
-//! it owns is given back in reverse order: first the servers stop, then the sockets go, last the lock.
+//! The main thread owns everything and waits for [`Event`]s from servers and signals. It releases what it owns
+//! in reverse order: first the servers stop, then the sockets are removed, last the lock.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -38,14 +38,14 @@ use crate::system::protect::{protect, touch_heap};
 use crate::system::runtime_dir::{CONTROL_SOCKET, NBD_SOCKET, RuntimeArgs, RuntimeDir, socket_path};
 use crate::terminal::live::{self, LiveLine, LogLevel};
 
-/// What a daemon that swaps says last when it has begun to serve.
+/// The first word of the last line that a swap daemon prints when it has begun to serve.
 pub const READY: &str = "swap";
 
 /// Create a compressed RAM disk and serve it, in the foreground.
 ///
-/// NBD clients use the disk at the URI printed at the start; with --mount it is a file, and with --attach a block device
-/// as well; `uzram stat`, `set`, `reset` and `down` control it. It is memory: when this command ends, its contents are
-/// gone, and flush and fsync only order.
+/// NBD clients use the disk at the URI printed at the start. With --mount it is also a file, and with --attach also a
+/// block device; `uzram stat`, `set`, `reset` and `down` control it. The disk is memory: its contents are lost when
+/// this command ends, and flush and fsync only order writes.
 #[derive(clap::Args)]
 #[command(after_help = "Examples: uzram up --size 4G --algorithm zstd:3 --mem-limit 1G
           uzram up --size 4G --mem-limit 1G --backing /var/lib/uzram/cold.img:4G --recompress zstd:3:10m
@@ -53,9 +53,9 @@ pub const READY: &str = "swap";
           uzram up --size 64M --exec 'nbdinfo \"$uri\"'
           uzram up --size 4G --attach --exec 'mkfs.ext4 -q $device && mount $device /mnt && bash; umount /mnt'")]
 pub struct UpArgs {
-    /// Serve the devices that a TOML file says, instead of one that options say (dist/uzram.toml is an example, and `uzram
-    /// check --config` checks one). SIGHUP then has the files of TLS read again, as `uzram reload` does, and does not end
-    /// the daemon
+    /// Serve the devices described by a TOML file instead of one described by options (dist/uzram.toml is an example,
+    /// and `uzram check --config` checks a file). SIGHUP then reloads the TLS files, as `uzram reload` does, and does
+    /// not end the daemon
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["name", device_options::GROUP, "ExportArgs", "attach", "exec"])]
     config: Option<PathBuf>,
     /// The device's name
@@ -72,15 +72,15 @@ pub struct UpArgs {
     mount: Option<PathBuf>,
     #[command(flatten)]
     files: FilesArgs,
-    /// Make the device a block device, /dev/loopN, as `uzram attach` does; as root
+    /// Make the device a block device, /dev/loopN, as `uzram attach` does; needs root
     #[arg(long)]
     attach: bool,
-    /// Run a shell command with $uri, $uris, $socket and $name set, with --attach also $device, and
-    /// UZRAM_RUNTIME_DIR, then end with its status
+    /// Run a shell command with $uri, $uris, $socket, $name and $UZRAM_RUNTIME_DIR set, with --attach also
+    /// $device, then end with its status
     #[arg(long, value_name = "CMD")]
     exec: Option<String>,
-    /// Measure for how long each slab cache's list_lock is held, at two clock readings a time: what
-    /// `uzram slabinfo --stats` shows as list_lock_hold_ns
+    /// Measure how long each slab cache's list_lock is held (list_lock_hold_ns in `uzram slabinfo --stats`); costs
+    /// two clock readings per acquisition
     #[arg(long)]
     slab_timing: bool,
     /// How much to log on standard error
@@ -96,25 +96,25 @@ impl UpArgs {
         self.plan_with(config, self.runtime.path()?)
     }
 
-    /// The options as words of a command line.
+    /// Parses the options from words of a command line.
     ///
     /// # Errors
-    /// They make no sense.
+    /// The options are invalid.
     pub fn from_words(words: impl IntoIterator<Item = OsString>) -> Result<UpArgs> {
         let command = UpArgs::augment_args(clap::Command::new("up").no_binary_name(true));
         let args = command.try_get_matches_from(words).and_then(|matches| UpArgs::from_arg_matches(&matches));
         args.map_err(|error| Failure::Usage(crate::failure::usage_line(&error)))
     }
 
-    /// The file of `--config`.
+    /// Returns the file of `--config`.
     pub fn config(&self) -> Option<&Path> {
         self.config.as_deref()
     }
 
-    /// What they say, with what the file of `--config` does.
+    /// Returns the plan of these options and of `config`, the file of `--config`.
     ///
     /// # Errors
-    /// They make no sense together, or files that they name cannot be read.
+    /// The options and the file contradict each other, or a file that they name cannot be read.
     pub fn plan_with(&self, config: Option<ConfigFile>, runtime_dir: PathBuf) -> Result<DaemonPlan> {
         let ConfigFile { mount, cpu_latency, nbd: keys, devices, left_out } = match config {
             Some(config) => config,
@@ -152,7 +152,7 @@ impl UpArgs {
     }
 }
 
-/// `uzram up`; returns the status to exit with.
+/// Runs `uzram up`; returns the exit status.
 ///
 /// # Errors
 /// The daemon cannot start.
@@ -161,13 +161,13 @@ pub fn run(args: &UpArgs) -> Result<u8> {
     serve(args.plan()?)
 }
 
-/// Runs a daemon until it is told to end; returns the status to exit with. The log has been started.
+/// Runs a daemon until it is told to end; returns the exit status. The caller has started the log.
 ///
 /// # Errors
-/// It cannot start.
+/// The daemon cannot start.
 pub fn serve(plan: DaemonPlan) -> Result<u8> {
     plan.check()?;
-    // Before there are threads, which inherit it.
+    // Before any thread is started: threads inherit the protection.
     let mut protection = if plan.swaps() { protect() } else { Vec::new() };
     let mount_dir = plan.mount_dir();
     let is_root = rustix::process::geteuid().is_root();
@@ -187,7 +187,7 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
     }
     let mut dir = RuntimeDir::claim(plan.runtime_dir.clone())?;
     let recorder = Arc::new(Recorder::start(dir.descriptor()?, &plan.runtime_dir)?);
-    // It costs only slow paths, and a little; without it `uzram slabinfo --stats` had little to show.
+    // Costs little, and only on slow paths; `uzram slabinfo --stats` needs it.
     slab::set_counting(true);
     slab::set_timing(plan.slab_timing);
     let devices = plan.devices.iter().map(DevicePlan::make).collect::<Result<Vec<_>>>()?;
@@ -204,7 +204,7 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
         nbd::Server::bind(plan.nbd.clone(), exports.clone()).context(|| "cannot serve NBD".to_owned())?;
     let (endpoints, clients) = (server.endpoints(), server.clients());
     let exported = exports.clone();
-    // Of what is not exported now there are none.
+    // A device that is not exported now has no URIs.
     let uris = move |name: &str| {
         let is_exported = exported.exported().iter().any(|other| other == name);
         let serving = endpoints.iter().filter(|endpoint| is_exported && endpoint.serves(name));
@@ -227,7 +227,7 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
         runs_programs: files.mount.is_some() && !is_root,
     };
     let control_listener = dir.bind(CONTROL_SOCKET)?;
-    // From here on nothing else is bound, mounted or run.
+    // From here on the daemon binds no socket, mounts nothing and runs no program.
     if plan.exec.is_none() {
         protection.extend(confine(&needs));
     }
@@ -247,7 +247,7 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
             .with_clients(clients),
         control::Limits::default(),
         move |ending| {
-            // A failure to send means that the daemon is ending already.
+            // An error means that the daemon is ending already.
             let _ = on_shutdown.send(Event::Shutdown(ending));
         },
     )
@@ -283,14 +283,14 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
             // Standard output belongs to the command.
             live::note(&text);
             let command = exec::start(command, &address, &sender)?;
-            // What was started keeps what this process gives up.
+            // The command keeps the privileges that this process now gives up.
             log_refused(&confine(&needs));
             let status = command.wait(&planned.name, device, &events);
             let_go(Ending::WhenFree, &events, &mut attachments);
             status
         }
         _ => {
-            // Serving is the point; whether anyone reads where is not.
+            // Serve even if standard output is closed.
             let _ = print(&text);
             notify::ready(&format!("serving {} devices", devices.len()));
             let ending = wait_for_event(&exports, &events);
@@ -302,8 +302,8 @@ pub fn serve(plan: DaemonPlan) -> Result<u8> {
     outcome
 }
 
-/// The files of devices, where there are any. Before they are unmounted, what devices are at work on is interrupted:
-/// whoever asked for it by writing to an attribute's file would be waited for.
+/// The mount of the devices' files, if any. Dropping it first interrupts long operations of the devices: unmounting
+/// would wait for a process that started one by writing to an attribute's file.
 struct Files {
     mount: Option<fuse::Mount>,
     exports: Exports,
@@ -323,7 +323,7 @@ fn log_refused(measures: &[MeasureJson]) {
     }
 }
 
-/// What there is to know about the daemon.
+/// Formats the facts about the daemon that are printed at the start.
 fn daemon_facts(control_socket: &Path, about: &About, warning: Option<String>) -> String {
     let of_files = |what: fn(&FilesJson) -> String| about.files.as_ref().map(what);
     let facts = [
@@ -338,7 +338,7 @@ fn daemon_facts(control_socket: &Path, about: &About, warning: Option<String>) -
     facts_text(facts.into_iter().chain(refused).chain([("warning", warning)]))
 }
 
-/// What there is to know about a device.
+/// Formats the facts about a device.
 fn device_facts(plan: &DevicePlan, device: &Device) -> String {
     let stats = device.stats();
     let chosen = plan.settings.get("comp_algorithm");
@@ -361,7 +361,7 @@ fn device_facts(plan: &DevicePlan, device: &Device) -> String {
     facts_text(facts.into_iter())
 }
 
-/// What devices have become.
+/// Formats the block devices and swap areas of the devices.
 fn attached_facts(attachments: &Attachments) -> String {
     facts_text(attachments.all().map(|(name, is_swap, path)| {
         let what = if is_swap { READY } else { "attached" };
@@ -373,18 +373,18 @@ fn facts_text(facts: impl Iterator<Item = (&'static str, Option<String>)>) -> St
     facts.filter_map(|(what, value)| Some(format!("{what:<11} {}\n", value?))).collect()
 }
 
-/// Detaches what is attached, and waits until nobody uses a device's file: what a device holds would be lost. Forced, it
-/// waits for swap areas alone, as programs would be.
+/// Detaches all devices, and waits until no process uses a device's file, as the contents are lost afterwards. If
+/// forced, waits only for swap areas: without them programs would be killed.
 fn let_go(mut ending: Ending, events: &Receiver<Event>, attachments: &mut Attachments) {
     loop {
         notify::status("detaching what is attached");
         let Err(Failure::Line(why)) = attachments.detach() else { break };
         let has_swap = attachments.have_swap();
         if ending == Ending::Forced && !has_swap {
-            tracing::warn!("{why}; ending all the same, as forced to");
+            tracing::warn!("{why}; ending anyway, as --force was given");
             break;
         }
-        // What runs now may end, and make room.
+        // A process may end meanwhile and free memory or a file.
         let force = if has_swap { "" } else { "; `uzram down --force` ends it all the same" };
         tracing::error!("not ending yet: {why} (tried again every {} s{force})", RETRY.as_secs());
         notify::status(&format!("not ending yet: {why}"));
@@ -395,7 +395,7 @@ fn let_go(mut ending: Ending, events: &Receiver<Event>, attachments: &mut Attach
     notify::stopping("giving memory back");
 }
 
-/// Waits until someone wants the daemon to end, with a live line in a terminal.
+/// Waits for an event that ends the daemon, with a live line on a terminal.
 fn wait_for_event(exports: &Exports, events: &Receiver<Event>) -> Ending {
     let stats = || exports.devices().iter().map(|device| StatsJson::from(device.stats())).sum();
     let mut live = LiveLine::new(stats());

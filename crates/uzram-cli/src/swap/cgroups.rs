@@ -1,38 +1,38 @@
-//! What cgroups have swapped out, and whether their limits let it back into memory.
+//! The memory that cgroups have swapped out, and whether their limits have room for it.
 
 use std::fs;
 use std::path::PathBuf;
 
 use uzram_serve::mounts::{self, MountInfo};
 
-/// Cgroups that are looked at, at most; of a machine with more some are not.
+/// The most cgroups examined; any further ones are ignored.
 const MAX_CGROUPS: usize = 10_000;
 
-/// Limits from here on are none: the first version has one of just below 2^63.
+/// A limit of at least this means no limit: cgroup v1 reports just below 2^63.
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
-/// A cgroup with too little room.
+/// A cgroup with too little room for its swapped-out memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tight {
     /// Its directory.
     pub dir: PathBuf,
-    /// What it has swapped out, with those below it.
+    /// Bytes that it and its descendants have swapped out.
     pub swapped_bytes: u64,
-    /// What its limit leaves it.
+    /// Bytes left below its limit.
     pub room_bytes: u64,
 }
 
 /// The file of a cgroup's counts.
 pub const STATISTICS: &str = "memory.stat";
 
-/// The names of one version's files.
+/// The file names of a cgroup version.
 #[derive(Debug)]
 struct Version {
     limit: &'static str,
     usage: &'static str,
-    /// Prefix of the counts in `memory.stat` that include the cgroups below.
+    /// Prefix of the counts in `memory.stat` that include descendants.
     stat_prefix: &'static str,
-    /// What is swapped out: a file of its own, or a line of `memory.stat`.
+    /// The file with the bytes swapped out; if `None`, a line of `memory.stat`.
     swap: Option<&'static str>,
 }
 
@@ -49,12 +49,12 @@ const V2: Version = Version {
     swap: Some("memory.swap.current"),
 };
 
-/// The first cgroup found that could not take back what it has swapped out, of which so much may come back at most. What
-/// cannot be read is passed over: the kernel is asked in the end.
+/// Returns the first cgroup without room for its swapped-out memory, of which at most `most_bytes` come back. Ignores
+/// files that cannot be read: swapoff itself has the last word.
 pub fn find_tight(most_bytes: u64) -> Option<Tight> {
     let tight = |cgroup: Cgroup| {
         let counts = cgroup.counts()?;
-        // The kernel does not say to which area.
+        // The kernel does not report this per swap area.
         let swapped_bytes = cgroup.swapped_bytes(&counts)?.min(most_bytes);
         let room_bytes = cgroup.room_bytes(&counts)?;
         (swapped_bytes > room_bytes).then_some(Tight { dir: cgroup.dir, swapped_bytes, room_bytes })
@@ -63,7 +63,7 @@ pub fn find_tight(most_bytes: u64) -> Option<Tight> {
     roots.find_map(|root| root.with_those_below().find_map(tight))
 }
 
-/// The directories of the cgroups that have a limit and something swapped out.
+/// Returns the directories of the cgroups that have a limit and swapped-out memory.
 pub fn limited_and_swapped() -> impl Iterator<Item = PathBuf> {
     let cgroups = roots().into_iter().flat_map(Cgroup::with_those_below);
     cgroups.filter(Cgroup::is_limited_and_swapped).map(|cgroup| cgroup.dir)
@@ -76,7 +76,7 @@ struct Cgroup {
     version: &'static Version,
 }
 
-/// The ones above all others: one for each version that is mounted.
+/// Returns the root cgroups: one for each mounted version.
 fn roots() -> Vec<Cgroup> {
     let version = |mount: &MountInfo| match mount.file_system.as_str() {
         "cgroup" if mount.dir.join(V1.limit).exists() => Some(&V1),
@@ -86,7 +86,7 @@ fn roots() -> Vec<Cgroup> {
     let mut roots: Vec<Cgroup> = Vec::new();
     for mount in mounts::all().unwrap_or_default() {
         let Some(version) = version(&mount) else { continue };
-        // It may be mounted twice.
+        // A version may be mounted twice.
         if roots.iter().all(|root| root.version.limit != version.limit) {
             roots.push(Cgroup { version, dir: mount.dir });
         }
@@ -95,7 +95,7 @@ fn roots() -> Vec<Cgroup> {
 }
 
 impl Cgroup {
-    /// This one and those below it, each before those below it.
+    /// Returns this cgroup and its descendants, each before its children.
     fn with_those_below(self) -> impl Iterator<Item = Cgroup> {
         let version = self.version;
         let mut dirs = vec![self.dir];
@@ -113,13 +113,13 @@ impl Cgroup {
         fs::read_to_string(self.dir.join(name)).ok()?.trim().parse().ok()
     }
 
-    /// Its counts, which include those below it.
+    /// Reads the cgroup's counts, which include its descendants.
     fn counts(&self) -> Option<Counts> {
         let text = fs::read_to_string(self.dir.join(STATISTICS)).ok()?;
         Some(Counts { text, prefix: self.version.stat_prefix })
     }
 
-    /// What it has swapped out, and not in memory as well.
+    /// Returns the bytes swapped out, without those that are also in the swap cache.
     fn swapped_bytes(&self, counts: &Counts) -> Option<u64> {
         match self.version.swap {
             Some(file) => Some(self.number(file)?.saturating_sub(counts.get("swapcached"))),
@@ -127,10 +127,10 @@ impl Cgroup {
         }
     }
 
-    /// What its limit leaves it, if it has one: one without says "max", or a number beyond all memory.
+    /// Returns the bytes left below the limit, if there is one: no limit reads as "max", or as a huge number.
     fn room_bytes(&self, counts: &Counts) -> Option<u64> {
         let (limit, usage) = (self.number(self.version.limit)?, self.number(self.version.usage)?);
-        // What the page cache has of it goes when it is needed.
+        // Page cache is reclaimed when memory is needed.
         let cache_bytes = counts.get("inactive_file") + counts.get("active_file");
         Some(limit.saturating_sub(usage.saturating_sub(cache_bytes)))
     }
@@ -149,7 +149,7 @@ struct Counts {
 }
 
 impl Counts {
-    /// The count of that name; 0 if there is none.
+    /// Returns the count of that name, or 0.
     fn get(&self, name: &str) -> u64 {
         let count =
             |line: &str| line.strip_prefix(self.prefix)?.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();

@@ -1,12 +1,12 @@
-//! Having the kernel bring cgroups' counts up to date while programs swap.
+//! Makes the kernel flush cgroup statistics while programs swap.
 //!
-//! When a cgroup meets its memory limit, Linux (6.18, measured) chooses what leaves memory by counts that it brings up to
-//! date every 2 s. A program that changes all of its cgroup's memory faster than that, with fast swap, can have nothing
-//! chosen at all, and is killed by the OOM killer though there is room: so it was with kernel zram in 6 of 9 runs of 15 s
-//! of a program that used four times its limit in no order. Reading a cgroup's `memory.stat` brings its counts up to date.
-//! So, while there are requests, a thread reads those of the cgroups that swap.
+//! When a cgroup reaches its memory limit, Linux (6.18, measured) chooses pages to reclaim by statistics that it
+//! flushes every 2 s. If a program with fast swap changes all of its cgroup's memory faster than that, reclaim may
+//! choose nothing, and the OOM killer kills the program although there is swap space: this happened with kernel zram in
+//! 6 of 9 runs of 15 s of a program that used four times its limit in random order. Reading a cgroup's `memory.stat`
+//! flushes its statistics. So, while there are requests, a thread reads the files of the cgroups that swap.
 //!
-//! No request waits for that thread, so that it may wait for memory.
+//! No request waits for that thread, so it may wait for memory.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -20,27 +20,27 @@ use uzram::device::Device;
 
 use crate::swap::cgroups::{self, STATISTICS};
 
-/// How often counts are brought up to date.
+/// How often statistics are flushed while there are requests.
 const PERIOD: Duration = Duration::from_millis(50);
-/// How often it is looked for cgroups that swap, and whether there are requests when there were none.
+/// How often cgroups that swap are searched for; also how often an idle thread checks for requests.
 const SEARCH_PERIOD: Duration = Duration::from_millis(500);
-/// For how long there are none before it is looked less often.
+/// The time without requests after which the thread is idle.
 const REST: Duration = Duration::from_secs(2);
-/// So many cgroups at most: each takes some 40 us.
+/// The most cgroups flushed; each takes about 40 us.
 const MAX_CGROUPS: usize = 64;
 
-/// The thread. Dropped, it ends.
+/// The thread. Dropping this ends it.
 pub struct FreshCounts {
     ends: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl FreshCounts {
-    /// Begins, for programs that swap to one of these devices. It has looked once, which has taken the memory that it
-    /// needs, when this returns.
+    /// Starts the thread for programs that swap to one of these devices. Searches once before it returns, which
+    /// allocates the memory that the thread needs.
     ///
     /// # Errors
-    /// The system starts no thread.
+    /// The thread cannot be started.
     pub fn start(devices: Vec<Arc<Device>>) -> std::io::Result<Self> {
         let (ends, end) = mpsc::channel();
         let mut keeper = Keeper::new(devices);
@@ -59,7 +59,7 @@ impl Drop for FreshCounts {
     fn drop(&mut self) {
         self.ends = None;
         if let Some(thread) = self.thread.take() {
-            // Nothing is left to do if it panicked.
+            // A panic of the thread needs no handling.
             let _ = thread.join();
         }
     }
@@ -67,11 +67,11 @@ impl Drop for FreshCounts {
 
 struct Keeper {
     devices: Vec<Arc<Device>>,
-    /// Pages read and written when it was looked last.
+    /// Pages read and written at the last look.
     pages: u64,
-    /// When there were new ones.
+    /// When `pages` last changed; `None` when idle.
     changed: Option<Instant>,
-    /// The counts of those who swapped at the last search.
+    /// The statistics files of the cgroups that swapped at the last search.
     counts: Vec<File>,
     searched: Option<Instant>,
 }
@@ -97,7 +97,7 @@ impl Keeper {
         if self.searched.is_none_or(|searched| searched.elapsed() >= SEARCH_PERIOD) {
             self.search();
         }
-        // Of one that is gone there is nothing to read.
+        // Reading the file of a removed cgroup fails.
         self.counts.retain(|counts| counts.read_at(&mut [0], 0).is_ok());
     }
 
@@ -125,7 +125,7 @@ mod tests {
         device.open().unwrap().write(0, &[1; 4096]).unwrap();
         keeper.look();
         assert_eq!(keeper.period(), PERIOD);
-        // One that can be read, and one that cannot; what was found before stays for a while.
+        // A readable and an unreadable file; search results are kept for `SEARCH_PERIOD`.
         let file = |path: &str| File::open(path).unwrap();
         keeper.counts = vec![file("/proc/self/stat"), file("/")];
         keeper.searched = Some(Instant::now());

@@ -1,4 +1,5 @@
-//! What a swap area in compressed memory needs beside its device: room to grow, room to come back, fresh counts.
+//! What a swap area in compressed memory needs besides its device: checks of memory for its contents and for swapoff,
+//! and fresh cgroup statistics.
 
 pub mod cgroups;
 pub mod room;

@@ -1,9 +1,9 @@
-//! What devices may take at most, and whether there is room for that.
+//! The most memory that devices may take, and whether there is room for it.
 //!
-//! The limit of this process's cgroup is one that a daemon must never meet: it would wait there for memory that only it
-//! can free, or be killed, and all contents with it. So devices that might not fit are refused ([`check_cgroup`]), at the
-//! start and when they are added. The machine's memory is shared with others, and what is swapped out mostly
-//! compresses: there, [`swap_warning`] says what may come.
+//! A daemon must never reach the limit of its cgroup: it would wait for memory that only it can free, or be killed,
+//! which loses all contents. So devices that might not fit are refused ([`check_cgroup`]), at the start and when they
+//! are added. For the machine's memory, which is shared, and as swapped-out pages mostly compress, [`swap_warning`]
+//! only warns.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use uzram::machine_memory::{self, Memory};
 use uzram::units::format_size;
 use uzram::{Error, ErrorKind};
 
-/// What the process takes beside its devices: program, buffers, stacks, heap; measured, and some more.
+/// Memory of the process besides its devices: program, buffers, stacks, heap; measured, with a margin.
 const PROCESS_BYTES: u64 = 32 << 20;
-/// What a pool takes at most, if nothing compresses, for the pages of its disk: a sixteenth more.
+/// The most memory of a pool, in sixteenths of its disk, if nothing compresses.
 const POOL_SIXTEENTHS: u64 = 17;
 
-/// What a device's contents may take at most, beside its fixed cost: `mem_limit`, or all of its disk uncompressed, and
-/// its reserve.
+/// Returns the most memory that a device's contents may take, without its fixed cost: `mem_limit`, or the whole disk
+/// uncompressed plus the reserve, if that is less.
 fn most_contents_bytes(device: &DeviceStats) -> u64 {
     let uncompressed_bytes = (device.disksize_bytes / 16).saturating_mul(POOL_SIXTEENTHS);
     let pool_bytes = uncompressed_bytes.saturating_add(device.reserve_bytes);
@@ -28,24 +28,24 @@ fn most_contents_bytes(device: &DeviceStats) -> u64 {
     }
 }
 
-/// Makes sure that a daemon's devices fit into what its cgroup may have now.
+/// Checks that a daemon's devices fit below the current limit of its cgroup.
 ///
 /// # Errors
 /// As [`check_cgroup`].
 pub fn check(devices: &[Arc<Device>]) -> uzram::Result<()> {
     match machine_memory::read() {
         Ok(memory) => check_cgroup(devices, &memory),
-        // Without /proc nothing is known of a limit.
+        // Without /proc the limit is unknown.
         Err(_) => Ok(()),
     }
 }
 
-/// Makes sure that the devices, in this order, fit into what this process's cgroup may have.
+/// Checks that the devices, in this order, fit below the limit of this process's cgroup.
 ///
 /// # Errors
-/// `NoMemory` for the first that does not: with the numbers, and what to set.
+/// `NoMemory` for the first device that does not fit, with the sizes and what to set.
 fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> uzram::Result<()> {
-    // Then it has no limit.
+    // The cgroup has no limit.
     if memory.limit_bytes >= memory.ram_bytes {
         return Ok(());
     }
@@ -78,7 +78,7 @@ fn check_cgroup(devices: &[Arc<Device>], memory: &Memory) -> uzram::Result<()> {
     Ok(())
 }
 
-/// A line about the devices of `swap`, if together they may take more than the machine has.
+/// Returns a warning if the devices of `swap` together may take more than the machine's memory.
 pub fn swap_warning(swap: &[Arc<Device>], memory: &Memory) -> Option<String> {
     let stats: Vec<DeviceStats> = swap.iter().map(|device| device.counts()).collect();
     let contents_bytes: u64 = stats.iter().map(most_contents_bytes).sum();
@@ -125,7 +125,7 @@ mod tests {
         assert!(complaint(&[limited(), limited()], 240).contains("give it a --mem-limit of"));
         assert!(complaint(&[limited()], 32).contains("leaves room for 0 B: make it smaller (--size)"));
         assert!(check_cgroup(&[limited(), limited()], &of(280)).is_ok());
-        // One without a size takes nothing yet.
+        // A device without a size takes no memory yet.
         assert!(check_cgroup(&[device(&[])], &of(1)).is_ok());
     }
 

@@ -1,4 +1,4 @@
-//! Switching a swap area off: what was swapped out comes back to memory, so there must be room for it first.
+//! Switching a swap area off: swapped-out pages come back to memory, so there must be room for them first.
 
 use rustix::io::Errno;
 use uzram::units::format_size;
@@ -9,22 +9,22 @@ use crate::failure::{Context, Failure, Result};
 use crate::swap::cgroups::{Tight, find_tight};
 use crate::terminal::live;
 
-/// Switches a swap area off, of whose contents the daemon keeps `kept_bytes` in memory, unless memory would not suffice.
+/// Switches a swap area off unless there is too little memory; the daemon keeps `kept_bytes` of its contents in memory.
 ///
 /// # Errors
-/// It would not: with the numbers; or the kernel could not.
+/// There is too little memory (with the sizes), or the kernel failed.
 pub fn switch_off(attachment: LoopAttachment, kept_bytes: u64) -> Result<()> {
     let failed = || "cannot read /proc/swaps".to_owned();
-    // Held, so that it stays what it is.
+    // Held, so that its number is not reused meanwhile.
     let Some(held) = attachment.hold()? else { return Ok(()) };
     let Some(area) = attachment.swap_area().context(failed)? else { return Ok(()) };
     let active = swap_area::active().context(failed)?;
     let others = active.iter().filter(|other| other.path != area.path);
     let elsewhere_bytes: u64 = others.map(|other| other.size_bytes.saturating_sub(other.used_bytes)).sum();
     let available_bytes = uzram::machine_memory::available_bytes()?;
-    // What the daemon keeps goes as it comes back.
     let path = attachment.path();
     let shown = path.display();
+    // The daemon frees what it keeps as pages come back.
     if area.used_bytes > available_bytes + elsewhere_bytes + kept_bytes {
         return Err(Failure::Line(format!(
             "swap on {shown} stays on: {} would come back, and there is room for {} ({} available, {} kept by the daemon \

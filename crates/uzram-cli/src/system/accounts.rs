@@ -1,43 +1,43 @@
-//! Users and groups of the machine, by name or number, and permissions as people write them.
+//! Parsing of users and groups, by name or number, and of octal permissions.
 //!
-//! Names are looked up in the files of passwd(5) and group(5) alone. What else the system may ask (LDAP, say) takes
-//! libraries of glibc's that a static program cannot load.
+//! Names are looked up only in the files of passwd(5) and group(5). Other sources (LDAP, say) need glibc libraries that
+//! a static program cannot load.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 
-/// The longest line that is read: groups may have many members.
+/// The longest line that is parsed: groups may have many members.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// The number of a user.
+/// Returns the number of a user.
 ///
 /// # Errors
-/// `/etc/passwd` has none of that name.
+/// `/etc/passwd` has no user of that name.
 pub fn parse_user(text: &str) -> Result<u32, String> {
     number_of(text, "user", "/etc/passwd")
 }
 
-/// The number of a group.
+/// Returns the number of a group.
 ///
 /// # Errors
-/// `/etc/group` has none of that name.
+/// `/etc/group` has no group of that name.
 pub fn parse_group(text: &str) -> Result<u32, String> {
     number_of(text, "group", "/etc/group")
 }
 
-/// Permissions in octal digits, as in 0660.
+/// Parses permissions in octal digits, as in 0660.
 ///
 /// # Errors
-/// They are none.
+/// The text is not octal, or more than 0777.
 pub fn parse_mode(text: &str) -> Result<u32, String> {
     let digits = (1..=4).contains(&text.len()) && text.bytes().all(|byte| (b'0'..=b'7').contains(&byte));
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| digits && *mode <= 0o777);
     mode.ok_or_else(|| "write permissions in octal, from 0000 to 0777, as in 0660".to_owned())
 }
 
-/// A number as it is, or that of a name in a file of lines `NAME:PASSWORD:NUMBER:…`.
+/// Parses a number, or looks a name up in a file of lines `NAME:PASSWORD:NUMBER:…`.
 fn number_of(text: &str, what: &str, path: &str) -> Result<u32, String> {
-    // The last number means nobody, chown(2).
+    // The highest number means "no change", chown(2).
     let is_one = |number: &u32| *number != u32::MAX;
     if text.bytes().all(|byte| byte.is_ascii_digit()) {
         return text.parse().ok().filter(is_one).ok_or_else(|| format!("there is no {what} '{text}'"));
@@ -49,7 +49,7 @@ fn number_of(text: &str, what: &str, path: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("there is no {what} '{text}' in {path}: write a number for others"))
 }
 
-/// The number in the first line of that name.
+/// Returns the number in the first valid line of that name.
 fn find(mut lines: impl BufRead, name: &str) -> Option<u32> {
     let mut line = Vec::new();
     loop {

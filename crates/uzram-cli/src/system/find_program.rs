@@ -1,4 +1,4 @@
-//! Programs, as a shell finds them.
+//! Looking programs up in `PATH`.
 
 use std::path::PathBuf;
 

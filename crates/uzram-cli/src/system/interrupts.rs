@@ -1,4 +1,4 @@
-//! ^C in the midst of what has to end in order.
+//! ^C during an operation that needs an orderly end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,20 +8,21 @@ use signal_hook::flag;
 
 use crate::failure::{Context, Result};
 
-/// As long as it lives, the first SIGINT is only noted, for [`Interrupts::came`]; it interrupts such system calls alone as
-/// never start again by themselves (swapoff(2), or a read with a time-out: `SA_RESTART`, signal(7)). A second one ends the
+/// While this exists, the first SIGINT is only recorded, for [`Interrupts::came`]. It interrupts only system calls that
+/// are never restarted (swapoff(2), or a read with a time-out: `SA_RESTART`, signal(7)). A second one kills the
 /// process.
 pub struct Interrupts(Arc<AtomicBool>);
 
 impl Interrupts {
-    /// From now on.
+    /// Installs the signal handler, unless SIGINT is ignored.
     ///
     /// # Errors
-    /// The system gives no handler.
+    /// The handler cannot be installed.
     pub fn catch() -> Result<Interrupts> {
         let interrupts = Interrupts(Arc::default());
         if !is_ignored(SIGINT) {
-            // In this order: the first one does what is done by default once the second was called.
+            // In this order: handlers run in order of registration, so the first takes the default action only from the
+            // second signal on.
             flag::register_conditional_default(SIGINT, Arc::clone(&interrupts.0))
                 .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupts.0)))
                 .context(|| "cannot handle signals".to_owned())?;
@@ -29,7 +30,7 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// Whether there was one.
+    /// Returns whether a SIGINT was received.
     pub fn came(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -41,11 +42,11 @@ impl Drop for Interrupts {
     }
 }
 
-/// Whether this process was started to ignore a signal.
+/// Returns whether this process ignores a signal.
 pub fn is_ignored(signal: i32) -> bool {
-    // SAFETY: a structure of numbers, a set of bits and an address that may be null.
+    // SAFETY: all fields of the structure are integers, a bit set and a nullable pointer: zeros are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: without a new action, the one that there is goes where the last argument says, which is `action`.
+    // SAFETY: with a null new action, the call only writes the current one to `action`, which is valid for that.
     let asked = unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
     asked == 0 && action.sa_sigaction == libc::SIG_IGN
 }

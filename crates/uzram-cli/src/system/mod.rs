@@ -1,4 +1,4 @@
-//! What the daemon and its clients know of this process and this machine.
+//! This process and this machine, for the daemon and its clients.
 
 pub mod process_status;
 pub mod accounts;

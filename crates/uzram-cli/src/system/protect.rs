@@ -1,11 +1,11 @@
-//! Keeping the daemon from waiting for memory that only it can free: what swap needs of its process.
+//! Protecting a swap daemon from waiting for memory that only it can free.
 //!
-//! The kernel gives memory to others by having pages written to a swap area. If whoever writes them waits for memory
-//! himself, all wait for each other. So nothing of this process is ever paged out, and what it may touch while it
-//! serves a swap area is touched before: the program, the heap, the pool's reserve (the device's attribute `reserve`),
-//! and the buffers and stacks of its threads (`uzram_serve::fuse`).
+//! The kernel reclaims memory by writing pages to a swap area. If the daemon that stores them waits for memory itself,
+//! this is a deadlock. So no page of this process is ever paged out, and all memory that it may touch while it serves a
+//! swap area is touched before: the program, the heap, the pool's reserve (the device's attribute `reserve`), and the
+//! buffers and stacks of its threads (`uzram_serve::fuse`).
 //!
-//! It is done before there are other threads, so that these inherit it.
+//! This happens before other threads are started, so that they inherit it.
 
 use std::fs;
 use std::os::raw::c_void;
@@ -14,24 +14,24 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MlockAllFlags};
 use uzram_serve::control::MeasureJson;
 
-/// Heap that is touched beforehand, for all that small requests ever ask of it.
+/// Heap to touch beforehand, for all small allocations while serving.
 #[cfg(target_env = "gnu")]
 const HEAP_BYTES: usize = 512 << 10;
-/// Larger allocations are mappings of their own, and go back to the system when they are freed.
+/// Larger allocations are separate mappings, which are unmapped when they are freed.
 #[cfg(target_env = "gnu")]
 const MAPPED_BYTES: i32 = 4 << 20;
-/// A file of the program that is larger than all of ours is not read as a whole.
+/// Larger file mappings are not populated; none of the program's own is.
 const MAX_TEXT_BYTES: usize = 64 << 20;
-/// The score of a process that is never killed for others' memory, proc_pid_oom_score_adj(5).
+/// The score that exempts a process from the OOM killer, proc_pid_oom_score_adj(5).
 const NEVER_KILLED: &str = "-1000";
 
 /// `<linux/prctl.h>`, since Linux 5.6.
 const PR_SET_IO_FLUSHER: i32 = 57;
 
-/// Does what can be done, and says what could not.
+/// Applies all measures, and returns the outcome of each.
 pub fn protect() -> Vec<MeasureJson> {
     let io_flusher = set_io_flusher(true);
-    // What is touched from here on stays; nothing that was not touched is.
+    // Locks pages when they are touched; does not populate mappings.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
     let locked = rustix::mm::mlockall(flags);
     touch_program();
@@ -52,26 +52,26 @@ pub fn protect() -> Vec<MeasureJson> {
     .into()
 }
 
-/// Lets a process that a protected one has started wait for memory like any other, and be ended for others' memory: one
-/// that brings back what was swapped out.
+/// Makes a process started by a protected one an ordinary one again, which waits for memory and may be killed by the
+/// OOM killer: for the process that runs swapoff.
 pub fn unprotect() {
-    // Without it, it finds memory less easily.
+    // If this fails, the process only gets memory less easily.
     let _ = set_io_flusher(false);
     let _ = fs::write("/proc/self/oom_score_adj", "0");
 }
 
 fn explain(error: Errno, capability: &str) -> String {
     match error {
-        Errno::PERM | Errno::ACCESS => format!("that takes {capability}"),
-        Errno::INVAL => "this kernel cannot".to_owned(),
+        Errno::PERM | Errno::ACCESS => format!("it needs {capability}"),
+        Errno::INVAL => "not supported by this kernel".to_owned(),
         error => error.to_string(),
     }
 }
 
-/// Whether memory that the kernel needs for us is not to be won by writing: `PR_SET_IO_FLUSHER`, prctl(2).
+/// Sets whether the kernel must not write pages out to get memory for this thread: `PR_SET_IO_FLUSHER`, prctl(2).
 fn set_io_flusher(is_one: bool) -> rustix::io::Result<()> {
-    // SAFETY: the option takes numbers only, and changes how the kernel finds memory for this thread and those that it
-    // starts.
+    // SAFETY: the option takes only numbers, and only changes how the kernel allocates memory for this thread and those
+    // that it starts.
     match unsafe { libc::prctl(PR_SET_IO_FLUSHER, libc::c_ulong::from(is_one), 0, 0, 0) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
@@ -80,11 +80,11 @@ fn set_io_flusher(is_one: bool) -> rustix::io::Result<()> {
 
 /// Brings the program's code and constants into memory.
 fn touch_program() {
-    // Without the list, they come when they are used, as with every other program.
+    // Without the list, pages are faulted in on use, as in any other program.
     let Ok(maps) = fs::read_to_string("/proc/self/maps") else { return };
     for (start, len) in maps.lines().filter_map(file_mapping) {
-        // SAFETY: the range is a mapping of this process, and the advice changes no contents. Where it goes wrong (a
-        // kernel before 5.14, a file that was cut), nothing is lost but time.
+        // SAFETY: the range is a mapping of this process, and the advice changes no contents. If it fails (a kernel
+        // before 5.14, a truncated file), pages are faulted in on use.
         let _ = unsafe {
             rustix::mm::madvise(
                 std::ptr::without_provenance_mut::<c_void>(start),
@@ -95,7 +95,7 @@ fn touch_program() {
     }
 }
 
-/// Where a line of `/proc/PID/maps` is one of a file that is read or run: its start and length.
+/// Returns start and length of a line of `/proc/PID/maps`, if it is a readable mapping of a file.
 fn file_mapping(line: &str) -> Option<(usize, usize)> {
     let mut fields = line.split_ascii_whitespace();
     let (start, end) = fields.next()?.split_once('-')?;
@@ -106,20 +106,20 @@ fn file_mapping(line: &str) -> Option<(usize, usize)> {
     (is_read && is_file && len <= MAX_TEXT_BYTES).then_some((start, len))
 }
 
-/// Has the heap keep what it gets.
+/// Makes the heap keep its memory.
 fn keep_heap() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: plain settings of glibc's allocator.
+    // SAFETY: mallopt only changes parameters of glibc's allocator, and takes numbers.
     unsafe {
-        // One heap for all threads, which is never cut.
+        // One heap for all threads, which is never trimmed.
         libc::mallopt(libc::M_ARENA_MAX, 1);
         libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_BYTES);
     }
 }
 
-/// Touches some heap beyond what is in use, which stays, so that small allocations ask the kernel for nothing. For
-/// when all that lasts has been allocated.
+/// Touches free heap memory, which stays resident, so that small allocations cause no page faults. Call it after all
+/// long-lived allocations.
 pub fn touch_heap() {
     #[cfg(target_env = "gnu")]
     {

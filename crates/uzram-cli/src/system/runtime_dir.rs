@@ -1,16 +1,16 @@
 //! The runtime directory: where a daemon and its clients meet.
 //!
-//! Which it is: `--runtime-dir`, else `$UZRAM_RUNTIME_DIR`, else `/run/uzram` for root and `$XDG_RUNTIME_DIR/uzram` for
+//! Its path is `--runtime-dir`, else `$UZRAM_RUNTIME_DIR`, else `/run/uzram` for root and `$XDG_RUNTIME_DIR/uzram` for
 //! other users. Root never uses `$XDG_RUNTIME_DIR`: it is unmounted when root's session ends, and after `su` it is
-//! another user's. Its path is UTF-8, as the control API tells paths in JSON.
+//! another user's. The path is UTF-8, as the control API has paths in JSON.
 //!
-//! It belongs to one user (mode 0700) and to one daemon at a time: whoever holds the lock on
-//! `uzram.lock` owns the sockets in it. A lock goes away with its process, so sockets found while
-//! holding it were left by a crash and may be removed. The lock file itself stays: removing it would
-//! let two daemons lock two different files of that name.
+//! It belongs to one user (mode 0700) and to one daemon at a time: the process that holds the lock on
+//! `uzram.lock` owns the sockets in it. The lock ends with its process, so sockets that its holder finds
+//! were left by a crash and may be removed. The lock file itself stays: removing it would let two daemons
+//! lock two different files of that name.
 //!
-//! The daemon finds it by [`Place`], which follows no symbolic link of other users, and works below its descriptor: a
-//! directory that takes its place in the path meanwhile is not touched.
+//! The daemon resolves the path by [`Place`], which follows no symbolic link of another user, and then works on the
+//! directory's descriptor: a directory that replaces it in the path is not touched.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -27,31 +27,31 @@ use uzram::trusted_path::{Place, Refused, only_we_may_write};
 
 use crate::failure::{Context, Failure, Result};
 
-/// Where NBD clients connect.
+/// The socket for NBD clients.
 pub const NBD_SOCKET: &str = "nbd.sock";
-/// Where control clients connect.
+/// The socket for control clients.
 pub const CONTROL_SOCKET: &str = "control.sock";
-/// Names the runtime directory where `--runtime-dir` does not.
+/// The environment variable that names the runtime directory if `--runtime-dir` does not.
 pub const RUNTIME_DIR_VARIABLE: &str = "UZRAM_RUNTIME_DIR";
 const LOCK_FILE: &str = "uzram.lock";
 
-/// The runtime directory of root, unless it is said otherwise.
+/// The default runtime directory of root.
 const OF_ROOT: &str = "/run/uzram";
 
-/// The longest path a Unix socket can have: `sun_path` less its final zero, unix(7).
+/// The longest path of a Unix socket: `sun_path` without its final zero, unix(7).
 const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// The option that every command with a daemon at the other end takes.
+/// The option of every command that talks to a daemon or starts one.
 #[derive(clap::Args)]
 pub struct RuntimeArgs {
-    /// Where the daemon's sockets are [default: $UZRAM_RUNTIME_DIR, else /run/uzram for root and
+    /// The directory of the daemon's sockets [default: $UZRAM_RUNTIME_DIR, else /run/uzram for root and
     /// $XDG_RUNTIME_DIR/uzram for other users]
     #[arg(long, value_name = "DIR")]
     runtime_dir: Option<PathBuf>,
 }
 
 impl RuntimeArgs {
-    /// The runtime directory, as an absolute path. It need not exist.
+    /// Returns the runtime directory as an absolute path. It need not exist.
     ///
     /// # Errors
     /// Neither the option nor the environment names one, or its path is not UTF-8.
@@ -85,7 +85,7 @@ fn choose(
         if root {
             return Some(PathBuf::from(OF_ROOT));
         }
-        // Relative ones are to be ignored, says the XDG base directory specification.
+        // The XDG Base Directory Specification says to ignore relative paths.
         xdg.filter(|path| path.is_absolute()).map(|path| path.join("uzram"))
     };
     option.or(own).or_else(default).ok_or_else(|| {
@@ -93,10 +93,10 @@ fn choose(
     })
 }
 
-/// The path of a socket in `dir`.
+/// Returns the path of a socket in `dir`.
 ///
 /// # Errors
-/// It is longer than a socket's path can be.
+/// The path is too long for a socket.
 pub fn socket_path(dir: &Path, name: &str) -> Result<PathBuf> {
     let path = dir.join(name);
     let len_bytes = path.as_os_str().as_bytes().len();
@@ -118,18 +118,18 @@ pub struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// Creates the directory if need be, and checks that it is private.
+    /// Creates the directory if necessary, and checks that it is private.
     ///
     /// # Errors
-    /// It cannot be created or used, or others may enter it.
+    /// The directory cannot be created or used, or other users have access to it.
     pub fn make(path: &Path) -> Result<()> {
         open_private(path).map(drop)
     }
 
-    /// Makes the directory as [`RuntimeDir::make`] does, and locks it.
+    /// Creates the directory as [`RuntimeDir::make`] does, and locks it.
     ///
     /// # Errors
-    /// It cannot be created or used, others may enter it, or a daemon serves it already.
+    /// As [`RuntimeDir::make`], or a daemon serves the directory already.
     pub fn claim(path: PathBuf) -> Result<RuntimeDir> {
         let dir = open_private(&path)?;
         let lock_path = path.join(LOCK_FILE);
@@ -149,18 +149,18 @@ impl RuntimeDir {
         Ok(RuntimeDir { path, dir, lock, sockets: Vec::new() })
     }
 
-    /// The directory, open.
+    /// Returns a descriptor of the directory.
     ///
     /// # Errors
-    /// The system gives no descriptor.
+    /// The descriptor cannot be duplicated.
     pub fn descriptor(&self) -> Result<OwnedFd> {
         self.dir.try_clone().context(|| format!("runtime directory '{}'", self.path.display()))
     }
 
-    /// Listens on the socket `name`, mode 0600, in place of one that a crash has left.
+    /// Listens on the socket `name`, mode 0600; removes a stale one first.
     ///
     /// # Errors
-    /// The path is too long, taken by something else, or the system refuses.
+    /// The path is too long, another file has the name, or the system refuses.
     pub fn bind(&mut self, name: &str) -> Result<UnixListener> {
         let path = socket_path(&self.path, name)?;
         self.remove_stale(name)?;
@@ -199,14 +199,14 @@ impl Drop for RuntimeDir {
                 tracing::warn!(%error, path = %self.path.join(name).display(), "cannot remove a socket");
             }
         }
-        // The process id in it is ours no longer; a failure leaves a file that nobody believes.
+        // Remove our process ID. A failure is harmless: readers rely only on the lock.
         let _ = self.lock.set_len(0);
     }
 }
 
-/// Opens the directory, which is made if there is none, and makes sure that it is ours with mode 0700.
+/// Opens the directory, creating it if necessary, and checks that it is ours with mode 0700.
 fn open_private(path: &Path) -> Result<OwnedFd> {
-    // Before anything is created: these must fit.
+    // Check the length before creating anything.
     socket_path(path, CONTROL_SOCKET)?;
     let shown = path.display();
     let place = make_all(path).map_err(|refused| match refused {
@@ -218,11 +218,11 @@ fn open_private(path: &Path) -> Result<OwnedFd> {
     open_own_at(&place, path)
 }
 
-/// Opens a runtime directory that may be there, and makes sure that it is ours with mode 0700: what it holds can then be
-/// believed. `None` when there is none.
+/// Opens a runtime directory, and checks that it is ours with mode 0700, so that its files can be trusted. Returns
+/// `None` if it does not exist.
 ///
 /// # Errors
-/// It cannot be used, or others may enter it.
+/// The directory cannot be used, or other users have access to it.
 pub fn open_own(path: &Path) -> Result<Option<OwnedFd>> {
     let place = match Place::resolve(path) {
         Err(Refused::System(Errno::NOENT)) => return Ok(None),
@@ -260,7 +260,7 @@ fn open_own_at(place: &Place, path: &Path) -> Result<OwnedFd> {
     }
 }
 
-/// Makes a directory, mode 0700, and those above it, unless there is something of that name. Where it is.
+/// Creates a directory, mode 0700, and its parents, unless something of that name exists. Returns its place.
 fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
     let place = match (Place::resolve(path), path.parent()) {
         (Err(Refused::System(Errno::NOENT)), Some(parent)) => {
@@ -272,7 +272,7 @@ fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
     match place.status() {
         Ok(_) => Ok(place),
         Err(Errno::NOENT) => match place.make_dir(Mode::RWXU) {
-            // Somebody else may just have made it.
+            // Another process may just have created it.
             Ok(()) | Err(Errno::EXIST) => Ok(place),
             Err(errno) => Err(errno.into()),
         },
@@ -280,22 +280,22 @@ fn make_all(path: &Path) -> std::result::Result<Place, Refused> {
     }
 }
 
-/// For clients: whether only root and this user can have put a socket into the directory `dir`, so that what listens
-/// there may be asked. A directory that does not exist is none to complain about.
+/// For clients: checks that only root and this user can have created sockets in `dir`, so that the process listening
+/// there can be trusted. Accepts a directory that does not exist.
 ///
 /// # Errors
-/// Others may write to it, or the path leads through a symbolic link of theirs.
+/// Other users can write to the directory, or its path leads through a symbolic link of another user.
 pub fn check_trusted(dir: &Path) -> Result<()> {
     let distrusted = |why: String| {
         let shown = dir.display();
         Failure::Line(format!(
-            "nothing in the runtime directory '{shown}' is believed: {why}; choose another --runtime-dir"
+            "the runtime directory '{shown}' is not trusted: {why}; choose another --runtime-dir"
         ))
     };
     let status = Place::resolve(dir).and_then(|place| Ok(place.status()?));
     let stat = match status {
         Ok(stat) => stat,
-        // To connect will say so.
+        // Connecting will report the error.
         Err(Refused::System(_)) => return Ok(()),
         Err(link @ Refused::Link { .. }) => return Err(distrusted(link.to_string())),
     };
@@ -306,8 +306,7 @@ pub fn check_trusted(dir: &Path) -> Result<()> {
     Err(distrusted(format!("it belongs to user {} and has mode {mode:04o}", stat.st_uid)))
 }
 
-/// Waits until no daemon holds `dir`, so that another can follow at once. False if `timeout` passes
-/// first.
+/// Waits until no daemon holds `dir`, so that another can start. Returns false if `timeout` passes first.
 ///
 /// # Errors
 /// The lock file cannot be opened.
@@ -318,8 +317,8 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
         other => other.context(|| format!("cannot open '{}'", lock_path.display()))?,
     };
     let deadline = Instant::now() + timeout;
-    // A shared lock for a moment disturbs nobody but a daemon that starts just then; a process id
-    // instead would mean nothing to a client in another container.
+    // A short shared lock disturbs only a daemon that starts at that moment; a process ID would be useless to a
+    // client in another PID namespace.
     while flock(&lock, FlockOperation::NonBlockingLockShared).is_err() {
         if Instant::now() >= deadline {
             return Ok(false);
@@ -331,7 +330,7 @@ pub fn wait_until_free(dir: &Path, timeout: Duration) -> Result<bool> {
 
 fn in_use(path: &Path, lock: &mut File) -> Failure {
     let mut text = String::new();
-    // It is ten digits; an unreadable or empty file only costs the message a number.
+    // At most ten digits; if the file is unreadable or empty, the message only lacks the number.
     let _ = lock.take(32).read_to_string(&mut text);
     let process = match text.trim().parse::<u32>() {
         Ok(pid) => format!("process {pid}"),

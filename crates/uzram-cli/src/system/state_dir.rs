@@ -1,5 +1,5 @@
-//! `/var/lib/uzram`: where backing files lie that nobody but root is to read. It is made when a backing is to lie in it,
-//! so that the examples work as they stand.
+//! `/var/lib/uzram`: a directory for backing files that only root can read. Created when a backing file is to be in it,
+//! so that the examples work as written.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use crate::failure::{Context, Result};
 /// The directory.
 const STATE_DIR: &str = "/var/lib/uzram";
 
-/// Makes the directory, mode 0700, if a backing, `PATH[:SIZE]`, is to lie directly in it and there is none.
+/// Creates the directory, mode 0700, if it does not exist and a backing file, `PATH[:SIZE]`, is to be directly in it.
 ///
 /// # Errors
-/// It cannot be made.
+/// The directory cannot be created.
 pub fn make_for(backing: &str) -> Result<()> {
     if Path::new(backing).parent() != Some(Path::new(STATE_DIR)) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! What is said on standard error: a daemon's log lines, and in a terminal one live line that stays below them, or that
-//! says how far a command has come.
+//! Output on standard error: a daemon's log and, on a terminal, one live line below it, which shows statistics or a
+//! command's progress.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::terminal::show::{per_second, ratio};
 /// Whether the live line is on the screen. Written and read with standard error locked.
 static SHOWN: AtomicBool = AtomicBool::new(false);
 
-/// Back to the first column, and clear the line (ECMA-48 EL).
+/// Returns to the first column and clears the line (ECMA-48 EL).
 const ERASE: &str = "\r\x1b[K";
 
 /// How much to log.
@@ -26,20 +26,20 @@ const ERASE: &str = "\r\x1b[K";
 pub enum LogLevel {
     /// Failures only.
     Error,
-    /// And what looks wrong.
+    /// Also warnings.
     Warn,
-    /// And what is done at someone's request.
+    /// Also what users request.
     Info,
-    /// And what clients do.
+    /// Also what clients do.
     Debug,
     /// Everything.
     Trace,
 }
 
-/// Sends this process's log to standard error.
+/// Starts this process's log, on standard error.
 ///
 /// # Errors
-/// It goes somewhere already.
+/// The log has been started already.
 pub fn start_log(level: LogLevel) -> Result<()> {
     let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
@@ -53,7 +53,7 @@ pub fn start_log(level: LogLevel) -> Result<()> {
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(|| AboveLiveLine)
-        // It would report a lost standard error on standard error, and panic.
+        // Otherwise it would report a failed write to standard error on standard error, and panic.
         .log_internal_errors(false)
         .try_init()
         .context(|| "cannot start the log".to_owned())
@@ -61,24 +61,24 @@ pub fn start_log(level: LogLevel) -> Result<()> {
 
 /// Prints on standard error, in place of the live line.
 pub fn note(text: &str) {
-    // With standard error gone there is nobody to tell, and no reason to stop.
+    // A closed standard error is no reason to stop.
     let _ = AboveLiveLine.write_all(text.as_bytes());
 }
 
-/// Prints the line of a failure, as one line whatever it quotes.
+/// Prints a failure's message on one line: control characters that it quotes become spaces.
 pub fn error_line(line: &str) {
     let line: String = line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     note(&format!("{PREFIX}{line}\n"));
 }
 
-/// Standard error, less the live line. Whoever writes to it writes whole lines.
+/// Writer to standard error that erases the live line first. Callers write whole lines.
 struct AboveLiveLine;
 
 impl Write for AboveLiveLine {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         let mut stderr = io::stderr().lock();
         if SHOWN.swap(false, Ordering::Relaxed) {
-            // At once, so that a terminal shows both or neither.
+            // In one write, so that a terminal shows both or neither.
             stderr.write_all(&[ERASE.as_bytes(), buf].concat())?;
             return Ok(buf.len());
         }
@@ -90,22 +90,22 @@ impl Write for AboveLiveLine {
     }
 }
 
-/// A line on a terminal that is written over again and again. Dropping it erases it.
+/// A line on a terminal that is redrawn in place. Dropping it erases it.
 pub struct StatusLine(());
 
 impl StatusLine {
-    /// How often something that is waited for should be drawn.
+    /// Redraw period while waiting for an operation.
     pub const PERIOD: Duration = Duration::from_millis(250);
 
-    /// One on standard error, if that is a terminal.
+    /// Creates a status line if standard error is a terminal.
     pub fn new() -> Option<StatusLine> {
         io::stderr().is_terminal().then_some(StatusLine(()))
     }
 
-    /// Draws it, or draws it again. The text is ASCII.
+    /// Draws the line in place of the last one. `text` must be ASCII.
     pub fn draw(&mut self, mut text: String) {
         let mut stderr = io::stderr().lock();
-        // A line that wraps cannot be erased. It is all ASCII: bytes are columns.
+        // A line that wraps cannot be erased. In ASCII, bytes are columns.
         if let Ok(size) = rustix::termios::tcgetwinsize(&stderr)
             && size.ws_col > 0
         {
@@ -123,7 +123,7 @@ impl Drop for StatusLine {
     }
 }
 
-/// Does something that takes its time, while another thread shows how far it has come, if standard error is a terminal.
+/// Runs `work` while another thread shows its progress, `text`, if standard error is a terminal.
 pub fn while_showing<R>(text: impl Fn() -> Option<String> + Send, work: impl FnOnce() -> R) -> R {
     let Some(mut line) = StatusLine::new() else { return work() };
     let (working, ended) = mpsc::channel::<()>();
@@ -133,7 +133,7 @@ pub fn while_showing<R>(text: impl Fn() -> Option<String> + Send, work: impl FnO
                 text().into_iter().for_each(|text| line.draw(text));
             }
         };
-        // Without a thread nothing is shown.
+        // If no thread starts, no progress is shown.
         let _ = thread::Builder::new().spawn_scoped(scope, show);
         let done = work();
         drop(working);
@@ -141,7 +141,7 @@ pub fn while_showing<R>(text: impl Fn() -> Option<String> + Send, work: impl FnO
     })
 }
 
-/// The live line: what is stored, what it costs, and how fast it moves. Dropping it erases it.
+/// The live line of a daemon: bytes stored, memory used, and IOPS. Dropping it erases it.
 pub struct LiveLine {
     line: StatusLine,
     last: StatsJson,
@@ -149,15 +149,15 @@ pub struct LiveLine {
 }
 
 impl LiveLine {
-    /// How often to redraw.
+    /// Redraw period.
     pub const PERIOD: Duration = Duration::from_secs(1);
 
-    /// A live line, if standard error is a terminal.
+    /// Creates a live line if standard error is a terminal.
     pub fn new(now: StatsJson) -> Option<LiveLine> {
         StatusLine::new().map(|line| LiveLine { line, last: now, last_at: Instant::now() })
     }
 
-    /// Draws it again.
+    /// Redraws the line with the rates since the last draw.
     pub fn draw(&mut self, now: StatsJson) {
         let at = Instant::now();
         self.line.draw(line(&self.last, &now, at - self.last_at));

@@ -1,4 +1,4 @@
-//! What people see: tables of statistics, lines that change, the log.
+//! Terminal output: tables of statistics, the live line, the log.
 
 pub mod show;
 pub mod slabinfo;

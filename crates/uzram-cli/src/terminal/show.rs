@@ -1,4 +1,4 @@
-//! Statistics as tables for people.
+//! Statistics as human-readable tables.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use uzram_serve::control::StatsJson;
 /// A device as the control API lists it.
 #[derive(Deserialize)]
 pub struct DeviceJson {
-    /// As in `zram0`.
+    /// The device's name, as in `zram0`.
     pub name: String,
-    /// Where clients find its contents.
+    /// The NBD URIs that serve it.
     pub uris: Vec<String>,
-    /// Its statistics.
+    /// The device's statistics.
     pub stats: StatsJson,
 }
 
-/// `stored / memory` with two decimals, `-` for nothing over nothing.
+/// Formats `stored / memory` with two decimals, or `-` if either is 0.
 pub fn ratio(stored_bytes: u64, memory_bytes: u64) -> String {
     if stored_bytes == 0 || memory_bytes == 0 {
         "-".to_owned()
@@ -27,12 +27,12 @@ pub fn ratio(stored_bytes: u64, memory_bytes: u64) -> String {
     }
 }
 
-/// A rate; 0 for no time at all.
+/// Returns `count` per second; 0 if no time has passed.
 pub fn per_second(count: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() { 0.0 } else { count as f64 / elapsed.as_secs_f64() }
 }
 
-/// The statistics of one device.
+/// Formats the statistics of one device.
 pub fn stats_table(name: &str, stats: &StatsJson) -> String {
     let limit = match stats.mem_limit_bytes {
         0 => "no limit".to_owned(),
@@ -101,7 +101,7 @@ pub fn stats_table(name: &str, stats: &StatsJson) -> String {
     text
 }
 
-/// What a device has of its backing device.
+/// Returns the rows about the backing device.
 fn backing_rows(stats: &StatsJson) -> [(&'static str, String, String); 3] {
     let (held, all) = (format_size(stats.backing_held_bytes), format_size(stats.backing_bytes));
     let damaged = match stats.backing_corrupted {
@@ -115,7 +115,7 @@ fn backing_rows(stats: &StatsJson) -> [(&'static str, String, String); 3] {
     ]
 }
 
-/// The statistics of one device, and where it is served.
+/// Formats the statistics of one device and its URIs.
 pub fn device_details(device: &DeviceJson) -> String {
     let mut text = stats_table(&device.name, &device.stats);
     for uri in &device.uris {
@@ -124,7 +124,7 @@ pub fn device_details(device: &DeviceJson) -> String {
     text
 }
 
-/// One line for each device, and one for each further URI.
+/// Formats one line for each device, and one for each further URI.
 pub fn device_table(devices: &[DeviceJson]) -> String {
     let mut text =
         format!("{:<12} {:>10} {:>10} {:>10} {:>6}  URI\n", "NAME", "SIZE", "STORED", "USED", "RATIO");

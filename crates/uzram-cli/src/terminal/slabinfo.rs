@@ -1,4 +1,4 @@
-//! Slab caches as text, in the layout of the kernel's files, so that what reads those reads this:
+//! Slab caches as text in the layout of the kernel's files, so that their parsers read this, too:
 //! `/proc/slabinfo`, version 2.1, and the counters of `/sys/kernel/slab/CACHE/`.
 
 use std::fmt::Write;
@@ -11,12 +11,12 @@ slabinfo - version: 2.1
 # name            <active_objs> <num_objs> <objsize> <objperslab> <pagesperslab> : tunables <limit> <batchcount> <sharedfactor> : slabdata <active_slabs> <num_slabs> <sharedavail>
 ";
 
-/// What a reader of the counters has to know. It is a comment to those who read the columns.
+/// Note for readers of the counters; parsers of the columns take it for a comment.
 const TIMING_NOTE: &str =
     "# list_lock_hold_ns counts only in a daemon that was started with `uzram up --slab-timing`\n";
 
-/// A line for each cache, and, `with_stats`, below it a line for each of its counters, and for the times
-/// damage was found: by cache and name, so that a counter that was searched for still says whose it is.
+/// Formats a line for each cache and, `with_stats`, a line for each of its counters and for `corrupted`. Each
+/// counter's line begins with the cache's name, so that grep's output shows which cache it belongs to.
 pub fn text(caches: &[CacheJson], with_stats: bool) -> String {
     let mut text = HEADER.to_owned();
     if with_stats {
@@ -31,8 +31,7 @@ pub fn text(caches: &[CacheJson], with_stats: bool) -> String {
     text
 }
 
-/// The line of a cache. What the kernel's own SLUB has no use for, it prints as 0: sharing caches
-/// between CPUs.
+/// Formats the line of a cache. Columns about caches shared between CPUs are 0, as in the kernel's own SLUB.
 fn columns(cache: &CacheJson) -> String {
     format!(
         "{:<17} {:>6} {:>6} {:>6} {:>4} {:>4} : tunables {:>4} {:>4} {:>4} : slabdata {:>6} {:>6} {:>6}\n",
@@ -51,7 +50,7 @@ fn columns(cache: &CacheJson) -> String {
     )
 }
 
-/// The lines of a cache's counters.
+/// Formats the lines of a cache's counters.
 fn counters(cache: &CacheJson) -> String {
     let name = &cache.name;
     let mut text = String::new();
@@ -63,7 +62,7 @@ fn counters(cache: &CacheJson) -> String {
     text
 }
 
-/// A counter as the kernel's file has it: the sum, then the CPUs that counted anything.
+/// Formats a counter as the kernel's file does: the sum, then the CPUs with a nonzero count.
 fn sum_and_cpus(count: &CounterJson) -> String {
     let mut text = count.total.to_string();
     for (cpu, count) in &count.cpus {
@@ -113,7 +112,7 @@ mod tests {
         );
     }
 
-    /// The kernel's own lines come out as they went in.
+    /// Formatting what was parsed from the kernel's lines gives the same lines.
     #[test]
     fn the_layout_is_the_kernel_s() {
         let Ok(kernel) = std::fs::read_to_string("/proc/slabinfo") else {
@@ -127,7 +126,7 @@ mod tests {
             let n: Vec<u64> = rest.split_whitespace().filter_map(|word| word.parse().ok()).collect();
             let [active_objs, num_objs, objsize, objperslab, pages, limit, batch, 0, active, num, 0] = n[..]
             else {
-                // A name with a blank in it, or a SLUB that shares.
+                // A name with a space in it, or nonzero shared columns.
                 continue;
             };
             let cache = CacheJson {

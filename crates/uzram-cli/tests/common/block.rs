@@ -1,4 +1,4 @@
-//! Block devices and swap in tests: as root, where FUSE and loop devices are, and leaving nothing behind.
+//! Block devices and swap in tests: for root, with FUSE and loop devices; leaves nothing behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use uzram::random::Random;
 use super::clients::run;
 use super::{Ended, Place, wait_until};
 
-/// Swap areas and their cgroups are the machine's: one test at a time.
+/// Swap areas and cgroups are global to the machine: one test at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Says why, if there can be no block devices here: the test then cannot run.
+/// Returns whether block devices are not available, and prints why; the test is then skipped.
 pub fn unable() -> bool {
     let why = if !rustix::process::geteuid().is_root() {
         "this user is not root"
@@ -29,10 +29,10 @@ pub fn unable() -> bool {
     true
 }
 
-/// A place whose daemon's mounts, loop devices and swap areas are gone when it is dropped, whatever happened.
+/// A place that removes its daemon's mounts, loop devices and swap areas when it is dropped, even after a failure.
 pub struct BlockPlace {
     pub place: Place,
-    /// Loop devices and swap areas that were there before, and are somebody else's.
+    /// Loop devices and swap areas that existed before.
     others: Vec<String>,
     _alone: MutexGuard<'static, ()>,
 }
@@ -44,7 +44,7 @@ impl BlockPlace {
         BlockPlace { place: Place::new(), others, _alone: alone }
     }
 
-    /// The directory of a device's files.
+    /// Returns the directory of the devices' files.
     pub fn files(&self) -> PathBuf {
         self.place.dir().join("mnt/zram0")
     }
@@ -53,29 +53,29 @@ impl BlockPlace {
         self.files().join("disk")
     }
 
-    /// A directory to mount something on.
+    /// Creates a mount point.
     pub fn mount_point(&self, name: &str) -> PathBuf {
         let dir = self.place.root().join(name);
         fs::create_dir_all(&dir).unwrap();
         dir
     }
 
-    /// The loop devices on this place's files.
+    /// Returns the loop devices on this place's files.
     pub fn loops(&self) -> Vec<String> {
         let root = self.place.root().canonicalize().unwrap();
-        // A path from the root of a mount that is gone may be ours.
+        // A path relative to the root of a detached mount may be ours.
         let is_ours = |file: &Path| file == Path::new("/zram0/disk") || file.starts_with(&root);
         let mut loops = loop_devices(is_ours);
         loops.retain(|device| !self.others.contains(device));
         loops
     }
 
-    /// The loop devices that are swapped to since this place is there.
+    /// Returns the loop devices that have become swap areas since this place was created.
     pub fn swap_areas(&self) -> Vec<String> {
         active_areas().filter(|area| !self.others.contains(area)).collect()
     }
 
-    /// What is mounted below this place's directory, last first.
+    /// Returns the mounts below this place's directory, the last first.
     pub fn mounts(&self) -> Vec<String> {
         let root = self.place.root().canonicalize().unwrap();
         let list = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -86,8 +86,8 @@ impl BlockPlace {
         dirs
     }
 
-    /// Whether anything is left of what a daemon does. A loop device that any other program looks at meanwhile is free
-    /// only when that is done.
+    /// Checks that no loop device, swap area or mount is left. A loop device that another program has open is freed
+    /// only when that closes it.
     pub fn assert_clean(&self) {
         wait_until("loop devices are free", || self.loops().is_empty());
         assert_eq!(self.mounts(), [""; 0]);
@@ -97,7 +97,7 @@ impl BlockPlace {
 
 impl Drop for BlockPlace {
     fn drop(&mut self) {
-        // What a failed test has left; all of this fails if there is nothing.
+        // Cleans up after a failed test; these commands fail if nothing is left.
         let loops = self.loops();
         for device in &loops {
             let _ = run(&self.place, "swapoff", &[device]);
@@ -115,7 +115,7 @@ impl Drop for BlockPlace {
     }
 }
 
-/// The loop devices on files for whose paths `wanted` holds.
+/// Returns the loop devices whose file's path satisfies `wanted`.
 fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut devices = Vec::new();
     for entry in fs::read_dir("/sys/block").unwrap() {
@@ -128,7 +128,7 @@ fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Vec<String> {
     devices
 }
 
-/// The loop devices that are swapped to.
+/// Returns the loop devices that are active swap areas.
 fn active_areas() -> impl Iterator<Item = String> {
     let list = fs::read_to_string("/proc/swaps").unwrap();
     let areas: Vec<String> =
@@ -136,12 +136,12 @@ fn active_areas() -> impl Iterator<Item = String> {
     areas.into_iter().filter(|area| area.starts_with("/dev/loop"))
 }
 
-/// Bytes swapped out to a device.
+/// Returns the bytes swapped out to a device.
 pub fn swapped_bytes(device: &str) -> u64 {
     swapped_bytes_if_on(device).unwrap()
 }
 
-/// The same; `None` if it is not swapped to.
+/// Returns the same; `None` if it is not an active swap area.
 pub fn swapped_bytes_if_on(device: &str) -> Option<u64> {
     let list = fs::read_to_string("/proc/swaps").unwrap();
     let line = list.lines().find(|line| line.split_whitespace().next() == Some(device))?;
@@ -154,7 +154,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// One of that name with that limit; `None`, aloud, where there is no such controller.
+    /// Creates a cgroup with this limit; prints a note and returns `None` if there is no such controller.
     pub fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
         let root = Path::new("/sys/fs/cgroup/memory");
         if !root.join("memory.limit_in_bytes").exists() {
@@ -171,7 +171,7 @@ impl Cgroup {
         fs::write(self.dir.join("memory.limit_in_bytes"), bytes.to_string()).unwrap();
     }
 
-    /// A command that runs a program in it.
+    /// Returns a command that runs a program in it.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\"/cgroup.procs && exec \"$@\""]);
@@ -182,7 +182,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // Its last process may not be gone quite yet.
+        // Its last process may still be ending.
         for _ in 0..100 {
             if fs::remove_dir(&self.dir).is_ok() {
                 return;
@@ -192,12 +192,12 @@ impl Drop for Cgroup {
     }
 }
 
-/// The test that is run as a hog, in a process of its own, and what tells it how large to be and for how long.
+/// The test that runs as a hog in its own process, and the variables with its size and duration.
 pub const HOG_TEST: &str = "hog";
 const HOG_VARIABLE: &str = "UZRAM_TEST_HOG";
 
-/// What the process of a hog does: fills its memory, then checks and changes pages of it at random, and at the end checks
-/// them all. It panics when a page is not as it was left.
+/// The body of a hog's process: fills its memory, then checks and changes pages at random, and finally checks all of
+/// them. Panics if a page has wrong contents.
 pub fn be_a_hog() {
     let Ok(text) = std::env::var(HOG_VARIABLE) else { return };
     let (mib, seconds) = text.split_once(' ').unwrap();
@@ -223,7 +223,7 @@ pub fn be_a_hog() {
     println!("all pages are as they were left");
 }
 
-/// What a hog keeps in a page: from nothing random up to half of it, so that it compresses more or less well.
+/// Returns the contents of a hog's page: up to half of it is random, so that pages compress differently well.
 fn contents(number: usize, generation: u32) -> [u64; 512] {
     let mut state = ((number as u64) << 32 | u64::from(generation)) ^ 0x5851_f42d_4c95_7f2d;
     let mut page = [number as u64 * 31 + u64::from(generation); 512];
@@ -234,13 +234,13 @@ fn contents(number: usize, generation: u32) -> [u64; 512] {
     page
 }
 
-/// A process that uses more memory than it is given, and checks it; ended when dropped.
+/// A process that uses more memory than its limit, and checks it; killed when dropped.
 pub struct Hog {
     child: Child,
 }
 
 impl Hog {
-    /// One of so many MiB that checks and changes them for so long, in a cgroup.
+    /// Starts a hog in a cgroup, which checks and changes `mib` MiB for `seconds`.
     pub fn start(cgroup: &Cgroup, mib: u64, seconds: u64) -> Hog {
         let mut command = cgroup.command(&std::env::current_exe().unwrap());
         command.args(["--exact", HOG_TEST, "--ignored", "--nocapture"]);

@@ -1,4 +1,4 @@
-//! The NBD clients and file system tools that people use, run in a test's own directory.
+//! Common NBD clients and file system tools, run in a test's own directory.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use uzram::random::Random;
 
 use super::{Place, has_program, program_path};
 
-/// Says which of these programs is missing, if one is: the test then cannot run.
+/// Returns whether one of these programs is missing, and prints which; the test is then skipped.
 pub fn missing(programs: &[&str]) -> bool {
     let missing = programs.iter().find(|program| !has_program(program));
     if let Some(program) = missing {
@@ -18,7 +18,7 @@ pub fn missing(programs: &[&str]) -> bool {
     missing.is_some()
 }
 
-/// A command that ends within two minutes, enough for a slow machine, in the place's directory.
+/// Returns a command in the place's directory, killed after two minutes, which is enough for a slow machine.
 pub fn client(place: &Place, program: &str, args: &[&str]) -> Command {
     let mut command = Command::new("timeout");
     command.args(["-k", "5", "120", program]).args(args);
@@ -31,7 +31,7 @@ pub fn run(place: &Place, program: &str, args: &[&str]) -> Output {
     client(place, program, args).output().unwrap()
 }
 
-/// What a client printed that must succeed.
+/// Runs a client that must succeed; returns its output.
 pub fn succeed(place: &Place, program: &str, args: &[&str]) -> String {
     let output = run(place, program, args);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -39,7 +39,7 @@ pub fn succeed(place: &Place, program: &str, args: &[&str]) -> String {
     stdout
 }
 
-/// What a client complained about that must fail by itself.
+/// Runs a client that must fail by itself; returns its complaint.
 pub fn complain(place: &Place, program: &str, args: &[&str]) -> String {
     let output = run(place, program, args);
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -48,7 +48,7 @@ pub fn complain(place: &Place, program: &str, args: &[&str]) -> String {
     stdout + &stderr
 }
 
-/// Whatever bytes say.
+/// Converts bytes to text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
@@ -63,14 +63,14 @@ pub fn qemu_io(place: &Place, commands: &[&str]) {
     assert!(!said.contains("failed"), "{said}");
 }
 
-/// A fio job of one process on the place's device, in which it writes nothing to disk.
+/// Returns the arguments of a fio job of one process on the place's device, which writes no files.
 pub fn fio<'a>(uri_option: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     let mut args = vec!["--name=test", "--ioengine=nbd", uri_option, "--thread", "--verify_state_save=0"];
     args.extend(rest);
     args
 }
 
-/// Starts a client whose output matters only if it fails, and goes to a file.
+/// Starts a client with its output, which matters only if it fails, in a file.
 pub fn start(place: &Place, output: &str, program: &str, args: &[&str]) -> Child {
     let file = File::create(place.root().join(output)).unwrap();
     let mut command = Command::new(program);
@@ -78,7 +78,7 @@ pub fn start(place: &Place, output: &str, program: &str, args: &[&str]) -> Child
     command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap()
 }
 
-/// A file of seeded random bytes, which do not compress.
+/// Creates a file of seeded random bytes, which do not compress.
 pub fn random_file(place: &Place, name: &str, len_bytes: usize) -> PathBuf {
     let mut random = Random::new(len_bytes as u64);
     let words = std::iter::repeat_with(|| random.next().to_ne_bytes());
@@ -88,17 +88,17 @@ pub fn random_file(place: &Place, name: &str, len_bytes: usize) -> PathBuf {
     path
 }
 
-/// Whether two files are the same, byte for byte.
+/// Returns whether two files have the same contents.
 pub fn same(one: &Path, other: &Path) -> bool {
     std::fs::read(one).unwrap() == std::fs::read(other).unwrap()
 }
 
-/// A path as an argument.
+/// Converts a path to an argument.
 pub fn arg(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A qemu-io that has the disk at a URI open until dropped.
+/// A qemu-io that keeps the disk at a URI open until dropped.
 pub struct Connected {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -117,7 +117,7 @@ impl Connected {
         connected
     }
 
-    /// Runs a command of qemu-io and waits until it says so.
+    /// Runs a command of qemu-io, and waits for its answer.
     pub fn command(&mut self, command: &str, answer: &str) {
         let stdin = self.child.stdin.as_mut().unwrap();
         writeln!(stdin, "{command}").unwrap();
@@ -135,7 +135,7 @@ impl Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // qemu-io ends at the end of its input.
         drop(self.child.stdin.take());
         let _ = self.output.read_to_end(&mut Vec::new());
         let _ = self.child.wait();

@@ -1,14 +1,14 @@
-//! Programs that run to their end, never for long, and what they leave. The tests of `uzram-bench` and `uzram-lab` run
-//! theirs by this file, too.
+//! Runs programs to their end, with a time limit, and collects their output. The tests of `uzram-bench` and `uzram-lab`
+//! use this file, too.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longer than anything here takes, even on a busy machine.
+/// A time limit that no step reaches, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a finished program left.
+/// The status and output of a finished program.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
@@ -25,12 +25,12 @@ pub fn start(command: &mut Command) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Waits for a program that prints less than a pipe holds.
+/// Waits for a program whose output fits into a pipe.
 pub fn collect(child: Child) -> Ended {
     collect_within(child, PATIENCE)
 }
 
-/// The same, for one that may take longer than others.
+/// The same with another time limit.
 pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
     let status = wait(&mut child, patience);
     let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
@@ -43,7 +43,7 @@ pub fn collect_within(mut child: Child, patience: Duration) -> Ended {
     ended
 }
 
-/// Waits for the end of a program, which must come within `patience`.
+/// Waits for the end of a program, for at most `patience`.
 pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
     let deadline = Instant::now() + patience;
     loop {
@@ -60,13 +60,13 @@ pub fn wait(child: &mut Child, patience: Duration) -> ExitStatus {
 }
 
 impl Ended {
-    /// Its output, from a success.
+    /// Checks that it succeeded; returns its output.
     pub fn ok(self) -> String {
         assert!(self.status.success(), "{}: {}", self.status, self.stderr);
         self.stdout
     }
 
-    /// The one line in which `program` complains, besides those of its log.
+    /// Checks that it failed with `code`; returns the one line with which `program` complains, besides its log.
     pub fn complaint_of(&self, program: &str, code: i32, is_log: fn(&str) -> bool) -> &str {
         assert_eq!(self.status.code(), Some(code), "stdout: {} stderr: {}", self.stdout, self.stderr);
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !is_log(line)).collect();
@@ -77,7 +77,7 @@ impl Ended {
     }
 }
 
-/// Waits until `done`.
+/// Waits until `done` returns true.
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !done() {

@@ -1,4 +1,4 @@
-//! Running the `uzram` program in a runtime directory of the test's own, never for long.
+//! Runs the `uzram` program in the test's own runtime directory, with time limits.
 
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// A directory to be removed, and the runtime directory to be made in it.
+/// A temporary directory, and the runtime directory in it.
 pub struct Place {
     root: TempDir,
 }
@@ -41,7 +41,7 @@ impl Place {
         self.dir().join(name)
     }
 
-    /// `uzram args`, with this place's runtime directory.
+    /// Returns the command `uzram args` with this place's runtime directory.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = bare_command(args);
         command.env("UZRAM_RUNTIME_DIR", self.dir());
@@ -52,34 +52,34 @@ impl Place {
         finish(self.command(args))
     }
 
-    /// Ends the daemon in order. It finds out a moment later than its clients that these have left.
+    /// Ends the daemon regularly. It may notice only a moment later that its clients have left.
     pub fn down(&self) {
         wait_until("it may end", || self.run(&["down"]).status.success());
     }
 
-    /// The daemon here, also one that this did not start itself.
+    /// Returns the daemon here, even one that this test did not start itself.
     pub fn daemon_id(&self) -> Pid {
         daemon_in(&self.dir())
     }
 
-    /// The address of the device of a daemon here.
+    /// Returns the URI of the device of a daemon here.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///zram0?socket={}", self.socket("nbd.sock").display())
     }
 
-    /// An attribute of that device, a number.
+    /// Returns a numeric attribute of that device.
     pub fn number(&self, attribute: &str) -> u64 {
         self.run(&["stat", "zram0", attribute]).ok().trim().parse().unwrap()
     }
 
-    /// A statistic of that device.
+    /// Returns a statistic of that device.
     pub fn statistic(&self, name: &str) -> u64 {
         let json: serde_json::Value =
             serde_json::from_str(&self.run(&["stat", "zram0", "--json"]).ok()).unwrap();
         json["stats"][name].as_u64().unwrap()
     }
 
-    /// Starts a program whose complaints go to a file, and does not wait for it.
+    /// Starts a program with standard error in a file, and does not wait for it.
     pub fn start(&self, args: &[&str]) -> Started {
         let log = self.root().join("stderr");
         let file = std::fs::File::create(&log).unwrap();
@@ -98,7 +98,7 @@ impl Place {
         Daemon::start(self.command(&[&["up", "--size", size], args].concat()))
     }
 
-    /// Starts a daemon with a configuration file, and waits until it has said of all its devices what there is to say.
+    /// Starts a daemon with a configuration file, and waits until it has printed the facts about all its devices.
     pub fn up_config(&self, text: &str, args: &[&str]) -> Daemon {
         let path = self.root.path().join("uzram.toml");
         std::fs::write(&path, text).unwrap();
@@ -115,7 +115,7 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// Ends what a failed test has left running here: a daemon that went to the background outlives its test.
+    /// Ends the background daemon of a failed test.
     fn drop(&mut self) {
         let lock = std::fs::read_to_string(self.dir().join("uzram.lock"));
         let Some(id) = lock.ok().and_then(|lock| Pid::from_raw(lock.trim().parse().ok()?)) else { return };
@@ -150,19 +150,19 @@ impl Daemon {
     }
 }
 
-/// The daemon that holds the lock of a runtime directory.
+/// Returns the daemon that holds the lock of a runtime directory.
 pub fn daemon_in(dir: &Path) -> Pid {
     let lock = std::fs::read_to_string(dir.join("uzram.lock")).unwrap();
     Pid::from_raw(lock.trim().parse().unwrap()).unwrap()
 }
 
-/// A field of the status of a process or thread, as proc_pid_status(5) has it.
+/// Returns a field of the status of a process or thread, proc_pid_status(5).
 pub fn status_field(status: &str, name: &str) -> String {
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     line.unwrap_or_else(|| panic!("no {name} in {status}")).trim().to_owned()
 }
 
-/// `uzram args` with no runtime directory in its environment.
+/// Returns the command `uzram args` with no runtime directory in its environment.
 pub fn bare_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzram"));
     command.args(args).env_remove("UZRAM_RUNTIME_DIR").env_remove("XDG_RUNTIME_DIR");
@@ -170,7 +170,7 @@ pub fn bare_command(args: &[&str]) -> Command {
 }
 
 impl Ended {
-    /// Its one line of complaint.
+    /// Checks that it failed with `code`; returns its one line of complaint.
     pub fn complaint(&self, code: i32) -> &str {
         self.complaint_of("uzram", code, |line| line.contains(" INFO "))
     }
@@ -187,7 +187,7 @@ impl Started {
         self.child.id()
     }
 
-    /// What it has complained about so far.
+    /// Returns its standard error so far.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap()
     }
@@ -226,7 +226,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Memory that it really has: all, or what is no file's.
+    /// Returns its resident memory.
     pub fn resident_bytes(&self) -> u64 {
         self.memory_bytes("VmRSS")
     }
@@ -269,7 +269,7 @@ pub fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// Sends `bytes` and returns the whole answer.
+/// Sends `bytes` and returns the whole response.
 pub fn ask(socket: &Path, bytes: &[u8]) -> String {
     let mut stream = connect(socket);
     // A server that refuses early may close before all is written.
@@ -282,7 +282,7 @@ pub fn ask(socket: &Path, bytes: &[u8]) -> String {
     String::from_utf8(answer).unwrap()
 }
 
-/// Whether the shell finds a program, or would as root: file system tools may be in /sbin only.
+/// Returns whether a program is in root's `PATH`: file system tools may be only in /sbin.
 pub fn has_program(name: &str) -> bool {
     std::env::split_paths(&program_path()).any(|dir| dir.join(name).is_file())
 }
@@ -290,7 +290,7 @@ pub fn has_program(name: &str) -> bool {
 /// Runs `uzram args` on a terminal, presses ^C once it has shown `ready`, and returns what it showed.
 pub fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, String) {
     let mut script = Command::new("timeout");
-    // A terminal drops what it has yet to show when ^C is pressed, unless told not to.
+    // A terminal discards pending output on ^C, unless noflsh is set.
     let line = format!("stty cols 60 noflsh; exec '{}' {args}", env!("CARGO_BIN_EXE_uzram"));
     let mut child = script
         .args(["60", "script", "-qefc", &line, "/dev/null"])
@@ -315,7 +315,7 @@ pub fn in_a_terminal(place: &Place, args: &str, ready: &str) -> (Option<i32>, St
     (child.wait().unwrap().code(), String::from_utf8_lossy(&shown).into_owned())
 }
 
-/// Where programs are looked for.
+/// Returns `PATH`, with the directories of root's programs.
 pub fn program_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");

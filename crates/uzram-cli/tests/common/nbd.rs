@@ -1,4 +1,4 @@
-//! An NBD client that says what it is told to, byte by byte: for what no client that people use would do.
+//! An NBD client with control of every byte, for requests that common clients never send.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,19 +15,19 @@ impl<S: Read + Write + Send> Stream for S {}
 
 pub struct Raw(pub Box<dyn Stream>);
 
-/// The TCP port of a daemon that has one without TLS.
+/// Returns the TCP port of a daemon without TLS.
 pub fn port(daemon: &Daemon) -> String {
     let uri = daemon.facts.lines().find_map(|line| line.split_once("nbd://")).expect("it has a TCP port").1;
     uri.split_once('/').unwrap().0.to_owned()
 }
 
 impl Raw {
-    /// A client of the runtime socket that has said nothing.
+    /// Connects to the runtime socket, and sends nothing.
     pub fn unix(place: &Place) -> Raw {
         Raw(Box::new(connect(&place.socket("nbd.sock"))))
     }
 
-    /// A TCP client that has said nothing.
+    /// Connects over TCP, and sends nothing.
     pub fn tcp(port: &str) -> Raw {
         let stream = TcpStream::connect(port).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -57,14 +57,14 @@ impl Raw {
         self.0.write_all(&bytes)
     }
 
-    /// Whether a request succeeds whose reply has `len` bytes, which it returns.
+    /// Receives a reply with `len` bytes of data, and returns them if the request succeeded.
     pub fn reply(&mut self, len: usize) -> Option<Vec<u8>> {
         let mut reply = vec![0; 16 + len];
         self.0.read_exact(&mut reply).ok()?;
         (reply[4..8] == [0; 4]).then(|| reply.split_off(16))
     }
 
-    /// Whether a page can be written and read back.
+    /// Returns whether a page can be written and read back.
     pub fn works(&mut self, page: u64) -> bool {
         let (data, at) = ([page as u8 | 1; 4096], page * 4096);
         let written = self.request(WRITE, at, 4096, &data).is_ok() && self.reply(0).is_some();
@@ -73,12 +73,12 @@ impl Raw {
             && self.reply(4096).is_some_and(|read| read == data)
     }
 
-    /// The client, if a page can be written and read back.
+    /// Returns the client if a page can be written and read back.
     pub fn if_served(mut self, page: u64) -> Option<Raw> {
         self.works(page).then_some(self)
     }
 
-    /// Whether the server ends the connection within the time that other clients have for anything.
+    /// Returns whether the server ends the connection within the time limit.
     pub fn ends(&mut self) -> bool {
         let mut thrown_away = vec![0; 1 << 16];
         loop {
@@ -91,7 +91,7 @@ impl Raw {
     }
 }
 
-/// A moment, for what a daemon does by itself.
+/// Waits a moment for asynchronous work of the daemon.
 pub fn a_moment() {
     std::thread::sleep(Duration::from_millis(10));
 }

@@ -1,4 +1,4 @@
-//! What there is to say about a daemon, beside its devices.
+//! The description of a daemon, besides its devices.
 
 use std::path::PathBuf;
 
@@ -6,39 +6,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::fuse;
 
-/// A daemon.
+/// The description of a daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct About {
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
-    /// Where its devices are files, if anywhere.
+    /// The mount of its devices' files, if any.
     pub files: Option<FilesJson>,
     /// Whether it was started for a swap area, and ends with it.
     pub ends_with_swap: bool,
-    /// What keeps it from waiting for memory that only it can free, where it has a swap area; and what it gave up so that
-    /// nobody can misuse it. None of the latter while it runs a command.
+    /// The measures that keep a swap daemon from waiting for memory that only it can free, and the privileges that it
+    /// gave up; none of the latter if it runs a command.
     pub protection: Vec<MeasureJson>,
 }
 
-/// Devices as files.
+/// The mount of the devices' files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilesJson {
-    /// Where they were mounted.
+    /// The mount point.
     pub dir: PathBuf,
-    /// The device number of their file system, by which they are told from others: major, minor.
+    /// The device number of the file system, which identifies it: major, minor.
     pub device: (u32, u32),
-    /// The threads that serve them.
+    /// The number of threads that serve it.
     pub threads: usize,
-    /// How fast CPUs are asked to wake for requests: `0 us`; `none`, and why, if it was asked for.
+    /// The limit on CPU wake-up latency, as in `0 us`; `none`, with the reason if the kernel refused a limit.
     pub cpu_latency: String,
 }
 
-/// Something that was done for protection.
+/// A protection measure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasureJson {
-    /// What.
+    /// The measure.
     pub what: String,
-    /// Why it could not be done, if so.
+    /// Why it failed, if it did.
     pub refused: Option<String>,
 }
 
@@ -54,7 +54,7 @@ impl From<&fuse::Mount> for FilesJson {
 }
 
 impl FilesJson {
-    /// A device's disk.
+    /// Returns the path of a device's disk.
     pub fn disk(&self, device: &str) -> PathBuf {
         self.dir.join(device).join(fuse::DISK)
     }

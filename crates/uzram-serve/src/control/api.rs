@@ -1,4 +1,4 @@
-//! What each request means: a pure function from [`Request`] to [`Response`] over the devices.
+//! Routing and handling of requests: a function from [`Request`] to [`Response`] over the devices.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::nbd::{Clients, Kicked, Tls, reload_tls};
 use crate::record::{AttachedDevice, Recorder};
 use crate::{Export, ExportPolicy, Exports};
 
-/// Where NBD clients find the device of a name, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
-/// no URIs for one that is not exported now.
+/// Returns the NBD URIs of a device, as in `nbd+unix:///zram0?socket=/run/uzram/nbd.sock`:
+/// none if it is not exported now.
 pub type Uris = Box<dyn Fn(&str) -> Vec<String> + Send + Sync>;
 
-/// Whether all devices, with one that was just made as the last, may be: an error says why the new one may not.
+/// Checks whether the last of these devices, which is new, may be added; the error says why not.
 pub type Admission = Box<dyn Fn(&[Arc<Device>]) -> uzram::Result<()> + Send + Sync>;
 
 /// The devices of a daemon, as seen by control clients.
@@ -40,7 +40,7 @@ pub struct Api {
 
 #[derive(Default, Deserialize)]
 struct Shutdown {
-    /// Whatever is in use.
+    /// End even if devices are in use.
     force: bool,
 }
 
@@ -49,16 +49,16 @@ struct NewValue {
     value: String,
 }
 
-/// A device to be made. Its attributes are set by their turn ([`Attribute::turn`]), those of one turn in alphabetical order.
+/// A device to create. Its attributes are set by their turn ([`Attribute::turn`]), in alphabetical order within a turn.
 #[derive(Deserialize)]
 struct NewDevice {
     name: String,
     #[serde(default)]
     attributes: BTreeMap<String, String>,
-    /// Whether NBD clients may reach it: `true` at any time, `false` never, by default while it is not attached.
+    /// Whether NBD clients may open it: `true` for always, `false` for never; by default while it is not attached.
     #[serde(default)]
     export: Option<bool>,
-    /// They may only read it.
+    /// Whether it is exported read-only.
     #[serde(default)]
     read_only: bool,
 }
@@ -70,7 +70,7 @@ impl NewDevice {
 }
 
 impl Api {
-    /// An API over these devices, of a daemon about which there is this to say. It has no NBD clients.
+    /// Creates an API over these devices, of the daemon that `about` describes. It has no NBD clients.
     pub fn new(exports: Exports, uris: Uris, about: About) -> Self {
         Api {
             exports,
@@ -83,39 +83,39 @@ impl Api {
         }
     }
 
-    /// With the record of what is attached to the files of these devices.
+    /// Sets the recorder of attached devices.
     #[must_use]
     pub fn with_recorder(mut self, recorder: Arc<Recorder>) -> Self {
         self.recorder = Some(recorder);
         self
     }
 
-    /// Has clients tell when the files of this TLS are to be read again.
+    /// Sets the TLS configuration that clients can reload.
     #[must_use]
     pub fn with_tls(mut self, tls: Option<Tls>) -> Self {
         self.tls = tls;
         self
     }
 
-    /// Asks whether a new device may be, before a client hears of it.
+    /// Sets the check for new devices.
     #[must_use]
     pub fn with_admission(mut self, admission: Admission) -> Self {
         self.admission = admission;
         self
     }
 
-    /// The same of a daemon that has these NBD clients.
+    /// Sets the daemon's NBD clients.
     #[must_use]
     pub fn with_clients(self, clients: Clients) -> Self {
         Api { clients, ..self }
     }
 
-    /// The devices.
+    /// Returns the devices.
     pub const fn exports(&self) -> &Exports {
         &self.exports
     }
 
-    /// Replies to one request. What takes long goes on only as long as `is_wanted` returns true.
+    /// Handles one request. A long operation ends early once `is_wanted` returns false.
     pub fn handle(&self, request: &Request, is_wanted: &dyn Fn() -> bool) -> Response {
         match self.route(request, is_wanted) {
             Ok(response) | Err(response) => response,
@@ -175,23 +175,23 @@ impl Api {
         }
     }
 
-    /// What is attached to the devices' files.
+    /// Returns the attached devices.
     fn attached(&self) -> Vec<AttachedDevice> {
         self.recorder.as_ref().map(|recorder| recorder.attached()).unwrap_or_default()
     }
 
-    /// Records that somebody has attached a device's file.
+    /// Records that a client has attached a device's file.
     fn record(&self, name: &str, request: &[u8]) -> Result<Response, Response> {
         let attachment: LoopAttachment = body(request, r#"{"number": N, "diskseq": N}"#)?;
         let device = AttachedDevice { name: self.named(name)?.name().to_owned(), attachment };
         let no_files =
-            || refusal(409, "this daemon shows its devices as no files, to which nothing can be attached");
+            || refusal(409, "this daemon does not show its devices as files, so none can be attached");
         let recorder = self.recorder.as_ref().ok_or_else(no_files)?;
         recorder.add(device).map_err(|error| failure(&error))?;
         Ok(Response::empty(204))
     }
 
-    /// Has the daemon end, unless somebody would lose what a device holds.
+    /// Ends the daemon, unless a device is in use.
     fn shut_down(&self, request: &[u8]) -> Result<Response, Response> {
         let Shutdown { force } =
             if request.is_empty() { Shutdown::default() } else { body(request, r#"{"force": BOOL}"#)? };
@@ -202,7 +202,8 @@ impl Api {
         Ok(Response { shutdown, ..Response::empty(202) })
     }
 
-    /// Who uses the devices, if anyone does, but for block devices that nobody uses.
+    /// Returns which device is in use and by what, if any is. An attached block device that is not in use does not
+    /// count.
     fn in_use(&self) -> Option<String> {
         let device_users = |device: &Arc<Device>| {
             let name = device.name();
@@ -246,7 +247,7 @@ impl Api {
         let attributes: Map<String, Value> = Device::attributes()
             .iter()
             .filter(|attribute| attribute.readable() && !attribute.is_long())
-            // One that can't be read now (before disksize is set, say) is null; the rest still show.
+            // An attribute that cannot be read now (before disksize is set, say) is null.
             .map(|attribute| (attribute.name.to_owned(), device.get(attribute.name).ok().into()))
             .collect();
         let mut description = self.summary(device);
@@ -271,12 +272,12 @@ impl Api {
     }
 }
 
-/// How long the file of what was just detached may take to be closed.
+/// How long the file of a device that was just detached may take to be closed.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
-/// What ends the use of a device by clients.
+/// Advice for ending the use of a device by NBD clients.
 const CLIENTS: &str =
     "disconnect them (`uzram clients`, `uzram kick`), or force it, and what they wrote is lost";
-/// What ends that of its file.
+/// Advice for ending the use of its file.
 const FILES: &str = "close what has it open, or force it, and its contents are lost";
 
 fn in_use_text(name: &str, count: usize, by: &str, way_out: &str) -> String {
@@ -285,7 +286,7 @@ fn in_use_text(name: &str, count: usize, by: &str, way_out: &str) -> String {
 }
 
 impl Api {
-    /// All NBD clients, or those of one device.
+    /// Lists all NBD clients, or those of one device.
     fn list_clients(&self, export: Option<&str>) -> Response {
         let mut clients = self.clients.list();
         clients.retain(|client| export.is_none() || client.export.as_deref() == export);
@@ -294,7 +295,7 @@ impl Api {
     }
 
     fn kick(&self, id: &str) -> Result<Response, Response> {
-        // `parse` would take a sign.
+        // `parse` would accept a sign.
         let digits = id.bytes().all(|byte| byte.is_ascii_digit());
         let id: u64 = id
             .parse()
@@ -309,8 +310,8 @@ impl Api {
     }
 }
 
-/// Makes a device and offers it. It is offered first and initialised then, so that no memory is taken
-/// for a name that another has; who finds it in between finds it uninitialised.
+/// Creates a device and adds it. It is added before it is initialised, so that no memory is allocated
+/// for a name that is taken; clients that find it in between find it uninitialised.
 fn make(new: &NewDevice, exports: &Exports, admission: &Admission) -> uzram::Result<Arc<Device>> {
     let device = Device::new(&new.name)?;
     exports.add(Arc::clone(&device), new.export_policy())?;
@@ -318,20 +319,20 @@ fn make(new: &NewDevice, exports: &Exports, admission: &Admission) -> uzram::Res
     attributes.sort_by_key(|(name, _)| Attribute::turn(name));
     let set = attributes.into_iter().try_for_each(|(name, value)| device.set(name, value));
     if let Err(error) = set.and_then(|()| admission(&exports.devices())) {
-        // It fails when somebody has removed it already, which is what is wanted.
+        // Fails only if another client has removed it already.
         let _ = exports.remove(&new.name);
         return Err(error);
     }
     Ok(device)
 }
 
-/// The slab caches of this process: those of its devices, and what else it has.
+/// Returns the slab caches of this process.
 fn slabinfo() -> Response {
     let caches: Vec<CacheJson> = slab::caches().into_iter().map(CacheJson::from).collect();
     Response::json(200, &json!({ "caches": caches }))
 }
 
-/// The decoded segments of a path that begins with `/`.
+/// Returns the decoded segments of a path that begins with `/`.
 fn segments(path: &str) -> Result<Vec<String>, Response> {
     let path = path.strip_prefix('/').ok_or_else(|| refusal(400, "the path does not begin with /"))?;
     path.split('/')
@@ -374,7 +375,7 @@ fn not_allowed(methods: &'static str) -> Response {
     Response { allow: Some(methods), ..refusal(405, &text) }
 }
 
-/// The engine's error as a response.
+/// Converts an engine error to a response.
 fn failure(error: &Error) -> Response {
     let status = match error.kind() {
         ErrorKind::Invalid | ErrorKind::OutOfRange => 400,

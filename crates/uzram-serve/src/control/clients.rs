@@ -9,25 +9,25 @@ use crate::nbd::{Client, Peer};
 /// A connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientJson {
-    /// Its number, by which it is kicked.
+    /// Its id, for `DELETE`.
     pub id: u64,
-    /// Where it connected: `unix:PATH` or `tcp:ADDRESS:PORT`.
+    /// The address it connected to: `unix:PATH` or `tcp:ADDRESS:PORT`.
     pub listener: String,
-    /// Who it is, in words: `pid N, uid N`, or `ADDRESS:PORT`.
+    /// The peer as text: `pid N, uid N`, or `ADDRESS:PORT`.
     pub peer: String,
-    /// The process that connected to a Unix socket; 0 if it cannot be seen from here.
+    /// The process that connected to a Unix socket; 0 if it is not visible here.
     pub pid: Option<i32>,
-    /// Its user.
+    /// The user of that process.
     pub uid: Option<u32>,
-    /// The export that it chose, if it has.
+    /// The export that it chose, if any.
     pub export: Option<String>,
     /// When it connected, in seconds since 1970.
     pub since: u64,
-    /// How many requests it has sent since it chose its export.
+    /// The number of requests since it chose its export.
     pub requests: u64,
-    /// How much it asked to read.
+    /// Bytes of read requests.
     pub read_bytes: u64,
-    /// How much it asked to write.
+    /// Bytes of write requests.
     pub written_bytes: u64,
 }
 
@@ -44,7 +44,7 @@ impl From<Client> for ClientJson {
             pid,
             uid,
             export: client.export,
-            // Before 1970 no clock is set.
+            // A clock before 1970 is not set.
             since: client.since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             requests: client.traffic.requests,
             read_bytes: client.traffic.read_bytes,

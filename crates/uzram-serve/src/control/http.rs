@@ -1,7 +1,7 @@
-//! As much of HTTP/1.1 as the control API needs: one request in, one response out, then close.
+//! The subset of HTTP/1.1 that the control API needs: one request, one response, then close.
 //!
-//! Every length is bounded before it is used. A request that is not acceptable becomes the response
-//! that says why, so that callers have one thing to do with it: send it.
+//! Every length is bounded before it is used. An unacceptable request becomes a response with the
+//! reason, which callers only have to send.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -12,12 +12,12 @@ use uzram::device::AttributeText;
 pub const MAX_HEAD_BYTES: usize = 16 << 10;
 /// The most bytes of a request's body.
 pub const MAX_BODY_BYTES: usize = 64 << 10;
-/// What of a long text is made and sent at a time.
+/// The size of the pieces in which a long text is generated and sent.
 const PIECE_BYTES: usize = 64 << 10;
 /// The most header lines.
 pub const MAX_HEADERS: usize = 64;
 
-/// What the control API looks at in a request.
+/// The parts of a request that the control API uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The method, as sent.
@@ -28,23 +28,23 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// An answer.
+/// A response.
 pub struct Response {
     /// The HTTP status.
     pub status: u16,
-    /// JSON.
+    /// The body: JSON.
     pub body: Body,
-    /// For 405: the methods this path takes.
+    /// For 405: the methods that this path accepts.
     pub allow: Option<&'static str>,
-    /// Whether the daemon ends once this is sent, and how.
+    /// How the daemon ends once this is sent, if it does.
     pub shutdown: Option<Ending>,
 }
 
-/// What a response says.
+/// The body of a response.
 pub enum Body {
-    /// JSON text, or empty. It is sent whole.
+    /// JSON text, or empty. Sent as a whole.
     Text(String),
-    /// `{"name", "value"}` of an attribute. The value is made as it is sent: there is no `Content-Length`,
+    /// `{"name", "value"}` of an attribute. The value is generated while it is sent, without a `Content-Length`;
     /// the connection ends with it.
     Attribute(&'static str, AttributeText),
 }
@@ -52,30 +52,30 @@ pub enum Body {
 /// How a daemon is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// When nobody uses its devices.
+    /// Once its devices are not in use.
     WhenFree,
-    /// Whatever is in use, but swap.
+    /// Even if its devices are in use, except by swap.
     Forced,
 }
 
 impl Response {
-    /// A response without a body.
+    /// Creates a response without a body.
     pub const fn empty(status: u16) -> Self {
         Response { status, body: Body::Text(String::new()), allow: None, shutdown: None }
     }
 
-    /// A response with a JSON body.
+    /// Creates a response with a JSON body.
     pub fn json(status: u16, body: &serde_json::Value) -> Self {
-        // A newline, for people with curl in a terminal.
+        // The newline is for curl in a terminal.
         Response { body: Body::Text(format!("{body}\n")), ..Response::empty(status) }
     }
 
-    /// A failure in the one shape all failures have.
+    /// Creates the response for a failure.
     pub fn error(status: u16, text: &str, errno: i32, setting: Option<&str>) -> Self {
         Response::json(status, &json!({ "error": text, "errno": errno, "setting": setting }))
     }
 
-    /// Sends it. After each piece of a long one `output` is flushed.
+    /// Sends the response. Flushes `output` after each piece of a long one.
     ///
     /// # Errors
     /// Those of `output`.
@@ -111,7 +111,7 @@ fn send_attribute_text(name: &str, mut value: AttributeText, output: &mut impl W
     let mut text = format!("{{\"name\":{},\"value\":\"", json!(name));
     while let len @ 1.. = value.read_at(offset, &mut piece) {
         offset += len as u64;
-        // The newline before belongs to the text, as more follows.
+        // The newline before this piece belongs to the text.
         let before = if ends_line { "\n" } else { "" };
         ends_line = piece[..len].ends_with(b"\n");
         let part = String::from_utf8_lossy(&piece[..len - usize::from(ends_line)]);
@@ -125,7 +125,7 @@ fn send_attribute_text(name: &str, mut value: AttributeText, output: &mut impl W
     output.write_all(text.as_bytes())
 }
 
-/// What the head of a request says about the rest of it.
+/// The parsed head of a request.
 struct Head {
     method: String,
     path: String,
@@ -137,7 +137,7 @@ struct Head {
 /// Reads one request.
 ///
 /// # Errors
-/// The response to send instead of an answer.
+/// The response to an unacceptable request.
 pub fn read_request(stream: &mut (impl Read + Write)) -> Result<Request, Response> {
     let mut bytes = Vec::with_capacity(1024);
     let head = loop {
@@ -159,7 +159,7 @@ pub fn read_request(stream: &mut (impl Read + Write)) -> Result<Request, Respons
     Ok(Request { method: head.method, path: head.path, body })
 }
 
-/// Appends what one read gives, up to `limit` bytes in all; 0 only if `bytes` is that long already.
+/// Appends the bytes of one read, up to `limit` bytes in total; returns 0 only if `bytes` is that long already.
 fn read_more(stream: &mut impl Read, bytes: &mut Vec<u8>, limit: usize) -> Result<usize, Response> {
     let mut piece = [0; 4096];
     let room = piece.len().min(limit.saturating_sub(bytes.len()));
@@ -179,7 +179,7 @@ fn read_more(stream: &mut impl Read, bytes: &mut Vec<u8>, limit: usize) -> Resul
     }
 }
 
-/// The head at the start of `bytes`; none while it is incomplete.
+/// Parses the head at the start of `bytes`; `None` while it is incomplete.
 fn parse_head(bytes: &[u8]) -> Result<Option<Head>, Response> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -208,7 +208,7 @@ fn parse_head(bytes: &[u8]) -> Result<Option<Head>, Response> {
         } else if header.name.eq_ignore_ascii_case("expect") {
             head.expects_continue = header.value.eq_ignore_ascii_case(b"100-continue");
         } else if header.name.eq_ignore_ascii_case("content-length") {
-            // Two lengths that disagree are how requests are smuggled; two that agree are useless.
+            // Conflicting lengths allow request smuggling; equal ones are useless.
             if announced.replace(parse_length(header.value)?).is_some() {
                 return Err(refusal(400, "more than one Content-Length"));
             }
@@ -222,14 +222,14 @@ fn parse_length(value: &[u8]) -> Result<usize, Response> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return Err(refusal(400, "Content-Length is not a number"));
     }
-    // Only digits: what does not parse is too large.
+    // Only digits, so a parse error means too large.
     match str::from_utf8(value).unwrap_or_default().parse() {
         Ok(length) if length <= MAX_BODY_BYTES => Ok(length),
         _ => Err(refusal(413, "the request's body is longer than 64 KiB")),
     }
 }
 
-/// The response to a request that failed before it meant anything.
+/// Creates the response to a request that is refused before it reaches a device.
 pub fn refusal(status: u16, text: &str) -> Response {
     let errno = match status {
         404 => 2,        // ENOENT
@@ -246,7 +246,7 @@ pub fn refusal(status: u16, text: &str) -> Response {
 fn broken(error: &io::Error) -> Response {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => refusal(408, "the request took too long to arrive"),
-        // Nobody is left to read it, but the caller need not know.
+        // The client has disconnected; sending this fails harmlessly.
         _ => refusal(400, "the request ended early"),
     }
 }

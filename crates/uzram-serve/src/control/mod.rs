@@ -1,10 +1,10 @@
 //! The control API: HTTP/1.1 with JSON on a Unix socket, under `/v1/`.
 //!
-//! A view of a list of devices and their attribute table, and of the process's slab caches, and nothing
-//! more: what an attribute means, when it may be written and which errno it answers is decided by
-//! [`uzram::device`]; whether there is room for one more device by the [`Admission`] that the daemon gives.
+//! It is only a view of a list of devices with their attribute table, and of the process's slab caches:
+//! [`uzram::device`] decides what an attribute means, when it may be written and which errno it returns;
+//! the daemon's [`Admission`] decides whether there is room for one more device.
 //!
-//! | request | answer |
+//! | request | response |
 //! |---|---|
 //! | `GET /v1/devices` | `{"devices": [{"name", "uri", "uris", "file": PATH or null, "stats"}…]}` |
 //! | `POST /v1/devices` with `{"name": TEXT, "attributes": {NAME: TEXT…}, "export": BOOL or null, "read_only": BOOL}` | 201 and the new device, as below |
@@ -13,27 +13,27 @@
 //! | `GET /v1/devices/NAME/attributes/ATTR` | `{"name", "value"}` |
 //! | `PUT /v1/devices/NAME/attributes/ATTR` with `{"value": TEXT}` | 204 |
 //! | `POST /v1/devices/NAME/reset` | 204 |
-//! | `PUT /v1/devices/NAME/attachment` with `{"number", "diskseq"}` | 204; what `uzram attach` has attached is recorded |
+//! | `PUT /v1/devices/NAME/attachment` with `{"number", "diskseq"}` | 204; records an attached device |
 //! | `GET /v1/attachments` | `{"attachments": [{"name", "attachment": {"number", "diskseq"}}…]}` |
 //! | `GET /v1/devices/NAME/clients` | the NBD clients of one device, as below |
 //! | `GET /v1/clients` | `{"clients": [{"id", "listener", "peer", "pid", "uid", "export": TEXT or null, "since", "requests", "read_bytes", "written_bytes"}…]}` |
-//! | `DELETE /v1/clients/ID` | 204 once the connection has ended; 202 if it ends only when the device has done what is under way |
+//! | `DELETE /v1/clients/ID` | 204 once the connection has ended; 202 if it ends only when the device has finished a request |
 //! | `GET /v1/daemon` | `{"pid", "files": {"dir", "device": [MAJOR, MINOR], "threads", "cpu_latency": TEXT} or null, "ends_with_swap", "protection": [{"what", "refused": TEXT or null}…]}` |
 //! | `GET /v1/slabinfo` | `{"caches": [{"name", "policy", "active_objs", …, "stats": {COUNTER: {"total", "cpus": {CPU: N…}}…}}…]}` |
-//! | `POST /v1/reload` | 204, and the files of TLS have been read again; 409 without TLS |
-//! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while somebody uses a device |
+//! | `POST /v1/reload` | 204 when the TLS files have been reloaded; 409 without TLS |
+//! | `POST /v1/shutdown` with nothing or `{"force": BOOL}` | 202, and the daemon ends; 409 while a device is in use |
 //!
-//! The attributes of a device are all but those whose text grows with its disk. Such a text is made while it is sent, and
-//! ends with the connection, without a `Content-Length`; if the device is reset meanwhile, it ends there.
+//! `GET /v1/devices/NAME` omits attributes whose text grows with the disk. Such a text is generated while it is sent,
+//! and ends with the connection, without a `Content-Length`; if the device is reset meanwhile, it ends there.
 //!
-//! An attribute whose setting goes through all pages (`recompress`, `writeback`, `compact`, `idle`) answers when that is
-//! done, and the attribute `progress` tells how far it has come. A client that closes the connection, or its sending half,
-//! before the answer ends the work, as `reset` and `DELETE` do; the answer is then 409, `interrupted`, and what was done
-//! stays done.
+//! Setting an attribute that processes all pages (`recompress`, `writeback`, `compact`, `idle`) responds when that is
+//! done; the attribute `progress` shows its progress. If the client closes the connection, or its sending half, before
+//! the response, the operation ends, as by `reset` and `DELETE`; the response is then 409, `interrupted`, and the pages
+//! processed so far stay processed.
 //!
 //! A failure is a 4xx or 5xx status with `{"error": TEXT, "errno": N, "setting": TEXT or null}`.
 //!
-//! One request a connection. Each layer is a plain function of the one below: [`http`] turns bytes
+//! One request per connection. Each layer is a plain function of the one below: [`http`] turns bytes
 //! into a [`http::Request`], [`Api::handle`] turns that into a [`http::Response`] and touches no
 //! socket, [`exchange`] does both over any reader and writer, and [`Server`] runs `exchange` on a
 //! thread for each connection, with bounds on time, size and number.
@@ -60,16 +60,16 @@ pub use stats::StatsJson;
 /// How an [`exchange`] ended.
 #[derive(Debug)]
 pub struct Exchanged {
-    /// The request asked the daemon to end, and how.
+    /// How the daemon is to end, if the request asked for that.
     pub shutdown: Option<Ending>,
     /// The request was refused before all of it was read.
     pub unread_input: bool,
-    /// Whether the answer went out; if not, the client vanished or was too slow to take it.
+    /// Whether the response was sent; if not, the client disconnected or was too slow.
     pub sent: io::Result<()>,
 }
 
-/// Reads one request from `input`, answers it on `output`. `input` is written to only for
-/// `100 Continue`. Work that the request asks for ends early when `is_wanted` no longer answers so.
+/// Reads one request from `input`, and writes the response to `output`. `input` is written to only for
+/// `100 Continue`. A long operation ends early once `is_wanted` returns false.
 pub fn exchange(
     api: &Api,
     input: &mut (impl Read + Write),

@@ -20,12 +20,12 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// Encodes one segment of a path: as [`encode`], and `/` too.
+/// Encodes one segment of a path: like [`encode`], and also `/`.
 pub fn encode_segment(segment: &str) -> String {
     encode(segment.as_bytes()).replace('/', "%2F")
 }
 
-/// Decodes `text`; none when an escape is cut short or the result is not UTF-8.
+/// Decodes `text`; `None` for a malformed escape, or if the result is not UTF-8.
 pub fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

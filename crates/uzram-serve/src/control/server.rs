@@ -1,4 +1,4 @@
-//! Connections of the control API: a thread for each, with bounds on their number and time.
+//! The server of the control API: a thread for each connection, with limits on their number and time.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -13,19 +13,19 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::http::{Ending, refusal};
 use super::{Api, exchange};
 
-/// Bounds on what clients may cost.
+/// Limits on clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections served at once; one more is answered 503.
+    /// The most connections served at once; further ones get 503.
     pub connections: usize,
-    /// How long a request may take to arrive, however it trickles in.
+    /// How long a whole request may take to arrive.
     pub request_timeout: Duration,
-    /// How long a client may take to read its answer, or, of one that is long, each 64 KiB of it.
+    /// How long a client may take to read the response, or each 64 KiB of a long one.
     pub response_timeout: Duration,
 }
 
 impl Default for Limits {
-    /// 64 connections, ten seconds each at most, besides the work they ask for and long answers.
+    /// 64 connections, at most ten seconds each, besides the requested operation and long responses.
     fn default() -> Self {
         Limits {
             connections: 64,
@@ -35,14 +35,14 @@ impl Default for Limits {
     }
 }
 
-/// After this many bytes, a client that goes on sending a refused request is cut off.
+/// The most bytes read from a client that keeps sending a refused request.
 const MAX_DRAIN_BYTES: usize = 1 << 20;
-/// After this long, likewise.
+/// The longest time to read from such a client.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to wait before accepting again when the system has no descriptors or memory left.
+/// How long to wait before accepting again when the system is out of descriptors or memory.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
-/// What the threads of one server share.
+/// State shared by the threads of a server.
 struct Shared {
     api: Api,
     limits: Limits,
@@ -51,8 +51,8 @@ struct Shared {
     stopping: AtomicBool,
 }
 
-/// A running control server; dropping it stops accepting. Connections it still has end by themselves within their
-/// [`Limits`], of which the one for an answer holds for each piece of a long one, or with the process.
+/// A running control server; dropping it stops accepting. Open connections end by themselves within their
+/// [`Limits`] (the one for the response applies to each piece of a long one), or with the process.
 pub struct Server {
     listener: Arc<UnixListener>,
     shared: Arc<Shared>,
@@ -60,11 +60,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `api` on `listener`. `on_shutdown` is called, from another thread, each time a client
-    /// has asked for a shutdown, after it was answered; it should not block.
+    /// Serves `api` on `listener`. Each shutdown request calls `on_shutdown` from another thread, after
+    /// the response; it should not block.
     ///
     /// # Errors
-    /// The system gives no thread.
+    /// The system refuses a thread.
     pub fn start(
         listener: UnixListener,
         api: Api,
@@ -94,7 +94,7 @@ impl Drop for Server {
         if rustix::net::shutdown(&*self.listener, rustix::net::Shutdown::Both).is_ok()
             && let Some(acceptor) = self.acceptor.take()
         {
-            // It has no way to panic, and nothing is left to do if it did.
+            // The thread cannot panic, and a panic would need no handling.
             let _ = acceptor.join();
         }
     }
@@ -137,7 +137,7 @@ impl Drop for ConnectionGuard {
 fn admit(stream: UnixStream, shared: &Arc<Shared>) {
     let Some(guard) = ConnectionGuard::take(shared) else {
         tracing::warn!(limit = shared.limits.connections, "control connection refused: too many");
-        // An empty socket buffer takes these few bytes; a client that made sure otherwise gets none.
+        // Normally the empty socket buffer takes these few bytes; do not wait if it does not.
         let _ = stream.set_nonblocking(true);
         let _ = refusal(503, "too many control connections; try again").write_to(&mut &stream);
         return;
@@ -146,7 +146,7 @@ fn admit(stream: UnixStream, shared: &Arc<Shared>) {
         converse(&stream, &guard.0);
     });
     if let Err(error) = spawned {
-        tracing::warn!(%error, "no thread for a control connection");
+        tracing::warn!(%error, "cannot start a thread for a control connection");
     }
 }
 
@@ -164,17 +164,17 @@ fn converse(stream: &UnixStream, shared: &Shared) {
     }
 }
 
-/// Whether the client has closed the connection, or will send nothing more over it: it waits for its answer with both
-/// halves open.
+/// Returns whether the client has closed the connection or its sending half; a client that waits for a response keeps
+/// both halves open.
 fn has_left(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream, PollFlags::RDHUP)];
-    // `HUP` and `ERR` are told of without being asked for. A failure says nothing of the client.
+    // `HUP` and `ERR` are always reported. A failure of poll says nothing about the client.
     let polled = poll(&mut fds, Some(&Timespec::default()));
     polled.is_ok() && !fds[0].revents().is_empty()
 }
 
-/// Reads on for a moment after a refusal: closing a socket with unread bytes resets it, and the
-/// client might then never see why it was refused.
+/// Reads on for a moment after a refusal: closing a socket with unread bytes resets the connection, and
+/// the client might not receive the response.
 fn drain(stream: &UnixStream) {
     if stream.shutdown(Shutdown::Write).is_err() {
         return;
@@ -183,8 +183,8 @@ fn drain(stream: &UnixStream) {
     let _ = io::copy(&mut rest, &mut io::sink());
 }
 
-/// A stream whose reads and writes must all be done within an allowance that starts with the first, or the first after a
-/// flush. A time-out for each single read would let a client stay for ever, one byte at a time.
+/// A stream whose reads and writes must all be done within an allowance that starts with the first one, or the first
+/// after a flush. With a time-out for each read, a client could stay forever by sending single bytes.
 struct Timed<'a> {
     stream: &'a UnixStream,
     allowance: Duration,

@@ -1,6 +1,6 @@
-//! [`CacheInfo`] as JSON: what `GET /v1/slabinfo` tells of each slab cache of this process.
+//! [`CacheInfo`] as JSON, for `GET /v1/slabinfo`.
 //!
-//! As in [`super::stats`], fields are listed once more, and exhaustively.
+//! As in [`super::stats`], the fields are repeated here, exhaustively.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use uzram::slab::{CacheInfo, Stat};
 /// One counter of a cache.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterJson {
-    /// Of all CPUs.
+    /// The sum over all CPUs.
     pub total: u64,
-    /// By number, those CPUs that counted anything.
+    /// The counts of the CPUs with a nonzero count, by CPU number.
     pub cpus: BTreeMap<usize, u64>,
 }
 
 impl CounterJson {
-    /// From what each CPU counted, CPU 0 first.
+    /// Creates it from the count of each CPU, CPU 0 first.
     fn new(counts: impl Iterator<Item = u64>) -> Self {
         let cpus: BTreeMap<_, _> = counts.enumerate().filter(|(_, count)| *count > 0).collect();
         CounterJson { total: cpus.values().fold(0, |sum, count| sum.saturating_add(*count)), cpus }

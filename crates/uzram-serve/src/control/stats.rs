@@ -1,5 +1,4 @@
-//! [`DeviceStats`] as JSON. It is read back, too, so its fields are listed once more here; a test finds one that is
-//! missing.
+//! [`DeviceStats`] as JSON. It is also deserialized, so its fields are repeated here; a test finds a missing one.
 
 use serde::{Deserialize, Serialize};
 use uzram::device::DeviceStats;
@@ -20,7 +19,7 @@ macro_rules! mirror {
         }
 
         impl std::iter::Sum for StatsJson {
-            /// The statistics of several devices as if they were one.
+            /// Sums the statistics of several devices.
             fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
                 all.fold(StatsJson::default(), |sum, one| StatsJson {
                     $($field: sum.$field.saturating_add(one.$field)),*
@@ -68,12 +67,12 @@ mirror! {
 }
 
 impl StatsJson {
-    /// All memory that the device takes now: what `mem_limit` bounds, and the tables.
+    /// Returns all memory that the device takes now: what `mem_limit` bounds, and the tables.
     pub const fn memory_bytes(&self) -> u64 {
         self.mem_charged_bytes.saturating_add(self.mem_tables_bytes)
     }
 
-    /// The memory of what the device holds, which is free when it holds nothing.
+    /// Returns the memory of the device's contents, which is freed as they are discarded.
     pub const fn kept_bytes(&self) -> u64 {
         self.mem_charged_bytes.saturating_sub(self.reserve_free_bytes)
     }

@@ -1,4 +1,4 @@
-//! The control API without a daemon: requests and garbage through [`exchange`], and the bounds of
+//! The control API without a daemon: requests and garbage through [`exchange`], and the limits of
 //! [`Server`] over real sockets.
 
 #![allow(clippy::unwrap_used)]
@@ -27,7 +27,7 @@ fn api() -> Api {
     Api::new(Exports::new([device]), Box::new(uris), About::default())
 }
 
-/// A client's bytes, given out a few at a time, and what was sent to it meanwhile.
+/// A client's bytes, returned a few at a time, and the bytes sent to it.
 struct Client {
     sends: Cursor<Vec<u8>>,
     at_most_bytes: usize,
@@ -107,7 +107,7 @@ fn attributes_are_read_and_written() {
     let path = "/v1/devices/zram0/attributes/mem_limit";
     let set = ask(&api, &request("PUT", path, r#"{"value": "64M"}"#));
     assert_eq!((set.status, set.json), (204, Value::Null));
-    // A trickling client, and escapes in the path, make no difference.
+    // Bytes that trickle in, and escapes in the path, change nothing.
     let get = request("GET", "/v1/devices/zram%30/attributes/mem%5flimit", "");
     for at_most_bytes in [1, 7, 4096] {
         let answer = ask_slowly(&api, &get, at_most_bytes);
@@ -158,7 +158,7 @@ fn devices_are_added_and_removed() {
     assert_eq!(names(&api), "", "the last may go, too");
 }
 
-/// A backing file is made when nothing else that was asked for can be refused.
+/// A backing file is created only after everything else was accepted.
 #[test]
 fn a_device_that_cannot_be_made_leaves_no_file() {
     let directory = tempfile::tempdir().unwrap();
@@ -240,7 +240,7 @@ fn a_device_for_which_there_is_no_room_is_not_added() {
     let refused = add("large", "1M");
     assert_eq!((refused.status, &refused.json["error"]), (503, &"no room".into()));
     assert_eq!(ask(&api, &request("GET", "/v1/devices/large", "")).status, 404);
-    // Its name is free again.
+    // The name is free again.
     assert_eq!(ask(&api, &request("DELETE", "/v1/devices/small", "")).status, 204);
     assert_eq!(add("large", "1M").status, 201);
 }
@@ -277,7 +277,7 @@ fn shutdown_is_passed_on() {
     let answer = ask(&api, &request("POST", "/v1/shutdown", ""));
     assert_eq!((answer.shutdown, answer.status), (Some(Ending::WhenFree), 202));
     assert_eq!(ask(&api, &request("GET", "/v1/shutdown", "")).shutdown, None);
-    // While somebody uses a device, it takes force.
+    // While a device is in use, `force` is needed.
     let file = api.exports().open_file(&api.exports().devices()[0], false).unwrap();
     for body in ["", r#"{"force": false}"#] {
         let answer = ask(&api, &request("POST", "/v1/shutdown", body));
@@ -312,7 +312,7 @@ fn what_is_too_long_or_unclear_is_refused() {
         let headers = &headers[..headers.len().min(60)];
         assert_eq!(answer.status, status, "{headers}: {}", answer.json);
     }
-    // The longest body allowed is read, and then judged.
+    // The longest body allowed is read and then parsed.
     let body = " ".repeat(MAX_BODY_BYTES - 14) + r#"{"value": "0"}"#;
     assert_eq!(ask(&api, &request("PUT", path, &body)).status, 204);
 }
@@ -371,7 +371,7 @@ fn garbage_gets_an_answer_and_changes_nothing() {
     assert_eq!(size.json["value"], "1048576", "seed {seed}");
 }
 
-/// A server of `api()` in a directory of its own, and the sender's end of its shutdown calls.
+/// A server of `api()` in its own directory, and the receiver of its shutdown calls.
 struct Daemon {
     path: std::path::PathBuf,
     shutdowns: mpsc::Receiver<Ending>,
@@ -404,7 +404,7 @@ impl Daemon {
     }
 }
 
-/// All that `stream` has to say; a reset after the answer is as good as an end.
+/// Reads `stream` to its end; a reset after the response counts as the end.
 fn answer(stream: &mut UnixStream) -> String {
     let mut bytes = Vec::new();
     let mut piece = [0; 1024];
@@ -421,7 +421,7 @@ fn limits(connections: usize) -> Limits {
 
 #[test]
 fn slow_and_vanished_clients_cost_the_others_nothing() {
-    // So long that whoever had to wait for one of the slow would wait in vain.
+    // So long that a client that had to wait for a slow one would time out.
     let daemon = Daemon::start(Limits { request_timeout: Duration::from_secs(600), ..limits(8) });
     let _silent = daemon.connect();
     let mut trickling = daemon.connect();
@@ -440,7 +440,7 @@ fn slow_requests_are_cut_off() {
     let daemon = Daemon::start(Limits { request_timeout: Duration::from_secs(1), ..limits(8) });
     let mut silent = daemon.connect();
     let mut trickling = daemon.connect();
-    // Trickling does not buy time.
+    // Trickling does not extend the time limit.
     let start = Instant::now();
     while trickling.write_all(b"G").is_ok() {
         assert!(start.elapsed() < Duration::from_secs(60), "the trickling client was never cut off");

@@ -1,4 +1,4 @@
-//! One device of the list: its policy, its users, and what the ones allow the others.
+//! One device of the list: its policy, its users, and the rules by which they admit further users.
 //!
 //! Lock: an entry's `Users`, a leaf.
 
@@ -7,20 +7,20 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uzram::device::{Device, OpenDevice};
 use uzram::{Error, ErrorKind, Result};
 
-/// When NBD clients may reach a device.
+/// When NBD clients may open a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Export {
     /// While its file is not open for writing.
     #[default]
     WhileFree,
-    /// At any time; for reading only while its file is open for writing.
+    /// At any time; read-only while its file is open for writing.
     Always,
     /// Never.
     Never,
 }
 
 impl From<Option<bool>> for Export {
-    /// As users say it: `export = true`, `export = false`, or nothing.
+    /// Converts the user's setting: `export = true`, `export = false`, or none.
     fn from(export: Option<bool>) -> Self {
         match export {
             None => Export::WhileFree,
@@ -33,18 +33,18 @@ impl From<Option<bool>> for Export {
 /// How a device is exported.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportPolicy {
-    /// When.
+    /// When it is exported.
     pub export: Export,
-    /// Only for reading.
+    /// Whether it is exported read-only.
     pub read_only: bool,
 }
 
 /// What an NBD client may do with a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read it.
+    /// Only read.
     Read,
-    /// Read and change it.
+    /// Read and write.
     Write,
 }
 
@@ -55,9 +55,9 @@ pub struct Users {
     pub readers: usize,
     /// NBD clients that may write.
     pub writers: usize,
-    /// Open files of it that may only read.
+    /// Files open read-only.
     pub reading_files: usize,
-    /// Open files of it that may write: a loop device has one.
+    /// Files open for writing: a loop device has one.
     pub writing_files: usize,
 }
 
@@ -71,12 +71,12 @@ impl Users {
         }
     }
 
-    /// NBD clients.
+    /// Returns the number of NBD clients.
     pub fn clients(&self) -> usize {
         self.readers + self.writers
     }
 
-    /// Open files.
+    /// Returns the number of open files.
     pub fn files(&self) -> usize {
         self.reading_files + self.writing_files
     }
@@ -94,7 +94,7 @@ impl Entry {
         Entry { device, policy, users: Mutex::default() }
     }
 
-    /// Lets an NBD client in.
+    /// Opens the device for an NBD client.
     ///
     /// # Errors
     /// `Permission` when the device is not exported now; `Busy` when it is uninitialised.
@@ -135,12 +135,12 @@ impl Entry {
         Ok(OpenFile { device: Arc::new(self.device.open()?), _user: Arc::new(user) })
     }
 
-    /// Nothing panics while the lock is held, so a poisoned one is as good as any.
+    /// Nothing panics while the lock is held, so poisoning is ignored.
     pub fn users(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what a client that connects now may do; `None` if it is not let in.
+    /// Returns the access of a client that connects now; `None` if it is refused.
     pub fn access(&self, users: &Users) -> Option<Access> {
         match self.policy.export {
             Export::Never => None,
@@ -161,7 +161,7 @@ impl Entry {
     }
 }
 
-/// What a user may do, and whether it is an NBD client or an open file.
+/// Whether a user is an NBD client or an open file, and whether it may write.
 #[derive(Clone, Copy)]
 enum Role {
     Reader,
@@ -184,15 +184,16 @@ impl Drop for UserGuard {
 
 /// A device that an NBD client uses.
 pub struct ExportedDevice {
-    /// Its contents.
+    /// The open device.
     pub device: OpenDevice,
-    /// What the client may do.
+    /// The client's access.
     pub access: Access,
     user: UserGuard,
 }
 
 impl ExportedDevice {
-    /// Returns the open device, and the guard that counts its user: to be dropped after everything that uses the device.
+    /// Returns the open device, and the guard that counts its user, which must be dropped after everything that uses
+    /// the device.
     pub fn into_parts(self) -> (OpenDevice, ClientUse) {
         (self.device, ClientUse { _user: self.user })
     }
@@ -203,10 +204,10 @@ pub struct ClientUse {
     _user: UserGuard,
 }
 
-/// A device's file that is open. All clones of it are one user.
+/// An open file of a device. All clones count as one user.
 #[derive(Clone)]
 pub struct OpenFile {
-    /// Its contents.
+    /// The open device.
     pub device: Arc<OpenDevice>,
     _user: Arc<UserGuard>,
 }

@@ -1,19 +1,19 @@
-//! The devices of a daemon, and who may reach which.
+//! The devices of a daemon, and who may open which.
 //!
-//! A device is reached in two ways: over NBD, by whomever a listener lets in, and through its file, by root's programs
-//! and by the kernel, whose loop device makes it a disk for file systems and swap. Nobody may read or change beneath
-//! the kernel what the kernel believes to be its own. So, for each device:
+//! A device is opened in two ways: over NBD, by any client that a listener admits, and through its file, by root's
+//! programs and by the kernel, whose loop device makes it a disk for file systems and swap. No NBD client may read or
+//! write a device that the kernel expects to use exclusively. So, for each device:
 //!
-//! - While its file is open for writing (it is *attached*, say), it is not exported. With [`Export::Always`] it is, for
-//!   reading only.
+//! - While its file is open for writing (because it is *attached*, say), it is not exported; with [`Export::Always`] it
+//!   is exported read-only.
 //! - Its file is not opened for writing while an NBD client may write, nor, without [`Export::Always`], while one is
 //!   connected.
-//! - A client that was let in for reading stays a reader, whatever happens later.
+//! - A client that was admitted as a reader stays a reader.
 //!
 //! A listener may name the devices that it serves ([`Exports::only`]).
 //!
 //! Locks: the list's, then an entry's `Users`, then a device's own. Held while names are compared and users counted,
-//! never while a device is made, opened, emptied or used.
+//! never while a device is created, opened, emptied or used.
 
 mod entry;
 #[cfg(test)]
@@ -31,8 +31,8 @@ use entry::Entry;
 
 pub use entry::{Access, ClientUse, Export, ExportPolicy, ExportedDevice, OpenFile, Users};
 
-/// A list of devices, shared by all who hold a clone of it. Each has its own name; the first that is exported is also
-/// the default export, which NBD clients ask for with the empty name.
+/// A list of devices, shared by all clones of it. Names are unique; the first exported device is also the default
+/// export, which NBD clients request by the empty name.
 #[derive(Clone, Default)]
 pub struct Exports {
     devices: Arc<RwLock<Vec<Arc<Entry>>>>,
@@ -52,7 +52,7 @@ impl Exports {
         Exports { devices: Arc::new(RwLock::new(devices.into_iter().map(entry).collect())), only: None }
     }
 
-    /// Returns the same list, of which NBD clients see only these names, whether there are such devices yet or not.
+    /// Returns the same list, of which NBD clients see only these names. Devices of these names need not exist yet.
     pub fn only(&self, names: Arc<[String]>) -> Self {
         Exports { devices: Arc::clone(&self.devices), only: Some(names) }
     }
@@ -60,7 +60,7 @@ impl Exports {
     /// Adds a device to the end of the list.
     ///
     /// # Errors
-    /// `Busy` when the list has one of that name.
+    /// `Busy` when the list has a device of that name.
     pub fn add(&self, device: Arc<Device>, policy: ExportPolicy) -> Result<()> {
         let mut devices = self.write();
         if devices.iter().any(|other| other.device.name() == device.name()) {
@@ -76,17 +76,17 @@ impl Exports {
     /// Frees a device and removes it from the list.
     ///
     /// # Errors
-    /// `NotFound` when the list has none of that name; `Busy` while it is in use.
+    /// `NotFound` when the list has no device of that name; `Busy` while it is in use.
     pub fn remove(&self, name: &str) -> Result<()> {
         let device = self.named(name)?;
-        // From here on nobody can open it.
+        // From here on it cannot be opened.
         device.remove()?;
         self.write().retain(|other| !Arc::ptr_eq(&other.device, &device));
         Ok(())
     }
 
-    /// Returns the export that an NBD client names; names compare as bytes. Connecting may still be refused. An export
-    /// that no NBD client may ever use is not found.
+    /// Returns the export of a name; names compare as bytes. Connecting may still be refused. An export that NBD
+    /// clients may never use is not found.
     pub fn find(&self, name: &[u8]) -> Option<NamedExport> {
         let devices = self.read();
         let mut shown = devices.iter().filter(|entry| self.shows(entry));
@@ -98,7 +98,7 @@ impl Exports {
         entry.map(|entry| NamedExport { entry: Arc::clone(entry) })
     }
 
-    /// Returns the names of all that NBD clients may use now, in order.
+    /// Returns the names of all exports that NBD clients may open now, in order.
     pub fn exported(&self) -> Vec<String> {
         let devices = self.read();
         let shown = devices.iter().filter(|entry| self.shows(entry));
@@ -106,7 +106,7 @@ impl Exports {
         usable.map(|entry| entry.device.name().to_owned()).collect()
     }
 
-    /// Whether NBD clients may ever use a device.
+    /// Returns whether NBD clients may ever open a device.
     fn shows(&self, entry: &Entry) -> bool {
         let name = entry.device.name();
         entry.policy.export != Export::Never
@@ -124,7 +124,7 @@ impl Exports {
         entry.open_file(writes)
     }
 
-    /// Returns the number of open files of a device beside `own` ones. Waits up to `patience` until there are none: a
+    /// Returns the number of open files of a device besides `own` ones. Waits up to `patience` until there are none: a
     /// block device that was just detached closes its file a moment later.
     pub fn other_files(&self, name: &str, own: usize, patience: Duration) -> usize {
         let deadline = Instant::now() + patience;
@@ -150,7 +150,7 @@ impl Exports {
     /// Returns the device of a name.
     ///
     /// # Errors
-    /// `NotFound`, with the names there are.
+    /// `NotFound`, with the existing names.
     pub fn named(&self, name: &str) -> Result<Arc<Device>> {
         let devices = self.read();
         let found = devices.iter().find(|entry| entry.device.name() == name);
@@ -166,7 +166,7 @@ impl Exports {
         self.read().iter().map(|entry| Arc::clone(&entry.device)).collect()
     }
 
-    /// A panic cannot leave the list half changed, so a poisoned lock is as good as any.
+    /// A panic cannot leave the list half changed, so poisoning is ignored.
     fn read(&self) -> RwLockReadGuard<'_, Vec<Arc<Entry>>> {
         self.devices.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -182,12 +182,12 @@ pub struct NamedExport {
 }
 
 impl NamedExport {
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.entry.device
     }
 
-    /// Lets a client in.
+    /// Opens the device for a client.
     ///
     /// # Errors
     /// `Permission` when the device is not exported now; `Busy` when it is uninitialised.

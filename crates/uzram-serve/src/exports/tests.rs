@@ -1,4 +1,4 @@
-//! Who may reach a device, by policy and by who has it already.
+//! Who may open a device, by policy and by its current users.
 #![allow(clippy::unwrap_used)]
 
 use super::*;
@@ -49,7 +49,7 @@ fn a_device_in_use_stays() {
     let found_before = exports.find(b"a").unwrap();
     let device = Arc::clone(found_before.device());
     exports.remove("a").unwrap();
-    // Who found it before it went can neither open it nor bring it back.
+    // A caller that found it before its removal can neither open it nor bring it back.
     assert!(found_before.connect().is_err() && exports.open_file(&device, false).is_err());
     device.set("reset", "1").unwrap();
     assert_eq!(device.set("disksize", "64K").unwrap_err().kind(), ErrorKind::NotFound);
@@ -93,7 +93,7 @@ fn a_file_is_not_opened_for_writing_beneath_clients() {
         drop(client);
         assert!(exports.open_file(&device, true).is_ok());
     }
-    // A reader who came while it was attached stays a reader.
+    // A client that connected while it was attached stays a reader.
     let (exports, device) = with_policy(Export::Always, false);
     let file = exports.open_file(&device, true).unwrap();
     let client = connect(&exports).unwrap();
@@ -102,7 +102,7 @@ fn a_file_is_not_opened_for_writing_beneath_clients() {
     assert!(exports.open_file(&device, true).is_ok());
 }
 
-/// Clients and files that come and go at random, against the rules as written down.
+/// Checks the documented rules while clients and files open and close at random.
 #[test]
 fn nobody_reads_or_writes_beneath_the_kernel() {
     let mut random = Random::new(1);
@@ -136,7 +136,7 @@ fn a_listener_shows_what_it_names() {
     exports.add(device("c"), ExportPolicy::default()).unwrap();
     assert_eq!(only_b.exported(), ["b", "c"]);
     assert_eq!(exports.exported(), ["a", "b", "c"]);
-    // A default export is one that can be used.
+    // The default export is the first that can be opened.
     let file = exports.open_file(&exports.named("a").unwrap(), true).unwrap();
     assert_eq!(exports.find(b"").unwrap().device().name(), "b");
     assert!(exports.find(b"a").unwrap().connect().is_err());

@@ -1,4 +1,4 @@
-//! Writes to an attribute's file set the attribute. Some take their time over it, so the device's pool does it.
+//! Writes to an attribute's file set the attribute. As this may take long, the device's pool does it.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use uzram::device::{Attribute, Device};
 use super::disk::errno;
 use crate::device_pool::DevicePool;
 
-/// The longest text that an attribute takes.
+/// The longest text accepted.
 const MAX_TEXT_BYTES: usize = 64 << 10;
 
-/// Sets an attribute to what is written to its file.
+/// Sets an attribute to the data written to its file.
 pub(super) fn write(
     device: Arc<Device>,
     attribute: &'static Attribute,
@@ -45,7 +45,7 @@ fn set(device: &Device, attribute: &Attribute, value: &str) -> Result<(), Errno>
             Ok(())
         }
         Err(error) => {
-            // The program that writes gets a number only.
+            // The writing program only gets an errno, so log the message.
             tracing::warn!(device = device.name(), attribute = name, value, %error, "attribute not set");
             Err(errno(&error))
         }

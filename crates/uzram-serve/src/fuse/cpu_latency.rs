@@ -1,14 +1,14 @@
-//! Having CPUs wake fast while requests follow each other closely.
+//! Limits the wake-up latency of CPUs while requests follow each other closely.
 //!
-//! A request that is waited for is three wakings: of the loop device's worker, of a thread here, and of whoever waits.
-//! Where each finds its CPU asleep, waking CPUs takes most of the time, in virtual machines above all: there it is tens
-//! of microseconds a time, many times what a page takes. The kernel has a way to ask for better: while a process keeps
-//! `/dev/cpu_dma_latency` open with a number of microseconds written to it, no idle CPU sleeps so deeply that waking
-//! it takes longer; with 0 it polls, and gives way at once (PM QoS, `Documentation/power/pm_qos_interface.rst`). That takes
-//! a driver of idle CPUs, and one with a state that polls: without, CPUs sleep as ever.
+//! A synchronous request causes three wake-ups: of the loop device's worker, of a thread here, and of the waiting
+//! process. If their CPUs are idle, waking them takes most of the time, above all in virtual machines: tens of
+//! microseconds each, many times the time for a page. While a process keeps `/dev/cpu_dma_latency` open with a number
+//! of microseconds written to it, no idle CPU enters a state with a longer wake-up latency; with 0 idle CPUs poll (PM
+//! QoS, `Documentation/power/pm_qos_interface.rst`). This needs a cpuidle driver with a polling state; without one it
+//! has no effect.
 //!
-//! That is asked for from the second of two requests that are close, and no longer once none has come for a while: an
-//! idle machine sleeps as ever.
+//! The limit is requested when two requests are close, and dropped when none has come for a while, so that CPUs of an
+//! idle machine sleep as usual.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -20,22 +20,22 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Where it is asked for.
+/// The device of the kernel's interface.
 pub(super) const DEVICE: &str = "/dev/cpu_dma_latency";
-/// What stands for no limit there: `PM_QOS_CPU_LATENCY_DEFAULT_VALUE`.
+/// The value for no limit: `PM_QOS_CPU_LATENCY_DEFAULT_VALUE`.
 const NO_LIMIT_US: i32 = 2_000_000_000;
 const MAX_LIMIT_US: i32 = 1_000_000;
-/// Requests are close if one comes so soon after another.
+/// The longest gap between two requests that follow each other closely.
 const CLOSE: Duration = Duration::from_millis(1);
-/// How often it is looked whether a request has come; after one to two of these without, CPUs may sleep again.
+/// How often the thread checks for requests; after one to two periods without any, the limit is dropped.
 const PERIOD: Duration = Duration::from_millis(5);
 
-/// The most microseconds that waking a CPU may take, while requests follow each other closely; or no limit.
+/// The limit on the wake-up latency of CPUs in microseconds, while requests follow each other closely; or no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuLatencyLimit(Option<i32>);
 
 impl CpuLatencyLimit {
-    /// CPUs sleep as they do without us.
+    /// No limit.
     pub const NONE: Self = CpuLatencyLimit(None);
 }
 
@@ -49,7 +49,7 @@ impl Default for CpuLatencyLimit {
 impl FromStr for CpuLatencyLimit {
     type Err = String;
 
-    /// A number of microseconds, up to one second; or `none`.
+    /// Parses a number of microseconds, up to one second, or `none`.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "none" {
             return Ok(CpuLatencyLimit::NONE);
@@ -69,33 +69,33 @@ impl fmt::Display for CpuLatencyLimit {
     }
 }
 
-/// A thread that asks the kernel for it. Dropped, it asks no more and ends.
+/// A thread that requests the limit from the kernel. Dropping this drops the limit and ends the thread.
 pub(super) struct CpuLatency {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// A request has come in this period. Written with the lock, read without: read late, it is at worst a request that
-    /// is not counted.
+    /// Whether a request has come in this period. Set under the lock, read without: a stale value at worst misses a
+    /// request.
     seen: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 struct State {
-    /// The limit is asked for, or about to be.
+    /// The limit is requested, or about to be.
     held: bool,
-    /// When the last request came while it was not.
+    /// The time of the last request while it was not.
     last: Option<Instant>,
     ends: bool,
 }
 
 impl CpuLatency {
-    /// Asks for CPUs that wake within the limit, while it is worth it; without one, for nothing.
+    /// Starts the thread; returns `None` for no limit.
     ///
     /// # Errors
-    /// Why the system does not let this process ask.
+    /// The device cannot be opened, or the thread not be started.
     pub fn new(limit: CpuLatencyLimit) -> io::Result<Option<Self>> {
         limit.0.map(|limit_us| CpuLatency::at(Path::new(DEVICE), limit_us)).transpose()
     }
@@ -115,7 +115,7 @@ impl CpuLatency {
         Ok(CpuLatency { shared, keeper: Some(keeper) })
     }
 
-    /// A request has come.
+    /// Records a request.
     #[inline]
     pub fn request(&self) {
         if !self.shared.seen.load(Ordering::Relaxed) {
@@ -129,7 +129,7 @@ impl Drop for CpuLatency {
         self.shared.lock().ends = true;
         self.shared.changed.notify_all();
         if let Some(keeper) = self.keeper.take() {
-            // It has no way to panic, and nothing is left to do if it did.
+            // The thread cannot panic, and a panic would need no handling.
             let _ = keeper.join();
         }
     }
@@ -140,7 +140,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first in a while, or in a period.
+    /// Records the first request in a period, or after an idle time.
     #[cold]
     fn first_request(&self) {
         let mut state = self.lock();
@@ -158,7 +158,7 @@ impl Shared {
     }
 
     fn run(&self, mut device: File, limit_us: i32) {
-        // Whoever may open it may write to it, and the values are right: there is nothing that could fail.
+        // Cannot fail: the device is open for writing, and the values are valid.
         let mut ask = |limit_us: i32| drop(device.write(&limit_us.to_ne_bytes()));
         let mut state = self.lock();
         loop {
@@ -211,22 +211,22 @@ mod tests {
         assert!(CpuLatency::at(&path, 0).is_err(), "there is none");
         fs::write(&path, "").unwrap();
         let cpu_latency = CpuLatency::at(&path, 7).unwrap();
-        // One that comes alone is not worth it.
+        // A single request does not request the limit.
         cpu_latency.request();
         thread::sleep(4 * PERIOD);
         assert!(asked(&path).is_empty());
-        // How close two are is up to the machine.
+        // On a slow machine, requests may not be close at the first try.
         wait_until(|| {
             (0..4).for_each(|_| cpu_latency.request());
             asked(&path) == [7]
         });
-        // It stays while they come, and not for long.
+        // The limit stays while requests come, and is dropped soon after.
         let came = Instant::now();
         while came.elapsed() < 4 * PERIOD {
             cpu_latency.request();
         }
         wait_until(|| asked(&path).ends_with(&[NO_LIMIT_US]));
-        // It ends asked or not.
+        // The thread also ends while the limit is requested.
         wait_until(|| {
             (0..4).for_each(|_| cpu_latency.request());
             asked(&path).ends_with(&[7])

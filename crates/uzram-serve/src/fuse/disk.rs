@@ -1,8 +1,8 @@
 //! Requests to a device's disk file.
 //!
-//! The thread that received a request carries it out as far as that need not wait for a backing device or for memory.
-//! The rest goes to the device's [`DevicePool`], so that the thread is free for other requests; without a permit for
-//! that, the thread waits itself. A task drops its hold on the device before it replies, and its permit last.
+//! The thread that received a request executes it as far as it need not wait for a backing device or for memory. The
+//! rest goes to the device's [`DevicePool`], so that the thread is free for other requests; without a permit for that,
+//! the thread waits itself. A task drops its hold on the device before it replies, and its permit last.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use super::thread_buffer::{allocate, reply_from_buffer};
 use crate::OpenFile;
 use crate::device_pool::DevicePool;
 
-/// The thread that received a request zeroes so much of a disk: what takes no longer than the longest read.
+/// The most bytes that the thread which received a request zeroes itself; that takes no longer than the longest read.
 const ZERO_AT_ONCE_BYTES: u64 = 16 << 20;
 
-/// A disk file that is open, and the threads that wait for its device.
+/// An open disk file, and the threads that wait for its device.
 #[derive(Clone)]
 pub(super) struct Disk {
     pub file: OpenFile,
@@ -44,7 +44,7 @@ impl Disk {
             let device = Arc::clone(device);
             self.pool.start(Box::new(move || {
                 reply_from_buffer(len, reply, |out, reply| {
-                    // From the start: keeping what was read would take memory.
+                    // Read from the start: keeping the part that was read would take memory.
                     let read = device.read_some(offset, out, Wait::Yes);
                     drop(device);
                     reply_data(reply, read, out);
@@ -75,14 +75,14 @@ impl Disk {
         }));
     }
 
-    /// Makes a range read as zeros, as a hole unless it is to stay `allocated`: all of it, or nothing if it goes past
+    /// Zeroes a range, as a hole unless it must stay `allocated`. Fails without zeroing anything if the range goes past
     /// the end of the disk.
     pub fn zero(&self, offset: u64, len: u64, allocated: bool, reply: ReplyEmpty) {
         let device = &self.file.device;
         if offset.checked_add(len).is_none_or(|end| end > device.size_bytes()) {
             return reply.error(Errno::EINVAL);
         }
-        // No page is cut in two, of which neither part would be freed.
+        // Do not split a page: neither part would free it.
         let at_once = len.min(ZERO_AT_ONCE_BYTES - offset % PAGE_SIZE as u64);
         let done = match device.zero_some(offset, at_once, allocated, Wait::No) {
             Ok(done) if done < len => done,
@@ -101,7 +101,7 @@ impl Disk {
         }));
     }
 
-    /// Returns where the next data or hole begins, lseek(2).
+    /// Returns the start of the next data or hole, lseek(2).
     pub fn seek(&self, offset: u64, for_data: bool) -> Result<u64, Errno> {
         let device = &self.file.device;
         let (mut at, end) = (offset, device.size_bytes());
@@ -115,11 +115,11 @@ impl Disk {
             }
             at += extent.len_bytes;
         }
-        // Every file has a hole behind its end.
+        // Every file has an implicit hole at its end.
         if for_data { Err(Errno::ENXIO) } else { Ok(end) }
     }
 
-    /// Returns how much of a request lies before the end of the disk.
+    /// Returns the length of the part of a request before the end of the disk.
     fn clamp(&self, offset: u64, len: usize) -> usize {
         let left = self.file.device.size_bytes().saturating_sub(offset);
         usize::try_from(left).map_or(len, |left| left.min(len))
@@ -148,7 +148,7 @@ fn reply_zeroed(reply: ReplyEmpty, zeroed: uzram::Result<u64>) {
     }
 }
 
-/// Returns the errno that a program sees of an error.
+/// Returns the errno that a program gets for an error.
 pub(super) fn errno(error: &Error) -> Errno {
     Errno::from_i32(error.errno())
 }

@@ -1,6 +1,6 @@
-//! The kernel's requests: which file each is for, and what it means there.
+//! Dispatch of the kernel's requests by file.
 //!
-//! Names, sizes and permissions are answered here; `disk` and `attribute` carry out what changes or reads a device.
+//! Requests for names, sizes and permissions are answered here; `disk` and `attribute` read and write devices.
 
 use std::ffi::OsStr;
 use std::io;
@@ -27,9 +27,9 @@ use crate::Exports;
 use crate::device_pool::DevicePools;
 
 /// How long the kernel may cache names and file attributes: not at all. A device's size changes when it is reset, and a
-/// loop device on its file takes the cached size.
+/// loop device would take the cached size.
 const TTL: Duration = Duration::ZERO;
-/// The size that an attribute's file shows, as in sysfs: its text is made when it is opened.
+/// The size that an attribute's file shows, as in sysfs: its text is generated when it is opened.
 const ATTRIBUTE_BYTES: u64 = PAGE_SIZE as u64;
 /// The unit of `st_blocks`, stat(2).
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -46,7 +46,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// The files of `exports`.
+    /// Creates the files of `exports`.
     pub fn new(exports: Exports, options: &MountOptions, cpu_latency: Option<CpuLatency>) -> Self {
         let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         Files {
@@ -100,7 +100,7 @@ impl Files {
                 let file = file.map_err(|error| errno(&error))?;
                 Ok(Open::Disk(Disk { file, pool: self.pools.pool(&device) }))
             }
-            // As in sysfs, not even root may do what the attribute cannot.
+            // As in sysfs, the attribute's permissions also apply to root.
             Node::Attribute(_, attribute)
                 if mode != OpenAccMode::O_WRONLY && !attribute.readable()
                     || mode != OpenAccMode::O_RDONLY && !attribute.writable() =>
@@ -128,15 +128,15 @@ impl Files {
 
 impl Filesystem for Files {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Where the kernel has less to offer, it takes the nearest it has.
+        // If a value is out of the kernel's range, its nearest limit applies.
         let _ = config.set_max_write(self.max_io_bytes);
         let _ = config.set_max_background(MAX_BACKGROUND);
         let _ = config.set_congestion_threshold(MAX_BACKGROUND);
         for capability in [
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_PARALLEL_DIROPS,
-            // A file that is mapped shared has pages in the cache after all, which the kernel keeps the same as what
-            // is read and written beside them (Linux 6.6; before that such a mapping is refused).
+            // Allows shared mappings of a file. They use the page cache, which the kernel keeps coherent with direct
+            // reads and writes (Linux 6.6; before that such a mapping is refused).
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
         ] {
             let _ = config.add_capabilities(capability);
@@ -158,8 +158,8 @@ impl Filesystem for Files {
         }
     }
 
-    /// A disk has its device's size, which is set there. As with a block device, `O_TRUNC` changes nothing, nor does it
-    /// for an attribute.
+    /// Refuses to change anything: a disk's size is its device's. `O_TRUNC` is ignored, as for block devices and in
+    /// sysfs.
     fn setattr(
         &self,
         _: &Request,
@@ -183,7 +183,7 @@ impl Filesystem for Files {
             return reply.error(Errno::EPERM);
         }
         let attr = self.attr(ino.0, &node);
-        // The kernel names the handle with ftruncate(2), not with open(2).
+        // ftruncate(2) passes the handle, `O_TRUNC` of open(2) does not.
         let opens = size == Some(0) && fh.is_none();
         match size {
             Some(size) if size != attr.size && !opens && matches!(node, Node::Disk(_)) => {
@@ -197,7 +197,7 @@ impl Filesystem for Files {
         let Some(node) = self.tree.node(ino.0) else { return reply.error(Errno::ESTALE) };
         let opened = self.open_node(node, flags.acc_mode());
         match opened.and_then(|open| self.handles.open(open).ok_or(Errno::ENFILE)) {
-            // The page cache would hold everything twice, and need memory when there is none.
+            // Bypass the page cache, which would hold a second copy, and need memory when there is none.
             Ok(handle) => reply.opened(
                 FileHandle(handle),
                 FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
@@ -268,7 +268,7 @@ impl Filesystem for Files {
             },
             Some(Some(Open::WarmUp)) => {
                 let touched = thread_buffer::touch(data.len());
-                // The other threads wait for this one, even if it got no buffer.
+                // Arrive even if this thread got no buffer: the other threads wait for it.
                 match (self.warm_up.arrive(), touched) {
                     (true, Ok(())) => reply.written(data.len() as u32),
                     (true, Err(errno)) => reply.error(errno),
@@ -279,8 +279,8 @@ impl Filesystem for Files {
         }
     }
 
-    /// A write is stored and visible to every reader before its reply, so nothing is left to do. After this answer the
-    /// kernel does not ask again. Nothing becomes durable: contents are memory.
+    /// A write is stored and visible to every reader before its reply, so there is nothing to flush. After `ENOSYS` the
+    /// kernel does not send this request again. Nothing becomes durable: contents are memory.
     fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }
@@ -303,7 +303,7 @@ impl Filesystem for Files {
         let allocated = match mode & !libc::FALLOC_FL_KEEP_SIZE {
             libc::FALLOC_FL_PUNCH_HOLE => false,
             libc::FALLOC_FL_ZERO_RANGE => true,
-            // Room for contents that are not known yet cannot be promised.
+            // Space cannot be preallocated: it depends on the contents.
             _ => return reply.error(Errno::EOPNOTSUPP),
         };
         match self.handles.get(fh.0).as_deref() {
@@ -324,7 +324,7 @@ impl Filesystem for Files {
             _ => Err(Errno::EBADF),
         };
         match found {
-            // A disk has 16 TiB at most.
+            // It fits: a disk has at most 16 TiB.
             Ok(at) => reply.offset(at as i64),
             Err(errno) => reply.error(errno),
         }
@@ -353,7 +353,7 @@ impl Filesystem for Files {
         reply.statfs(all, free, free, devices.len() as u64, 0, page, 255, page);
     }
 
-    /// Files come and go only with devices.
+    /// Files are created and removed only with devices.
     fn create(
         &self,
         _: &Request,
@@ -379,7 +379,7 @@ impl Filesystem for Files {
         reply.error(Errno::EACCES);
     }
 
-    /// There are none; after this answer the kernel does not ask again.
+    /// There are no extended attributes; after `ENOSYS` the kernel does not send this request again.
     fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
         reply.error(Errno::ENOSYS);
     }

@@ -1,8 +1,8 @@
 //! Open files by their handles.
 //!
-//! Locks: each handle's own, held for reading while a request is carried out, and for writing while a file is opened or
+//! Locks: each handle's own, held for reading while a request is executed, and for writing while a file is opened or
 //! closed. The kernel closes a file after the reply to its last request, so neither waits. Below it the lock of an
-//! attribute's text, held while a piece of it is made.
+//! attribute's text, held while a piece of the text is generated.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
@@ -11,17 +11,18 @@ use uzram::device::AttributeText;
 use super::disk::Disk;
 use crate::device_pool::DevicePool;
 
-/// Files open at once: a loop device has one, and a client of its own another.
+/// The most files open at a time; a loop device has one of them.
 const MAX_OPEN: usize = 1024;
 
 /// An open file.
 pub(super) enum Open {
     /// A device's disk.
     Disk(Disk),
-    /// An attribute: its text as of opening, or made while it is read if it is long, `None` if the file is only written;
-    /// and the pool that sets it. Closing the file, on which no request depends, may wait for the pool's threads.
+    /// An attribute: its text as of opening, or generated while it is read if it is long, `None` if the file is
+    /// write-only; and the pool that sets it. Closing the file may wait for the pool's threads; no request depends on
+    /// it.
     Attribute(Option<Mutex<AttributeText>>, Arc<DevicePool>),
-    /// The file whose writes warm up the threads.
+    /// A file whose writes warm up a thread.
     WarmUp,
 }
 
@@ -41,7 +42,7 @@ impl Handles {
                 continue;
             }
             let mut place = handle.write().unwrap_or_else(PoisonError::into_inner);
-            // Another may have taken it in between.
+            // Another thread may have taken it in between.
             if place.is_none() {
                 *place = Some(file);
                 return Some(number as u64);
@@ -61,7 +62,7 @@ impl Handles {
         let place = usize::try_from(handle).ok().and_then(|handle| self.0.get(handle));
         if let Some(place) = place {
             let closed = place.write().unwrap_or_else(PoisonError::into_inner).take();
-            // Without the lock: it waits for those who wait for the device.
+            // Dropped without the lock, as this may wait for the pool's tasks.
             drop(closed);
         }
     }
@@ -84,7 +85,7 @@ mod tests {
         handles.close(7);
         assert!(handles.get(7).unwrap().is_none() && handles.get(8).unwrap().is_some());
         assert_eq!(open(), Some(7));
-        // Handles that are none do no harm.
+        // Invalid handles are ignored.
         handles.close(u64::MAX);
         assert!(handles.get(MAX_OPEN as u64).is_none());
     }

@@ -1,14 +1,14 @@
-//! The devices as files: `DIR/zram0/disk` has the contents of `zram0`, and beside it lies a file for each attribute.
+//! The devices as files: `DIR/zram0/disk` has the contents of `zram0`, next to a file for each attribute.
 //!
-//! The kernel reads and writes the disk through FUSE, without its page cache: a loop device on the file is a disk like any
-//! other, for file systems and swap. Discards punch holes into the file. A write is stored before its reply; flush and
+//! The kernel reads and writes the disk through FUSE, without its page cache. A loop device on the file is an ordinary
+//! disk, for file systems and swap. Discards punch holes into the file. A write is stored before its reply; flush and
 //! fsync make nothing durable.
 //!
-//! Several threads serve the kernel, each with a queue of its own (`FUSE_DEV_IOC_CLONE`).
+//! Several threads serve the kernel, each with its own channel (`FUSE_DEV_IOC_CLONE`).
 //!
-//! Code map: `tree` names and numbers the files, `handles` has those that are open, `filesystem` answers requests, those
-//! to a disk by `disk` and those that set an attribute by `attribute`; `thread_buffer` has the memory of the threads,
-//! `cpu_latency` makes CPUs wake fast for requests, `warm_up` prepares the threads for swap.
+//! Code map: `tree` names and numbers the files, `handles` has the open ones, `filesystem` answers requests, by `disk`
+//! for disks and by `attribute` for setting attributes; `thread_buffer` has the memory of the threads, `cpu_latency`
+//! makes CPUs wake fast for requests, `warm_up` prepares the threads for swap.
 
 mod attribute;
 mod cpu_latency;
@@ -49,12 +49,13 @@ pub const MAX_IO_BYTES: usize = 1 << 20;
 const MAX_BACKGROUND: u16 = 256;
 /// The device that FUSE connections are opened on.
 const DEVICE: &str = "/dev/fuse";
-/// The prefix of our mounts' source in the system's list, for people: anybody can mount something with that source.
+/// The prefix of our mounts' source in the kernel's list. Only informative: any user can mount something with that
+/// source.
 const SOURCE: &str = "uzram:";
 /// How long the threads may take to end after unmounting.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The remedy for mounts whose daemon is gone.
+/// The remedy for mounts whose daemon is dead.
 const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` as another user, clears them";
 
 /// How files are mounted and served.
@@ -62,15 +63,15 @@ const CLEARS_THEM: &str = "`uzram detach --force` as root, or `fusermount3 -u` a
 pub struct MountOptions {
     /// Threads that serve the kernel.
     pub threads: usize,
-    /// The longest read or write that the kernel sends at once, at most [`MAX_IO_BYTES`]. Each thread has two buffers as
-    /// long, which swap locks in memory; long sequential requests are faster in one piece.
+    /// The longest read or write that the kernel sends at once, at most [`MAX_IO_BYTES`]. Each thread has two buffers
+    /// of this size, which a swap daemon locks in memory; long sequential requests are faster in one piece.
     pub max_io_bytes: u32,
-    /// How fast CPUs wake for requests that follow each other closely.
+    /// The limit on CPU wake-up latency while requests follow each other closely.
     pub cpu_latency: CpuLatencyLimit,
 }
 
 impl Default for MountOptions {
-    /// A thread for each CPU, and at least two, so that one that waits does not delay all requests.
+    /// A thread for each CPU, and at least two, so that one waiting thread does not delay all requests.
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(2, |cpus| cpus.get().max(2));
         MountOptions { threads, max_io_bytes: MAX_IO_BYTES as u32, cpu_latency: CpuLatencyLimit::default() }
@@ -82,7 +83,7 @@ pub struct Mount {
     dir: PathBuf,
     point: MountPoint,
     identity: MountIdentity,
-    /// The directory was made for this mount, and is removed with it.
+    /// The directory was created for this mount, and is removed with it.
     is_made: bool,
     threads: usize,
     cpu_latency: String,
@@ -90,11 +91,12 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts the files of `exports` in the directory `dir`, which is made if it is missing. `owner` is shown in the
+    /// Mounts the files of `exports` on the directory `dir`, which is created if it is missing. `owner` is shown in the
     /// kernel's list of mounts.
     ///
     /// # Errors
-    /// `Unsupported` without `/dev/fuse`; `Invalid` for a path that is not UTF-8; `Busy` when something is mounted there; `Permission`; `Io`.
+    /// `Unsupported` without `/dev/fuse`; `Invalid` for a path that is not UTF-8; `Busy` when something is mounted
+    /// there; `Permission`; `Io`.
     pub fn new(dir: &Path, owner: &Path, exports: Exports, options: MountOptions) -> Result<Mount> {
         let failed = |kind, why: &str| cannot_mount(dir, kind, why);
         if !Path::new(DEVICE).exists() {
@@ -110,20 +112,20 @@ impl Mount {
             return Err(failed(ErrorKind::Busy, &why));
         }
         if let Some(parent) = dir.parent().filter(|parent| parent.exists()) {
-            // Nothing is made behind a link that another user has put there.
+            // Create nothing behind another user's symbolic link.
             resolve(parent)?;
         }
         let is_made = !dir.exists();
         std::fs::create_dir_all(dir).map_err(|error| failed(ErrorKind::Io, &error.to_string()))?;
         let mounted = Mount::on(dir, owner, exports, options, is_made);
         if mounted.is_err() && is_made {
-            // Others may have put something there meanwhile.
+            // Fails if another process has created a file in it meanwhile.
             let _ = std::fs::remove_dir(dir);
         }
         mounted
     }
 
-    /// [`Mount::new`] on a directory that exists.
+    /// Does [`Mount::new`] on an existing directory.
     fn on(dir: &Path, owner: &Path, exports: Exports, options: MountOptions, is_made: bool) -> Result<Mount> {
         let failed_io = |error: io::Error| {
             let kind = match error.kind() {
@@ -133,7 +135,7 @@ impl Mount {
             cannot_mount(dir, kind, &error.to_string())
         };
         let place = resolve(dir)?;
-        // As the kernel's lists will have it.
+        // The path that the kernel's lists will show.
         let dir = dir.canonicalize().map_err(failed_io)?;
         // The control API reports it in JSON.
         if dir.to_str().is_none() {
@@ -174,35 +176,35 @@ impl Mount {
         }
     }
 
-    /// The directory.
+    /// Returns the mount point.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The identity of the mount.
+    /// Returns the identity of the mount.
     pub fn identity(&self) -> MountIdentity {
         self.identity
     }
 
-    /// The path of a device's disk.
+    /// Returns the path of a device's disk.
     pub fn disk(&self, device: &str) -> PathBuf {
         self.dir.join(device).join(DISK)
     }
 
-    /// The number of threads that serve it.
+    /// Returns the number of threads that serve it.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// How fast CPUs are asked to wake for requests, in words; `none` with the reason, if the kernel refused.
+    /// Returns the limit on CPU wake-up latency as text; `none` with the reason, if the kernel refused one.
     pub fn cpu_latency(&self) -> &str {
         &self.cpu_latency
     }
 
-    /// Unmounts the files, unless somebody else has, and waits for the threads.
+    /// Unmounts the files, unless they were unmounted already, and waits for the threads.
     ///
     /// # Errors
-    /// `Busy` while a file is open, that is, while a loop device is attached to one. It stays mounted then.
+    /// `Busy` while a file is open, by a loop device for example. It stays mounted then.
     pub fn unmount(&mut self) -> Result<()> {
         let Some(session) = &self.session else { return Ok(()) };
         let failed = |error: io::Error| {
@@ -215,7 +217,7 @@ impl Mount {
             self.point
                 .unmount(&self.identity, UnmountFlags::empty())
                 .or_else(|error| {
-                    // Not root's: this does it, or says that it is in use.
+                    // Without root, fusermount3 unmounts it, or fails because it is in use.
                     if error.raw_os_error() == Some(libc::EPERM) {
                         self.unmount_as_user()
                     } else {
@@ -241,7 +243,8 @@ impl Mount {
         if self.is_made
             && let Err(error) = std::fs::remove_dir(&self.dir)
         {
-            // Others may have put something there meanwhile; in another user's directory root's daemon may remove nothing.
+            // Another process may have created a file in it; and root's daemon may not remove anything from another
+            // user's directory.
             tracing::warn!("'{}', which was made for the files, stays: {error}", self.dir.display());
         }
         Ok(())
@@ -258,19 +261,19 @@ impl Mount {
 }
 
 impl Drop for Mount {
-    /// What is still in use stays mounted, and fails once this process has ended; there it can be found and cleared.
+    /// Unmounts. If a file is still open, the mount stays, and its files fail once this process has ended.
     fn drop(&mut self) {
         let Err(error) = self.unmount() else { return };
         tracing::warn!("{error}; they fail from now on: {CLEARS_THEM}");
-        // Its threads serve open files until the process ends.
+        // The session's threads serve open files until the process ends.
         std::mem::forget(self.session.take());
     }
 }
 
 /// Mounts `files` and begins to serve them.
 ///
-/// Root mounts, and unmounts, by a directory that is open, so that it is the one that was looked at, whatever its path is
-/// called. Others have fusermount3(1), which takes paths, and looks whether they are theirs.
+/// Root mounts and unmounts through an open directory, so that it is the one that was checked, even if its path was
+/// changed. Other users need fusermount3(1), which takes paths, and checks that they own them.
 fn start(
     files: Files,
     dir: &Path,
@@ -305,14 +308,14 @@ fn start(
     rustix::mount::mount(source, target, "fuse", flags, &*CString::new(data)?)?;
     let session = Session::from_fd(files, connection, SessionACL::Owner, config).and_then(Session::spawn);
     if session.is_err() {
-        // It is ours: its requests were not answered by anyone.
+        // The mount is ours, and no thread serves it.
         let _ = point.mount().and_then(|(_, identity)| point.unmount(&identity, UnmountFlags::DETACH));
     }
     session
 }
 
-/// Returns the name of the file in a mount's root whose writes warm up thread `number`: as long as the file, to
-/// the files of all threads at once.
+/// Returns the name of the file in a mount's root for warming up thread `number`. Write to the files of all threads at
+/// the same time, each write as long as the file.
 pub fn warm_up_file(number: usize) -> String {
     tree::warm_up_name(number)
 }
@@ -328,7 +331,7 @@ fn resolve(dir: &Path) -> Result<Place> {
     })
 }
 
-/// Returns what identifies a file.
+/// Returns the device and inode number, which identify a file.
 fn file_number(stat: Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }

@@ -1,5 +1,5 @@
-//! The memory of a thread that serves the kernel: one buffer for what it reads, which it keeps for life, and the pages
-//! in which requests arrive. On the way of a read or write nothing is allocated.
+//! The memory of a thread that serves the kernel: one buffer for reads, which the thread keeps, and the pages in which
+//! requests arrive. Reads and writes allocate nothing.
 
 use std::cell::{Cell, RefCell};
 
@@ -7,9 +7,9 @@ use fuser::{Errno, ReplyData};
 use uzram::mem::{ZeroedPages, leave_out_of_cores};
 
 thread_local! {
-    /// What this thread reads goes here.
+    /// The buffer for this thread's reads.
     static BUFFER: RefCell<Option<ZeroedPages>> = const { RefCell::new(None) };
-    /// Where the pages begin and end in which this thread's requests have their data.
+    /// Start and end of the pages in which this thread's requests have their data.
     static RECEIVED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
@@ -22,12 +22,12 @@ pub(super) fn reply_from_buffer(len: usize, reply: ReplyData, reply_with: impl F
     });
 }
 
-/// Touches every page of this thread's buffer for reads of `len` bytes, so that none has to wait for memory later.
+/// Touches every page of this thread's buffer for reads of `len` bytes, so that no read waits for memory later.
 pub(super) fn touch(len: usize) -> Result<(), Errno> {
     BUFFER.with_borrow_mut(|buffer| room_in(buffer, len).map(|room| room.fill(0)))
 }
 
-/// Returns the first `len` bytes of a thread's buffer, which is made if it is missing or too small.
+/// Returns the first `len` bytes of a thread's buffer, which is allocated if it is missing or too small.
 fn room_in(buffer: &mut Option<ZeroedPages>, len: usize) -> Result<&mut [u8], Errno> {
     if buffer.as_ref().is_none_or(|kept| kept.len() < len) {
         *buffer = Some(allocate(len.next_power_of_two())?);
@@ -40,7 +40,7 @@ pub(super) fn allocate(len: usize) -> Result<ZeroedPages, Errno> {
     ZeroedPages::new(len).map_err(|_| Errno::ENOMEM)
 }
 
-/// Keeps what this thread receives out of core files. It receives everything into one buffer of the FUSE library's.
+/// Keeps this thread's received data out of core files. The FUSE library receives all of it into one buffer.
 pub(super) fn keep_secret(data: &[u8]) {
     let (start, end) = (data.as_ptr().addr(), data.as_ptr().addr() + data.len());
     let (known_start, known_end) = RECEIVED.get();

@@ -1,8 +1,8 @@
 //! The tree of files: a directory for each device, with the file `disk` and one for each attribute in it.
 //!
-//! Inode numbers are made of a device's number and the file's place in its directory. A device gets its number
-//! when it is first looked at, and no other device ever gets the same one, so that a file of a device that is
-//! gone is stale, whatever has its name now.
+//! An inode number consists of the device's number and the file's place in the device's directory. A device gets its
+//! number on the first lookup, and numbers are never reused, so that files of a removed device stay stale even
+//! if a new device has its name.
 //!
 //! Lock: `Tree::numbers`, then the exports' list.
 
@@ -16,18 +16,18 @@ use crate::Exports;
 
 /// The name of the disk's file in its device's directory.
 pub const DISK: &str = "disk";
-/// What the names of the files begin with by which threads are prepared; a number follows. They are in no list. There
-/// are several, as kernels before 6.2 write one file for one program at a time.
+/// Name prefix of the files for warming up threads; a number follows. Directory listings omit them. There
+/// are several, as kernels before 6.2 serialize writes to one file.
 const WARM_UP: &str = ".warm-up-";
 
 /// The inode number of the root, by the protocol.
 pub(super) const ROOT: u64 = 1;
-/// The inode number of the first file for preparing threads; the others follow.
+/// The inode number of the first file for warming up threads; the others follow.
 const FIRST_WARM_UP: u64 = 2;
-/// The number of the first device's directory.
+/// The inode number of the first device's directory.
 const FIRST_DEVICE: u64 = 1 << PLACE_BITS;
 
-/// Bits of an inode number that say which file of a device it is.
+/// The low bits of an inode number, which are the file's place.
 const PLACE_BITS: u32 = 16;
 /// The place of a device's directory.
 const DIRECTORY: u64 = 0;
@@ -39,15 +39,15 @@ const FIRST_ATTRIBUTE: u64 = 2;
 /// A file or directory.
 #[derive(Clone)]
 pub(super) enum Node {
-    /// The directory of all devices.
+    /// The root directory.
     Root,
-    /// That of one device.
+    /// The directory of a device.
     Directory,
-    /// Its contents.
+    /// The contents of a device.
     Disk(Arc<Device>),
     /// The text of an attribute.
     Attribute(Arc<Device>, &'static Attribute),
-    /// A file by which a thread is prepared.
+    /// A file for warming up a thread.
     WarmUp,
 }
 
@@ -71,7 +71,7 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// The number of a device.
+    /// Returns the number of a device; assigns one if it has none.
     fn of(&mut self, device: &Arc<Device>) -> u64 {
         let is_it = |other: &Weak<Device>| std::ptr::eq(other.as_ptr(), Arc::as_ptr(device));
         if let Some((number, _)) = self.devices.iter().find(|(_, other)| is_it(other)) {
@@ -93,12 +93,12 @@ impl Tree {
         Tree { exports, numbers: Mutex::default() }
     }
 
-    /// A panic cannot leave the map half changed, so a poisoned lock is as good as any.
+    /// A panic cannot leave the map half changed, so poisoning is ignored.
     fn numbers(&self) -> MutexGuard<'_, Numbers> {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What an inode number stands for, if its device is still there.
+    /// Returns the node of an inode number, unless its device was removed.
     pub fn node(&self, ino: u64) -> Option<Node> {
         match ino {
             ROOT => return Some(Node::Root),
@@ -117,7 +117,7 @@ impl Tree {
         }
     }
 
-    /// The file of that name in a directory.
+    /// Returns the file of that name in a directory.
     pub fn lookup(&self, parent: u64, name: &OsStr) -> Option<(u64, Node)> {
         let name = name.to_str()?;
         let ino = match self.node(parent)? {
@@ -139,7 +139,7 @@ impl Tree {
         Some((ino, self.node(ino)?))
     }
 
-    /// What is in a directory; nothing in other files.
+    /// Returns the entries of a directory; none for other files.
     pub fn entries(&self, directory: u64) -> Vec<Entry> {
         let file =
             |at: u64, name: &str| Entry { ino: directory + at, name: name.into(), is_directory: false };
@@ -158,7 +158,7 @@ impl Tree {
         all
     }
 
-    /// The devices, and who uses them.
+    /// Returns the devices.
     pub fn exports(&self) -> &Exports {
         &self.exports
     }
@@ -169,7 +169,7 @@ impl Tree {
     }
 }
 
-/// The name of a file by which a thread is prepared.
+/// Returns the name of the file for warming up thread `number`.
 pub(super) fn warm_up_name(number: usize) -> String {
     format!("{WARM_UP}{number}")
 }

@@ -1,15 +1,15 @@
 //! Warms up the threads that serve requests before swap depends on them: each touches all memory that it will ever use.
 //!
-//! As many files as there are threads take writes of the longest request. Each write waits in its thread for the others,
-//! so that every thread gets one: the write fills the thread's request buffer, and the thread touches everything else
-//! that it needs. Another process writes to the files, as a process that waits for itself in a system call cannot be
-//! killed.
+//! There are as many files as threads, for writes of the longest request. Each write waits in its thread for the
+//! others, so that every thread gets one: the write fills the thread's request buffer, and the thread touches all other
+//! memory that it needs. A separate process writes to the files, as a process that waits for itself in a system call
+//! cannot be killed.
 
 use std::hint::black_box;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// How much of its stack a thread may ever use; the deepest are the compressors.
+/// The most stack that a thread uses; compressors use the most.
 const STACK_BYTES: usize = 256 << 10;
 /// How long threads wait for the others.
 const PATIENCE: Duration = Duration::from_secs(2);

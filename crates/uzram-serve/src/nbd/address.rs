@@ -1,4 +1,4 @@
-//! Where a server listens, as people write it, and where clients find it, as a URI.
+//! Listen addresses as users write them, and the URIs for clients.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -21,11 +21,11 @@ pub enum ListenAddress {
     Tcp(SocketAddr),
 }
 
-/// A place to listen on, and which devices are served there: all, or those that it names, as in
+/// A place to listen on, and the devices served there: all, or those named, as in
 /// `zram0,logs@tcp:127.0.0.1:10809`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// Where.
+    /// The address.
     pub address: ListenAddress,
     /// The names of devices, which need not exist yet; `None` for all.
     pub devices: Option<Arc<[String]>>,
@@ -36,9 +36,9 @@ pub struct Listen {
 /// Who may connect to a Unix socket: owner, group and mode of its file. Defaults: the server's user and group, 0600.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SocketAccess {
-    /// A user's number.
+    /// A user ID.
     pub owner: Option<u32>,
-    /// A group's number.
+    /// A group ID.
     pub group: Option<u32>,
     /// Permissions, up to 0777.
     pub mode: Option<u32>,
@@ -55,7 +55,7 @@ impl FromStr for Listen {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        // A device's name has neither sign, so that an `@` before the first colon ends a list of them.
+        // Device names contain neither ':' nor '@', so an `@` before the first colon ends a list of names.
         let kind = text.split(':').next().unwrap_or_default();
         let Some((names, _)) = kind.split_once('@') else {
             return Ok(Listen::from(text.parse::<ListenAddress>()?));
@@ -69,7 +69,7 @@ impl FromStr for Listen {
     }
 }
 
-/// The longest path of a socket file: `sun_path` less its final zero, unix(7).
+/// The longest path of a socket file: `sun_path` without its final zero, unix(7).
 const MAX_PATH_BYTES: usize = 107;
 
 impl FromStr for ListenAddress {
@@ -80,7 +80,7 @@ impl FromStr for ListenAddress {
             Some(("unix", path)) => parse_path(path).map(ListenAddress::Unix),
             Some(("tcp", place)) => parse_tcp(place).map(ListenAddress::Tcp),
             _ => Err(Error::invalid(format!(
-                "'{text}' is no place to listen: write unix:PATH or tcp:ADDRESS:PORT"
+                "'{text}' is not a place to listen: write unix:PATH or tcp:ADDRESS:PORT"
             ))),
         }
     }
@@ -108,7 +108,7 @@ fn parse_tcp(place: &str) -> Result<SocketAddr, Error> {
     let (address, port) = place
         .rsplit_once(':')
         .ok_or_else(|| wrong("write tcp:ADDRESS:PORT, as in tcp:127.0.0.1:10809".to_owned()))?;
-    // `parse` would take a sign.
+    // `parse` would accept a sign.
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port: u16 = port
         .parse()
@@ -127,7 +127,7 @@ fn parse_tcp(place: &str) -> Result<SocketAddr, Error> {
             wrong(format!("'{address}' is not an IP address (names are not looked up: write 127.0.0.1)"))
         })?,
     };
-    // ::ffff:127.0.0.1 means 127.0.0.1, and an IPv6 socket of ours takes no IPv4 connections.
+    // ::ffff:127.0.0.1 means 127.0.0.1, and our IPv6 sockets accept no IPv4 connections.
     Ok(SocketAddr::new(address.to_canonical(), port))
 }
 
@@ -140,27 +140,27 @@ impl fmt::Display for ListenAddress {
     }
 }
 
-/// One way to a server's exports: where it listens, and whether a client speaks TLS there.
+/// An endpoint of a server: an address, with TLS or without.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// The devices that are served there; `None` for all.
+    /// The devices served there; `None` for all.
     pub devices: Option<Arc<[String]>>,
-    /// Where it listens, with the port it really has.
+    /// The address, with the actual port.
     pub address: ListenAddress,
-    /// Clients speak TLS.
+    /// Whether clients use TLS.
     pub tls: bool,
 }
 
 impl Endpoint {
-    /// Whether a device of that name is served there, if it is exported.
+    /// Returns whether a device of that name is served there if it is exported.
     pub fn serves(&self, name: &str) -> bool {
         self.devices.as_ref().is_none_or(|devices| devices.iter().any(|device| device == name))
     }
 
-    /// The NBD URI of the export `name` (the NBD project's `doc/uri.md`).
+    /// Returns the NBD URI of the export `name` (the NBD project's `doc/uri.md`).
     ///
-    /// An address that stands for all of a machine's is given as the machine's own name: nobody can
-    /// connect to `0.0.0.0` from elsewhere, and no certificate names it.
+    /// A wildcard address is replaced by the machine's name: other machines cannot connect to
+    /// `0.0.0.0`, and no certificate names it.
     pub fn uri(&self, name: &str) -> String {
         let scheme = if self.tls { "nbds" } else { "nbd" };
         let name = percent::encode_segment(name);
@@ -180,7 +180,7 @@ impl Endpoint {
     }
 }
 
-/// The machine's name, if it can stand in a URI.
+/// Returns the machine's name, if it needs no quoting in a URI.
 fn machine_name() -> Option<String> {
     let system = rustix::system::uname();
     let name = system.nodename().to_str().ok()?;

@@ -1,18 +1,18 @@
 //! The memory of a connection: its two buffers, and the rule by which all connections share memory.
 //!
-//! One `read` takes as many requests as have arrived, and one `write` answers all of them: at a queue depth of sixteen
-//! that is, at best, two system calls for sixteen requests. Payloads go from the receive buffer straight to the device,
-//! and data from the device straight into the send buffer. Both buffers keep their size for the whole session.
+//! One `read` receives all requests that have arrived, and one `write` answers them: at a queue depth of sixteen that
+//! is, at best, two system calls for sixteen requests. Payloads go from the receive buffer straight to the device, and
+//! data from the device straight into the send buffer. Both buffers keep their size for the whole session.
 //!
-//! **Memory that clients can make a server hold.** Each connection that the `registry` allows has memory of its own: a
-//! client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, and each has what TLS needs at least. Everything else
+//! **Memory that clients can make a server hold.** Each connection that the `registry` allows has its own memory: a
+//! client has buffers of [`MIN_BUFFER_BYTES`], a handshake one option, and each has TLS's minimum. Everything else
 //! comes from one [`Budget`] of the server, [`SHARED_BYTES`]:
-//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] are left of it;
-//! - a request that is offloaded (`transmission::offload`) takes its payload and its reply;
-//! - a reply that must go in one piece takes its data (`transmission::read`).
+//! - a client's buffers are larger, up to [`BUFFER_BYTES`], while more than [`TASK_BYTES`] of the budget are left;
+//! - a request that is offloaded (`transmission::offload`) takes memory for its payload and its reply;
+//! - a reply that must be sent in one piece takes memory for its data (`transmission::read`).
 //!
-//! When nothing is left, buffers are small, a connection waits for the device itself, and a long reply is streamed. The
-//! memory of the kernel's socket buffers comes on top.
+//! When the budget is used up, buffers are small, a connection waits for the device itself, and a long reply is
+//! streamed. The kernel's socket buffers are not counted.
 
 use std::io::{self, Read, Write};
 use std::ops::{Deref, DerefMut};
@@ -27,23 +27,23 @@ use super::tls_stream;
 use crate::budget::{Budget, Share};
 use crate::device_pool::TASK_BYTES;
 
-/// Bytes of each buffer, if there is memory for that: sixty requests of a page, a little more than a Unix
-/// socket's default buffer holds, and small enough to stay in a core's second-level cache.
+/// Bytes of each buffer if the budget allows it: sixty requests of a page, a little more than a Unix
+/// socket's default buffer holds, and small enough to stay in a core's L2 cache.
 pub const BUFFER_BYTES: usize = 256 << 10;
-/// Bytes of each buffer if there is not.
+/// Bytes of each buffer otherwise.
 pub const MIN_BUFFER_BYTES: usize = 32 << 10;
-/// Memory that the connections of a server share, by default: 40 MiB for requests, and larger buffers for the
+/// The default memory shared by a server's connections: 40 MiB for requests, and larger buffers for the
 /// first ninety clients without TLS.
 pub const SHARED_BYTES: usize = TASK_BYTES + (40 << 20);
 
-/// The smallest buffer. A page that arrives in pieces behind a request's header always fits, and so do a whole error
+/// The smallest buffer. A request's header with a page that arrives in pieces always fits, and so do a whole error
 /// reply and a chunk of at least one page.
 const LEAST_BYTES: usize = 4 * (PAGE_SIZE + Headers::Extended.data_header_bytes());
 const _: () = assert!(MIN_BUFFER_BYTES >= LEAST_BYTES);
 const _: () =
     assert!(BUFFER_BYTES.is_multiple_of(MIN_BUFFER_BYTES) && MIN_BUFFER_BYTES.is_multiple_of(PAGE_SIZE));
 
-/// From this length on, memory is mapped for its owner alone: it costs nothing before it is touched, and returns to the
+/// Memory of at least this length is a mapping of its own: it costs nothing before it is touched, and returns to the
 /// system at once. An allocator might keep as much for each of many threads.
 const MIN_MAPPED_BYTES: usize = 32 << 10;
 
@@ -51,15 +51,15 @@ const MIN_MAPPED_BYTES: usize = 32 << 10;
 pub struct Buffers {
     received: ReceiveBuffer,
     unsent: SendBuffer,
-    /// Where more memory comes from.
+    /// The budget for more memory.
     budget: Arc<Budget>,
-    /// The memory of these buffers, and of TLS's, beyond the least.
+    /// The share of these buffers, and of TLS's, beyond the minimum.
     _share: Option<Share>,
 }
 
 impl Buffers {
-    /// Makes buffers of `len_bytes` each, in whole pages: [`BUFFER_BYTES`] is the fastest, fewer bytes split messages in
-    /// more ways. The budget has memory for one long reply.
+    /// Allocates buffers of `len_bytes` each, rounded up to whole pages: [`BUFFER_BYTES`] is the fastest, smaller
+    /// buffers split messages at more places. The budget has memory for one long reply.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -68,7 +68,7 @@ impl Buffers {
         Self::with(len_bytes, Budget::new(MAX_PAYLOAD_BYTES as usize), None)
     }
 
-    /// Makes the buffers of a server's client, as large as the server's budget allows, including the buffers of its TLS
+    /// Allocates the buffers of a client, as large as the server's budget allows together with those of its TLS
     /// session.
     ///
     /// # Errors
@@ -91,7 +91,7 @@ impl Buffers {
         Ok(Buffers { received, unsent: SendBuffer::new(len_bytes)?, budget, _share: share })
     }
 
-    /// Bytes of each.
+    /// Returns the bytes of each buffer.
     pub(super) fn len_bytes(&self) -> usize {
         self.unsent.capacity_bytes()
     }
@@ -108,11 +108,11 @@ fn connection_bytes(len_bytes: usize, tls: bool) -> usize {
     2 * len_bytes + if tls { tls_stream::memory_bytes(len_bytes) } else { 0 }
 }
 
-/// Bytes of a fixed number, zeros at first.
+/// A zero-initialized block of memory of fixed length.
 pub(super) enum Memory {
-    /// A few, from the allocator.
+    /// A short one, from the allocator.
     Heap(Vec<u8>),
-    /// Pages of their own, from [`MIN_MAPPED_BYTES`] on.
+    /// A mapping of its own, from [`MIN_MAPPED_BYTES`] on.
     Pages(ZeroedPages),
 }
 
@@ -162,7 +162,7 @@ pub(super) struct ReceiveBuffer {
 }
 
 impl ReceiveBuffer {
-    /// Returns the bytes that have arrived and are not consumed.
+    /// Returns the received bytes that are not consumed.
     pub fn available(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
     }
@@ -175,8 +175,8 @@ impl ReceiveBuffer {
 
     /// Waits for more bytes; returns their number, 0 at the end of the stream.
     ///
-    /// What is left over moves to the front first: at most an incomplete page or header, because everything complete is
-    /// consumed before more is read.
+    /// Moves the remaining bytes to the front first: at most an incomplete page or header, because everything complete
+    /// is consumed before more is read.
     pub fn fill(&mut self, stream: &mut impl Read) -> io::Result<usize> {
         self.bytes.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -201,7 +201,7 @@ pub(super) struct SendBuffer {
 }
 
 impl SendBuffer {
-    /// Makes a buffer of `capacity_bytes`.
+    /// Allocates a buffer of `capacity_bytes`.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -209,18 +209,18 @@ impl SendBuffer {
         Ok(SendBuffer { bytes: Memory::new(capacity_bytes)?, len: 0 })
     }
 
-    /// Returns what is not sent.
+    /// Returns the unsent bytes.
     pub fn filled(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    /// Returns the number of bytes that it can hold.
+    /// Returns the capacity.
     pub fn capacity_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Returns room for `len_bytes`, which are at most its capacity; sends what is there first if need be. The room counts
-    /// as filled; [`retract`](Self::retract) gives it back.
+    /// Returns room for `len_bytes`, which must not exceed the capacity; sends the unsent bytes first if necessary. The
+    /// room counts as filled; [`retract`](Self::retract) gives it back.
     pub fn room(&mut self, stream: &mut impl Write, len_bytes: usize) -> io::Result<&mut [u8]> {
         if len_bytes > self.bytes.len() - self.len {
             self.flush(stream)?;
@@ -235,7 +235,7 @@ impl SendBuffer {
         self.len -= len_bytes;
     }
 
-    /// Adds `bytes`; if they exceed the capacity, sends what is there, then them.
+    /// Adds `bytes`; if they exceed the capacity, sends the unsent bytes, then `bytes`.
     pub fn put(&mut self, stream: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
         if bytes.len() > self.capacity_bytes() {
             self.flush(stream)?;
@@ -245,7 +245,7 @@ impl SendBuffer {
         Ok(())
     }
 
-    /// Sends everything.
+    /// Sends all unsent bytes.
     pub fn flush(&mut self, stream: &mut impl Write) -> io::Result<()> {
         if self.len > 0 {
             stream.write_all(&self.bytes[..self.len])?;
@@ -261,8 +261,8 @@ mod tests {
 
     use super::*;
 
-    /// The first clients get the best buffers, later ones smaller ones, all get some, and what is kept for
-    /// requests is left; whoever goes makes room.
+    /// The first clients get the largest buffers, later ones smaller ones, and the memory for requests is
+    /// left; a client that leaves makes room.
     #[test]
     fn buffers_get_smaller_and_leave_memory_for_requests() {
         for tls in [false, true] {

@@ -1,4 +1,4 @@
-//! The connections of a server as the control API sees them: a list, and a way to end one.
+//! The connections of a server for the control API, which lists and ends them.
 
 use std::fmt;
 use std::io;
@@ -15,24 +15,24 @@ use super::address::ListenAddress;
 use super::registry::Registry;
 use super::request::{Command, Request};
 
-/// A connection, as of a moment.
+/// A snapshot of a connection.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// Its id; later connections have greater ids, and a server uses none twice.
+    /// Its id; later connections have greater ids, and a server never reuses one.
     pub id: u64,
-    /// Where it connected.
+    /// The address it connected to.
     pub listener: ListenAddress,
-    /// Who it is.
+    /// The process or address at the other end.
     pub peer: Peer,
     /// The export that it chose; `None` during the handshake.
     pub export: Option<String>,
     /// When it connected.
     pub since: SystemTime,
-    /// What it has requested.
+    /// Its requests so far.
     pub traffic: Traffic,
 }
 
-/// What a client has requested since it chose an export, as of its last batch of requests.
+/// A client's requests since it chose an export, as of its last batch of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Requests of any kind.
@@ -79,14 +79,14 @@ impl TrafficCounters {
     }
 }
 
-/// Who is at the other end of a connection.
+/// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// A process of this machine, as it was when it connected.
+    /// A process on this machine, with its credentials when it connected.
     Unix {
-        /// Its number; 0 when it cannot be seen from here, in another container for example.
+        /// Its process ID; 0 if it is not visible here, in another container for example.
         pid: i32,
-        /// Its user.
+        /// Its user ID.
         uid: u32,
     },
     /// An address and a port.
@@ -94,7 +94,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Who is at the other end of `socket`.
+    /// Returns the peer of `socket`.
     ///
     /// # Errors
     /// The system's; `Unsupported` for a socket of another family.
@@ -111,12 +111,12 @@ impl Peer {
     }
 }
 
-/// The process that connected, unix(7). Not by rustix, which takes for granted that its number is not 0.
+/// Returns the process that connected, unix(7). Does not use rustix, which assumes that its ID is not 0.
 fn peer_process(socket: &OwnedFd) -> io::Result<Peer> {
     let mut who = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len_bytes = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len_bytes` bytes to `who`, which has that many, and how many to
-    // `len_bytes`; both live as long as the call.
+    // SAFETY: the kernel writes at most `len_bytes` bytes to `who`, which has that size, and the length to
+    // `len_bytes`; both outlive the call.
     let asked = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -141,18 +141,18 @@ impl fmt::Display for Peer {
     }
 }
 
-/// How [`Clients::kick`] ended.
+/// The outcome of [`Clients::kick`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kicked {
     /// The connection has ended.
     Gone,
-    /// It was told to end, and does so once the device has done what is under way.
+    /// The connection is closed, and its thread ends once the device has finished the request in progress.
     Ending,
-    /// There is none of that id.
+    /// There is no connection of that id.
     Unknown,
 }
 
-/// The connections of a server. The default is those of no server: none.
+/// The connections of a server; empty by default.
 #[derive(Clone, Default)]
 pub struct Clients(pub(super) Option<Arc<Registry>>);
 
@@ -162,7 +162,7 @@ impl Clients {
         self.0.as_ref().map(|registry| registry.list()).unwrap_or_default()
     }
 
-    /// Ends a connection, and waits a moment for its end. Replies under way may be lost.
+    /// Ends a connection, and waits a moment for its end. Replies in flight may be lost.
     pub fn kick(&self, id: u64) -> Kicked {
         self.0.as_ref().map_or(Kicked::Unknown, |registry| registry.kick(id))
     }

@@ -1,8 +1,8 @@
 //! The handshake: greeting, option negotiation, and the choice of an export.
 //!
-//! It reads exactly the bytes it needs, so that nothing of the transmission phase is swallowed. A
-//! client gets [`MAX_OPTIONS`] options of at most [`MAX_OPTION_BYTES`] each; the time it may take is
-//! the socket's deadline.
+//! It reads exactly the bytes of each message, so that none of the transmission phase are consumed. A
+//! client gets [`MAX_OPTIONS`] options of at most [`MAX_OPTION_BYTES`] each; the socket's deadline
+//! limits the time.
 
 use std::io::{self, Read, Write};
 use std::sync::Arc;
@@ -21,22 +21,22 @@ use super::request::Headers;
 use super::violation;
 use crate::{Access, ExportedDevice, Exports};
 
-/// Options in one handshake; real clients send a handful.
+/// The most options in one handshake; real clients send a handful.
 const MAX_OPTIONS: usize = 256;
-/// Data bytes of one option; the longest name the protocol allows has 4096.
+/// The most data bytes of one option; the longest name the protocol allows has 4096.
 const MAX_OPTION_BYTES: u32 = 64 << 10;
 
-/// What the handshake settled.
+/// The result of the handshake.
 pub(super) struct Session {
     /// The export, held open until the session ends.
     pub export: ExportedDevice,
-    /// What requests and replies look like.
+    /// The headers of requests and replies.
     pub headers: Headers,
-    /// What block status tells: nothing, unless the client asked for it on this export.
+    /// The metadata contexts that the client has set for this export.
     pub contexts: Contexts,
 }
 
-/// What a connection has to do with TLS.
+/// The state of TLS on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TlsMode {
     /// The server has no certificate ("NOTLS" in the specification).
@@ -45,29 +45,29 @@ pub(super) enum TlsMode {
     Offered,
     /// The client must start it before anything else ("FORCEDTLS").
     Required,
-    /// All of this goes over TLS.
+    /// The handshake runs over TLS.
     Started,
 }
 
 /// How the negotiation ended.
 pub(super) enum NextPhase {
-    /// With an export.
+    /// The client chose an export.
     Chosen(Session),
-    /// With TLS to be started, then to begin anew. The acknowledgement has been sent, and nothing
-    /// read that follows it.
+    /// The client starts TLS, then negotiates anew. The acknowledgement has been sent, and no byte
+    /// after the option has been read.
     StartTls,
     /// The client left.
     Left,
 }
 
-/// What the client asked of the server before choosing an export.
+/// The state of a negotiation.
 struct Negotiation<'a> {
     exports: &'a Exports,
     no_zeroes: bool,
     negotiated: Negotiated,
 }
 
-/// What was agreed so far, all of which the client has to ask for anew once it starts TLS.
+/// What has been negotiated; starting TLS discards all of it.
 struct Negotiated {
     headers: Headers,
     /// The metadata contexts that were set last, and for which device.
@@ -80,7 +80,7 @@ impl Default for Negotiated {
     }
 }
 
-/// Greets the client; returns the flags it answers.
+/// Sends the greeting and returns the client's flags.
 ///
 /// # Errors
 /// The stream's; `InvalidData` when the client broke the protocol.
@@ -101,8 +101,8 @@ pub(super) fn greet<S: Read + Write>(stream: &mut S) -> io::Result<u32> {
     Ok(client_flags)
 }
 
-/// Haggles until the client has chosen an export, wants TLS, or leaves. What it negotiates is kept
-/// here only, so that nothing of it is left when TLS starts.
+/// Negotiates until the client has chosen an export, starts TLS, or leaves. The state lives only in
+/// this call, so that nothing of it is left when TLS starts.
 ///
 /// # Errors
 /// The stream's; `InvalidData` when the client broke the protocol.
@@ -130,7 +130,7 @@ pub(super) fn haggle<S: Read + Write>(
                 }
                 Some((error, why)) => refuse(stream, option, error, why)?,
             },
-            // It has no error reply.
+            // This option has no error reply.
             option::EXPORT_NAME if tls == TlsMode::Required => {
                 return Err(violation("an export was chosen without TLS, which is required here"));
             }
@@ -153,7 +153,7 @@ pub(super) fn haggle<S: Read + Write>(
             }
             option::LIST_META_CONTEXT => drop(negotiation.meta_contexts(stream, option, &data)?),
             option::SET_META_CONTEXT => {
-                // Those set before are forgotten even if this fails.
+                // Contexts set before are discarded even if this fails.
                 negotiation.negotiated.contexts = None;
                 negotiation.negotiated.contexts = negotiation.meta_contexts(stream, option, &data)?;
             }
@@ -163,7 +163,7 @@ pub(super) fn haggle<S: Read + Write>(
     Err(violation("too many options"))
 }
 
-/// Why TLS cannot be started now: the error and its text.
+/// Returns why TLS cannot be started now: the error and its text.
 fn starttls_refusal(tls: TlsMode, data: &[u8]) -> Option<(u32, &'static str)> {
     match tls {
         TlsMode::Started => Some((reply::ERR_INVALID, "TLS has been started already")),
@@ -205,13 +205,13 @@ fn acknowledge(stream: &mut impl Write, option: u32) -> io::Result<()> {
     send_reply(stream, option, reply::ACK, &[])
 }
 
-/// Replies to an option with an error, in words.
+/// Replies to an option with an error and its text.
 fn refuse(stream: &mut impl Write, option: u32, error: u32, why: &str) -> io::Result<()> {
     send_reply(stream, option, error, &[why.as_bytes()])
 }
 
 impl Negotiation<'_> {
-    /// What `export` can do for this client.
+    /// Returns the transmission flags of `export` for this client.
     fn transmission_flags(&self, export: &ExportedDevice) -> u16 {
         use transmission_flags::*;
         let headers = self.negotiated.headers;
@@ -225,7 +225,7 @@ impl Negotiation<'_> {
         HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE | changes | df | payload
     }
 
-    /// The metadata contexts that are set for `device`: none, if they were set for another.
+    /// Returns the metadata contexts that are set for `device`: none, if they were set for another.
     fn contexts(&self, device: &Device) -> Contexts {
         match &self.negotiated.contexts {
             Some((set_for, contexts)) if std::ptr::eq(&raw const **set_for, device) => *contexts,
@@ -238,7 +238,7 @@ impl Negotiation<'_> {
         Session { export, headers: self.negotiated.headers, contexts }
     }
 
-    /// Agrees on headers. Extended ones are the last word.
+    /// Sets the negotiated headers. Extended ones cannot be replaced.
     fn raise_headers(
         &mut self,
         stream: &mut impl Write,
@@ -257,8 +257,8 @@ impl Negotiation<'_> {
         acknowledge(stream, option)
     }
 
-    /// Replies to `LIST_META_CONTEXT` and `SET_META_CONTEXT`, with what was selected when the answer was
-    /// a success.
+    /// Replies to `LIST_META_CONTEXT` and `SET_META_CONTEXT`; returns the selected contexts if the reply was a
+    /// success.
     fn meta_contexts(
         &self,
         stream: &mut impl Write,
@@ -285,7 +285,7 @@ impl Negotiation<'_> {
             selected = Context::ALL.into_iter().collect();
         }
         for context in selected.iter() {
-            // The number means nothing in a list.
+            // The id is reserved and 0 in a list.
             let id = if lists { 0 } else { context.id() };
             let parts = [&id.to_be_bytes()[..], context.name().as_bytes()];
             send_reply(stream, option, reply::META_CONTEXT, &parts)?;
@@ -294,8 +294,8 @@ impl Negotiation<'_> {
         Ok(Some((device, selected)))
     }
 
-    /// The old way to choose an export: it has no errors, so a bad name ends the connection, and so
-    /// does having asked for extended headers, with which it is not allowed.
+    /// Replies to `EXPORT_NAME`, the old way to choose an export. It has no error reply, so an unknown name ends
+    /// the connection, as do extended headers, with which it is not allowed.
     fn export_name(&self, stream: &mut impl Write, name: &[u8]) -> io::Result<Session> {
         if self.negotiated.headers == Headers::Extended {
             return Err(violation("extended headers, and then an export chosen in the old way"));
@@ -321,7 +321,7 @@ impl Negotiation<'_> {
         acknowledge(stream, option::LIST)
     }
 
-    /// Replies to `INFO` and `GO`, with the export when the answer was a success.
+    /// Replies to `INFO` and `GO`; returns the export if the reply was a success.
     fn info(&self, stream: &mut impl Write, option: u32, data: &[u8]) -> io::Result<Option<ExportedDevice>> {
         let Some(request) = InfoRequest::parse(data) else {
             refuse(stream, option, reply::ERR_INVALID, "the lengths in this option do not add up")?;
@@ -365,7 +365,7 @@ fn send_info(stream: &mut impl Write, option: u32, kind: u16, data: &[u8]) -> io
     send_reply(stream, option, reply::INFO, &[&kind.to_be_bytes(), data])
 }
 
-/// One line about an export, for people.
+/// Returns a one-line description of an export.
 fn description(device: &Device, size_bytes: u64) -> String {
     let size = format_size(size_bytes);
     format!("{}: {size} of compressed memory; contents do not outlive the server", device.name())

@@ -23,25 +23,25 @@ use crate::Exports;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Who may connect, if nothing else is said: the user who runs the server.
+/// The default mode of a socket file: only the server's user may connect.
 const SOCKET_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// A TCP connection without traffic is probed after this long…
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
-/// …and again after each of these, until [`KEEPALIVE_PROBES`] went unanswered: a host that vanished
+/// …and again at this interval, until [`KEEPALIVE_PROBES`] went unanswered: a host that vanished
 /// is noticed within two minutes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 6;
-/// Probes are not sent while data is on its way, so that has a time limit too: the same two minutes.
+/// Probes are not sent while data is unacknowledged, so that has a time limit, too: the same two minutes.
 const UNACKNOWLEDGED_TIMEOUT_MS: u32 = 120_000;
 
 /// A listening socket.
 pub(super) struct Listener {
     fd: OwnedFd,
     address: ListenAddress,
-    /// The devices that are served here, as far as it names them.
+    /// The names of the devices served here; `None` for all.
     devices: Option<Arc<[String]>>,
-    /// What its clients see.
+    /// The exports that its clients see.
     exports: Exports,
     /// The file of a Unix socket, removed on drop.
     _file: Option<SocketFile>,
@@ -51,7 +51,7 @@ impl Listener {
     /// Listens at `address`: on a new socket file, replacing one that a dead server left, or on a TCP port.
     ///
     /// # Errors
-    /// `Busy` when a server is there; `Invalid` when something that is no socket is in the way, or
+    /// `Busy` when another server has the address; `Invalid` when a file that is not a socket has the path, or
     /// the path is longer than a socket address can hold; `Io` for the rest.
     pub fn bind(listen: &Listen, exports: &Exports) -> Result<Listener> {
         let Listen { address, devices, access } = listen;
@@ -63,7 +63,7 @@ impl Listener {
         Ok(Listener { fd, address, devices: devices.clone(), exports, _file: file })
     }
 
-    /// The next waiting connection; `WouldBlock` when there is none.
+    /// Accepts the next waiting connection; `WouldBlock` when there is none.
     pub fn accept(&self) -> io::Result<Socket> {
         let fd = accept_with(&self.fd, SocketFlags::CLOEXEC)?;
         if let ListenAddress::Tcp(_) = self.address {
@@ -72,17 +72,17 @@ impl Listener {
         Ok(Socket::new(fd))
     }
 
-    /// What its clients see.
+    /// Returns the exports that its clients see.
     pub fn exports(&self) -> &Exports {
         &self.exports
     }
 
-    /// How clients find it, with TLS or without.
+    /// Returns the endpoint for clients, with TLS or without.
     pub fn endpoint(&self, tls: bool) -> Endpoint {
         Endpoint { address: self.address.clone(), devices: self.devices.clone(), tls }
     }
 
-    /// Where it listens, with the port it really has.
+    /// Returns its address, with the actual port.
     pub fn address(&self) -> &ListenAddress {
         &self.address
     }
@@ -98,11 +98,12 @@ fn failure(what: &str, address: &ListenAddress, errno: Errno) -> Error {
     Error::new(ErrorKind::Io, format!("cannot {what} {address}: {errno}")).with_setting("listen")
 }
 
-/// A socket that listens, where it really does, and its file if it has one.
+/// A bound socket, its actual address, and its file if it has one.
 type Bound = (OwnedFd, ListenAddress, Option<SocketFile>);
 
-/// On Linux a socket file takes the mode of the unbound socket, less the umask, so the mode is set
-/// before `bind` and nobody else can connect at any moment. With other access, it has mode 0 until owner and group are set.
+/// Listens on a new socket file. On Linux the file gets the mode of the unbound socket, less the umask, so the mode is
+/// set before `bind`, and other users cannot connect at any moment. For other access, the mode is 0 until owner and
+/// group are set.
 fn bind_unix(path: &Path, access: SocketAccess) -> Result<Bound> {
     let address = ListenAddress::Unix(path.to_owned());
     let name = SocketAddrUnix::new(path).map_err(|_| {
@@ -135,14 +136,14 @@ fn set_access(path: &Path, access: SocketAccess) -> Result<()> {
         Ok(opened) => opened,
         Err(errno) => return refused("set the mode", &errno, "socket-mode"),
     };
-    // Whoever may write to the directory may have put something else there.
+    // A process that may write to the directory may have replaced the file.
     let is_ours = FileType::from_raw_mode(stat.st_mode) == FileType::Socket
         && stat.st_mode & 0o777 == 0
         && stat.st_uid == rustix::process::geteuid().as_raw();
     if !is_ours {
         return refused("set the mode", &"it is another file now", "listen");
     }
-    // The group first: who has given the file away may not set it any more.
+    // The group first: after chown to another user, this process may not set it any more.
     let group = access.group.map(Gid::from_raw);
     if let Err(errno) = rustix::fs::chownat(&file, "", None, group, AtFlags::EMPTY_PATH) {
         return refused("set the group", &errno, "socket-group");
@@ -157,7 +158,7 @@ fn set_access(path: &Path, access: SocketAccess) -> Result<()> {
     }
 }
 
-/// Holds a file by a descriptor, whatever its permissions are, and looks at it.
+/// Opens a file with `O_PATH`, which needs no permissions on it, and returns its status.
 fn hold(path: &Path) -> rustix::io::Result<(OwnedFd, Stat)> {
     let file =
         rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
@@ -165,7 +166,8 @@ fn hold(path: &Path) -> rustix::io::Result<(OwnedFd, Stat)> {
     Ok((file, stat))
 }
 
-/// Sets the mode of a file that is only held: there is no call for that, but a name.
+/// Sets the mode of a file opened with `O_PATH`: fchmod(2) refuses such a descriptor, chmod(2) of its `/proc` path
+/// works.
 fn set_mode(file: &OwnedFd, mode: Mode) -> rustix::io::Result<()> {
     rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), mode)
 }
@@ -178,7 +180,7 @@ fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {
         // Connections of an earlier server may still be in TIME_WAIT.
         sockopt::set_socket_reuseaddr(&fd, true)?;
         if wanted.is_ipv6() {
-            // [::] and 0.0.0.0 can then be listened on side by side, and each means what it says.
+            // So that [::] does not also take 0.0.0.0's connections, and both can be listened on.
             sockopt::set_ipv6_v6only(&fd, true)?;
         }
         bind(&fd, &wanted)?;
@@ -195,8 +197,8 @@ fn bind_tcp(wanted: SocketAddr) -> Result<Bound> {
     Ok((fd, ListenAddress::Tcp(real), None))
 }
 
-/// Small replies go at once, and a host that vanishes is noticed. The kernel does all of it: an idle
-/// connection wakes nobody here.
+/// Makes the kernel send small replies at once and notice hosts that vanish, without waking this process for an idle
+/// connection.
 fn set_tcp_options(fd: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_tcp_nodelay(fd, true)?;
     sockopt::set_socket_keepalive(fd, true)?;
@@ -206,7 +208,7 @@ fn set_tcp_options(fd: &OwnedFd) -> rustix::io::Result<()> {
     sockopt::set_tcp_user_timeout(fd, UNACKNOWLEDGED_TIMEOUT_MS)
 }
 
-/// Whether only programs on this machine can connect to `address`.
+/// Returns whether only programs on this machine can connect to `address`.
 pub(super) fn is_local(address: &ListenAddress) -> bool {
     match address {
         ListenAddress::Unix(_) => true,
@@ -221,10 +223,10 @@ fn stream_socket(family: AddressFamily) -> rustix::io::Result<OwnedFd> {
     socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
 }
 
-/// A socket's file; removed on drop, if it is still the one that was made.
+/// A socket's file; removed on drop, if it is still the same file.
 struct SocketFile {
     path: PathBuf,
-    /// Device and inode number, so that a successor's file is left alone.
+    /// Device and inode number, so that another server's file is not removed.
     id: (u64, u64),
 }
 
@@ -234,7 +236,7 @@ impl Drop for SocketFile {
             Ok(file) if (file.dev(), file.ino()) == self.id => fs::remove_file(&self.path),
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            // A directory of another user may have been closed to us.
+            // In another user's directory this may no longer be permitted.
             Err(error) => Err(error),
         };
         if let Err(error) = removed {
@@ -245,8 +247,8 @@ impl Drop for SocketFile {
 
 /// Removes a socket file that nothing listens on.
 ///
-/// Two servers that start on one path at the same moment can both find it stale; who may start two
-/// keeps them apart with a lock on the directory.
+/// Two servers that start on one path at the same moment can both find it stale; callers that may start two
+/// must serialize them with a lock on the directory.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     let there = || path.display();
     match fs::symlink_metadata(path) {
@@ -277,11 +279,11 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<()> {
     }
 }
 
-/// Whether something listens on a socket file. To find out takes the permission to connect, which a server that had
-/// other access set may not have itself: then the file's owner gets it, for as long as this takes.
+/// Returns whether a process listens on a socket file. This needs permission to connect, which `socket-mode` may deny
+/// even to the server's own user; then the file's owner gets it for the time of this check.
 fn is_served(path: &Path, address: &SocketAddrUnix) -> rustix::io::Result<bool> {
     let probe = || {
-        // It does not block: a full backlog answers EAGAIN.
+        // The socket is non-blocking: a full backlog gives EAGAIN.
         let probe = stream_socket(AddressFamily::UNIX)?;
         match connect(&probe, address) {
             Err(Errno::ACCESS) => Err(Errno::ACCESS),

@@ -1,4 +1,4 @@
-//! Metadata contexts: what `NBD_CMD_BLOCK_STATUS` can tell, under which names, in which numbers.
+//! Metadata contexts of `NBD_CMD_BLOCK_STATUS`: their names, ids and statuses.
 
 use uzram::device::PageState;
 
@@ -14,10 +14,10 @@ pub enum Context {
 }
 
 impl Context {
-    /// All there are.
+    /// All contexts.
     pub const ALL: [Context; 2] = [Context::Allocation, Context::State];
 
-    /// Its name.
+    /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Context::Allocation => "base:allocation",
@@ -25,7 +25,7 @@ impl Context {
         }
     }
 
-    /// Its number in requests and replies.
+    /// Returns its id in requests and replies.
     pub const fn id(self) -> u32 {
         match self {
             Context::Allocation => 1,
@@ -33,7 +33,7 @@ impl Context {
         }
     }
 
-    /// What it says of pages in this state.
+    /// Returns its status for pages in this state.
     pub const fn status(self, page: PageState) -> u32 {
         match (self, page) {
             (Context::Allocation, PageState::Hole) => allocation::HOLE | allocation::ZERO,
@@ -57,31 +57,31 @@ impl Context {
 pub struct Contexts(u32);
 
 impl Contexts {
-    /// Adds one; `false` when it was there.
+    /// Adds a context; returns false if the set has it already.
     pub fn insert(&mut self, context: Context) -> bool {
         let added = !self.contains(context);
         self.0 |= 1 << context.id();
         added
     }
 
-    /// Whether it is there.
+    /// Returns whether the set has a context.
     pub const fn contains(self, context: Context) -> bool {
         self.0 & 1 << context.id() != 0
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Those that are there, in the order of their numbers.
+    /// Returns the contexts of the set, in the order of their ids.
     pub fn iter(self) -> impl Iterator<Item = Context> {
         Context::ALL.into_iter().filter(move |context| self.contains(*context))
     }
 
-    /// Adds what a client's query selects: the context of that name, or with `wildcards` all of a
-    /// namespace whose name and colon stand alone. What is not known selects nothing; `false` when
-    /// the query has no namespace at all.
+    /// Adds what a client's query selects: the context of that name or, with `wildcards`, all contexts
+    /// of a namespace if the query is only its name and a colon. An unknown name selects nothing.
+    /// Returns false if the query has no namespace.
     pub fn select(&mut self, query: &[u8], wildcards: bool) -> bool {
         let Some(colon) = query.iter().position(|byte| *byte == b':') else { return false };
         let names_all = wildcards && colon + 1 == query.len();

@@ -7,29 +7,29 @@
 //! The specification: <https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>, and the
 //! branch `extension-ext-header` of it.
 //!
-//! **Contents are memory.** `FLUSH` and `FUA` keep their meaning between connections (a write that
-//! was answered is seen by every reader), but nothing persists: when the server ends, the contents
-//! are gone.
+//! **Contents are memory.** `FLUSH` and `FUA` keep their meaning between connections (a write is
+//! visible to every reader once it is answered), but nothing persists: the contents are lost when
+//! the server ends.
 //!
-//! How it is built, from pure to system:
-//! - [`proto`], `request`, `reply`: bytes to options and requests, what makes a request invalid, and
-//!   headers of replies; no I/O; `meta_context`: what block status can tell;
+//! Code map, from pure functions to the system:
+//! - [`proto`], `request`, `reply`: parsing of options and requests, checks of requests, and headers of
+//!   replies; no I/O; `meta_context`: the contexts of block status;
 //! - `handshake`, `transmission`, `session`: one session over any `Read + Write` ([`serve_stream`]);
 //! - `tls`, `tls_stream`: TLS between a session and its stream;
 //! - `buffer`: the two bounded buffers of a connection, with which a batch costs two system calls, and the memory that
 //!   all connections share;
 //! - `wake`: wakes a connection when a request that it offloaded is done;
-//! - `address`, `listener`, `socket`: places to listen and their URIs, the sockets there, and connected
-//!   ones with a deadline;
-//! - `pace`: how slow a client may be;
-//! - `registry`, `server`: accepting, limits, stopping; `clients`: who is connected; `time_slice`: how connections'
-//!   threads share the CPUs.
+//! - `address`, `listener`, `socket`: addresses and their URIs, listening sockets, and connected
+//!   sockets with a deadline;
+//! - `pace`: the minimum speed of clients;
+//! - `registry`, `server`: accepting, limits, stopping; `clients`: the list of connections; `time_slice`: how
+//!   connections' threads share the CPUs.
 //!
 //! One thread serves one connection and answers its requests in order. Requests that would wait for the device are
 //! offloaded to a pool of threads and answered when they are done; without memory for that, the connection's own thread
-//! waits. A client can harm its own connection and nothing else: every length is bounded before it is used, and so are
-//! the memory that connections hold (`buffer`), their number (`registry`) and the time for which they may hold up others
-//! (`socket`). A connection's end, even by a panic, ends only itself.
+//! waits. A client can harm only its own connection: every length is bounded before it is used, and so are
+//! the memory that connections hold (`buffer`), their number (`registry`) and the time for which they may delay others
+//! (`socket`). A connection that ends, even by a panic, does not affect the others.
 
 mod address;
 mod buffer;
@@ -68,11 +68,11 @@ pub use tls::{Tls, TlsFiles, reload_tls};
 ///
 /// This is what a connection's thread runs, without the handshake's time limit; tests and fuzz
 /// targets drive it over memory, one session after another with the same buffers. Nothing is offloaded: requests that
-/// wait for the device are answered in their turn.
+/// wait for the device are answered in order.
 ///
 /// # Errors
-/// Whatever `stream` answers; `InvalidData` when the peer broke the protocol in a way that leaves
-/// nothing to answer; `UnexpectedEof` when it vanished within a message.
+/// Those of `stream`; `InvalidData` when the peer broke the protocol in a way that allows no
+/// reply; `UnexpectedEof` when it disconnected within a message.
 pub fn serve_stream<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
@@ -81,11 +81,10 @@ pub fn serve_stream<S: Read + Write>(
     serve(stream, exports, buffers, None)
 }
 
-/// As [`serve_stream`], by a server that has a certificate: TLS is required of the client, or offered
-/// to it.
+/// As [`serve_stream`], by a server that has a certificate and requires or offers TLS.
 ///
 /// # Errors
-/// As [`serve_stream`]; `InvalidData` also when there is no agreement about TLS.
+/// As [`serve_stream`]; `InvalidData` also when the TLS handshake fails.
 pub fn serve_stream_with_tls<S: Read + Write>(
     stream: &mut S,
     exports: &Exports,
@@ -113,7 +112,7 @@ fn serve<S: Read + Write>(
     session::run(stream, config, |_, _| Ok(buffers))
 }
 
-/// The peer broke the protocol; the connection ends.
+/// Returns the error for a protocol violation, which ends the connection.
 fn violation(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -25,7 +25,7 @@ pub const NBD_EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
 /// Opens every chunk of a reply once extended headers are negotiated.
 pub const NBD_EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
-/// Handshake flags of the server, and the client's answers to them, which have the same bits.
+/// Handshake flags of the server; the client's flags have the same bits.
 pub mod handshake_flags {
     /// `NBD_FLAG_FIXED_NEWSTYLE`
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
@@ -97,7 +97,7 @@ pub mod reply {
     pub const ERR_UNSUP: u32 = (1 << 31) + 1;
     /// `NBD_REP_ERR_POLICY`: not allowed here.
     pub const ERR_POLICY: u32 = (1 << 31) + 2;
-    /// `NBD_REP_ERR_INVALID`: an option whose data makes no sense.
+    /// `NBD_REP_ERR_INVALID`: an option with invalid data.
     pub const ERR_INVALID: u32 = (1 << 31) + 3;
     /// `NBD_REP_ERR_TLS_REQD`: TLS has to be started first.
     pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
@@ -184,25 +184,25 @@ pub mod allocation {
 
 /// Statuses of the metadata context `uzram:state`: how a page is kept. They are values, not flags.
 ///
-/// In every state, a write may fail with `NBD_ENOSPC` when the device has a `mem_limit` and has met
-/// it: what a page will take depends on what is written. `base:allocation` lets a context say so.
+/// In every state, a write may fail with `NBD_ENOSPC` when the device has reached its `mem_limit`,
+/// as a page's memory depends on its new contents. `base:allocation` allows contexts to define that.
 pub mod state {
     /// Never written, or freed since: reads as zeros and takes nothing.
     pub const HOLE: u32 = 0;
     /// Written, and all zeros: takes no pool memory.
     pub const ZERO: u32 = 1;
-    /// One word all over, other than 0: takes no pool memory.
+    /// Filled with one repeated word other than 0: takes no pool memory.
     pub const SAME: u32 = 2;
     /// Compressed.
     pub const COMPRESSED: u32 = 3;
-    /// Stored as it is, because it does not compress.
+    /// Stored uncompressed, because it does not compress.
     pub const HUGE: u32 = 4;
     /// On the backing device, and not in memory.
     pub const BACKING: u32 = 5;
 }
 
 /// The longest `READ` or `WRITE`, in bytes: what the specification lets every client assume, and
-/// what `NBD_INFO_BLOCK_SIZE` says here.
+/// the maximum in this server's `NBD_INFO_BLOCK_SIZE`.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 /// The smallest request, in bytes.
 pub const MIN_BLOCK_BYTES: u32 = 1;
@@ -212,7 +212,7 @@ pub const PREFERRED_BLOCK_BYTES: u32 = uzram::units::PAGE_SIZE as u32;
 /// Bytes of an option's header.
 pub const OPTION_HEADER_BYTES: usize = 16;
 
-/// The errors a reply can carry. Their values are the protocol's, whatever the host's errno are.
+/// The errors a reply can carry, with the protocol's values, which may differ from the host's errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum NbdError {
@@ -235,8 +235,8 @@ pub enum NbdError {
 }
 
 impl From<ErrorKind> for NbdError {
-    /// The protocol has no "busy" and no "not found"; for a request that was well formed both are
-    /// failures of the disk.
+    /// Converts an engine error. The protocol has no "busy" and no "not found"; for a valid request both are
+    /// I/O errors.
     fn from(kind: ErrorKind) -> Self {
         match kind {
             ErrorKind::Invalid | ErrorKind::OutOfRange => NbdError::Inval,
@@ -255,7 +255,7 @@ impl From<ErrorKind> for NbdError {
     }
 }
 
-/// A cursor over received bytes; every take is checked.
+/// A cursor over received bytes; every access is checked.
 pub(super) struct Bytes<'a>(pub &'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -287,14 +287,14 @@ impl<'a> Bytes<'a> {
 /// The header of an option: which one, and how many bytes of data follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
-    /// One of [`option`], or something this server does not know.
+    /// One of [`option`], or an unknown option.
     pub option: u32,
     /// Bytes of data that follow.
     pub len_bytes: u32,
 }
 
 impl OptionHeader {
-    /// Reads a header; `None` when it does not open with [`IHAVEOPT`].
+    /// Parses a header; `None` when it does not begin with [`IHAVEOPT`].
     pub fn parse(bytes: &[u8; OPTION_HEADER_BYTES]) -> Option<Self> {
         let mut bytes = Bytes(bytes);
         if bytes.u64()? != IHAVEOPT {
@@ -322,7 +322,7 @@ impl<'a> InfoRequest<'a> {
         bytes.0.is_empty().then_some(InfoRequest { name, kinds })
     }
 
-    /// Whether the client asks for this kind of [`info`].
+    /// Returns whether the client asks for this kind of [`info`].
     pub fn wants(&self, kind: u16) -> bool {
         self.kinds.chunks_exact(2).any(|bytes| bytes == kind.to_be_bytes())
     }
@@ -343,21 +343,21 @@ impl<'a> MetaContextRequest<'a> {
         let name = string(&mut bytes)?;
         let count = bytes.u32()?;
         let request = MetaContextRequest { name, queries: bytes.0 };
-        // Each query has at least its length, so the data bounds how many there are.
+        // Each query takes at least its length field, so the data bounds their number.
         for _ in 0..count {
             string(&mut bytes)?;
         }
         bytes.0.is_empty().then_some(request)
     }
 
-    /// What the client asks for: names of contexts, or what a namespace understands.
+    /// Returns the client's queries: names of contexts, or namespace-specific queries.
     pub fn queries(&self) -> impl Iterator<Item = &'a [u8]> {
         let mut bytes = Bytes(self.queries);
         std::iter::from_fn(move || string(&mut bytes))
     }
 }
 
-/// A string behind its 32-bit length.
+/// Parses a string that follows its 32-bit length.
 fn string<'a>(bytes: &mut Bytes<'a>) -> Option<&'a [u8]> {
     let len_bytes = bytes.u32()?;
     bytes.slice(usize::try_from(len_bytes).ok()?)

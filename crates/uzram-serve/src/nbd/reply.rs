@@ -1,4 +1,4 @@
-//! Encoders of what the server sends. Pure functions, like [`super::proto`].
+//! Encoders of replies. Pure functions, like [`super::proto`].
 
 use super::proto::{
     NBD_EXTENDED_REPLY_MAGIC, NBD_REP_MAGIC, NBD_SIMPLE_REPLY_MAGIC, NBD_STRUCTURED_REPLY_MAGIC,
@@ -9,7 +9,7 @@ use super::request::{Headers, Request};
 pub const SIMPLE_REPLY_BYTES: usize = 16;
 
 impl Headers {
-    /// Bytes of a chunk's header; of a simple reply's, where there are no chunks.
+    /// Bytes of a chunk's header, or of a simple reply if there are no chunks.
     pub const fn reply_bytes(self) -> usize {
         match self {
             Headers::Simple => SIMPLE_REPLY_BYTES,
@@ -24,7 +24,7 @@ impl Headers {
     }
 }
 
-/// The header of an option reply with `len_bytes` of data.
+/// Returns the header of an option reply with `len_bytes` of data.
 pub fn option_reply(option: u32, reply: u32, len_bytes: u32) -> [u8; 20] {
     let mut out = [0; 20];
     out[..8].copy_from_slice(&NBD_REP_MAGIC.to_be_bytes());
@@ -34,7 +34,7 @@ pub fn option_reply(option: u32, reply: u32, len_bytes: u32) -> [u8; 20] {
     out
 }
 
-/// A simple reply's header; `error` 0 is success.
+/// Returns a simple reply's header; `error` 0 is success.
 pub fn simple_reply(error: u32, cookie: u64) -> [u8; SIMPLE_REPLY_BYTES] {
     let mut out = [0; SIMPLE_REPLY_BYTES];
     out[..4].copy_from_slice(&NBD_SIMPLE_REPLY_MAGIC.to_be_bytes());
@@ -62,7 +62,7 @@ pub fn put_chunk_header(
         out[24..].copy_from_slice(&(payload_bytes as u64).to_be_bytes());
     } else {
         out[..4].copy_from_slice(&NBD_STRUCTURED_REPLY_MAGIC.to_be_bytes());
-        // The longest is a chunk of `MAX_PAYLOAD_BYTES` of data, and its offset.
+        // It fits: the longest payload is `MAX_PAYLOAD_BYTES` of data and its offset.
         out[16..].copy_from_slice(&(payload_bytes as u32).to_be_bytes());
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of the transmission phase: their headers, and what makes one invalid.
+//! Requests of the transmission phase: parsing and checking their headers.
 //!
 //! Pure functions of bytes, like [`super::proto`].
 
@@ -18,7 +18,7 @@ pub enum Headers {
 }
 
 impl Headers {
-    /// Bytes of a request's header.
+    /// Returns the bytes of a request's header.
     pub const fn request_bytes(self) -> usize {
         match self {
             Headers::Simple | Headers::Structured => 28,
@@ -26,14 +26,14 @@ impl Headers {
         }
     }
 
-    /// Whether replies can be chunks.
+    /// Returns whether replies can be chunks.
     pub const fn has_chunks(self) -> bool {
         !matches!(self, Headers::Simple)
     }
 
-    /// The longest payload that is received, even of a refused request; a longer one ends the connection. The
-    /// specification wants that beyond [`MAX_PAYLOAD_BYTES`] for extended requests; of compact ones twice as much is
-    /// received to stay in step.
+    /// Returns the longest payload that is received, even of a refused request; a longer one ends the connection. The
+    /// specification requires that beyond [`MAX_PAYLOAD_BYTES`] for extended requests; for compact ones twice as much
+    /// is received and discarded.
     pub const fn max_received_bytes(self) -> u64 {
         let max = MAX_PAYLOAD_BYTES as u64;
         match self {
@@ -73,42 +73,42 @@ pub struct Request {
     pub flags: u16,
     /// See [`Command`].
     pub command: Command,
-    /// The client's name for this request, given back in the reply.
+    /// The client's identifier of this request, returned in the reply.
     pub cookie: u64,
-    /// Where its range begins, in bytes from the start of the export.
+    /// The start of its range, in bytes from the start of the export.
     pub offset: u64,
-    /// The length of its range; of a `BLOCK_STATUS` with a payload, whose range stands there, the payload's.
+    /// The length of its range; for a `BLOCK_STATUS` with a payload, which has the length of the range, the payload's.
     pub len_bytes: u64,
     /// Bytes that follow the header.
     pub payload_bytes: u64,
 }
 
 impl Command {
-    /// Whether it changes the export.
+    /// Returns whether the command changes the export.
     pub const fn changes(self) -> bool {
         matches!(self, Command::Write | Command::Trim | Command::WriteZeroes)
     }
 }
 
-/// Why a request gets an error before it reaches the device.
+/// An error for a request that does not reach the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The error of the reply.
     pub error: NbdError,
-    /// What was wrong, for people.
+    /// The message for users.
     pub message: &'static str,
 }
 
 impl Refusal {
-    /// A request that makes no sense.
+    /// Creates the refusal of an invalid request.
     pub const fn invalid(message: &'static str) -> Self {
         Refusal { error: NbdError::Inval, message }
     }
 }
 
 impl Request {
-    /// Parses a header of [`Headers::request_bytes`]; `None` when it does not begin with its magic. Then the stream is out
-    /// of step, and nothing after it can be trusted.
+    /// Parses a header of [`Headers::request_bytes`]; `None` when it does not begin with its magic. The stream is then
+    /// out of sync, and the rest of it cannot be parsed.
     pub fn parse(bytes: &[u8], headers: Headers) -> Option<Self> {
         let mut bytes = Bytes(bytes);
         let (magic, flags) = (bytes.u32()?, bytes.u16()?);
@@ -128,8 +128,8 @@ impl Request {
             Headers::Simple | Headers::Structured => {
                 (NBD_REQUEST_MAGIC, u64::from(bytes.u32()?), command == Command::Write)
             }
-            // The specification wants PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least) and sends the
-            // payload all the same; a write without one would mean nothing.
+            // The specification requires PAYLOAD_LEN on writes. qemu does not set it (up to 10.0 at least) but sends
+            // the payload; a write without one has no meaning, so assume it.
             Headers::Extended => {
                 let has_payload = command == Command::Write || flags & command_flags::PAYLOAD_LEN != 0;
                 (NBD_EXTENDED_REQUEST_MAGIC, bytes.u64()?, has_payload)
@@ -139,7 +139,7 @@ impl Request {
         (magic == expected).then_some(Request { flags, command, cookie, offset, len_bytes, payload_bytes })
     }
 
-    /// Whether the client has set this one of [`command_flags`].
+    /// Returns whether the client has set this one of [`command_flags`].
     pub const fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -148,8 +148,8 @@ impl Request {
     /// `BLOCK_STATUS` is not known yet, and not checked.
     ///
     /// # Errors
-    /// What to answer instead of carrying it out. The specification chooses `NBD_ENOSPC` for data past the end and
-    /// `NBD_EINVAL` for everything else past the end.
+    /// The error to reply. The specification requires `NBD_ENOSPC` for writes past the end, and `NBD_EINVAL` for
+    /// everything else past the end.
     pub fn check(&self, size_bytes: u64, headers: Headers) -> Result<(), Refusal> {
         use command_flags::*;
         let payload_len = if headers == Headers::Extended { PAYLOAD_LEN } else { 0 };
@@ -175,7 +175,7 @@ impl Request {
             Command::Flush if self.offset != 0 || self.len_bytes != 0 => {
                 return Err(Refusal::invalid("a flush has no offset and no length"));
             }
-            // They have no range, or a payload will have it.
+            // These have no range, or it is in the payload.
             Command::Flush | Command::Disc | Command::Unknown => return Ok(()),
             Command::BlockStatus if self.has(PAYLOAD_LEN) => return Ok(()),
             Command::Write | Command::WriteZeroes => NbdError::NoSpc,

@@ -31,7 +31,7 @@ use crate::Exports;
 use crate::budget::Budget;
 use crate::device_pool::DevicePools;
 
-/// How long accepting rests when the system has no file descriptors, memory or threads to give.
+/// How long accepting pauses when the system refuses file descriptors, memory or threads.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The settings of a server.
@@ -40,28 +40,28 @@ pub struct ServerConfig {
     /// Where to listen. A socket file that a dead server left is replaced. Two servers must not start on the same path
     /// at the same moment.
     pub listen: Vec<Listen>,
-    /// With it, TLS is required of clients that come over TCP, and optional on Unix sockets: their
-    /// files' permissions say who may connect, and nobody else can listen there.
+    /// If given, TLS is required over TCP, and optional on Unix sockets: their files' permissions
+    /// say who may connect, and no other process can listen there.
     pub tls: Option<Tls>,
-    /// Other machines are let in over TLS without a certificate of theirs: everyone who can connect reads and changes
-    /// the disks.
+    /// Clients on other machines need no certificate: everyone who can connect over TLS can read and write the disks.
     pub tls_anyone: bool,
-    /// Clients served at once; further connections are closed at once. Some of the places are reserved for each
-    /// listener, more for the first: no listener's clients can keep all others out.
+    /// The most clients served at once; further connections are closed. Some of the places are reserved for each
+    /// listener, more for the first, so that no listener's clients can take all places.
     pub max_connections: usize,
     /// How long a client may take to choose an export, TLS included.
     pub handshake_timeout: Duration,
-    /// How long a client may take nothing of its replies, or less than 1 MiB of a long one, before it is cut off.
+    /// How long a client may receive nothing of its replies, or less than 1 MiB of a long one, before it is
+    /// disconnected.
     pub send_timeout: Duration,
-    /// The same for the payload of a write that memory is held for. Otherwise clients may be idle for ever.
+    /// The same for sending the payload of a write for which memory is held. Otherwise clients may be idle forever.
     pub payload_timeout: Duration,
-    /// Memory for requests and replies that all clients share, beside the least that each connection has for itself.
+    /// Memory for requests and replies that all clients share, besides each connection's minimum.
     pub shared_bytes: usize,
 }
 
 impl ServerConfig {
-    /// A socket file and the defaults: no TLS, 256 connections, ten seconds for a handshake, thirty for clients
-    /// that are slow, 80 MiB for all to share.
+    /// Returns the defaults with one socket file: no TLS, 256 connections, ten seconds for a handshake, thirty for slow
+    /// clients, 80 MiB of shared memory.
     pub fn new(socket_path: impl Into<PathBuf>) -> Self {
         ServerConfig {
             listen: vec![ListenAddress::Unix(socket_path.into()).into()],
@@ -83,12 +83,12 @@ impl ServerConfig {
         (2 * self.max_connections + handshakes + OTHERS) as u64
     }
 
-    /// Checks who may connect from other machines: clients with a certificate of an authority of `tls`, or everyone if
-    /// `tls_anyone` allows that explicitly. TLS without either hides the traffic from third parties, but keeps nobody out.
+    /// Checks who may connect from other machines: clients with a certificate signed by an authority of `tls`, or
+    /// everyone if `tls_anyone` allows that explicitly. TLS without either encrypts, but authenticates no client.
     ///
     /// # Errors
-    /// `Permission` when everyone on other machines could come, and `tls_anyone` is not set; `Invalid` when that
-    /// contradicts `tls`.
+    /// `Permission` when everyone on other machines could connect, and `tls_anyone` is not set; `Invalid` when
+    /// `tls_anyone` contradicts `tls`.
     pub fn check(&self) -> Result<()> {
         let asks_clients = self.tls.as_ref().is_some_and(Tls::asks_clients);
         if self.tls_anyone && self.tls.is_none() {
@@ -133,7 +133,7 @@ pub struct Server {
     stop: StopHandle,
 }
 
-/// Stops a server, from any thread, any number of times.
+/// Stops a server; may be used by any thread, any number of times.
 #[derive(Clone)]
 pub struct StopHandle(Arc<Stop>);
 
@@ -152,7 +152,7 @@ impl StopHandle {
     /// Tells the server to stop, and returns at once; [`Server::run`] returns when it has.
     pub fn stop(&self) {
         self.0.stopping.store(true, Ordering::Relaxed);
-        // It fails only when the counter is full, and then it is readable already.
+        // Fails only when the counter is full; it is readable then.
         let _ = rustix::io::write(&self.0.wake, &1u64.to_ne_bytes());
     }
 
@@ -165,9 +165,8 @@ impl Server {
     /// Creates the sockets; clients can connect from now on, and are answered once the server runs.
     ///
     /// # Errors
-    /// `Permission` when everyone on other machines could come, and `tls_anyone` is not set; `Busy` when
-    /// a server answers at a path or has a port; `Invalid` when a path cannot be a socket's, or
-    /// `tls_anyone` contradicts `tls`; `Io` or `NoMemory` when the system refuses.
+    /// As [`ServerConfig::check`]; `Busy` when another server has a path or port; `Invalid` when a path cannot be
+    /// a socket's; `Io` or `NoMemory` when the system refuses.
     pub fn bind(config: ServerConfig, exports: Exports) -> Result<Server> {
         config.check()?;
         let bind = |listen| Listener::bind(listen, &exports);
@@ -175,7 +174,7 @@ impl Server {
         let no_eventfd = |error| Error::new(ErrorKind::Io, format!("cannot create an eventfd: {error}"));
         let stop = StopHandle::new().map_err(|errno| no_eventfd(errno.into()))?;
         let addresses = listeners.iter().map(|listener| listener.address().clone());
-        // Without an answer, one: then clients share more evenly than they would have to.
+        // If the number is unknown, assume one: threads then get short time slices earlier than necessary.
         let cpus = thread::available_parallelism().map_or(1, NonZero::get);
         let registry = Registry::new(config.max_connections, cpus, addresses).map_err(no_eventfd)?;
         let budget = Budget::new(config.shared_bytes);
@@ -183,7 +182,7 @@ impl Server {
         Ok(Server { listeners, budget, pools, registry: Arc::new(registry), config, stop })
     }
 
-    /// The server's connections; can be kept after the server has stopped.
+    /// Returns the server's connections; can be kept after the server has stopped.
     pub fn clients(&self) -> Clients {
         Clients(Some(Arc::clone(&self.registry)))
     }
@@ -207,10 +206,10 @@ impl Server {
         self.stop.clone()
     }
 
-    /// Serves until stopped, in a thread of its own.
+    /// Starts a thread that serves until stopped.
     ///
     /// # Errors
-    /// `Io` when the system gives no thread.
+    /// `Io` when the system refuses a thread.
     pub fn spawn(self) -> Result<ServerThread> {
         let stop = self.stop_handle();
         let thread = thread::Builder::new()
@@ -221,10 +220,10 @@ impl Server {
     }
 
     /// Serves until stopped. When it returns, all connections are closed, their threads have ended,
-    /// and the socket files are gone.
+    /// and the socket files are removed.
     ///
     /// A stopping server answers requests that have arrived with `NBD_ESHUTDOWN`, and gives its
-    /// clients half a second to take their last replies.
+    /// clients half a second to receive their last replies.
     pub fn run(self) {
         for listener in &self.listeners {
             tracing::info!(address = %listener.address(), "serving NBD");
@@ -233,7 +232,7 @@ impl Server {
             let mut turn = 0;
             while let Some((socket, listener)) = self.next_connection(turn) {
                 turn += 1;
-                // Without a peer it has gone again.
+                // Without a peer, the client has disconnected already.
                 let Ok(peer) = socket.peer() else { continue };
                 if let Some(registration) = self.registry.admit(listener, socket.closer(), peer) {
                     self.start(scope, registration, socket, &self.listeners[listener]);
@@ -253,23 +252,23 @@ impl Server {
         listener: &'scope Listener,
     ) {
         let name = format!("nbd-{}", registration.id());
-        // The registration moves in, to be dropped after everything that the connection holds.
+        // The closure owns the registration, which is dropped after everything that the connection holds.
         let serve = move || self.serve(socket, &registration, listener);
         if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, serve) {
-            tracing::warn!(%error, "no thread for a connection: it is closed");
+            tracing::warn!(%error, "cannot start a thread for a connection; closing it");
             self.pause();
         }
     }
 
     /// Waits for a connection to a listener that has room for its handshake, and returns it with the listener's
-    /// index; `None` once the server is to stop. `turn` says which of several waiting listeners comes first, so that
-    /// none has to wait for ever.
+    /// index; `None` once the server must stop. `turn` rotates which of several ready listeners comes first, so that
+    /// none starves.
     fn next_connection(&self, turn: usize) -> Option<(Socket, usize)> {
         let mut complained = false;
         let count = self.listeners.len();
         loop {
             let ready = self.ready_listeners()?;
-            // Each is looked at once, whoever comes first.
+            // Each ready listener is tried once per round.
             for listener in (0..count).map(|index| (turn + index) % count).filter(|index| ready[*index]) {
                 if !self.registry.make_way(listener, Instant::now()) {
                     continue;
@@ -279,9 +278,9 @@ impl Server {
                     Err(error) => error,
                 };
                 match Errno::from_io_error(&error) {
-                    // Nobody there, or gone again.
+                    // No connection, or it was closed again.
                     Some(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
-                    // Out of descriptors or memory: the connection keeps waiting, and so do we.
+                    // Out of descriptors or memory: leave the connection in the queue, and try again later.
                     _ => {
                         if !complained {
                             tracing::warn!(%error, "cannot accept a connection; trying again");
@@ -306,7 +305,7 @@ impl Server {
         for (index, listener) in self.listeners.iter().enumerate() {
             let events = match self.registry.when_to_accept(index, now) {
                 Accept::Now => PollFlags::IN,
-                // Newcomers wait in its queue.
+                // New connections wait in the listener's queue.
                 Accept::NotBefore(at) => {
                     wake_at = wake_at.into_iter().chain(at).min();
                     PollFlags::empty()
@@ -315,7 +314,7 @@ impl Server {
             fds.push(PollFd::new(listener, events));
         }
         let left = wake_at.map(|at| timespec(at.saturating_duration_since(now)));
-        // An early end only means one more look.
+        // Waking early only means one more check.
         let polled = poll(&mut fds, left.as_ref());
         if self.stop.is_stopping() {
             return None;
@@ -332,21 +331,21 @@ impl Server {
     /// Waits for [`ACCEPT_PAUSE`], or until the server must stop.
     fn pause(&self) {
         let mut fds = [PollFd::new(&self.stop.0.wake, PollFlags::IN)];
-        // An early end only means one more try.
+        // Waking early only means one more try.
         let _ = poll(&mut fds, Some(&timespec(ACCEPT_PAUSE)));
     }
 
-    /// Serves one connection to its end, whatever that is.
+    /// Serves one connection until it ends for any reason.
     fn serve(&self, mut socket: Socket, registration: &Registration<'_>, listener: &Listener) {
         let (id, peer) = (registration.id(), registration.peer());
         tracing::debug!(id, %peer, "client connected");
-        // A panic can leave behind nothing but the connection's own state, which is dropped here.
+        // A panic affects only the connection's own state, which is dropped here.
         match catch_unwind(AssertUnwindSafe(|| self.session(&mut socket, registration, listener))) {
             Ok(Ok(())) => tracing::debug!(id, "client disconnected"),
             Ok(Err(error)) => match error.kind() {
-                // This server ends connections so.
+                // The server disconnected a slow client, or the device failed within a reply.
                 io::ErrorKind::ConnectionAborted => tracing::warn!(id, %peer, %error, "client cut off"),
-                // A handshake's deadline; or a client's host vanished.
+                // The handshake's deadline passed, or the client's host vanished.
                 io::ErrorKind::TimedOut => {
                     tracing::debug!(id, %peer, "connection timed out");
                     registration.timed_out();
@@ -385,7 +384,7 @@ impl Server {
     }
 }
 
-/// A server that runs in a thread of its own; dropping it stops the server and waits for its end.
+/// A server that runs in its own thread; dropping it stops the server and waits for its end.
 pub struct ServerThread {
     stop: StopHandle,
     thread: Option<thread::JoinHandle<()>>,
@@ -402,7 +401,7 @@ impl Drop for ServerThread {
     fn drop(&mut self) {
         self.stop.stop();
         if let Some(thread) = self.thread.take() {
-            // An error would be a panic, which has been reported where it happened.
+            // An error means a panic, which has been reported already.
             let _ = thread.join();
         }
     }

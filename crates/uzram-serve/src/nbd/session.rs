@@ -13,7 +13,7 @@ use super::transmission::OffloadTarget;
 use super::{Buffers, transmission, violation};
 use crate::Exports;
 
-/// What a session takes from its server.
+/// What a session uses of its server.
 #[derive(Clone, Copy)]
 pub(super) struct SessionConfig<'a> {
     /// The devices that the client can choose from.
@@ -24,13 +24,13 @@ pub(super) struct SessionConfig<'a> {
     pub tls_required: bool,
     /// Set when the server stops.
     pub stopping: &'a Arc<AtomicBool>,
-    /// Where requests that would wait for a device are offloaded to, if anywhere.
+    /// The target for requests that would wait for a device; `None` if they are not offloaded.
     pub offload: Option<OffloadTarget<'a>>,
-    /// Where other threads see the client's traffic.
+    /// Publishes the client's traffic to other threads.
     pub traffic: &'a TrafficCounters,
 }
 
-/// What a client has chosen.
+/// The choice of a client.
 #[derive(Clone, Copy)]
 pub(super) struct ChosenExport<'a> {
     /// The export's name.
@@ -60,7 +60,7 @@ impl SessionConfig<'_> {
 ///
 /// # Errors
 /// The stream's and `chosen`'s; `InvalidData` when the client broke the protocol, NBD's or TLS's;
-/// `UnexpectedEof` when it left within a message.
+/// `UnexpectedEof` when it disconnected within a message.
 pub(super) fn run<S: Read + Write, B: BorrowMut<Buffers>>(
     stream: &mut S,
     config: SessionConfig<'_>,

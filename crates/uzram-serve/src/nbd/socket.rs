@@ -1,7 +1,7 @@
 //! Connected stream sockets, of any kind, with a deadline.
 //!
-//! Time limits: a handshake has a deadline for everything. From then on a client may be idle for ever, but it must
-//! take its replies, and send the payload that memory is held for, in [`Pace`].
+//! Time limits: the whole handshake has one deadline. From then on a client may be idle forever, but it must
+//! receive its replies, and send a payload for which memory is held, at the minimum speed of [`Pace`].
 
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,48 +16,47 @@ use super::clients::Peer;
 use super::pace::Pace;
 use super::wake::Wake;
 
-/// How long a read polls before it sleeps, where the client has another CPU to run on.
+/// How long a read polls before it sleeps, if there is another CPU for the client to run on.
 ///
-/// A busy client sends its next bytes within microseconds, often as a header and then a payload, and sleeping and waking
-/// for each costs more than polling. Measured with fio (4 KiB,
-/// iodepth 16, two busy CPUs, medians of interleaved rounds) against 0: random reads 219 to 315 MB/s,
-/// random writes 229 to 255, two jobs' writes 464 to 548; processor time a request 6.0 to 6.0, 7.1 to
-/// 5.7 and 6.4 to 6.9 us. An idle connection sleeps.
+/// A busy client sends its next bytes within microseconds, often as a header and then a payload, and sleeping and
+/// waking for each costs more than polling. Measured with fio (4 KiB, iodepth 16, two busy CPUs, medians of interleaved
+/// rounds) against 0: random reads 219 to 315 MB/s, random writes 229 to 255, two jobs' writes 464 to 548; processor
+/// time a request 6.0 to 6.0, 7.1 to 5.7 and 6.4 to 6.9 us. An idle connection sleeps.
 const SPIN: Duration = Duration::from_micros(20);
-/// [`SPIN`], or nothing where there is one CPU.
+/// [`SPIN`], or 0 on a machine with one CPU.
 static OWN_SPIN: LazyLock<Duration> = LazyLock::new(|| {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     if cpus > 1 { SPIN } else { Duration::ZERO }
 });
 
-/// How often a send that waits looks at its time limit, within that.
+/// How many times a waiting send checks its time limit within that limit.
 const SEND_LIMIT_PARTS: u32 = 10;
 
-/// How long a closing connection waits for its client to hang up as well.
+/// How long a closing connection waits for its client to close, too.
 const LINGER: Duration = Duration::from_millis(500);
-/// What it reads meanwhile, at most.
+/// The most bytes that it reads meanwhile.
 const MAX_LINGER_BYTES: usize = 1 << 20;
 
 /// A connected stream socket, blocking, or with a deadline for everything it does.
 pub(super) struct Socket {
     fd: Arc<OwnedFd>,
     deadline: Option<Instant>,
-    /// How long a read without a deadline tries before it sleeps.
+    /// How long a read without a deadline polls before it sleeps.
     spin: Duration,
     /// Ends reads without a deadline while it is armed.
     wake: Arc<Wake>,
-    /// How long the client may keep a reply waiting; for ever, if none.
+    /// The limit on a client's delay in receiving replies; none if `None`.
     send_timeout: Option<Duration>,
-    /// The same for a payload.
+    /// The same for sending a payload.
     payload_timeout: Option<Duration>,
-    /// The batch of replies that the client has begun to take.
+    /// The batch of replies that is partly sent.
     sending: Option<Pace>,
-    /// The payload that is expected of it, by its number.
+    /// The number and progress of the expected payload.
     receiving: Option<(u64, Pace)>,
 }
 
 impl Socket {
-    /// A socket that waits for ever.
+    /// Creates a socket without time limits.
     pub fn new(fd: OwnedFd) -> Self {
         Socket {
             fd: Arc::new(fd),
@@ -71,20 +70,20 @@ impl Socket {
         }
     }
 
-    /// How long the client may keep a reply waiting, and a payload that memory is held for.
+    /// Sets the limits on the client's delay in receiving replies, and in sending a payload for which memory is held.
     ///
     /// # Errors
     /// The system's.
     pub fn set_timeouts(&mut self, send: Duration, payload: Duration) -> io::Result<()> {
-        // The kernel wakes a send that waits, so that one that does not costs no more than without a limit. It is
-        // late by a part at most. No time at all would mean for ever.
+        // A time-out in the kernel costs nothing for a send that does not wait. The limit is exceeded by one part at
+        // most. 0 would mean no time-out.
         let part = (send / SEND_LIMIT_PARTS).max(Duration::from_millis(1));
         sockopt::set_socket_timeout(&self.fd, sockopt::Timeout::Send, Some(part))?;
         (self.send_timeout, self.payload_timeout) = (Some(send), Some(payload));
         Ok(())
     }
 
-    /// Who is at the other end.
+    /// Returns the peer.
     ///
     /// # Errors
     /// As [`Peer::of`].
@@ -92,28 +91,28 @@ impl Socket {
         Peer::of(&self.fd)
     }
 
-    /// Another hold on the same connection, for [`Closer::close`] from another thread.
+    /// Returns a handle with which another thread can close the connection.
     pub fn closer(&self) -> Closer {
         Closer(Arc::clone(&self.fd))
     }
 
-    /// What ends a read early, with `WouldBlock`: while it is armed and no deadline is set, when it is
-    /// signalled and nothing has arrived.
+    /// Returns the [`Wake`] of this socket. While it is armed and no deadline is set, a signal ends a read
+    /// with `WouldBlock` if nothing has arrived.
     pub fn wake(&self) -> Arc<Wake> {
         Arc::clone(&self.wake)
     }
 
     /// From now on, reads and writes that are not done by `deadline` fail with `TimedOut`; `None`
-    /// lets them wait for ever.
+    /// removes the deadline.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
     }
 
-    /// Ends the connection so that what was sent arrives.
+    /// Ends the connection gracefully, so that everything sent arrives.
     ///
-    /// To close a socket that holds unread bytes resets the connection, and a reset overtakes what is
-    /// still on its way: the last replies, or the end of a TLS session. So the client is told that
-    /// nothing more comes, and has a moment to say the same.
+    /// Closing a socket that holds unread bytes resets the connection, and a reset discards data in
+    /// flight: the last replies, or the end of a TLS session. So this shuts down the sending side, and
+    /// waits a moment for the client to close.
     pub fn finish(mut self) {
         if shutdown(&self.fd, Shutdown::Write).is_err() {
             return;
@@ -140,8 +139,7 @@ impl Socket {
     }
 }
 
-/// Waits until something has arrived; `WouldBlock` when nothing has and `wake` was signalled, `TimedOut` at the
-/// deadline.
+/// Waits until bytes have arrived; `WouldBlock` if none have and `wake` was signalled, `TimedOut` at the deadline.
 fn wait_or_wake(
     fd: &OwnedFd,
     wake: &Wake,
@@ -168,13 +166,13 @@ fn wait_or_wake(
     }
 }
 
-/// `duration` for `poll`; a time too long for it becomes the longest.
+/// Converts `duration` for `poll`; saturates.
 pub(super) fn timespec(duration: Duration) -> Timespec {
     duration.try_into().unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
 }
 
 impl Socket {
-    /// Waits as long as a read without a deadline may: for ever, unless a payload is expected, or a wake is armed.
+    /// Waits for bytes before a read without a deadline: forever, unless a payload is expected, or a wake is armed.
     fn wait_for_client(&self) -> io::Result<()> {
         let (signal, pace) = (self.wake.armed(), self.receiving.map(|(_, pace)| pace));
         let deadline = pace.as_ref().and_then(Pace::deadline);
@@ -187,7 +185,7 @@ impl Socket {
         })
     }
 
-    /// Notes which payload is expected.
+    /// Starts or ends the pace of the payload that `wake` expects.
     fn expect(&mut self) {
         let expected = self.wake.expected_payload().zip(self.payload_timeout);
         if self.receiving.map(|(number, _)| number) != expected.map(|(number, _)| number) {
@@ -202,7 +200,7 @@ impl Socket {
         len_bytes
     }
 
-    /// Sends as much as goes at once, or after some waiting, which the time limit bounds.
+    /// Sends as much as possible at once, or after waiting within the time limit.
     fn send_in_pace(&mut self, buf: &[u8]) -> io::Result<usize> {
         loop {
             let sent = send(&self.fd, buf, SendFlags::NOSIGNAL);
@@ -211,7 +209,7 @@ impl Socket {
                 return Ok(buf.len());
             }
             let Some(limit) = self.send_timeout else { return Ok(sent?) };
-            // The kernel has waited for a part of the limit, see `set_timeouts`.
+            // The kernel has waited for one part of the limit, see `set_timeouts`.
             let pace = self.sending.get_or_insert_with(|| Pace::new(limit));
             match sent {
                 Err(Errno::AGAIN) => {}
@@ -273,18 +271,18 @@ impl Write for Socket {
 pub(super) struct Closer(Arc<OwnedFd>);
 
 impl Closer {
-    /// Lets the connection read what has arrived, and nothing more.
+    /// Ends the connection's input after the bytes that have arrived.
     pub fn end_input(&self) {
         self.shutdown(Shutdown::Read);
     }
 
-    /// Fails everything the connection's thread waits for.
+    /// Makes all reads and writes of the connection's thread fail.
     pub fn close(&self) {
         self.shutdown(Shutdown::Both);
     }
 
     fn shutdown(&self, how: Shutdown) {
-        // It fails only when the peer has gone already.
+        // Fails only when the peer has disconnected already.
         let _ = shutdown(&self.0, how);
     }
 }

@@ -1,13 +1,12 @@
-//! How long a connection's thread may run before the scheduler looks for another.
+//! The time slice of a connection's thread.
 //!
-//! A request takes microseconds, but the time slice that the scheduler plans with is about 3 ms, and a thread's place
-//! in the queue follows from it. When more clients want service at once than there are CPUs, some wait far longer than
-//! others: of 1,000 fio clients on 2 CPUs, the slowest got a quarter of the mean. With a slice near to what a request
-//! takes, a thread runs soon after its client has sent, so clients share more evenly, and more is done altogether.
-//! While every client has a CPU there is nothing to share, and threads keep the usual slice; they get the short one with
-//! the first client more than that, and keep it.
+//! A request takes microseconds, but the scheduler's default time slice is about 3 ms, and determines a thread's
+//! virtual deadline. When more clients are busy than there are CPUs, some wait far longer than others: of 1,000 fio
+//! clients on 2 CPUs, the slowest got a quarter of the mean. With a slice close to the time of a request, a thread runs
+//! soon after its client has sent, so clients share more evenly, and the total throughput is higher. While every client
+//! has a CPU threads keep the default slice; they get the short one when the first surplus client comes, and keep it.
 //!
-//! `sched_setattr(2)` with a runtime for `SCHED_OTHER` sets the slice since Linux 6.12; 100 µs is the least. Older
+//! `sched_setattr(2)` with a runtime for `SCHED_OTHER` sets the slice since Linux 6.12; the minimum is 100 µs. Older
 //! kernels ignore it.
 
 use std::io;
@@ -16,14 +15,14 @@ use libc::sched_attr;
 use rustix::io::Errno;
 use rustix::thread::Pid;
 
-/// The least that the kernel takes (`sched_setattr(2)`).
+/// The shortest slice that the kernel accepts (`sched_setattr(2)`).
 const SLICE_NS: u64 = 100_000;
 
 /// Gives a thread of this process a short time slice. Its policy and niceness stay as they are; a thread with a real-time
 /// policy has no slice, and nothing is changed.
 ///
 /// # Errors
-/// The system's, where a sandbox has its own mind about scheduling.
+/// The system's, for example when a sandbox forbids the call.
 pub(super) fn shorten(thread: Pid) -> io::Result<()> {
     let mut attr = attributes(thread)?;
     if ![libc::SCHED_OTHER, libc::SCHED_BATCH].contains(&attr.sched_policy.cast_signed()) {
@@ -36,7 +35,7 @@ pub(super) fn shorten(thread: Pid) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How long a thread may run, in nanoseconds; 0 where the kernel has one slice for all.
+/// Returns a thread's time slice in nanoseconds; 0 if the kernel has one slice for all.
 #[cfg(test)]
 pub(super) fn slice_ns(thread: Pid) -> io::Result<u64> {
     attributes(thread).map(|attr| attr.sched_runtime)
@@ -45,7 +44,7 @@ pub(super) fn slice_ns(thread: Pid) -> io::Result<u64> {
 fn attributes(thread: Pid) -> io::Result<sched_attr> {
     let size = size_of::<sched_attr>();
     let wanted = u32::try_from(size).map_err(|_| Errno::OVERFLOW)?;
-    // SAFETY: the structure is made of integers, for which zeroes are a value.
+    // SAFETY: all fields of the structure are integers: zeros are valid.
     let mut attr: sched_attr = unsafe { std::mem::zeroed() };
     let id = thread.as_raw_nonzero().get();
     // SAFETY: the attributes are valid for writes of `wanted` bytes.
@@ -69,7 +68,7 @@ mod tests {
             shorten(thread).unwrap();
             let after = attributes(thread).unwrap();
             assert_eq!((after.sched_policy, after.sched_nice), (before.sched_policy, before.sched_nice));
-            // Kernels that set it say so.
+            // A kernel that supports slices reports the new one.
             if ![0, before.sched_runtime].contains(&after.sched_runtime) {
                 assert_eq!(after.sched_runtime, SLICE_NS);
             } else {

@@ -1,13 +1,13 @@
-//! What a server needs to speak TLS, read from files and checked, at the start and when it is told to read them again.
+//! A server's TLS configuration, read from files and checked, at the start and on reload.
 //!
-//! Who may change a server's certificate, its key or the authorities of its clients decides who reads and changes its
-//! disks. So each file must be a regular file that belongs to the server's user or root and that nobody else may write;
-//! nor may every user read the key. [`read`] judges the file that is open, never its path, which may lead elsewhere later.
+//! A user who can change a server's certificate, its key or its client CA can decide who reads and writes its disks. So
+//! each file must be a regular file that belongs to the server's user or root and that no other user may write; the key
+//! must not be world-readable either. [`read`] checks the open file, never its path, which may change meanwhile.
 //!
-//! Two choices differ from rustls's defaults. Sessions are not resumed: NBD clients stay for long, and
-//! a server that keeps nothing about clients who left needs no bound on it. And of TLS 1.2, only
-//! ChaCha20-Poly1305 is offered: an AES-GCM key of TLS 1.2 is good for 2^24 records and cannot be
-//! changed, so a disk that is read for long enough would lose its connection; TLS 1.3 changes keys.
+//! Two choices differ from rustls's defaults. Sessions are not resumed: NBD connections are long, and
+//! without resumption the server stores nothing about past clients. And of TLS 1.2, only
+//! ChaCha20-Poly1305 is offered: an AES-GCM key of TLS 1.2 is limited to 2^24 records and cannot be
+//! changed, so a long transfer would lose its connection; TLS 1.3 updates keys.
 
 use std::fs::{Metadata, OpenOptions};
 use std::io::Read;
@@ -26,31 +26,30 @@ use rustls::server::{NoClientAuth, NoServerSessionStorage, ParsedCertificate, We
 use rustls::{CertificateError, CipherSuite, InconsistentKeys, RootCertStore, ServerConfig};
 use uzram::{Error, ErrorKind, Result};
 
-/// The longest file that is read: a bundle of all public authorities has a quarter of it.
+/// The longest file accepted: four times a bundle of all public authorities.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The files that TLS is configured with, PEM all of them.
+/// The files of a TLS configuration, all in PEM form.
 #[derive(Clone, Debug)]
 pub struct TlsFiles {
-    /// The server's certificate, followed by those that lead to its authority, if any.
+    /// The server's certificate, followed by its chain, if any.
     pub cert: PathBuf,
     /// The private key of that certificate.
     pub key: PathBuf,
-    /// The authorities that may have signed a client's certificate. Given them, clients need one.
+    /// The authorities of client certificates. If given, clients need a certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// A server's side of TLS: certificate, key, and whom it lets in. Clones are the same: one that reads its files again
-/// does so for all.
+/// A server's TLS configuration: certificate, key and client CA. Clones share it: a reload applies to all of them.
 #[derive(Clone, Debug)]
 pub struct Tls(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     files: TlsFiles,
-    /// What new sessions begin with.
+    /// The configuration of new sessions.
     config: RwLock<Arc<ServerConfig>>,
-    /// Held by whoever reads the files again, so that what is read last stays.
+    /// Held during a reload, so that the last reload wins.
     reload: Mutex<()>,
 }
 
@@ -58,55 +57,53 @@ impl Tls {
     /// Loads and checks the files.
     ///
     /// # Errors
-    /// `Io` when a file cannot be read; `Permission` when others may change one, or all may read the key; `Invalid` when
-    /// one does not hold what it should, the key is another certificate's, or the certificate is not valid now. The
-    /// setting is the name of the option that gave the file.
+    /// `Io` when a file cannot be read; `Permission` when other users may write one, or the key is world-readable;
+    /// `Invalid` when a file is malformed, the key does not match the certificate, or the certificate is not valid now.
+    /// The error's setting is the option of the file.
     pub fn load(files: &TlsFiles) -> Result<Tls> {
         let config = RwLock::new(Arc::new(server_config(files)?));
         Ok(Tls(Arc::new(Shared { files: files.clone(), config, reload: Mutex::default() })))
     }
 
-    /// Reads the files again. Sessions from now on begin with what they hold; those that there are go on as they began.
+    /// Reads the files again. New sessions use them; existing sessions are not affected.
     ///
     /// # Errors
-    /// As [`Tls::load`]; what was in force then stays so.
+    /// As [`Tls::load`]; the old configuration then stays in force.
     pub fn reload(&self) -> Result<()> {
-        // It guards nothing that a panic could have left half done; neither does the other.
+        // A panic cannot leave anything half done under either lock, so poisoning is ignored.
         let _one_at_a_time = self.0.reload.lock().unwrap_or_else(PoisonError::into_inner);
         let new = Arc::new(server_config(&self.0.files)?);
         *self.0.config.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(())
     }
 
-    /// Whether clients need a certificate.
+    /// Returns whether clients need a certificate.
     pub fn asks_clients(&self) -> bool {
         self.0.files.client_ca.is_some()
     }
 
-    /// What a new session begins with.
+    /// Returns the configuration of new sessions.
     pub(super) fn config(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0.config.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Reads the files of a server's TLS again, if it speaks TLS, and logs what came of it.
+/// Reloads a server's TLS files, and logs the outcome.
 ///
 /// # Errors
-/// As [`Tls::reload`]; `Busy` when it speaks no TLS.
+/// As [`Tls::reload`]; `Busy` when the server has no TLS.
 pub fn reload_tls(tls: Option<&Tls>) -> Result<()> {
     let reloaded = match tls {
         Some(tls) => tls.reload(),
         None => {
-            let what = "nothing to read again: this server speaks no TLS, so it has no certificate";
+            let what = "nothing to reload: this server speaks no TLS, so it has no certificate";
             Err(Error::new(ErrorKind::Busy, what).with_setting("tls-cert"))
         }
     };
     match (&reloaded, tls) {
-        (Ok(()), _) => tracing::info!("the files of TLS were read again: new clients get what they hold now"),
+        (Ok(()), _) => tracing::info!("reloaded the TLS files: new connections use them"),
         (Err(error), Some(_)) => {
-            tracing::error!(
-                "cannot read the files of TLS again: {error}; what they held before stays in force"
-            );
+            tracing::error!("cannot reload the TLS files: {error}; the old configuration stays in force");
         }
         (Err(error), None) => tracing::warn!("{error}"),
     }
@@ -147,7 +144,7 @@ fn provider() -> CryptoProvider {
     provider
 }
 
-/// What is wrong with a certificate and key that were read well.
+/// Returns the error for a certificate and a key that were read but rejected by rustls.
 fn pair_failure(files: &TlsFiles, error: &rustls::Error) -> Error {
     let (cert, key) = (files.cert.display(), files.key.display());
     match error {
@@ -162,17 +159,17 @@ fn pair_failure(files: &TlsFiles, error: &rustls::Error) -> Error {
     }
 }
 
-/// Permission bits of those who are neither the owner nor root.
+/// Write permission for users other than the owner.
 const OTHERS_WRITE: u32 = 0o022;
 const ALL_READ: u32 = 0o004;
 
-/// The contents of a file that must not be longer than [`MAX_FILE_BYTES`], and must be safe from others: with the bits
-/// `denied` in its mode it is refused.
+/// Reads a file of at most [`MAX_FILE_BYTES`] that must be safe from other users: its mode must have none of the bits
+/// `denied`.
 fn read(path: &Path, setting: &'static str, denied: u32) -> Result<Vec<u8>> {
     let shown = path.display();
     let fail =
         |error| Error::new(ErrorKind::Io, format!("cannot read {shown}: {error}")).with_setting(setting);
-    // A pipe would have us wait for its other end.
+    // Opening a pipe must not wait for its other end.
     let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(fail)?;
     check_safe(&file.metadata().map_err(fail)?, denied).map_err(|(kind, why)| {
@@ -186,7 +183,7 @@ fn read(path: &Path, setting: &'static str, denied: u32) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What is wrong with an open file, if others may change it, or read it where they must not.
+/// Checks owner, type and mode of an open file; its mode must have none of the bits `denied`.
 fn check_safe(file: &Metadata, denied: u32) -> std::result::Result<(), (ErrorKind, String)> {
     let (owner, user) = (file.uid(), rustix::process::geteuid().as_raw());
     let mode = file.mode() & 0o7777;
@@ -196,7 +193,7 @@ fn check_safe(file: &Metadata, denied: u32) -> std::result::Result<(), (ErrorKin
         let why = format!("it belongs to user {owner}, not to user {user} or root: chown it");
         Err((ErrorKind::Permission, why))
     } else if mode & denied & OTHERS_WRITE != 0 {
-        let why = format!("others than its owner may write it (mode {mode:04o}): run chmod go-w on it");
+        let why = format!("users other than its owner may write it (mode {mode:04o}): run chmod go-w on it");
         Err((ErrorKind::Permission, why))
     } else if mode & denied & ALL_READ != 0 {
         let why =
@@ -207,7 +204,7 @@ fn check_safe(file: &Metadata, denied: u32) -> std::result::Result<(), (ErrorKin
     }
 }
 
-/// The certificates in a file: at least one.
+/// Reads the certificates in a file: at least one.
 fn certificates(path: &Path, setting: &'static str) -> Result<Vec<CertificateDer<'static>>> {
     let bytes = read(path, setting, OTHERS_WRITE)?;
     let invalid = |why: String| Error::invalid(format!("{}: {why}", path.display())).with_setting(setting);
@@ -220,7 +217,7 @@ fn certificates(path: &Path, setting: &'static str) -> Result<Vec<CertificateDer
     Ok(all)
 }
 
-/// What is wrong with a file's form. The library's own words show names as lists of bytes.
+/// Returns why a file is not PEM. The library's own messages show names as lists of bytes.
 fn not_pem(error: pem::Error) -> String {
     match error {
         pem::Error::MissingSectionEnd { .. } => "a section of it has no END line".to_owned(),
@@ -257,10 +254,10 @@ fn client_verifier(path: &Path, provider: &Arc<CryptoProvider>) -> Result<Arc<dy
     Ok(verifier)
 }
 
-/// Checks that a certificate is one and that its time has come and not passed.
+/// Checks that a certificate is well-formed and valid now.
 ///
-/// It is verified as a client would that trusts nobody: what does not concern its issuer is checked
-/// first, so the one question left in the end must be who that is.
+/// It is verified as by a client that trusts no authority: everything but the issuer is checked first,
+/// so the only remaining error must be an unknown issuer.
 fn check_validity(
     certificate: &CertificateDer<'_>,
     provider: &CryptoProvider,
@@ -278,7 +275,7 @@ fn check_validity(
             | CertificateError::NotValidYet
             | CertificateError::NotValidYetContext { .. }),
         )) => Err(why),
-        // Whether it suits its purpose in other ways is for the clients to say.
+        // Other requirements are for the clients to check.
         _ => Ok(()),
     }
 }

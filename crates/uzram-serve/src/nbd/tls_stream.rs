@@ -1,14 +1,13 @@
-//! A TLS session over any stream, from the server's side.
+//! The server's side of a TLS session over any stream.
 //!
-//! It uses rustls without rustls's buffers, which take 4 KiB at a time: here one read of the stream
-//! takes whatever has arrived, all complete records of it are decrypted before anything else happens,
-//! and one write sends a whole batch as few records of 16 KiB. Decrypted bytes go straight to the
-//! reader as far as they fit.
+//! It uses rustls without rustls's buffers, which read 4 KiB at a time: here one read of the stream
+//! takes all bytes that have arrived, decrypts all complete records, and one write sends a whole
+//! batch as records of 16 KiB. Decrypted bytes go straight to the reader as far as they fit.
 //!
-//! Memory is bounded by [`memory_bytes`]: received ciphertext by [`receive_bytes`], what is decrypted and not
-//! taken by the same, what is encrypted by [`send_bytes`] (a handshake sends as much as the server's own
-//! certificates take). It is small until the client has chosen an export, and as large then as the
-//! connection's buffers ask for.
+//! Memory is bounded by [`memory_bytes`]: received ciphertext by [`receive_bytes`], unread plaintext by the
+//! same, and encrypted data by [`send_bytes`] (more in a handshake with a long certificate chain of the
+//! server's own). It is small until the client has chosen an export, and then sized for the connection's
+//! buffers.
 //!
 //! Invariant: between calls, `received` holds no complete record.
 
@@ -23,29 +22,29 @@ use super::buffer::{MIN_BUFFER_BYTES, Memory};
 use super::tls::Tls;
 use super::violation;
 
-/// What every record adds to its contents, at most, with room to spare.
+/// The most bytes that a record adds to its contents, with a margin.
 const RECORD_OVERHEAD_BYTES: usize = 64;
 /// Contents of a full record.
 const RECORD_BYTES: usize = 16 << 10;
-/// The least ciphertext that is held at once.
+/// The smallest receive buffer.
 const MIN_RECEIVE_BYTES: usize = 64 << 10;
 
-// A record, and a handshake message that is torn into several, must fit while they are incomplete. No certificate
-// chain in use is as long.
+// An incomplete record must fit, and so must an incomplete handshake message of several records. Certificate chains in
+// use are shorter than that.
 const _: () = assert!(MIN_RECEIVE_BYTES >= 3 * (RECORD_BYTES + RECORD_OVERHEAD_BYTES));
 
-/// Received ciphertext that is held at once, beside buffers of `buffer_bytes`: a whole batch of requests.
+/// Returns the size of the receive buffer for connection buffers of `buffer_bytes`: a whole batch of requests.
 const fn receive_bytes(buffer_bytes: usize) -> usize {
     if buffer_bytes > MIN_RECEIVE_BYTES { buffer_bytes } else { MIN_RECEIVE_BYTES }
 }
 
-/// Ciphertext that is sent at once, beside buffers of `buffer_bytes`: a whole batch of replies, and a key update
-/// before it.
+/// Returns the size of the send buffer for connection buffers of `buffer_bytes`: a whole batch of replies, and a key
+/// update before it.
 const fn send_bytes(buffer_bytes: usize) -> usize {
     buffer_bytes + (buffer_bytes / RECORD_BYTES + 4) * RECORD_OVERHEAD_BYTES
 }
 
-/// What a session takes, beside buffers of `buffer_bytes`.
+/// Returns the memory of a session, besides connection buffers of `buffer_bytes`.
 pub(super) const fn memory_bytes(buffer_bytes: usize) -> usize {
     2 * receive_bytes(buffer_bytes) + send_bytes(buffer_bytes)
 }
@@ -54,30 +53,30 @@ pub(super) const fn memory_bytes(buffer_bytes: usize) -> usize {
 pub(super) struct TlsStream<'a, S> {
     stream: &'a mut S,
     connection: UnbufferedServerConnection,
-    /// Ciphertext that is not decrypted: `received[start..end]`.
+    /// Ciphertext that is not decrypted yet: `received[start..end]`.
     received: Memory,
     start: usize,
     end: usize,
-    /// Contents that no reader has taken: `contents[taken..]`.
+    /// Plaintext that is not read yet: `contents[taken..]`.
     contents: Vec<u8>,
     taken: usize,
-    /// Where ciphertext to be sent is put together; empty between calls.
+    /// Buffer for ciphertext to send; empty between calls.
     unsent: Memory,
-    /// What is encrypted at once, at most.
+    /// The most bytes encrypted at a time.
     batch_bytes: usize,
     /// No more contents will come.
     ended: bool,
-    /// The session failed: the client broke the protocol, of which it was told, or cannot be reached.
-    /// rustls must not be asked again.
+    /// The session failed: the client broke the protocol (and got an alert), or cannot be reached.
+    /// rustls must not be called again.
     broken: bool,
 }
 
 impl<'a, S: Read + Write> TlsStream<'a, S> {
-    /// Lets the client begin a session, and returns when both sides have agreed on it.
+    /// Runs the TLS handshake.
     ///
     /// # Errors
-    /// The stream's; `UnexpectedEof` when the client left; `InvalidData` when there is no agreement,
-    /// of which the client was told.
+    /// The stream's; `UnexpectedEof` when the client left; `InvalidData` when the handshake failed, after
+    /// an alert to the client.
     pub fn accept(stream: &'a mut S, tls: &Tls) -> io::Result<Self> {
         let connection = UnbufferedServerConnection::new(tls.config()).map_err(io::Error::other)?;
         let mut session = TlsStream {
@@ -102,12 +101,12 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         Ok(session)
     }
 
-    /// What the session goes over.
+    /// Returns the stream below.
     pub fn stream(&mut self) -> &mut S {
         self.stream
     }
 
-    /// From now on, whole batches of `buffer_bytes` are received and sent at once.
+    /// Enlarges the buffers, so that whole batches of `buffer_bytes` are received and sent at once.
     ///
     /// # Errors
     /// `OutOfMemory` when the system refuses.
@@ -118,7 +117,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         Ok(())
     }
 
-    /// Says that nothing more comes. A client that has left need not hear it.
+    /// Sends a close-notify alert. Ignores failures: the client may have left.
     pub fn close(mut self) {
         if self.broken {
             return;
@@ -152,8 +151,8 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         }
     }
 
-    /// Works off all complete records, and sends what they make necessary. Their contents go to
-    /// `out`, and what does not fit to `self.contents`. Returns how much `out` got.
+    /// Processes all complete records, and sends the messages that they require. Their contents go to
+    /// `out`, and what does not fit to `self.contents`. Returns the number of bytes in `out`.
     fn process(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let mut out_bytes = 0;
         let mut unsent_bytes = 0;
@@ -184,7 +183,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
                 }
                 Ok(ConnectionState::PeerClosed) => self.ended = true,
                 Ok(ConnectionState::WriteTraffic(_) | ConnectionState::BlockedHandshake) => done = true,
-                // Both sides have closed; or a state that this configuration does not lead to.
+                // Both sides have closed; or a state that this configuration cannot reach.
                 Ok(_) => {
                     self.ended = true;
                     done = true;
@@ -203,9 +202,9 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
         }
     }
 
-    /// Tells the client why the session is over, if it still listens. `unsent_bytes` are waiting.
+    /// Sends the alert that ends the session, after `unsent_bytes` that wait in the buffer. Ignores failures.
     fn send_alert(&mut self, mut unsent_bytes: usize) {
-        // What waits to be sent is given out before anything received is looked at again.
+        // rustls returns pending messages before it processes received records again.
         while self.connection.wants_write() {
             let received = &mut self.received[self.start..self.end];
             let state = self.connection.process_tls_records(received).state;
@@ -217,7 +216,7 @@ impl<'a, S: Read + Write> TlsStream<'a, S> {
     }
 }
 
-/// Gives memory at least this length. What it holds stays.
+/// Grows memory to at least this length, keeping its contents.
 fn enlarge(memory: &mut Memory, len_bytes: usize) -> io::Result<()> {
     if memory.len() < len_bytes {
         let mut larger = Memory::new(len_bytes)?;
@@ -227,8 +226,8 @@ fn enlarge(memory: &mut Memory, len_bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts one of the handshake's messages into `unsent`, behind `unsent_bytes`. Only a certificate chain
-/// of the server's own makes it grow.
+/// Encodes a handshake message into `unsent`, after `unsent_bytes`. Only a long certificate chain of the
+/// server's own makes the buffer grow.
 fn encode(
     mut message: EncodeTlsData<'_, ServerConnectionData>,
     unsent: &mut Memory,
@@ -244,14 +243,13 @@ fn encode(
     .map_err(io::Error::other)
 }
 
-/// The client broke the TLS protocol, or did not show what is asked of it.
+/// Returns the error for a client that broke the TLS protocol, or has no acceptable certificate.
 fn broken(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
 impl<S: Read + Write> Read for TlsStream<'_, S> {
-    /// 0 at the end, whether the client announced it or vanished: NBD's own messages tell whether one
-    /// was cut short.
+    /// Returns 0 at the end, with or without close-notify: NBD itself detects a truncated message.
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         if buf.is_empty() {
             return Ok(0);
@@ -279,7 +277,7 @@ impl<S: Read + Write> Read for TlsStream<'_, S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<'_, S> {
-    /// Encrypts and sends one batch at most.
+    /// Encrypts and sends at most one batch.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         if self.broken {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -294,7 +292,7 @@ impl<S: Read + Write> Write for TlsStream<'_, S> {
         };
         let len_bytes = traffic.encrypt(contents, &mut self.unsent).map_err(io::Error::other)?;
         if let Err(error) = self.stream.write_all(&self.unsent[..len_bytes]) {
-            // A record that was cut cannot be followed by another: the end of the session is not announced.
+            // No record can follow one that was partly sent, so `close` sends no close-notify.
             self.broken = true;
             return Err(error);
         }

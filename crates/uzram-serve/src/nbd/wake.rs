@@ -1,5 +1,5 @@
-//! Wakes a connection's thread from its wait for the client: an eventfd, made when it is first needed, and a flag that
-//! limits how long the thread waits.
+//! Wakes a connection's thread from its wait for the client: an eventfd, created on first use, and the flags that say
+//! what ends or limits that wait.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,20 +15,20 @@ pub(super) struct Wake {
     fd: OnceLock<OwnedFd>,
     /// Whether a signal ends the thread's wait for its client.
     armed: AtomicBool,
-    /// The number of the payload that the client owes and memory is held for; 0 for none.
+    /// The number of the payload that the client owes and for which memory is held; 0 for none.
     due: AtomicU64,
     /// The number of such payloads so far.
     payloads: AtomicU64,
 }
 
 impl Wake {
-    /// Makes the eventfd, unless there is one.
+    /// Creates the eventfd, unless there is one.
     ///
     /// # Errors
     /// The system's, when it refuses a descriptor.
     pub fn prepare(&self) -> io::Result<()> {
         if self.fd.get().is_none() {
-            // Another thread's would be as good.
+            // If another thread was faster, its eventfd is used.
             let _ = self.fd.set(eventfd(0, EventfdFlags::CLOEXEC)?);
         }
         Ok(())
@@ -39,7 +39,7 @@ impl Wake {
         self.armed.store(armed, Ordering::Relaxed);
     }
 
-    /// Returns what to wait for beside the client, if it is armed: a descriptor that is readable after a signal.
+    /// Returns a descriptor that becomes readable on a signal, if this is armed.
     pub fn armed(&self) -> Option<BorrowedFd<'_>> {
         self.fd.get().filter(|_| self.armed.load(Ordering::Relaxed)).map(AsFd::as_fd)
     }
@@ -50,15 +50,15 @@ impl Wake {
         self.due.store(number, Ordering::Relaxed);
     }
 
-    /// Returns the number of the payload that is expected, if one is.
+    /// Returns the number of the expected payload, if any.
     pub fn expected_payload(&self) -> Option<u64> {
         Some(self.due.load(Ordering::Relaxed)).filter(|number| *number > 0)
     }
 
-    /// Wakes the thread, or keeps it from falling asleep, once for all signals since the last [`Wake::wait`].
+    /// Wakes the thread, or keeps it from sleeping, once for all signals since the last [`Wake::wait`].
     pub fn signal(&self) {
         if let Some(fd) = self.fd.get() {
-            // It fails only when the counter is full, and then it is readable already.
+            // Fails only when the counter is full; it is readable then.
             let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
         }
     }

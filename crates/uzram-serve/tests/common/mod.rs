@@ -1,4 +1,4 @@
-//! What the NBD tests share: a server in a directory of its own, a client that shows every byte of
+//! Common code of the NBD tests: a server in its own directory, a client with access to every byte of
 //! the protocol, and seeded random numbers.
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ pub use uzram_serve::nbd::proto::command as cmd;
 use uzram_serve::nbd::proto::{self, command_flags, option, reply};
 use uzram_serve::nbd::{Clients, Endpoint, ListenAddress, Server, ServerConfig, ServerThread};
 
-/// A device of `size`, as text.
+/// Creates a device of `size`, as text.
 pub fn device(size: &str) -> Arc<Device> {
     let device = Device::new("zram0").unwrap();
     device.set("disksize", size).unwrap();
@@ -48,7 +48,7 @@ impl TestServer {
         Self::with_all(&[device], configure)
     }
 
-    /// A server of several devices.
+    /// Starts a server of several devices.
     pub fn with_all(devices: &[Arc<Device>], configure: impl FnOnce(&mut ServerConfig)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("nbd.sock");
@@ -66,7 +66,7 @@ impl TestServer {
         }
     }
 
-    /// The first TCP port that it listens on.
+    /// Returns the first TCP address that it listens on.
     pub fn tcp_address(&self) -> SocketAddr {
         let tcp = self.endpoints.iter().find_map(|endpoint| match endpoint.address {
             ListenAddress::Tcp(address) => Some(address),
@@ -79,7 +79,7 @@ impl TestServer {
         format!("nbd+unix:///?socket={}", self.path.display())
     }
 
-    /// A directory that goes away with the server.
+    /// Returns a directory that is removed with the server.
     pub fn directory(&self) -> &std::path::Path {
         self.directory.path()
     }
@@ -88,12 +88,12 @@ impl TestServer {
         Client::connect(&self.path)
     }
 
-    /// A client that has chosen the default export.
+    /// Returns a client that has chosen the default export.
     pub fn ready(&self, structured: bool) -> Client {
         self.ready_with(if structured { Headers::Structured } else { Headers::Simple })
     }
 
-    /// A client that has chosen these headers and the default export.
+    /// Returns a client that has chosen these headers and the default export.
     pub fn ready_with(&self, headers: Headers) -> Client {
         let mut client = self.client();
         client.agree(headers);
@@ -102,7 +102,7 @@ impl TestServer {
     }
 }
 
-/// Waits until `done`, for what the server does on its own time.
+/// Waits until `done` returns true, for asynchronous work of the server.
 pub fn eventually(done: impl Fn() -> bool) {
     let started = Instant::now();
     while !done() {
@@ -111,7 +111,7 @@ pub fn eventually(done: impl Fn() -> bool) {
     }
 }
 
-/// Which headers a client negotiates.
+/// The headers that a client negotiates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Headers {
     Simple,
@@ -119,10 +119,10 @@ pub enum Headers {
     Extended,
 }
 
-/// All of them.
+/// All kinds of headers.
 pub const ALL_HEADERS: [Headers; 3] = [Headers::Simple, Headers::Structured, Headers::Extended];
 
-/// The data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
+/// Returns the data of `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT`.
 pub fn context_request(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     let string = |text: &[u8]| [&(text.len() as u32).to_be_bytes(), text].concat();
     let mut data = [string(name), (queries.len() as u32).to_be_bytes().to_vec()].concat();
@@ -130,7 +130,7 @@ pub fn context_request(name: &[u8], queries: &[&[u8]]) -> Vec<u8> {
     data
 }
 
-/// The data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
+/// Returns the data of `NBD_OPT_INFO` and `NBD_OPT_GO`.
 pub fn info_request(name: &[u8], kinds: &[u16]) -> Vec<u8> {
     let mut data = (name.len() as u32).to_be_bytes().to_vec();
     data.extend_from_slice(name);
@@ -139,7 +139,7 @@ pub fn info_request(name: &[u8], kinds: &[u16]) -> Vec<u8> {
     data
 }
 
-/// An option, as a client sends it.
+/// Encodes an option.
 pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = proto::IHAVEOPT.to_be_bytes().to_vec();
     bytes.extend_from_slice(&option.to_be_bytes());
@@ -148,7 +148,7 @@ pub fn option_bytes(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A request's header, as a client sends it.
+/// Encodes a request's header.
 pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u32) -> Vec<u8> {
     let mut bytes = proto::NBD_REQUEST_MAGIC.to_be_bytes().to_vec();
     bytes.extend_from_slice(&flags.to_be_bytes());
@@ -159,7 +159,7 @@ pub fn request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u3
     bytes
 }
 
-/// A request's extended header, as a client sends it.
+/// Encodes a request's extended header.
 pub fn extended_request_bytes(flags: u16, command: u16, cookie: u64, offset: u64, len: u64) -> Vec<u8> {
     let mut bytes = request_bytes(flags, command, cookie, offset, 0);
     bytes[..4].copy_from_slice(&proto::NBD_EXTENDED_REQUEST_MAGIC.to_be_bytes());
@@ -167,7 +167,7 @@ pub fn extended_request_bytes(flags: u16, command: u16, cookie: u64, offset: u64
     bytes
 }
 
-/// One whole reply.
+/// A complete reply.
 #[derive(Debug, Default)]
 pub struct Reply {
     pub cookie: u64,
@@ -177,14 +177,14 @@ pub struct Reply {
     pub chunks: Vec<(u64, Vec<u8>)>,
     /// Offset and length of those chunks that were holes.
     pub holes: Vec<(u64, u64)>,
-    /// The request's offset, which extended headers give back.
+    /// The request's offset, which extended headers return.
     pub offset: Option<u64>,
-    /// For each metadata context its number, and length and status of each descriptor.
+    /// The id of each metadata context, and length and status of each descriptor.
     pub statuses: Vec<(u32, Vec<(u64, u64)>)>,
 }
 
 impl Reply {
-    /// The data of all chunks, which are in order.
+    /// Returns the data of all chunks, which must be in order.
     pub fn data(&self) -> Vec<u8> {
         self.chunks.iter().flat_map(|(_, data)| data.iter().copied()).collect()
     }
@@ -204,12 +204,12 @@ impl Client {
         client
     }
 
-    /// Connects and says nothing.
+    /// Connects and sends nothing.
     pub fn silent(path: &std::path::Path) -> Self {
         Self::over(UnixStream::connect(path).unwrap())
     }
 
-    /// A client on a connection that exists.
+    /// Creates a client on an existing connection.
     pub fn over(stream: UnixStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -218,7 +218,7 @@ impl Client {
 }
 
 impl<S: Read + Write> Client<S> {
-    /// A client on any stream, which has said nothing.
+    /// Creates a client on any stream, which has sent nothing.
     pub fn on(stream: S) -> Self {
         Client { stream, headers: Headers::Simple, next_cookie: 1 }
     }
@@ -260,7 +260,7 @@ impl<S: Read + Write> Client<S> {
         u64::from_be_bytes(self.take())
     }
 
-    /// Whether the server has closed the connection, with nothing more to say.
+    /// Returns whether the server has closed the connection without sending more.
     pub fn at_end(&mut self) -> bool {
         match self.stream.read(&mut [0]) {
             Ok(len) => len == 0,
@@ -268,12 +268,12 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    /// Whether the server closes a new connection instead of greeting it.
+    /// Returns whether the server closes a new connection instead of sending the greeting.
     pub fn refused(mut self) -> bool {
         self.stream.read(&mut [0; 18]).map_or(true, |len| len == 0)
     }
 
-    /// Sends an option and takes its replies: all `(type, data)` up to an acknowledgement or error.
+    /// Sends an option and receives its replies: all `(type, data)` up to an acknowledgement or error.
     pub fn option(&mut self, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
         self.send(&option_bytes(option, data));
         let mut replies = Vec::new();
@@ -322,7 +322,7 @@ impl<S: Read + Write> Client<S> {
         )
     }
 
-    /// Asks for metadata contexts of an export; returns number and name of each that is answered, or
+    /// Asks for metadata contexts of an export; returns id and name of each context in the reply, or
     /// the error.
     pub fn contexts(
         &mut self,
@@ -351,8 +351,8 @@ impl<S: Read + Write> Client<S> {
         self.long_request(flags, command, offset, len.into(), payload)
     }
 
-    /// Sends a request in the negotiated form and returns its cookie. An extended write says of its
-    /// payload, unless it has none.
+    /// Sends a request in the negotiated form and returns its cookie. An extended write with a payload
+    /// has `PAYLOAD_LEN`.
     pub fn long_request(&mut self, flags: u16, command: u16, offset: u64, len: u64, payload: &[u8]) -> u64 {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
@@ -367,15 +367,15 @@ impl<S: Read + Write> Client<S> {
         cookie
     }
 
-    /// Takes one reply. `read_len` is what a simple reply carries on success.
+    /// Receives one reply. `read_len` is the data length of a successful simple reply.
     pub fn reply(&mut self, read_len: usize) -> Reply {
         let mut whole = Reply::default();
         while !self.part(&mut whole, |_| read_len) {}
         whole
     }
 
-    /// Takes a simple reply or a chunk; whether it is the last. `read_len` is what a simple reply to a
-    /// cookie carries on success.
+    /// Receives a simple reply or a chunk; returns whether it is the last. `read_len` is the data length of
+    /// a successful simple reply to a cookie.
     pub fn part(&mut self, whole: &mut Reply, read_len: impl Fn(u64) -> usize) -> bool {
         let magic = self.u32();
         if magic == proto::NBD_SIMPLE_REPLY_MAGIC {
@@ -398,8 +398,8 @@ impl<S: Read + Write> Client<S> {
         self.chunk(whole)
     }
 
-    /// Takes parts of replies, in any order, until the replies to all of these requests are whole: cookies,
-    /// and what a simple reply carries. Those to others are in the answer as well.
+    /// Receives parts of replies, in any order, until the replies to all of these requests are complete; `asked` has
+    /// their cookies and the data length of a simple reply. Also returns replies to other requests.
     pub fn replies(&mut self, asked: &[(u64, usize)]) -> BTreeMap<u64, Reply> {
         let read_len = |cookie| asked.iter().find(|(asked, _)| *asked == cookie).map_or(0, |(_, len)| *len);
         let mut all: BTreeMap<u64, Reply> = BTreeMap::new();
@@ -417,7 +417,7 @@ impl<S: Read + Write> Client<S> {
         all
     }
 
-    /// Takes a chunk, behind its magic; whether it is the last.
+    /// Receives a chunk after its magic; returns whether it is the last.
     fn chunk(&mut self, whole: &mut Reply) -> bool {
         use proto::chunk::*;
         let (flags, kind) = (self.u16(), self.u16());
@@ -465,7 +465,7 @@ impl<S: Read + Write> Client<S> {
         flags & FLAG_DONE != 0
     }
 
-    /// A request without data in its reply.
+    /// Sends a request and receives its reply, which has no data.
     pub fn call(&mut self, flags: u16, command: u16, offset: u64, len: u32, payload: &[u8]) -> Reply {
         let cookie = self.request(flags, command, offset, len, payload);
         let reply = self.reply(0);
@@ -473,7 +473,7 @@ impl<S: Read + Write> Client<S> {
         reply
     }
 
-    /// A request of any length without a payload.
+    /// Sends a request of any length without a payload, and receives its reply.
     pub fn long_call(&mut self, flags: u16, command: u16, offset: u64, len: u64) -> Reply {
         let cookie = self.long_request(flags, command, offset, len, &[]);
         let reply = self.reply(0);
@@ -493,7 +493,7 @@ impl<S: Read + Write> Client<S> {
     }
 }
 
-/// A fresh seed, or the one in `UZRAM_TEST_SEED`; printed, so that a failure can be repeated.
+/// Returns a new seed, or the one in `UZRAM_TEST_SEED`, and prints it, so that a failure can be reproduced.
 pub fn seed() -> u64 {
     let seed = match std::env::var("UZRAM_TEST_SEED") {
         Ok(text) => text.parse().unwrap(),

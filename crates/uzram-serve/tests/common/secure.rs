@@ -1,4 +1,4 @@
-//! A server that speaks TLS, and clients that do.
+//! A server and clients with TLS.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use std::io::{Read, Write};
@@ -35,7 +35,7 @@ impl Secure {
         Self::over(device("32M"), client_certificates, configure)
     }
 
-    /// A server of a device that exists.
+    /// Starts a server of an existing device.
     pub fn over(
         device: Arc<Device>,
         client_certificates: bool,
@@ -54,19 +54,19 @@ impl Secure {
         Secure { server, port, authority }
     }
 
-    /// A client that uses the Unix socket without TLS: the second client.
+    /// Returns the second client, which uses the Unix socket without TLS.
     pub fn steady(&self) -> Client {
         self.server.ready(true)
     }
 
-    /// A TCP client that has answered the greeting.
+    /// Returns a TCP client that has answered the greeting.
     pub fn tcp(&self) -> Client<TcpStream> {
         let mut client = self.silent();
         client.greet();
         client
     }
 
-    /// A TCP client that has said nothing.
+    /// Returns a TCP client that has sent nothing.
     pub fn silent(&self) -> Client<TcpStream> {
         let stream = TcpStream::connect(self.port).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -74,14 +74,14 @@ impl Secure {
         Client::on(stream)
     }
 
-    /// A TCP client that has chosen the default export over TLS.
+    /// Returns a TCP client that has chosen the default export over TLS.
     pub fn ready(&self) -> Encrypted<TcpStream> {
         let mut client = start_tls(self.tcp(), client_config(&self.authority, None, &rustls::version::TLS13));
         client.go(true);
         client
     }
 
-    /// A client certificate that this server takes, if it asks for any.
+    /// Returns a client certificate that this server accepts, if it requires one.
     pub fn identity(&self) -> Option<(String, String)> {
         Some(self.authority.issue(Validity::Now))
     }

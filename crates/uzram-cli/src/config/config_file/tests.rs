@@ -21,7 +21,7 @@ fn value<'a>(device: &'a DevicePlan, attribute: &str) -> Option<&'a str> {
     device.settings.get(attribute).map(|setting| setting.value.as_str())
 }
 
-/// The example, its settings that are commented out with it; each file that it names is `policy`.
+/// Returns the example with its commented-out settings enabled, and `policy` as its policy file.
 fn whole_example(policy: &Path) -> String {
     let example = include_str!("../../../../../dist/uzram.toml");
     let lines = example.lines().map(|line| match line.strip_prefix('#') {
@@ -69,7 +69,7 @@ fn the_example_has_every_key_and_makes_sense() {
         ("backing_force", "1"),
         ("checksum", "1"),
         ("compact_rate", "67108864"),
-        // They come before the file of the policy.
+        // Settings of the device override the policy file.
         ("writeback_after", "1h"),
         ("policy_high", "90"),
         ("policy_low", "85"),
@@ -114,14 +114,14 @@ fn a_device_needs_nothing_but_a_name() {
     assert_eq!(first.attached, Attached::No);
     assert_eq!(value(first, "disksize"), Some("4294967296"));
     assert_eq!(first.settings.len(), 1);
-    // Plain sizes are what they are on a command line: 0 is no limit.
+    // Plain sizes are as on a command line: 0 is no limit.
     assert_eq!((value(second, "disksize"), value(second, "mem_limit")), (Some("8192"), Some("0")));
     // In the file's order.
     let config = parsed("[b]\n[a]\n[c.attributes]\nchecksum = false\n").unwrap();
     let names: Vec<_> = config.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["b", "a", "c"]);
     assert_eq!(value(&config.devices[2], "checksum"), Some("0"));
-    // Attributes take sizes in bytes, too; a budget is a size for each day.
+    // The table `attributes` also takes plain bytes; a budget is a size per day.
     let config = parsed(
         "[a]\nbacking = '/a:1M'\nwriteback-budget = 'min(1G, 2G)/day'\n[a.attributes]\ncompact_rate = 67108864\n",
     );
@@ -168,8 +168,8 @@ fn swap_space_is_a_block_device() {
         assert_eq!(device(keys).attached, attached, "{keys}");
     }
     for (keys, why) in [
-        ("swap = false\nswap-priority = 3", "u.toml:3: swap-priority: the device is no swap space"),
-        ("swap-discard = true", "u.toml:2: swap-discard: the device is no swap space: write swap = true"),
+        ("swap = false\nswap-priority = 3", "u.toml:3: swap-priority: the device is not swap space"),
+        ("swap-discard = true", "u.toml:2: swap-discard: the device is not swap space: write swap = true"),
         ("swap = true\nattach = false", "u.toml:3: attach: swap space is a block device"),
         ("swap-priority = 32768", "u.toml:2: swap-priority: write a number from 0 to 32767"),
         ("swap-priority = -1", "u.toml:2: swap-priority: write a number from 0 to 32767"),
@@ -188,7 +188,7 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
         let config = parsed(&format!("[a]\nhost-memory-limit = {limit}\n[b]\n")).unwrap();
         config.devices.len() == 2
     };
-    // This machine has 16 GiB.
+    // `MEMORY` is 16 GiB.
     for limit in ["'16G'", "'none'", "'ram'", "'32G / 2'", "'ram + 1M'"] {
         assert!(made(limit), "{limit}");
     }
@@ -200,9 +200,9 @@ fn a_device_is_only_made_on_machines_with_little_memory_if_it_says_so() {
     assert_eq!((config.devices[0].name.as_str(), config.left_out), ("b", vec![line.to_owned()]));
     let line = complaint("[a]\nhost-memory-limit = 'much'");
     assert!(line.starts_with("u.toml:2: host-memory-limit: 'much' is not a size: column 1: "), "{line}");
-    // All may be for other machines.
+    // A file may have no device for this machine.
     assert!(parsed("[a]\nhost-memory-limit = 0\n").unwrap().devices.is_empty());
-    // What is wrong is wrong everywhere.
+    // An invalid value is refused on every machine.
     assert!(complaint("[a]\nhost-memory-limit = 0\nchain = 99999999999").starts_with("u.toml:3: chain: "));
 }
 
@@ -211,13 +211,13 @@ fn a_file_without_a_device_is_refused() {
     for text in ["", "\n# [zram0]\n", "mount = '/a'"] {
         assert_eq!(
             complaint(text),
-            "u.toml: there is no device in it: write a table for each, as in [zram0]",
+            "u.toml: it has no device: write a table for each, as in [zram0]",
             "{text}"
         );
     }
 }
 
-/// zram-generator reads it as MiB, a command line as bytes.
+/// zram-generator would read it as MiB, a command line as bytes.
 #[test]
 fn a_size_without_a_unit_is_refused() {
     for (key, value) in [
@@ -299,9 +299,9 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("max-connections = 0", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
         ("max-connections = 65537", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
         ("max-connections = '7'", "u.toml:1: max-connections: write a number from 1 to 65536", ""),
-        ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is no place to listen", ""),
+        ("listen = ['tcp:127.0.0.1:1', 'x']", "u.toml:1: listen: 'x' is not a place to listen", ""),
         ("[zram0]\nsize = 'ram /'", "u.toml:2: size: 'ram /' is not a size: column 6: expected a size", ""),
-        ("[zram0]\nsize = true", "u.toml:2: size: it is neither true nor false", ""),
+        ("[zram0]\nsize = true", "u.toml:2: size: write a value other than true or false", ""),
         ("[zram0]\nsize = 1.5", "u.toml:2: size: invalid type: floating point", "a string, a whole number"),
         ("[zram0]\nstreams = 0", "u.toml:2: streams: ", "0"),
         ("[zram0]\npool-design = 'x'", "u.toml:2: pool-design: ", "x"),
@@ -316,7 +316,7 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
             "u.toml:2: writeback-after: nothing to write pages to: give backing",
             "",
         ),
-        ("[zram0]\nattributes = 1", "u.toml:2: attributes: it is a table", ""),
+        ("[zram0]\nattributes = 1", "u.toml:2: attributes: write a table", ""),
         (
             "[zram0.attributes]\nsiez = 1",
             "u.toml:2: 'siez = 1': unknown key `siez`; did you mean `size`?",
@@ -330,12 +330,12 @@ fn a_file_that_makes_no_sense_says_where_and_why() {
         ("[zram0.attributes]\nchecksum = []", "u.toml:2: checksum: invalid type: sequence", ""),
         (
             "[zram0]\nsize = '1G'\n[zram0.attributes]\ndisksize = '2G'",
-            "u.toml:4: attributes.disksize: u.toml:2: size sets it, too",
+            "u.toml:4: attributes.disksize: u.toml:2: size already sets it",
             "",
         ),
         (
             "[zram0]\nalgorithm = 'lz4'\n[zram0.attributes]\ncomp_algorithm = 'lz4'",
-            "u.toml:4: attributes.comp_algorithm: u.toml:2: algorithm sets it, too",
+            "u.toml:4: attributes.comp_algorithm: u.toml:2: algorithm already sets it",
             "",
         ),
         (

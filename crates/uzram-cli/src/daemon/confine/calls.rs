@@ -1,8 +1,8 @@
-//! The system calls of a daemon that serves.
+//! The system call filter of a serving daemon.
 //!
-//! [`TABLE`] has them all, with the reason for each group; whoever has the daemon do something new adds to it. A call
-//! that is not there fails as on a kernel that does not have it (ENOSYS), for which libraries have another way: nobody's
-//! pages are lost because one of them has begun to use a new call. The filter is seccomp(2)'s, for all threads.
+//! [`TABLE`] lists all allowed calls, in groups with a reason; extend it when the daemon needs a new call. Any other
+//! call fails with ENOSYS, as on a kernel without it, so that a library that starts to use a new call falls back and no
+//! pages are lost. The filter is seccomp(2)'s, for all threads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,25 +12,25 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
-/// What a daemon may come to do while it serves.
+/// What a daemon may need to do while it serves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Root's mount of its files, which it unmounts in the end.
+    /// It unmounts its files at the end.
     pub unmounts: bool,
-    /// Its memory is locked, as is all that it maps from now on.
+    /// Its memory is locked, including future mappings.
     pub locks_memory: bool,
     /// A device has a backing file or device.
     pub has_backing: bool,
-    /// Certificates are read again, which may be another user's.
+    /// It reloads certificates, which may belong to another user.
     pub reads_certificates: bool,
-    /// It runs a command, which it passes signals on to.
+    /// It runs a command, to which it forwards signals.
     pub has_command: bool,
-    /// It runs other programs in the end, by which it unmounts.
+    /// It runs other programs at the end, to unmount its files.
     pub runs_programs: bool,
 }
 
 impl Needs {
-    /// The capabilities that it takes, where there are any.
+    /// Returns the capabilities to keep.
     pub fn capabilities(&self) -> CapabilitySet {
         let needed = [
             (self.unmounts, CapabilitySet::SYS_ADMIN),
@@ -41,25 +41,25 @@ impl Needs {
     }
 }
 
-/// Calls that are allowed for one reason.
+/// Calls allowed for one reason.
 struct Group {
-    /// In which daemons.
+    /// Whether a daemon with these needs may make them.
     when: fn(&Needs) -> bool,
     calls: &'static [Call],
 }
 
-/// A call, and with which arguments it is allowed.
+/// A call (its number) and the condition on one argument (its index) under which it is allowed.
 #[derive(Clone, Copy)]
 enum Call {
-    /// All.
+    /// Always.
     Any(i64),
-    /// With one of these as an argument, which has that index.
+    /// If the argument is one of these values.
     OneOf(i64, u8, &'static [u64]),
-    /// If an argument has none of these bits.
+    /// If the argument has none of these bits.
     Without(i64, u8, u64),
-    /// If an argument has all of these bits.
+    /// If the argument has all of these bits.
     With(i64, u8, u64),
-    /// If an argument is a null pointer.
+    /// If the argument is a null pointer.
     Null(i64, u8),
 }
 
@@ -67,12 +67,12 @@ use Call::{Any, Null, OneOf, With, Without};
 
 const ALWAYS: fn(&Needs) -> bool = |_| true;
 const EXECUTABLE: u64 = libc::PROT_EXEC as u64;
-/// Names for anonymous memory, which allocators give: `<linux/prctl.h>`.
+/// Names anonymous memory, as allocators do: `<linux/prctl.h>`.
 const PR_SET_VMA: u64 = 0x5356_4d41;
 
 #[allow(clippy::unnecessary_cast, reason = "with musl, the numbers of ioctl(2) are signed")]
 const TABLE: &[Group] = &[
-    // Requests and replies: what is open is read and written.
+    // Requests and replies: I/O on open descriptors.
     Group {
         when: ALWAYS,
         calls: &[
@@ -97,12 +97,12 @@ const TABLE: &[Group] = &[
             OneOf(libc::SYS_ioctl, 1, &[libc::FIONBIO as u64, libc::FIONREAD as u64, libc::FIOCLEX as u64]),
         ],
     },
-    // The service manager is told how it stands; nothing can be connected to a network.
+    // Notifying the service manager; only AF_UNIX, so no network connections.
     Group {
         when: ALWAYS,
         calls: &[OneOf(libc::SYS_socket, 0, &[libc::AF_UNIX as u64]), Any(libc::SYS_socketpair)],
     },
-    // Threads wait for clients, for each other, and for time to pass.
+    // Waiting: for clients, for other threads, for time-outs.
     Group {
         when: ALWAYS,
         calls: &[
@@ -130,7 +130,7 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_pipe),
         ],
     },
-    // Memory is taken and given back; none becomes code.
+    // Mapping and unmapping memory, never executable.
     Group {
         when: ALWAYS,
         calls: &[
@@ -147,8 +147,8 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_membarrier),
         ],
     },
-    // Threads begin and end, for clients and for devices; no processes (clone3 passes its flags in memory, where no
-    // filter sees them, so it fails, and clone is tried).
+    // Creating and ending threads, but no processes (clone3 passes its flags in memory, which a filter cannot read; it
+    // fails, and libc falls back to clone).
     Group {
         when: ALWAYS,
         calls: &[
@@ -162,17 +162,17 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_gettid),
             Any(libc::SYS_sched_getaffinity),
             Any(libc::SYS_sched_yield),
-            // Short time slices for the threads of connections, when these share the CPUs.
+            // Short time slices for connection threads that share CPUs.
             Any(libc::SYS_sched_getattr),
             Any(libc::SYS_sched_setattr),
             Any(libc::SYS_getcpu),
             OneOf(libc::SYS_prctl, 0, &[libc::PR_SET_NAME as u64, PR_SET_VMA]),
             Any(libc::SYS_exit),
             Any(libc::SYS_exit_group),
-            // abort(3), and nothing else's: with glibc the first, with musl the second.
+            // Only for abort(3): with glibc the first, with musl the second.
             OneOf(libc::SYS_tgkill, 2, &[libc::SIGABRT as u64]),
             OneOf(libc::SYS_tkill, 1, &[libc::SIGABRT as u64]),
-            // A thread that was late gives up what it has (`capabilities`); neither call can add any.
+            // A late thread still drops its capabilities (`capabilities`); neither call can add any.
             Any(libc::SYS_capget),
             Any(libc::SYS_capset),
         ],
@@ -191,14 +191,14 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_sysinfo),
             Any(libc::SYS_uname),
             Any(libc::SYS_getrusage),
-            // Read, not set.
+            // Only reading limits.
             Null(libc::SYS_prlimit64, 2),
             #[cfg(target_arch = "x86_64")]
             Any(libc::SYS_getrlimit),
         ],
     },
-    // Files: the daemon's record and sockets, dictionaries, certificates, backing files that are set later, and what
-    // /proc and /sys say.
+    // Files: the daemon's record and sockets, dictionaries, certificates, backing files that are set later, /proc and
+    // /sys.
     Group {
         when: ALWAYS,
         calls: &[
@@ -230,13 +230,13 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_unlinkat),
             #[cfg(target_arch = "x86_64")]
             Any(libc::SYS_renameat),
-            // The same, which libc leaves out.
+            // renameat, which libc does not define here.
             #[cfg(target_arch = "aarch64")]
             Any(38),
             Any(libc::SYS_renameat2),
             Any(libc::SYS_fchmod),
             Any(libc::SYS_umask),
-            // The size of a block device, and which one it is.
+            // The size and identity of a block device.
             OneOf(libc::SYS_ioctl, 1, &[BLKGETSIZE64, BLKGETDISKSEQ]),
             #[cfg(target_arch = "x86_64")]
             Any(libc::SYS_open),
@@ -263,8 +263,8 @@ const TABLE: &[Group] = &[
         when: ALWAYS,
         calls: &[OneOf(libc::SYS_ioctl, 1, &[libc::TCGETS as u64, libc::TIOCGWINSZ as u64])],
     },
-    // Transfers of backing devices. Who can submit to a ring can have the kernel open files and sockets, whatever else
-    // is filtered: so not where there is no backing device from the start; one that is set later has threads.
+    // Backing device I/O. io_uring requests, such as opening files and sockets, bypass the filter: so these calls are
+    // allowed only if a device has a backing device at the start; one that is set later uses threads.
     Group {
         when: |needs| needs.has_backing,
         calls: &[
@@ -273,12 +273,12 @@ const TABLE: &[Group] = &[
             Any(libc::SYS_io_uring_register),
         ],
     },
-    // Root's mount is unmounted in the end.
+    // Unmounting root's mount at the end.
     Group {
         when: |needs| needs.unmounts,
         calls: &[Any(libc::SYS_umount2), OneOf(libc::SYS_ioctl, 1, &[FUSE_DEV_IOC_CLONE])],
     },
-    // The command of --exec gets the signals that are meant for it.
+    // Forwarding signals to the command of --exec.
     Group {
         when: |needs| needs.has_command,
         calls: &[Any(libc::SYS_kill), Any(libc::SYS_waitid), Any(libc::SYS_wait4)],
@@ -291,10 +291,10 @@ const BLKGETDISKSEQ: u64 = 0x8008_1280;
 /// `<linux/fuse.h>`
 const FUSE_DEV_IOC_CLONE: u64 = 0x8004_e500;
 
-/// Lets all threads make these calls only, for good.
+/// Restricts all threads to the allowed calls, irrevocably.
 ///
 /// # Errors
-/// The kernel has no filters, or this machine's calls are not known to the compiler of filters.
+/// The kernel does not support filters, or seccompiler does not support this architecture.
 pub fn filter(needs: &Needs) -> io::Result<()> {
     let program = program(needs)?;
     seccompiler::apply_filter_all_threads(&program).map_err(io::Error::other)
@@ -308,7 +308,7 @@ fn program(needs: &Needs) -> io::Result<BpfProgram> {
     filter.try_into().map_err(io::Error::other)
 }
 
-/// The rules of each call, one of which must hold; none where there is nothing to ask.
+/// Returns the rules of each call, one of which must match; an empty list allows the call unconditionally.
 fn rules(needs: &Needs) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::new();
     let calls = TABLE.iter().filter(|group| (group.when)(needs)).flat_map(|group| group.calls);
@@ -334,7 +334,7 @@ fn rules(needs: &Needs) -> io::Result<BTreeMap<i64, Vec<SeccompRule>>> {
     Ok(rules)
 }
 
-/// A rule for an argument that the kernel takes the lower half of.
+/// Creates a rule for an argument of which the kernel uses only the lower 32 bits.
 fn int_rule(argument: u8, operation: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
     rule(argument, SeccompCmpArgLen::Dword, operation, value & u64::from(u32::MAX))
 }
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn no_call_stands_with_arguments_and_without() {
-        // Of the two, the one without would be forgotten.
+        // The unconditional rule would be lost: a list of rules that is not empty restricts the call.
         let all = Needs { unmounts: true, has_backing: true, has_command: true, ..Needs::default() };
         let any = TABLE.iter().flat_map(|group| group.calls).filter_map(|call| match call {
             Any(number) => Some(*number),

@@ -1,7 +1,7 @@
-//! Giving up capabilities, in all threads.
+//! Dropping capabilities in all threads.
 //!
-//! Linux keeps them for each thread, and a thread can change its own alone (capset(2)). So each is sent a signal, in
-//! whose handler it does; glibc does the same for setuid(2).
+//! Linux keeps capabilities per thread, and a thread can change only its own (capset(2)). So each thread gets a signal,
+//! whose handler drops them; glibc does the same for setuid(2).
 
 use std::ffi::c_int;
 use std::fs;
@@ -14,19 +14,19 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use crate::system::process_status::status_field;
 
-/// How long threads may take.
+/// How long all threads together may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PERIOD: Duration = Duration::from_millis(1);
-/// What the names of the kernel's own threads for io_uring begin with, which take no signals and run no code of ours.
+/// Name prefix of the kernel's io_uring threads, which take no signals and run no user code.
 const KERNELS_THREADS: &str = "iou-";
 
-/// The capabilities that a thread which is sent the signal keeps.
+/// The capabilities that the signal handler keeps.
 static KEPT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// Has all threads keep these capabilities at most, for good.
+/// Drops all capabilities but `kept` in all threads, irrevocably.
 ///
 /// # Errors
-/// The kernel refuses; a thread did not give them up in time.
+/// The kernel refuses, or a thread did not drop them in time.
 pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     KEPT.store(kept.bits(), Ordering::SeqCst);
     lower()?;
@@ -34,7 +34,7 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     install(signal)?;
     let own = rustix::thread::gettid();
     let deadline = Instant::now() + PATIENCE;
-    // While it is looked, a thread may be started by one that still has them, and be missed: the second look finds it.
+    // During a scan, a thread with capabilities may start another one, which the scan misses; a second scan finds it.
     let mut clean_looks = 0;
     while clean_looks < 2 {
         let left: Vec<Thread> = threads()?.into_iter().filter(|thread| thread.has_more_than(kept)).collect();
@@ -44,10 +44,11 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
         };
         clean_looks = 0;
         if Instant::now() >= deadline {
-            return Err(io::Error::other(format!("thread '{}' did not answer", first.name)));
+            return Err(io::Error::other(format!("thread '{}' did not respond", first.name)));
         }
         for thread in left.iter().filter(|thread| thread.id != own.as_raw_nonzero().get()) {
-            // SAFETY: the call takes numbers only; the handler is installed. A thread that is gone is no failure.
+            // SAFETY: the call takes only numbers, and the handler is installed above. If the thread has ended, the
+            // call fails, which is fine.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread.id, signal) };
         }
         thread::sleep(PERIOD);
@@ -55,7 +56,7 @@ pub fn keep(kept: CapabilitySet) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up the calling thread's.
+/// Drops the calling thread's capabilities to [`KEPT`].
 fn lower() -> rustix::io::Result<()> {
     let kept = CapabilitySet::from_bits_retain(KEPT.load(Ordering::SeqCst));
     let CapabilitySets { effective, permitted, .. } = rustix::thread::capabilities(None)?;
@@ -69,23 +70,23 @@ fn lower() -> rustix::io::Result<()> {
     )
 }
 
-/// Has the signal do it in the thread that it is sent to, which then goes on with what it was doing.
+/// Installs a signal handler that drops the capabilities of the thread that runs it, and then lets it continue.
 fn install(signal: c_int) -> io::Result<()> {
     extern "C" fn on_signal(_: c_int) {
         // SAFETY: errno is the thread's own.
         let errno = unsafe { libc::__errno_location() };
         // SAFETY: as above.
         let saved = unsafe { *errno };
-        // Two system calls and nothing else, as in any handler. Whether they worked is seen from outside.
+        // Async-signal-safe: two system calls and nothing else. `keep` checks the result.
         let _ = lower();
         // SAFETY: as above.
         unsafe { *errno = saved };
     }
-    // SAFETY: a structure of numbers, a set of bits and an address that may be null.
+    // SAFETY: all fields of the structure are integers, a bit set and a nullable pointer: zeros are valid.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_signal as extern "C" fn(c_int) as usize;
     action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
-    // SAFETY: `action` is whole, and its handler calls nothing that a handler may not.
+    // SAFETY: `action` is initialized, and its handler makes only async-signal-safe calls.
     match unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -104,7 +105,7 @@ impl Thread {
         !self.name.starts_with(KERNELS_THREADS) && !kept.contains(self.permitted)
     }
 
-    /// What proc_pid_status(5) says of it.
+    /// Parses a thread's proc_pid_status(5).
     fn parse(id: i32, status: &str) -> Option<Thread> {
         let permitted = u64::from_str_radix(status_field(status, "CapPrm")?, 16).ok()?;
         let permitted = CapabilitySet::from_bits_retain(permitted);
@@ -117,7 +118,7 @@ fn threads() -> io::Result<Vec<Thread>> {
     for entry in fs::read_dir("/proc/self/task")? {
         let entry = entry?;
         let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
-        // One that has ended meanwhile has none.
+        // The thread may have ended meanwhile.
         let Ok(status) = fs::read_to_string(entry.path().join("status")) else { continue };
         threads.extend(id.and_then(|id| Thread::parse(id, &status)));
     }
@@ -147,7 +148,7 @@ mod tests {
 
     #[test]
     fn all_threads_give_up_one_and_go_on() {
-        // The process that runs the tests has others in its threads: one that none of them needs.
+        // Other tests run in threads of this process: drop one that no test needs.
         let kept = CapabilitySet::from_bits_retain(u64::MAX) - CapabilitySet::WAKE_ALARM;
         let (sender, wakes) = mpsc::channel::<()>();
         let waits = thread::spawn(move || {

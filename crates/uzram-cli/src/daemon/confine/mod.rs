@@ -1,12 +1,12 @@
-//! What a daemon gives up once it serves: who makes it run code of theirs can then do little with it.
+//! Privileges that a daemon gives up once it serves, so that code execution in it gains an attacker little.
 //!
-//! - [`hide`]: no core file of it, and its user does not trace it. What is swapped out is other programs' memory, and
-//!   keys of TLS are nobody else's.
-//! - [`confine`]: capabilities but those that are still needed (`capabilities`), new ones by running something
-//!   (`no_new_privs`), and system calls but those that serving takes (`calls`).
+//! - [`hide`]: no core files, and no tracing by its own user. The daemon's memory holds other programs' swapped-out
+//!   pages and TLS keys.
+//! - [`confine`]: drops capabilities that are no longer needed (`capabilities`), forbids gaining new ones by execve(2)
+//!   (`no_new_privs`), and filters system calls (`calls`).
 //!
-//! What is started for `--exec` was started before, and has all of that. Block devices are attached and detached by a
-//! process that was, too ([`attendant`](crate::daemon::attendant)).
+//! The command of `--exec` and the process that attaches and detaches block devices
+//! ([`attendant`](crate::daemon::attendant)) are started before that and are not confined.
 
 mod calls;
 mod capabilities;
@@ -18,21 +18,21 @@ use uzram_serve::control::MeasureJson;
 
 pub use calls::Needs;
 
-/// Has no core file be written of this process, and only root trace it.
+/// Disables core files of this process, and tracing by anyone but root.
 pub fn hide() -> MeasureJson {
-    // The limit of core files' size would not do: a program that takes them (core_pattern) is not asked for it.
+    // RLIMIT_CORE is not enough: it does not apply to a program that receives core files (core_pattern).
     let refused = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable).err();
     measure("kept out of core files", refused.map(|error| error.to_string()))
 }
 
-/// Gives up what serving does not take; says what could not be given up. From here on this process runs no other program,
-/// unless it is one of those that need to: then nothing is given up.
+/// Gives up all privileges that serving does not need, and returns the outcome of each measure. Afterwards this process
+/// can run no program; a daemon that must run programs gives up nothing.
 pub fn confine(needs: &Needs) -> Vec<MeasureJson> {
     if needs.runs_programs {
         return Vec::new();
     }
     let lowered = capabilities::keep(needs.capabilities());
-    // The filter takes it, where CAP_SYS_ADMIN was given up.
+    // Without CAP_SYS_ADMIN, a filter needs no_new_privs.
     let filtered =
         rustix::thread::set_no_new_privs(true).map_err(io::Error::from).and_then(|()| calls::filter(needs));
     vec![

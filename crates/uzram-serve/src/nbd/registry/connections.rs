@@ -1,6 +1,6 @@
-//! The connections of each listener, by their phase, and the places for them: the state that [`Registry`] protects.
+//! The connections of each listener, by their phase, and the places for them: the state of [`Registry`].
 //!
-//! Locks: none here; all of it lies behind `Registry::connections`.
+//! Locks: none here; `Registry::connections` protects all of it.
 //!
 //! [`Registry`]: super::Registry
 
@@ -15,15 +15,15 @@ use crate::nbd::clients::{Client, Peer, TrafficCounters};
 use crate::nbd::socket::Closer;
 use crate::nbd::time_slice;
 
-/// How long a handshake has before it must give way to a newcomer.
+/// How long a handshake may take before it must give way to a new connection.
 pub(super) const HANDSHAKE_TURN: Duration = Duration::from_secs(1);
 
 /// When a listener may accept another connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::nbd) enum Accept {
-    /// Now: a place is free, or a handshake gives way when somebody comes.
+    /// Now: a place is free, or the oldest handshake can be ended.
     Now,
-    /// Not before a handshake ends, or this moment comes.
+    /// Not before a handshake ends, or this time.
     NotBefore(Option<Instant>),
 }
 
@@ -41,20 +41,20 @@ pub(super) struct ListenerConnections {
     pub handshakes: BTreeMap<u64, ConnectionEntry>,
     pub clients: BTreeMap<u64, ConnectionEntry>,
     pub turned_away: TurnedAway,
-    /// When they were logged last.
+    /// The time of the last report.
     pub reported: Option<Instant>,
-    /// The acceptor waits for a free place.
+    /// Whether the acceptor waits for a free place.
     pub acceptor_waits: bool,
 }
 
-/// Connections that had to go, and are not logged yet.
+/// Counts of refused and ended connections that are not logged yet.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TurnedAway {
-    /// Clients, because all places were taken.
+    /// Clients refused because all places were taken.
     pub refused: u64,
-    /// Handshakes that gave way.
+    /// Handshakes ended to make room.
     pub gave_way: u64,
-    /// Handshakes that did not end in time.
+    /// Handshakes that exceeded their deadline.
     pub too_slow: u64,
 }
 
@@ -64,8 +64,9 @@ pub(super) struct ConnectionEntry {
     pub peer: Peer,
     pub connected: Instant,
     pub since: SystemTime,
-    /// Once it is a client: the thread that serves it, and what it chose.
+    /// The thread that serves it, once it is a client.
     pub thread: Option<Pid>,
+    /// The export that it chose, once it is a client.
     pub export: Option<String>,
     pub traffic: Arc<TrafficCounters>,
     /// It was closed, and its thread has not ended yet.
@@ -83,7 +84,7 @@ pub(super) fn reserved_places(max_clients: usize, listeners: usize) -> impl Iter
 }
 
 impl Connections {
-    /// All connections as others see them, in the order in which they came.
+    /// Returns snapshots of all connections, in the order in which they came.
     pub fn list(&self) -> Vec<Client> {
         let mut clients: Vec<Client> = self.listeners.iter().flat_map(ListenerConnections::list).collect();
         clients.sort_by_key(|client| client.id);
@@ -104,8 +105,8 @@ impl Connections {
         maps.find_map(|map| map.get_mut(&id))
     }
 
-    /// Shortens the time slices of clients' threads if there are more of them than `cpus`: of all threads when the first
-    /// surplus client comes, and of each `newcomer` after it.
+    /// Shortens the time slices of clients' threads if there are more of them than `cpus`: of all threads when the
+    /// first surplus client comes, then of each `newcomer`.
     pub fn shorten_time_slices(&self, cpus: usize, newcomer: Pid) {
         let clients = || self.listeners.iter().flat_map(|listener_state| listener_state.clients.values());
         let count = clients().count();
@@ -121,8 +122,8 @@ impl Connections {
         }
     }
 
-    /// Whether there is a place for one more client of a listener: a reserved one of its own, or one that is neither
-    /// reserved nor taken.
+    /// Returns whether there is a place for one more client of a listener: one of its reserved places, or one that is
+    /// neither reserved nor taken.
     pub fn has_client_place(&self, listener: usize, max_clients: usize) -> bool {
         let listener_state = &self.listeners[listener];
         let spoken_for: usize = self

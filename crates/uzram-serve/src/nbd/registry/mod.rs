@@ -1,21 +1,21 @@
-//! Who is connected, and how many may be.
+//! The connections of a server, and the limits on their number.
 //!
 //! **Clients.** A connection becomes a client when it has chosen an export, not when it connects: connecting alone keeps
 //! no client out. Of the server's `max_clients` places, some are reserved for each listener:
 //! - a sixteenth, and at least one, for the first listener, which is the socket in the runtime directory;
 //! - another sixteenth, and at least one each, divided among the others;
-//! - none when there are fewer than two places for each listener.
+//! - none if there are fewer than two places for each listener.
 //!
-//! **Handshakes.** Each listener has places of its own for these: an eighth of `max_clients`, and at least 64. When all
-//! are taken, newcomers wait in the listener's queue until one is free, or until the oldest handshake has lasted
-//! [`connections::HANDSHAKE_TURN`] and gives way. An honest one takes milliseconds.
+//! **Handshakes.** Each listener has its own places for handshakes: an eighth of `max_clients`, and at least 64. When
+//! all are taken, new connections wait in the listener's queue until one is free, or until the oldest handshake has
+//! lasted [`connections::HANDSHAKE_TURN`] and is ended. An honest handshake takes milliseconds.
 //!
-//! **The log.** Refused clients and handshakes that are cut off are counted; every [`REPORT_PERIOD`] one line a listener
-//! reports them.
+//! **The log.** Refused clients and ended handshakes are counted, and reported every [`REPORT_PERIOD`] in one line per
+//! listener.
 //!
 //! **CPUs.** Threads of clients get a short [time slice](super::time_slice) once there are more of them than CPUs.
 //!
-//! `connections` has the state, this file what changes it.
+//! `connections` has the state, this file the operations.
 //!
 //! Lock: `Registry::connections`, a leaf; held for a few map operations, a `shutdown(2)`, or as many calls to the scheduler as
 //! there are CPUs, never while waiting (a condition variable aside).
@@ -40,21 +40,21 @@ use connections::{ConnectionEntry, Connections, ListenerConnections, TurnedAway,
 
 pub(super) use connections::Accept;
 
-/// Handshakes in progress at once on a listener, at least.
+/// The least places for handshakes of a listener.
 const MIN_HANDSHAKES: usize = 64;
 /// How long a stopping server lets its connections send their last replies.
 const STOP_GRACE: Duration = Duration::from_millis(500);
 /// How long `kick` waits for a connection to end.
 const KICK_GRACE: Duration = Duration::from_secs(1);
-/// How often the log reports connections that were turned away.
+/// How often refused and ended connections are logged.
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
 
-/// The connections that exist.
+/// The connections of a server.
 pub(super) struct Registry {
     connections: Mutex<Connections>,
     /// Signalled whenever a connection has ended.
     ended: Condvar,
-    /// Readable when the acceptor has something to do: a place for a handshake is free, or there is something to log.
+    /// Readable when the acceptor has work: a place for a handshake is free, or there is something to log.
     acceptor_wake: OwnedFd,
     max_clients: usize,
     max_handshakes: usize,
@@ -62,7 +62,7 @@ pub(super) struct Registry {
     cpus: usize,
 }
 
-/// A connection that is registered, until this is dropped.
+/// A registered connection; dropping this removes it.
 pub(super) struct Registration<'a> {
     registry: &'a Registry,
     listener: usize,
@@ -77,7 +77,7 @@ pub(super) fn max_handshakes(max_clients: usize) -> usize {
 }
 
 impl Registry {
-    /// A registry without connections, for at most `max_clients` clients that share `cpus`.
+    /// Creates an empty registry for at most `max_clients` clients, which share `cpus`.
     ///
     /// # Errors
     /// The system's, when it refuses a descriptor.
@@ -106,28 +106,28 @@ impl Registry {
         })
     }
 
-    /// A panic cannot leave the maps half changed, so a poisoned lock is as good as any.
+    /// A panic cannot leave the maps half changed, so poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wake_acceptor(&self) {
-        // It fails only when the counter is full, and then it is readable already.
+        // Fails only when the counter is full; it is readable then.
         let _ = rustix::io::write(&self.acceptor_wake, &1u64.to_ne_bytes());
     }
 
-    /// A descriptor that becomes readable when the acceptor has something to do.
+    /// Returns a descriptor that becomes readable when the acceptor has work.
     pub fn acceptor_wake(&self) -> BorrowedFd<'_> {
         self.acceptor_wake.as_fd()
     }
 
     /// Makes [`acceptor_wake`](Self::acceptor_wake) unreadable again.
     pub fn clear_wake(&self) {
-        // Fails when it is not readable.
+        // Fails only when it is not readable.
         let _ = rustix::io::read(&self.acceptor_wake, &mut [0u8; 8]);
     }
 
-    /// Returns when a listener may accept another connection. If not now, the acceptor is woken when a place is free.
+    /// Returns when a listener may accept another connection. If not now, the acceptor is woken once a place is free.
     pub fn when_to_accept(&self, listener: usize, now: Instant) -> Accept {
         let mut connections = self.lock();
         let listener_state = &mut connections.listeners[listener];
@@ -136,8 +136,8 @@ impl Registry {
         accept
     }
 
-    /// Returns whether a newcomer that is there can be accepted; if not, the oldest handshake gives way, once its turn is
-    /// over, and must end first.
+    /// Returns whether a waiting connection can be accepted now. If not, ends the oldest handshake once its turn is
+    /// over; its place is free when its thread has ended.
     pub fn make_way(&self, listener: usize, now: Instant) -> bool {
         let mut connections = self.lock();
         let listener_state = &mut connections.listeners[listener];
@@ -177,7 +177,7 @@ impl Registry {
         Some(Registration { registry: self, listener, id, peer, traffic })
     }
 
-    /// Logs connections that were turned away. Returns when the next ones are due.
+    /// Logs refused and ended connections. Returns when the next report is due.
     pub fn log_turned_away(&self, now: Instant) -> Option<Instant> {
         let mut connections = self.lock();
         let mut next = None;
@@ -193,7 +193,7 @@ impl Registry {
         next
     }
 
-    /// Ends all connections, and lets them finish for [`STOP_GRACE`].
+    /// Ends all connections, which have [`STOP_GRACE`] to finish.
     pub fn close_all(&self) {
         let connections = self.lock();
         connections.all().for_each(|(_, connection)| connection.closer.end_input());
@@ -223,17 +223,17 @@ impl Registry {
 }
 
 impl Registration<'_> {
-    /// The connection's number.
+    /// Returns the connection's id.
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Who it is.
+    /// Returns the peer.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Where its thread shows the requests that it has counted.
+    /// Returns the counters to which its thread publishes its traffic.
     pub fn traffic(&self) -> &TrafficCounters {
         &self.traffic
     }

@@ -1,4 +1,4 @@
-//! Who may connect, who gives way, and what the log tells of it, with real sockets and no server.
+//! Which connections are admitted, refused and ended, and what is logged, with real sockets and no server.
 #![allow(clippy::unwrap_used)]
 
 use std::io::Read;
@@ -20,7 +20,7 @@ fn registry(max_clients: usize, listeners: usize) -> Registry {
     Registry::new(max_clients, usize::MAX, (0..listeners).map(address)).unwrap()
 }
 
-/// A connection's closer, and its other end.
+/// Returns a connection's closer, and its other end.
 fn connection() -> (Closer, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (Socket::new(ours.into()).closer(), theirs)
@@ -30,7 +30,7 @@ fn admit(registry: &Registry, listener: usize) -> Option<Registration<'_>> {
     registry.admit(listener, connection().0, PEER)
 }
 
-/// As many clients of a listener as there are places for.
+/// Admits as many clients of a listener as there are places for.
 fn fill(registry: &Registry, listener: usize) -> Vec<Registration<'_>> {
     let next = || admit(registry, listener).filter(|place| place.become_client("e"));
     std::iter::from_fn(next).collect()
@@ -101,7 +101,7 @@ fn no_listener_can_take_what_is_kept_for_another() {
     let first = fill(&registry, 0);
     let third = fill(&registry, 2);
     assert_eq!((first.len(), third.len()), (reserved[0], reserved[2]));
-    // What a greedy one gives up goes to whoever comes first.
+    // A free place that is not reserved goes to the next client of any listener.
     drop(greedy);
     assert_eq!(fill(&registry, 2).len(), 256 - reserved[0] - reserved[1] - reserved[2]);
     drop((first, third));
@@ -124,7 +124,7 @@ fn a_handshake_gives_way_after_its_turn_and_newcomers_wait_until_then() {
             waiting.push((registry.admit(0, closer, PEER).unwrap(), theirs));
         }
         assert_eq!(waiting.len(), 125);
-        // All of them have their turn: nobody was told to go.
+        // All handshakes are within their turn: none is ended.
         let Accept::NotBefore(Some(turn_ends)) = registry.when_to_accept(0, began) else {
             panic!("there is no room")
         };
@@ -134,7 +134,7 @@ fn a_handshake_gives_way_after_its_turn_and_newcomers_wait_until_then() {
         assert!(waiting.iter().all(|(_, theirs)| is_open(theirs)));
         assert_eq!(registry.when_to_accept(1, began), Accept::Now, "each listener has its own places");
 
-        // Later the oldest is told to go, and nobody else until it has.
+        // Later the oldest is ended, and no other before its thread has ended.
         let later = turn_ends + HANDSHAKE_TURN;
         assert_eq!(registry.when_to_accept(0, later), Accept::Now);
         assert!(!registry.make_way(0, later) && !registry.make_way(0, later));
@@ -183,7 +183,7 @@ fn clients_are_listed_and_kicked() {
         drop(place);
         assert_eq!(kick.join().unwrap(), Kicked::Gone);
     });
-    // One whose thread is busy.
+    // A connection whose thread is busy.
     assert_eq!(registry.kick(other.id()), Kicked::Ending);
     assert_eq!(registry.list().len(), 1);
 }

@@ -1,6 +1,6 @@
-//! A connection: receives requests, checks them and carries out each by its command.
+//! A connection: receives requests, checks them and executes each by its command.
 //!
-//! All complete requests of one receive are carried out in order and answered with one send. A write's payload is
+//! All complete requests of one receive are executed in order and answered with one send. A write's payload is
 //! stored as it arrives.
 
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ use crate::nbd::proto::NbdError;
 use crate::nbd::request::{Command, Refusal, Request};
 use crate::nbd::violation;
 
-/// The reply to a command that changes a read-only export.
+/// The reply to a command that would change a read-only export.
 const READ_ONLY: Refusal = Refusal { error: NbdError::Perm, message: "the export is read-only" };
 /// The reply to a command that this server does not know.
 const UNKNOWN: Refusal = Refusal::invalid("an unknown command");
@@ -61,7 +61,7 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Receives the header of the next request, and leaves its payload; `None` at the end of the stream.
+    /// Receives the header of the next request, but not its payload; `None` at the end of the stream.
     fn next_request(&mut self) -> io::Result<Option<Request>> {
         let headers = self.replies.headers;
         loop {
@@ -81,7 +81,7 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Carries out a request and puts its reply into the send buffer, or offloads it. Breaks when the client
+    /// Executes a request and puts its reply into the send buffer, or offloads it. Breaks when the client
     /// disconnects.
     fn execute(&mut self, request: &Request) -> io::Result<ControlFlow<()>> {
         if let Err(refusal) = self.check(request) {
@@ -110,7 +110,7 @@ impl<S: Read + Write> Connection<'_, S> {
                 self.offloaded.start(request, blocked, buffers);
                 break;
             }
-            // This thread waits itself; replies to other requests do not wait with it.
+            // This thread waits for the device itself; send the replies to other requests first.
             self.send()?;
             (rest, wait) = (blocked.rest(), Wait::Yes);
         }
@@ -119,7 +119,7 @@ impl<S: Read + Write> Connection<'_, S> {
 
     /// Checks a request against the protocol, the export and the server's state.
     fn check(&self, request: &Request) -> Result<(), Refusal> {
-        // It has no reply that could refuse it.
+        // `DISC` has no reply.
         if request.command == Command::Disc {
             return Ok(());
         }
@@ -132,7 +132,7 @@ impl<S: Read + Write> Connection<'_, S> {
         request.check(self.replies.device.size_bytes(), self.replies.headers)
     }
 
-    /// Replies to a request with an error instead of carrying it out.
+    /// Replies to a request with an error instead of executing it.
     fn refuse(&mut self, request: &Request, refusal: Refusal) -> io::Result<()> {
         self.discard_payload(request.payload_bytes)?;
         self.replies.fail(request, refusal)
@@ -140,7 +140,7 @@ impl<S: Read + Write> Connection<'_, S> {
 
     /// Receives the rest of a write's payload and stores it, as far as that need not wait; returns what is left.
     ///
-    /// A payload that has not arrived as a whole is stored in pieces that end on page boundaries. So its length is
+    /// A payload that has not arrived completely is stored in pieces that end on page boundaries. So its length is
     /// not bounded by the buffer, and no page is written twice.
     fn write(&mut self, request: &Request, mut rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         loop {
@@ -166,8 +166,8 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Fills `payload` with what an offloaded request still needs, for which the client must not be slow: memory is
-    /// held for it.
+    /// Receives the rest of an offloaded write's payload into `payload`. The client must not be slow, as memory is held
+    /// for it.
     fn receive_payload(&mut self, mut payload: &mut [u8]) -> io::Result<()> {
         self.offloaded.expect_payload(true);
         loop {
@@ -189,7 +189,7 @@ impl<S: Read + Write> Connection<'_, S> {
     /// Receives the rest of a payload and discards it, to stay in step with the client.
     ///
     /// # Errors
-    /// `InvalidData` when it is far too long; the stream's.
+    /// `InvalidData` when the payload is far too long; the stream's.
     pub fn discard_payload(&mut self, mut left_bytes: u64) -> io::Result<()> {
         if left_bytes > self.replies.headers.max_received_bytes() {
             return Err(violation("a payload that is far too long"));
@@ -231,8 +231,8 @@ impl<S: Read + Write> Connection<'_, S> {
     }
 }
 
-/// Returns how much of a payload can be stored now: all that is left if it has arrived, otherwise up to the last page
-/// boundary that has.
+/// Returns how many bytes of a payload can be stored now: the whole rest if it has arrived, otherwise up to the last
+/// page boundary that has arrived.
 fn ready_bytes(rest: Rest, available_bytes: usize) -> usize {
     match usize::try_from(rest.left_bytes) {
         Ok(left_bytes) if available_bytes >= left_bytes => left_bytes,

@@ -1,14 +1,14 @@
 //! The transmission phase: requests in, replies out, until the client leaves.
 //!
-//! A request is a small value on the stack of its connection's thread. On the way from its header to its reply in
-//! the send buffer nothing is allocated, with two exceptions: a read that is longer than the send buffer and must be
-//! answered in one piece (`Replies::read_whole`), and a request that would wait for the device, which is offloaded to
-//! the device's pool of threads. Both take their memory from the server's budget.
+//! A request is a small value on the stack of its connection's thread. From its header to its reply in the send buffer
+//! nothing is allocated, with two exceptions: a read that is longer than the send buffer and must be answered in one
+//! piece (`Replies::read_whole`), and a request that would wait for the device, which is offloaded to the device's pool
+//! of threads. Both take their memory from the server's budget.
 //!
 //! Invariants: a connection never waits for its client while it holds unsent replies, nor for the device while a pool
 //! can do that instead. Only the connection's own thread touches the stream.
 //!
-//! Code map: `connection` receives requests and has the match over their commands; `replies` carries out what needs
+//! Code map: `connection` receives requests and matches on their commands; `replies` executes requests that need
 //! nothing more from the client and writes replies, `read` those with data and `status` those of `BLOCK_STATUS`;
 //! `offload` has the requests that wait in a pool.
 
@@ -40,8 +40,7 @@ const STOPPING: Refusal = Refusal { error: NbdError::Shutdown, message: "the ser
 /// requests that have arrived are answered with `NBD_ESHUTDOWN`.
 ///
 /// # Errors
-/// The stream's; `InvalidData` when a request makes no sense; `UnexpectedEof` when the client vanishes within a
-/// request.
+/// The stream's; `InvalidData` for a malformed request; `UnexpectedEof` when the client disconnects within a request.
 pub(super) fn run<S: Read + Write>(
     stream: &mut S,
     session: Session,
@@ -66,7 +65,7 @@ pub(super) fn run<S: Read + Write>(
     };
     let served = connection.serve();
     match &served {
-        // The requests before one that makes no sense or breaks off were good, and get their replies.
+        // The requests before a malformed or incomplete one get their replies.
         Err(error) if !matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {}
         _ => connection.finish()?,
     }

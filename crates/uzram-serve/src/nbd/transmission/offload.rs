@@ -1,10 +1,10 @@
 //! Requests that would wait for the device, offloaded to the device's pool of threads while the connection goes on.
 //!
-//! A task owns all that it needs: the open device, a write's payload and a buffer for the reply. It waits for the
-//! device, puts the reply into that buffer and completes. The connection's thread, which the completion wakes if it
-//! waits for its client, sends the reply: it alone touches the stream, so no reply is cut by another.
+//! A task owns everything that it needs: the open device, a write's payload and a buffer for the reply. It waits for
+//! the device, puts the reply into that buffer and completes, which wakes the connection's thread if that waits for its
+//! client. Only that thread touches the stream, so replies never interleave.
 //!
-//! Invariant: every task that is started completes exactly once, whatever becomes of it, and after it has let go of
+//! Invariant: every started task completes exactly once, even if it panics, and only after it has dropped its hold on
 //! the device.
 //!
 //! Lock: `Completions::queue`, a leaf.
@@ -24,12 +24,12 @@ use crate::nbd::buffer::{Memory, SendBuffer};
 use crate::nbd::request::{Headers, Request};
 use crate::nbd::wake::Wake;
 
-/// Requests of one connection that can be offloaded at once. Its own thread carries out further ones.
+/// The most requests of one connection offloaded at a time. Its own thread executes further ones.
 const MAX_OFFLOADED: usize = 64;
 /// The longest chunk without its data: a hole with extended headers, 32 + 12 bytes; rounded up.
 const MAX_CHUNK_OVERHEAD_BYTES: usize = 48;
 
-/// A request that would wait for the device, and what is left of it.
+/// A request that would wait for the device, and the rest of it.
 #[derive(Clone, Copy)]
 pub(super) enum Blocked {
     Read(Rest),
@@ -44,7 +44,7 @@ impl Blocked {
     }
 }
 
-/// Where a connection can offload requests to.
+/// The target to which a connection offloads requests.
 #[derive(Clone, Copy)]
 pub(in crate::nbd) struct OffloadTarget<'a> {
     /// The threads that wait for devices.
@@ -60,18 +60,18 @@ struct Pool<'a> {
     wake: &'a Arc<Wake>,
 }
 
-/// The requests that a connection has offloaded. When dropped, waits until those that have begun are done.
+/// The requests that a connection has offloaded. Dropping this waits until started tasks are done.
 pub(super) struct Offloaded<'a> {
     pool: Option<Pool<'a>>,
     device: &'a Arc<OpenDevice>,
     headers: Headers,
     stopping: &'a Arc<AtomicBool>,
     completions: Arc<Completions>,
-    /// Tasks that are started and not collected.
+    /// Tasks that were started and not yet collected.
     count: usize,
 }
 
-/// The memory and the permission that it takes to offload a request.
+/// The memory and the permit needed to offload a request.
 pub(super) struct OffloadBuffers<'a> {
     pool: Pool<'a>,
     permit: TaskPermit,
@@ -80,22 +80,22 @@ pub(super) struct OffloadBuffers<'a> {
 }
 
 impl OffloadBuffers<'_> {
-    /// Room for all that is left of a write's payload; empty for other commands.
+    /// Returns room for the rest of a write's payload; empty for other commands.
     pub fn payload(&mut self) -> &mut [u8] {
         &mut self.payload
     }
 }
 
-/// The tasks of a connection that have completed and are not collected.
+/// The tasks of a connection that have completed and are not yet collected.
 #[derive(Default)]
 struct Completions {
     queue: Mutex<VecDeque<Completion>>,
-    /// Set when nobody will send the replies: tasks that have not begun need not.
+    /// Set when the replies will not be sent: tasks that have not begun are skipped.
     abandoned: AtomicBool,
 }
 
 impl Completions {
-    /// Nothing panics while the lock is held, so a poisoned one is as good as any.
+    /// Nothing panics while the lock is held, so poisoning is ignored.
     fn lock(&self) -> MutexGuard<'_, VecDeque<Completion>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -103,7 +103,7 @@ impl Completions {
 
 /// A task that has completed.
 struct Completion {
-    /// `None` when the task was not begun, or a panic ended it.
+    /// `None` when the task was skipped, or a panic ended it.
     reply: Option<SendBuffer>,
     /// Held until the reply is sent.
     permit: TaskPermit,
@@ -138,7 +138,7 @@ struct Task {
 }
 
 impl Task {
-    /// Carries out what is left of the request, waiting for the device.
+    /// Executes the rest of the request, waiting for the device.
     fn run(&mut self) {
         let Some(mut reply) = self.reply.take() else { return };
         if self.guard.completions.abandoned.load(Ordering::Relaxed) {
@@ -181,15 +181,15 @@ impl Write for NoStream {
     }
 }
 
-/// Returns the most bytes that the reply to a request can take which reads `data_bytes`.
+/// Returns the most bytes of the reply to a read of `data_bytes`.
 fn max_reply_bytes(data_bytes: usize) -> usize {
     // Every chunk but the first and the last has at least a page. One more page is for an error that ends the reply,
-    // and keeps `Replies` from splitting what it could answer at once.
+    // and keeps `Replies` from splitting data that fits into one chunk.
     data_bytes + (data_bytes / PAGE_SIZE + 2) * MAX_CHUNK_OVERHEAD_BYTES + PAGE_SIZE
 }
 
 impl<'a> Offloaded<'a> {
-    /// Empty; stays empty if `target` is `None`.
+    /// Creates an empty set; it stays empty if `target` is `None`.
     pub fn new(
         target: Option<OffloadTarget<'a>>,
         device: &'a Arc<OpenDevice>,
@@ -201,17 +201,18 @@ impl<'a> Offloaded<'a> {
         Offloaded { pool, device, headers, stopping, completions: Arc::default(), count: 0 }
     }
 
-    /// Whether the connection's own thread may wait for the device before it has tried to offload a request.
+    /// Returns whether the connection's own thread may wait for the device before it has tried to offload a request.
     pub fn wait(&self) -> Wait {
         if self.pool.is_some() { Wait::No } else { Wait::Yes }
     }
 
-    /// Whether no replies are outstanding.
+    /// Returns whether no replies are outstanding.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Takes what it needs to offload a request; `None` when too many are offloaded already, or the system refuses.
+    /// Takes the memory and the permit to offload a request; `None` when too many are offloaded already, or memory is
+    /// short.
     pub fn buffers(&self, blocked: Blocked) -> Option<OffloadBuffers<'a>> {
         let pool = self.pool.as_ref()?;
         let left_bytes = usize::try_from(blocked.rest().left_bytes).ok()?;
@@ -232,7 +233,7 @@ impl<'a> Offloaded<'a> {
         })
     }
 
-    /// Says whether the client owes a payload for which memory is held: then it must not be slow.
+    /// Sets whether the client owes a payload for which memory is held; then it must not be slow.
     pub fn expect_payload(&self, expected: bool) {
         if let Some(Pool { wake, .. }) = &self.pool {
             wake.expect_payload(expected);

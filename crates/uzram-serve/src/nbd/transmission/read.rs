@@ -1,7 +1,7 @@
 //! Replies to reads.
 //!
-//! Where replies are chunks, ranges that are known to be zeros go as holes, which carry no data, and the rest as data,
-//! read straight into the send buffer.
+//! If replies are chunks, ranges that are known to be zeros are sent as holes, which carry no data, and the rest as
+//! data, read straight into the send buffer.
 
 use std::io::{self, Write};
 
@@ -15,11 +15,12 @@ use crate::nbd::reply::{put_chunk_header, simple_reply};
 use crate::nbd::request::{Headers, Request};
 
 impl<W: Write> Replies<'_, W> {
-    /// Reads what is left of a request that has passed `Request::check`, at most `MAX_PAYLOAD_BYTES`, and replies with it.
+    /// Reads the rest of a request that has passed `Request::check`, at most `MAX_PAYLOAD_BYTES`, and replies with the
+    /// data.
     pub(super) fn read(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
         match (self.headers.has_chunks(), len_bytes) {
-            // A chunk with content must have some.
+            // A data chunk must not be empty.
             (true, 0) => self.end(request).map(|()| None),
             (false, 0) => self.succeed(request).map(|()| None),
             (true, _) if !request.has(command_flags::DF) => self.read_chunks(request, rest, wait),
@@ -31,7 +32,7 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Returns the most data bytes of one chunk when a read takes several: whole pages.
+    /// Returns the most data bytes of one chunk of a read with several: whole pages.
     fn fragment_bytes(&self) -> usize {
         self.unsent.capacity_bytes() - PAGE_SIZE
     }
@@ -58,7 +59,7 @@ impl<W: Write> Replies<'_, W> {
         Ok(None)
     }
 
-    /// Adds a chunk which says that `len_bytes` from `offset` on are zeros.
+    /// Adds a hole chunk for `len_bytes` from `offset` on.
     fn hole(&mut self, request: &Request, offset: u64, len_bytes: u64) -> io::Result<()> {
         let payload = self.chunk(request, done_flag(request, offset, len_bytes), chunk::OFFSET_HOLE, 12)?;
         payload[..8].copy_from_slice(&offset.to_be_bytes());
@@ -66,9 +67,9 @@ impl<W: Write> Replies<'_, W> {
         Ok(())
     }
 
-    /// Reads data into the send buffer behind its header: all of `len_bytes`, which fit the buffer, if it must be
-    /// `whole`, otherwise up to where zeros begin. Returns the number of bytes: 0 when the read would wait, and
-    /// nothing is answered; `None` when the device failed and the reply ended with its error.
+    /// Reads data into the send buffer after its header: all of `len_bytes`, which fit the buffer, if it must be
+    /// `whole`, otherwise up to the first zeros. Returns the number of bytes: 0 when the read would wait, and nothing
+    /// was added; `None` when the device failed and the reply ended with its error.
     fn data(
         &mut self,
         request: &Request,
@@ -104,9 +105,9 @@ impl<W: Write> Replies<'_, W> {
 
     /// Replies to a read that is longer than the send buffer and must not be fragmented.
     ///
-    /// Its header has the error, so the read must have succeeded before the header goes. So all data is read first,
-    /// into memory that lives as long as this reply, if the budget has that much. Clients that matter for speed
-    /// negotiate structured replies, or split their reads.
+    /// The header carries the error, so the read must succeed before the header is sent. So all data is read first,
+    /// into memory that lives as long as this reply, if the budget allows it. Fast clients negotiate structured
+    /// replies, or split their reads.
     fn read_whole(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let len_bytes = request.len_bytes as usize;
         let share = self.budget.and_then(|budget| budget.take(len_bytes));
@@ -124,14 +125,14 @@ impl<W: Write> Replies<'_, W> {
         self.unsent.put(self.stream, &data).map(|()| None)
     }
 
-    /// Replies to such a read without memory for all of its data: sends the header, which says that the read succeeded,
-    /// then the data through the send buffer.
+    /// Replies to such a read without memory for all of its data: sends the header, which reports success, then the
+    /// data through the send buffer.
     ///
     /// If the device fails after that, the connection ends: the specification prescribes that for simple replies, and
-    /// a client that asked for one chunk cannot get the error in another way either. This waits for the device:
-    /// without memory for a reply the request could not be offloaded either.
+    /// a client that asked for one chunk cannot receive the error otherwise. This waits for the device: without memory
+    /// for the reply, the request cannot be offloaded.
     fn stream_whole(&mut self, request: &Request) -> io::Result<()> {
-        // Replies to other requests do not wait with this one.
+        // Send the replies to other requests before waiting.
         self.flush()?;
         let header = self.unsent.room(self.stream, self.headers.data_header_bytes())?;
         put_data_header(header, self.headers, request, request.offset, request.len_bytes as usize);
@@ -151,7 +152,7 @@ impl<W: Write> Replies<'_, W> {
     }
 }
 
-/// Fills `out`, which has [`Headers::data_header_bytes`], with what comes before `len_bytes` of data
+/// Fills `out`, which has [`Headers::data_header_bytes`], with the header of `len_bytes` of data
 /// from `offset` on.
 fn put_data_header(out: &mut [u8], headers: Headers, request: &Request, offset: u64, len_bytes: usize) {
     if headers == Headers::Simple {
@@ -163,7 +164,7 @@ fn put_data_header(out: &mut [u8], headers: Headers, request: &Request, offset: 
     from.copy_from_slice(&offset.to_be_bytes());
 }
 
-/// `FLAG_DONE` for the chunk that reaches the end of the request.
+/// Returns `FLAG_DONE` for the chunk that reaches the end of the request.
 fn done_flag(request: &Request, offset: u64, len_bytes: u64) -> u16 {
     if offset + len_bytes == request.offset + request.len_bytes { chunk::FLAG_DONE } else { 0 }
 }

@@ -1,7 +1,7 @@
-//! Replies: carries out requests that need nothing more from the client, and writes what the client gets back.
+//! Replies: executes requests that need nothing more from the client, and writes the replies.
 //!
-//! The connection's thread replies through its send buffer and stream; an offloaded task, which may wait for the device,
-//! through a buffer of its own. Both call the same functions.
+//! The connection's thread replies through its send buffer and stream; an offloaded task, which may wait for the
+//! device, through its own buffer. Both call the same functions.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::nbd::request::{Headers, Refusal, Request};
 
 /// The longest error message sent; the specification allows 4096 bytes.
 const MAX_MESSAGE_BYTES: usize = 512;
-/// How much of a zeroing or a trim is done before the next look whether the server is stopping, in bytes of the disk:
-/// 16,384 pages, which take some milliseconds.
+/// The bytes of a zeroing or a trim between two checks whether the server is stopping: 16,384 pages, which take some
+/// milliseconds.
 const SLICE_BYTES: u64 = 64 << 20;
 
-/// The part of a request that is still to be done.
+/// The part of a request that is still to be executed.
 #[derive(Clone, Copy)]
 pub(super) struct Rest {
-    /// Where it begins, in bytes from the start of the export.
+    /// Its start, in bytes from the start of the export.
     pub at: u64,
     pub left_bytes: u64,
 }
 
 impl Rest {
-    /// The whole request.
+    /// Returns the whole range of a request.
     pub fn all(request: &Request) -> Self {
         Rest { at: request.offset, left_bytes: request.len_bytes }
     }
@@ -43,15 +43,16 @@ impl Rest {
     }
 }
 
-/// The device and the way to the client. Replies go into `unsent`, and from there to `stream` when it is full.
+/// The device, and the buffer and stream for replies. Replies go into `unsent`, and from there to `stream` when it is
+/// full.
 ///
-/// A function that takes a [`Wait`] returns what is left of the request if it may not wait and would have to; it has
-/// then done and answered as much as it could.
+/// A function that takes a [`Wait`] returns the rest of the request if it would have to wait but may not; it has
+/// executed and answered the part before that.
 pub(super) struct Replies<'a, W> {
     pub device: &'a OpenDevice,
     pub headers: Headers,
     pub stopping: &'a AtomicBool,
-    /// Memory for long replies; `None` if `unsent` has room for all of this one.
+    /// Memory for long replies; `None` if `unsent` has room for the whole reply.
     pub budget: Option<&'a Arc<Budget>>,
     pub unsent: &'a mut SendBuffer,
     pub stream: &'a mut W,
@@ -85,16 +86,16 @@ impl Failure {
         }
     }
 
-    /// Writes the message into `out`, cut where `out` ends, and returns its length.
+    /// Writes the message into `out`, truncated to its size, and returns its length.
     fn message(&self, out: &mut [u8; MAX_MESSAGE_BYTES]) -> usize {
         let mut rest = &mut out[..];
-        // The only failure is a full buffer, which is the cut.
+        // The only failure is a full buffer, which truncates the message.
         let _ = match self {
             Failure::Refused(refusal) => write!(rest, "{}", refusal.message),
             Failure::Device(error) => write!(rest, "{error}"),
         };
         let len_bytes = MAX_MESSAGE_BYTES - rest.len();
-        // A cut may fall within a character.
+        // Do not end within a character.
         std::str::from_utf8(&out[..len_bytes]).map_or_else(|error| error.valid_up_to(), str::len)
     }
 }
@@ -102,21 +103,21 @@ impl Failure {
 impl<W: Write> Replies<'_, W> {
     /// Zeroes the rest of a request's range, and replies.
     ///
-    /// `FAST_ZERO` asks to fail at once where zeroes are no faster than a write. Here they always are: zeroing a page
-    /// changes its slot, and nothing is compressed or stored.
+    /// `FAST_ZERO` asks to fail at once if zeroing is not faster than a write. Here it always is: zeroing a page only
+    /// changes its slot.
     pub fn write_zeroes(&mut self, request: &Request, rest: Rest, wait: Wait) -> io::Result<Option<Rest>> {
         let allocate = request.has(command_flags::NO_HOLE);
         self.in_slices(request, rest, |device, at, len_bytes| device.zero_some(at, len_bytes, allocate, wait))
     }
 
-    /// Discards a request's range, and replies. That never waits for the device.
+    /// Discards a request's range, and replies. Never waits for the device.
     pub fn trim(&mut self, request: &Request) -> io::Result<()> {
         let discard = |device: &OpenDevice, at, len_bytes| device.discard(at, len_bytes).map(|()| len_bytes);
         self.in_slices(request, Rest::all(request), discard).map(drop)
     }
 
-    /// Carries out a request without data, which may be as long as the disk, in slices, so that a server that stops
-    /// does not wait for its end. `act` returns the number of bytes that it has done.
+    /// Executes a request without data, which may be as long as the disk, in slices, so that a stopping server does not
+    /// wait for its end. `act` returns the number of bytes done.
     fn in_slices(
         &mut self,
         request: &Request,
@@ -124,7 +125,7 @@ impl<W: Write> Replies<'_, W> {
         act: impl Fn(&OpenDevice, u64, u64) -> uzram::Result<u64>,
     ) -> io::Result<Option<Rest>> {
         loop {
-            // Slices end on page boundaries, so that no page is cut in two.
+            // Slices end on page boundaries, so that no page is split.
             let slice_bytes = rest.left_bytes.min(SLICE_BYTES - rest.at % PAGE_SIZE as u64);
             let done_bytes = match act(self.device, rest.at, slice_bytes) {
                 Ok(done_bytes) => done_bytes,
@@ -143,7 +144,7 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Replies to a request that the device has carried out, or failed to.
+    /// Replies with the device's result.
     pub fn finish(&mut self, request: &Request, done: uzram::Result<()>) -> io::Result<()> {
         match done {
             Ok(()) => self.succeed(request),
@@ -151,8 +152,8 @@ impl<W: Write> Replies<'_, W> {
         }
     }
 
-    /// Replies to a request that is done and has no data to return. Structured replies allow a simple reply here, which
-    /// is the shortest.
+    /// Replies to a successful request without data. Structured replies allow a simple reply here, which is the
+    /// shortest.
     pub fn succeed(&mut self, request: &Request) -> io::Result<()> {
         match self.headers {
             Headers::Simple | Headers::Structured => {
@@ -167,7 +168,7 @@ impl<W: Write> Replies<'_, W> {
         self.chunk(request, chunk::FLAG_DONE, chunk::NONE, 0).map(drop)
     }
 
-    /// Replies with an error, and with its text when replies are chunks. Ends the reply.
+    /// Replies with an error, including its text if replies are chunks. Ends the reply.
     pub fn fail(&mut self, request: &Request, failure: impl Into<Failure>) -> io::Result<()> {
         let failure = failure.into();
         let error = failure.error() as u32;
@@ -198,7 +199,7 @@ impl<W: Write> Replies<'_, W> {
         Ok(payload)
     }
 
-    /// Sends what is unsent.
+    /// Sends all unsent replies.
     pub fn flush(&mut self) -> io::Result<()> {
         self.unsent.flush(self.stream)
     }

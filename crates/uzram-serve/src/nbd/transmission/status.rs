@@ -1,8 +1,8 @@
 //! Replies to `NBD_CMD_BLOCK_STATUS`: a chunk for each metadata context, with a descriptor for each run of pages that
 //! have the same status in it.
 //!
-//! A reply may cover less than the request, and the client asks again from its end. Here it ends at a quarter of the
-//! send buffer, which is thousands of descriptors, and at [`MAX_COVERED_BYTES`], so that a request takes some
+//! A reply may cover less than the request; the client then asks again from its end. A reply ends at a quarter of the
+//! send buffer, which is thousands of descriptors, or at [`MAX_COVERED_BYTES`], so that a request takes some
 //! milliseconds at most.
 
 use std::io::{self, Read, Write};
@@ -16,7 +16,7 @@ use crate::nbd::proto::{Bytes, chunk, command_flags};
 use crate::nbd::reply::put_chunk_header;
 use crate::nbd::request::{Headers, Refusal, Request};
 
-/// How much of the disk one chunk covers: 262,144 pages.
+/// The most bytes of the disk that one chunk covers: 262,144 pages.
 const MAX_COVERED_BYTES: u64 = 1 << 30;
 
 impl Headers {
@@ -35,7 +35,7 @@ impl Headers {
             out[..8].copy_from_slice(&len_bytes.to_be_bytes());
             out[8..].copy_from_slice(&u64::from(status).to_be_bytes());
         } else {
-            // At most what was asked for, which has 32 bits in a compact request.
+            // At most the requested length, which has 32 bits in a compact request.
             out[..4].copy_from_slice(&(len_bytes as u32).to_be_bytes());
             out[4..].copy_from_slice(&status.to_be_bytes());
         }
@@ -43,7 +43,7 @@ impl Headers {
 }
 
 impl<S: Read + Write> Connection<'_, S> {
-    /// Replies to a request that has passed `Request::check`, which leaves the range in a payload to this.
+    /// Replies to a request that has passed `Request::check`, which does not check the range in a payload.
     pub(super) fn block_status(&mut self, request: &Request) -> io::Result<()> {
         if !request.has(command_flags::PAYLOAD_LEN) {
             return self.replies.report_status(request, request.len_bytes, self.contexts);
@@ -54,7 +54,7 @@ impl<S: Read + Write> Connection<'_, S> {
         }
     }
 
-    /// Receives a payload: a length, and a choice of the contexts that were set.
+    /// Receives a payload: a length, and a selection of the contexts that were set.
     fn status_payload(&mut self, request: &Request) -> io::Result<Result<(u64, Contexts), Refusal>> {
         // A length and the id of each context: a longer payload names one twice, or an unknown one.
         let longest_bytes = 8 + 4 * Context::ALL.len();
@@ -87,7 +87,7 @@ impl<W: Write> Replies<'_, W> {
             return self.fail(request, Refusal::invalid("no metadata context was set"));
         }
         if len_bytes == 0 {
-            return self.fail(request, Refusal::invalid("no bytes have no status"));
+            return self.fail(request, Refusal::invalid("a request of 0 bytes has no status"));
         }
         let count = contexts.iter().count();
         for (index, context) in contexts.iter().enumerate() {
@@ -139,7 +139,7 @@ impl<W: Write> Replies<'_, W> {
     }
 }
 
-/// Fills `out` with descriptors of the `len_bytes` from `offset` on, as far as `out` and [`MAX_COVERED_BYTES`] reach,
+/// Fills `out` with descriptors of the `len_bytes` from `offset` on, up to the end of `out` or [`MAX_COVERED_BYTES`],
 /// and returns their number.
 fn put_descriptors(
     device: &OpenDevice,
