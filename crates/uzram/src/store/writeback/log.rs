@@ -48,7 +48,7 @@ const NONE: u32 = u32::MAX;
 
 #[derive(Default)]
 struct Extent {
-    /// Holds and bytes of live objects; 0 while it is free.
+    /// `[ holds 8 | bytes of live objects 24 ]`; 0 while it is free.
     word: AtomicU32,
     /// How often it was filled.
     generation: Stamp,
