@@ -62,7 +62,7 @@ fn devices_are_added_used_and_removed() {
     assert!(taken.complaint(1).contains("there is a device 'logs' already"), "{}", taken.stderr);
     let user = Connected::new(&place, uri);
     let refused = place.run(&["remove", "logs"]);
-    assert!(refused.complaint(1).contains("in use by 1"), "{}", refused.stderr);
+    assert!(refused.complaint(1).contains("in use (users: 1)"), "{}", refused.stderr);
     drop(user);
     wait_until("it can be removed", || place.run(&["remove", "logs"]).status.success());
     assert!(!place.run(&["list"]).ok().contains("logs"));
