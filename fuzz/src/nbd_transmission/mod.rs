@@ -199,6 +199,7 @@ fn check_status(model: &Model, header: &Header, len_bytes: u64, is_own: bool, de
             (true, PageState::Compressed) => state::COMPRESSED,
             (true, PageState::Huge) => state::HUGE,
             (true, PageState::Backed) => state::BACKING,
+            (true, PageState::Lost) => state::LOST,
         })
     };
     let mut at = header.offset;

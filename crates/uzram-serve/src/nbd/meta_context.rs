@@ -40,7 +40,11 @@ impl Context {
             (Context::Allocation, PageState::Zero) => allocation::ZERO,
             (
                 Context::Allocation,
-                PageState::Same | PageState::Compressed | PageState::Huge | PageState::Backed,
+                PageState::Same
+                | PageState::Compressed
+                | PageState::Huge
+                | PageState::Backed
+                | PageState::Lost,
             ) => 0,
             (Context::State, PageState::Hole) => state::HOLE,
             (Context::State, PageState::Zero) => state::ZERO,
@@ -48,6 +52,7 @@ impl Context {
             (Context::State, PageState::Compressed) => state::COMPRESSED,
             (Context::State, PageState::Huge) => state::HUGE,
             (Context::State, PageState::Backed) => state::BACKING,
+            (Context::State, PageState::Lost) => state::LOST,
         }
     }
 }

@@ -199,6 +199,8 @@ pub mod state {
     pub const HUGE: u32 = 4;
     /// On the backing device, and not in memory.
     pub const BACKING: u32 = 5;
+    /// Damaged: reads fail until the page is written.
+    pub const LOST: u32 = 6;
 }
 
 /// The longest `READ` or `WRITE`, in bytes: what the specification lets every client assume, and

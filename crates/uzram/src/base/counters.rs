@@ -50,6 +50,12 @@ macro_rules! per_cpu_counters {
         }
 
         impl $share {
+            /// Adds the values of `other` to these counters.
+            #[allow(dead_code)]
+            pub(super) fn add_all(&self, other: &Self) {
+                $(self.$field.add(other.$field.get());)*
+            }
+
             /// Returns the sums over all CPUs, clamped at zero.
             pub(super) fn sum<'a>(shares: impl IntoIterator<Item = &'a Self>) -> $sum {
                 let mut sum = $sum::default();

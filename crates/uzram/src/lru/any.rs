@@ -118,6 +118,12 @@ impl AnyLru {
         each!(self, lru => lru.refault(page))
     }
 
+    /// As [`Lru::adopt`].
+    #[cfg(not(loom))]
+    pub fn adopt(&self, pages: impl Iterator<Item = u32>) {
+        each!(self, lru => lru.adopt(pages));
+    }
+
     /// As [`Lru::set_pagevec_pages`].
     pub fn set_pagevec_pages(&self, pages: usize) -> Result<()> {
         each!(self, lru => lru.set_pagevec_pages(pages))

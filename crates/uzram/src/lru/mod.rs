@@ -331,6 +331,20 @@ impl<D: LruLocks> Lru<D> {
         }
     }
 
+    /// Adds pages that another process wrote, coldest first. The LRU is empty, and no other thread uses it yet.
+    #[cfg(not(loom))]
+    pub fn adopt(&self, pages: impl Iterator<Item = u32>) {
+        let mut pagevec = Pagevec::EMPTY;
+        for page in pages.filter(|page| self.lists.nodes.has(*page)) {
+            self.lists.nodes.change(page, |_| Some(State::only(Place::Pending)));
+            pagevec.push(page);
+            if pagevec.len() == MAX_PAGEVEC_PAGES {
+                self.drain(&std::mem::replace(&mut pagevec, Pagevec::EMPTY));
+            }
+        }
+        self.drain(&pagevec);
+    }
+
     /// Returns the number of pages of a list, an estimate while other threads change it.
     pub fn len(&self, list: List) -> u64 {
         self.lists.counts.len(list)

@@ -60,6 +60,65 @@ impl<P: Policy> Cache<P> {
         fast.populate()
     }
 
+    /// Returns the address of an object of another process's cache, if `object` can be one. The cache is new, made with
+    /// that cache's [`slab_table`](CacheConfig::slab_table); call this before [`Cache::adopt`].
+    #[cfg(not(loom))]
+    pub(crate) fn find(&self, object: u32) -> Option<*mut u8> {
+        self.0.core.slabs.find(object)
+    }
+
+    /// Returns an upper bound of the names of objects of another process's cache.
+    ///
+    /// # Errors
+    /// `Io` if the system does not report which pages of the slab table are in memory.
+    #[cfg(not(loom))]
+    pub(crate) fn found_names(&self) -> Result<u64> {
+        let slabs = &self.0.core.slabs;
+        Ok(u64::from(slabs.found_slabs()?) << slabs.layout.place_bits)
+    }
+
+    /// Takes the runs of those slabs of another process's cache that have an object for whose name `is_used` returns
+    /// true. Returns these slabs, and whether the run of another such slab could not be taken because it overlaps a taken
+    /// one. Removes all other slabs from the slab table. Writes to no slab yet.
+    ///
+    /// # Errors
+    /// `Io` if the system does not report which pages of the slab table are in memory.
+    #[cfg(not(loom))]
+    pub(crate) fn claim_slabs(&self, is_used: impl Fn(u32) -> bool) -> Result<(Vec<u32>, bool)> {
+        let slabs = &self.0.core.slabs;
+        let (objects, stride) = (slabs.layout.objects, slabs.layout.stride());
+        let has_objects = |slab| (0..objects).any(|index| is_used(slabs.name(slab, index * stride)));
+        let (mut claimed, mut lacks_some) = (Vec::new(), false);
+        for slab in 0..slabs.found_slabs()? {
+            let has_objects = has_objects(slab);
+            if slabs.claim(slab, has_objects) {
+                claimed.push(slab);
+            } else {
+                lacks_some |= has_objects;
+            }
+        }
+        Ok((claimed, lacks_some))
+    }
+
+    /// Returns whether an object belongs to one of these slabs, which are in ascending order.
+    #[cfg(not(loom))]
+    pub(crate) fn is_of(&self, object: u32, slabs: &[u32]) -> bool {
+        slabs.binary_search(&self.0.core.slabs.split(object).0).is_ok()
+    }
+
+    /// Adds slabs that [`Cache::claim_slabs`] returned to this cache. `is_used` returns whether an object is in use.
+    #[cfg(not(loom))]
+    pub(crate) fn adopt(&self, claimed: &[u32], is_used: impl Fn(u32) -> bool) {
+        let core = &self.0.core;
+        let name = |slab, index| core.slabs.name(slab, index * core.slabs.layout.stride());
+        core.adopt(claimed, |slab, index| is_used(name(slab, index)));
+        #[cfg(debug_assertions)]
+        for slab in claimed {
+            let names = (0..core.slabs.layout.objects).map(|index| name(*slab, index));
+            names.filter(|name| is_used(*name)).for_each(|name| self.0.checked.adopt(name));
+        }
+    }
+
     /// Allocates an object.
     ///
     /// # Errors

@@ -41,6 +41,11 @@ impl Checked {
         }
     }
 
+    /// Marks an object as in use that another process allocated.
+    pub(super) fn adopt(&self, object: u32) {
+        self.flip(object, true);
+    }
+
     /// Checks an object that is being freed, and poisons it.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! The settings of a cache.
 
 use crate::base::error::Result;
+use crate::base::mem::{Region, Table};
+use crate::base::sync::AtomicU32;
 use crate::base::units::pages_to_bytes;
 
 use super::core::max_slabs;
@@ -30,6 +32,9 @@ pub struct CacheConfig {
     pub restartable: bool,
     /// Whether dropping the cache frees objects in use, instead of reporting them as leaks.
     pub free_objects_on_drop: bool,
+    /// A region of [`CacheConfig::slab_table_bytes`] for the *slab table*: it holds the first page of each slab, so
+    /// that another process can find the objects (`Cache::adopt`).
+    pub slab_table: Option<Region>,
 }
 
 impl CacheConfig {
@@ -57,7 +62,17 @@ impl CacheConfig {
             },
             restartable: true,
             free_objects_on_drop: false,
+            slab_table: None,
         }
+    }
+
+    /// Returns the bytes of [`CacheConfig::slab_table`].
+    ///
+    /// # Errors
+    /// `Invalid` for an invalid size or alignment.
+    pub fn slab_table_bytes(&self) -> Result<u64> {
+        let layout = Layout::new(self.size_bytes, self.align_bytes)?;
+        Ok(Table::<AtomicU32>::bytes_of(max_slabs(self, layout) as usize))
     }
 
     /// Returns the bytes of address space that an arena needs for this cache alone.

@@ -78,7 +78,8 @@ pub struct Core<F> {
 impl<F: Freeze> Core<F> {
     pub(super) fn new(arena: Arc<Arena>, options: CacheConfig, hardened: bool) -> Result<Self> {
         let layout = Layout::new(options.size_bytes, options.align_bytes)?;
-        let slabs = Slabs::new(arena, layout, max_slabs(&options, layout), hardened)?;
+        let table = options.slab_table.as_ref();
+        let slabs = Slabs::new(arena, layout, max_slabs(&options, layout), hardened, table)?;
         let rseq = if options.restartable { Restartable::get() } else { None };
         let cpu = |_| {
             let none =
@@ -98,6 +99,18 @@ impl<F: Freeze> Core<F> {
             options,
             freeze: PhantomData,
         })
+    }
+
+    /// Adds claimed slabs of another process to this cache. `is_used` returns whether the object of a slab and index is
+    /// in use. No other thread uses the cache yet.
+    #[cfg(not(loom))]
+    pub(super) fn adopt(&self, slabs: &[u32], is_used: impl Fn(u32, u16) -> bool) {
+        for &slab in slabs {
+            if self.slabs.adopt(slab, |index| is_used(slab, index)) {
+                self.node.lock(&self.counters).add(&self.slabs, slab, false);
+            }
+        }
+        self.slabs.end_adoption(slabs.iter().max().map_or(0, |last| last + 1));
     }
 
     /// Takes an object from this CPU's free list.

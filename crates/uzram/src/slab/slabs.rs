@@ -4,7 +4,8 @@
 //! `[slab's number | place in the slab]`, the place counted in units of 8 bytes. 512 names form a page of
 //! names. A table holds the *origin* of each page of names: the address that the name 0 would have if the
 //! mapping of the page extended to it. So an object's address takes one table lookup and one addition. A
-//! discarded slab's number is reused.
+//! discarded slab's number is reused. For slabs that outlive the process a second table, the *slab table* in a file,
+//! holds the first page of each slab in the arena.
 //!
 //! A free object holds the link to the next one in its middle, where an overflow of its neighbour does not
 //! reach. The link is the next object's place, encoded with the object's own place and a secret of the
@@ -15,7 +16,7 @@
 //! slab or the object.
 
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Run, Table};
+use crate::base::mem::{Account, Arena, Entry, Gfp, MAX_RUN_PAGES, Region, Run, Table};
 use crate::base::sync::{Arc, AtomicU32, AtomicU64, Counter, Guarded, Mutex, Ordering, classes};
 use crate::base::units::PAGE_SIZE;
 
@@ -148,6 +149,9 @@ pub(super) struct Slabs {
     slabs: Table<Slab>,
     /// The origin of each possible page of names, with [`THERE`]; 0 if its slab does not exist.
     origins: Table<AtomicU64>,
+    /// The slab table: one more than the first page of each slab, 0 if the slab does not exist. `None` unless the arena
+    /// outlives the process.
+    pages: Option<Table<AtomicU32>>,
     /// The bits of a name that are the place.
     place_mask: u32,
     /// Bits that are 0 in every object's name.
@@ -169,7 +173,13 @@ impl Slabs {
     ///
     /// # Errors
     /// `NoMemory` when there is no address space for the tables.
-    pub(super) fn new(arena: Arc<Arena>, layout: Layout, max_slabs: u64, hardened: bool) -> Result<Self> {
+    pub(super) fn new(
+        arena: Arc<Arena>,
+        layout: Layout,
+        max_slabs: u64,
+        hardened: bool,
+        table: Option<&Region>,
+    ) -> Result<Self> {
         // The highest numbers are no object's name: `sheaf_cells` uses them.
         let most = (1u64 << (u32::BITS - layout.place_bits)) - 1;
         let max_slabs = max_slabs.clamp(1, most) as u32;
@@ -184,6 +194,7 @@ impl Slabs {
             max_slabs,
             slabs: Table::new(max_slabs as usize)?,
             origins: Table::new(pages_of_names)?,
+            pages: table.map(|region| Table::new_in(Some(region), max_slabs as usize)).transpose()?,
             place_mask: (1 << layout.place_bits) - 1,
             misplaced: (1 << layout.stride().trailing_zeros()) - 1,
             numbers: Mutex::new(&classes::SLAB_TABLE, Numbers { free: NO_SLAB, fresh: 0 }),
@@ -409,6 +420,9 @@ impl Slabs {
         let start = self.arena.address(run.page).expose_provenance() as u64;
         let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
         self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
+        if let Some(pages) = &self.pages {
+            pages[slab as usize].store(run.page + 1, Ordering::Release);
+        }
         // SAFETY: no other thread knows this slab.
         unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
         self.live.add(1);
@@ -430,6 +444,9 @@ impl Slabs {
     pub(super) fn discard(&self, slab: u32) {
         let page = self.arena.page_at(self.start(slab));
         self.set_origin(slab, 0);
+        if let Some(pages) = &self.pages {
+            pages[slab as usize].store(0, Ordering::Release);
+        }
         let pages = self.layout.pages as u64;
         self.live.sub(1);
         self.gone.add(1);
@@ -444,12 +461,99 @@ impl Slabs {
 
     /// Gives all slabs back to the arena, whether empty or not.
     pub(super) fn discard_all(&self) {
+        if self.pages.is_some() {
+            // The slabs stay, for another process.
+            return;
+        }
         let fresh = self.numbers.lock().fresh;
         for slab in 0..fresh {
             if self.exists(slab) {
                 self.discard(slab);
             }
         }
+    }
+
+    /// Returns the address of an object of another process's slab, if `object` can be one: its slab is in the slab
+    /// table and in memory. Call it after [`Arena::find_resident`], before the slab is adopted.
+    #[cfg(not(loom))]
+    pub(super) fn find(&self, object: u32) -> Option<*mut u8> {
+        let (slab, at) = self.split(object);
+        let stride = self.layout.stride();
+        if !at.is_multiple_of(stride) || at / stride >= self.layout.objects {
+            return None;
+        }
+        let page = self.page_of(slab)?;
+        Some(self.arena.address(page).wrapping_add(usize::from(at) * UNIT_BYTES))
+    }
+
+    /// Returns the first page of another process's slab, if the slab is in memory.
+    #[cfg(not(loom))]
+    fn page_of(&self, slab: u32) -> Option<u32> {
+        let pages = self.pages.as_ref().filter(|_| slab < self.max_slabs)?;
+        let page = pages[slab as usize].load(Ordering::Relaxed).checked_sub(1)?;
+        self.arena.is_resident(page, self.layout.pages as u32).then_some(page)
+    }
+
+    /// Returns an upper bound of the numbers of another process's slabs.
+    #[cfg(not(loom))]
+    pub(super) fn found_slabs(&self) -> Result<u32> {
+        let mut end = 0;
+        if let Some(pages) = &self.pages {
+            pages.for_each_resident(|range| end = range.end as u32)?;
+        }
+        Ok(end)
+    }
+
+    /// Takes the run of another process's slab; returns whether it did. If the run cannot be taken, or if the slab has
+    /// no objects in use, removes the slab from the slab table.
+    #[cfg(not(loom))]
+    pub(super) fn claim(&self, slab: u32, has_objects: bool) -> bool {
+        let pages = self.layout.pages as u8;
+        let run = self.page_of(slab).filter(|_| has_objects).map(|page| Run { page, pages });
+        let is_taken = run.is_some_and(|run| self.arena.adopt_run(run, Account::Slab, pages.into()));
+        if let (false, Some(table)) = (is_taken, &self.pages) {
+            table[slab as usize].store(0, Ordering::Relaxed);
+        }
+        is_taken
+    }
+
+    /// Makes a claimed slab one of this cache. `is_used` returns whether the object of an index is in use. Returns
+    /// whether the slab has free objects.
+    #[cfg(not(loom))]
+    pub(super) fn adopt(&self, slab: u32, is_used: impl Fn(u16) -> bool) -> bool {
+        let Some(page) = self.page_of(slab) else { return false };
+        let start = self.arena.address(page).expose_provenance() as u64;
+        let offset_bytes = u64::from(self.name(slab, 0)) * UNIT_BYTES as u64;
+        self.set_origin(slab, start.wrapping_sub(offset_bytes) | THERE);
+        // SAFETY: no other thread knows this slab.
+        unsafe { self.get(slab).prev.with_mut(|prev| *prev = OFF_LIST) };
+        self.live.add(1);
+        let (stride, objects) = (self.layout.stride(), self.layout.objects);
+        let mut state = State { inuse: objects, ..State::full(objects, false) };
+        for index in (0..objects).rev().filter(|index| !is_used(*index)) {
+            #[cfg(debug_assertions)]
+            // SAFETY: the object is free, and no other thread knows its slab.
+            unsafe {
+                self.address(self.name(slab, index * stride)).write_bytes(POISON, self.layout.stride_bytes)
+            };
+            self.set_next(slab, index * stride, state.free);
+            (state.free, state.inuse) = (index * stride, state.inuse - 1);
+        }
+        self.get(slab).word.store(state);
+        !state.is_full()
+    }
+
+    /// Continues the numbering of slabs at `end`; unused numbers below it are free.
+    #[cfg(not(loom))]
+    pub(super) fn end_adoption(&self, end: u32) {
+        let mut numbers = self.numbers.lock();
+        numbers.fresh = end;
+        for slab in (0..end).rev().filter(|slab| !self.exists(*slab)) {
+            let next = std::mem::replace(&mut numbers.free, slab);
+            // SAFETY: the slab does not exist, and the table's lock is held.
+            unsafe { self.get(slab).next.with_mut(|own| *own = next) };
+        }
+        self.names_end.store(end << self.layout.place_bits, Ordering::Relaxed);
     }
 
     /// Iterates over the slabs that exist.

@@ -54,6 +54,18 @@ impl<T: Send + Sync, P: Policy> TypedCache<T, P> {
         self.cache.populate()
     }
 
+    /// Returns the address of the value of an object of another process's cache: [`Cache::find`].
+    #[cfg(not(loom))]
+    pub(crate) fn find(&self, object: u32) -> Option<*const T> {
+        self.cache.find(object).map(|value| value.cast_const().cast())
+    }
+
+    /// Returns the cache, for the other steps of an adoption.
+    #[cfg(not(loom))]
+    pub(crate) fn cache(&self) -> &Cache<P> {
+        &self.cache
+    }
+
     /// Puts a value into a new object; returns the object's number.
     ///
     /// # Errors

@@ -14,6 +14,7 @@
 //! | reclaim at the watermarks, and make writers wait | `policy/` |
 //! | compact, on request and in the background | `compact.rs`, `maintenance.rs` |
 //! | build a store, change its settings, report statistics | `builder.rs`, `settings.rs`, `stats.rs` |
+//! | outlive the process | `survive/` |
 //!
 //! Lock order: slot, stream, then the pool's or the LRU's. No thread waits for a backing device or for reclaim while it
 //! holds a slot's lock.
@@ -37,6 +38,8 @@ mod slot;
 mod stats;
 mod stream;
 mod stream_alloc;
+#[cfg(not(loom))]
+mod survive;
 mod table_pages;
 mod write;
 mod writeback;
@@ -90,6 +93,8 @@ use stats::Share;
 pub use stats::StoreStats;
 use stream::Codec;
 pub use stream_alloc::StreamAlloc;
+#[cfg(not(loom))]
+pub use survive::Attached;
 use writeback::BackingDevice;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
@@ -142,33 +147,67 @@ pub struct Store {
     /// `None` without a reserve.
     #[cfg(not(loom))]
     _refiller: Option<Refiller>,
+    /// `None` unless the store's memory outlives the process.
+    #[cfg(not(loom))]
+    live_settings: Option<survive::LiveSettings>,
+}
+
+/// Returns the bytes of address space of a store's arena.
+fn address_bytes(pages: u64) -> u64 {
+    pages_to_bytes(pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES
+}
+
+/// Returns the builder of a store's pool.
+fn pool_builder(builder: &StoreBuilder) -> PoolBuilder {
+    PoolBuilder::new(builder.name.as_str())
+        .max_objects(builder.pages + SPARE_OBJECTS)
+        .max_objects_setting("disksize")
+        .chain_size(builder.chain_size)
+        .reclaim(builder.policy.order == ReclaimOrder::Zspages)
 }
 
 impl Store {
     /// See [`StoreBuilder::build`].
     fn new(builder: &StoreBuilder) -> Result<Self> {
         builder.check()?;
-        let address_bytes = pages_to_bytes(builder.pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES;
+        #[cfg(not(loom))]
+        return Store::assemble(builder, None, None);
+        #[cfg(loom)]
+        Store::assemble(builder)
+    }
+
+    /// Builds a store, in private memory or in `memory`. If `attached` is `Some`, restores the store that `memory`
+    /// holds, and reports there what was found.
+    fn assemble(
+        builder: &StoreBuilder,
+        #[cfg(not(loom))] memory: Option<survive::Memory>,
+        #[cfg(not(loom))] attached: Option<&mut survive::Attached>,
+    ) -> Result<Self> {
+        #[cfg(loom)]
+        let (arena_region, slots_region, extents_region, pool_regions) = (None, None, None, None);
+        #[cfg(not(loom))]
+        let (arena_region, slots_region, extents_region, pool_regions) = match &memory {
+            None => (None, None, None, None),
+            Some(memory) => {
+                (Some(&memory.arena), Some(&memory.slots), memory.extents.as_ref(), Some(memory.pool.clone()))
+            }
+        };
+        let address_bytes = address_bytes(builder.pages);
         let is_ready = builder.reserve_pages > 0;
         #[cfg(not(loom))]
         if is_ready {
             reserve::check_fits(builder.pages, builder.reserve_pages)?;
         }
         let arena = Arc::new(match builder.reserve_pages {
-            0 => Arena::new(address_bytes)?,
-            pages => Arena::with_reserve(address_bytes, pages)?,
+            0 => Arena::new_in(arena_region, address_bytes)?,
+            pages => Arena::with_reserve_in(arena_region, address_bytes, pages)?,
         });
-        arena.set_limit_pages(builder.limit_pages);
         arena.set_run_cache_batch_pages(builder.run_cache_batch_pages)?;
-        let pool = PoolBuilder::new(builder.name.as_str())
-            .max_objects(builder.pages + SPARE_OBJECTS)
-            .max_objects_setting("disksize")
-            .chain_size(builder.chain_size)
-            .reclaim(builder.policy.order == ReclaimOrder::Zspages);
         let lru_options =
             LruConfig { pagevec_pages: builder.lru_pagevec_pages, ..LruConfig::new(builder.pages) };
         let lru = AnyLru::new(builder.lru_design, &lru_options)?;
-        let pool = Arc::new(AnyPool::new(builder.pool_design, Arc::clone(&arena), &pool)?);
+        let pool_builder = pool_builder(builder).regions(pool_regions);
+        let pool = Arc::new(AnyPool::new(builder.pool_design, Arc::clone(&arena), &pool_builder)?);
         let stream_bytes = Arc::new(Counter::new(0));
         let codec = |algorithm: &Algorithm| Codec::new(algorithm, builder.streams, is_ready, &stream_bytes);
         let primary = codec(&builder.algorithm)?;
@@ -176,7 +215,26 @@ impl Store {
         for (place, algorithm) in recompression.iter_mut().zip(&builder.recompression) {
             *place = algorithm.as_ref().map(codec).transpose()?;
         }
-        let backing = builder.backing.as_ref().map(BackingDevice::new).transpose()?.map(Box::new);
+        let backing = builder.backing.as_ref().map(|options| BackingDevice::new(options, extents_region));
+        let backing = backing.transpose()?.map(Box::new);
+        #[cfg_attr(loom, allow(unused_mut))]
+        let mut slots = Slots::new_in(slots_region, builder.pages)?;
+        let counters: PerCpu<Share> = PerCpu::new(|_| Share::default());
+        #[cfg(not(loom))]
+        if let Some(attached) = attached {
+            let parts = survive::Parts {
+                slots: &slots,
+                pool: &pool,
+                arena: &arena,
+                lru: lru.as_ref(),
+                log: backing.as_ref().map(|backing| &backing.log),
+                priorities: recompression.each_ref().map(Option::is_some),
+            };
+            let found = survive::attach(&parts)?;
+            counters.local().add_all(&found.counts);
+            *attached = found.attached;
+        }
+        arena.set_limit_pages(builder.limit_pages);
         #[cfg(not(loom))]
         let maintenance = Maintenance::start(
             &builder.name,
@@ -185,8 +243,6 @@ impl Store {
             builder.compact_threshold_percent,
             builder.compact_rate_bytes,
         )?;
-        #[cfg_attr(loom, allow(unused_mut))]
-        let mut slots = Slots::new(builder.pages)?;
         #[cfg(not(loom))]
         let refiller = if is_ready {
             slots.populate()?;
@@ -196,11 +252,18 @@ impl Store {
         } else {
             None
         };
+        #[cfg(not(loom))]
+        let live_settings = match &memory {
+            Some(memory) => Some(survive::LiveSettings::new(memory)?),
+            None => None,
+        };
         let store = Store {
             #[cfg(not(loom))]
             maintenance,
             #[cfg(not(loom))]
             _refiller: refiller,
+            #[cfg(not(loom))]
+            live_settings,
             slots,
             codec: primary,
             recompression,
@@ -209,13 +272,35 @@ impl Store {
             pool,
             arena,
             lru,
-            counters: PerCpu::new(|_| Share::default()),
+            counters,
             checksum: builder.checksum,
             backing,
             watermarks: Watermarks::new(builder.policy),
         };
         store.set_policy(builder.policy);
+        #[cfg(not(loom))]
+        if let Some(memory) = &memory {
+            store.keep_setting(|kept| {
+                kept.limit_pages = builder.limit_pages;
+                kept.run_cache_batch_pages = builder.run_cache_batch_pages;
+                kept.lru_pagevec_pages = builder.lru_pagevec_pages;
+                kept.compact_threshold_percent = builder.compact_threshold_percent;
+                kept.compact_rate_bytes = builder.compact_rate_bytes;
+            });
+            memory.complete()?;
+        }
         Ok(store)
+    }
+
+    /// Records changed settings for [`Store::attach`], if the store's memory outlives the process.
+    #[cfg_attr(loom, allow(clippy::unused_self))]
+    fn keep_setting(&self, change: impl FnOnce(&mut StoreBuilder)) {
+        #[cfg(not(loom))]
+        if let Some(live_settings) = &self.live_settings {
+            live_settings.change(change);
+        }
+        #[cfg(loom)]
+        let _ = change;
     }
 
     /// Returns the number of pages.

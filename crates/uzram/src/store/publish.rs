@@ -62,7 +62,7 @@ impl Store {
             Contents::Backed(Backed { place, len, .. }) => {
                 self.backing.iter().for_each(|backing| backing.log.died(place, usize::from(len)));
             }
-            Contents::Empty | Contents::Same(_) => {}
+            Contents::Empty | Contents::Same(_) | Contents::Lost => {}
         }
     }
 

@@ -103,6 +103,10 @@ impl Store {
         match slot.borrow().contents() {
             Contents::Empty => out.fill(0),
             Contents::Same(word) => fill_with_word(out, word),
+            Contents::Lost => {
+                let what = "the page was found damaged when its store was attached, and not written since";
+                return Err(Error::new(ErrorKind::Corrupt, what));
+            }
             Contents::Backed(_) => {
                 return Err(Error::new(ErrorKind::WouldBlock, "the page is on the backing device"));
             }

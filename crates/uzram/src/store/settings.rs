@@ -11,6 +11,7 @@ impl Store {
         self.arena.set_limit_pages(pages);
         self.update_watermarks();
         self.watermarks.wake_if_high(&self.arena);
+        self.keep_setting(|kept| kept.limit_pages = pages);
     }
 
     /// Sets [`run_cache_batch_pages`](super::StoreBuilder::run_cache_batch_pages).
@@ -18,7 +19,9 @@ impl Store {
     /// # Errors
     /// `Invalid` above [`MAX_BATCH_PAGES`](super::MAX_BATCH_PAGES).
     pub fn set_run_cache_batch_pages(&self, pages: usize) -> Result<()> {
-        self.arena.set_run_cache_batch_pages(pages)
+        self.arena.set_run_cache_batch_pages(pages)?;
+        self.keep_setting(|kept| kept.run_cache_batch_pages = pages);
+        Ok(())
     }
 
     /// Sets [`lru_pagevec_pages`](super::StoreBuilder::lru_pagevec_pages).
@@ -26,18 +29,22 @@ impl Store {
     /// # Errors
     /// `Invalid` for 0, or above [`lru::MAX_PAGEVEC_PAGES`](crate::lru::MAX_PAGEVEC_PAGES).
     pub fn set_lru_pagevec_pages(&self, pages: usize) -> Result<()> {
-        self.lru.as_ref().map_or(Ok(()), |lru| lru.set_pagevec_pages(pages))
+        self.lru.as_ref().map_or(Ok(()), |lru| lru.set_pagevec_pages(pages))?;
+        self.keep_setting(|kept| kept.lru_pagevec_pages = pages);
+        Ok(())
     }
 
     /// Sets [`compact_threshold_percent`](super::StoreBuilder::compact_threshold_percent).
     #[cfg(not(loom))]
     pub fn set_compact_threshold_percent(&self, percent: u64) {
         self.maintenance.set_threshold_percent(percent);
+        self.keep_setting(|kept| kept.compact_threshold_percent = percent);
     }
 
     /// Sets [`compact_rate_bytes`](super::StoreBuilder::compact_rate_bytes).
     #[cfg(not(loom))]
     pub fn set_compact_rate_bytes(&self, bytes: u64) {
         self.maintenance.set_rate_bytes_per_s(bytes);
+        self.keep_setting(|kept| kept.compact_rate_bytes = bytes);
     }
 }

@@ -1,7 +1,7 @@
 //! The slot table: what each page holds, in 16 bytes.
 //!
 //! ```text
-//!  0   lock    [ locked | waiters | same | zero | idle | incompressible | backed | … | writing 8 | … | priority | length 0..=4096 ]
+//!  0   lock    [ locked | waiters | same | zero | idle | incompressible | backed | lost | writing 8 | … | priority | length 0..=4096 ]
 //!  4   used    time of the page's last use, in seconds
 //!  8   what    [ checksum u32 | handle u32 ], or the word that fills the page, or a place on the backing device
 //! ```
@@ -18,8 +18,8 @@ use std::ops::Range;
 use crate::base::clock::uptime_s;
 use crate::base::cpu::prefetch;
 use crate::base::error::Result;
-use crate::base::mem::{Entry, Table};
-use crate::base::sync::{Access, AtomicU64, BitGuard, BitLock, Ordering, Stamp, WaitTable, fence};
+use crate::base::mem::{Entry, Region, Table};
+use crate::base::sync::{BitLock, Ordering, WaitTable, WideGuard, WideLock, fence};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
 use super::table_pages::{Span, TablePages};
@@ -29,26 +29,22 @@ const ZERO: u32 = 1 << 28;
 const IDLE: u32 = 1 << 27;
 const INCOMPRESSIBLE: u32 = 1 << 26;
 const BACKED: u32 = 1 << 25;
+const LOST: u32 = 1 << 24;
 const WRITING_SHIFT: u32 = 16;
 const WRITING_MASK: u32 = 0xff << WRITING_SHIFT;
 const PRIORITY_SHIFT: u32 = 13;
 const PRIORITY_MASK: u32 = 3 << PRIORITY_SHIFT;
 const LEN_MASK: u32 = (1 << PRIORITY_SHIFT) - 1;
-const FLAGS: u32 = SAME | ZERO | IDLE | INCOMPRESSIBLE | BACKED | WRITING_MASK | PRIORITY_MASK | LEN_MASK;
+const FLAGS: u32 =
+    SAME | ZERO | IDLE | INCOMPRESSIBLE | BACKED | LOST | WRITING_MASK | PRIORITY_MASK | LEN_MASK;
 const _: () = assert!(FLAGS & !BitLock::VALUE_MASK == 0 && PAGE_SIZE <= LEN_MASK as usize);
 
 /// Buckets of the wait table: enough that two contended slots rarely share one.
 const WAIT_BUCKETS: usize = if cfg!(loom) { 1 } else { 64 };
 
+/// The lock, the time of the last use in seconds of [`crate::base::clock`], and `what`.
 #[derive(Default)]
-struct Slot {
-    lock: BitLock,
-    /// Time of the last use, in seconds of [`crate::base::clock`].
-    used_s: Stamp,
-    what: AtomicU64,
-    /// Tracks the accesses to `what` for loom.
-    access: Access,
-}
+struct Slot(WideLock);
 
 /// The size of a slot.
 #[cfg(not(loom))]
@@ -60,10 +56,7 @@ const _: () = assert!(size_of::<Slot>() == SLOT_BYTES);
 unsafe impl Entry for Slot {
     #[cfg(loom)]
     fn clear(&self) {
-        self.access.write();
-        self.used_s.set(0);
-        self.what.store(0, Ordering::Relaxed);
-        self.lock.clear();
+        self.0.clear();
     }
 }
 
@@ -87,6 +80,8 @@ pub(super) enum Contents {
     },
     /// An object on the backing device only.
     Backed(Backed),
+    /// Contents that were found damaged: reads fail until the page is written.
+    Lost,
 }
 
 /// An object on the backing device.
@@ -113,6 +108,7 @@ impl Peek {
             flags if flags & ZERO != 0 => PageState::Zero,
             _ if self.is_same() => PageState::Same,
             _ if self.is_backed() => PageState::Backed,
+            flags if flags & LOST != 0 => PageState::Lost,
             _ if self.is_huge() => PageState::Huge,
             _ => PageState::Compressed,
         }
@@ -166,6 +162,39 @@ impl Peek {
     }
 }
 
+/// Returns the contents of a slot with these flags, not 0, and this word.
+#[inline]
+fn contents_of(flags: u32, what: u64) -> Contents {
+    if flags & SAME != 0 {
+        return Contents::Same(what);
+    }
+    let (len, priority) = ((flags & LEN_MASK) as u16, Peek(flags).priority());
+    if flags & BACKED != 0 {
+        return Contents::Backed(Backed { place: what, len, priority });
+    }
+    if flags & LOST != 0 {
+        return Contents::Lost;
+    }
+    Contents::Stored { handle: what as u32, len, checksum: (what >> u32::BITS) as u32, priority }
+}
+
+/// Returns whether a slot can have these flags, not 0, and this word.
+#[cfg(not(loom))]
+fn is_sound(flags: u32, what: u64) -> bool {
+    let has_only = |allowed: u32| flags & !allowed == 0;
+    let has_len = (1..=PAGE_SIZE as u32).contains(&(flags & LEN_MASK));
+    if flags & SAME != 0 {
+        return has_only(SAME | ZERO) && (flags & ZERO != 0) == (what == 0);
+    }
+    if flags & LOST != 0 {
+        return has_only(LOST);
+    }
+    if flags & BACKED != 0 {
+        return has_len && has_only(BACKED | PRIORITY_MASK | LEN_MASK);
+    }
+    has_len && has_only(IDLE | INCOMPRESSIBLE | WRITING_MASK | PRIORITY_MASK | LEN_MASK)
+}
+
 /// The state of a page: how its contents are stored, not what they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageState {
@@ -181,6 +210,8 @@ pub enum PageState {
     Huge,
     /// On the backing device, and not in memory.
     Backed,
+    /// Found damaged when the store was attached: reads fail until the page is written.
+    Lost,
 }
 
 impl PageState {
@@ -198,10 +229,7 @@ pub(super) struct Slots {
 }
 
 /// One slot, locked.
-pub(super) struct SlotGuard<'a> {
-    lock: BitGuard<'a>,
-    slot: &'a Slot,
-}
+pub(super) struct SlotGuard<'a>(WideGuard<'a>);
 
 /// The result of trying a slot's lock.
 pub(super) enum Tried<'a> {
@@ -224,8 +252,14 @@ impl<'a> Tried<'a> {
 }
 
 impl Slots {
+    #[cfg(test)]
     pub(super) fn new(pages: u64) -> Result<Self> {
-        let table = Table::<Slot>::new(pages as usize)?;
+        Slots::new_in(None, pages)
+    }
+
+    /// Makes the slots of `pages` pages: empty in private memory, in a region as another process left them.
+    pub(super) fn new_in(region: Option<&Region>, pages: u64) -> Result<Self> {
+        let table = Table::<Slot>::new_in(region, pages as usize)?;
         let table_pages = TablePages::new(pages, table.entries_per_page() as u64)?;
         Ok(Slots { table, table_pages, waiters: WaitTable::new(WAIT_BUCKETS) })
     }
@@ -265,10 +299,9 @@ impl Slots {
     /// Locks the slot of `page`; waits if another thread holds it.
     #[inline]
     pub(super) fn lock(&self, page: PageNo) -> SlotGuard<'_> {
-        let slot = &self.table[page.index()];
-        let lock = slot.lock.lock(&self.waiters, page.index());
+        let slot = self.table[page.index()].0.lock(&self.waiters, page.index());
         self.table_pages.touch(page.number());
-        SlotGuard { lock, slot }
+        SlotGuard(slot)
     }
 
     /// Locks the slot of `page` without waiting, unless the page is known to hold nothing.
@@ -276,10 +309,10 @@ impl Slots {
         if !self.table_pages.is_present(page.number()) {
             return Tried::Empty;
         }
-        let slot = &self.table[page.index()];
-        let Some(lock) = slot.lock.try_lock(&self.waiters, page.index()) else { return Tried::Busy };
+        let slot = self.table[page.index()].0.try_lock(&self.waiters, page.index());
+        let Some(slot) = slot else { return Tried::Busy };
         self.table_pages.touch(page.number());
-        Tried::Locked(SlotGuard { lock, slot })
+        Tried::Locked(SlotGuard(slot))
     }
 
     /// Returns those of `pages` that may hold something. The untouched parts of a large disk cost neither time nor
@@ -312,12 +345,12 @@ impl Slots {
         fence(Ordering::SeqCst);
         // Check the slots after `page` first: sequential discards have not reached those yet.
         let mut others = (page..slots.end).chain(slots.start..page);
-        if !others.all(|page| self.table[page as usize].lock.peek() == 0) {
+        if !others.all(|page| self.table[page as usize].0.bits().peek() == 0) {
             return;
         }
         let slots = slots.start as usize..slots.end as usize;
         let close = || {
-            let closed = slots.clone().take_while(|slot| self.table[*slot].lock.close()).count();
+            let closed = slots.clone().take_while(|slot| self.table[*slot].0.bits().close()).count();
             let are_all = closed == slots.len();
             if !are_all {
                 self.reopen(slots.start..slots.start + closed);
@@ -332,7 +365,7 @@ impl Slots {
     }
 
     fn reopen(&self, slots: Range<usize>) {
-        slots.for_each(|slot| self.table[slot].lock.reopen(&self.waiters, slot));
+        slots.for_each(|slot| self.table[slot].0.bits().reopen(&self.waiters, slot));
     }
 
     /// Returns whether `page` holds nothing and no thread is changing that.
@@ -343,7 +376,7 @@ impl Slots {
 
     #[inline]
     fn is_free_and_zero(&self, page: PageNo) -> bool {
-        self.table[page.index()].lock.is_free_and_zero()
+        self.table[page.index()].0.bits().is_free_and_zero()
     }
 
     /// Returns a state that `page` was in during the call. Takes no lock.
@@ -374,6 +407,69 @@ impl Slots {
         run
     }
 
+    /// Returns the bytes of a region for the slots of `pages` pages.
+    #[cfg(not(loom))]
+    pub(super) fn region_bytes(pages: u64) -> u64 {
+        Table::<Slot>::bytes_of(pages as usize)
+    }
+
+    /// Returns the ranges of the table's pages that are in memory. Call [`Slots::adopt`] for each slot of each of these
+    /// pages, then [`Slots::end_adoption_of`] for the page.
+    ///
+    /// # Errors
+    /// `Io` if the system does not report which pages are in memory.
+    #[cfg(not(loom))]
+    pub(super) fn resident_ranges(&self) -> Result<Vec<Range<usize>>> {
+        let (mut ranges, per_page) = (Vec::new(), self.table.entries_per_page());
+        self.table
+            .for_each_resident(|slots| ranges.push(slots.start / per_page..slots.end.div_ceil(per_page)))?;
+        Ok(ranges)
+    }
+
+    /// Returns the slots of a page of the table.
+    #[cfg(not(loom))]
+    pub(super) fn of_table_page(&self, table_page: usize) -> Range<u64> {
+        let per_page = self.table.entries_per_page() as u64;
+        let first = table_page as u64 * per_page;
+        first..self.pages().min(first + per_page)
+    }
+
+    /// Returns the contents of the slot of `page` that another process left. Frees its lock, whose holder has ended,
+    /// and resets `writing`, as that write has ended too. A slot in an impossible state becomes lost.
+    #[cfg(not(loom))]
+    pub(super) fn adopt(&self, page: PageNo) -> Contents {
+        let slot = &self.table[page.index()].0;
+        let (flags, what) = (slot.bits().peek(), slot.peek_data());
+        if flags == 0 && what == 0 {
+            slot.bits().reset(0);
+            return Contents::Empty;
+        }
+        if flags == 0 || flags & !FLAGS != 0 || !is_sound(flags, what) {
+            slot.bits().reset(LOST);
+            return Contents::Lost;
+        }
+        slot.bits().reset(flags & !WRITING_MASK);
+        contents_of(flags, what)
+    }
+
+    /// Marks the contents of `page` as damaged. No other thread uses the slots yet.
+    #[cfg(not(loom))]
+    pub(super) fn lose(&self, page: PageNo) {
+        self.table[page.index()].0.bits().reset(LOST);
+    }
+
+    /// Ends the adoption of a page of the table, all of whose slots were adopted. Gives the page back to the system
+    /// unless it `holds_something`.
+    #[cfg(not(loom))]
+    pub(super) fn end_adoption_of(&self, table_page: usize, holds_something: bool) {
+        if holds_something {
+            self.table_pages.touch(self.of_table_page(table_page).start);
+        } else {
+            // SAFETY: no other thread uses the slots yet.
+            unsafe { self.table.release_page(table_page) };
+        }
+    }
+
     /// Prefetches the slot of `page`, for a [`Slots::lock`] soon.
     #[inline]
     pub(super) fn prefetch(&self, page: PageNo) {
@@ -383,12 +479,12 @@ impl Slots {
     /// Returns the flags of `page`, one of [`Slots::touched`]. Takes no lock.
     #[inline]
     pub(super) fn peek(&self, page: PageNo) -> Peek {
-        Peek(self.table[page.index()].lock.peek())
+        Peek(self.table[page.index()].0.bits().peek())
     }
 
     /// Returns the time of the last use of `page`, in seconds of the system's uptime; 0 for never.
     pub(super) fn used_s(&self, page: PageNo) -> u32 {
-        self.table[page.index()].used_s.get()
+        self.table[page.index()].0.stamp()
     }
 
     /// Returns the handle that `page` holds, or any other number: a hint. Returns `None` if the slot is not in memory,
@@ -396,64 +492,54 @@ impl Slots {
     #[inline]
     pub(super) fn peek_handle(&self, page: PageNo) -> Option<u32> {
         let is_present = self.table_pages.is_present(page.number());
-        is_present.then(|| self.table[page.index()].what.load(Ordering::Relaxed) as u32)
+        is_present.then(|| self.table[page.index()].0.peek_data() as u32)
     }
 }
 
 impl SlotGuard<'_> {
     #[inline]
     pub(super) fn contents(&self) -> Contents {
-        let flags = self.lock.value();
-        if flags == 0 {
-            return Contents::Empty;
+        match self.0.bits() {
+            0 => Contents::Empty,
+            flags => contents_of(flags, self.0.data()),
         }
-        self.slot.access.read();
-        let what = self.slot.what.load(Ordering::Relaxed);
-        if flags & SAME != 0 {
-            return Contents::Same(what);
-        }
-        let (len, priority) = ((flags & LEN_MASK) as u16, self.peek().priority());
-        if flags & BACKED != 0 {
-            return Contents::Backed(Backed { place: what, len, priority });
-        }
-        Contents::Stored { handle: what as u32, len, checksum: (what >> u32::BITS) as u32, priority }
     }
 
     /// Returns the flags of the slot.
     pub(super) fn peek(&self) -> Peek {
-        Peek(self.lock.value())
+        Peek(self.0.bits())
     }
 
     /// Marks the page as used now: it is not idle, and stays in memory if it is being written back.
     #[inline]
     pub(super) fn touch(&mut self) {
-        self.slot.used_s.set(uptime_s());
-        self.lock.set(self.lock.value() & !(IDLE | WRITING_MASK));
+        self.0.set_stamp(uptime_s());
+        self.0.set_bits(self.0.bits() & !(IDLE | WRITING_MASK));
     }
 
     /// Sets the number of the write that the page is part of, 1..=255; 0 for none. The page holds an object of the
     /// pool. A use or a change of the page resets it to 0.
     pub(super) fn set_writing(&mut self, number: u8) {
-        self.lock.set(self.lock.value() & !WRITING_MASK | u32::from(number) << WRITING_SHIFT);
+        self.0.set_bits(self.0.bits() & !WRITING_MASK | u32::from(number) << WRITING_SHIFT);
     }
 
     /// Returns the number of the write that the page is part of; 0 if none, or if it was used or changed since.
     pub(super) fn writing(&self) -> u8 {
-        ((self.lock.value() & WRITING_MASK) >> WRITING_SHIFT) as u8
+        ((self.0.bits() & WRITING_MASK) >> WRITING_SHIFT) as u8
     }
 
     /// Sets or clears the page's idle mark, if it holds an object of the pool.
     #[inline]
     pub(super) fn set_idle(&mut self, idle: bool) {
-        let flags = self.lock.value();
+        let flags = self.0.bits();
         let idle = if idle && self.peek().is_stored() { IDLE } else { 0 };
-        self.lock.set(flags & !IDLE | idle);
+        self.0.set_bits(flags & !IDLE | idle);
     }
 
     /// Marks the page as incompressible until it is written again.
     pub(super) fn set_incompressible(&mut self) {
         if self.peek().is_stored() {
-            self.lock.set(self.lock.value() | INCOMPRESSIBLE);
+            self.0.set_bits(self.0.bits() | INCOMPRESSIBLE);
         }
     }
 
@@ -473,10 +559,10 @@ impl SlotGuard<'_> {
             Contents::Backed(Backed { place, len, priority }) => {
                 (BACKED | u32::from(len) | u32::from(priority) << PRIORITY_SHIFT, place)
             }
+            Contents::Lost => (LOST, 0),
         };
-        self.slot.access.write();
-        self.slot.what.store(what, Ordering::Relaxed);
-        self.lock.set(flags);
+        self.0.set_data(what);
+        self.0.set_bits(flags);
         old
     }
 }

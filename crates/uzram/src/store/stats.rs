@@ -51,6 +51,8 @@ per_cpu_counters! {
     reserve_drained,
     /// Writes that failed because the limit was reached.
     limit_refused,
+    /// Pages found damaged when the store was attached: their reads fail until they are written.
+    pages_lost,
     /// Same-filled pages.
     same_pages,
     /// Pages stored uncompressed.
@@ -144,6 +146,7 @@ impl Share {
     pub(super) fn replaced(&self, old: &Contents, new: &Contents) {
         change(&self.pages_stored, stored(old), stored(new));
         change(&self.same_pages, same(old), same(new));
+        change(&self.pages_lost, lost(old), lost(new));
         change(&self.compr_data_bytes, len(old), len(new));
         change(&self.huge_pages, huge(old), huge(new));
         if huge(new) > 0 {
@@ -185,6 +188,10 @@ fn change(counter: &Counter, old: u64, new: u64) {
 
 fn stored(contents: &Contents) -> u64 {
     u64::from(*contents != Contents::Empty)
+}
+
+fn lost(contents: &Contents) -> u64 {
+    u64::from(*contents == Contents::Lost)
 }
 
 fn same(contents: &Contents) -> u64 {

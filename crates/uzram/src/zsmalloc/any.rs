@@ -14,6 +14,8 @@ use super::read::RawRead;
 use super::reclaim::Reclaimed;
 use super::stats::{ClassStat, PoolDesign};
 use super::store::Reserved;
+#[cfg(not(loom))]
+use super::{Attach, Location, Settled};
 
 /// A [`RawPool`] of one of the designs.
 pub(crate) enum AnyPool {
@@ -144,6 +146,54 @@ impl AnyPool {
     #[inline]
     pub fn prefetch(&self, handle: u32) {
         each!(AnyPool::self, pool => pool.prefetch(handle));
+    }
+
+    /// As [`RawPool::attach`].
+    #[cfg(not(loom))]
+    pub fn attach(&self) -> Result<Attach> {
+        each!(AnyPool::self, pool => pool.attach())
+    }
+
+    /// As [`RawPool::find`].
+    #[cfg(not(loom))]
+    pub fn find(&self, handle: u32) -> Option<Location> {
+        each!(AnyPool::self, pool => pool.find(handle))
+    }
+
+    /// As [`RawPool::prefetch_found`].
+    #[cfg(not(loom))]
+    pub fn prefetch_found(&self, object: Location) {
+        each!(AnyPool::self, pool => pool.prefetch_found(object));
+    }
+
+    /// As [`RawPool::claim`].
+    #[cfg(not(loom))]
+    pub fn claim(&self, attach: &Attach, object: Location, handle: u32, owner: u32, len: usize) -> bool {
+        each!(AnyPool::self, pool => pool.claim(attach, object, handle, owner, len))
+    }
+
+    /// As [`RawPool::settle`].
+    #[cfg(not(loom))]
+    pub fn settle(&self, attach: &Attach) -> Result<Settled> {
+        each!(AnyPool::self, pool => pool.settle(attach))
+    }
+
+    /// As [`RawPool::is_lost`].
+    #[cfg(not(loom))]
+    pub fn is_lost(&self, attach: &Attach, settled: &Settled, handle: u32) -> bool {
+        each!(AnyPool::self, pool => pool.is_lost(attach, settled, handle))
+    }
+
+    /// As [`RawPool::rebuild`].
+    #[cfg(not(loom))]
+    pub fn rebuild(&self, attach: &Attach, settled: &Settled, grow: &dyn Fn() -> Result<()>) -> Result<()> {
+        each!(AnyPool::self, pool => pool.rebuild(attach, settled, grow))
+    }
+
+    /// As [`RawPool::name_huge`].
+    #[cfg(not(loom))]
+    pub fn name_huge(&self, handle: u32) {
+        each!(AnyPool::self, pool => pool.name_huge(handle));
     }
 
     /// As [`RawPool::compact`].

@@ -1,9 +1,11 @@
 //! The settings of a pool.
 
 use crate::base::error::{Error, Result};
-use crate::base::mem::{Arena, CHUNK_PAGES};
-use crate::base::sync::Arc;
+use crate::base::mem::{Arena, CHUNK_PAGES, Region, Table};
+use crate::base::sync::{Arc, AtomicU64};
 use crate::base::units::{PAGE_SIZE, pages_to_bytes};
+
+use crate::slab::CacheConfig;
 
 use super::class::CHAIN_SIZES;
 use super::design::PoolLocks;
@@ -27,7 +29,18 @@ pub struct PoolBuilder {
     pub(super) max_objects_setting: &'static str,
     pub(super) count_locks: bool,
     pub(super) reclaim: bool,
+    pub(super) regions: Option<PoolRegions>,
     limit_bytes: u64,
+}
+
+/// The regions, beside the arena's, of the tables by which the objects of a pool that outlives the process are found
+/// again.
+#[derive(Clone, Debug)]
+pub(crate) struct PoolRegions {
+    /// The slab table of the handles.
+    pub handles: Region,
+    /// The page table, with the owners of huge objects.
+    pub page_table: Region,
 }
 
 impl PoolBuilder {
@@ -40,6 +53,7 @@ impl PoolBuilder {
             max_objects_setting: "max_objects",
             count_locks: false,
             reclaim: false,
+            regions: None,
             limit_bytes: DEFAULT_LIMIT_BYTES,
         }
     }
@@ -75,6 +89,24 @@ impl PoolBuilder {
     pub fn count_locks(mut self, on: bool) -> Self {
         self.count_locks = on;
         self
+    }
+
+    /// Sets the regions, of [`PoolBuilder::region_bytes`], of the tables by which objects are found again.
+    pub(crate) fn regions(mut self, regions: Option<PoolRegions>) -> Self {
+        self.regions = regions;
+        self
+    }
+
+    /// Returns the bytes of the regions of a pool in an arena of `arena_pages`: of the handles' slab table and of the
+    /// page table.
+    ///
+    /// # Errors
+    /// As [`CacheConfig::slab_table_bytes`].
+    pub(crate) fn region_bytes(&self, arena_pages: u64) -> Result<[u64; 2]> {
+        // A cell is a word, in every design that can be attached.
+        let max_objects = self.max_objects_in(arena_pages as usize);
+        let cells = CacheConfig::new(self.name.as_str(), size_of::<u64>(), size_of::<u64>(), max_objects);
+        Ok([cells.slab_table_bytes()?, Table::<AtomicU64>::bytes_of(arena_pages as usize)])
     }
 
     /// Sets the setting that the error names when [`PoolBuilder::max_objects`] is reached.

@@ -2,6 +2,7 @@
 
 use crate::base::error::Result;
 use crate::base::mem::{Account, Run};
+use crate::base::sync::Ordering;
 
 use super::design::{PoolLocks, Released};
 use super::raw::RawPool;
@@ -123,6 +124,9 @@ impl<D: PoolLocks> RawPool<D> {
                 // SAFETY: the object belongs to the caller; the class's lock is held from here until the
                 // object is on the free list.
                 unsafe { start.cast::<[u32; 2]>().write([FREE_TAG, u32::from(zspage.free)]) };
+            } else {
+                // Clear the owner, so that a damaged cell cannot claim the freed object.
+                self.page_table[object.page as usize].store(u64::from(id), Ordering::Relaxed);
             }
             zspage.free = object.index;
             zspage.inuse -= 1;

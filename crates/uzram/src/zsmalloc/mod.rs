@@ -26,6 +26,8 @@
 mod access;
 mod alloc;
 mod any;
+#[cfg(not(loom))]
+mod attach;
 mod builder;
 mod class;
 mod compact;
@@ -52,7 +54,11 @@ mod loom_tests;
 mod tests;
 
 pub(crate) use any::AnyPool;
+#[cfg(not(loom))]
+pub(crate) use attach::{Attach, Settled};
 pub use builder::PoolBuilder;
+#[cfg(not(loom))]
+pub(crate) use builder::PoolRegions;
 pub use class::{CHAIN_SIZES, SizeClass};
 pub(crate) use compact::{Budget, Effort};
 pub use counts::LockCounts;
@@ -60,6 +66,8 @@ pub use design::{ClassIndexed, Consolidated, Pinned, PoolLocks, Split};
 pub use pool::{Handle, Object, ObjectRead, Pool};
 use raw::RawPool;
 pub use stats::{ClassStat, PoolDesign};
+#[cfg(not(loom))]
+pub(crate) use word::Location;
 pub use zspage::FULLNESS_GROUPS;
 
 /// Returns the length from which contents take a whole page in a pool of this chain size.

@@ -27,8 +27,9 @@ pub struct RawPool<D: PoolLocks> {
     pub(super) locks: D,
     pub(super) handles: TypedCache<D::Cell>,
     pub(super) zspages: Descriptors,
-    /// For the first page of each zspage [owner of a huge object u32 | descriptor u32]. An entry
-    /// belongs to the zspage, and is written before any of its objects is published.
+    /// For the first page of each zspage [owner of a huge object u32, inverted | descriptor u32]. An entry
+    /// belongs to the zspage, and is written before any of its objects is published. The owner is inverted so
+    /// that an entry of zeros names no page as the owner.
     pub(super) page_table: Table<AtomicU64>,
     /// Objects whose header did not name their handle when they were freed.
     pub(super) corrupted: Counter,
@@ -58,12 +59,15 @@ impl<D: PoolLocks> RawPool<D> {
         let handles = TypedCache::<D::Cell>::options(format!("zs_handle-{name}"), max_objects);
         // Dropping the pool frees its objects.
         let max_objects_setting = builder.max_objects_setting;
-        let handles = slab::CacheConfig { free_objects_on_drop: true, max_objects_setting, ..handles };
+        let slab_table = builder.regions.as_ref().map(|regions| regions.handles.clone());
+        let handles =
+            slab::CacheConfig { free_objects_on_drop: true, max_objects_setting, slab_table, ..handles };
+        let page_table = builder.regions.as_ref().map(|regions| &regions.page_table);
         Ok(RawPool {
             locks,
             handles: TypedCache::new(Arc::clone(&arena), handles)?,
             zspages: Descriptors::new(name, Arc::clone(&arena), max_objects)?,
-            page_table: Table::new(arena.reserved_pages())?,
+            page_table: Table::new_in(page_table, arena.reserved_pages())?,
             corrupted: Counter::new(0),
             counts: Counts::new(builder.count_locks),
             compaction: Mutex::new(&classes::COMPACTION, ()),
@@ -131,12 +135,23 @@ impl<D: PoolLocks> RawPool<D> {
 
     /// Copies a huge object's owner and handle to the page table entry and descriptor of its new location.
     pub(super) fn copy_huge_names(&self, from: Location, to: Location, to_zspage: u32) {
-        let owner = self.page_table[from.page as usize].load(Ordering::Relaxed) >> 32;
-        let entry = owner << 32 | u64::from(to_zspage);
-        self.page_table[to.page as usize].store(entry, Ordering::Relaxed);
+        self.set_huge_owner(to.page, self.huge_owner(from.page), to_zspage);
         // SAFETY: the caller moves the object from one to the other, so both zspages are in use.
         let (from, to) = unsafe { (self.zspage_at(from.page), self.zspage_at(to.page)) };
         to.set_huge_handle(from.huge_handle());
+    }
+
+    /// Returns the owner of the huge object that starts at `page`.
+    #[inline]
+    pub(super) fn huge_owner(&self, page: u32) -> u32 {
+        !(self.page_table[page as usize].load(Ordering::Relaxed) >> u32::BITS) as u32
+    }
+
+    /// Sets the owner of the huge object that starts at `page`, whose descriptor has the number `zspage`.
+    #[inline]
+    pub(super) fn set_huge_owner(&self, page: u32, owner: u32, zspage: u32) {
+        let entry = u64::from(!owner) << u32::BITS | u64::from(zspage);
+        self.page_table[page as usize].store(entry, Ordering::Relaxed);
     }
 
     /// Returns the number of the descriptor of the zspage that starts at `page`.

@@ -5,7 +5,6 @@ use std::ptr::NonNull;
 
 use crate::base::cpu::prefetch;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::sync::Ordering;
 
 use super::design::PoolLocks;
 use super::raw::{LINE_BYTES, RawPool};
@@ -35,7 +34,7 @@ impl<D: PoolLocks> RawPool<D> {
         (0..len).step_by(LINE_BYTES).for_each(|at| prefetch(start.wrapping_add(at)));
         let room = usize::from(self.classes.get(object.class).size_bytes) - header_bytes;
         let named = if header_bytes == 0 {
-            [handle, (self.page_table[object.page as usize].load(Ordering::Relaxed) >> 32) as u32]
+            [handle, self.huge_owner(object.page)]
         } else {
             // SAFETY: the pin keeps the object in place, and its header was written before its handle was
             // published.

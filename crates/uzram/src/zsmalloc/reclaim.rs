@@ -5,7 +5,6 @@
 //! put back as the hottest. "Implement writeback for zsmalloc" (N. Pham, 2022) did the same.
 
 use crate::base::error::{Error, Result};
-use crate::base::sync::Ordering;
 
 use super::design::PoolLocks;
 use super::free::FREE_TAG;
@@ -117,7 +116,7 @@ impl<D: PoolLocks> RawPool<D> {
     fn owner_of(&self, object: Location) -> Option<u32> {
         let (start, header_bytes) = self.place(object);
         if header_bytes == 0 {
-            return Some((self.page_table[object.page as usize].load(Ordering::Relaxed) >> 32) as u32);
+            return Some(self.huge_owner(object.page));
         }
         // SAFETY: an object below `fresh` has a header: the zspage is not held, so no object of it is unwritten.
         let [handle, owner] = unsafe { start.cast::<[u32; 2]>().read() };

@@ -5,7 +5,6 @@
 use crate::base::cpu::prefetch_write;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Gfp;
-use crate::base::sync::Ordering;
 use crate::base::units::PAGE_SIZE;
 
 use super::design::PoolLocks;
@@ -102,8 +101,7 @@ impl<'a, D: PoolLocks> Reserved<'a, D> {
         // SAFETY: the object of this reservation keeps the zspage in use.
         let zspage = unsafe { pool.zspages.get(self.zspage) };
         if header_bytes == 0 {
-            let entry = u64::from(owner) << 32 | u64::from(self.zspage);
-            pool.page_table[self.object.page as usize].store(entry, Ordering::Relaxed);
+            pool.set_huge_owner(self.object.page, owner, self.zspage);
             zspage.set_huge_handle(self.handle);
         } else {
             // SAFETY: the object belongs to this reservation alone, its pages are committed, objects are

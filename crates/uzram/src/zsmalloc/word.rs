@@ -58,6 +58,12 @@ pub trait Cell: Default + Send + Sync + 'static {
     /// Points the handle at its object, which has been written.
     fn publish(&self, object: Location);
 
+    /// Returns the location of the handle's object, whatever the design's bits are.
+    fn object(&self) -> Location;
+
+    /// Clears the design's bits. No other thread uses the handle.
+    fn renew(&self);
+
     /// Returns whether the handle points at `object` and the object can be moved now. The caller holds
     /// the [`MigrationGuard`](super::design::MigrationGuard) of its class.
     fn is_movable(&self, object: Location) -> bool;
@@ -75,20 +81,31 @@ pub trait Cell: Default + Send + Sync + 'static {
     unsafe fn hint(cell: *const Self) -> Option<Location>;
 }
 
+/// Clears the design's bits of a word.
+pub(super) fn renew(word: &AtomicU64) {
+    let old = word.load(Ordering::Relaxed);
+    let clean = Location::decode(old).encode();
+    // Do not write to the page unless the word changes.
+    if clean != old {
+        word.store(clean, Ordering::Relaxed);
+    }
+}
+
 /// A cell that holds only the location, which locks protect.
 #[derive(Default)]
 #[repr(transparent)]
 pub struct WordCell(AtomicU64);
 
-impl WordCell {
-    /// Returns the location of the handle's object.
+impl Cell for WordCell {
     #[inline]
-    pub fn object(&self) -> Location {
+    fn object(&self) -> Location {
         Location::decode(self.0.load(Ordering::Acquire))
     }
-}
 
-impl Cell for WordCell {
+    fn renew(&self) {
+        renew(&self.0);
+    }
+
     #[inline]
     fn publish(&self, object: Location) {
         self.0.store(object.encode(), Ordering::Release);

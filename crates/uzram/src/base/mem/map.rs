@@ -5,14 +5,17 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 
+use super::file::Region;
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::rewrite;
 
-/// A private anonymous mapping: it takes memory only where it is touched. It is unmapped when dropped.
+/// A mapping of private anonymous memory, or of a [`Region`] of a file: it takes memory only where it is touched. It is
+/// unmapped when dropped.
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len_bytes: usize,
     page_bytes: usize,
+    region: Option<Region>,
     /// The whole mapping: larger than `len_bytes` where a test emulates larger pages.
     mapped: (NonNull<u8>, usize),
 }
@@ -69,16 +72,22 @@ pub(crate) enum Access {
     ReadWrite,
 }
 
+impl Access {
+    fn protection(self) -> ProtFlags {
+        match self {
+            Access::None => ProtFlags::empty(),
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
 impl Mapping {
     /// Reserves `len_bytes` bytes (more than 0), rounded up to whole pages of the host.
     ///
     /// # Errors
     /// `NoMemory` when the system refuses.
     pub(crate) fn new(len_bytes: usize, access: Access) -> Result<Self> {
-        let protection = match access {
-            Access::None => ProtFlags::empty(),
-            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-        };
+        let protection = access.protection();
         let page_bytes = host_page_bytes();
         let refused = |why: &str| {
             let what = format!("the system refused {len_bytes} bytes of address space: {why}");
@@ -99,15 +108,56 @@ impl Mapping {
             NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
         // SAFETY: the system's page size divides `page_bytes`, so the offset is at most `spare_bytes`.
         let base = unsafe { mapped.add(mapped.as_ptr().align_offset(page_bytes)) };
-        let mapping = Mapping { base, len_bytes, page_bytes, mapped: (mapped, mapped_bytes) };
+        let mapping = Mapping { base, len_bytes, page_bytes, region: None, mapped: (mapped, mapped_bytes) };
+        mapping.advise();
+        Ok(mapping)
+    }
+
+    /// Maps the first `len_bytes` bytes of a region, rounded up to whole pages of the host; private memory if `region`
+    /// is `None`.
+    ///
+    /// # Errors
+    /// As [`Mapping::new`]; `Invalid` for a shorter region.
+    pub(crate) fn new_in(region: Option<&Region>, len_bytes: usize, access: Access) -> Result<Self> {
+        let Some(region) = region else { return Mapping::new(len_bytes, access) };
+        let page_bytes = rustix::param::page_size();
+        let len_bytes = len_bytes.next_multiple_of(page_bytes);
+        if len_bytes == 0 || (len_bytes as u64) > region.len_bytes() {
+            return Err(Error::invalid("a region of a memfd is too short"));
+        }
+        let protection = access.protection();
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory; the file is sealed
+        // against shrinking.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len_bytes, protection, flags, region.fd(), region.offset())
+        };
+        let base = base.map_err(|error| {
+            let what = format!("the system refused {len_bytes} bytes of address space: {error}");
+            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
+        })?;
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
+        let region = Some(region.clone());
+        let mapping = Mapping { base, len_bytes, page_bytes, region, mapped: (base, len_bytes) };
+        mapping.advise();
+        Ok(mapping)
+    }
+
+    fn advise(&self) {
+        let len_bytes = self.len_bytes;
         // Huge pages would make untouched pages resident, and the counts wrong. A kernel without
         // them refuses the advice, which does no harm.
         // SAFETY: the range is this mapping, and the advice changes no contents.
-        let _ = unsafe { rustix::mm::madvise(mapping.base().cast(), len_bytes, Advice::LinuxNoHugepage) };
+        let _ = unsafe { rustix::mm::madvise(self.base().cast(), len_bytes, Advice::LinuxNoHugepage) };
         // The mapping will hold users' data, or large tables: keep it out of core dumps.
         // SAFETY: as above.
-        let _ = unsafe { rustix::mm::madvise(mapping.base().cast(), len_bytes, Advice::LinuxDontDump) };
-        Ok(mapping)
+        let _ = unsafe { rustix::mm::madvise(self.base().cast(), len_bytes, Advice::LinuxDontDump) };
+    }
+
+    /// Returns the mapped region; `None` for private memory.
+    pub(crate) fn region(&self) -> Option<&Region> {
+        self.region.as_ref()
     }
 
     /// Returns the address of the first byte.
@@ -183,6 +233,9 @@ impl Mapping {
     pub(super) unsafe fn release(&self, offset: usize, len: usize) -> bool {
         debug_assert!(offset.is_multiple_of(self.page_bytes) && len.is_multiple_of(self.page_bytes));
         let start = self.part(offset, len);
+        if let Some(region) = &self.region {
+            return region.punch(offset as u64, len as u64);
+        }
         let advise = |advice| {
             // SAFETY: the range lies inside this mapping, and the caller vouches for its contents.
             unsafe { rustix::mm::madvise(start, len, advice) }

@@ -28,9 +28,12 @@
 //! Lock order: reclaim, run cache, arena. `commit` takes no lock and makes no system call: it may
 //! be called with any lock held. Do not call the others under a size class's lock.
 
+#[cfg(not(loom))]
+mod adopt;
 mod charge;
 #[cfg(test)]
 mod faults;
+mod file;
 mod hide;
 mod map;
 mod pages;
@@ -47,6 +50,7 @@ mod reserve_loom_tests;
 mod tests;
 
 pub use charge::Full;
+pub use file::{MemoryFile, Region};
 pub use hide::HiddenChunks;
 pub use map::leave_out_of_cores;
 pub use pages::ZeroedPages;
@@ -160,11 +164,23 @@ impl Arena {
     /// # Errors
     /// `NoMemory` when the system refuses the reservation.
     pub fn new(reserve_bytes: u64) -> Result<Self> {
-        let chunk_pages = u64::from(CHUNK_PAGES);
-        let max_pages = (1 << u32::BITS) - chunk_pages;
-        let pages = bytes_to_pages(reserve_bytes).next_multiple_of(chunk_pages).clamp(chunk_pages, max_pages);
+        Arena::new_in(None, reserve_bytes)
+    }
+
+    /// Returns the bytes of the region that [`Arena::new_in`] needs.
+    pub fn region_bytes(reserve_bytes: u64) -> u64 {
+        pages_of(reserve_bytes) << PAGE_SHIFT
+    }
+
+    /// As [`Arena::new`], in a region of a file; in private memory if `region` is `None`. The arena ignores memory that
+    /// the region already holds until [`Arena::find_resident`].
+    ///
+    /// # Errors
+    /// As [`Arena::new`]; `Invalid` for a region shorter than [`Arena::region_bytes`].
+    pub fn new_in(region: Option<&Region>, reserve_bytes: u64) -> Result<Self> {
+        let (pages, chunk_pages) = (pages_of(reserve_bytes), u64::from(CHUNK_PAGES));
         Ok(Arena {
-            mapping: Mapping::new((pages << PAGE_SHIFT) as usize, Access::None)?,
+            mapping: Mapping::new_in(region, (pages << PAGE_SHIFT) as usize, Access::None)?,
             resident: Table::new((pages / u64::from(GROUP_PAGES)) as usize)?,
             batch_pages: Counter::new(0),
             hiding: Counter::new(0),
@@ -182,6 +198,11 @@ impl Arena {
             #[cfg(test)]
             faults: std::sync::Mutex::default(),
         })
+    }
+
+    /// Returns whether the arena lies in a file, which can outlive the process.
+    pub fn outlives_process(&self) -> bool {
+        self.mapping.region().is_some()
     }
 
     /// Returns the number of pages of the reservation.
@@ -379,6 +400,13 @@ impl Arena {
     fn chunk_is_resident(&self, chunk: usize) -> bool {
         groups_of(chunk).any(|group| self.resident[group].load(Ordering::Relaxed) != 0)
     }
+}
+
+/// Returns the number of pages of an arena for `reserve_bytes`.
+fn pages_of(reserve_bytes: u64) -> u64 {
+    let chunk_pages = u64::from(CHUNK_PAGES);
+    let max_pages = (1 << u32::BITS) - chunk_pages;
+    bytes_to_pages(reserve_bytes).next_multiple_of(chunk_pages).clamp(chunk_pages, max_pages)
 }
 
 fn used_up() -> Error {

@@ -17,7 +17,7 @@ use std::thread::Thread;
 
 use super::charge::Full;
 use super::runs::{CHUNK_PAGES, groups_of};
-use super::{Account, Arena, Inner, used_up};
+use super::{Account, Arena, Inner, Region, used_up};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{MutexGuard, Ordering};
 use crate::base::units::PAGE_SIZE;
@@ -40,7 +40,15 @@ impl Arena {
     /// `NoMemory` when the system has no memory for the tables, which are all populated here; `Invalid` for a
     /// reserve that is larger than the reservation.
     pub fn with_reserve(address_bytes: u64, reserve_pages: u64) -> Result<Self> {
-        let mut arena = Arena::new(address_bytes)?;
+        Arena::with_reserve_in(None, address_bytes, reserve_pages)
+    }
+
+    /// As [`Arena::with_reserve`], in a region of a file as in [`Arena::new_in`].
+    ///
+    /// # Errors
+    /// As [`Arena::with_reserve`] and [`Arena::new_in`].
+    pub fn with_reserve_in(region: Option<&Region>, address_bytes: u64, reserve_pages: u64) -> Result<Self> {
+        let mut arena = Arena::new_in(region, address_bytes)?;
         let chunks = reserve_chunks(reserve_pages);
         let most = arena.reserved_pages() / CHUNK_PAGES as usize;
         if chunks > most as u64 {

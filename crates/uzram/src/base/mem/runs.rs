@@ -236,9 +236,9 @@ impl Runs {
         Some(chunk)
     }
 
-    /// Makes an absent chunk that belongs to the caller a free one.
+    /// Makes an absent chunk that belongs to the caller present. It is a free one, unless runs of it were adopted.
     pub(super) fn bring(&mut self, chunk: usize) {
-        debug_assert!(self.chunks[chunk].absent && self.is_free(chunk));
+        debug_assert!(self.chunks[chunk].absent);
         self.chunks[chunk].absent = false;
         self.refresh(chunk);
     }
@@ -267,6 +267,21 @@ impl Runs {
         let live = &mut self.live[account as usize];
         (live.runs, live.pages) = (live.runs + 1, live.pages + pages as u64);
         Some(page)
+    }
+
+    /// Takes these pages of a chunk for `account`; returns false if one of them is taken, or if the chunk belongs to
+    /// another account.
+    pub(super) fn take_at(&mut self, account: Account, page: u32, pages: usize) -> bool {
+        let (chunk, bits) = ((page / CHUNK_PAGES) as usize, mask(page, pages as u32));
+        let is_free = self.taken.get(group_of(page)).is_some_and(|taken| taken & bits == 0);
+        if !is_free || self.chunks[chunk].owner.is_some_and(|owner| owner != account) {
+            return false;
+        }
+        self.chunks[chunk].owner = Some(account);
+        self.mark(page, bits, true);
+        let live = &mut self.live[account as usize];
+        (live.runs, live.pages) = (live.runs + 1, live.pages + pages as u64);
+        true
     }
 
     /// Frees a run.

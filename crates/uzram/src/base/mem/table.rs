@@ -6,6 +6,7 @@
 
 use std::ops::{Index, Range};
 
+use super::file::Region;
 use crate::base::error::Result;
 #[cfg(not(loom))]
 use crate::base::error::{Error, ErrorKind};
@@ -43,6 +44,17 @@ impl<T: Entry> Table<T> {
     /// # Errors
     /// `NoMemory` when the system refuses.
     pub fn new(len: usize) -> Result<Self> {
+        Table::new_in(None, len)
+    }
+
+    /// As [`Table::new`], in a region of a file of at least [`Table::bytes_of`] bytes, whose contents stay; in private
+    /// memory if `region` is `None`.
+    ///
+    /// # Errors
+    /// As [`Table::new`].
+    pub fn new_in(region: Option<&Region>, len: usize) -> Result<Self> {
+        #[cfg(loom)]
+        assert!(region.is_none(), "models have no files");
         let len = len.max(1);
         #[cfg(not(loom))]
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(|| {
@@ -50,12 +62,17 @@ impl<T: Entry> Table<T> {
         })?;
         Ok(Table {
             #[cfg(not(loom))]
-            mapping: super::map::Mapping::new(bytes, super::map::Access::ReadWrite)?,
+            mapping: super::map::Mapping::new_in(region, bytes, super::map::Access::ReadWrite)?,
             #[cfg(loom)]
             entries: (0..len).map(|_| T::default()).collect(),
             len,
             _entries: std::marker::PhantomData,
         })
+    }
+
+    /// Returns the bytes of a region for `len` entries.
+    pub fn bytes_of(len: usize) -> u64 {
+        (len.max(1) as u64).saturating_mul(size_of::<T>() as u64)
     }
 
     /// Returns the number of entries.
@@ -141,6 +158,30 @@ impl<T: Entry> Table<T> {
             self.entries[first..self.len.min(first + self.entries_per_page())].iter().for_each(T::clear);
             true
         }
+    }
+
+    /// Calls `f` with the ranges of entries that are in memory, in order; all other entries have the default value. For
+    /// a table in private memory, calls `f` once, with all entries.
+    ///
+    /// # Errors
+    /// `Io` if the system does not report which pages are in memory.
+    #[cfg(not(loom))]
+    pub fn for_each_resident(&self, mut f: impl FnMut(Range<usize>)) -> Result<()> {
+        let Some(region) = self.mapping.region() else {
+            f(0..self.len);
+            return Ok(());
+        };
+        let entry_bytes = size_of::<T>() as u64;
+        let mut from = 0;
+        region.for_each_data(|data| {
+            // An entry may cross a page boundary.
+            let range = from.max((data.start / entry_bytes) as usize)
+                ..self.len.min(data.end.div_ceil(entry_bytes) as usize);
+            from = range.end.max(from);
+            if !range.is_empty() {
+                f(range);
+            }
+        })
     }
 
     /// Returns the bytes of all entries.

@@ -40,6 +40,8 @@ pub struct BitGuard<'a> {
     word: &'a AtomicU32,
     bucket: &'a Bucket,
     value: u32,
+    /// [`BitGuard::release_by`] has released the lock.
+    is_released: bool,
     _hold: Hold,
 }
 
@@ -84,14 +86,14 @@ impl BitLock {
         let bucket = table.bucket(key);
         let wait = || self.try_take().unwrap_or_else(|| self.lock_slow(bucket));
         let (value, hold) = Hold::take(&classes::SLOT, || self.try_take(), wait);
-        BitGuard { word: &self.0, bucket, value, _hold: hold }
+        BitGuard { word: &self.0, bucket, value, is_released: false, _hold: hold }
     }
 
     /// Takes the lock if it is free.
     pub fn try_lock<'a>(&'a self, table: &'a WaitTable, key: usize) -> Option<BitGuard<'a>> {
         let bucket = table.bucket(key);
         let value = self.try_take()?;
-        Some(BitGuard { word: &self.0, bucket, value, _hold: Hold::new(&classes::SLOT) })
+        Some(BitGuard { word: &self.0, bucket, value, is_released: false, _hold: Hold::new(&classes::SLOT) })
     }
 
     #[inline]
@@ -160,6 +162,16 @@ impl BitLock {
         }
     }
 
+    /// Sets the value and frees the lock, even if it is taken: its holder was a thread of a process that has ended.
+    #[cfg(not(loom))]
+    pub fn reset(&self, value: u32) {
+        debug_assert_eq!(value & !Self::VALUE_MASK, 0, "the top two bits are the lock's");
+        // Do not write to the page unless the word changes.
+        if self.0.load(Ordering::Relaxed) != value {
+            self.0.store(value, Ordering::Relaxed);
+        }
+    }
+
     /// Makes the word 0, for models: memory that goes back to the system becomes zeros.
     #[cfg(loom)]
     pub fn clear(&self) {
@@ -181,11 +193,33 @@ impl BitGuard<'_> {
         debug_assert_eq!(value & !BitLock::VALUE_MASK, 0, "the top two bits are the lock's");
         self.value = value;
     }
+
+    /// Releases the lock by calling `replace` with the locked word and the unlocked one: if the word equals the first,
+    /// `replace` stores the second, together with other data, and returns true. Afterwards the caller only drops the
+    /// guard.
+    #[cfg(all(target_arch = "x86_64", not(any(loom, tsan))))]
+    #[inline]
+    pub(super) fn release_by(&mut self, replace: impl Fn(u32, u32) -> bool) {
+        self.is_released = true;
+        // Other threads only set WAITERS, so the loop runs at most twice.
+        let waiters = loop {
+            let locked = self.word.load(Ordering::Relaxed);
+            if replace(locked, self.value) {
+                break locked & WAITERS;
+            }
+        };
+        if waiters != 0 {
+            self.bucket.wake();
+        }
+    }
 }
 
 impl Drop for BitGuard<'_> {
     #[inline]
     fn drop(&mut self) {
+        if self.is_released {
+            return;
+        }
         if self.word.swap(self.value, Ordering::Release) & WAITERS != 0 {
             self.bucket.wake();
         }

@@ -86,9 +86,11 @@ pub mod classes {
     pub static SLOT_TABLE: LockClass = LockClass::new(25, "slot_table");
     /// Threads that wait for a bit lock.
     pub static WAIT_TABLE: LockClass = LockClass::new(26, "wait_table");
+    /// Settings of a store that outlives the process.
+    pub static LIVE_SETTINGS: LockClass = LockClass::new(27, "live_settings");
 
     /// All classes.
-    pub static ALL: [&LockClass; 27] = [
+    pub static ALL: [&LockClass; 28] = [
         &DEVICE,
         &WRITEBACK,
         &SLOT,
@@ -116,6 +118,7 @@ pub mod classes {
         &BACKING_BUFFERS,
         &SLOT_TABLE,
         &WAIT_TABLE,
+        &LIVE_SETTINGS,
     ];
 }
 

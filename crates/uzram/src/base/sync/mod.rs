@@ -11,6 +11,7 @@ mod guarded;
 mod mutex;
 mod rw_lock;
 mod timed;
+mod wide_lock;
 
 pub use bit_lock::{BitGuard, BitLock, WaitTable};
 pub use class::{LockClass, classes};
@@ -20,6 +21,7 @@ pub use guarded::{Access, Guarded};
 pub use mutex::{Mutex, MutexGuard};
 pub use rw_lock::{ReadGuard, RwLock, WriteGuard};
 pub use timed::Timed;
+pub use wide_lock::{WideGuard, WideLock, stores_16_bytes};
 
 #[cfg(not(loom))]
 use std::hint::spin_loop;

@@ -115,6 +115,7 @@ impl Store {
         self.update_watermarks();
         // The thread may have to wake up earlier than before.
         self.watermarks.wake();
+        self.keep_setting(|kept| kept.policy = policy);
     }
 
     /// Returns the watermarks, the values compared with them, and counts of the policy's decisions, with their names.

@@ -11,7 +11,7 @@
 
 use crate::backing::{Backing, Buffers};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::{Entry, Table};
+use crate::base::mem::{Entry, Region, Table};
 use crate::base::sync::{Arc, AtomicU32, Mutex, Ordering, Stamp, classes};
 use crate::base::units::{PAGE_SIZE, PageNo};
 
@@ -45,6 +45,9 @@ const DISCARDS_AT_ONCE: usize = 64;
 
 /// No extent.
 const NONE: u32 = u32::MAX;
+/// Instead of a link: a dead process held the extent.
+#[cfg(not(loom))]
+const HELD_BY_DEAD: u32 = NONE - 1;
 
 #[derive(Default)]
 struct Extent {
@@ -130,8 +133,35 @@ impl Log {
     /// # Errors
     /// `Invalid` for a device that is too small; `Unsupported` for one with blocks larger than [`BLOCK_BYTES`];
     /// `NoMemory`.
-    pub(super) fn new(options: &BackingOptions) -> Result<Self> {
+    pub(super) fn new(options: &BackingOptions, region: Option<&Region>) -> Result<Self> {
         let BackingOptions { backing, layout, compressed } = options.clone();
+        let (count, extent_bytes) = Log::extents_of(options)?;
+        let free = Free { fresh: 0, count, discarded: Queue::EMPTY, emptied: Queue::EMPTY };
+        Ok(Log {
+            backing,
+            layout,
+            compressed: compressed || layout == WritebackLayout::Packed,
+            extent_bytes: extent_bytes as usize,
+            extents: Table::new_in(region, count as usize)?,
+            count,
+            free: Mutex::new(&classes::BACKING_EXTENTS, free),
+            reads: Buffers::new(READS, READ_AHEAD_BYTES)?,
+            counts: BackingCounts::default(),
+        })
+    }
+
+    /// Returns the bytes of a region for the extents of a device.
+    ///
+    /// # Errors
+    /// As [`Log::new`].
+    #[cfg(not(loom))]
+    pub(in crate::store) fn table_bytes_of(options: &BackingOptions) -> Result<u64> {
+        Log::extents_of(options).map(|(count, _)| Table::<Extent>::bytes_of(count as usize))
+    }
+
+    /// Returns the number of a device's extents, and the bytes of an extent.
+    fn extents_of(options: &BackingOptions) -> Result<(u32, u64)> {
+        let BackingOptions { backing, layout, .. } = options;
         let len_bytes = backing.len_bytes();
         let block_bytes = backing.block_bytes();
         if block_bytes > BLOCK_BYTES {
@@ -152,19 +182,73 @@ impl Log {
             let what = format!("the backing device has {len_bytes} bytes; it needs at least {least}");
             return Err(Error::invalid(what).with_setting("backing_dev"));
         }
-        let count = u32::try_from(count).unwrap_or(NONE - 1).min(NONE - 1);
-        let free = Free { fresh: 0, count, discarded: Queue::EMPTY, emptied: Queue::EMPTY };
-        Ok(Log {
-            backing,
-            layout,
-            compressed: compressed || layout == WritebackLayout::Packed,
-            extent_bytes: extent_bytes as usize,
-            extents: Table::new(count as usize)?,
-            count,
-            free: Mutex::new(&classes::BACKING_EXTENTS, free),
-            reads: Buffers::new(READS, READ_AHEAD_BYTES)?,
-            counts: BackingCounts::default(),
+        Ok((u32::try_from(count).unwrap_or(NONE - 1).min(NONE - 1), extent_bytes))
+    }
+
+    /// Begins the adoption of the extents that another process left: resets the extents' live bytes and links.
+    /// Generations and checksums stay. Marks the extents that the dead process held: a write to one may still be on its
+    /// way to the device.
+    #[cfg(not(loom))]
+    pub(in crate::store) fn begin_adoption(&self) -> Result<()> {
+        self.counts.pages.set(0);
+        self.counts.held_bytes.set(0);
+        self.extents.for_each_resident(|range| {
+            for extent in range {
+                let of = &self.extents[extent];
+                let was_held = of.word.load(Ordering::Relaxed) >= HOLD || of.link.get() == HELD_BY_DEAD;
+                of.word.store(0, Ordering::Relaxed);
+                of.link.set(if was_held { HELD_BY_DEAD } else { 0 });
+            }
         })
+    }
+
+    /// Adds the object at a place that a slot names to its extent; returns false if no object can be there.
+    #[cfg(not(loom))]
+    pub(in crate::store) fn adopt(&self, place: u64, len_bytes: usize) -> bool {
+        let extent = place / self.extent_bytes as u64;
+        let end = (place % self.extent_bytes as u64) as usize + self.footprint(len_bytes);
+        if extent >= u64::from(self.count) || end > self.extent_bytes {
+            return false;
+        }
+        let of = &self.extents[extent as usize];
+        let footprint = self.footprint(len_bytes) as u32;
+        let add = |word: u32| (word + footprint <= self.extent_bytes as u32).then_some(word + footprint);
+        let fits = of.generation.get() != 0
+            && of.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok();
+        if fits {
+            self.counts.held_bytes.add(u64::from(footprint));
+            self.counts.pages.add(1);
+        }
+        fits
+    }
+
+    /// Ends the adoption, after all objects were adopted: extents without objects are free.
+    ///
+    /// # Errors
+    /// `Io` if the system does not report which pages are in memory.
+    #[cfg(not(loom))]
+    pub(in crate::store) fn end_adoption(&self) -> Result<()> {
+        let mut ranges = Vec::new();
+        self.extents.for_each_resident(|range| ranges.push(range))?;
+        let used = |extent: &usize| self.extents[*extent].generation.get() != 0;
+        let last = ranges.iter().rev().find_map(|range| range.clone().rev().find(used));
+        let mut free = self.free.lock();
+        free.fresh = last.map_or(0, |last| last as u32 + 1);
+        free.count = self.count - free.fresh;
+        // Held extents are reused last: by then, writes of the dead process have ended.
+        for was_held in [false, true] {
+            for extent in 0..free.fresh {
+                let of = &self.extents[extent as usize];
+                let is_free = of.word.load(Ordering::Relaxed) == 0;
+                if is_free && (of.link.get() == HELD_BY_DEAD) == was_held {
+                    free.emptied.push(&self.extents, extent);
+                    free.count += 1;
+                }
+            }
+        }
+        let all = (0..free.fresh).map(|extent| &self.extents[extent as usize]);
+        all.filter(|of| of.link.get() == HELD_BY_DEAD).for_each(|of| of.link.set(0));
+        Ok(())
     }
 
     /// Returns the maximum memory of the tables.

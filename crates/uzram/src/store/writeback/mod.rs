@@ -29,6 +29,8 @@ use crate::base::work::{Unit, Work};
 use super::recompress::Cursor;
 use super::slot::Tried;
 use super::{Candidates, Store};
+#[cfg(not(loom))]
+pub(super) use log::Log;
 pub(super) use writer::{BackingDevice, Pass};
 
 /// The layout of pages on a backing device. Parses from and prints as `packed` or `blocks`.

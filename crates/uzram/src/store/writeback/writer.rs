@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 
 use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::Region;
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
@@ -104,8 +105,8 @@ impl BackingDevice {
     ///
     /// # Errors
     /// As [`Log::new`].
-    pub(in crate::store) fn new(options: &BackingOptions) -> Result<Self> {
-        let log = Log::new(options)?;
+    pub(in crate::store) fn new(options: &BackingOptions, region: Option<&Region>) -> Result<Self> {
+        let log = Log::new(options, region)?;
         let writer = Writer {
             open: [const { None }; 2],
             begun: [None; 2],

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use crate::base::cpu::Padded;
 use crate::base::sync::{Mutex, MutexGuard, ReadGuard, RwLock, WriteGuard, classes};
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Location, WordCell};
+use crate::zsmalloc::word::{Cell, Location, WordCell};
 use crate::zsmalloc::zspage::Lists;
 use crate::zsmalloc::{RawPool, design};
 

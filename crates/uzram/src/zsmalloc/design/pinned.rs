@@ -20,7 +20,7 @@ use crate::base::cpu::{Padded, read_for_hint};
 use crate::base::sync::{AtomicU64, Mutex, MutexGuard, Ordering, classes, fence};
 use crate::zsmalloc::RawPool;
 use crate::zsmalloc::counts::Counts;
-use crate::zsmalloc::word::{Cell, DESIGN_BITS, Location};
+use crate::zsmalloc::word::{Cell, DESIGN_BITS, Location, renew};
 use crate::zsmalloc::zspage::Lists;
 
 use super::{MigrationGuard, PoolLocks, Released};
@@ -42,6 +42,15 @@ pub struct Pinned {
 pub struct PinCell(AtomicU64);
 
 impl Cell for PinCell {
+    #[inline]
+    fn object(&self) -> Location {
+        Location::decode(self.0.load(Ordering::Acquire))
+    }
+
+    fn renew(&self) {
+        renew(&self.0);
+    }
+
     #[inline]
     fn publish(&self, object: Location) {
         self.0.store(object.encode(), Ordering::Release);

@@ -1,0 +1,263 @@
+//! Restores a store from the memory that another process left.
+//!
+//! The slots are the roots. Each names an object or a place on the backing device, or holds its contents itself. The
+//! last store to a slot was the commit of the last write (`base/sync/wide_lock.rs`), so no slot is torn. All other
+//! state follows from them:
+//!
+//! 1. The arena asks the file which pages are in memory.
+//! 2. Many threads go through the slots that are in memory. They free each slot's lock and reset its write to the
+//!    backing device. The pool finds each object by its handle and checks that it belongs to the page; the extents
+//!    account for each object on the backing device. A page whose object is not there is *lost*.
+//! 3. The pool takes the memory of the zspages and handles that were found, and the arena gives all other memory back.
+//! 4. One thread rebuilds the zspage descriptors, lists and slabs, and another the LRU, by the pages' last use.
+//! 5. Counters are set, and free extents are queued.
+
+use std::ops::Range;
+use std::thread::{Builder, ScopedJoinHandle};
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::Arena;
+use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::units::PageNo;
+use crate::lru::AnyLru;
+use crate::zsmalloc::{AnyPool, Attach, Location, Settled};
+
+use super::super::MAX_RECOMPRESSION;
+use super::super::slot::{Backed, Contents, Slots};
+use super::super::stats::Share;
+use super::super::writeback::Log;
+
+/// Pages of the slot table that a thread takes at a time: a MiB of slots.
+const PAGES_AT_ONCE: usize = 256;
+/// Slots whose objects are prefetched together, so that their cache misses overlap.
+const AHEAD: usize = 16;
+
+/// What [`Store::attach`](super::super::Store::attach) found in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Attached {
+    /// Pages that hold something, lost ones included.
+    pub pages: u64,
+    /// Pages found damaged, now or by an earlier attach: their reads fail until they are written.
+    pub pages_lost: u64,
+}
+
+/// The parts of a store that is being built.
+pub(in crate::store) struct Parts<'a> {
+    pub(in crate::store) slots: &'a Slots,
+    pub(in crate::store) pool: &'a AnyPool,
+    pub(in crate::store) arena: &'a Arena,
+    pub(in crate::store) lru: Option<&'a AnyLru>,
+    pub(in crate::store) log: Option<&'a Log>,
+    /// Whether each priority above 0 has an algorithm.
+    pub(in crate::store) priorities: [bool; MAX_RECOMPRESSION],
+}
+
+/// What a thread found in its slots.
+#[derive(Default)]
+struct Found {
+    counts: Share,
+    pages: u64,
+    lost: u64,
+    /// Pages with objects in memory: [last use, in seconds u32 | page u32].
+    uses: Vec<u64>,
+    /// Handles of huge objects.
+    huge: Vec<u32>,
+}
+
+/// The result of [`attach`].
+pub(in crate::store) struct Outcome {
+    pub(in crate::store) attached: Attached,
+    /// To be added to the store's counters.
+    pub(in crate::store) counts: Share,
+}
+
+/// Restores the state of these parts, which are otherwise unused, from their memory.
+///
+/// # Errors
+/// `NoMemory` when the system gives none; `Io` if it does not report which pages are in memory.
+pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Outcome> {
+    parts.arena.find_resident()?;
+    let claims = parts.pool.attach()?;
+    let ranges = parts.slots.resident_ranges()?;
+    let claim = |object: Location, handle, owner, len| parts.pool.claim(&claims, object, handle, owner, len);
+    let mut found = go_through(parts, &ranges, &claim)?;
+    let settled = parts.pool.settle(&claims)?;
+    if settled.has_lost() {
+        let keeps = |_: Location, handle, _, _| !parts.pool.is_lost(&claims, &settled, handle);
+        found = go_through(parts, &ranges, &keeps)?;
+    }
+    parts.arena.end_adoption();
+    grow(parts)?;
+    let uses: Vec<_> = found.iter_mut().map(|found| std::mem::take(&mut found.uses)).collect();
+    std::thread::scope(|scope| {
+        let lru = parts.lru.map(|lru| {
+            let adopt = move || lru.adopt(by_last_use(uses));
+            Builder::new().spawn_scoped(scope, adopt).map_err(|error| {
+                Error::new(ErrorKind::NoMemory, format!("cannot start a thread to attach a store: {error}"))
+            })
+        });
+        rebuild(parts, &claims, &settled, &found)?;
+        if let Some(lru) = lru {
+            lru?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        }
+        Ok::<_, Error>(())
+    })?;
+    if let Some(log) = parts.log {
+        log.end_adoption()?;
+    }
+    let attached = Attached {
+        pages: found.iter().map(|found| found.pages).sum(),
+        pages_lost: found.iter().map(|found| found.lost).sum(),
+    };
+    let counts = Share::default();
+    found.iter().for_each(|found| counts.add_all(&found.counts));
+    Ok(Outcome { attached, counts })
+}
+
+/// Refills the reserve of an arena that has one: rebuilding takes memory.
+fn grow(parts: &Parts<'_>) -> Result<()> {
+    if !parts.arena.has_reserve() {
+        return Ok(());
+    }
+    parts.arena.refill(|pages| parts.pool.populate_for(pages))
+}
+
+fn rebuild(parts: &Parts<'_>, claims: &Attach, settled: &Settled, found: &[Found]) -> Result<()> {
+    parts.pool.rebuild(claims, settled, &|| grow(parts))?;
+    found.iter().flat_map(|found| &found.huge).for_each(|handle| parts.pool.name_huge(*handle));
+    Ok(())
+}
+
+/// Adopts all slots in these ranges of pages of the slot table, with a thread per CPU. `keeps` returns whether an
+/// object belongs to its handle and page, and has its length.
+fn go_through(
+    parts: &Parts<'_>,
+    ranges: &[Range<usize>],
+    keeps: &(dyn Fn(Location, u32, u32, usize) -> bool + Sync),
+) -> Result<Vec<Found>> {
+    if let Some(log) = parts.log {
+        log.begin_adoption()?;
+    }
+    let units: Vec<Range<usize>> = ranges
+        .iter()
+        .flat_map(|range| {
+            let starts = range.clone().step_by(PAGES_AT_ONCE);
+            starts.map(|start| start..range.end.min(start + PAGES_AT_ONCE))
+        })
+        .collect();
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(units.len()).max(1);
+    let next = AtomicU64::new(0);
+    let work = || {
+        let mut found = Found::default();
+        while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+            unit.clone().for_each(|table_page| look_at(parts, table_page, keeps, &mut found));
+        }
+        found.uses.sort_unstable();
+        found
+    };
+    let join = |thread: ScopedJoinHandle<'_, Found>| {
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    };
+    Ok(std::thread::scope(|scope| {
+        // Without another thread this one does it all.
+        let others: Vec<_> =
+            (1..threads).filter_map(|_| Builder::new().spawn_scoped(scope, work).ok()).collect();
+        let mut found = vec![work()];
+        found.extend(others.into_iter().map(join));
+        found
+    }))
+}
+
+/// Adopts the slots of a page of the slot table.
+fn look_at(
+    parts: &Parts<'_>,
+    table_page: usize,
+    keeps: &(dyn Fn(Location, u32, u32, usize) -> bool + Sync),
+    found: &mut Found,
+) {
+    let slots = parts.slots.of_table_page(table_page);
+    let mut holds_something = false;
+    let mut group: [(PageNo, Contents, Option<Location>); AHEAD] =
+        [(PageNo(0), Contents::Empty, None); AHEAD];
+    let mut pages = slots.map(PageNo::from_number).filter_map(|page| {
+        let contents = parts.slots.adopt(page);
+        (contents != Contents::Empty).then_some((page, contents))
+    });
+    loop {
+        let mut len = 0;
+        for (place, (page, contents)) in group.iter_mut().zip(pages.by_ref()) {
+            let object = match contents {
+                Contents::Stored { handle, .. } => parts.pool.find(handle),
+                _ => None,
+            };
+            object.into_iter().for_each(|object| parts.pool.prefetch_found(object));
+            *place = (page, contents, object);
+            len += 1;
+        }
+        for (page, contents, object) in &group[..len] {
+            let contents = if is_there(parts, *page, contents, *object, keeps) {
+                *contents
+            } else {
+                parts.slots.lose(*page);
+                Contents::Lost
+            };
+            note(parts, *page, &contents, found);
+        }
+        holds_something |= len > 0;
+        if len < AHEAD {
+            break;
+        }
+    }
+    parts.slots.end_adoption_of(table_page, holds_something);
+}
+
+/// Returns whether the contents that a slot names exist.
+fn is_there(
+    parts: &Parts<'_>,
+    page: PageNo,
+    contents: &Contents,
+    object: Option<Location>,
+    keeps: &(dyn Fn(Location, u32, u32, usize) -> bool + Sync),
+) -> bool {
+    let has_algorithm =
+        |priority: u8| priority == 0 || parts.priorities.get(usize::from(priority) - 1) == Some(&true);
+    match *contents {
+        Contents::Empty | Contents::Same(_) | Contents::Lost => true,
+        Contents::Stored { handle, len, priority, .. } => {
+            has_algorithm(priority)
+                && object.is_some_and(|object| keeps(object, handle, page.0, usize::from(len)))
+        }
+        Contents::Backed(Backed { place, len, priority }) => {
+            has_algorithm(priority) && parts.log.is_some_and(|log| log.adopt(place, usize::from(len)))
+        }
+    }
+}
+
+fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found) {
+    found.counts.replaced(&Contents::Empty, contents);
+    found.pages += 1;
+    match contents {
+        Contents::Lost => found.lost += 1,
+        Contents::Stored { handle, len, .. } => {
+            if usize::from(*len) == crate::base::units::PAGE_SIZE {
+                found.huge.push(*handle);
+            }
+            if parts.lru.is_some() {
+                found.uses.push(u64::from(parts.slots.used_s(page)) << u32::BITS | u64::from(page.0));
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Returns the pages of sorted lists, the least recently used first.
+fn by_last_use(mut uses: Vec<Vec<u64>>) -> impl Iterator<Item = u32> {
+    let mut all = uses.pop().unwrap_or_default();
+    for more in uses {
+        all.extend(more);
+    }
+    // The sort detects the sorted runs.
+    all.sort();
+    all.into_iter().map(|used| used as u32)
+}

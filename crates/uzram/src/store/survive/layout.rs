@@ -1,0 +1,205 @@
+//! The layout of the file of a store that outlives the process.
+//!
+//! ```text
+//! 0        superblock: magic, version, checksum, lengths           written once, the magic last
+//! 4 KiB    settings that change                                    settings.rs
+//! 8 KiB    fixed settings, with dictionaries                       settings.rs
+//! 16 MiB   slots | slab table of the handles | page table | extents of the backing device | arena
+//! ```
+//!
+//! The regions follow each other, each aligned to 2 MiB, and take memory only where they were written to.
+
+use rustix::io::Errno;
+
+use crate::backing::Backing;
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::mem::{Arena, MemoryFile, Region};
+use crate::base::sync::Arc;
+use crate::base::units::PAGE_SIZE;
+use crate::zsmalloc::PoolRegions;
+
+use super::super::slot::Slots;
+use super::super::writeback::Log;
+use super::super::{StoreBuilder, address_bytes, pool_builder};
+use super::settings;
+
+/// The first bytes of a complete file.
+const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
+/// The version of the layout of the whole file. A store attaches only memory of its own version.
+const VERSION: u64 = 1;
+/// The number of words of the superblock, the checksum of the others included.
+const WORDS: usize = 12;
+const SUPERBLOCK_BYTES: usize = WORDS * size_of::<u64>();
+const LIVE_SETTINGS_AT: u64 = 4096;
+const SETTINGS_AT: u64 = 8192;
+const REGIONS_AT: u64 = 16 << 20;
+const ALIGN_BYTES: u64 = 2 << 20;
+
+/// The file and its parts.
+pub(in crate::store) struct Memory {
+    pub(in crate::store) file: Arc<MemoryFile>,
+    pub(in crate::store) live_settings: Region,
+    pub(in crate::store) slots: Region,
+    pub(in crate::store) pool: PoolRegions,
+    pub(in crate::store) extents: Option<Region>,
+    pub(in crate::store) arena: Region,
+    superblock: [u64; WORDS],
+}
+
+/// The lengths of the regions, in their order.
+struct Lengths([u64; 5]);
+
+impl Lengths {
+    fn of(builder: &StoreBuilder) -> Result<Self> {
+        let address_bytes = address_bytes(builder.pages);
+        let arena_bytes = Arena::region_bytes(address_bytes);
+        let [handles, page_table] = pool_builder(builder).region_bytes(arena_bytes / PAGE_SIZE as u64)?;
+        let extents = match &builder.backing {
+            Some(options) => Log::table_bytes_of(options)?,
+            None => 0,
+        };
+        Ok(Lengths([Slots::region_bytes(builder.pages), handles, page_table, extents, arena_bytes]))
+    }
+
+    fn end(&self) -> u64 {
+        self.0.iter().fold(REGIONS_AT, |at, len| at + len.next_multiple_of(ALIGN_BYTES))
+    }
+}
+
+impl Memory {
+    /// Creates the file of a new store. It is incomplete until [`Memory::complete`].
+    ///
+    /// # Errors
+    /// As [`MemoryFile::create`]; `Invalid` if the settings take too many bytes.
+    pub(in crate::store) fn create(builder: &StoreBuilder) -> Result<Self> {
+        let lengths = Lengths::of(builder)?;
+        let settings = settings::encode(builder);
+        if SETTINGS_AT + settings.len() as u64 > REGIONS_AT {
+            return Err(Error::invalid("the settings and dictionaries of a store take too many bytes"));
+        }
+        let file = MemoryFile::create(&format!("uzram-{}", builder.name), lengths.end())?;
+        file.write_at(SETTINGS_AT, &settings)?;
+        let mut superblock = [0; WORDS];
+        superblock[..2].copy_from_slice(&[MAGIC, VERSION]);
+        superblock[3] = settings.len() as u64;
+        superblock[4] = u64::from(crc32fast::hash(&settings));
+        superblock[5..10].copy_from_slice(&lengths.0);
+        superblock[2] = checksum(&superblock);
+        Memory::of(file, &lengths, superblock)
+    }
+
+    /// Writes the superblock, which makes the file complete: an incomplete file cannot be opened.
+    ///
+    /// # Errors
+    /// `Io` if it cannot be written.
+    pub(in crate::store) fn complete(&self) -> Result<()> {
+        let bytes = self.superblock.map(u64::to_le_bytes).concat();
+        self.file.write_at(8, &bytes[8..])?;
+        self.file.write_at(0, &bytes[..8])
+    }
+
+    /// Opens a file; returns it with the builder of its store.
+    ///
+    /// # Errors
+    /// `Invalid` for a file that holds no complete store, or one of another version; `Corrupt` for a damaged one.
+    pub(in crate::store) fn open(
+        file: Arc<MemoryFile>,
+        backing: Option<Arc<dyn Backing>>,
+    ) -> Result<(Self, StoreBuilder)> {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        file.read_at(0, &mut bytes)?;
+        let mut superblock = [0; WORDS];
+        for (word, bytes) in superblock.iter_mut().zip(bytes.chunks_exact(size_of::<u64>())) {
+            *word = u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        }
+        if superblock[0] != MAGIC {
+            return Err(Error::invalid("the memory holds no complete store"));
+        }
+        if superblock[1] != VERSION {
+            let found = superblock[1];
+            let what = format!("the memory is laid out by version {found}, and this program reads {VERSION}");
+            return Err(Error::invalid(what));
+        }
+        let damaged = |what| Error::new(ErrorKind::Corrupt, format!("the store's {what} is damaged"));
+        let settings_bytes = superblock[3];
+        if superblock[2] != checksum(&superblock) || settings_bytes > REGIONS_AT - SETTINGS_AT {
+            return Err(damaged("superblock"));
+        }
+        let mut settings = vec![0; settings_bytes as usize];
+        file.read_at(SETTINGS_AT, &mut settings)?;
+        if u64::from(crc32fast::hash(&settings)) != superblock[4] {
+            return Err(damaged("record of settings"));
+        }
+        let mut builder = settings::decode(&settings, backing)?;
+        let lengths = Lengths::of(&builder)?;
+        if lengths.0 != superblock[5..10] {
+            return Err(Error::invalid(
+                "the memory is laid out for another machine, or another backing device",
+            ));
+        }
+        let memory = Memory::of(file, &lengths, superblock)?;
+        settings::LiveSettings::new(&memory)?.read_into(&mut builder);
+        Ok((memory, builder))
+    }
+
+    fn of(file: Arc<MemoryFile>, lengths: &Lengths, superblock: [u64; WORDS]) -> Result<Self> {
+        let mut at = REGIONS_AT;
+        let mut next = |len_bytes: u64| {
+            let len_bytes = len_bytes.next_multiple_of(ALIGN_BYTES);
+            let region = file.region(at, len_bytes);
+            at += len_bytes;
+            region
+        };
+        let [slots, handles, page_table, extents, arena] = lengths.0;
+        Ok(Memory {
+            slots: next(slots)?,
+            pool: PoolRegions { handles: next(handles)?, page_table: next(page_table)? },
+            extents: if extents > 0 { Some(next(extents)?) } else { None },
+            arena: next(arena)?,
+            live_settings: file.region(LIVE_SETTINGS_AT, 4096)?,
+            superblock,
+            file,
+        })
+    }
+}
+
+/// Returns the checksum of all words but the checksum itself.
+fn checksum(superblock: &[u64; WORDS]) -> u64 {
+    let mut words = *superblock;
+    words[2] = 0;
+    u64::from(crc32fast::hash(&words.map(u64::to_le_bytes).concat()))
+}
+
+impl MemoryFile {
+    /// Writes bytes at an offset.
+    fn write_at(&self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::pwrite(self, bytes, at) {
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::Io, format!("a memfd cannot be written: {error}")));
+                }
+                Ok(written) => (at, bytes) = (at + written as u64, &bytes[written..]),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes at an offset.
+    fn read_at(&self, mut at: u64, mut bytes: &mut [u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::pread(self, &mut *bytes, at) {
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::Io, format!("a memfd cannot be read: {error}")));
+                }
+                Ok(0) => return Err(Error::invalid("the memory holds no complete store")),
+                Ok(read) => {
+                    at += read as u64;
+                    bytes = &mut bytes[read..];
+                }
+            }
+        }
+        Ok(())
+    }
+}
