@@ -4,7 +4,7 @@ UZRAM = cargo run --quiet --release -p uzram-cli --
 PROGRAMS = nbdcopy fio nbdkit fs_mark mkfs.ext4 mkfs.btrfs mkswap swapon swapoff
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog
+.PHONY: help run demo dist test lint bench lab fuzz loom asan tsan hog crash
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ asan: ## Test codecs (C included) and slab caches under AddressSanitizer (minute
 
 tsan: ## Run multi-threaded tests of slab caches, pools, LRUs and stores under ThreadSanitizer (minutes)
 	@tools/bounded 1800 tools/tsan
+
+crash: ## Kill processes 10,000 times, and at every store to memory that outlives them; damage that memory (an hour)
+	@UZRAM_CRASH_ROUNDS=50 tools/bounded 7200 cargo test -p uzram --test crash -- --nocapture
 
 hog: ## Run a program that swaps in a quarter of the memory it needs, for ten minutes, as root
 	@UZRAM_HOG_SECONDS=600 tools/bounded 1200 \

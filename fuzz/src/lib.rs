@@ -12,6 +12,7 @@
 //!   them is a small change of the operations;
 //! - wherever a naive model can predict the result, the two are compared.
 
+pub mod attach;
 pub mod attributes;
 pub mod backing_mark;
 pub mod codec_decode;
@@ -53,6 +54,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "device_ops", run: device_ops::run, seeds: device_ops::seeds },
     Target { name: "pool_ops", run: pool_ops::run, seeds: pool_ops::seeds },
     Target { name: "lru_ops", run: lru_ops::run, seeds: lru_ops::seeds },
+    Target { name: "attach", run: attach::run, seeds: attach::seeds },
     Target { name: "attributes", run: attributes::run, seeds: attributes::seeds },
     Target { name: "backing_mark", run: backing_mark::run, seeds: backing_mark::seeds },
     Target { name: "size_expr", run: size_expr::run, seeds: size_expr::seeds },

@@ -112,6 +112,11 @@ fn lru_ops() {
 }
 
 #[test]
+fn attach() {
+    run_mutations("attach", 1000);
+}
+
+#[test]
 fn attributes() {
     run_mutations("attributes", 1500);
 }
