@@ -10,7 +10,7 @@ use uzram::codec::Algorithm;
 use uzram::stream::StreamDesign;
 use uzram::units::parse_size;
 use uzram_bench::block::{Programs, SwapUser};
-use uzram_bench::engine::{self, Against, Pattern, backing};
+use uzram_bench::engine::{self, Against, Pattern, backing, survive};
 use uzram_bench::harness::report::text;
 use uzram_bench::harness::{Source, command, to_json};
 use uzram_bench::targets;
@@ -18,7 +18,8 @@ use uzram_bench::targets;
 /// Measure a device against the bare codec, the kernel's zram and a device without an LRU, in this process.
 ///
 /// Fills a device with the corpus's pages and runs fio's patterns on pages of 4 KiB. The rounds of
-/// all targets are interleaved, so that a noisy machine affects all of them alike.
+/// all targets are interleaved, so that a noisy machine disturbs each of them alike. `survive` measures memory that
+/// outlives the process.
 #[derive(Parser)]
 #[command(
     name = "uzram-bench",
@@ -61,14 +62,17 @@ struct Args {
     /// no-lru, a device that does not track its cold pages
     #[arg(long, value_delimiter = ',', value_name = "TARGET,…")]
     against: Vec<Against>,
-    /// Measure the project's targets, including NBD if fio and nbdkit are installed, and block devices and swap
-    /// as root, and print each with its figure; of the other options only --seconds, --repeat, --backing-dir,
-    /// --json and --markdown apply
+    /// Measure what the project promises, over NBD too where fio and nbdkit are installed, as root of block
+    /// devices and swap too, and print each promise with its figure; of the other options only --seconds,
+    /// --repeat, --backing-dir, --full, --json and --markdown count
     #[arg(long)]
     targets: bool,
     /// With --targets, the folder for temporary backing files of some hundred MiB
     #[arg(long, value_name = "DIR", default_value = backing::DEFAULT_DIR)]
     backing_dir: PathBuf,
+    /// With --targets, measure what takes more memory too, if the machine has it: attaching 16 GiB, some 9 GiB
+    #[arg(long, requires = "targets")]
+    full: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -81,11 +85,41 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
+    Survive(SurviveArgs),
     #[command(hide = true)]
     SwapUser(SwapUserArgs),
 }
 
-/// Run as the program whose memory the swap benchmark swaps out; the benchmark starts it.
+/// Measure memory that outlives the process: attaching a store, and its speed beside private memory.
+///
+/// Fills a store, drops it while its memory is held, and attaches it, again and again. Reads and writes random pages of
+/// a store of the corpus's size in such memory and of one in private memory, in turn.
+#[derive(clap::Args)]
+struct SurviveArgs {
+    /// A file whose pages are stored [default: a mixture of this machine's files and of a live heap]
+    #[arg(long, value_name = "FILE")]
+    corpus: Option<PathBuf>,
+    /// The size of the store that is attached; a shorter corpus is repeated
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = parse_size)]
+    size: u64,
+    /// Attach a store of 16 GiB too, if the machine has the memory, some 9 GiB
+    #[arg(long)]
+    full: bool,
+    /// Seconds that each round lasts; reads and writes take as long in more rounds of 20 ms
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+    /// Rounds; the tables show medians
+    #[arg(long, value_name = "R", default_value_t = 5)]
+    repeat: usize,
+    /// Compression, as `uzram up` takes it
+    #[arg(long, value_name = "NAME", default_value = "lz4")]
+    algorithm: Algorithm,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Be the program whose memory a benchmark of swap has moved out: the benchmark starts it.
 #[derive(clap::Args)]
 struct SwapUserArgs {
     /// The folder of the cgroup to enter
@@ -101,6 +135,7 @@ struct SwapUserArgs {
 
 fn main() -> ExitCode {
     command::main("uzram-bench", |args: &Args| match &args.command {
+        Some(Command::Survive(args)) => command::print(&measure_survival(args)?),
         Some(Command::SwapUser(args)) => swap_user(args),
         None => command::print(&measure(args)?),
     })
@@ -138,6 +173,7 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
         programs: command::uzram_program().map(|uzram| Programs { uzram, bench }),
         duration,
         repeat: args.repeat,
+        survive: survive::SurviveOptions { full: args.full, ..survive::SurviveOptions::default() },
         backing: backing::BackingOptions {
             dir: args.backing_dir.clone(),
             ..backing::BackingOptions::default()
@@ -149,7 +185,25 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
     Ok(if args.markdown { report.to_markdown(&options) } else { text(&report, args.json) })
 }
 
-/// Runs as the program that is swapped out, and prints its times.
+fn measure_survival(args: &SurviveArgs) -> Result<String> {
+    let defaults = engine::Common::default();
+    let report = survive::run(&survive::SurviveOptions {
+        common: engine::Common {
+            corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
+            duration: command::seconds(args.seconds)?,
+            repeat: args.repeat,
+            algorithm: args.algorithm.clone(),
+            stop: command::stop_flag()?,
+            ..defaults
+        },
+        size_bytes: args.size,
+        full: args.full,
+        ..survive::SurviveOptions::default()
+    })?;
+    Ok(text(&report, args.json))
+}
+
+/// Is the program that is swapped out, and prints its times.
 fn swap_user(args: &SwapUserArgs) -> Result<()> {
     let user = SwapUser { cgroup: args.cgroup.clone(), pages: args.pages.clone(), size_bytes: args.size };
     command::print(&format!("{}\n", to_json(&user.run()?)))

@@ -23,6 +23,8 @@ fn what_makes_no_sense_is_one_line() {
         (&["--seconds", "NaN"], "--seconds"),
         (&["--seconds", "0"], "--seconds"),
         (&["--repeat", "0"], "--repeat"),
+        (&["--full"], "--targets"),
+        (&["survive", "--size", "0"], "--size"),
         (&["--aginst", "codec"], "did you mean `--against`?"),
     ] {
         let ended = bench(args);
@@ -37,21 +39,40 @@ fn what_makes_no_sense_is_one_line() {
 fn help_speaks_of_the_word_that_users_type() {
     let text = bench(&["--help"]).ok();
     assert!(text.contains("Usage: uzram bench ") && !text.contains("swap-user"), "{text}");
-    assert!(text.contains("Example: uzram bench "), "{text}");
+    assert!(text.contains("Example: uzram bench ") && text.contains("survive"), "{text}");
+    let text = bench(&["survive", "--help"]).ok();
+    assert!(text.contains("Usage: uzram bench survive ") && text.contains("--full"), "{text}");
+}
+
+/// A file of 64 pages, in a folder that goes.
+fn corpus() -> (tempfile::TempDir, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pages");
+    let pages: Vec<u8> = (0..64 << 12).map(|at| (at / 7) as u8).collect();
+    std::fs::write(&path, pages).unwrap();
+    (dir, path.to_str().unwrap().to_owned())
 }
 
 #[test]
 fn a_short_run_prints_a_table_or_json() {
-    let dir = tempfile::tempdir().unwrap();
-    let corpus = dir.path().join("pages");
-    let pages: Vec<u8> = (0..64 << 12).map(|at| (at / 7) as u8).collect();
-    std::fs::write(&corpus, pages).unwrap();
+    let (_dir, corpus) = corpus();
     let args = ["--seconds", "0.01", "--repeat", "1", "--rw", "randwrite", "--jobs", "1", "--corpus"];
-    let args = [&args[..], &[corpus.to_str().unwrap()]].concat();
+    let args = [&args[..], &[corpus.as_str()]].concat();
     assert!(bench(&args).ok().contains("randwrite"));
     let json = bench(&[&args[..], &["--json"]].concat()).ok();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["rows"][0]["target"], "uzram");
+}
+
+#[test]
+fn a_short_run_attaches_a_store() {
+    let (_dir, corpus) = corpus();
+    let args = ["survive", "--seconds", "0.01", "--repeat", "1", "--size", "1M", "--corpus", &corpus];
+    let text = bench(&args).ok();
+    assert!(text.contains("in random order") && text.contains("--full"), "{text}");
+    let json = bench(&[&args[..], &["--json"]].concat()).ok();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["attach"][0]["pages"], 256);
 }
 
 #[test]

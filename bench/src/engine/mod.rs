@@ -29,6 +29,7 @@ mod packed;
 mod pattern;
 pub mod recompression;
 mod report;
+pub mod survive;
 mod uzram_device;
 
 use std::sync::Arc;
@@ -91,6 +92,32 @@ pub struct Common {
     /// Setting it, for example from a signal handler, ends the run with an error after removing what it added
     /// to the system.
     pub stop: Arc<AtomicBool>,
+}
+
+/// How long a round lasts where two things differ by a few percent. Many short rounds tell them apart better
+/// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU came
+/// to ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms in four runs, from 0.94 to
+/// 1.02 by 150 of 20 ms, and from 0.97 to 1.01 by 250 of 20 ms in five runs.
+const SLICE: Duration = Duration::from_millis(20);
+
+impl Common {
+    /// The same time, in rounds of at most [`SLICE`].
+    pub(crate) fn in_slices(self) -> Common {
+        let slices = self.repeat as u128 * self.duration.as_nanos() / SLICE.as_nanos();
+        let repeat = usize::try_from(slices).unwrap_or(MAX_REPEAT).max(self.repeat);
+        Common { duration: self.duration.min(SLICE), repeat: repeat.min(MAX_REPEAT), ..self }
+    }
+
+    fn check(&self) -> Result<()> {
+        let bad = |what: String, setting| Err(Error::invalid(what).with_setting(setting));
+        if !(1..=MAX_REPEAT).contains(&self.repeat) {
+            return bad(format!("{} rounds: it must be 1 to {MAX_REPEAT}", self.repeat), "--repeat");
+        }
+        if self.duration.is_zero() || self.duration > MAX_DURATION {
+            return bad("a measurement must last more than nothing and at most an hour".into(), "--seconds");
+        }
+        Ok(())
+    }
 }
 
 impl Default for Common {
@@ -158,14 +185,7 @@ impl BenchOptions {
         if self.jobs.is_empty() && !self.patterns.is_empty() {
             return bad("no number of jobs".to_owned(), "--jobs");
         }
-        let Common { repeat, duration, .. } = self.common;
-        if !(1..=MAX_REPEAT).contains(&repeat) {
-            return bad(format!("{repeat} rounds: it must be 1 to {MAX_REPEAT}"), "--repeat");
-        }
-        if duration.is_zero() || duration > MAX_DURATION {
-            return bad("a measurement must last more than 0 s and at most an hour".into(), "--seconds");
-        }
-        Ok(())
+        self.common.check()
     }
 
     fn load_corpus(&self) -> Result<Corpus> {
@@ -177,17 +197,22 @@ impl BenchOptions {
     }
 
     fn page_count(&self, corpus: &Corpus) -> Result<usize> {
-        let pages = self.size_bytes.map_or(corpus.page_count() as u64, bytes_to_pages);
-        if pages == 0 || pages > corpus::MAX_PAGES as u64 {
-            let most = uzram::units::format_size(pages_to_bytes(corpus::MAX_PAGES as u64));
-            return Err(Error::invalid(format!("the device must have one page at least and {most} at most"))
-                .with_setting("--size"));
-        }
-        Ok(pages as usize)
+        self.size_bytes.map_or(Ok(corpus.page_count()), checked_page_count)
     }
 }
 
-/// A target to measure. Each of its threads takes a worker.
+/// Pages of what is measured, at least one and no more than a corpus may have.
+fn checked_page_count(size_bytes: u64) -> Result<usize> {
+    let pages = bytes_to_pages(size_bytes);
+    if pages == 0 || pages > corpus::MAX_PAGES as u64 {
+        let most = uzram::units::format_size(pages_to_bytes(corpus::MAX_PAGES as u64));
+        return Err(Error::invalid(format!("the device must have one page at least and {most} at most"))
+            .with_setting("--size"));
+    }
+    Ok(pages as usize)
+}
+
+/// One thing that is measured. Its threads each take a worker.
 pub trait Target: Sync {
     /// Returns the name in the report.
     fn name(&self) -> &'static str;

@@ -18,7 +18,7 @@ pub struct Row {
     pub rw: &'static str,
     /// Threads.
     pub jobs: usize,
-    /// `uzram`, `no-lru`, `codec` or `kernel`.
+    /// `uzram`, `no-lru`, `codec` or `kernel`; of stores, `memfd` or `private`.
     pub target: &'static str,
     /// 10^6 bytes a second, all jobs together.
     pub mb_per_s: f64,
@@ -28,8 +28,8 @@ pub struct Row {
     pub p99_us: f64,
     /// 999 of 1000 pages took at most this long.
     pub p999_us: f64,
-    /// uzram's throughput divided by this target's, the median of the rounds' ratios; `None` for uzram
-    /// itself.
+    /// The first target's throughput divided by this one's, the median of the rounds' ratios; none for
+    /// the first itself: uzram, or of stores the one in a memfd.
     pub ratio: Option<f64>,
     /// `mb_per_s` of each round.
     pub rounds_mb_per_s: Vec<f64>,
@@ -41,7 +41,7 @@ impl Row {
         jobs: usize,
         target: &'static str,
         rounds: &[Measurement],
-        uzram: Option<&Vec<Measurement>>,
+        first: Option<&Vec<Measurement>>,
     ) -> Row {
         let speeds = |rounds: &[Measurement]| rounds.iter().map(|round| round.mb_per_s).collect::<Vec<_>>();
         let quantile = |fraction| {
@@ -57,7 +57,7 @@ impl Row {
             p50_us: quantile(0.5),
             p99_us: quantile(0.99),
             p999_us: quantile(0.999),
-            ratio: uzram.map(|uzram| median_ratio(&speeds(uzram), &rounds_mb_per_s)),
+            ratio: first.map(|first| median_ratio(&speeds(first), &rounds_mb_per_s)),
             rounds_mb_per_s,
         }
     }
@@ -167,24 +167,29 @@ pub(super) fn describe(options: &BenchOptions, targets: &[&dyn Target], notes: &
     }
 }
 
+/// The rows as a table.
+pub(super) fn speed_table(rows: &[Row]) -> Table {
+    let mut table = Table::new(["<rw", "jobs", "<target", "MB/s", "p50 µs", "p99 µs", "p99.9 µs", "ratio"]);
+    for row in rows {
+        table.row([
+            row.rw.to_owned(),
+            row.jobs.to_string(),
+            row.target.to_owned(),
+            format!("{:.0}", row.mb_per_s),
+            format!("{:.2}", row.p50_us),
+            format!("{:.2}", row.p99_us),
+            format!("{:.2}", row.p999_us),
+            row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
+        ]);
+    }
+    table
+}
+
 impl fmt::Display for BenchReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let corpus_bytes = uzram::units::pages_to_bytes(self.corpus_pages as u64);
         writeln!(f, "device {}, corpus {}", format_size(self.size_bytes), format_size(corpus_bytes))?;
-        let mut table =
-            Table::new(["<rw", "jobs", "<target", "MB/s", "p50 µs", "p99 µs", "p99.9 µs", "ratio"]);
-        for row in &self.rows {
-            table.row([
-                row.rw.to_owned(),
-                row.jobs.to_string(),
-                row.target.to_owned(),
-                format!("{:.0}", row.mb_per_s),
-                format!("{:.2}", row.p50_us),
-                format!("{:.2}", row.p99_us),
-                format!("{:.2}", row.p999_us),
-                row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}")),
-            ]);
-        }
+        let table = speed_table(&self.rows);
         if !table.is_empty() {
             write!(f, "\n{table}")?;
         }

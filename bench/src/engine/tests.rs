@@ -26,6 +26,20 @@ fn with(common: Common) -> BenchOptions {
 }
 
 #[test]
+fn slices_take_as_long_as_the_rounds_did() {
+    let sliced = |duration_ms, repeat| {
+        let duration = Duration::from_millis(duration_ms);
+        let options = Common { duration, repeat, ..Common::default() }.in_slices();
+        (options.duration.as_millis(), options.repeat)
+    };
+    assert_eq!(sliced(1000, 5), (20, 250));
+    assert_eq!(sliced(500, 3), (20, 75));
+    assert_eq!(sliced(20, 3), (20, 3));
+    assert_eq!(sliced(2, 3), (2, 3), "shorter ones stay");
+    assert_eq!(sliced(60_000, 5), (20, MAX_REPEAT), "no more rounds than there may be");
+}
+
+#[test]
 fn every_pattern_runs_beside_the_codec() {
     let options = BenchOptions {
         patterns: Pattern::ALL.to_vec(),

@@ -21,6 +21,7 @@ use crate::engine::backing;
 use crate::engine::compaction;
 use crate::engine::hit_ratio;
 use crate::engine::recompression;
+use crate::engine::survive;
 use crate::engine::{self, Against, Common, Pattern};
 use crate::harness::corpus::{self, Kind};
 use crate::harness::{DEFAULT_CORPUS_PAGES, Source};
@@ -28,14 +29,8 @@ use crate::nbd;
 pub use target::{Target, Targets};
 use wanted::{
     backing_targets, block_targets, compaction_targets, hit_ratio_targets, lru_cost_targets, memory_target,
-    nbd_targets, recompression_targets, speed_targets,
+    nbd_targets, recompression_targets, speed_targets, survive_targets,
 };
-
-/// The length of a round where two things differ by a few percent. Many short rounds distinguish them better
-/// than a few long ones, between which a busy machine changes its speed more. On one, the cost of the LRU
-/// came to ratios from 0.95 to 1.13 by 3 rounds of 0.5 s, from 0.93 to 1.06 by 50 of 50 ms in four runs, from
-/// 0.94 to 1.02 by 150 of 20 ms, and from 0.97 to 1.01 by 250 of 20 ms in five runs.
-const SLICE: Duration = Duration::from_millis(20);
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -54,7 +49,9 @@ pub struct TargetsOptions {
     pub compacted_size_bytes: u64,
     /// The size of the device that is recompressed.
     pub recompressed_size_bytes: u64,
-    /// The folder and the sizes of backing files; the other options set the rest of it.
+    /// The sizes of the stores that are attached, and whether the large one is; the rest of it is set by the other options.
+    pub survive: survive::SurviveOptions,
+    /// Where files of cold pages are put and how large they are; the rest of it is set by the other options.
     pub backing: backing::BackingOptions,
     /// The amounts for block devices and swap.
     pub block: block::Amounts,
@@ -77,6 +74,7 @@ impl Default for TargetsOptions {
             large_size_bytes: 1 << 30,
             compacted_size_bytes: 256 << 20,
             recompressed_size_bytes: 1 << 30,
+            survive: survive::SurviveOptions::default(),
             backing: backing::BackingOptions::default(),
             block: block::Amounts::default(),
             trace_pages: traces.pages,
@@ -103,7 +101,9 @@ pub struct TargetsReport {
     pub compaction: compaction::CompactionReport,
     /// The gains and costs of recompression.
     pub recompression: recompression::RecompressionReport,
-    /// The gains and costs of a backing file, if there could be one.
+    /// What memory that outlives the process costs, when there can be any.
+    pub survive: Option<survive::SurviveReport>,
+    /// What a backing file brings and costs, when there could be one.
     pub backing: Option<backing::BackingReport>,
     /// The throughputs over NBD, if they were measured.
     pub nbd: Option<nbd::NbdReport>,
@@ -140,7 +140,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         patterns: vec![Pattern::RandRead, Pattern::RandWrite],
         jobs: vec![1, 2],
         against: vec![Against::NoLru],
-        common: in_slices(common.clone()),
+        common: common.clone().in_slices(),
         ..base.clone()
     })?;
     let memory = engine::BenchOptions { patterns: Vec::new(), against: vec![Against::Kernel], ..base };
@@ -169,6 +169,9 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
     targets.push(memory_target(&large, 1.02, &mut notes));
     targets.extend(compaction_targets(&compaction));
     targets.extend(recompression_targets(&recompression, &mut notes));
+    let survive_options = survive::SurviveOptions { common: common.clone(), ..options.survive.clone() };
+    let survive = survive_report(&survive_options, &mut notes)?;
+    targets.extend(survive_targets(&survive_options, survive.as_ref(), &mut notes));
     let backing = backing_report(&backing::BackingOptions { common, ..options.backing.clone() }, &mut notes)?;
     targets.extend(backing_targets(backing.as_ref()));
     let nbd = nbd_report(options, path.clone(), &mut notes)?;
@@ -183,6 +186,7 @@ pub fn run(options: &TargetsOptions) -> Result<TargetsReport> {
         hit_ratios,
         compaction,
         recompression,
+        survive,
         backing,
         nbd,
         block,
@@ -222,11 +226,18 @@ fn other_uzram(programs: &block::Programs) -> Option<String> {
     })
 }
 
-/// Splits the same total time into rounds of at most [`SLICE`].
-fn in_slices(options: Common) -> Common {
-    let slices = options.repeat as u128 * options.duration.as_nanos() / SLICE.as_nanos();
-    let repeat = usize::try_from(slices).unwrap_or(engine::MAX_REPEAT).max(options.repeat);
-    Common { duration: options.duration.min(SLICE), repeat: repeat.min(engine::MAX_REPEAT), ..options }
+/// The benchmark of memory that outlives the process, or a note that says why there is none.
+fn survive_report(
+    options: &survive::SurviveOptions,
+    notes: &mut Vec<String>,
+) -> Result<Option<survive::SurviveReport>> {
+    match options.obstacle() {
+        Some(obstacle) => {
+            notes.push(format!("memory that outlives the process not measured: {obstacle}"));
+            Ok(None)
+        }
+        None => survive::run(options).map(Some),
+    }
 }
 
 /// Runs the benchmark of a backing file, or adds a note that says why not.
@@ -297,6 +308,9 @@ impl fmt::Display for TargetsReport {
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
         write!(f, "\n{}\n{}\n{}\n{}", self.bench, self.lru_cost, self.hit_ratios, self.compaction)?;
         write!(f, "\n{}", self.recompression)?;
+        if let Some(survive) = &self.survive {
+            write!(f, "\n{survive}")?;
+        }
         if let Some(backing) = &self.backing {
             write!(f, "\n{backing}")?;
         }
@@ -318,20 +332,6 @@ mod tests {
     use crate::harness::to_json;
 
     #[test]
-    fn slices_take_as_long_as_the_rounds_did() {
-        let sliced = |duration_ms, repeat| {
-            let duration = Duration::from_millis(duration_ms);
-            let options = in_slices(Common { duration, repeat, ..Common::default() });
-            (options.duration.as_millis(), options.repeat)
-        };
-        assert_eq!(sliced(1000, 5), (20, 250));
-        assert_eq!(sliced(500, 3), (20, 75));
-        assert_eq!(sliced(20, 3), (20, 3));
-        assert_eq!(sliced(2, 3), (2, 3), "shorter ones stay");
-        assert_eq!(sliced(60_000, 5), (20, engine::MAX_REPEAT), "no more rounds than there may be");
-    }
-
-    #[test]
     fn another_uzram_than_the_one_beside_is_named() {
         let programs = |uzram: &str| block::Programs { uzram: uzram.into(), bench: "/b/uzram-bench".into() };
         assert_eq!(other_uzram(&programs("/b/uzram")), None);
@@ -348,7 +348,8 @@ mod tests {
             large_size_bytes: 1 << 20,
             compacted_size_bytes: 1 << 20,
             recompressed_size_bytes: 1 << 20,
-            // Its own tests measure it.
+            survive: survive::SurviveOptions { size_bytes: 1 << 20, ..survive::SurviveOptions::default() },
+            // Measured by its own tests.
             backing: backing::BackingOptions {
                 dir: "/nonexistent".into(),
                 ..backing::BackingOptions::default()
@@ -358,12 +359,15 @@ mod tests {
             ..TargetsOptions::default()
         };
         let report = run(&options).unwrap();
-        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 5 + 6 + 7);
+        assert_eq!(report.targets.len(), 2 + 2 + 4 + 4 + 6 + 2 + 7 + 2 + 6 + 5 + 6 + 7);
         let measured =
             |name: &str| report.targets.iter().find(|target| target.name == name).unwrap().measured;
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
         assert!(measured("randread, gain from 1 to 2 jobs / the bare codec's").unwrap() > 0.0);
         assert!(measured("randwrite, 2 jobs / a device without an LRU").unwrap() > 0.0);
+        assert!(measured("attach of a store of 1 MiB: ms").unwrap() > 0.0);
+        assert_eq!(measured("attach of a store of 16 GiB: ms"), None);
+        assert!(measured("randread, 2 jobs, memory that outlives the process / private").unwrap() > 0.0);
         let points = measured("hits, scan through Zipf, 5 % in memory: points above exact LRU").unwrap();
         assert!((-100.0..100.0).contains(&points), "{points}");
         assert_eq!(measured("NBD randread, 2 jobs, lz4 / nbdkit memory malloc"), None);

@@ -6,6 +6,7 @@ use uzram::units::format_size;
 use super::Target;
 use crate::engine::compaction::{self, Compactor};
 use crate::engine::hit_ratio::{self, Trace};
+use crate::engine::survive::{self, WriteOrder};
 use crate::engine::{self, Pattern, backing, recompression};
 use crate::harness::stats::median;
 use crate::{block, nbd};
@@ -116,7 +117,36 @@ pub(super) fn recompression_targets(
     [1, 2].map(target).into()
 }
 
-/// Returns the targets of a backing file.
+/// Of memory that outlives the process; what attaching takes after random writes is a note.
+pub(super) fn survive_targets(
+    options: &survive::SurviveOptions,
+    report: Option<&survive::SurviveReport>,
+    notes: &mut Vec<String>,
+) -> Vec<Target> {
+    let mut targets = Vec::new();
+    for (size_bytes, wanted_ms) in [(options.size_bytes, 30.0), (options.large_size_bytes, 600.0)] {
+        let size = format_size(size_bytes);
+        let row = |written| report.and_then(|report| report.attach(size_bytes, written));
+        if let Some(row) = row(WriteOrder::Random) {
+            let attach_ms = row.attach_ms;
+            notes.push(format!(
+                "attach of a store of {size} whose pages were written in random order: {attach_ms:.1} ms"
+            ));
+        }
+        let attach_ms = row(WriteOrder::InOrder).map(|row| row.attach_ms);
+        targets.push(Target::at_most(format!("attach of a store of {size}: ms"), wanted_ms, attach_ms));
+    }
+    for rw in [Pattern::RandRead, Pattern::RandWrite] {
+        for jobs in [1, 2] {
+            let name = format!("{rw}, {}, memory that outlives the process / private", jobs_text(jobs));
+            let ratio = report.and_then(|report| report.speed_ratio(rw, jobs));
+            targets.push(Target::at_least(name, 0.98, ratio));
+        }
+    }
+    targets
+}
+
+/// Of a backing file.
 pub(super) fn backing_targets(report: Option<&backing::BackingReport>) -> Vec<Target> {
     let written = report.map(|report| &report.written);
     let fullest = report.and_then(backing::BackingReport::fullest);
