@@ -27,8 +27,8 @@ use super::{Store, StoreBuilder};
 
 impl Store {
     /// Makes a store in memory that outlives the process: its contents exist as long as a process holds the descriptor
-    /// of [`Store::memory`], and [`Store::attach`] finds them. The first touch of such memory takes 2.0 to 2.3 times as
-    /// long as that of private memory.
+    /// of [`Store::memory`], and [`Store::attach`] finds them. The first touch of such memory takes longer than that of
+    /// private memory.
     ///
     /// # Errors
     /// As [`StoreBuilder::build`]; `Unsupported` on a machine that can't publish 16 bytes at once.
