@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use uzram::Result;
@@ -46,15 +45,8 @@ struct Args {
     /// Numbers of threads
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_values_t = [1, 2], value_parser = clap::value_parser!(u16).range(1..=256))]
     jobs: Vec<u16>,
-    /// Seconds that each pattern runs in each round
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
-    seconds: f64,
-    /// Rounds; the table shows medians
-    #[arg(long, value_name = "R", default_value_t = 5)]
-    repeat: usize,
-    /// Compression, as `uzram up` takes it
-    #[arg(long, value_name = "NAME", default_value = "lz4")]
-    algorithm: Algorithm,
+    #[command(flatten)]
+    rounds: Rounds,
     /// Compression streams: percpu, or the number of streams on a locked list
     #[arg(long, value_name = "percpu|N", default_value = "percpu")]
     streams: StreamDesign,
@@ -83,6 +75,35 @@ struct Args {
     command: Option<Command>,
 }
 
+/// How long to measure, and with which compression.
+#[derive(clap::Args)]
+struct Rounds {
+    /// Seconds that each pattern runs in each round
+    #[arg(long, value_name = "S", default_value_t = 1.0)]
+    seconds: f64,
+    /// Rounds; the tables show medians
+    #[arg(long, value_name = "R", default_value_t = 5)]
+    repeat: usize,
+    /// Compression, as `uzram up` takes it
+    #[arg(long, value_name = "NAME", default_value = "lz4")]
+    algorithm: Algorithm,
+}
+
+impl Rounds {
+    /// Returns the options of a benchmark of these rounds over a corpus.
+    fn options(&self, corpus: Option<&PathBuf>) -> Result<engine::Common> {
+        let defaults = engine::Common::default();
+        Ok(engine::Common {
+            corpus: corpus.cloned().map_or(defaults.corpus.clone(), Source::File),
+            duration: command::seconds(self.seconds)?,
+            repeat: self.repeat,
+            algorithm: self.algorithm.clone(),
+            stop: command::stop_flag()?,
+            ..defaults
+        })
+    }
+}
+
 #[derive(Subcommand)]
 enum Command {
     Survive(SurviveArgs),
@@ -93,10 +114,10 @@ enum Command {
 /// Measure memory that outlives the process: attaching a store, and its speed beside private memory.
 ///
 /// Fills a store, drops it while its memory is held, and attaches it, again and again. Reads and writes random pages of
-/// a store of the corpus's size in such memory and of one in private memory, in turn.
+/// a store of the corpus's size in such memory and of one in private memory, in turn, in more rounds of 20 ms.
 #[derive(clap::Args)]
 struct SurviveArgs {
-    /// A file whose pages are stored [default: a mixture of this machine's files and of a live heap]
+    /// A file whose pages are stored [default: a mix of this machine's files and of a live heap]
     #[arg(long, value_name = "FILE")]
     corpus: Option<PathBuf>,
     /// The size of the store that is attached; a shorter corpus is repeated
@@ -105,15 +126,8 @@ struct SurviveArgs {
     /// Attach a store of 16 GiB too, if the machine has the memory, some 9 GiB
     #[arg(long)]
     full: bool,
-    /// Seconds that each round lasts; reads and writes take as long in more rounds of 20 ms
-    #[arg(long, value_name = "S", default_value_t = 1.0)]
-    seconds: f64,
-    /// Rounds; the tables show medians
-    #[arg(long, value_name = "R", default_value_t = 5)]
-    repeat: usize,
-    /// Compression, as `uzram up` takes it
-    #[arg(long, value_name = "NAME", default_value = "lz4")]
-    algorithm: Algorithm,
+    #[command(flatten)]
+    rounds: Rounds,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -143,21 +157,12 @@ fn main() -> ExitCode {
 
 /// Runs the benchmark, or all targets; returns the text to print.
 fn measure(args: &Args) -> Result<String> {
-    let duration = command::seconds(args.seconds)?;
-    if args.targets { run_targets(args, duration) } else { run_bench(args, duration) }
+    if args.targets { run_targets(args) } else { run_bench(args) }
 }
 
-fn run_bench(args: &Args, duration: Duration) -> Result<String> {
-    let defaults = engine::Common::default();
+fn run_bench(args: &Args) -> Result<String> {
     let report = engine::run(engine::BenchOptions {
-        common: engine::Common {
-            corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
-            duration,
-            repeat: args.repeat,
-            algorithm: args.algorithm.clone(),
-            stop: command::stop_flag()?,
-            ..defaults
-        },
+        common: args.rounds.options(args.corpus.as_ref())?,
         size_bytes: args.size,
         patterns: args.rw.clone(),
         jobs: args.jobs.iter().copied().map(usize::from).collect(),
@@ -167,12 +172,12 @@ fn run_bench(args: &Args, duration: Duration) -> Result<String> {
     Ok(text(&report, args.json))
 }
 
-fn run_targets(args: &Args, duration: Duration) -> Result<String> {
+fn run_targets(args: &Args) -> Result<String> {
     let bench = command::this_program()?;
     let options = targets::TargetsOptions {
         programs: command::uzram_program().map(|uzram| Programs { uzram, bench }),
-        duration,
-        repeat: args.repeat,
+        duration: command::seconds(args.rounds.seconds)?,
+        repeat: args.rounds.repeat,
         survive: survive::SurviveOptions { full: args.full, ..survive::SurviveOptions::default() },
         backing: backing::BackingOptions {
             dir: args.backing_dir.clone(),
@@ -186,16 +191,8 @@ fn run_targets(args: &Args, duration: Duration) -> Result<String> {
 }
 
 fn measure_survival(args: &SurviveArgs) -> Result<String> {
-    let defaults = engine::Common::default();
     let report = survive::run(&survive::SurviveOptions {
-        common: engine::Common {
-            corpus: args.corpus.clone().map_or(defaults.corpus.clone(), Source::File),
-            duration: command::seconds(args.seconds)?,
-            repeat: args.repeat,
-            algorithm: args.algorithm.clone(),
-            stop: command::stop_flag()?,
-            ..defaults
-        },
+        common: args.rounds.options(args.corpus.as_ref())?,
         size_bytes: args.size,
         full: args.full,
         ..survive::SurviveOptions::default()

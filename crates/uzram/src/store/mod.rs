@@ -40,6 +40,17 @@ mod stream;
 mod stream_alloc;
 #[cfg(not(loom))]
 mod survive;
+/// Loom models have no files.
+#[cfg(loom)]
+mod survive {
+    pub(super) enum Memory {}
+
+    impl Memory {
+        pub(super) fn regions(&self) -> super::Regions<'_> {
+            match *self {}
+        }
+    }
+}
 mod table_pages;
 mod write;
 mod writeback;
@@ -65,14 +76,14 @@ mod writeback_tests;
 
 use crate::base::cpu::PerCpu;
 use crate::base::error::Result;
-use crate::base::mem::Arena;
 pub use crate::base::mem::MAX_BATCH_PAGES;
+use crate::base::mem::{Arena, Region};
 use crate::base::sync::{Arc, Counter};
 pub use crate::base::units::PageNo;
 use crate::base::units::pages_to_bytes;
 use crate::codec::Algorithm;
 use crate::lru::{AnyLru, LruConfig};
-use crate::zsmalloc::{AnyPool, PoolBuilder};
+use crate::zsmalloc::{AnyPool, PoolBuilder, PoolRegions};
 pub use block_state::BlockState;
 pub use builder::{
     DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
@@ -152,6 +163,15 @@ pub struct Store {
     live_settings: Option<survive::LiveSettings>,
 }
 
+/// The regions of a file that the parts of a store have their memory in; `None` for private memory.
+#[derive(Clone, Copy, Default)]
+struct Regions<'a> {
+    arena: Option<&'a Region>,
+    slots: Option<&'a Region>,
+    extents: Option<&'a Region>,
+    pool: Option<&'a PoolRegions>,
+}
+
 /// Returns the bytes of address space of a store's arena.
 fn address_bytes(pages: u64) -> u64 {
     pages_to_bytes(pages) * RESERVE_FACTOR + RESERVE_BASE_BYTES
@@ -170,28 +190,12 @@ impl Store {
     /// See [`StoreBuilder::build`].
     fn new(builder: &StoreBuilder) -> Result<Self> {
         builder.check()?;
-        #[cfg(not(loom))]
-        return Store::assemble(builder, None, None);
-        #[cfg(loom)]
-        Store::assemble(builder)
+        Store::assemble(builder, None)
     }
 
-    /// Builds a store, in private memory or in `memory`. If `attached` is `Some`, restores the store that `memory`
-    /// holds, and reports there what was found.
-    fn assemble(
-        builder: &StoreBuilder,
-        #[cfg(not(loom))] memory: Option<survive::Memory>,
-        #[cfg(not(loom))] attached: Option<&mut survive::Attached>,
-    ) -> Result<Self> {
-        #[cfg(loom)]
-        let (arena_region, slots_region, extents_region, pool_regions) = (None, None, None, None);
-        #[cfg(not(loom))]
-        let (arena_region, slots_region, extents_region, pool_regions) = match &memory {
-            None => (None, None, None, None),
-            Some(memory) => {
-                (Some(&memory.arena), Some(&memory.slots), memory.extents.as_ref(), Some(memory.pool.clone()))
-            }
-        };
+    /// Builds a store, in private memory or in `memory`, and restores the store that `memory` holds, if it holds one.
+    fn assemble(builder: &StoreBuilder, memory: Option<survive::Memory>) -> Result<Self> {
+        let regions = memory.as_ref().map(survive::Memory::regions).unwrap_or_default();
         let address_bytes = address_bytes(builder.pages);
         let is_ready = builder.reserve_pages > 0;
         #[cfg(not(loom))]
@@ -199,14 +203,14 @@ impl Store {
             reserve::check_fits(builder.pages, builder.reserve_pages)?;
         }
         let arena = Arc::new(match builder.reserve_pages {
-            0 => Arena::new_in(arena_region, address_bytes)?,
-            pages => Arena::with_reserve_in(arena_region, address_bytes, pages)?,
+            0 => Arena::new_in(regions.arena, address_bytes)?,
+            pages => Arena::with_reserve_in(regions.arena, address_bytes, pages)?,
         });
         arena.set_run_cache_batch_pages(builder.run_cache_batch_pages)?;
         let lru_options =
             LruConfig { pagevec_pages: builder.lru_pagevec_pages, ..LruConfig::new(builder.pages) };
         let lru = AnyLru::new(builder.lru_design, &lru_options)?;
-        let pool_builder = pool_builder(builder).regions(pool_regions);
+        let pool_builder = pool_builder(builder).regions(regions.pool.cloned());
         let pool = Arc::new(AnyPool::new(builder.pool_design, Arc::clone(&arena), &pool_builder)?);
         let stream_bytes = Arc::new(Counter::new(0));
         let codec = |algorithm: &Algorithm| Codec::new(algorithm, builder.streams, is_ready, &stream_bytes);
@@ -215,13 +219,13 @@ impl Store {
         for (place, algorithm) in recompression.iter_mut().zip(&builder.recompression) {
             *place = algorithm.as_ref().map(codec).transpose()?;
         }
-        let backing = builder.backing.as_ref().map(|options| BackingDevice::new(options, extents_region));
+        let backing = builder.backing.as_ref().map(|options| BackingDevice::new(options, regions.extents));
         let backing = backing.transpose()?.map(Box::new);
         #[cfg_attr(loom, allow(unused_mut))]
-        let mut slots = Slots::new_in(slots_region, builder.pages)?;
+        let mut slots = Slots::new_in(regions.slots, builder.pages)?;
         let counters: PerCpu<Share> = PerCpu::new(|_| Share::default());
         #[cfg(not(loom))]
-        if let Some(attached) = attached {
+        if memory.as_ref().is_some_and(|memory| memory.holds_store) {
             let parts = survive::Parts {
                 slots: &slots,
                 pool: &pool,
@@ -230,9 +234,7 @@ impl Store {
                 log: backing.as_ref().map(|backing| &backing.log),
                 priorities: recompression.each_ref().map(Option::is_some),
             };
-            let found = survive::attach(&parts)?;
-            counters.local().add_all(&found.counts);
-            *attached = found.attached;
+            counters.local().add_all(&survive::attach(&parts)?);
         }
         arena.set_limit_pages(builder.limit_pages);
         #[cfg(not(loom))]
@@ -279,14 +281,8 @@ impl Store {
         };
         store.set_policy(builder.policy);
         #[cfg(not(loom))]
-        if let Some(memory) = &memory {
-            store.keep_setting(|kept| {
-                kept.limit_pages = builder.limit_pages;
-                kept.run_cache_batch_pages = builder.run_cache_batch_pages;
-                kept.lru_pagevec_pages = builder.lru_pagevec_pages;
-                kept.compact_threshold_percent = builder.compact_threshold_percent;
-                kept.compact_rate_bytes = builder.compact_rate_bytes;
-            });
+        if let Some(memory) = memory.filter(|memory| !memory.holds_store) {
+            store.keep_setting(|kept| *kept = builder.clone());
             memory.complete()?;
         }
         Ok(store)

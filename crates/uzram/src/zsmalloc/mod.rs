@@ -57,7 +57,6 @@ pub(crate) use any::AnyPool;
 #[cfg(not(loom))]
 pub(crate) use attach::{Attach, Settled};
 pub use builder::PoolBuilder;
-#[cfg(not(loom))]
 pub(crate) use builder::PoolRegions;
 pub use class::{CHAIN_SIZES, SizeClass};
 pub(crate) use compact::{Budget, Effort};

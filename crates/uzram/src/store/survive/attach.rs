@@ -18,7 +18,7 @@ use std::thread::{Builder, ScopedJoinHandle};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Arena;
 use crate::base::sync::{AtomicU64, Ordering};
-use crate::base::units::PageNo;
+use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::lru::AnyLru;
 use crate::zsmalloc::{AnyPool, Attach, Location, Settled};
 
@@ -57,26 +57,18 @@ pub(in crate::store) struct Parts<'a> {
 #[derive(Default)]
 struct Found {
     counts: Share,
-    pages: u64,
-    lost: u64,
     /// Pages with objects in memory: [last use, in seconds u32 | page u32].
     uses: Vec<u64>,
     /// Handles of huge objects.
     huge: Vec<u32>,
 }
 
-/// The result of [`attach`].
-pub(in crate::store) struct Outcome {
-    pub(in crate::store) attached: Attached,
-    /// To be added to the store's counters.
-    pub(in crate::store) counts: Share,
-}
-
-/// Restores the state of these parts, which are otherwise unused, from their memory.
+/// Restores the state of these parts, which are otherwise unused, from their memory. Returns counts for the store's
+/// counters.
 ///
 /// # Errors
 /// `NoMemory` when the system gives none; `Io` if it does not report which pages are in memory.
-pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Outcome> {
+pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Share> {
     parts.arena.find_resident()?;
     let claims = parts.pool.attach()?;
     let ranges = parts.slots.resident_ranges()?;
@@ -106,13 +98,9 @@ pub(in crate::store) fn attach(parts: &Parts<'_>) -> Result<Outcome> {
     if let Some(log) = parts.log {
         log.end_adoption()?;
     }
-    let attached = Attached {
-        pages: found.iter().map(|found| found.pages).sum(),
-        pages_lost: found.iter().map(|found| found.lost).sum(),
-    };
     let counts = Share::default();
     found.iter().for_each(|found| counts.add_all(&found.counts));
-    Ok(Outcome { attached, counts })
+    Ok(counts)
 }
 
 /// Refills the reserve of an arena that has one: rebuilding takes memory.
@@ -236,18 +224,13 @@ fn is_there(
 
 fn note(parts: &Parts<'_>, page: PageNo, contents: &Contents, found: &mut Found) {
     found.counts.replaced(&Contents::Empty, contents);
-    found.pages += 1;
-    match contents {
-        Contents::Lost => found.lost += 1,
-        Contents::Stored { handle, len, .. } => {
-            if usize::from(*len) == crate::base::units::PAGE_SIZE {
-                found.huge.push(*handle);
-            }
-            if parts.lru.is_some() {
-                found.uses.push(u64::from(parts.slots.used_s(page)) << u32::BITS | u64::from(page.0));
-            }
+    if let Contents::Stored { handle, len, .. } = contents {
+        if usize::from(*len) == PAGE_SIZE {
+            found.huge.push(*handle);
         }
-        _ => {}
+        if parts.lru.is_some() {
+            found.uses.push(u64::from(parts.slots.used_s(page)) << u32::BITS | u64::from(page.0));
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::zsmalloc::PoolRegions;
 
 use super::super::slot::Slots;
 use super::super::writeback::Log;
-use super::super::{StoreBuilder, address_bytes, pool_builder};
+use super::super::{Regions, StoreBuilder, address_bytes, pool_builder};
 use super::settings;
 
 /// The first bytes of a complete file.
@@ -29,6 +29,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
 const VERSION: u64 = 1;
 /// The number of words of the superblock, the checksum of the others included.
 const WORDS: usize = 12;
+/// Which of them is the checksum.
+const CHECKSUM: usize = 2;
 const SUPERBLOCK_BYTES: usize = WORDS * size_of::<u64>();
 const LIVE_SETTINGS_AT: u64 = 4096;
 const SETTINGS_AT: u64 = 8192;
@@ -39,10 +41,12 @@ const ALIGN_BYTES: u64 = 2 << 20;
 pub(in crate::store) struct Memory {
     pub(in crate::store) file: Arc<MemoryFile>,
     pub(in crate::store) live_settings: Region,
-    pub(in crate::store) slots: Region,
-    pub(in crate::store) pool: PoolRegions,
-    pub(in crate::store) extents: Option<Region>,
-    pub(in crate::store) arena: Region,
+    /// Whether it holds a store to restore.
+    pub(in crate::store) holds_store: bool,
+    slots: Region,
+    pool: PoolRegions,
+    extents: Option<Region>,
+    arena: Region,
     superblock: [u64; WORDS],
 }
 
@@ -84,8 +88,18 @@ impl Memory {
         superblock[3] = settings.len() as u64;
         superblock[4] = u64::from(crc32fast::hash(&settings));
         superblock[5..10].copy_from_slice(&lengths.0);
-        superblock[2] = checksum(&superblock);
-        Memory::of(file, &lengths, superblock)
+        superblock[CHECKSUM] = checksum_but(CHECKSUM, &superblock);
+        Memory::of(file, &lengths, superblock, false)
+    }
+
+    /// Returns the regions that the parts of the store have their memory in.
+    pub(in crate::store) fn regions(&self) -> Regions<'_> {
+        Regions {
+            arena: Some(&self.arena),
+            slots: Some(&self.slots),
+            extents: self.extents.as_ref(),
+            pool: Some(&self.pool),
+        }
     }
 
     /// Writes the superblock, which makes the file complete: an incomplete file cannot be opened.
@@ -122,7 +136,9 @@ impl Memory {
         }
         let damaged = |what| Error::new(ErrorKind::Corrupt, format!("the store's {what} is damaged"));
         let settings_bytes = superblock[3];
-        if superblock[2] != checksum(&superblock) || settings_bytes > REGIONS_AT - SETTINGS_AT {
+        if superblock[CHECKSUM] != checksum_but(CHECKSUM, &superblock)
+            || settings_bytes > REGIONS_AT - SETTINGS_AT
+        {
             return Err(damaged("superblock"));
         }
         let mut settings = vec![0; settings_bytes as usize];
@@ -137,12 +153,17 @@ impl Memory {
                 "the memory is laid out for another machine, or another backing device",
             ));
         }
-        let memory = Memory::of(file, &lengths, superblock)?;
+        let memory = Memory::of(file, &lengths, superblock, true)?;
         settings::LiveSettings::new(&memory)?.read_into(&mut builder);
         Ok((memory, builder))
     }
 
-    fn of(file: Arc<MemoryFile>, lengths: &Lengths, superblock: [u64; WORDS]) -> Result<Self> {
+    fn of(
+        file: Arc<MemoryFile>,
+        lengths: &Lengths,
+        superblock: [u64; WORDS],
+        holds_store: bool,
+    ) -> Result<Self> {
         let mut at = REGIONS_AT;
         let mut next = |len_bytes: u64| {
             let len_bytes = len_bytes.next_multiple_of(ALIGN_BYTES);
@@ -157,16 +178,17 @@ impl Memory {
             extents: if extents > 0 { Some(next(extents)?) } else { None },
             arena: next(arena)?,
             live_settings: file.region(LIVE_SETTINGS_AT, 4096)?,
+            holds_store,
             superblock,
             file,
         })
     }
 }
 
-/// Returns the checksum of all words but the checksum itself.
-fn checksum(superblock: &[u64; WORDS]) -> u64 {
-    let mut words = *superblock;
-    words[2] = 0;
+/// Returns the checksum of words, with the one at `at` as 0: that is where the checksum is kept.
+pub(super) fn checksum_but<const N: usize>(at: usize, words: &[u64; N]) -> u64 {
+    let mut words = *words;
+    words[at] = 0;
     u64::from(crc32fast::hash(&words.map(u64::to_le_bytes).concat()))
 }
 

@@ -23,7 +23,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::MemoryFile;
 use crate::base::sync::{Arc, stores_16_bytes};
 
-use super::{Store, StoreBuilder};
+use super::{Store, StoreBuilder, StoreStats};
 
 impl Store {
     /// Makes a store in memory that outlives the process: its contents exist as long as a process holds the descriptor
@@ -36,11 +36,12 @@ impl Store {
         check_can_survive()?;
         builder.check()?;
         let memory = Memory::create(builder)?;
-        Store::assemble(builder, Some(memory), None)
+        Store::assemble(builder, Some(memory))
     }
 
-    /// Restores the store that [`Store::create_in`] made in this memory, in this process or one that has ended. Every page has the contents of its last write; if that write was not
-    /// finished, those before it or its own. Reads of pages that are found damaged fail until the pages are written.
+    /// Restores the store that [`Store::create_in`] made in this memory, in this process or one that has ended. Every
+    /// page has the contents of its last write; if that write was not finished, those before it or its own. Reads of
+    /// pages that are found damaged fail until the pages are written.
     ///
     /// `backing` is the backing device of the store, if it had one.
     ///
@@ -54,9 +55,9 @@ impl Store {
     pub unsafe fn attach(memory: OwnedFd, backing: Option<Arc<dyn Backing>>) -> Result<(Store, Attached)> {
         check_can_survive()?;
         let (memory, builder) = Memory::open(MemoryFile::from_fd(memory)?, backing)?;
-        let mut attached = Attached::default();
-        let store = Store::assemble(&builder, Some(memory), Some(&mut attached))?;
-        Ok((store, attached))
+        let store = Store::assemble(&builder, Some(memory))?;
+        let StoreStats { pages_stored, pages_lost, .. } = store.stats();
+        Ok((store, Attached { pages: pages_stored, pages_lost }))
     }
 
     /// Returns the memory of a store that outlives the process, for [`Store::attach`]; `None` for other stores.

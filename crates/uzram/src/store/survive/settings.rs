@@ -12,7 +12,7 @@ use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, classes};
 use crate::codec::{Algorithm, Dictionary, Kind};
 
 use super::super::{BackingOptions, ReclaimPolicy, StoreBuilder};
-use super::layout::Memory;
+use super::layout::{Memory, checksum_but};
 
 /// The longest name, path or dictionary that is accepted.
 const MAX_BYTES: u64 = 2 << 20;
@@ -166,6 +166,8 @@ impl<'a> Input<'a> {
 const LIVE: usize = 10;
 /// The number of words of a copy: a count of the changes, the settings, and a checksum of both.
 const COPY: usize = LIVE + 2;
+/// Which of them is the checksum.
+const CHECKSUM: usize = COPY - 1;
 
 /// The settings that change, in memory that outlives the process: two copies, of which the newer one with a right checksum
 /// is valid. A change overwrites the other copy, so that a death in between leaves the valid one.
@@ -198,7 +200,7 @@ impl LiveSettings {
         let mut copy = [0; COPY];
         copy[0] = changes + 1;
         copy[1..=LIVE].copy_from_slice(&numbers(&builder));
-        copy[COPY - 1] = checksum(&copy);
+        copy[CHECKSUM] = checksum_but(CHECKSUM, &copy);
         let first = if at == 0 { COPY } else { 0 };
         for (place, word) in (first..).zip(copy) {
             self.words[place].store(word, Ordering::Relaxed);
@@ -213,19 +215,12 @@ impl LiveSettings {
         let sound = [0, COPY].map(|first| (copy(first), first));
         let last = sound
             .into_iter()
-            .filter(|(copy, _)| copy[0] != 0 && copy[COPY - 1] == checksum(copy))
+            .filter(|(copy, _)| copy[0] != 0 && copy[CHECKSUM] == checksum_but(CHECKSUM, copy))
             .max_by_key(|(copy, _)| copy[0]);
         let Some((copy, first)) = last else { return (0, COPY) };
         set_numbers(builder, std::array::from_fn(|at| copy[1 + at]));
         (copy[0], first)
     }
-}
-
-/// Of all but the last word.
-fn checksum(copy: &[u64; COPY]) -> u64 {
-    let mut words = *copy;
-    words[COPY - 1] = 0;
-    u64::from(crc32fast::hash(&words.map(u64::to_le_bytes).concat()))
 }
 
 fn numbers(builder: &StoreBuilder) -> [u64; LIVE] {
