@@ -27,6 +27,8 @@ type Model = BTreeMap<u32, u64>;
 
 /// Pages of a store.
 const PAGES: u32 = 1024;
+/// Where the slots are in a store's memory; superblock and settings are before them.
+const SLOTS_AT: u64 = 16 << 20;
 /// Of these bytes a part is written.
 const PART: std::ops::Range<usize> = 100..300;
 /// Contents of which a part was written afterwards.
@@ -276,6 +278,20 @@ fn step(store: &Store, journal: &Journal, random: &mut Random, which: u32, threa
     }
 }
 
+/// Two threads that step without an end.
+fn step_for_ever(store: &Store, journal: &Journal, seed: u64, has_backing: bool) {
+    std::thread::scope(|scope| {
+        for which in 0..2 {
+            scope.spawn(move || {
+                let mut random = Random::new(seed + u64::from(which));
+                loop {
+                    step(store, journal, &mut random, which, 2, has_backing);
+                }
+            });
+        }
+    });
+}
+
 /// Two threads; one stops for ever at a store chosen at random, the other goes on for some more.
 #[test]
 fn death_of_one_thread_and_then_of_the_other_leaves_old_contents_or_new_ones() {
@@ -291,17 +307,7 @@ fn death_of_one_thread_and_then_of_the_other_leaves_old_contents_or_new_ones() {
             let (store, _) = attach(&dead);
             memory::exit_after(Duration::from_millis(200));
             stepping::die_at_store(number, others);
-            std::thread::scope(|scope| {
-                for which in 0..2 {
-                    let (store, journal) = (&store, &journal);
-                    scope.spawn(move || {
-                        let mut random = Random::new(seed + u64::from(which));
-                        loop {
-                            step(store, journal, &mut random, which, 2, true);
-                        }
-                    });
-                }
-            });
+            step_for_ever(&store, &journal, seed, true);
         });
         assert!([stepping::DIED, memory::LATE].contains(&status), "round {round}: status {status}");
         let (before, after) = journal.models();
@@ -323,17 +329,7 @@ fn processes_that_are_killed_lose_nothing() {
             let seed = random.next();
             let child = start_child(|| {
                 let (store, _) = attach(&survivor);
-                std::thread::scope(|scope| {
-                    for which in 0..2 {
-                        let (store, journal) = (&store, &journal);
-                        scope.spawn(move || {
-                            let mut random = Random::new(seed + u64::from(which));
-                            loop {
-                                step(store, journal, &mut random, which, 2, has_backing);
-                            }
-                        });
-                    }
-                });
+                step_for_ever(&store, &journal, seed, has_backing);
             });
             let status = kill_after(child, Duration::from_micros(random.below(30_000) as u64));
             assert_eq!(status, -libc::SIGKILL, "kill {kill}: the process had ended");
@@ -369,13 +365,23 @@ fn damage_is_refused_or_does_no_harm() {
         }
         drop(store);
         let data = survivor.data();
+        let in_part = |wanted: fn(u64) -> bool| -> Vec<_> {
+            data.iter().filter(|range| wanted(range.start)).cloned().collect()
+        };
+        let (head, slots) = (in_part(|start| start < SLOTS_AT), in_part(|start| start == SLOTS_AT));
         for round in 0..1000 * rounds() {
             let copy = survivor.copy();
+            // Superblock and settings, slots, and anywhere.
+            let part = match round % 4 {
+                0 => &head,
+                1 => &slots,
+                _ => &data,
+            };
             for _ in 0..1 + random.below(3) {
                 // Bytes that say something are hit more often.
                 let mut at = 0;
                 for _ in 0..10 {
-                    let range = &data[random.below(data.len())];
+                    let range = &part[random.below(part.len())];
                     at = range.start + random.below((range.end - range.start) as usize) as u64;
                     if copy.byte(at) != 0 {
                         break;
