@@ -1,7 +1,8 @@
 //! The engine's own threads. Loom models start none.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::{Builder, JoinHandle};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{Builder, JoinHandle, ScopedJoinHandle};
 
 use super::error::{Error, ErrorKind, Result};
 
@@ -37,6 +38,29 @@ pub(crate) fn spawn_relied_on<S: Send + 'static>(
     })
 }
 
+/// Calls `work` on as many threads as CPUs are available, this one included, with an iterator over the units that the
+/// thread is to work on: each below `units` comes once. Returns what the calls returned. Where no other thread can be
+/// started this one works alone.
+pub(crate) fn share_out<T: Send>(
+    units: usize,
+    work: impl Fn(&mut dyn Iterator<Item = usize>) -> T + Sync,
+) -> Vec<T> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(units).max(1);
+    let next = AtomicUsize::new(0);
+    let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|unit| *unit < units);
+    let work = || work(&mut std::iter::from_fn(take));
+    std::thread::scope(|scope| {
+        let others: Vec<_> =
+            (1..threads).filter_map(|_| Builder::new().spawn_scoped(scope, work).ok()).collect();
+        let mut done = vec![work()];
+        let join = |thread: ScopedJoinHandle<'_, T>| {
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        done.extend(others.into_iter().map(join));
+        done
+    })
+}
+
 /// Faults in enough of this thread's stack that it takes no page fault while other threads wait for it.
 #[inline(never)]
 pub(crate) fn touch_stack() {
@@ -49,5 +73,19 @@ pub(crate) fn join(thread: JoinHandle<()>) {
         thread.thread().unpark();
         // The panic hook has reported a panic already.
         let _ = thread.join();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_unit_comes_once() {
+        for units in [0, 1, 2, 1000] {
+            let mut seen: Vec<_> = share_out(units, |units| units.collect::<Vec<_>>()).concat();
+            seen.sort_unstable();
+            assert_eq!(seen, (0..units).collect::<Vec<_>>());
+        }
     }
 }

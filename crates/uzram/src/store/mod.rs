@@ -105,7 +105,7 @@ pub use stats::StoreStats;
 use stream::Codec;
 pub use stream_alloc::StreamAlloc;
 #[cfg(not(loom))]
-pub use survive::Attached;
+pub use survive::{AttachProgress, Attached, StandBy};
 use writeback::BackingDevice;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
@@ -225,7 +225,7 @@ impl Store {
         let mut slots = Slots::new_in(regions.slots, builder.pages)?;
         let counters: PerCpu<Share> = PerCpu::new(|_| Share::default());
         #[cfg(not(loom))]
-        if memory.as_ref().is_some_and(|memory| memory.holds_store) {
+        if let Some(memory) = memory.as_ref().filter(|memory| memory.holds_store) {
             let parts = survive::Parts {
                 slots: &slots,
                 pool: &pool,
@@ -233,6 +233,7 @@ impl Store {
                 lru: lru.as_ref(),
                 log: backing.as_ref().map(|backing| &backing.log),
                 priorities: recompression.each_ref().map(Option::is_some),
+                progress: &memory.progress,
             };
             counters.local().add_all(&survive::attach(&parts)?);
         }

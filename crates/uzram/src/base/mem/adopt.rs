@@ -4,13 +4,18 @@
 //! 2. The pool and the slab caches read these pages, and take the runs that they recognize ([`Arena::adopt_run`]).
 //! 3. [`Arena::end_adoption`] charges the pages in memory, and gives those of no run back to the system.
 
+use std::ops::Range;
+
 use super::runs::{CHUNK_PAGES, GROUP_PAGES, group_of, groups_of, mask};
 use super::{Account, Arena, Run};
 use crate::base::error::Result;
 use crate::base::sync::Ordering;
+use crate::base::thread::share_out;
 use crate::base::units::PAGE_SIZE;
 
 const CHUNK_BYTES: u64 = CHUNK_PAGES as u64 * PAGE_SIZE as u64;
+/// Bytes of address space that a thread looks for memory in at a time.
+const PART_BYTES: u64 = CHUNK_BYTES;
 
 impl Arena {
     /// Marks the pages in memory as resident, and makes the chunks up to the last of them usable. The arena is new,
@@ -20,17 +25,21 @@ impl Arena {
     /// `Io` if the system does not report which pages are in memory; `NoMemory` when it gives none for the tables.
     pub fn find_resident(&self) -> Result<()> {
         let Some(region) = self.mapping.region() else { return Ok(()) };
-        let mut end_bytes = 0;
-        let page_bytes = PAGE_SIZE as u64;
-        region.for_each_data(|data| {
-            end_bytes = data.end.min(self.mapping.len_bytes() as u64);
-            let (mut page, end) = ((data.start / page_bytes) as u32, (end_bytes / page_bytes) as u32);
-            while page < end {
-                let pages = (GROUP_PAGES - page % GROUP_PAGES).min(end - page);
-                self.resident[group_of(page)].fetch_or(mask(page, pages), Ordering::Relaxed);
-                page += pages;
+        let len_bytes = self.mapping.len_bytes() as u64;
+        let parts = len_bytes.div_ceil(PART_BYTES);
+        let ends = share_out(parts as usize, |parts| {
+            let mut end_bytes = 0;
+            for start in parts.map(|part| part as u64 * PART_BYTES) {
+                let part = start..len_bytes.min(start + PART_BYTES);
+                region.for_each_data_in(part, |data| {
+                    self.set_resident(&data);
+                    end_bytes = end_bytes.max(data.end);
+                })?;
             }
-        })?;
+            Ok(end_bytes)
+        });
+        let end_bytes =
+            ends.into_iter().try_fold(0, |end, found: Result<u64>| found.map(|found| found.max(end)))?;
         let chunks = end_bytes.div_ceil(CHUNK_BYTES);
         if chunks > 0 {
             self.mapping.enable(0, (chunks * CHUNK_BYTES) as usize)?;
@@ -44,6 +53,16 @@ impl Arena {
             }
         }
         Ok(())
+    }
+
+    /// Sets the resident bits of the pages of a range of bytes.
+    fn set_resident(&self, data: &Range<u64>) {
+        let [mut page, end] = [data.start, data.end].map(|at| (at / PAGE_SIZE as u64) as u32);
+        while page < end {
+            let pages = (GROUP_PAGES - page % GROUP_PAGES).min(end - page);
+            self.resident[group_of(page)].fetch_or(mask(page, pages), Ordering::Relaxed);
+            page += pages;
+        }
     }
 
     /// Returns the number of pages of the usable chunks.

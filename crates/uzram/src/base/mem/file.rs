@@ -3,18 +3,26 @@
 //! A file is sealed against resizing, so that a process with its descriptor cannot make accesses to a mapping of it
 //! fail. Like private memory, it takes memory only where it was written to; punching a hole gives memory back.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::OnceLock;
 
+use linux_raw_sys::general::{__NR_cachestat, cachestat, cachestat_range};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
+
+use super::map::Mapped;
 
 /// An anonymous file of a fixed length, whose memory outlives the process.
 #[derive(Debug)]
 pub struct MemoryFile {
     fd: OwnedFd,
     len_bytes: u64,
+    /// A mapping of all of it, once it has been mapped ahead.
+    whole: OnceLock<Mapped>,
 }
 
 /// A part of a file, to be mapped. It begins on a page of the host.
@@ -49,7 +57,7 @@ impl MemoryFile {
         rustix::fs::ftruncate(&fd, len_bytes)
             .map_err(|error| failed(&format!("no memfd of {len_bytes} bytes"), error))?;
         rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|error| failed("a memfd cannot be sealed", error))?;
-        Ok(Arc::new(MemoryFile { fd, len_bytes }))
+        Ok(Arc::new(MemoryFile { fd, len_bytes, whole: OnceLock::new() }))
     }
 
     /// Opens a file that [`MemoryFile::create`] created, in this process or another.
@@ -63,7 +71,7 @@ impl MemoryFile {
             return Err(invalid(rustix::io::Errno::INVAL));
         }
         let stat = rustix::fs::fstat(&fd).map_err(invalid)?;
-        Ok(Arc::new(MemoryFile { fd, len_bytes: stat.st_size.unsigned_abs() }))
+        Ok(Arc::new(MemoryFile { fd, len_bytes: stat.st_size.unsigned_abs(), whole: OnceLock::new() }))
     }
 
     /// Returns the length in bytes.
@@ -81,6 +89,12 @@ impl MemoryFile {
             return Err(Error::invalid("the part is not inside the memfd"));
         }
         Ok(Region { file: Arc::clone(self), offset, len_bytes })
+    }
+
+    /// Has mappings of regions be parts of this mapping of the whole file, from now on.
+    pub(super) fn set_whole(&self, whole: Mapped) {
+        // A second mapping is not needed.
+        let _ = self.whole.set(whole);
     }
 }
 
@@ -103,6 +117,15 @@ impl Region {
         self.file.as_fd()
     }
 
+    /// Returns the address of the region in the mapping of the whole file, if there is one ([`MappedAhead`]).
+    ///
+    /// [`MappedAhead`]: super::MappedAhead
+    pub(super) fn mapped_ahead(&self) -> Option<NonNull<u8>> {
+        let whole = self.file.whole.get()?;
+        // SAFETY: the region lies inside the file, all of which is mapped.
+        Some(unsafe { whole.start().add(self.offset as usize) })
+    }
+
     /// Gives the memory of a part back to the system; returns whether the system took it. The part then reads as zeros
     /// in all processes. Unlike `MADV_REMOVE`, this works for locked memory.
     pub(super) fn punch(&self, offset: u64, len_bytes: u64) -> bool {
@@ -116,23 +139,59 @@ impl Region {
         }
     }
 
+    /// Returns how many pages of a range of bytes of the file have memory, by cachestat(2), which is faster than to seek;
+    /// `None` where that is not available (before Linux 6.5).
+    fn count_pages(&self, bytes: Range<u64>) -> Option<u64> {
+        let range = cachestat_range { off: bytes.start, len: bytes.end.saturating_sub(bytes.start) };
+        // A length of 0 would be all of the file.
+        if range.len == 0 {
+            return Some(0);
+        }
+        let mut found =
+            cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
+        // SAFETY: both structs are the call's, and it writes to the second only.
+        let answer = unsafe {
+            let fd = self.file.fd.as_raw_fd();
+            libc::syscall(__NR_cachestat.into(), fd, &raw const range, &raw mut found, 0)
+        };
+        // Evicted pages of a memfd are in swap.
+        (answer == 0).then_some(found.nr_cache + found.nr_evicted)
+    }
+
     /// Calls `f` with each range of bytes of the region that has memory, rounded to pages, in order.
     ///
     /// # Errors
     /// `Io` if the system does not report which ranges have memory.
-    pub fn for_each_data(&self, mut f: impl FnMut(std::ops::Range<u64>)) -> Result<()> {
-        let end = self.offset + self.len_bytes;
-        let mut at = self.offset;
-        while at < end {
+    pub fn for_each_data(&self, f: impl FnMut(Range<u64>)) -> Result<()> {
+        self.for_each_data_in(0..self.len_bytes, f)
+    }
+
+    /// As [`Region::for_each_data`], in a part of the region that consists of whole pages.
+    ///
+    /// # Errors
+    /// As [`Region::for_each_data`].
+    pub fn for_each_data_in(&self, part: Range<u64>, mut f: impl FnMut(Range<u64>)) -> Result<()> {
+        let end = self.offset + part.end.min(self.len_bytes);
+        let mut at = self.offset + part.start;
+        // Pages that were not found yet, if it is known.
+        let mut left = self.count_pages(at..end);
+        while at < end && left != Some(0) {
             let data = match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
                 Ok(data) => data.min(end),
                 Err(rustix::io::Errno::NXIO) => break,
                 Err(error) => return Err(failed("SEEK_DATA in a memfd", error)),
             };
-            let hole = rustix::fs::seek(&self.file.fd, SeekFrom::Hole(data));
-            let hole = hole.map_err(|error| failed("SEEK_HOLE in a memfd", error))?.min(end);
+            let page_bytes = rustix::param::page_size() as u64;
+            // To seek the end of the last range could lead far beyond this part.
+            let hole = if left == Some((end - data).div_ceil(page_bytes)) {
+                end
+            } else {
+                let hole = rustix::fs::seek(&self.file.fd, SeekFrom::Hole(data));
+                hole.map_err(|error| failed("SEEK_HOLE in a memfd", error))?.min(end)
+            };
             if data < hole {
                 f(data - self.offset..hole - self.offset);
+                left = left.map(|left| left.saturating_sub((hole - data).div_ceil(page_bytes)));
             }
             at = hole.max(at + 1);
         }
@@ -158,6 +217,19 @@ mod tests {
             rustix::io::pwrite(&file.fd, b"x", (1 << 20) + (at << 12)).expect("written");
         }
         assert_eq!(data(&region), [0..4096, 5 << 12..7 << 12, 1 << 29..(1 << 29) + 4096]);
+        let counts =
+            |from: u64, to: u64| region.count_pages((1 << 20) + (from << 12)..(1 << 20) + (to << 12));
+        if counts(0, 1).is_some() {
+            assert_eq!([counts(0, 1), counts(1, 5), counts(4, 7)], [Some(1), Some(0), Some(2)]);
+        }
+        #[allow(clippy::single_range_in_vec_init)]
+        for (part, wanted) in [(4..8, vec![5 << 12..7 << 12]), (5..6, vec![5 << 12..6 << 12]), (7..9, vec![])]
+        {
+            let mut ranges = Vec::new();
+            let part = part.start << 12..part.end << 12;
+            region.for_each_data_in(part, |range| ranges.push(range)).expect("data");
+            assert_eq!(ranges, wanted);
+        }
         assert!(region.punch(5 << 12, 4096));
         assert_eq!(data(&region), [0..4096, 6 << 12..7 << 12, 1 << 29..(1 << 29) + 4096]);
         assert!(file.region(1 << 40, 1).is_err() && file.region(1, 4096).is_err());

@@ -1,5 +1,6 @@
 //! The only door to mmap, mprotect, madvise and mincore.
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use rustix::io::Errno;
@@ -16,8 +17,72 @@ pub(crate) struct Mapping {
     len_bytes: usize,
     page_bytes: usize,
     region: Option<Region>,
-    /// The whole mapping: larger than `len_bytes` where a test emulates larger pages.
-    mapped: (NonNull<u8>, usize),
+    /// What to unmap: more than `len_bytes` where a test emulates larger pages. `None` for a part of a file that is
+    /// mapped as a whole ([`Region::mapped_ahead`]).
+    _mapped: Option<Mapped>,
+}
+
+/// Address space, which is unmapped when dropped.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    start: NonNull<u8>,
+    len_bytes: usize,
+}
+
+// SAFETY: an address range belongs to no thread.
+unsafe impl Send for Mapped {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    /// Maps `len_bytes` bytes of a file from `offset` on, shared with other processes. Both are multiples of the host's
+    /// page size.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system refuses.
+    pub(super) fn shared(fd: BorrowedFd<'_>, offset: u64, len_bytes: usize, access: Access) -> Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len_bytes, access.protection(), flags, fd, offset)
+        };
+        let start = start.map_err(|error| {
+            let what = format!("the system refused {len_bytes} bytes of address space: {error}");
+            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
+        })?;
+        let mapped = Mapped::at(start, len_bytes)?;
+        mapped.advise();
+        Ok(mapped)
+    }
+
+    fn at(start: *mut std::ffi::c_void, len_bytes: usize) -> Result<Self> {
+        let start = NonNull::new(start.cast::<u8>());
+        Ok(Mapped { start: start.ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?, len_bytes })
+    }
+
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn advise(&self) {
+        let (start, len_bytes) = (self.start.as_ptr().cast(), self.len_bytes);
+        // Huge pages would make untouched pages resident, and the counts wrong. A kernel without
+        // them refuses the advice, which does no harm.
+        // SAFETY: the range is this mapping, and the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(start, len_bytes, Advice::LinuxNoHugepage) };
+        // The mapping will hold users' data, or large tables: keep it out of core dumps.
+        // SAFETY: as above.
+        let _ = unsafe { rustix::mm::madvise(start, len_bytes, Advice::LinuxDontDump) };
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the address space, and every user of it borrowed this value, or holds the file that
+        // owns it.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len_bytes) };
+        debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
+    }
 }
 
 // SAFETY: a mapping is an address range that belongs to no thread; the types that hand out its parts
@@ -103,14 +168,11 @@ impl Mapping {
         // memory.
         let base =
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), mapped_bytes, protection, flags) };
-        let base = base.map_err(|error| refused(&error.to_string()))?;
-        let mapped =
-            NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
+        let mapped = Mapped::at(base.map_err(|error| refused(&error.to_string()))?, mapped_bytes)?;
+        mapped.advise();
         // SAFETY: the system's page size divides `page_bytes`, so the offset is at most `spare_bytes`.
-        let base = unsafe { mapped.add(mapped.as_ptr().align_offset(page_bytes)) };
-        let mapping = Mapping { base, len_bytes, page_bytes, region: None, mapped: (mapped, mapped_bytes) };
-        mapping.advise();
-        Ok(mapping)
+        let base = unsafe { mapped.start.add(mapped.start.as_ptr().align_offset(page_bytes)) };
+        Ok(Mapping { base, len_bytes, page_bytes, region: None, _mapped: Some(mapped) })
     }
 
     /// Maps the first `len_bytes` bytes of a region, rounded up to whole pages of the host; private memory if `region`
@@ -125,34 +187,15 @@ impl Mapping {
         if len_bytes == 0 || (len_bytes as u64) > region.len_bytes() {
             return Err(Error::invalid("a region of a memfd is too short"));
         }
-        let protection = access.protection();
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory; the file is sealed
-        // against shrinking.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len_bytes, protection, flags, region.fd(), region.offset())
+        // The file is sealed against shrinking.
+        let (base, mapped) = match region.mapped_ahead() {
+            Some(base) => (base, None),
+            None => {
+                let mapped = Mapped::shared(region.fd(), region.offset(), len_bytes, access)?;
+                (mapped.start, Some(mapped))
+            }
         };
-        let base = base.map_err(|error| {
-            let what = format!("the system refused {len_bytes} bytes of address space: {error}");
-            Error::new(ErrorKind::NoMemory, what).with_setting("disksize")
-        })?;
-        let base =
-            NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::new(ErrorKind::NoMemory, "mapped at 0"))?;
-        let region = Some(region.clone());
-        let mapping = Mapping { base, len_bytes, page_bytes, region, mapped: (base, len_bytes) };
-        mapping.advise();
-        Ok(mapping)
-    }
-
-    fn advise(&self) {
-        let len_bytes = self.len_bytes;
-        // Huge pages would make untouched pages resident, and the counts wrong. A kernel without
-        // them refuses the advice, which does no harm.
-        // SAFETY: the range is this mapping, and the advice changes no contents.
-        let _ = unsafe { rustix::mm::madvise(self.base().cast(), len_bytes, Advice::LinuxNoHugepage) };
-        // The mapping will hold users' data, or large tables: keep it out of core dumps.
-        // SAFETY: as above.
-        let _ = unsafe { rustix::mm::madvise(self.base().cast(), len_bytes, Advice::LinuxDontDump) };
+        Ok(Mapping { base, len_bytes, page_bytes, region: Some(region.clone()), _mapped: mapped })
     }
 
     /// Returns the mapped region; `None` for private memory.
@@ -282,13 +325,4 @@ pub fn leave_out_of_cores(bytes: &[u8]) {
     // SAFETY: the pages are mapped, as `bytes` lies in all of them, and the advice changes no contents. A kernel that
     // refuses it changes nothing.
     let _ = unsafe { rustix::mm::madvise(start.cast_mut().cast(), len_bytes, Advice::LinuxDontDump) };
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let (start, len_bytes) = self.mapped;
-        // SAFETY: this value owns the mapping, and every user of it borrowed this value.
-        let unmapped = unsafe { rustix::mm::munmap(start.as_ptr().cast(), len_bytes) };
-        debug_assert!(unmapped.is_ok(), "munmap: {unmapped:?}");
-    }
 }

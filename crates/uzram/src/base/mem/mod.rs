@@ -30,6 +30,8 @@
 
 #[cfg(not(loom))]
 mod adopt;
+#[cfg(not(loom))]
+mod ahead;
 mod charge;
 #[cfg(test)]
 mod faults;
@@ -49,6 +51,8 @@ mod reserve_loom_tests;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+#[cfg(not(loom))]
+pub use ahead::MappedAhead;
 pub use charge::Full;
 pub use file::{MemoryFile, Region};
 pub use hide::HiddenChunks;

@@ -13,11 +13,12 @@
 //! 5. Counters are set, and free extents are queued.
 
 use std::ops::Range;
-use std::thread::{Builder, ScopedJoinHandle};
+use std::thread::Builder;
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::mem::Arena;
-use crate::base::sync::{AtomicU64, Ordering};
+use crate::base::sync::Counter;
+use crate::base::thread::share_out;
 use crate::base::units::{PAGE_SIZE, PageNo};
 use crate::lru::AnyLru;
 use crate::zsmalloc::{AnyPool, Attach, Location, Settled};
@@ -42,6 +43,19 @@ pub struct Attached {
     pub pages_lost: u64,
 }
 
+/// How far an attach is. Its other steps take about as long as this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AttachProgress {
+    /// Slots that were gone through so far.
+    pub slots: u64,
+    /// Slots to go through: those in memory.
+    pub of_slots: u64,
+}
+
+/// What is called with it.
+pub(in crate::store) type Progress = dyn Fn(AttachProgress) + Send + Sync;
+
 /// The parts of a store that is being built.
 pub(in crate::store) struct Parts<'a> {
     pub(in crate::store) slots: &'a Slots,
@@ -51,6 +65,7 @@ pub(in crate::store) struct Parts<'a> {
     pub(in crate::store) log: Option<&'a Log>,
     /// Whether each priority above 0 has an algorithm.
     pub(in crate::store) priorities: [bool; MAX_RECOMPRESSION],
+    pub(in crate::store) progress: &'a Progress,
 }
 
 /// What a thread found in its slots.
@@ -134,25 +149,20 @@ fn go_through(
             starts.map(|start| start..range.end.min(start + PAGES_AT_ONCE))
         })
         .collect();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(units.len()).max(1);
-    let next = AtomicU64::new(0);
-    let work = || {
+    let slots_of = |table_page| {
+        let slots = parts.slots.of_table_page(table_page);
+        slots.end - slots.start
+    };
+    let of_slots = units.iter().flat_map(Clone::clone).map(slots_of).sum();
+    let done = Counter::new(0);
+    Ok(share_out(units.len(), |next| {
         let mut found = Found::default();
-        while let Some(unit) = units.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
-            unit.clone().for_each(|table_page| look_at(parts, table_page, keeps, &mut found));
+        for unit in next {
+            units[unit].clone().for_each(|table_page| look_at(parts, table_page, keeps, &mut found));
+            let slots: u64 = units[unit].clone().map(slots_of).sum();
+            (parts.progress)(AttachProgress { slots: done.add(slots), of_slots });
         }
         found.uses.sort_unstable();
-        found
-    };
-    let join = |thread: ScopedJoinHandle<'_, Found>| {
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    };
-    Ok(std::thread::scope(|scope| {
-        // Without another thread this one does it all.
-        let others: Vec<_> =
-            (1..threads).filter_map(|_| Builder::new().spawn_scoped(scope, work).ok()).collect();
-        let mut found = vec![work()];
-        found.extend(others.into_iter().map(join));
         found
     }))
 }

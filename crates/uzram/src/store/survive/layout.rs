@@ -21,6 +21,7 @@ use crate::zsmalloc::PoolRegions;
 use super::super::slot::Slots;
 use super::super::writeback::Log;
 use super::super::{Regions, StoreBuilder, address_bytes, pool_builder};
+use super::attach::Progress;
 use super::settings;
 
 /// The first bytes of a complete file.
@@ -43,6 +44,8 @@ pub(in crate::store) struct Memory {
     pub(in crate::store) live_settings: Region,
     /// Whether it holds a store to restore.
     pub(in crate::store) holds_store: bool,
+    /// Called as that store is restored.
+    pub(in crate::store) progress: Box<Progress>,
     slots: Region,
     pool: PoolRegions,
     extents: Option<Region>,
@@ -179,6 +182,7 @@ impl Memory {
             arena: next(arena)?,
             live_settings: file.region(LIVE_SETTINGS_AT, 4096)?,
             holds_store,
+            progress: Box::new(|_| ()),
             superblock,
             file,
         })

@@ -1,6 +1,7 @@
 //! Tests of stores that are restored from the memory of others.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::*;
 use super::*;
@@ -131,4 +132,109 @@ fn what_was_written_is_found_again() {
         let empty = again.stats();
         assert_eq!((empty.pages_stored, empty.compr_data_bytes, empty.pool_pages), (0, 0, 0), "case {case}");
     }
+}
+
+/// An attach tells how far it is, up to the end.
+#[test]
+fn progress_is_told() {
+    let store = Store::create_in(&StoreBuilder::new("survives", 1 << 20)).expect("a store");
+    (0..200_000).for_each(|page| store.write(PageNo::from_number(page), &[1; PAGE_SIZE]).expect("written"));
+    let (told, heard) = std::sync::mpsc::channel();
+    let progress = move |progress| told.send(progress).expect("somebody hears");
+    // SAFETY: the store that had the memory was dropped.
+    let attached = unsafe { Store::attach_with(end(store), None, progress) }.expect("attached").1;
+    let mut told: Vec<_> =
+        heard.into_iter().map(|AttachProgress { slots, of_slots }| (slots, of_slots)).collect();
+    told.sort_unstable();
+    assert!(told.len() >= 3 && told.iter().all(|(slots, of_slots)| slots <= of_slots), "{told:?}");
+    let end = told.last().expect("the end");
+    assert!(end.0 == end.1 && end.0 >= attached.pages && end.0 < 210_000, "{told:?}");
+}
+
+/// Checks that a store charges exactly the memory that its file has for the arena, as soon as no other thread gives memory
+/// back.
+fn check_charged(store: &Store) {
+    let is_exact = || store.stats().charged_pages == store.arena.resident_bytes() as u64 / PAGE_SIZE as u64;
+    for _ in 0..1000 {
+        if is_exact() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    panic!("{} bytes are in memory: {:?}", store.arena.resident_bytes(), store.stats());
+}
+
+/// Stops a thread, also when a test fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A stand-by maps what comes while the store is used, and neither adds memory to it nor keeps any.
+#[test]
+fn a_stand_by_changes_nothing() {
+    const PAGES: u64 = 4000;
+    let store = Store::create_in(&StoreBuilder::new("survives", PAGES).checksum(true)).expect("a store");
+    let mut model: BTreeMap<_, _> = (0..PAGES).map(|page| (page, page)).collect();
+    let mut random = Random::new(7);
+    let stand_by = match StandBy::new(memory_of(&store)) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => return println!("skipped: {error}"),
+        stand_by => stand_by.expect("mapped"),
+    };
+    (0..PAGES).for_each(|page| write(&store, page, page));
+    check_charged(&store);
+    assert!(stand_by.catch_up().expect("mapped") > 4000 * 1000, "they are not mapped yet");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop_at_end = StopOnDrop(&stop);
+        let catching_up = scope.spawn(|| {
+            let mut bytes = 0;
+            while !stop.load(Ordering::Relaxed) {
+                bytes += stand_by.catch_up().expect("mapped");
+            }
+            bytes
+        });
+        for round in 1..20 {
+            // Memory is given back while pages are missing.
+            let first = random.below(PAGES as usize / 2) as u64;
+            store.discard_pages(first..first + PAGES / 2);
+            model.retain(|page, _| !(first..first + PAGES / 2).contains(page));
+            store.compact();
+            check_charged(&store);
+            for _ in 0..PAGES / 2 {
+                let page = random.below(PAGES as usize) as u64;
+                write(&store, page, round * 10_000 + page);
+                model.insert(page, round * 10_000 + page);
+            }
+        }
+        drop(stop_at_end);
+        assert!(catching_up.join().expect("no panic") > 0);
+    });
+    check_against(&store, &model);
+    check_charged(&store);
+    (0..PAGES).for_each(|page| write(&store, page, page));
+    stand_by.catch_up().expect("mapped");
+    assert_eq!(stand_by.catch_up().expect("mapped"), 0, "all of it is mapped");
+    drop(store);
+    // SAFETY: the store that had the memory was dropped.
+    let (store, attached) = unsafe { stand_by.attach(None) }.expect("attached");
+    assert_eq!((attached.pages, attached.pages_lost), (PAGES, 0));
+    check_charged(&store);
+    check_against(&store, &(0..PAGES).map(|page| (page, page)).collect());
+    (0..PAGES).for_each(|page| write(&store, page, page + 1));
+    check_against(&store, &(0..PAGES).map(|page| (page, page + 1)).collect());
+}
+
+#[test]
+fn only_a_stores_memory_is_stood_by() {
+    let null = std::fs::File::open("/dev/null").expect("a file");
+    assert_eq!(StandBy::new(null.into()).err().expect("refused").kind(), ErrorKind::Invalid);
+    let empty = MemoryFile::create("empty", 64 << 20).expect("a memfd");
+    let empty = std::os::fd::AsFd::as_fd(&*empty).try_clone_to_owned().expect("a descriptor");
+    let Ok(stand_by) = StandBy::new(empty) else { return println!("skipped: no userfaultfd") };
+    // SAFETY: nobody uses the memory.
+    assert_eq!(unsafe { stand_by.attach(None) }.err().expect("no store").kind(), ErrorKind::Invalid);
 }

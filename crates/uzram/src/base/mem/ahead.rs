@@ -1,0 +1,165 @@
+//! A file that is mapped ahead of its use, while another process uses it.
+//!
+//! A page that another process took has to be mapped here before it is used, with a page fault each if need be. This maps
+//! all that are there beforehand, again and again as they come, so that later uses take no faults. The other process
+//! may give any of them back meanwhile, and counts what the file takes. So the pages are not touched, and not populated
+//! (`madvise`), which would fill a hole that was just punched: `UFFDIO_CONTINUE` of userfaultfd(2) maps a page that is
+//! there, and never makes one.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use linux_raw_sys::general::{
+    UFFD_API, UFFD_FEATURE_MINOR_SHMEM, UFFDIO_REGISTER_MODE_MINOR, uffdio_api, uffdio_continue,
+    uffdio_range, uffdio_register,
+};
+use linux_raw_sys::ioctl;
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater};
+use rustix::mm::{UserfaultfdFlags, userfaultfd};
+
+use super::file::MemoryFile;
+use super::map::{Access, Mapped};
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Arc;
+
+/// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h, which needs no privilege.
+const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
+/// Bytes of a page's entry in `/proc/self/pagemap`.
+const ENTRY_BYTES: usize = 8;
+/// The bit of an entry that says that the page is mapped.
+const PRESENT: u64 = 1 << 63;
+/// Pages that are looked at together: entries in 4 KiB.
+const PAGES_AT_ONCE: usize = 512;
+
+/// A file that is mapped ahead.
+pub struct MappedAhead {
+    file: Arc<MemoryFile>,
+    whole: Mapped,
+    faults: OwnedFd,
+    page_table: File,
+    page_bytes: usize,
+}
+
+impl MappedAhead {
+    /// Maps a whole file. Pages follow with [`MappedAhead::catch_up`].
+    ///
+    /// # Errors
+    /// `Unsupported` where userfaultfd(2) or `/proc/self/pagemap` is not available; `NoMemory` when there is no address
+    /// space.
+    pub fn new(file: Arc<MemoryFile>) -> Result<Self> {
+        let unsupported = |what: &str, error: &dyn std::fmt::Display| {
+            let what = format!("memory cannot be mapped ahead of its use: {what}: {error}");
+            Error::new(ErrorKind::Unsupported, what)
+        };
+        let page_bytes = rustix::param::page_size();
+        let len_bytes = usize::try_from(file.len_bytes()).unwrap_or(usize::MAX).next_multiple_of(page_bytes);
+        let whole = Mapped::shared(file.as_fd(), 0, len_bytes, Access::ReadWrite)?;
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | USER_MODE_ONLY;
+        // SAFETY: a new descriptor. Nothing is registered with it yet.
+        let faults = unsafe { userfaultfd(flags) }.map_err(|error| unsupported("userfaultfd", &error))?;
+        let mut api =
+            uffdio_api { api: UFFD_API.into(), features: UFFD_FEATURE_MINOR_SHMEM.into(), ioctls: 0 };
+        // SAFETY: the struct is the one of this request.
+        unsafe { request::<{ ioctl::UFFDIO_API as Opcode }, _>(&faults, &mut api) }
+            .map_err(|error| unsupported("userfaultfd of shared memory", &error))?;
+        let mut registered = uffdio_register {
+            range: uffdio_range { start: whole.start().addr().get() as u64, len: len_bytes as u64 },
+            mode: UFFDIO_REGISTER_MODE_MINOR.into(),
+            ioctls: 0,
+        };
+        // SAFETY: the struct is the one of this request. Nobody accesses the mapping as long as it is registered: its address
+        // is known here only.
+        unsafe { request::<{ ioctl::UFFDIO_REGISTER as Opcode }, _>(&faults, &mut registered) }
+            .map_err(|error| unsupported("userfaultfd of shared memory", &error))?;
+        let page_table =
+            File::open("/proc/self/pagemap").map_err(|error| unsupported("/proc/self/pagemap", &error))?;
+        Ok(MappedAhead { file, whole, faults, page_table, page_bytes })
+    }
+
+    /// Maps the pages that the file has now and that are not mapped yet. Returns how many it mapped, in bytes.
+    ///
+    /// # Errors
+    /// `Io` if the system does not report which pages the file has, or which are mapped.
+    pub fn catch_up(&self) -> Result<u64> {
+        let all = self.file.region(0, self.file.len_bytes())?;
+        let (mut mapped_pages, mut failure) = (0, None);
+        all.for_each_data(|data| {
+            let pages = data.start as usize / self.page_bytes..(data.end as usize).div_ceil(self.page_bytes);
+            for start in pages.clone().step_by(PAGES_AT_ONCE) {
+                match self.map_missing(start..pages.end.min(start + PAGES_AT_ONCE)) {
+                    Ok(pages) => mapped_pages += pages,
+                    Err(error) => failure = Some(error),
+                }
+            }
+        })?;
+        failure.map_or(Ok((mapped_pages * self.page_bytes) as u64), Err)
+    }
+
+    /// Maps those of at most [`PAGES_AT_ONCE`] pages that are not mapped, and that the file has; returns how many.
+    fn map_missing(&self, pages: Range<usize>) -> Result<usize> {
+        let mut entries = [0; PAGES_AT_ONCE * ENTRY_BYTES];
+        let entries = &mut entries[..pages.len() * ENTRY_BYTES];
+        let first = self.whole.start().addr().get() / self.page_bytes + pages.start;
+        self.page_table
+            .read_exact_at(entries, (first * ENTRY_BYTES) as u64)
+            .map_err(|error| Error::new(ErrorKind::Io, format!("cannot read /proc/self/pagemap: {error}")))?;
+        let is_mapped: Vec<bool> = entries
+            .chunks_exact(ENTRY_BYTES)
+            .map(|entry| u64::from_ne_bytes(entry.try_into().unwrap_or_default()) & PRESENT != 0)
+            .collect();
+        let (mut at, mut mapped) = (0, 0);
+        for run in is_mapped.chunk_by(|one, next| one == next) {
+            if !run[0] {
+                mapped += self.map(pages.start + at..pages.start + at + run.len());
+            }
+            at += run.len();
+        }
+        Ok(mapped)
+    }
+
+    /// Maps those of these pages, none of which is mapped, that the file has; returns how many.
+    fn map(&self, pages: Range<usize>) -> usize {
+        let (mut next, mut mapped) = (pages.start, 0);
+        while next < pages.end {
+            let start = self.whole.start().addr().get() + next * self.page_bytes;
+            let len = (pages.end - next) * self.page_bytes;
+            let range = uffdio_range { start: start as u64, len: len as u64 };
+            let mut asked = uffdio_continue { range, mode: 0, mapped: 0 };
+            // SAFETY: the struct is the one of this request. It changes no contents.
+            let answer =
+                unsafe { request::<{ ioctl::UFFDIO_CONTINUE as Opcode }, _>(&self.faults, &mut asked) };
+            // The count is an error's number if there is none.
+            let done = usize::try_from(asked.mapped).unwrap_or(0) / self.page_bytes;
+            (next, mapped) = (next + done, mapped + done);
+            if answer.is_err() && done == 0 {
+                // This page is mapped, or is in memory no more.
+                next += 1;
+            }
+        }
+        mapped
+    }
+
+    /// Has mappings of the file's regions be parts of this one from now on; returns the file.
+    pub fn into_file(self) -> Arc<MemoryFile> {
+        let MappedAhead { file, whole, faults, .. } = self;
+        // The mapping is a usual one as soon as the descriptor is closed.
+        drop(faults);
+        file.set_whole(whole);
+        file
+    }
+}
+
+/// Makes a request of userfaultfd.
+///
+/// # Safety
+/// `argument` is of the type of `REQUEST`, and what that does to the mappings of this process is sound.
+unsafe fn request<const REQUEST: Opcode, T>(
+    faults: &OwnedFd,
+    argument: &mut T,
+) -> std::result::Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    unsafe { rustix::ioctl::ioctl(faults, Updater::<REQUEST, T>::new(argument)) }
+}
