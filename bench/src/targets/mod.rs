@@ -365,8 +365,8 @@ mod tests {
         assert!(measured("randwrite, 1 job / the bare encode loop").unwrap() > 0.0);
         assert!(measured("randread, gain from 1 to 2 jobs / the bare codec's").unwrap() > 0.0);
         assert!(measured("randwrite, 2 jobs / a device without an LRU").unwrap() > 0.0);
-        assert!(measured("attach of a store of 1 MiB: ms").unwrap() > 0.0);
-        assert_eq!(measured("attach of a store of 16 GiB: ms"), None);
+        assert!(measured("attach of a store of 1 MiB that was mapped ahead: ms").unwrap() > 0.0);
+        assert_eq!(measured("attach of a store of 16 GiB that was mapped ahead: ms"), None);
         assert!(measured("randread, 2 jobs, memory that outlives the process / private").unwrap() > 0.0);
         let points = measured("hits, scan through Zipf, 5 % in memory: points above exact LRU").unwrap();
         assert!((-100.0..100.0).contains(&points), "{points}");

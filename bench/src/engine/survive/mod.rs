@@ -18,7 +18,7 @@ use super::{Common, Pattern, checked_page_count};
 use crate::harness::corpus::Corpus;
 use crate::harness::report::Table;
 use crate::harness::stats::median;
-pub use attach::{AttachRow, WriteOrder};
+pub use attach::{AttachRow, MappedWhen, WriteOrder};
 use stores::MeasuredStore;
 
 /// How to measure.
@@ -60,7 +60,7 @@ impl SurviveOptions {
 /// What was found.
 #[derive(Clone, Debug, Serialize)]
 pub struct SurviveReport {
-    /// Attaching, two rows for each size.
+    /// Attaching, four rows for each size.
     pub attach: Vec<AttachRow>,
     /// Pages of each store whose reads and writes were measured.
     pub speed_pages: usize,
@@ -71,9 +71,11 @@ pub struct SurviveReport {
 }
 
 impl SurviveReport {
-    /// Attaching a store of that size whose pages were written in that order.
-    pub fn attach(&self, size_bytes: u64, written: WriteOrder) -> Option<&AttachRow> {
-        self.attach.iter().find(|row| row.size_bytes == size_bytes && row.written == written)
+    /// Attaching a store of that size whose pages were written in that order, with its memory mapped then.
+    pub fn attach(&self, size_bytes: u64, written: WriteOrder, mapped: MappedWhen) -> Option<&AttachRow> {
+        let is_it =
+            |row: &&AttachRow| (row.size_bytes, row.written, row.mapped) == (size_bytes, written, mapped);
+        self.attach.iter().find(is_it)
     }
 
     /// Throughput in memory that outlives the process, divided by that in private memory.
@@ -118,6 +120,7 @@ impl fmt::Display for SurviveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new([
             "<attach of pages written",
+            "<mapped",
             "size",
             "pages",
             "compressed",
@@ -131,6 +134,7 @@ impl fmt::Display for SurviveReport {
             let times = || row.rounds_ms.iter().copied();
             table.row([
                 row.written.name().to_owned(),
+                row.mapped.name().to_owned(),
                 format_size(row.size_bytes),
                 row.pages.to_string(),
                 format_size(row.compressed_bytes),

@@ -4,11 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use uzram::codec::Algorithm;
-use uzram::store::{Store, StoreBuilder, StoreStats};
+use uzram::store::{StandBy, Store, StoreBuilder, StoreStats};
 use uzram::units::{Page, PageNo};
 use uzram::{Error, ErrorKind, Result};
 
 use super::super::{Target, Worker, fill_in_order};
+use super::attach::MappedWhen;
 use crate::harness::corpus::{AlignedPage, Corpus};
 
 /// A store that is used without a device.
@@ -39,17 +40,29 @@ impl MeasuredStore {
         self.store.stats()
     }
 
-    /// Drops the store, all of whose pages hold something, and attaches its memory; returns how long the call took.
+    /// Drops the store, all of whose pages hold something, and attaches its memory; returns how long the attach took.
     ///
     /// # Errors
     /// It is in private memory; it cannot be attached, or not all of its pages are found.
-    pub(super) fn attach_again(self) -> Result<(MeasuredStore, Duration)> {
+    pub(super) fn attach_again(self, mapped: MappedWhen) -> Result<(MeasuredStore, Duration)> {
         let MeasuredStore { name, store, page_count } = self;
         let memory = memory_of(&store)?;
         drop(store);
-        let start = Instant::now();
-        // SAFETY: the store that had the memory was dropped.
-        let (store, attached) = unsafe { Store::attach(memory, None)? };
+        let start: Instant;
+        let (store, attached) = match mapped {
+            MappedWhen::Attached => {
+                start = Instant::now();
+                // SAFETY: the store that had the memory was dropped.
+                unsafe { Store::attach(memory, None)? }
+            }
+            MappedWhen::Ahead => {
+                let stand_by = StandBy::new(memory)?;
+                stand_by.catch_up()?;
+                start = Instant::now();
+                // SAFETY: as above.
+                unsafe { stand_by.attach(None)? }
+            }
+        };
         let elapsed = start.elapsed();
         if (attached.pages, attached.pages_lost) != (page_count as u64, 0) {
             let what = format!("attached a store of {page_count} pages, and found {attached:?}");

@@ -21,14 +21,16 @@ fn tiny() -> SurviveOptions {
 fn stores_are_attached_and_compared() {
     let options = tiny();
     let report = run(&options).unwrap();
-    assert_eq!(report.attach.len(), 2 * 2);
+    assert_eq!(report.attach.len(), 2 * 2 * 2);
     for row in &report.attach {
         assert!(row.attach_ms > 0.0 && (2..=32).contains(&row.rounds_ms.len()), "{row:?}");
         assert_eq!(row.pages * PAGE_SIZE as u64, row.size_bytes);
         assert!(0 < row.compressed_bytes && row.compressed_bytes < row.used_bytes, "{row:?}");
     }
     for size_bytes in [options.size_bytes, options.large_size_bytes] {
-        assert!(report.attach(size_bytes, WriteOrder::Random).is_some());
+        for mapped in [MappedWhen::Attached, MappedWhen::Ahead] {
+            assert!(report.attach(size_bytes, WriteOrder::Random, mapped).is_some());
+        }
     }
     assert_eq!(report.speed.len(), 2 * 2 * 2);
     for (rw, jobs) in [(Pattern::RandRead, 1), (Pattern::RandRead, 2), (Pattern::RandWrite, 2)] {
@@ -36,7 +38,7 @@ fn stores_are_attached_and_compared() {
     }
     assert_eq!(report.speed_ratio(Pattern::Rw, 1), None);
     let text = report.to_string();
-    for said in ["in random order", "4 MiB", "memfd", "private", "of memory that was not mapped"] {
+    for said in ["in random order", "4 MiB", "memfd", "private", "at attach", "ahead"] {
         assert!(text.contains(said), "{said}: {text}");
     }
     let json: serde_json::Value = serde_json::from_str(&to_json(&report)).unwrap();
@@ -54,16 +56,19 @@ fn the_large_store_is_left_out_and_the_reason_said() {
     let reason = attach::missing_memory(&tiny().common, &corpus, 16 << 30).unwrap();
     assert!(reason.is_none_or(|reason| reason.contains("is available")));
     let report = run(&SurviveOptions { full: false, ..tiny() }).unwrap();
-    assert_eq!(report.attach.len(), 2);
+    assert_eq!(report.attach.len(), 2 * 2);
     assert!(report.to_string().contains("attach of 4 MiB not measured: it takes --full"), "{report}");
 }
 
 #[test]
 fn only_memory_that_outlives_the_process_is_attached() {
     let private = MeasuredStore::private(&uzram::codec::Algorithm::default(), 9).unwrap();
-    assert!(private.attach_again().err().unwrap().to_string().contains("private memory"));
+    assert!(private.attach_again(MappedWhen::Attached).err().unwrap().to_string().contains("private memory"));
     let empty = MeasuredStore::surviving(&uzram::codec::Algorithm::default(), 9).unwrap();
-    assert!(empty.attach_again().err().unwrap().to_string().contains("9 pages"), "none was written");
+    assert!(
+        empty.attach_again(MappedWhen::Ahead).err().unwrap().to_string().contains("9 pages"),
+        "none was written"
+    );
     assert!(tiny().obstacle().is_none());
 }
 
