@@ -14,8 +14,6 @@ use crate::base::thread::share_out;
 use crate::base::units::PAGE_SIZE;
 
 const CHUNK_BYTES: u64 = CHUNK_PAGES as u64 * PAGE_SIZE as u64;
-/// Bytes of address space that a thread looks for memory in at a time.
-const PART_BYTES: u64 = CHUNK_BYTES;
 
 impl Arena {
     /// Marks the pages in memory as resident, and makes the chunks up to the last of them usable. The arena is new,
@@ -26,21 +24,14 @@ impl Arena {
     pub fn find_resident(&self) -> Result<()> {
         let Some(region) = self.mapping.region() else { return Ok(()) };
         let len_bytes = self.mapping.len_bytes() as u64;
-        let parts = len_bytes.div_ceil(PART_BYTES);
-        let ends = share_out(parts as usize, |parts| {
-            let mut end_bytes = 0;
-            for start in parts.map(|part| part as u64 * PART_BYTES) {
-                let part = start..len_bytes.min(start + PART_BYTES);
-                region.for_each_data_in(part, |data| {
-                    self.set_resident(&data);
-                    end_bytes = end_bytes.max(data.end);
-                })?;
-            }
-            Ok(end_bytes)
+        let chunks = region.data_end(CHUNK_BYTES)?.min(len_bytes).div_ceil(CHUNK_BYTES);
+        let looked_at = share_out(chunks as usize, |chunks| {
+            chunks.map(|chunk| chunk as u64 * CHUNK_BYTES).try_for_each(|start| {
+                let chunk = start..len_bytes.min(start + CHUNK_BYTES);
+                region.for_each_data_in(chunk, |data| self.set_resident(&data))
+            })
         });
-        let end_bytes =
-            ends.into_iter().try_fold(0, |end, found: Result<u64>| found.map(|found| found.max(end)))?;
-        let chunks = end_bytes.div_ceil(CHUNK_BYTES);
+        looked_at.into_iter().collect::<Result<()>>()?;
         if chunks > 0 {
             self.mapping.enable(0, (chunks * CHUNK_BYTES) as usize)?;
         }

@@ -166,6 +166,24 @@ impl Region {
         self.for_each_data_in(0..self.len_bytes, f)
     }
 
+    /// Returns a multiple of `step_bytes` at or behind which the region has no memory, the smallest one.
+    ///
+    /// # Errors
+    /// As [`Region::for_each_data`].
+    pub fn data_end(&self, step_bytes: u64) -> Result<u64> {
+        let (mut below, mut end) = (0, self.len_bytes.div_ceil(step_bytes));
+        while below < end {
+            let middle = below + (end - below) / 2;
+            let at = self.offset + middle * step_bytes;
+            match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
+                Ok(data) if data < self.offset + self.len_bytes => below = middle + 1,
+                Ok(_) | Err(rustix::io::Errno::NXIO) => end = middle,
+                Err(error) => return Err(failed("SEEK_DATA in a memfd", error)),
+            }
+        }
+        Ok(end * step_bytes)
+    }
+
     /// As [`Region::for_each_data`], in a part of the region that consists of whole pages.
     ///
     /// # Errors
@@ -212,7 +230,7 @@ mod tests {
             region.for_each_data(|range| ranges.push(range)).expect("data");
             ranges
         };
-        assert_eq!(data(&region), []);
+        assert_eq!((data(&region), region.data_end(4096)), (vec![], Ok(0)));
         for at in [0, 5, 6, 1 << 17] {
             rustix::io::pwrite(&file.fd, b"x", (1 << 20) + (at << 12)).expect("written");
         }
