@@ -1,10 +1,10 @@
 //! The engine's own threads. Loom models start none.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle, ScopedJoinHandle};
 
 use super::error::{Error, ErrorKind, Result};
+use super::sync::{AtomicU64, Ordering};
 
 /// Starts a thread.
 ///
@@ -46,8 +46,8 @@ pub(crate) fn share_out<T: Send>(
     work: impl Fn(&mut dyn Iterator<Item = usize>) -> T + Sync,
 ) -> Vec<T> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(units).max(1);
-    let next = AtomicUsize::new(0);
-    let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|unit| *unit < units);
+    let next = AtomicU64::new(0);
+    let take = || Some(next.fetch_add(1, Ordering::Relaxed) as usize).filter(|unit| *unit < units);
     let work = || work(&mut std::iter::from_fn(take));
     std::thread::scope(|scope| {
         let others: Vec<_> =
