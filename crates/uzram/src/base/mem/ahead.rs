@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_FEATURE_MINOR_SHMEM, UFFDIO_REGISTER_MODE_MINOR, uffdio_api, uffdio_continue,
-    uffdio_range, uffdio_register,
+    UFFD_API, UFFD_FEATURE_MINOR_SHMEM, UFFD_USER_MODE_ONLY, UFFDIO_REGISTER_MODE_MINOR, uffdio_api,
+    uffdio_continue, uffdio_range, uffdio_register,
 };
 use linux_raw_sys::ioctl;
 use rustix::io::Errno;
@@ -25,8 +25,6 @@ use super::map::{Access, Mapped};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 
-/// `UFFD_USER_MODE_ONLY` of linux/userfaultfd.h, which needs no privilege.
-const USER_MODE_ONLY: UserfaultfdFlags = UserfaultfdFlags::from_bits_retain(1);
 /// Bytes of a page's entry in `/proc/self/pagemap`.
 const ENTRY_BYTES: usize = 8;
 /// The bit of an entry that says that the page is mapped.
@@ -57,7 +55,9 @@ impl MappedAhead {
         let page_bytes = rustix::param::page_size();
         let len_bytes = usize::try_from(file.len_bytes()).unwrap_or(usize::MAX).next_multiple_of(page_bytes);
         let whole = Mapped::shared(file.as_fd(), 0, len_bytes, Access::ReadWrite)?;
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK | USER_MODE_ONLY;
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        // Needs no privilege.
+        let flags = flags | UserfaultfdFlags::from_bits_retain(UFFD_USER_MODE_ONLY);
         // SAFETY: a new descriptor. Nothing is registered with it yet.
         let faults = unsafe { userfaultfd(flags) }.map_err(|error| unsupported("userfaultfd", &error))?;
         let mut api =
@@ -100,19 +100,16 @@ impl MappedAhead {
 
     /// Maps those of at most [`PAGES_AT_ONCE`] pages that are not mapped, and that the file has; returns how many.
     fn map_missing(&self, pages: Range<usize>) -> Result<usize> {
-        let mut entries = [0; PAGES_AT_ONCE * ENTRY_BYTES];
-        let entries = &mut entries[..pages.len() * ENTRY_BYTES];
+        let mut entries = [[0; ENTRY_BYTES]; PAGES_AT_ONCE];
+        let entries = &mut entries[..pages.len()];
         let first = self.whole.start().addr().get() / self.page_bytes + pages.start;
         self.page_table
-            .read_exact_at(entries, (first * ENTRY_BYTES) as u64)
+            .read_exact_at(entries.as_flattened_mut(), (first * ENTRY_BYTES) as u64)
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot read /proc/self/pagemap: {error}")))?;
-        let is_mapped: Vec<bool> = entries
-            .chunks_exact(ENTRY_BYTES)
-            .map(|entry| u64::from_ne_bytes(entry.try_into().unwrap_or_default()) & PRESENT != 0)
-            .collect();
+        let is_mapped = |entry: &[u8; ENTRY_BYTES]| u64::from_ne_bytes(*entry) & PRESENT != 0;
         let (mut at, mut mapped) = (0, 0);
-        for run in is_mapped.chunk_by(|one, next| one == next) {
-            if !run[0] {
+        for run in entries.chunk_by(|one, next| is_mapped(one) == is_mapped(next)) {
+            if !is_mapped(&run[0]) {
                 mapped += self.map(pages.start + at..pages.start + at + run.len());
             }
             at += run.len();

@@ -158,12 +158,13 @@ impl Region {
         (answer == 0).then_some(found.nr_cache + found.nr_evicted)
     }
 
-    /// Calls `f` with each range of bytes of the region that has memory, rounded to pages, in order.
-    ///
-    /// # Errors
-    /// `Io` if the system does not report which ranges have memory.
-    pub fn for_each_data(&self, f: impl FnMut(Range<u64>)) -> Result<()> {
-        self.for_each_data_in(0..self.len_bytes, f)
+    /// Returns the place in the file of the first memory of the region at or after `at`, which is such a place, too.
+    fn next_data(&self, at: u64) -> Result<Option<u64>> {
+        match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
+            Ok(data) => Ok(Some(data).filter(|data| *data < self.offset + self.len_bytes)),
+            Err(rustix::io::Errno::NXIO) => Ok(None),
+            Err(error) => Err(failed("SEEK_DATA in a memfd", error)),
+        }
     }
 
     /// Returns a multiple of `step_bytes` at or behind which the region has no memory, the smallest one.
@@ -174,34 +175,45 @@ impl Region {
         let (mut below, mut end) = (0, self.len_bytes.div_ceil(step_bytes));
         while below < end {
             let middle = below + (end - below) / 2;
-            let at = self.offset + middle * step_bytes;
-            match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
-                Ok(data) if data < self.offset + self.len_bytes => below = middle + 1,
-                Ok(_) | Err(rustix::io::Errno::NXIO) => end = middle,
-                Err(error) => return Err(failed("SEEK_DATA in a memfd", error)),
+            match self.next_data(self.offset + middle * step_bytes)? {
+                Some(_) => below = middle + 1,
+                None => end = middle,
             }
         }
         Ok(end * step_bytes)
     }
 
-    /// As [`Region::for_each_data`], in a part of the region that consists of whole pages.
+    /// Calls `f` with each range of bytes of the region that has memory, rounded to pages, in order.
+    ///
+    /// # Errors
+    /// `Io` if the system does not report which ranges have memory.
+    pub fn for_each_data(&self, f: impl FnMut(Range<u64>)) -> Result<()> {
+        self.walk_data(0..self.len_bytes, None, f)
+    }
+
+    /// As [`Region::for_each_data`], in a small part of the region that consists of whole pages.
     ///
     /// # Errors
     /// As [`Region::for_each_data`].
-    pub fn for_each_data_in(&self, part: Range<u64>, mut f: impl FnMut(Range<u64>)) -> Result<()> {
+    pub fn for_each_data_in(&self, part: Range<u64>, f: impl FnMut(Range<u64>)) -> Result<()> {
+        let pages = self.count_pages(self.offset + part.start..self.offset + part.end);
+        self.walk_data(part, pages, f)
+    }
+
+    /// As [`Region::for_each_data_in`], with the number of pages that have memory, if it is known: to seek the end of
+    /// the part's last range could lead far beyond the part.
+    fn walk_data(
+        &self,
+        part: Range<u64>,
+        mut pages: Option<u64>,
+        mut f: impl FnMut(Range<u64>),
+    ) -> Result<()> {
+        let page_bytes = rustix::param::page_size() as u64;
         let end = self.offset + part.end.min(self.len_bytes);
         let mut at = self.offset + part.start;
-        // Pages that were not found yet, if it is known.
-        let mut left = self.count_pages(at..end);
-        while at < end && left != Some(0) {
-            let data = match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
-                Ok(data) => data.min(end),
-                Err(rustix::io::Errno::NXIO) => break,
-                Err(error) => return Err(failed("SEEK_DATA in a memfd", error)),
-            };
-            let page_bytes = rustix::param::page_size() as u64;
-            // To seek the end of the last range could lead far beyond this part.
-            let hole = if left == Some((end - data).div_ceil(page_bytes)) {
+        while at < end {
+            let Some(data) = self.next_data(at)?.filter(|data| *data < end) else { break };
+            let hole = if pages == Some((end - data).div_ceil(page_bytes)) {
                 end
             } else {
                 let hole = rustix::fs::seek(&self.file.fd, SeekFrom::Hole(data));
@@ -209,7 +221,7 @@ impl Region {
             };
             if data < hole {
                 f(data - self.offset..hole - self.offset);
-                left = left.map(|left| left.saturating_sub((hole - data).div_ceil(page_bytes)));
+                pages = pages.map(|pages| pages.saturating_sub((hole - data).div_ceil(page_bytes)));
             }
             at = hole.max(at + 1);
         }

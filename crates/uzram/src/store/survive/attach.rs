@@ -47,7 +47,7 @@ pub struct Attached {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AttachProgress {
-    /// Slots that were gone through so far.
+    /// Slots that were gone through so far. Starts anew if objects that were found have to be given up.
     pub slots: u64,
     /// Slots to go through: those in memory.
     pub of_slots: u64,

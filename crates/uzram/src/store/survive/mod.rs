@@ -71,7 +71,8 @@ impl Store {
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
         check_can_survive()?;
-        attach_file(MemoryFile::from_fd(memory)?, backing, Box::new(progress))
+        // SAFETY: the caller's promise.
+        unsafe { attach_file(MemoryFile::from_fd(memory)?, backing, Box::new(progress)) }
     }
 
     /// Returns the memory of a store that outlives the process, for [`Store::attach`]; `None` for other stores.
@@ -80,8 +81,11 @@ impl Store {
     }
 }
 
-/// As [`Store::attach`], which checks the machine and the descriptor first.
-fn attach_file(
+/// As [`Store::attach`], after the machine and the descriptor were checked.
+///
+/// # Safety
+/// As [`Store::attach`].
+unsafe fn attach_file(
     file: Arc<MemoryFile>,
     backing: Option<Arc<dyn Backing>>,
     progress: Box<Progress>,
@@ -141,7 +145,8 @@ impl StandBy {
         backing: Option<Arc<dyn Backing>>,
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
-        attach_file(self.0.into_file(), backing, Box::new(progress))
+        // SAFETY: the caller's promise.
+        unsafe { attach_file(self.0.into_file(), backing, Box::new(progress)) }
     }
 }
 
