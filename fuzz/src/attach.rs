@@ -21,7 +21,7 @@ const MAX_CHANGES: usize = 32;
 /// Where the superblock's words are, and the settings.
 const WORD_BYTES: usize = 8;
 const SUPERBLOCK_BYTES: usize = 12 * WORD_BYTES;
-const SETTINGS_AT: u64 = 8192;
+const SETTINGS_AT: u64 = 12288;
 
 /// A store's memory: its length, and the bytes of its parts that are not holes.
 struct Image {

@@ -1,6 +1,7 @@
 //! A device's backing device: a [`Backing`] with a name and a description for users.
 
 use std::fmt;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::backing::{Backing, Engine, FileBacking, FileOptions};
 use crate::base::error::{Error, Result};
@@ -13,12 +14,14 @@ pub struct NamedBacking {
     name: String,
     how: String,
     backing: Arc<dyn Backing>,
+    /// The same, if it is a file.
+    file: Option<Arc<FileBacking>>,
 }
 
 impl NamedBacking {
     /// Names any backing. The attribute `backing_dev` shows `name`; messages also show `how` it is accessed.
     pub fn new(name: impl Into<String>, how: impl Into<String>, backing: Arc<dyn Backing>) -> Self {
-        NamedBacking { name: name.into(), how: how.into(), backing }
+        NamedBacking { name: name.into(), how: how.into(), backing, file: None }
     }
 
     /// Opens a file or block device given as `PATH` or `PATH:SIZE`: the text after the last colon is a size if it
@@ -28,10 +31,55 @@ impl NamedBacking {
     /// # Errors
     /// `Invalid` unless the path is absolute; as [`FileBacking::open`].
     pub fn open(text: &str, force: bool) -> Result<Self> {
+        Self::open_with(text, force, Engine::Auto)
+    }
+
+    /// As [`NamedBacking::open`], for a device that outlives the process: no transfer goes on once the process has ended
+    /// and was waited for.
+    ///
+    /// # Errors
+    /// As [`NamedBacking::open`].
+    pub fn open_to_keep(text: &str, force: bool) -> Result<Self> {
+        Self::open_with(text, force, Engine::Threads)
+    }
+
+    fn open_with(text: &str, force: bool, engine: Engine) -> Result<Self> {
         Self::check(text)?;
         let (path, size_bytes) = split(text);
-        let file = FileBacking::open(&FileOptions { size_bytes, force, ..FileOptions::new(path) })?;
-        Ok(NamedBacking::new(path, how(&file), Arc::new(file)))
+        let file = FileBacking::open(&FileOptions { size_bytes, force, engine, ..FileOptions::new(path) })?;
+        Ok(Self::of(path, file))
+    }
+
+    /// Goes on with the file or block device of another, in this process or one that has ended: `fd` is a duplicate of its
+    /// [`descriptor`](NamedBacking::descriptor), `name` is its [`name`](NamedBacking::name), which is not looked up, and
+    /// `len_bytes` is its [`len_bytes`](NamedBacking::len_bytes). The descriptor has the lock already.
+    ///
+    /// # Errors
+    /// As [`FileBacking::from_descriptor`].
+    pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
+        Ok(Self::of(name, FileBacking::from_descriptor(name, fd, len_bytes)?))
+    }
+
+    fn of(name: &str, file: FileBacking) -> Self {
+        let (how, file) = (how(&file), Arc::new(file));
+        let backing: Arc<dyn Backing> = Arc::<FileBacking>::clone(&file);
+        NamedBacking { file: Some(file), ..NamedBacking::new(name, how, backing) }
+    }
+
+    /// Returns the descriptor of the file or block device, if it is one that a process can go on with
+    /// ([`NamedBacking::from_descriptor`]).
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(|file| file.descriptor())
+    }
+
+    /// Returns the length of the backing.
+    pub fn len_bytes(&self) -> u64 {
+        self.backing.len_bytes()
+    }
+
+    /// Has the lock of a file given up when it is closed, whoever else has its descriptor.
+    pub(super) fn unlock_when_dropped(&self) {
+        self.file.iter().for_each(|file| file.unlock_when_dropped());
     }
 
     /// Checks that a text can name a file or block device.

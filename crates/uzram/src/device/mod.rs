@@ -11,22 +11,27 @@ pub mod attr;
 mod backing;
 mod builder;
 mod io;
+mod keeper;
 mod task;
 
+#[cfg(test)]
+mod keeper_tests;
 #[cfg(test)]
 mod task_tests;
 #[cfg(test)]
 mod tests;
 
 pub use crate::store::{
-    DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES, DEFAULT_COMPACT_THRESHOLD_PERCENT,
-    DEFAULT_RUN_CACHE_BATCH_PAGES, PageState, Wait,
+    AttachProgress, Attached, DEFAULT_CHAIN_SIZE, DEFAULT_COMPACT_RATE_BYTES,
+    DEFAULT_COMPACT_THRESHOLD_PERCENT, DEFAULT_RUN_CACHE_BATCH_PAGES, KeptMemory, PageState, StandBy, Wait,
 };
 pub use attr::{Attribute, AttributeText};
 pub use backing::NamedBacking;
 pub use builder::DeviceBuilder;
 pub use io::{Extent, OpenDevice};
+pub use keeper::Keeper;
 
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,9 +39,7 @@ use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::{Arc, Counter, Mutex, classes};
 use crate::base::units::{bytes_to_pages, pages_to_bytes};
 use crate::lru;
-use crate::store::{
-    BackingOptions, BackingStats, PolicyThread, Store, StoreBuilder, WritebackLayout, WritebackLimit,
-};
+use crate::store::{BackingOptions, BackingStats, PolicyThread, Store, StoreBuilder, WritebackLayout};
 use crate::zsmalloc::ClassStat;
 
 /// How long `reset` waits for interrupted tasks to end; one that waits for a backing device may take longer.
@@ -57,6 +60,8 @@ pub struct Device {
 #[derive(Default)]
 struct State {
     params: Params,
+    /// Keeps the memory of the device's stores, from one to the next.
+    keeper: Option<Arc<dyn Keeper>>,
     /// Carries out the store's policy; it ends before the store does.
     policy: Option<PolicyThread>,
     store: Option<Arc<Store>>,
@@ -76,9 +81,6 @@ struct Params {
     backing_force: bool,
     writeback_layout: WritebackLayout,
     compressed_writeback: bool,
-    writeback_limit: WritebackLimit,
-    /// `None` for the layout's default.
-    writeback_batch: Option<u64>,
 }
 
 impl Default for Params {
@@ -89,8 +91,6 @@ impl Default for Params {
             backing_force: false,
             writeback_layout: WritebackLayout::default(),
             compressed_writeback: true,
-            writeback_limit: WritebackLimit::default(),
-            writeback_batch: None,
         }
     }
 }
@@ -182,6 +182,13 @@ impl Params {
         Ok(())
     }
 
+    /// Starts the thread of a store's policy, if pages can be reclaimed.
+    fn start_policy(&self, name: &str, store: &Arc<Store>) -> Result<Option<PolicyThread>> {
+        let recompresses = self.store.recompression.iter().any(Option::is_some);
+        let reclaims = recompresses || self.backing.is_some();
+        reclaims.then(|| PolicyThread::start(name, store)).transpose()
+    }
+
     /// Returns the store's backing device and its options, if one is set.
     fn backing_options(&self) -> Result<Option<BackingOptions>> {
         let Some(device) = &self.backing else { return Ok(None) };
@@ -271,6 +278,9 @@ impl Device {
         let backing_dev = backing_dev.map(str::trim).filter(|text| *text != "none");
         let state = self.state.lock();
         StoreBuilder { pages, ..state.params.store.clone() }.check()?;
+        if state.keeper.is_some() {
+            state.can_survive()?;
+        }
         match backing_dev {
             Some(text) => state.params.check_layout().and_then(|()| NamedBacking::check(text)),
             None => Ok(()),
@@ -390,17 +400,20 @@ impl Device {
         let pages = bytes_to_pages(bytes);
         let params = &state.params;
         let backing = params.backing_options()?;
-        let recompresses = params.store.recompression.iter().any(Option::is_some);
-        let is_backed = backing.is_some();
         let config = StoreBuilder { name: self.name.clone(), pages, backing, ..params.store.clone() };
-        let store = Arc::new(config.build()?);
-        if is_backed {
-            store.change_writeback_limit(|limit| *limit = params.writeback_limit);
-            params.writeback_batch.iter().for_each(|writes| store.set_writeback_batch(*writes));
+        let store = match &state.keeper {
+            None => config.build()?,
+            Some(_) => {
+                state.can_survive()?;
+                Store::create_in(&config)?
+            }
+        };
+        let store = Arc::new(store);
+        let policy = params.start_policy(&self.name, &store)?;
+        if let Some((keeper, memory)) = state.keeper.as_ref().zip(store.memory()) {
+            keeper.keep(&self.name, memory.as_fd(), params.backing.as_ref())?;
         }
-        if is_backed || recompresses {
-            state.policy = Some(PolicyThread::start(&self.name, &store)?);
-        }
+        state.policy = policy;
         state.store = Some(store);
         state.disksize_bytes = pages_to_bytes(pages);
         Ok(())
@@ -426,8 +439,14 @@ impl Device {
             let mut state = self.state.lock();
             let (users, tasks) = (self.users.get(), state.tasks.len() as u64);
             if users == 0 {
-                let new = State { removed: removed || state.removed, ..State::default() };
+                let keeper = state.keeper.clone();
+                if let (Some(_), Some(keeper)) = (&state.store, &keeper) {
+                    // Under the lock, so that the device gets no new store before.
+                    keeper.give_up(&self.name);
+                }
+                let new = State { keeper, removed: removed || state.removed, ..State::default() };
                 let old = std::mem::replace(&mut *state, new);
+                old.params.backing.iter().for_each(NamedBacking::unlock_when_dropped);
                 // Unmapping takes a while: do it without the lock.
                 drop(state);
                 drop(old);

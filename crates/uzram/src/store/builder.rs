@@ -12,7 +12,9 @@ use crate::lru::{self, LruDesign};
 use crate::stream::StreamDesign;
 use crate::zsmalloc::PoolDesign;
 
-use super::{BackingOptions, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy, Store, StreamAlloc};
+use super::{
+    BackingOptions, MAX_PAGES, MAX_RECOMPRESSION, ReclaimPolicy, Store, StreamAlloc, WritebackLimit,
+};
 
 /// The default of [`StoreBuilder::chain_size`]. Zspages are charged page by page, so that long ones waste nothing
 /// while they fill, and then 16 pages pack tightest: on mixed pages compressed with lz4, pool
@@ -61,6 +63,9 @@ pub struct StoreBuilder {
     pub(crate) compact_threshold_percent: u64,
     pub(crate) compact_rate_bytes: u64,
     pub(crate) backing: Option<BackingOptions>,
+    pub(crate) writeback_limit: WritebackLimit,
+    /// `None` for the layout's default.
+    pub(crate) writeback_batch: Option<u64>,
     pub(crate) policy: ReclaimPolicy,
 }
 
@@ -86,6 +91,8 @@ impl StoreBuilder {
             compact_threshold_percent: DEFAULT_COMPACT_THRESHOLD_PERCENT,
             compact_rate_bytes: DEFAULT_COMPACT_RATE_BYTES,
             backing: None,
+            writeback_limit: WritebackLimit::default(),
+            writeback_batch: None,
             policy: ReclaimPolicy::default(),
         }
     }
@@ -180,6 +187,20 @@ impl StoreBuilder {
     #[must_use]
     pub fn backing(self, backing: BackingOptions) -> Self {
         StoreBuilder { backing: Some(backing), ..self }
+    }
+
+    /// Sets how much may be written to the backing device. The default is no limit.
+    #[must_use]
+    pub fn writeback_limit(self, limit: WritebackLimit) -> Self {
+        StoreBuilder { writeback_limit: limit, ..self }
+    }
+
+    /// Sets how many writes to the backing device may be in flight, from 1 to [`MAX_WRITEBACK_BATCH`].
+    ///
+    /// [`MAX_WRITEBACK_BATCH`]: super::MAX_WRITEBACK_BATCH
+    #[must_use]
+    pub fn writeback_batch(self, writes: u64) -> Self {
+        StoreBuilder { writeback_batch: Some(writes), ..self }
     }
 
     /// Sets which pages are reclaimed in the background, and when.

@@ -105,7 +105,7 @@ pub use stats::StoreStats;
 use stream::Codec;
 pub use stream_alloc::StreamAlloc;
 #[cfg(not(loom))]
-pub use survive::{AttachProgress, Attached, StandBy};
+pub use survive::{AttachProgress, Attached, KeptMemory, StandBy};
 use writeback::BackingDevice;
 pub use writeback::{
     BackingOptions, BackingStats, MAX_WRITEBACK_BATCH, Writeback, WritebackLayout, WritebackLimit,
@@ -169,6 +169,7 @@ struct Regions<'a> {
     arena: Option<&'a Region>,
     slots: Option<&'a Region>,
     extents: Option<&'a Region>,
+    allowance: Option<&'a Region>,
     pool: Option<&'a PoolRegions>,
 }
 
@@ -219,8 +220,11 @@ impl Store {
         for (place, algorithm) in recompression.iter_mut().zip(&builder.recompression) {
             *place = algorithm.as_ref().map(codec).transpose()?;
         }
-        let backing = builder.backing.as_ref().map(|options| BackingDevice::new(options, regions.extents));
-        let backing = backing.transpose()?.map(Box::new);
+        let backing = builder.backing.as_ref().map(|options| {
+            BackingDevice::new(options, builder.writeback_limit, builder.writeback_batch, regions)
+                .map(Box::new)
+        });
+        let backing = backing.transpose()?;
         #[cfg_attr(loom, allow(unused_mut))]
         let mut slots = Slots::new_in(regions.slots, builder.pages)?;
         let counters: PerCpu<Share> = PerCpu::new(|_| Share::default());
@@ -236,6 +240,7 @@ impl Store {
                 progress: &memory.progress,
             };
             counters.local().add_all(&survive::attach(&parts)?);
+            backing.iter().for_each(|backing| backing.restore_allowance());
         }
         arena.set_limit_pages(builder.limit_pages);
         #[cfg(not(loom))]
@@ -284,6 +289,7 @@ impl Store {
         #[cfg(not(loom))]
         if let Some(memory) = memory.filter(|memory| !memory.holds_store) {
             store.keep_setting(|kept| *kept = builder.clone());
+            store.backing.iter().for_each(|backing| backing.keep_allowance());
             memory.complete()?;
         }
         Ok(store)

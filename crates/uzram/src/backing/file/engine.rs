@@ -2,10 +2,12 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::backing::{Buffer, Direction, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Stamp;
 
 /// How often a transfer is retried that was interrupted, or that the system lacked resources for.
 const MAX_RETRIES: u32 = 1000;
@@ -26,9 +28,20 @@ pub(super) struct Target {
     pub(super) start_bytes: u64,
     pub(super) len_bytes: u64,
     pub(super) block_bytes: usize,
+    /// Whether to give up the lock when this is closed: other processes may have the descriptor, and keep the file locked.
+    pub(super) unlocks: Stamp,
     /// Where the next transfer panics.
     #[cfg(test)]
     pub(super) panic_point: std::sync::Mutex<Option<PanicPoint>>,
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if self.unlocks.get() > 0 {
+            // A block device has no lock: it is claimed until its last descriptor is closed.
+            let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+        }
+    }
 }
 
 impl Target {

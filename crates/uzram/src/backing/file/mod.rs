@@ -13,7 +13,8 @@ mod open;
 mod threads;
 mod uring;
 
-use std::path::PathBuf;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 
@@ -31,6 +32,7 @@ pub use mark::{MARK_BYTES, Mark};
 
 /// The maximum queue depth of a backing.
 pub const MAX_QUEUE_DEPTH: usize = 1024;
+const DEFAULT_QUEUE_DEPTH: usize = 64;
 
 /// The engine that carries out transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +71,7 @@ impl FileOptions {
             path: path.into(),
             size_bytes: None,
             engine: Engine::Auto,
-            queue_depth: 64,
+            queue_depth: DEFAULT_QUEUE_DEPTH,
             direct: true,
             force: false,
         }
@@ -104,9 +106,37 @@ impl FileBacking {
             let what = format!("a queue depth of {}: it must be 1 to {MAX_QUEUE_DEPTH}", options.queue_depth);
             return Err(Error::invalid(what).with_setting(SETTING));
         }
-        let (target, opened) = open::open(options)?;
+        Self::start(open::open(options)?, options.engine, options.queue_depth)
+    }
+
+    /// Goes on with the open file of a [`FileBacking`] of `len_bytes`, by a duplicate of its descriptor, in this process or
+    /// another. `name` names it in messages.
+    ///
+    /// The transfers of a dead process must not go on: its [`Engine`] is [`Engine::Threads`], with which they end before
+    /// it is waited for. So is the engine of this one.
+    ///
+    /// # Errors
+    /// `Invalid` for a descriptor of anything else, or another length; `Busy` if the lock was given up and another process
+    /// has it; `NoSpace`; `NoMemory`.
+    pub fn from_descriptor(name: &str, fd: OwnedFd, len_bytes: u64) -> Result<Self> {
+        let opened = open::reopen(fd, Path::new(name), len_bytes)?;
+        Self::start(opened, Engine::Threads, DEFAULT_QUEUE_DEPTH)
+    }
+
+    /// Returns the descriptor. A duplicate of it keeps the file locked after this backing was dropped, and a block device
+    /// claimed, unless [`FileBacking::unlock_when_dropped`] was called; a block device until the duplicate is closed.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.target.fd.as_fd()
+    }
+
+    /// Has the lock given up when this backing is dropped and its transfers have ended, whoever else has its descriptor.
+    pub fn unlock_when_dropped(&self) {
+        self.target.unlocks.set(1);
+    }
+
+    fn start((target, opened): (Target, Opened), engine: Engine, queue_depth: usize) -> Result<Self> {
         let target = Arc::new(target);
-        let (mover, fallback) = match Self::start_engine(options, &target) {
+        let (mover, fallback) = match Self::start_engine(engine, queue_depth, &target) {
             Ok(started) => started,
             Err(error) => {
                 opened.undo();
@@ -116,11 +146,10 @@ impl FileBacking {
         Ok(FileBacking { mover, target, opened, fallback })
     }
 
-    fn start_engine(options: &FileOptions, target: &Arc<Target>) -> Result<(Backend, Option<Error>)> {
-        let depth = options.queue_depth;
+    fn start_engine(engine: Engine, depth: usize, target: &Arc<Target>) -> Result<(Backend, Option<Error>)> {
         let uring = || Uring::new(Arc::clone(target), depth).map(Backend::Uring);
         let threads = || Threads::new(Arc::clone(target), depth).map(Backend::Threads);
-        match options.engine {
+        match engine {
             Engine::Uring => Ok((uring()?, None)),
             Engine::Threads => Ok((threads()?, None)),
             Engine::Auto => match uring() {

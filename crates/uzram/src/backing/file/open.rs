@@ -20,6 +20,7 @@ use super::mark::{MARK_BYTES, Mark};
 use crate::backing::buffers::Buffers;
 use crate::backing::{FORCE_SETTING, SETTING};
 use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::Stamp;
 use crate::base::trusted_path::{Place, Refused};
 use crate::base::units::{PAGE_SIZE, format_size};
 
@@ -108,9 +109,53 @@ fn prepare(fd: OwnedFd, options: &FileOptions, opened: &mut Opened) -> Result<Ta
         start_bytes,
         len_bytes,
         block_bytes,
+        unlocks: Stamp::default(),
         #[cfg(test)]
         panic_point: Default::default(),
     })
+}
+
+/// Goes on with the open file of a backing of `len_bytes`, whose flags and lock the descriptor has.
+pub(super) fn reopen(fd: OwnedFd, name: &Path, len_bytes: u64) -> Result<(Target, Opened)> {
+    let failed = |errno| from_errno(name, errno);
+    let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+    let is_block_device = is_block_device(name, FileType::from_raw_mode(stat.st_mode))?;
+    let there_bytes = if is_block_device { device_bytes(&fd).map_err(failed)? } else { stat.st_size as u64 };
+    let is_direct = rustix::fs::fcntl_getfl(&fd).map_err(failed)?.contains(OFlags::DIRECT);
+    let block_bytes = if is_direct { declared_block_bytes(&fd) } else { None }.unwrap_or(PAGE_SIZE);
+    let start_bytes = block_bytes.max(MARK_BYTES) as u64;
+    let fits = start_bytes.checked_add(len_bytes).is_some_and(|end| end <= there_bytes);
+    if len_bytes == 0 || !len_bytes.is_multiple_of(block_bytes as u64) || !fits {
+        let what = format!(
+            "cannot have been one of {len_bytes} bytes: it has {there_bytes}, in blocks of {block_bytes}"
+        );
+        return Err(failure(name, ErrorKind::Invalid, &what));
+    }
+    if !has_mark(&fd, start_bytes as usize).map_err(failed)? {
+        return Err(failure(name, ErrorKind::Invalid, "does not have uzram's mark"));
+    }
+    // If the lock is held, which it should be, this has no effect.
+    claim_alone(&fd, name, is_block_device)?;
+    let is_reserved = is_block_device || reserve(&fd, name, there_bytes, start_bytes + len_bytes)?;
+    let target = Target {
+        fd,
+        start_bytes,
+        len_bytes,
+        block_bytes,
+        unlocks: Stamp::default(),
+        #[cfg(test)]
+        panic_point: Default::default(),
+    };
+    Ok((target, Opened { is_block_device, is_direct, is_reserved, made: None }))
+}
+
+/// Returns whether the header begins with a mark.
+fn has_mark(fd: &OwnedFd, header_bytes: usize) -> Result<bool, Errno> {
+    // Aligned for O_DIRECT.
+    let buffers = Buffers::new(1, header_bytes.next_multiple_of(PAGE_SIZE)).map_err(|_| Errno::NOMEM)?;
+    let mut buffer = buffers.take_waiting();
+    let read = rustix::io::retry_on_intr(|| rustix::io::pread(fd, &mut buffer[..header_bytes], 0))?;
+    Ok(Mark::parse(&buffer[..read]).is_some())
 }
 
 /// Locks the file against other backings, and returns its size. A block device needs no lock: it was opened

@@ -327,7 +327,8 @@ mod tests {
         let (reader, mut writer) = std::io::pipe().expect("a pipe");
         let (fd, len_bytes) = (OwnedFd::from(reader), 1 << 20);
         let panic_point = Mutex::default();
-        let target = Arc::new(Target { fd, start_bytes: 0, len_bytes, block_bytes: PAGE_SIZE, panic_point });
+        let (block_bytes, unlocks) = (PAGE_SIZE, Default::default());
+        let target = Arc::new(Target { fd, start_bytes: 0, len_bytes, block_bytes, unlocks, panic_point });
         let uring = match Uring::new(Arc::clone(&target), 4) {
             Ok(uring) => uring,
             Err(error) => return println!("skipped: {error}"),

@@ -27,6 +27,8 @@ pub unsafe trait Entry: Default + Send + Sync {
 unsafe impl Entry for crate::base::sync::AtomicU32 {}
 // SAFETY: as above.
 unsafe impl Entry for crate::base::sync::AtomicU64 {}
+// SAFETY: as above; it is an atomic integer.
+unsafe impl Entry for crate::base::sync::Counter {}
 
 /// A fixed number of entries, each its type's default until it is changed.
 pub struct Table<T> {

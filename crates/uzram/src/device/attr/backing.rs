@@ -26,17 +26,18 @@ pub(super) fn parse_backing_dev(value: &str) -> Result<Option<String>> {
 
 pub(super) fn set_backing_dev(device: &Device, path: Option<String>) -> Result<()> {
     // Check this before a file is created. The file is opened, and its space reserved, without the lock.
-    let force = {
+    let (force, keeps) = {
         let state = device.state.lock();
         state.uninitialised("backing_dev")?;
-        state.params.backing_force
+        (state.params.backing_force, state.keeper.is_some())
     };
     let is_at = |path: &String| device.backing().is_some_and(|backing| backing.is_at(path));
     if path.as_ref().is_some_and(is_at) {
         // Close it first: it cannot be opened twice.
         device.set_backing(None)?;
     }
-    device.set_backing(path.map(|path| NamedBacking::open(&path, force)).transpose()?)
+    let open = if keeps { NamedBacking::open_to_keep } else { NamedBacking::open };
+    device.set_backing(path.map(|path| open(&path, force)).transpose()?)
 }
 
 pub(super) fn writeback(task: &Task<'_>, wanted: Writeback) -> Result<()> {
@@ -122,14 +123,14 @@ impl State {
     }
 
     fn writeback_limit(&self) -> WritebackLimit {
-        self.backed_store().map_or(self.params.writeback_limit, |store| store.writeback_limit())
+        self.backed_store().map_or(self.params.store.writeback_limit, |store| store.writeback_limit())
     }
 
     fn change_writeback_limit(&mut self, change: impl Fn(&mut WritebackLimit)) {
-        if let Some(store) = self.backed_store() {
+        if let Some(store) = &self.store {
             store.change_writeback_limit(&change);
         }
-        change(&mut self.params.writeback_limit);
+        change(&mut self.params.store.writeback_limit);
     }
 }
 
@@ -144,15 +145,15 @@ pub(super) fn change_writeback_limit(device: &Device, change: impl Fn(&mut Write
 
 pub(super) fn writeback_batch_size(device: &Device) -> u64 {
     let params = &device.state.lock().params;
-    params.writeback_batch.unwrap_or_else(|| params.writeback_layout.default_batch())
+    params.store.writeback_batch.unwrap_or_else(|| params.writeback_layout.default_batch())
 }
 
 pub(super) fn set_writeback_batch_size(device: &Device, writes: u64) -> Result<()> {
     let mut state = device.state.lock();
-    if let Some(store) = state.backed_store() {
+    if let Some(store) = &state.store {
         store.set_writeback_batch(writes);
     }
-    state.params.writeback_batch = Some(writes);
+    state.params.store.writeback_batch = Some(writes);
     Ok(())
 }
 

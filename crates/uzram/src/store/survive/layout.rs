@@ -3,7 +3,8 @@
 //! ```text
 //! 0        superblock: magic, version, checksum, lengths           written once, the magic last
 //! 4 KiB    settings that change                                    settings.rs
-//! 8 KiB    fixed settings, with dictionaries                       settings.rs
+//! 8 KiB    what is left of the writeback limit, and of the budget  ../writeback/allowance.rs
+//! 12 KiB   fixed settings, with dictionaries                       settings.rs
 //! 16 MiB   slots | slab table of the handles | page table | extents of the backing device | arena
 //! ```
 //!
@@ -27,14 +28,15 @@ use super::settings;
 /// The first bytes of a complete file.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzram\0M\x01");
 /// The version of the layout of the whole file. A store attaches only memory of its own version.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// The number of words of the superblock, the checksum of the others included.
 const WORDS: usize = 12;
 /// Which of them is the checksum.
 const CHECKSUM: usize = 2;
 const SUPERBLOCK_BYTES: usize = WORDS * size_of::<u64>();
 const LIVE_SETTINGS_AT: u64 = 4096;
-const SETTINGS_AT: u64 = 8192;
+const ALLOWANCE_AT: u64 = 8192;
+const SETTINGS_AT: u64 = 12288;
 const REGIONS_AT: u64 = 16 << 20;
 const ALIGN_BYTES: u64 = 2 << 20;
 
@@ -49,6 +51,7 @@ pub(in crate::store) struct Memory {
     slots: Region,
     pool: PoolRegions,
     extents: Option<Region>,
+    allowance: Region,
     arena: Region,
     superblock: [u64; WORDS],
 }
@@ -101,6 +104,7 @@ impl Memory {
             arena: Some(&self.arena),
             slots: Some(&self.slots),
             extents: self.extents.as_ref(),
+            allowance: Some(&self.allowance),
             pool: Some(&self.pool),
         }
     }
@@ -180,6 +184,7 @@ impl Memory {
             pool: PoolRegions { handles: next(handles)?, page_table: next(page_table)? },
             extents: if extents > 0 { Some(next(extents)?) } else { None },
             arena: next(arena)?,
+            allowance: file.region(ALLOWANCE_AT, 4096)?,
             live_settings: file.region(LIVE_SETTINGS_AT, 4096)?,
             holds_store,
             progress: Box::new(|_| ()),

@@ -34,7 +34,7 @@ impl Store {
     /// # Errors
     /// As [`StoreBuilder::build`]; `Unsupported` on a machine that can't publish 16 bytes at once.
     pub fn create_in(builder: &StoreBuilder) -> Result<Store> {
-        check_can_survive()?;
+        builder.can_survive()?;
         builder.check()?;
         let memory = Memory::create(builder)?;
         Store::assemble(builder, Some(memory))
@@ -70,9 +70,30 @@ impl Store {
         backing: Option<Arc<dyn Backing>>,
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
-        check_can_survive()?;
         // SAFETY: the caller's promise.
-        unsafe { attach_file(MemoryFile::from_fd(memory)?, backing, Box::new(progress)) }
+        let restored = unsafe { Store::restore(memory.into(), backing, progress) }?;
+        Ok((restored.store, restored.attached))
+    }
+
+    /// As [`Store::attach_with`], of memory that was mapped ahead or not. Returns also the builder of the store.
+    ///
+    /// # Errors
+    /// As [`Store::attach`].
+    ///
+    /// # Safety
+    /// As [`Store::attach`].
+    pub(crate) unsafe fn restore(
+        memory: KeptMemory,
+        backing: Option<Arc<dyn Backing>>,
+        progress: impl Fn(AttachProgress) + Send + Sync + 'static,
+    ) -> Result<Restored> {
+        check_machine()?;
+        let file = match memory {
+            KeptMemory::File(memory) => MemoryFile::from_fd(memory)?,
+            KeptMemory::MappedAhead(stand_by) => stand_by.0.into_file(),
+        };
+        // SAFETY: the caller's promise.
+        unsafe { attach_file(file, backing, Box::new(progress)) }
     }
 
     /// Returns the memory of a store that outlives the process, for [`Store::attach`]; `None` for other stores.
@@ -89,12 +110,51 @@ unsafe fn attach_file(
     file: Arc<MemoryFile>,
     backing: Option<Arc<dyn Backing>>,
     progress: Box<Progress>,
-) -> Result<(Store, Attached)> {
+) -> Result<Restored> {
     let (mut memory, builder) = Memory::open(file, backing)?;
     memory.progress = progress;
     let store = Store::assemble(&builder, Some(memory))?;
     let StoreStats { pages_stored, pages_lost, .. } = store.stats();
-    Ok((store, Attached { pages: pages_stored, pages_lost }))
+    Ok(Restored { store, builder, attached: Attached { pages: pages_stored, pages_lost } })
+}
+
+/// The memory of a store that its process left.
+pub enum KeptMemory {
+    /// The descriptor of [`Store::memory`].
+    File(OwnedFd),
+    /// The memory that this process has mapped ahead.
+    MappedAhead(StandBy),
+}
+
+impl From<OwnedFd> for KeptMemory {
+    fn from(memory: OwnedFd) -> Self {
+        KeptMemory::File(memory)
+    }
+}
+
+impl From<StandBy> for KeptMemory {
+    fn from(memory: StandBy) -> Self {
+        KeptMemory::MappedAhead(memory)
+    }
+}
+
+/// A restored store.
+pub(crate) struct Restored {
+    pub(crate) store: Store,
+    /// What it was built with, and what was set since.
+    pub(crate) builder: StoreBuilder,
+    pub(crate) attached: Attached,
+}
+
+impl StoreBuilder {
+    /// Checks, as far as possible without making a store, that its memory can outlive the process. Every setting
+    /// survives, and every design can.
+    ///
+    /// # Errors
+    /// `Unsupported` on a machine that can't publish 16 bytes at once.
+    pub fn can_survive(&self) -> Result<()> {
+        check_machine()
+    }
 }
 
 /// The memory of a store that another process uses, mapped ahead of an attach, which is faster then: it takes no page
@@ -108,7 +168,7 @@ impl StandBy {
     /// `Invalid` for a descriptor that is not of such memory; `Unsupported` where userfaultfd(2) or `/proc` is not
     /// available, or on a machine that can't publish 16 bytes at once; `NoMemory` when there is no address space.
     pub fn new(memory: OwnedFd) -> Result<StandBy> {
-        check_can_survive()?;
+        check_machine()?;
         Ok(StandBy(MappedAhead::new(MemoryFile::from_fd(memory)?)?))
     }
 
@@ -146,13 +206,14 @@ impl StandBy {
         progress: impl Fn(AttachProgress) + Send + Sync + 'static,
     ) -> Result<(Store, Attached)> {
         // SAFETY: the caller's promise.
-        unsafe { attach_file(self.0.into_file(), backing, Box::new(progress)) }
+        let restored = unsafe { Store::restore(self.into(), backing, progress) }?;
+        Ok((restored.store, restored.attached))
     }
 }
 
 /// # Errors
 /// `Unsupported` on a machine that can't publish 16 bytes at once.
-fn check_can_survive() -> Result<()> {
+fn check_machine() -> Result<()> {
     if stores_16_bytes() {
         return Ok(());
     }

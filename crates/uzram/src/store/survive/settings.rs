@@ -11,7 +11,7 @@ use crate::base::mem::{MemoryFile, Table};
 use crate::base::sync::{Arc, AtomicU64, Mutex, Ordering, classes};
 use crate::codec::{Algorithm, Dictionary, Kind};
 
-use super::super::{BackingOptions, ReclaimPolicy, StoreBuilder};
+use super::super::{BackingOptions, ReclaimPolicy, StoreBuilder, StreamAlloc, WritebackLimit};
 use super::layout::{Memory, checksum_but};
 
 /// The longest name, path or dictionary that is accepted.
@@ -28,6 +28,7 @@ pub(super) fn encode(builder: &StoreBuilder) -> Vec<u8> {
     put(&mut out, u64::from(builder.checksum));
     put(&mut out, builder.reserve_pages);
     put_text(&mut out, &builder.streams);
+    put(&mut out, u64::from(builder.stream_alloc == StreamAlloc::Released));
     put_text(&mut out, &builder.policy.order);
     put_algorithm(&mut out, &builder.algorithm);
     for algorithm in &builder.recompression {
@@ -57,6 +58,7 @@ pub(super) fn decode(bytes: &[u8], backing: Option<Arc<dyn Backing>>) -> Result<
     builder.checksum = input.flag()?;
     builder.reserve_pages = input.number()?;
     builder.streams = input.parse()?;
+    builder.stream_alloc = if input.flag()? { StreamAlloc::Released } else { StreamAlloc::Held };
     builder.policy.order = input.parse()?;
     builder.algorithm = input.algorithm()?;
     for algorithm in &mut builder.recompression {
@@ -163,7 +165,7 @@ impl<'a> Input<'a> {
 }
 
 /// The number of settings that change.
-const LIVE: usize = 10;
+const LIVE: usize = 13;
 /// The number of words of a copy: a count of the changes, the settings, and a checksum of both.
 const COPY: usize = LIVE + 2;
 /// Which of them is the checksum.
@@ -236,11 +238,15 @@ fn numbers(builder: &StoreBuilder) -> [u64; LIVE] {
         u64::from(policy.recompress_after_s),
         u64::from(policy.writeback_after_s),
         policy.writeback_budget_bytes,
+        u64::from(builder.writeback_limit.enabled),
+        builder.writeback_limit.left,
+        builder.writeback_batch.unwrap_or(0),
     ]
 }
 
 fn set_numbers(builder: &mut StoreBuilder, numbers: [u64; LIVE]) {
-    let [limit, run_cache, pagevec, threshold, rate, high, low, recompress, writeback, budget] = numbers;
+    let [limit, run_cache, pagevec, threshold, rate, rest @ ..] = numbers;
+    let [high, low, recompress, writeback, budget, is_limited, left, batch] = rest;
     builder.limit_pages = limit;
     builder.run_cache_batch_pages = run_cache as usize;
     builder.lru_pagevec_pages = pagevec as usize;
@@ -254,4 +260,6 @@ fn set_numbers(builder: &mut StoreBuilder, numbers: [u64; LIVE]) {
         writeback_budget_bytes: budget,
         order: builder.policy.order,
     };
+    builder.writeback_limit = WritebackLimit { enabled: is_limited != 0, left };
+    builder.writeback_batch = (batch > 0).then_some(batch);
 }

@@ -1,16 +1,26 @@
 //! How much may be written to a backing device: the kernel's writeback limit, which counts down, and a daily budget, to
 //! bound the wear of flash. Writes that move objects are counted, but not refused.
 //!
+//! Where the store's memory outlives the process, each change also sets words in it, one for each number, with relaxed
+//! stores: a kill leaves each number as it was before or after the change.
+//!
 //! Lock: `policy`, a leaf.
 
 use crate::base::clock::uptime_s;
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::sync::{Mutex, classes};
+use crate::base::mem::{Region, Table};
+use crate::base::sync::{Counter, Mutex, classes};
 
 use super::WritebackLimit;
 use super::log::BLOCK_BYTES;
 
 const DAY_S: u32 = 24 * 60 * 60;
+
+/// The words in memory that outlives the process: what is left of the limit, when the day began, and what was spent since.
+const LEFT: usize = 0;
+const DAY: usize = 1;
+const SPENT: usize = 2;
+const WORDS: usize = 3;
 
 /// Units charged for a write, by their source; given back if the write fails.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -30,7 +40,11 @@ impl std::ops::AddAssign for Charge {
 }
 
 /// The writeback limit and the daily budget, and how much of them is left.
-pub(super) struct Allowance(Mutex<State>);
+pub(super) struct Allowance {
+    state: Mutex<State>,
+    /// Set under the lock; `None` in private memory.
+    words: Option<Table<Counter>>,
+}
 
 #[derive(Default)]
 struct State {
@@ -43,19 +57,44 @@ struct State {
     spent: u64,
 }
 
-impl Default for Allowance {
-    fn default() -> Self {
-        Allowance(Mutex::new(&classes::POLICY, State { day_s: uptime_s(), ..State::default() }))
-    }
-}
-
 impl Allowance {
+    /// Creates an allowance with this limit and no budget, of which nothing was used; its words are in `region`.
+    ///
+    /// # Errors
+    /// `NoMemory` when the system refuses.
+    pub(super) fn new(limit: WritebackLimit, region: Option<&Region>) -> Result<Self> {
+        let words = region.map(|region| Table::new_in(Some(region), WORDS)).transpose()?;
+        let state = State { limit, day_s: uptime_s(), ..State::default() };
+        Ok(Allowance { state: Mutex::new(&classes::POLICY, state), words })
+    }
+
+    /// Goes on with what another process left of the limit and of the day's budget.
+    pub(super) fn restore(&self) {
+        let (mut state, Some(words)) = (self.state.lock(), &self.words) else { return };
+        state.limit.left = words[LEFT].get();
+        state.day_s = words[DAY].get() as u32;
+        state.spent = words[SPENT].get();
+    }
+
+    /// Changes the state, and sets the words to it.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock();
+        let result = change(&mut state);
+        if let Some(words) = &self.words {
+            words[LEFT].set(state.limit.left);
+            // Before the day: after a kill in between, a new day begins again, and nothing was spent.
+            words[SPENT].set(state.spent);
+            words[DAY].set(state.day_s.into());
+        }
+        result
+    }
+
     /// Checks that anything may be written.
     ///
     /// # Errors
     /// `Io`, as in the kernel, when the limit or the day's budget is used up.
     pub(super) fn check(&self) -> Result<()> {
-        self.0.lock().check(1)
+        self.change(|state| state.check(1))
     }
 
     /// Charges units about to be written.
@@ -66,47 +105,50 @@ impl Allowance {
         if units == 0 {
             return Ok(Charge::default());
         }
-        let state = &mut *self.0.lock();
-        state.check(units)?;
-        let limited = if state.limit.enabled { units } else { 0 };
-        state.limit.left -= limited;
-        state.spent += units;
-        Ok(Charge { limited, spent: units })
+        self.change(|state| {
+            state.check(units)?;
+            let limited = if state.limit.enabled { units } else { 0 };
+            state.limit.left -= limited;
+            state.spent = state.spent.saturating_add(units);
+            Ok(Charge { limited, spent: units })
+        })
     }
 
     /// Counts units about to be written, regardless of the limit and the budget.
     pub(super) fn note(&self, units: u64) -> Charge {
-        self.0.lock().spent += units;
+        self.change(|state| state.spent = state.spent.saturating_add(units));
         Charge { limited: 0, spent: units }
     }
 
     /// Gives back the charge of a write that failed.
     pub(super) fn give_back(&self, charge: Charge) {
-        let mut state = self.0.lock();
-        if state.limit.enabled {
-            state.limit.left = state.limit.left.saturating_add(charge.limited);
-        }
-        // A new day may have begun since the charge.
-        state.spent = state.spent.saturating_sub(charge.spent);
+        self.change(|state| {
+            if state.limit.enabled {
+                state.limit.left = state.limit.left.saturating_add(charge.limited);
+            }
+            // A new day may have begun since the charge.
+            state.spent = state.spent.saturating_sub(charge.spent);
+        });
     }
 
     pub(super) fn limit(&self) -> WritebackLimit {
-        self.0.lock().limit
+        self.state.lock().limit
     }
 
     /// Changes the limit atomically with respect to charges.
     pub(super) fn change_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
-        change(&mut self.0.lock().limit);
+        self.change(|state| change(&mut state.limit));
     }
 
     /// Sets how many bytes may be written a day; 0 for no budget.
     pub(in crate::store) fn set_budget_bytes(&self, bytes: u64) {
-        self.0.lock().budget_bytes = bytes;
+        self.state.lock().budget_bytes = bytes;
     }
 
     /// Returns how many bytes of the day's budget are left, if there is a budget.
     pub(in crate::store) fn budget_left_bytes(&self) -> Option<u64> {
-        self.0.lock().left_today(uptime_s()).map(|units| units.saturating_mul(BLOCK_BYTES as u64))
+        self.change(|state| state.left_today(uptime_s()))
+            .map(|units| units.saturating_mul(BLOCK_BYTES as u64))
     }
 }
 
@@ -140,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_used_up_and_given_back() {
-        let allowance = Allowance::default();
+        let allowance = Allowance::new(WritebackLimit::default(), None).expect("private memory");
         let refusal =
             |result: Result<Charge>| result.map(drop).map_err(|error| (error.kind(), error.setting()));
         let checked = || allowance.check().map_err(|error| (error.kind(), error.setting()));
@@ -167,14 +209,14 @@ mod tests {
 
     #[test]
     fn a_budget_is_for_a_day() {
-        let allowance = Allowance::default();
+        let allowance = Allowance::new(WritebackLimit::default(), None).expect("private memory");
         drop(allowance.charge(7).expect("no budget"));
         assert_eq!(allowance.budget_left_bytes(), None);
         allowance.set_budget_bytes(8 * BLOCK_BYTES as u64 - 1);
         assert_eq!(allowance.budget_left_bytes(), Some(BLOCK_BYTES as u64));
         drop(allowance.note(1));
         assert_eq!(allowance.check().map_err(|error| error.setting()), Err(Some("writeback_budget")));
-        let mut state = allowance.0.lock();
+        let mut state = allowance.state.lock();
         let began_s = state.day_s;
         assert_eq!(state.left_today(began_s + DAY_S - 1), Some(0));
         assert_eq!(state.left_today(began_s + DAY_S), Some(8), "a day later");

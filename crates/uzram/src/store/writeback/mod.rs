@@ -270,18 +270,26 @@ impl Store {
         self.backing.as_ref().map(|backing| backing.allowance.limit()).unwrap_or_default()
     }
 
-    /// Changes the writeback limit, atomically with respect to writes. Does nothing without a backing device.
+    /// Changes the writeback limit, atomically with respect to writes. Without a backing device it has no effect.
     pub fn change_writeback_limit(&self, change: impl FnOnce(&mut WritebackLimit)) {
-        if let Some(backing) = &self.backing {
-            backing.allowance.change_limit(change);
+        match &self.backing {
+            Some(backing) => {
+                backing.allowance.change_limit(change);
+                // What is left the allowance itself keeps.
+                let limit = backing.allowance.limit();
+                self.keep_setting(|kept| kept.writeback_limit = limit);
+            }
+            None => self.keep_setting(|kept| change(&mut kept.writeback_limit)),
         }
     }
 
     /// Sets how many writes may be in flight, from 1 to [`MAX_WRITEBACK_BATCH`].
     pub fn set_writeback_batch(&self, writes: u64) {
+        let writes = writes.clamp(1, MAX_WRITEBACK_BATCH);
         if let Some(backing) = &self.backing {
-            backing.batch.set(writes.clamp(1, MAX_WRITEBACK_BATCH));
+            backing.batch.set(writes);
         }
+        self.keep_setting(|kept| kept.writeback_batch = Some(writes));
     }
 
     /// Returns the statistics of the backing device; all 0 without one.
@@ -296,6 +304,16 @@ impl Store {
 }
 
 impl BackingDevice {
+    /// Goes on with what the process that had the store left of the writeback limit and of the day's budget.
+    pub(super) fn restore_allowance(&self) {
+        self.allowance.restore();
+    }
+
+    /// Writes the allowance to the memory of a new store.
+    pub(super) fn keep_allowance(&self) {
+        self.allowance.change_limit(|_| ());
+    }
+
     /// Sets how many bytes may be written a day; 0 for no budget.
     pub(super) fn set_budget_bytes(&self, bytes: u64) {
         self.allowance.set_budget_bytes(bytes);

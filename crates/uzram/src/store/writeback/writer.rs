@@ -12,7 +12,6 @@ use std::collections::VecDeque;
 
 use crate::backing::{Buffer, Buffers, Completion, Direction, Transfer};
 use crate::base::error::{Error, ErrorKind, Result};
-use crate::base::mem::Region;
 use crate::base::sync::{Arc, Condvar, Counter, Mutex, MutexGuard, classes};
 use crate::base::units::{PAGE_SIZE, Page, PageNo};
 
@@ -20,9 +19,9 @@ use super::allowance::{Allowance, Charge};
 use super::log::{BLOCK_BYTES, Log, Purpose};
 use super::object::Object;
 use super::read::Streams;
-use super::{BackingOptions, MAX_WRITEBACK_BATCH};
-use crate::store::Store;
+use super::{BackingOptions, MAX_WRITEBACK_BATCH, WritebackLimit};
 use crate::store::slot::{Backed, Contents, SlotGuard};
+use crate::store::{Regions, Store};
 
 /// Buffers beyond those in flight: two being filled, one being cleaned from.
 const MORE_BUFFERS: u64 = 3;
@@ -101,12 +100,18 @@ impl Completion for Finished {
 }
 
 impl BackingDevice {
-    /// Creates the backing device of a store, with all of its space free.
+    /// Creates the backing device of a store, with all of its space free, and with this limit and number of writes in
+    /// flight.
     ///
     /// # Errors
     /// As [`Log::new`].
-    pub(in crate::store) fn new(options: &BackingOptions, region: Option<&Region>) -> Result<Self> {
-        let log = Log::new(options, region)?;
+    pub(in crate::store) fn new(
+        options: &BackingOptions,
+        limit: WritebackLimit,
+        batch: Option<u64>,
+        regions: Regions<'_>,
+    ) -> Result<Self> {
+        let log = Log::new(options, regions.extents)?;
         let writer = Writer {
             open: [const { None }; 2],
             begun: [None; 2],
@@ -120,11 +125,13 @@ impl BackingDevice {
             arrived: Condvar::new(),
         };
         Ok(BackingDevice {
-            batch: Counter::new(options.layout.default_batch()),
+            batch: Counter::new(
+                batch.unwrap_or(options.layout.default_batch()).clamp(1, MAX_WRITEBACK_BATCH),
+            ),
             buffers: Buffers::new(NUMBERS as u32, log.extent_bytes)?,
             finished: Arc::new(finished),
             writer: Mutex::new(&classes::WRITEBACK, writer),
-            allowance: Allowance::default(),
+            allowance: Allowance::new(limit, regions.allowance)?,
             streams: Streams::default(),
             log,
         })

@@ -1,0 +1,123 @@
+//! Devices whose memory outlives the process: a [`Keeper`] has the descriptors, and [`Device::attach`] restores a device
+//! from them.
+//!
+//! Lock order: a keeper is called with the device's lock held, and takes no lock of the engine.
+
+use std::os::fd::BorrowedFd;
+
+use crate::base::error::{Error, ErrorKind, Result};
+use crate::base::sync::{Arc, Counter, Mutex, classes};
+use crate::base::units::pages_to_bytes;
+use crate::store::{AttachProgress, Attached, KeptMemory, Store, StoreBuilder};
+
+use super::{Device, NamedBacking, Params, State};
+
+/// Keeps the memory of devices beyond this process, and the descriptors of their backing devices.
+///
+/// It is called with the device's lock held, and must not use the device.
+pub trait Keeper: Send + Sync {
+    /// Called when a device got its store, before it can be used. Duplicates of the descriptors of `memory` and of the
+    /// backing device, if there is one ([`NamedBacking::descriptor`]), must be kept until [`Keeper::give_up`]; with the
+    /// latter its name and its length, which [`NamedBacking::from_descriptor`] needs.
+    ///
+    /// # Errors
+    /// If they cannot be kept. The device then stays uninitialised, and `give_up` is not called.
+    fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()>;
+
+    /// Called when the device gives its store up, by a reset or a removal, before the call that does it returns. When this
+    /// returns, the duplicates must be closed: a block device cannot be opened again before.
+    fn give_up(&self, device: &str);
+}
+
+impl Device {
+    /// Sets who keeps the stores that the device gets from now on: they outlive this process. It stays set when the device
+    /// is reset. Set it before `backing_dev`, which is then accessed so that a dead process writes no more to it.
+    ///
+    /// # Errors
+    /// `Busy` once the device is initialised.
+    pub fn set_keeper(&self, keeper: Arc<dyn Keeper>) -> Result<()> {
+        let mut state = self.state.lock();
+        state.uninitialised("the keeper")?;
+        state.keeper = Some(keeper);
+        Ok(())
+    }
+
+    /// Checks, before the device is initialised, that its store can outlive the process. All attributes survive but for
+    /// `backing_force`.
+    ///
+    /// # Errors
+    /// `Unsupported` on a machine that can't publish 16 bytes at once, or with a backing device that is no file and no
+    /// block device.
+    pub fn can_survive(&self) -> Result<()> {
+        self.state.lock().can_survive()
+    }
+
+    /// Restores an initialised device, with the attributes that it had, from the memory that it had in this process or
+    /// another. `backing` is its backing device, if it had one ([`NamedBacking::from_descriptor`]). `keeper` keeps all of
+    /// that already. Many threads call `progress` as they go through the pages.
+    ///
+    /// Counts of work done, such as `io_stat`, and `mem_used_max` start anew.
+    ///
+    /// # Errors
+    /// `Invalid` for memory of another device, or another backing device; otherwise as [`Store::attach`].
+    ///
+    /// # Safety
+    /// As [`Store::attach`]: as long as the device has its store, nothing else changes the memory. No other device or store
+    /// uses it, in this process or another, and every thread of a process that did has ended.
+    pub unsafe fn attach(
+        name: &str,
+        memory: impl Into<KeptMemory>,
+        backing: Option<NamedBacking>,
+        keeper: Arc<dyn Keeper>,
+        progress: impl Fn(AttachProgress) + Send + Sync + 'static,
+    ) -> Result<(Arc<Device>, Attached)> {
+        Device::check_name(name)?;
+        let of_backing = backing.as_ref().map(|backing| Arc::clone(backing.backing()));
+        // SAFETY: the caller's promise.
+        let restored = unsafe { Store::restore(memory.into(), of_backing, progress) }?;
+        let StoreBuilder { name: had_name, pages, backing: options, .. } = &restored.builder;
+        if had_name != name {
+            return Err(Error::invalid(format!(
+                "the memory is that of device '{had_name}', not of '{name}'"
+            )));
+        }
+        let disksize_bytes = pages_to_bytes(*pages);
+        let mut params = Params { backing, ..Params::default() };
+        if let Some(options) = options {
+            (params.writeback_layout, params.compressed_writeback) = (options.layout, options.compressed);
+        }
+        params.store = StoreBuilder { backing: None, ..restored.builder };
+        let store = Arc::new(restored.store);
+        let policy = params.start_policy(name, &store)?;
+        let state = State {
+            params,
+            keeper: Some(keeper),
+            policy,
+            store: Some(store),
+            disksize_bytes,
+            ..State::default()
+        };
+        let device = Device {
+            name: name.to_owned(),
+            state: Mutex::new(&classes::DEVICE, state),
+            users: Counter::new(0),
+        };
+        Ok((Arc::new(device), restored.attached))
+    }
+}
+
+impl State {
+    pub(super) fn can_survive(&self) -> Result<()> {
+        self.params.store.can_survive()?;
+        match &self.params.backing {
+            Some(backing) if backing.descriptor().is_none() => {
+                let what = format!(
+                    "the backing device '{}' is no file and no block device, and does not outlive the process",
+                    backing.name()
+                );
+                Err(Error::new(ErrorKind::Unsupported, what).with_setting("backing_dev"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Tests of who keeps what, and when. `tests/keeper.rs` kills the process that has the device.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::*;
+use crate::backing::{Engine, FaultyBacking, FileBacking, FileOptions};
+use crate::base::units::PAGE_SIZE;
+
+/// Duplicates of what it was given, and the name of what it was called for last.
+#[derive(Default)]
+struct Kept {
+    refuses: bool,
+    memory: Option<OwnedFd>,
+    backing: Option<(String, OwnedFd, u64)>,
+    calls: Vec<&'static str>,
+}
+
+struct Shelf(std::sync::Mutex<Kept>);
+
+impl Shelf {
+    fn new() -> Arc<Self> {
+        Arc::new(Shelf(Default::default()))
+    }
+
+    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+        self.0.lock().expect("no panic")
+    }
+
+    fn calls(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.kept().calls)
+    }
+}
+
+impl Keeper for Shelf {
+    fn keep(&self, device: &str, memory: BorrowedFd<'_>, backing: Option<&NamedBacking>) -> Result<()> {
+        assert_eq!(device, "zram7");
+        let kept = &mut *self.kept();
+        kept.calls.push("keep");
+        if kept.refuses {
+            return Err(Error::new(ErrorKind::NoSpace, "the shelf is full"));
+        }
+        let duplicate = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().expect("a descriptor");
+        kept.memory = Some(duplicate(memory));
+        kept.backing = backing.map(|backing| {
+            let fd = duplicate(backing.descriptor().expect("a file"));
+            (backing.name().to_owned(), fd, backing.len_bytes())
+        });
+        Ok(())
+    }
+
+    fn give_up(&self, device: &str) {
+        assert_eq!(device, "zram7");
+        let kept = &mut *self.kept();
+        kept.calls.push("give up");
+        // Another process may still have the backing device's descriptor.
+        kept.memory = None;
+    }
+}
+
+fn device(keeper: &Arc<Shelf>) -> Arc<Device> {
+    let device = Device::new("zram7").expect("a good name");
+    device.set_keeper(Arc::<Shelf>::clone(keeper)).expect("uninitialised");
+    device
+}
+
+/// Attaches the device that a keeper keeps, whose process has dropped it.
+fn attach(name: &str, keeper: &Arc<Shelf>) -> Result<Arc<Device>> {
+    let (memory, backing) = {
+        let kept = keeper.kept();
+        let memory = kept.memory.as_ref().expect("it is kept").try_clone().expect("a descriptor");
+        let backing = kept.backing.as_ref().map(|(name, fd, len_bytes)| {
+            let fd = fd.try_clone().expect("a descriptor");
+            NamedBacking::from_descriptor(name, fd, *len_bytes).expect("the lock is ours")
+        });
+        (memory, backing)
+    };
+    let stand_by = StandBy::new(memory.try_clone().expect("a descriptor"));
+    let memory = match stand_by.and_then(|memory| memory.catch_up().map(|_| memory)) {
+        Ok(stand_by) => KeptMemory::from(stand_by),
+        Err(_) => memory.into(),
+    };
+    // SAFETY: the device that had the memory was dropped.
+    let attached = unsafe { Device::attach(name, memory, backing, Arc::<Shelf>::clone(keeper), |_| ()) };
+    attached.map(|(device, _)| device)
+}
+
+#[test]
+fn a_store_is_kept_until_the_device_is_reset_or_removed() {
+    let keeper = Shelf::new();
+    let device = device(&keeper);
+    device.can_survive().expect("it can");
+    device.reset().expect("unused");
+    assert_eq!(keeper.calls(), Vec::<&str>::new(), "there was nothing to keep");
+    for end in ["reset", "reset", "remove"] {
+        device.set("disksize", "1M").expect("kept");
+        assert!(device.open().expect("initialised").write(0, &[7; PAGE_SIZE]).is_ok());
+        assert_eq!(device.set_keeper(Shelf::new()).map_err(|error| error.kind()), Err(ErrorKind::Busy));
+        let user = device.open().expect("initialised");
+        assert!(device.reset().is_err() && device.remove().is_err(), "it is in use");
+        assert_eq!(keeper.calls(), ["keep"]);
+        drop(user);
+        if end == "reset" { device.reset() } else { device.remove() }.expect("unused");
+        assert_eq!(keeper.calls(), ["give up"], "{end}");
+    }
+    drop(device);
+    assert_eq!(keeper.calls(), Vec::<&str>::new());
+}
+
+#[test]
+fn a_store_that_cannot_be_kept_is_not_made() {
+    let keeper = Shelf::new();
+    keeper.kept().refuses = true;
+    let device = device(&keeper);
+    let error = device.set("disksize", "1M").expect_err("refused");
+    assert_eq!((error.kind(), keeper.calls()), (ErrorKind::NoSpace, vec!["keep"]));
+    assert_eq!(device.get("initstate").as_deref(), Ok("0"));
+    keeper.kept().refuses = false;
+    let directory = tempfile::tempdir().expect("a directory");
+    let options = FileOptions {
+        size_bytes: Some(1 << 20),
+        engine: Engine::Threads,
+        ..FileOptions::new(directory.path().join("backing"))
+    };
+    let faulty = FaultyBacking::new(FileBacking::open(&options).expect("a file"), 1).expect("memory");
+    device.set_backing(Some(NamedBacking::new("faulty", "in a test", Arc::new(faulty)))).expect("unused");
+    for error in [device.can_survive(), device.check("1M", None), device.set("disksize", "1M")] {
+        let error = error.expect_err("nobody can go on with it");
+        assert_eq!((error.kind(), error.setting()), (ErrorKind::Unsupported, Some("backing_dev")));
+    }
+    assert_eq!(keeper.calls(), Vec::<&str>::new());
+}
+
+#[test]
+fn a_dropped_device_is_kept_and_a_reset_one_unlocks_its_file() {
+    let keeper = Shelf::new();
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("backing").to_str().expect("a path").to_owned();
+    let first = device(&keeper);
+    for (name, value) in [
+        ("backing_dev", format!("{path}:4M")),
+        ("writeback_limit", "100".into()),
+        ("writeback_limit_enable", "1".into()),
+        ("writeback_budget", "1M".into()),
+        ("disksize", "1M".into()),
+    ] {
+        first.set(name, &value).expect(name);
+    }
+    // The engine keeps its length, whatever is appended.
+    std::fs::OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(9 << 20)).expect("ours");
+    first.open().expect("initialised").write(0, &[1, 2, 3].repeat(PAGE_SIZE)).expect("memory");
+    first.set("writeback", "all").expect("room");
+    let left = |device: &Device| {
+        let policy = device.get("policy").expect("readable");
+        let budget = policy.lines().find(|line| line.starts_with("budget_left_bytes")).map(str::to_owned);
+        (device.get("writeback_limit").expect("readable"), budget.expect("it is listed"))
+    };
+    let had = left(&first);
+    assert_ne!(had.0, "100");
+    drop(first);
+    assert_eq!(keeper.calls(), ["keep"]);
+    let wrong = attach("zram8", &keeper).map(drop).expect_err("it is the memory of another device");
+    assert_eq!(wrong.kind(), ErrorKind::Invalid);
+    let second = attach("zram7", &keeper).expect("attached");
+    assert_eq!(left(&second), had);
+    assert!(second.counts().pages_backed > 0);
+    let mut read = [0; 3 * PAGE_SIZE];
+    second.open().expect("initialised").read(0, &mut read).expect("sound");
+    assert!(read[..] == [1, 2, 3].repeat(PAGE_SIZE));
+    // What is left goes on to count.
+    second.set("writeback_limit", "1").expect("at any time");
+    second.open().expect("initialised").write(0, &[4, 5].repeat(PAGE_SIZE)).expect("memory");
+    drop(second);
+    let third = attach("zram7", &keeper).expect("attached again");
+    assert_eq!(left(&third).0, "1");
+    let busy = NamedBacking::open(&path, false).map(drop).expect_err("the device has it");
+    assert_eq!(busy.kind(), ErrorKind::Busy);
+    third.reset().expect("unused");
+    assert_eq!(keeper.calls(), ["give up"]);
+    assert_eq!(third.get("backing_dev").as_deref(), Ok("none"));
+    let (_, fd, len_bytes) = keeper.kept().backing.take().expect("it was kept");
+    NamedBacking::open(&path, false).expect("though somebody has the descriptor");
+    let refused = |fd, len_bytes| {
+        let error = NamedBacking::from_descriptor("backing", fd, len_bytes).map(drop).expect_err("refused");
+        (error.kind(), error.setting())
+    };
+    let other = || fd.try_clone().expect("a descriptor");
+    assert_eq!(refused(other(), 16 << 20), (ErrorKind::Invalid, Some("backing_dev")));
+    assert_eq!(refused(other(), len_bytes - 1), (ErrorKind::Invalid, Some("backing_dev")));
+    let null = std::fs::File::open("/dev/null").expect("a file");
+    assert_eq!(refused(null.into(), 4096), (ErrorKind::Invalid, Some("backing_dev")));
+    let lock = NamedBacking::open(&path, false).expect("nobody has it");
+    assert_eq!(refused(other(), len_bytes), (ErrorKind::Busy, Some("backing_dev")));
+    drop(lock);
+    assert!(NamedBacking::from_descriptor("backing", fd, len_bytes).is_ok());
+}
