@@ -4,7 +4,7 @@
 //! all that are there beforehand, again and again as they come, so that later uses take no faults. The other process
 //! may give any of them back meanwhile, and counts what the file takes. So the pages are not touched, and not populated
 //! (`madvise`), which would fill a hole that was just punched: `UFFDIO_CONTINUE` of userfaultfd(2) maps a page that is
-//! there, and never makes one.
+//! there, and never makes one. Nor does it bring one back from swap, which this process may be about to serve.
 
 use std::fs::File;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 
-use super::file::MemoryFile;
+use super::file::{MemoryFile, Region};
 use super::map::{Access, Mapped};
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
@@ -79,7 +79,7 @@ impl MappedAhead {
         Ok(MappedAhead { file, whole, faults, page_table, page_bytes })
     }
 
-    /// Maps the pages that the file has now and that are not mapped yet. Returns how many it mapped, in bytes.
+    /// Maps the pages that the file has in memory now and that are not mapped yet. Returns how many it mapped, in bytes.
     ///
     /// # Errors
     /// `Io` if the system does not report which pages the file has, or which are mapped.
@@ -89,7 +89,7 @@ impl MappedAhead {
         all.for_each_data(|data| {
             let pages = data.start as usize / self.page_bytes..(data.end as usize).div_ceil(self.page_bytes);
             for start in pages.clone().step_by(PAGES_AT_ONCE) {
-                match self.map_missing(start..pages.end.min(start + PAGES_AT_ONCE)) {
+                match self.map_missing(&all, start..pages.end.min(start + PAGES_AT_ONCE)) {
                     Ok(pages) => mapped_pages += pages,
                     Err(error) => failure = Some(error),
                 }
@@ -98,8 +98,9 @@ impl MappedAhead {
         failure.map_or(Ok((mapped_pages * self.page_bytes) as u64), Err)
     }
 
-    /// Maps those of at most [`PAGES_AT_ONCE`] pages that are not mapped, and that the file has; returns how many.
-    fn map_missing(&self, pages: Range<usize>) -> Result<usize> {
+    /// Maps those of at most [`PAGES_AT_ONCE`] pages that are not mapped, and that the file has in memory; returns how
+    /// many.
+    fn map_missing(&self, all: &Region, pages: Range<usize>) -> Result<usize> {
         let mut entries = [[0; ENTRY_BYTES]; PAGES_AT_ONCE];
         let entries = &mut entries[..pages.len()];
         let first = self.whole.start().addr().get() / self.page_bytes + pages.start;
@@ -110,15 +111,28 @@ impl MappedAhead {
         let (mut at, mut mapped) = (0, 0);
         for run in entries.chunk_by(|one, next| is_mapped(one) == is_mapped(next)) {
             if !is_mapped(&run[0]) {
-                mapped += self.map(pages.start + at..pages.start + at + run.len());
+                mapped += self.map(all, pages.start + at..pages.start + at + run.len());
             }
             at += run.len();
         }
         Ok(mapped)
     }
 
-    /// Maps those of these pages, none of which is mapped, that the file has; returns how many.
-    fn map(&self, pages: Range<usize>) -> usize {
+    /// Maps those of these pages, none of which is mapped, that the file has in memory; returns how many.
+    fn map(&self, all: &Region, pages: Range<usize>) -> usize {
+        let bytes_of = |pages: Range<usize>| {
+            (pages.start * self.page_bytes) as u64..(pages.end * self.page_bytes) as u64
+        };
+        let is_in_swap = |pages| all.count_pages(bytes_of(pages)).is_some_and(|(_, in_swap)| in_swap > 0);
+        if !is_in_swap(pages.clone()) {
+            return self.map_present(pages);
+        }
+        let in_memory = pages.map(|page| page..page + 1).filter(|page| !is_in_swap(page.clone()));
+        in_memory.map(|page| self.map_present(page)).sum()
+    }
+
+    /// Maps those of these pages, none of which is mapped, that the file has, also those in swap; returns how many.
+    fn map_present(&self, pages: Range<usize>) -> usize {
         let (mut next, mut mapped) = (pages.start, 0);
         while next < pages.end {
             let start = self.whole.start().addr().get() + next * self.page_bytes;

@@ -1,20 +1,21 @@
-//! Memory that outlives the process: an anonymous file (memfd), which exists as long as a process holds its descriptor.
+//! Memory that outlives the process: an anonymous file, which exists as long as a process holds its descriptor.
 //!
-//! A file is sealed against resizing, so that a process with its descriptor cannot make accesses to a mapping of it
-//! fail. Like private memory, it takes memory only where it was written to; punching a hole gives memory back.
+//! A memfd is sealed against resizing, so that a process with its descriptor cannot make accesses to a mapping of it
+//! fail. A file that is never swapped out (`noswap.rs`) cannot be sealed: nobody but this user can open it. Like private memory, it takes memory only where it was written to; punching a hole gives memory back.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use linux_raw_sys::general::{__NR_cachestat, cachestat, cachestat_range};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use linux_raw_sys::general::{__NR_cachestat, TMPFS_MAGIC, cachestat, cachestat_range};
+use rustix::fs::{FallocateFlags, FileType, MemfdFlags, Mode, SealFlags, SeekFrom};
 
 use crate::base::error::{Error, ErrorKind, Result};
 use crate::base::sync::Arc;
 
 use super::map::Mapped;
+use super::noswap;
 
 /// An anonymous file of a fixed length, whose memory outlives the process.
 #[derive(Debug)]
@@ -41,36 +42,63 @@ fn failed(what: &str, error: rustix::io::Errno) -> Error {
 }
 
 impl MemoryFile {
-    /// Creates a file of zeros, which `/proc/PID/maps` shows by this name. It is closed on exec.
+    /// Creates a file of zeros. It is closed on exec. `/proc/PID/maps` shows it by this name, unless it is one that is never
+    /// swapped out ([`keep_memory_out_of_swap`](super::keep_memory_out_of_swap)).
     ///
     /// # Errors
-    /// `Io` when the system has no such files, or allows none of that length (`ulimit -f`).
+    /// `Io` when the system has no such files; `NoMemory` when it allows none of that length (`ulimit -f`).
     pub fn create(name: &str, len_bytes: u64) -> Result<Arc<Self>> {
         // The system would send SIGXFSZ.
         let most_bytes = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
         if most_bytes.is_some_and(|most_bytes| most_bytes < len_bytes) {
-            let what = format!("a memfd of {len_bytes} bytes is more than `ulimit -f` allows");
+            let what = format!("a memory file of {len_bytes} bytes is more than `ulimit -f` allows");
             return Err(Error::new(ErrorKind::NoMemory, what));
         }
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create(name, flags).map_err(|error| failed("no memfd", error))?;
-        rustix::fs::ftruncate(&fd, len_bytes)
-            .map_err(|error| failed(&format!("no memfd of {len_bytes} bytes"), error))?;
-        rustix::fs::fcntl_add_seals(&fd, SEALS).map_err(|error| failed("a memfd cannot be sealed", error))?;
+        let sized = |fd: &OwnedFd| {
+            let too_long = |error| failed(&format!("no memory file of {len_bytes} bytes"), error);
+            rustix::fs::ftruncate(fd, len_bytes).map_err(too_long)
+        };
+        let fd = if let Some(directory) = noswap::noswap_directory() {
+            let fd = noswap::create_file(directory)
+                .map_err(|error| failed("no memory file that is kept out of swap", error))?;
+            sized(&fd)?;
+            fd
+        } else {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let fd = rustix::fs::memfd_create(name, flags).map_err(|error| failed("no memfd", error))?;
+            sized(&fd)?;
+            rustix::fs::fcntl_add_seals(&fd, SEALS)
+                .map_err(|error| failed("a memfd cannot be sealed", error))?;
+            fd
+        };
         Ok(Arc::new(MemoryFile { fd, len_bytes, whole: OnceLock::new() }))
     }
 
     /// Opens a file that [`MemoryFile::create`] created, in this process or another.
     ///
     /// # Errors
-    /// `Invalid` for any other descriptor: a file that can shrink is not safe to map.
+    /// `Invalid` for any other descriptor: a file that others can shrink is not safe to map.
     pub fn from_fd(fd: OwnedFd) -> Result<Arc<Self>> {
-        let invalid = |_| Error::invalid("the descriptor is not of a memfd sealed against shrinking");
+        let invalid =
+            |_| Error::invalid("the descriptor is not of a memory file, or one that others can shrink");
         let seals = rustix::fs::fcntl_get_seals(&fd).map_err(invalid)?;
-        if !seals.contains(SEALS) || seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+        let stat = rustix::fs::fstat(&fd).map_err(invalid)?;
+        let is_sealed =
+            seals.contains(SEALS) && !seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE);
+        let is_ours = || {
+            let of_others = Mode::RWXG | Mode::RWXO | Mode::XUSR;
+            let is_on_tmpfs =
+                rustix::fs::fstatfs(&fd).is_ok_and(|stat| stat.f_type as u64 == u64::from(TMPFS_MAGIC));
+            is_on_tmpfs
+                && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+                && stat.st_nlink == 0
+                && stat.st_uid == rustix::process::geteuid().as_raw()
+                && !Mode::from_raw_mode(stat.st_mode).intersects(of_others)
+                && seals == SealFlags::SEAL
+        };
+        if !is_sealed && !is_ours() {
             return Err(invalid(rustix::io::Errno::INVAL));
         }
-        let stat = rustix::fs::fstat(&fd).map_err(invalid)?;
         Ok(Arc::new(MemoryFile { fd, len_bytes: stat.st_size.unsigned_abs(), whole: OnceLock::new() }))
     }
 
@@ -86,7 +114,7 @@ impl MemoryFile {
     pub fn region(self: &Arc<Self>, offset: u64, len_bytes: u64) -> Result<Region> {
         let is_inside = offset.checked_add(len_bytes).is_some_and(|end| end <= self.len_bytes);
         if !is_inside || !offset.is_multiple_of(rustix::param::page_size() as u64) {
-            return Err(Error::invalid("the part is not inside the memfd"));
+            return Err(Error::invalid("the part is not inside the file"));
         }
         Ok(Region { file: Arc::clone(self), offset, len_bytes })
     }
@@ -139,13 +167,13 @@ impl Region {
         }
     }
 
-    /// Returns how many pages of a range of bytes of the file have memory, by cachestat(2), which is faster than to seek;
-    /// `None` where that is not available (before Linux 6.5).
-    fn count_pages(&self, bytes: Range<u64>) -> Option<u64> {
+    /// Returns how many pages of a range of bytes of the file are in memory, and how many in swap, by cachestat(2), which is
+    /// faster than to seek; `None` where that is not available (before Linux 6.5).
+    pub(super) fn count_pages(&self, bytes: Range<u64>) -> Option<(u64, u64)> {
         let range = cachestat_range { off: bytes.start, len: bytes.end.saturating_sub(bytes.start) };
         // A length of 0 would be all of the file.
         if range.len == 0 {
-            return Some(0);
+            return Some((0, 0));
         }
         let mut found =
             cachestat { nr_cache: 0, nr_dirty: 0, nr_writeback: 0, nr_evicted: 0, nr_recently_evicted: 0 };
@@ -154,8 +182,8 @@ impl Region {
             let fd = self.file.fd.as_raw_fd();
             libc::syscall(__NR_cachestat.into(), fd, &raw const range, &raw mut found, 0)
         };
-        // Evicted pages of a memfd are in swap.
-        (answer == 0).then_some(found.nr_cache + found.nr_evicted)
+        // Evicted pages of such files are in swap.
+        (answer == 0).then_some((found.nr_cache, found.nr_evicted))
     }
 
     /// Returns the place in the file of the first memory of the region at or after `at`, which is such a place, too.
@@ -163,7 +191,7 @@ impl Region {
         match rustix::fs::seek(&self.file.fd, SeekFrom::Data(at)) {
             Ok(data) => Ok(Some(data).filter(|data| *data < self.offset + self.len_bytes)),
             Err(rustix::io::Errno::NXIO) => Ok(None),
-            Err(error) => Err(failed("SEEK_DATA in a memfd", error)),
+            Err(error) => Err(failed("SEEK_DATA in a memory file", error)),
         }
     }
 
@@ -197,7 +225,7 @@ impl Region {
     /// As [`Region::for_each_data`].
     pub fn for_each_data_in(&self, part: Range<u64>, f: impl FnMut(Range<u64>)) -> Result<()> {
         let pages = self.count_pages(self.offset + part.start..self.offset + part.end);
-        self.walk_data(part, pages, f)
+        self.walk_data(part, pages.map(|(in_memory, in_swap)| in_memory + in_swap), f)
     }
 
     /// As [`Region::for_each_data_in`], with the number of pages that have memory, if it is known: to seek the end of
@@ -217,7 +245,7 @@ impl Region {
                 end
             } else {
                 let hole = rustix::fs::seek(&self.file.fd, SeekFrom::Hole(data));
-                hole.map_err(|error| failed("SEEK_HOLE in a memfd", error))?.min(end)
+                hole.map_err(|error| failed("SEEK_HOLE in a memory file", error))?.min(end)
             };
             if data < hole {
                 f(data - self.offset..hole - self.offset);
@@ -250,7 +278,7 @@ mod tests {
         let counts =
             |from: u64, to: u64| region.count_pages((1 << 20) + (from << 12)..(1 << 20) + (to << 12));
         if counts(0, 1).is_some() {
-            assert_eq!([counts(0, 1), counts(1, 5), counts(4, 7)], [Some(1), Some(0), Some(2)]);
+            assert_eq!([counts(0, 1), counts(1, 5), counts(4, 7)], [1, 0, 2].map(|pages| Some((pages, 0))));
         }
         #[allow(clippy::single_range_in_vec_init)]
         for (part, wanted) in [(4..8, vec![5 << 12..7 << 12]), (5..6, vec![5 << 12..6 << 12]), (7..9, vec![])]

@@ -208,7 +208,10 @@ impl MemoryFile {
             match rustix::io::pwrite(self, bytes, at) {
                 Err(Errno::INTR) => {}
                 Err(error) => {
-                    return Err(Error::new(ErrorKind::Io, format!("a memfd cannot be written: {error}")));
+                    return Err(Error::new(
+                        ErrorKind::Io,
+                        format!("a memory file cannot be written: {error}"),
+                    ));
                 }
                 Ok(written) => (at, bytes) = (at + written as u64, &bytes[written..]),
             }
@@ -222,7 +225,7 @@ impl MemoryFile {
             match rustix::io::pread(self, &mut *bytes, at) {
                 Err(Errno::INTR) => {}
                 Err(error) => {
-                    return Err(Error::new(ErrorKind::Io, format!("a memfd cannot be read: {error}")));
+                    return Err(Error::new(ErrorKind::Io, format!("a memory file cannot be read: {error}")));
                 }
                 Ok(0) => return Err(Error::invalid("the memory holds no complete store")),
                 Ok(read) => {

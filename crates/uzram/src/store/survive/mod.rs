@@ -172,7 +172,7 @@ impl StandBy {
         Ok(StandBy(MappedAhead::new(MemoryFile::from_fd(memory)?)?))
     }
 
-    /// Maps the pages that the memory has got since the last call. It changes neither contents nor which pages are in
+    /// Maps the pages that the memory has got since the last call, but for those in swap. It changes neither contents nor which pages are in
     /// memory, so the other process goes on meanwhile. Returns the number of bytes mapped.
     ///
     /// # Errors
